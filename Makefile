@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+#
+# `make` or `make help` lists what there is to do. Everything built or downloaded lives in the cache, outside the
+# checkout: $DRA_ACCELERATORS_CACHE, or dra-accelerators under $XDG_CACHE_HOME or ~/.cache.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+CACHE := $(shell tests/tools/cache)
+PYTHON := $(CACHE)/venv/bin/python
+
+# What tools remember between runs stays out of the checkout.
+export PYTHONPYCACHEPREFIX := $(CACHE)/pycache
+export RUFF_CACHE_DIR := $(CACHE)/ruff
+export MYPY_CACHE_DIR := $(CACHE)/mypy
+export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
+
+.PHONY: help demo test test-unit test-cluster test-molecule lint format bench clean clean-cache venv venv-importer tree packages
+
+help: ## say what the targets are
+	@printf 'usage: make TARGET\n\n'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@printf '\nThe cache is %s\n' '$(CACHE)'
+
+demo: venv tree ## a cluster with two 8xH100 nodes, the site playbook, pods that claim GPUs (cold: about 15 minutes)
+	@$(PYTHON) tests/tools/demo.py
+
+test: venv venv-importer tree ## every gate and every test: lint, unit, cluster, molecule
+	@$(PYTHON) tests/tools/suites.py lint unit cluster molecule
+
+test-unit: venv tree ## the core, the daemons' pure parts, the modules and the simulator; no cluster
+	@$(PYTHON) tests/tools/suites.py unit
+
+test-cluster: venv tree ## what is seen on the real cluster
+	@$(PYTHON) tests/tools/suites.py cluster
+
+test-molecule: venv tree ## the molecule scenarios
+	@$(PYTHON) tests/tools/suites.py molecule
+
+lint: venv venv-importer tree ## every gate that needs no cluster
+	@$(PYTHON) tests/tools/suites.py lint
+
+format: venv ## let ruff format and sort the Python files
+	@$(CACHE)/venv/bin/ruff check --quiet --select I --fix . && $(CACHE)/venv/bin/ruff format .
+
+bench: venv tree ## figures of the node driver on the cluster
+	@$(PYTHON) tests/tools/suites.py bench
+
+clean: ## take the test worlds down and remove what tools left in the checkout
+	@tests/tools/clean
+
+clean-cache: clean ## remove the whole cache as well: tools, binaries, images
+	rm -rf -- '$(CACHE)'
+
+packages:
+	@tests/tools/packages
+
+venv: packages
+	@tests/tools/venv dev >/dev/null
+
+venv-importer: packages
+	@tests/tools/venv importer >/dev/null
+
+tree:
+	@tests/tools/tree >/dev/null

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Puts the collection and the daemons' package where tests import them from, under the names they have in use.
+
+`tests/tools/tree` makes the links. Programs that a test starts find the same through the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TREE = Path(subprocess.run([ROOT / "tests/tools/tree"], check=True, capture_output=True, text=True).stdout.strip())
+
+for folder in (TREE / "python", TREE):
+    sys.path.insert(0, str(folder))
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(TREE), str(TREE / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+os.environ["ANSIBLE_COLLECTIONS_PATH"] = str(TREE)
+# What Hypothesis remembers belongs to the cache, like everything that is not written by hand.
+os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(TREE.parent / "hypothesis"))
