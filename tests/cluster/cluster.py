@@ -1,0 +1,223 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the cluster tests do to a world, in the words of a user: apply, wait, read a log, run on a node, reboot it.
+
+Everything goes through the world's own command and through ``kubectl``, so that a failing test shows a command that
+a person can repeat.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+WORLD = ROOT / "tests" / "world" / "world"
+EXAMPLES = ROOT / "examples"
+DRIVER = "gpu.nvidia.com"
+DRIVER_UNIT = "dra-accelerators-driver.service"
+PLUGIN_DIRECTORY = f"/var/lib/kubelet/plugins/{DRIVER}"
+
+T = TypeVar("T")
+
+
+class CommandFailed(AssertionError):
+    """A command of the test ended with an error; the message holds the command and all that it printed."""
+
+
+def execute(argv: Iterable[object], *, text: str | None = None, timeout: float = 600, check: bool = True, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and return what it printed."""
+    words = [str(word) for word in argv]
+    completed = subprocess.run(words, input=text, capture_output=True, text=True, timeout=timeout, check=False, env=env)
+    if check and completed.returncode != 0:
+        raise CommandFailed(f"{' '.join(words)}\nreturned {completed.returncode}\n{completed.stdout}\n{completed.stderr}")
+    return completed
+
+
+@dataclass(frozen=True)
+class Recap:
+    """How one playbook run ended: the counters of Ansible's recap per host, and everything that was printed."""
+
+    hosts: dict[str, dict[str, int]]
+    output: str
+
+    @property
+    def changed(self) -> int:
+        return sum(host["changed"] for host in self.hosts.values())
+
+    @property
+    def failed(self) -> int:
+        return sum(host["failed"] + host["unreachable"] for host in self.hosts.values())
+
+
+def parse_recap(output: str) -> dict[str, dict[str, int]]:
+    """Read the ``PLAY RECAP`` lines of an ansible-playbook run."""
+    hosts: dict[str, dict[str, int]] = {}
+    _, _, tail = output.partition("PLAY RECAP")
+    for line in tail.splitlines():
+        match = re.match(r"^(\S+)\s+:\s+(ok=\d+.*)$", line)
+        if match:
+            hosts[match.group(1)] = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", match.group(2))}
+    return hosts
+
+
+class Cluster:
+    """One world of the test cluster, with its nodes, its API and the playbooks that are run over it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    # The world itself
+
+    def world(self, *arguments: object, timeout: float = 1800, check: bool = True, text: str | None = None) -> str:
+        """Call the world's command with ``--name`` of this world; returns its standard output."""
+        verb, *rest = arguments
+        return execute([WORLD, verb, "--name", self.name, *rest], timeout=timeout, check=check, text=text).stdout
+
+    def run(self, node: str, *argv: object, check: bool = True, timeout: float = 300) -> str:
+        """Run a command on a node, as root; returns its standard output."""
+        return self.world("run", node, "--", *argv, check=check, timeout=timeout)
+
+    def shell(self, node: str, script: str, *, check: bool = True, timeout: float = 300) -> str:
+        """Run a shell script on a node, as root; returns its standard output."""
+        return self.run(node, "sh", "-c", script, check=check, timeout=timeout)
+
+    # The API
+
+    def kubectl(self, *arguments: object, text: str | None = None, check: bool = True, timeout: float = 120) -> str:
+        """Call ``kubectl`` as the cluster's administrator; returns its standard output."""
+        return execute([WORLD, "kubectl", "--name", self.name, "--", *arguments], text=text, check=check, timeout=timeout).stdout
+
+    def get(self, *arguments: object) -> Any:
+        """The parsed JSON of ``kubectl get … -o json``."""
+        return json.loads(self.kubectl("get", *arguments, "-o", "json"))
+
+    def apply(self, *documents: dict[str, Any] | Path) -> None:
+        """Apply manifests: parsed documents or files of ``examples/``."""
+        for document in documents:
+            text = document.read_text(encoding="utf-8") if isinstance(document, Path) else yaml.safe_dump(document)
+            self.kubectl("apply", "-f", "-", text=text)
+
+    def delete(self, *documents: dict[str, Any] | Path, wait: bool = True) -> None:
+        """Delete what ``apply`` made; what is gone already is no error."""
+        for document in documents:
+            text = document.read_text(encoding="utf-8") if isinstance(document, Path) else yaml.safe_dump(document)
+            self.kubectl("delete", "-f", "-", "--ignore-not-found", f"--wait={str(wait).lower()}", "--timeout=180s", text=text, timeout=240)
+
+    def nodes(self) -> list[str]:
+        """Names of the worker nodes, in order."""
+        return sorted(item["metadata"]["name"] for item in self.get("nodes")["items"])
+
+    def slices(self, node: str | None = None) -> list[dict[str, Any]]:
+        """The ResourceSlices of our driver, of one node or of all, ordered by name."""
+        items = self.get("resourceslices")["items"]
+        return sorted(
+            (item for item in items if item["spec"]["driver"] == DRIVER and node in (None, item["spec"].get("nodeName"))),
+            key=lambda item: str(item["metadata"]["name"]),
+        )
+
+    def devices(self, node: str) -> dict[str, dict[str, Any]]:
+        """Published devices of a node by name."""
+        return {device["name"]: device for item in self.slices(node) for device in item["spec"].get("devices", [])}
+
+    def pod(self, name: str, namespace: str = "default") -> dict[str, Any]:
+        document: dict[str, Any] = self.get("pod", name, "-n", namespace)
+        return document
+
+    def log(self, pod: str, namespace: str = "default", container: str | None = None) -> str:
+        """What a pod's container printed so far."""
+        extra = ["-c", container] if container else []
+        return self.kubectl("logs", pod, "-n", namespace, *extra)
+
+    # Waiting
+
+    def wait(self, what: str, probe: Callable[[], T | None], timeout: float = 120, interval: float = 0.5) -> T:
+        """Call ``probe`` until it returns something true; fails with what the cluster says when ``timeout`` (s) is over."""
+        deadline = time.monotonic() + timeout
+        last: object = None
+        while True:
+            try:
+                last = probe()
+            except CommandFailed as error:
+                last = error
+            if last and not isinstance(last, CommandFailed):
+                return last  # type: ignore[return-value]
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited {timeout} s for: {what}; last answer: {last!r}\n{self.picture()}")
+            time.sleep(interval)
+
+    def wait_running(self, *pods: str, namespace: str = "default", timeout: float = 180) -> None:
+        """Wait until all containers of the pods run."""
+        wanted = set(pods)
+
+        def running() -> bool:
+            items = self.get("pods", "-n", namespace)["items"]
+            up = {
+                item["metadata"]["name"]
+                for item in items
+                if item["status"].get("phase") == "Running" and all("running" in status.get("state", {}) for status in item["status"].get("containerStatuses", []))
+            }
+            return wanted <= up
+
+        self.wait(f"pods {', '.join(sorted(wanted))} running", running, timeout)
+
+    def picture(self) -> str:
+        """What a person would look at when a wait has failed."""
+        parts = [
+            self.kubectl("get", "pods,resourceclaims,resourceslices", "-A", "-o", "wide", check=False),
+            self.kubectl("get", "events", "-A", "--sort-by=.lastTimestamp", check=False)[-4000:],
+        ]
+        for node in self.nodes():
+            parts.append(f"--- {node}: " + self.run(node, "journalctl", "-u", DRIVER_UNIT, "-n", "40", "--no-pager", check=False))
+        return "\n".join(parts)
+
+    # The node's hardware and what the driver leaves on it
+
+    def instances(self, node: str) -> list[str]:
+        """MIG devices that the node's ``nvidia-smi -L`` lists, one line each."""
+        return [line.strip() for line in self.run(node, "nvidia-smi", "-L").splitlines() if line.strip().startswith("MIG ")]
+
+    def cdi_files(self, node: str) -> list[str]:
+        """Names of our claims' CDI files on a node."""
+        return self.shell(node, "ls /var/run/cdi 2>/dev/null | grep '^k8s.gpu.nvidia.com-claim' || true").split()
+
+    def driver_pid(self, node: str) -> int:
+        return int(self.run(node, "systemctl", "show", "--property=MainPID", "--value", DRIVER_UNIT).strip())
+
+    def restart_driver(self, node: str) -> None:
+        self.run(node, "systemctl", "restart", DRIVER_UNIT)
+        self.wait_registered(node)
+
+    def wait_registered(self, node: str, timeout: float = 90) -> None:
+        """Wait until the driver answers on its socket, so that the kubelet can use it."""
+        self.wait(
+            f"driver on {node} serving",
+            lambda: self.shell(node, f"test -S {PLUGIN_DIRECTORY}/dra.sock && systemctl is-active --quiet {DRIVER_UNIT} && echo yes", check=False).strip() == "yes",
+            timeout,
+        )
+
+    # Playbooks
+
+    def playbook(self, name: str, *arguments: object, check: bool = True, timeout: float = 1800) -> Recap:
+        """Run a playbook of the collection over this world's nodes with the fleet file of the examples."""
+        inventory = Path(os.environ.get("PYTEST_CLUSTER_TMP", "/tmp")) / f"inventory-{self.name}.yml"
+        inventory.write_text(self.world("inventory"), encoding="utf-8")
+        environment = dict(os.environ)
+        environment["KUBECONFIG"] = self.world("kubeconfig").strip()
+        environment["ANSIBLE_FORCE_COLOR"] = "false"
+        environment["ANSIBLE_NOCOLOR"] = "true"
+        environment["ANSIBLE_INJECT_FACT_VARS"] = "false"
+        completed = execute(
+            ["ansible-playbook", "-i", inventory, ROOT / "playbooks" / name, "-e", f"@{EXAMPLES / 'fleet.yml'}", *arguments],
+            timeout=timeout, check=check, env=environment,
+        )
+        return Recap(parse_recap(completed.stdout), completed.stdout + completed.stderr)

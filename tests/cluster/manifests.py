@@ -1,0 +1,60 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""Manifests that the tests need in numbers or with a node's name in them; everything else is a file of ``examples/``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+IMAGE = "localhost/accelerator-probe:latest"
+PRINT_AND_STAY = "nvidia-smi -L; trap 'exit 0' TERM; while :; do sleep 1; done"
+
+
+def claim(name: str, *, device_class: str, expression: str | None = None, count: int = 1) -> dict[str, Any]:
+    """A ResourceClaim with one request ``device`` of the class, narrowed by a CEL expression."""
+    exactly: dict[str, Any] = {"deviceClassName": device_class, "count": count}
+    if expression:
+        exactly["selectors"] = [{"cel": {"expression": expression}}]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"devices": {"requests": [{"name": "device", "exactly": exactly}]}},
+    }
+
+
+def pod(name: str, *claims: str, node: str | None = None, image: str = IMAGE, restart: str = "Never") -> dict[str, Any]:
+    """A pod that uses existing claims, prints what its NVML shows, and stays until it is deleted."""
+    spec: dict[str, Any] = {
+        "restartPolicy": restart,
+        "terminationGracePeriodSeconds": 2,
+        "dnsPolicy": "Default",
+        "containers": [
+            {
+                "name": "probe",
+                "image": image,
+                "imagePullPolicy": "Never",
+                "command": ["sh", "-c", PRINT_AND_STAY],
+                "resources": {"claims": [{"name": f"claim-{number}"} for number, _ in enumerate(claims)]},
+            }
+        ],
+        "resourceClaims": [{"name": f"claim-{number}", "resourceClaimName": name} for number, name in enumerate(claims)],
+    }
+    if node:
+        spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}, "spec": spec}
+
+
+def dynamic(profile: str) -> str:
+    """CEL for a partition of this profile that does not exist yet (one that exists has a ``uuid``)."""
+    return f"device.attributes['gpu.nvidia.com'].profile == '{profile}' && !has(device.attributes['gpu.nvidia.com'].uuid)"
+
+
+def static(profile: str) -> str:
+    """CEL for a partition of this profile that an administrator's layout made."""
+    return f"device.attributes['gpu.nvidia.com'].profile == '{profile}' && has(device.attributes['gpu.nvidia.com'].uuid)"
+
+
+def device_named(name: str) -> str:
+    """CEL for the whole GPU with this minor, by its UUID-independent PCI address is better; tests use the UUID."""
+    return f"device.attributes['gpu.nvidia.com'].uuid == '{name}'"

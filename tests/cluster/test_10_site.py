@@ -1,0 +1,83 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""An Ansible run turns bare Kubernetes nodes into nodes with published, partitioned GPUs, and then leaves them alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.cluster.cluster import DRIVER, DRIVER_UNIT, Cluster, Recap
+
+
+def test_first_run_says_what_it_changed(first_run: Recap) -> None:
+    assert first_run.failed == 0, first_run.output
+    assert first_run.changed > 0
+
+
+def test_nodes_publish_their_devices(cluster: Cluster) -> None:
+    first, second = cluster.nodes()
+    profiles = Counter(
+        device["attributes"]["profile"]["string"]
+        for device in cluster.devices(first).values()
+        if device["attributes"]["type"]["string"] == "mig" and "uuid" in device["attributes"]
+    )
+    assert profiles == {"3g.40gb": 1, "1g.10gb": 4}
+    whole = [device for device in cluster.devices(second).values() if device["attributes"]["type"]["string"] == "gpu"]
+    assert len(whole) == 8
+    assert len(cluster.devices(second)) == 8 * 26, "an H100 offers itself and 25 placements"
+
+
+def test_attributes_of_a_whole_gpu_are_the_vendor_drivers(cluster: Cluster) -> None:
+    node = cluster.nodes()[1]
+    attributes = cluster.devices(node)["gpu-0"]["attributes"]
+    kinds = {name: next(iter(value)) for name, value in attributes.items()}
+    assert kinds | {
+        "type": "string", "uuid": "string", "productName": "string", "brand": "string", "architecture": "string",
+        "cudaComputeCapability": "version", "driverVersion": "version", "cudaDriverVersion": "version",
+        "resource.kubernetes.io/pciBusID": "string", "resource.kubernetes.io/pcieRoot": "string",
+        "resource.kubernetes.io/numaNode": "int",
+    } == kinds
+    assert attributes["productName"]["string"] == "NVIDIA H100 80GB HBM3"
+    assert attributes["cudaComputeCapability"]["version"] == "9.0.0"
+    described = cluster.run(node, "nvidia-smi", "-i", "0", "--query-gpu=uuid,pci.bus_id", "--format=csv,noheader").strip().split(", ")
+    assert attributes["uuid"]["string"] == described[0]
+    assert described[1].lower().endswith(attributes["resource.kubernetes.io/pciBusID"]["string"][4:])
+
+
+def test_pools_are_complete_and_owned_by_their_node(cluster: Cluster) -> None:
+    for node in cluster.nodes():
+        slices = cluster.slices(node)
+        uid = cluster.get("node", node)["metadata"]["uid"]
+        assert {item["spec"]["pool"]["name"] for item in slices} == {node}
+        assert len({item["spec"]["pool"]["generation"] for item in slices}) == 1
+        assert {item["spec"]["pool"]["resourceSliceCount"] for item in slices} == {len(slices)}
+        assert all(item["metadata"]["ownerReferences"][0]["uid"] == uid for item in slices)
+
+
+def test_second_run_changes_nothing(cluster: Cluster) -> None:
+    before = {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in cluster.slices()}
+    second = cluster.playbook("site.yml")
+    assert second.failed == 0, second.output
+    assert second.changed == 0, second.output
+    assert before == {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in cluster.slices()}
+
+
+def test_check_mode_changes_nothing(cluster: Cluster) -> None:
+    checked = cluster.playbook("site.yml", "--check", "--diff")
+    assert checked.failed == 0, checked.output
+    assert checked.changed == 0, checked.output
+
+
+def test_driver_runs_sandboxed(cluster: Cluster) -> None:
+    shown = cluster.run(cluster.nodes()[0], "systemctl", "show", DRIVER_UNIT, "--property=NoNewPrivileges,ProtectSystem,CapabilityBoundingSet,ProtectHome,RestrictAddressFamilies")
+    facts = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    assert facts["NoNewPrivileges"] == "yes"
+    assert facts["ProtectSystem"] == "strict"
+    assert "cap_sys_module" not in facts["CapabilityBoundingSet"]
+    assert "cap_net_admin" not in facts["CapabilityBoundingSet"]
+
+
+def test_kubelet_knows_the_driver(cluster: Cluster) -> None:
+    for node in cluster.nodes():
+        cluster.wait_registered(node)
+        assert f"{DRIVER}" in cluster.shell(node, "ls /var/lib/kubelet/plugins_registry")

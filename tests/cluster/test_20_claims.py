@@ -1,0 +1,119 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""Pods claim, share and give back exactly the device or partition they asked for: the examples, run as they are."""
+
+from __future__ import annotations
+
+import re
+
+import yaml
+
+from tests.cluster.cluster import EXAMPLES, Cluster
+from tests.cluster.manifests import claim, dynamic, pod
+
+
+def pods_of(example: str) -> list[str]:
+    """Names of the pods in an example's file."""
+    documents = yaml.safe_load_all((EXAMPLES / example).read_text(encoding="utf-8"))
+    return [document["metadata"]["name"] for document in documents if document and document["kind"] == "Pod"]
+
+
+def lines(log: str, word: str) -> list[str]:
+    return [line.strip() for line in log.splitlines() if line.strip().startswith(word)]
+
+
+def test_whole_gpu_chosen_by_memory(clean: Cluster) -> None:
+    example = EXAMPLES / "whole-gpu-by-memory.yaml"
+    clean.apply(example)
+    (name,) = pods_of(example.name)
+    clean.wait_running(name)
+    log = clean.wait("the pod's list", lambda: clean.log(name))
+    assert len(lines(log, "GPU ")) == 1, log
+    assert not lines(log, "MIG "), log
+
+
+def test_two_pods_get_two_dynamic_partitions(clean: Cluster) -> None:
+    example = EXAMPLES / "two-dynamic-mig.yaml"
+    clean.apply(example)
+    names = pods_of(example.name)
+    assert len(names) == 2
+    clean.wait_running(*names)
+    seen = set()
+    for name in names:
+        log = clean.wait(f"the list of {name}", lambda name=name: clean.log(name))
+        (partition,) = lines(log, "MIG ")
+        assert "1g.10gb" in partition
+        seen.add(re.search(r"MIG-[0-9a-f-]+", partition).group(0))  # type: ignore[union-attr]
+    assert len(seen) == 2, "each pod has a partition of its own"
+
+
+def test_static_partition_goes_to_the_pod_that_asks(clean: Cluster) -> None:
+    example = EXAMPLES / "static-mig.yaml"
+    before = clean.instances(clean.nodes()[0])
+    clean.apply(example)
+    (name,) = pods_of(example.name)
+    clean.wait_running(name)
+    log = clean.wait("the pod's list", lambda: clean.log(name))
+    (partition,) = lines(log, "MIG ")
+    assert "3g.40gb" in partition
+    uuid = re.search(r"MIG-[0-9a-f-]+", partition).group(0)  # type: ignore[union-attr]
+    assert any(uuid in line for line in before), "the partition is the one that the layout made"
+    clean.delete(example)
+    assert clean.instances(clean.nodes()[0]) == before, "a static partition outlives its claim"
+
+
+def test_two_containers_share_one_claim(clean: Cluster) -> None:
+    example = EXAMPLES / "shared-claim.yaml"
+    clean.apply(example)
+    (name,) = pods_of(example.name)
+    clean.wait_running(name)
+    containers = [container["name"] for container in clean.pod(name)["spec"]["containers"]]
+    assert len(containers) == 2
+    logs = [clean.wait(f"list of {container}", lambda container=container: clean.log(name, container=container)) for container in containers]
+    first, second = (re.findall(r"(?:GPU|MIG)-[0-9a-f-]{36}", log) for log in logs)
+    assert first and first == second
+
+
+def test_claim_that_cannot_fit_waits_and_says_why(clean: Cluster) -> None:
+    example = EXAMPLES / "does-not-fit.yaml"
+    clean.apply(example)
+    (name,) = pods_of(example.name)
+    clean.wait("the scheduler's reason", lambda: "cannot allocate all claims" in clean.kubectl("describe", "pod", name))
+    assert clean.pod(name)["status"]["phase"] == "Pending"
+
+
+def test_pod_sees_nothing_but_its_partition(clean: Cluster) -> None:
+    clean.apply(claim("only", device_class="mig.nvidia.com", expression=dynamic("2g.20gb")), pod("only", "only"))
+    clean.wait_running("only")
+    clean.wait("the pod's list", lambda: clean.log("only"))
+    others = clean.kubectl("exec", "only", "--", "sh", "-c", "ls /dev | grep -E '^nvidia[0-9]+$'; ls /dev/nvidia-caps")
+    assert len(re.findall(r"^nvidia\d+$", others, re.MULTILINE)) == 1, others
+    assert len(re.findall(r"^nvidia-cap\d+$", others, re.MULTILINE)) == 2, others
+    made = clean.kubectl("exec", "only", "--", "sh", "-c", "for n in 0 1 2 3 4 5 6 7; do mknod /tmp/n$n c 195 $n; (: < /tmp/n$n) 2>&1; done")
+    assert made.count("Operation not permitted") == 7, made
+
+
+def test_prepare_is_repeated_without_harm_after_a_kubelet_restart(clean: Cluster) -> None:
+    clean.apply(claim("again", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("again", "again"))
+    clean.wait_running("again")
+    node = clean.pod("again")["spec"]["nodeName"]
+    before = clean.instances(node)
+    clean.run(node, "systemctl", "restart", "kubelet.service")
+    clean.wait("slices are published again", lambda: len(clean.slices(node)) > 0)
+    clean.wait_running("again")
+    assert clean.instances(node) == before
+
+
+def test_claim_with_a_configuration_that_is_not_offered_is_refused_in_words(clean: Cluster) -> None:
+    wish = claim("sharing", device_class="gpu.nvidia.com")
+    wish["spec"]["devices"]["config"] = [
+        {
+            "opaque": {
+                "driver": "gpu.nvidia.com",
+                "parameters": {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing"}},
+            }
+        }
+    ]
+    clean.apply(wish, pod("sharing", "sharing"))
+    clean.wait("the refusal as an event", lambda: "TimeSlicing" in clean.kubectl("get", "events", "-n", "default", "-o", "yaml"))
+    assert clean.pod("sharing")["status"]["phase"] == "Pending"

@@ -1,0 +1,108 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""Reboots, and the driver started before everything that it needs: it gets there when they do."""
+
+from __future__ import annotations
+
+import re
+
+from tests.cluster.cluster import DRIVER_UNIT, Cluster
+from tests.cluster.manifests import claim, dynamic, pod, static
+
+
+def test_reboot_with_pods_on_static_and_dynamic_partitions(clean: Cluster) -> None:
+    node = clean.nodes()[0]
+    static_before = sorted(re.sub(r"Device\s+\d+", "", line) for line in clean.instances(node))
+    clean.apply(
+        claim("static", device_class="mig.nvidia.com", expression=static("3g.40gb")),
+        claim("dynamic", device_class="mig.nvidia.com", expression=dynamic("2g.20gb")),
+        pod("static", "static", node=node, restart="Always"),
+        pod("dynamic", "dynamic", node=node, restart="Always"),
+    )
+    clean.wait_running("static", "dynamic")
+    files_before = clean.cdi_files(node)
+    boot_before = clean.run(node, "cat", "/proc/sys/kernel/random/boot_id")
+
+    clean.world("reboot", node)
+
+    assert clean.run(node, "cat", "/proc/sys/kernel/random/boot_id") != boot_before
+    clean.wait_registered(node, timeout=180)
+    clean.wait(
+        "the static layout is there again, and the dynamic partition beside it",
+        lambda: len(clean.instances(node)) == len(static_before) + 1,
+        timeout=180,
+    )
+
+    def restarted() -> bool:
+        statuses = [clean.pod(name)["status"]["containerStatuses"][0] for name in ("static", "dynamic")]
+        return all(status["restartCount"] >= 1 and "running" in status["state"] for status in statuses)
+
+    clean.wait("both pods run again", restarted, timeout=300)
+    for name, profile in (("static", "3g.40gb"), ("dynamic", "2g.20gb")):
+        assert profile in clean.wait("log", lambda name=name: clean.log(name))
+    assert sorted(clean.cdi_files(node)) == sorted(files_before)
+    clean.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
+    clean.wait(
+        "only the static layout is left",
+        lambda: sorted(re.sub(r"Device\s+\d+", "", line) for line in clean.instances(node)) == static_before,
+        timeout=60,
+    )
+    assert clean.cdi_files(node) == []
+
+
+def test_pod_deleted_while_its_node_was_down_leaves_nothing(clean: Cluster) -> None:
+    node = clean.nodes()[1]
+    clean.apply(claim("lost", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("lost", "lost", node=node))
+    clean.wait_running("lost")
+    clean.world("stop", node)
+    clean.kubectl("delete", "pod", "lost", "--force", "--grace-period=0")
+    clean.kubectl("delete", "resourceclaim", "lost", "--wait=false")
+    clean.world("start", node)
+    clean.wait_registered(node, timeout=180)
+    clean.wait("nothing is left", lambda: clean.instances(node) == [] and clean.cdi_files(node) == [], timeout=180)
+
+
+def test_driver_starts_before_the_kubelet_and_before_the_api_server(clean: Cluster) -> None:
+    node = clean.nodes()[1]
+    clean.run(node, "systemctl", "stop", "kubelet.service", DRIVER_UNIT)
+    clean.world("component", "stop", "kube-apiserver")
+    clean.run(node, "systemctl", "start", DRIVER_UNIT)
+    clean.wait_registered(node)
+    clean.world("component", "start", "kube-apiserver")
+    clean.wait("the API answers", lambda: clean.get("nodes")["items"], timeout=120)
+    clean.run(node, "systemctl", "start", "kubelet.service")
+    clean.wait("slices are published", lambda: len(clean.devices(node)) == 8 * 26, timeout=180)
+    clean.apply(claim("early", device_class="gpu.nvidia.com"), pod("early", "early", node=node))
+    clean.wait_running("early", timeout=240)
+
+
+def test_driver_starts_without_the_gpu_driver_and_publishes_when_it_comes(clean: Cluster) -> None:
+    node = clean.nodes()[1]
+    library = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
+    clean.shell(node, f"systemctl stop {DRIVER_UNIT} && mv {library} {library}.away && systemctl start {DRIVER_UNIT}")
+    try:
+        clean.wait_registered(node)
+        clean.wait("no device is published", lambda: clean.devices(node) == {}, timeout=120)
+    finally:
+        clean.shell(node, f"mv {library}.away {library}")
+    clean.wait("all devices are published, without a restart", lambda: len(clean.devices(node)) == 8 * 26, timeout=120)
+
+
+def test_deleted_slices_are_published_again(clean: Cluster) -> None:
+    node = clean.nodes()[1]
+    clean.kubectl("delete", "resourceslices", "--field-selector", f"spec.nodeName={node}")
+    clean.wait("all devices are published again", lambda: len(clean.devices(node)) == 8 * 26, timeout=120)
+
+
+def test_corrupt_store_is_set_aside_and_claims_survive(clean: Cluster) -> None:
+    node = clean.nodes()[1]
+    clean.apply(claim("kept", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("kept", "kept", node=node))
+    clean.wait_running("kept")
+    before = clean.instances(node)
+    store = "/var/lib/kubelet/plugins/gpu.nvidia.com/state.db"
+    clean.shell(node, f"systemctl stop {DRIVER_UNIT} && rm -f {store}-wal {store}-shm && printf 'not a database, long enough to be read as a header page' > {store} && systemctl start {DRIVER_UNIT}")
+    clean.wait_registered(node)
+    clean.wait("the driver is up and has kept the partition", lambda: clean.instances(node) == before and clean.cdi_files(node), timeout=60)
+    assert "state.db.corrupt" in clean.shell(node, "ls /var/lib/kubelet/plugins/gpu.nvidia.com")
+    clean.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
+    clean.wait("the partition is gone with its claim", lambda: clean.instances(node) == [], timeout=120)

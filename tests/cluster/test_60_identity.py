@@ -1,0 +1,65 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""A node's driver can touch that node's slices only, and holds no right that it does not use."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import DRIVER, Cluster
+
+KUBECONFIG = "/etc/dra-accelerators/kubeconfig"
+
+
+def as_driver(cluster: Cluster, node: str, *arguments: str, text: str = "") -> str:
+    """Call kubectl on a node with the driver's own kubeconfig; returns all that it printed."""
+    quoted = " ".join(f"'{argument}'" for argument in arguments)
+    return cluster.shell(node, f"cat > /tmp/document.json <<'END'\n{text}\nEND\nkubectl --kubeconfig {KUBECONFIG} {quoted} 2>&1; rm -f /tmp/document.json", check=False)
+
+
+def slice_document(name: str, *, node: str | None, driver: str = DRIVER, pool: str | None = None) -> dict[str, Any]:
+    spec: dict[str, Any] = {"driver": driver, "pool": {"name": pool or node or "everywhere", "generation": 1, "resourceSliceCount": 1}, "devices": [{"name": "stolen"}]}
+    if node:
+        spec["nodeName"] = node
+    else:
+        spec["allNodes"] = True
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec}
+
+
+def test_the_own_nodes_slice_may_be_written(clean: Cluster) -> None:
+    first = clean.nodes()[0]
+    answer = as_driver(clean, first, "create", "--dry-run=server", "-f", "/tmp/document.json", text=json.dumps(slice_document("own", node=first)))
+    assert "created" in answer, answer
+
+
+@pytest.mark.parametrize("kind", ["another node", "every node", "another driver"])
+def test_a_foreign_slice_is_refused(clean: Cluster, kind: str) -> None:
+    first, second = clean.nodes()
+    document = {
+        "another node": slice_document("foreign", node=second),
+        "every node": slice_document("foreign", node=None),
+        "another driver": slice_document("foreign", node=first, driver="other.example.com"),
+    }[kind]
+    answer = as_driver(clean, first, "create", "-f", "/tmp/document.json", text=json.dumps(document))
+    assert "ValidatingAdmissionPolicy" in answer and "denied" in answer, answer
+
+
+def test_another_nodes_slice_cannot_be_deleted(clean: Cluster) -> None:
+    first, second = clean.nodes()
+    victim = clean.slices(second)[0]["metadata"]["name"]
+    answer = as_driver(clean, first, "delete", "resourceslice", victim)
+    assert "denied" in answer, answer
+    assert victim in {item["metadata"]["name"] for item in clean.slices(second)}
+
+
+@pytest.mark.parametrize("verb, resource", [("get", "secrets"), ("list", "pods"), ("patch", "nodes"), ("create", "pods"), ("create", "deviceclasses.resource.k8s.io"), ("delete", "resourceclaims.resource.k8s.io")])
+def test_rights_that_are_not_used_are_not_held(clean: Cluster, verb: str, resource: str) -> None:
+    answer = as_driver(clean, clean.nodes()[0], "auth", "can-i", verb, resource, "--all-namespaces")
+    assert answer.strip().splitlines()[-1] == "no", answer
+
+
+def test_the_kubeconfig_is_for_root_alone(clean: Cluster) -> None:
+    assert clean.run(clean.nodes()[0], "stat", "-c", "%a %U", KUBECONFIG).strip() == "600 root"
