@@ -93,9 +93,10 @@ class Cluster:
 
     # The API
 
-    def kubectl(self, *arguments: object, text: str | None = None, check: bool = True, timeout: float = 120) -> str:
-        """Call ``kubectl`` as the cluster's administrator; returns its standard output."""
-        return execute([WORLD, "kubectl", "--name", self.name, "--", *arguments], text=text, check=check, timeout=timeout).stdout
+    def kubectl(self, *arguments: object, text: str | None = None, check: bool = True, timeout: float = 120, merge: bool = False) -> str:
+        """Call ``kubectl`` as the cluster's administrator; returns its standard output, with ``merge`` also what went wrong."""
+        completed = execute([WORLD, "kubectl", "--name", self.name, "--", *arguments], text=text, check=check, timeout=timeout)
+        return completed.stdout + (completed.stderr if merge else "")
 
     def get(self, *arguments: object) -> Any:
         """The parsed JSON of ``kubectl get … -o json``."""

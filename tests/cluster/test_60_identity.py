@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +16,18 @@ from tests.cluster.cluster import DRIVER, Cluster
 KUBECONFIG = "/etc/dra-accelerators/kubeconfig"
 
 
-def as_driver(cluster: Cluster, node: str, *arguments: str, text: str = "") -> str:
-    """Call kubectl on a node with the driver's own kubeconfig; returns all that it printed."""
-    quoted = " ".join(f"'{argument}'" for argument in arguments)
-    return cluster.shell(node, f"cat > /tmp/document.json <<'END'\n{text}\nEND\nkubectl --kubeconfig {KUBECONFIG} {quoted} 2>&1; rm -f /tmp/document.json", check=False)
+@pytest.fixture()
+def as_driver(clean: Cluster, tmp_path: Path) -> Callable[..., str]:
+    """Calls kubectl with the kubeconfig of a node's driver; returns all that it printed."""
+
+    def call(node: str, *arguments: str, document: dict[str, Any] | None = None) -> str:
+        kubeconfig = tmp_path / node
+        kubeconfig.touch(mode=0o600)
+        kubeconfig.write_text(clean.run(node, "cat", KUBECONFIG), encoding="utf-8")
+        text = json.dumps(document) if document else None
+        return clean.kubectl("--kubeconfig", kubeconfig, *arguments, text=text, check=False, merge=True)
+
+    return call
 
 
 def slice_document(name: str, *, node: str | None, driver: str = DRIVER, pool: str | None = None) -> dict[str, Any]:
@@ -29,35 +39,35 @@ def slice_document(name: str, *, node: str | None, driver: str = DRIVER, pool: s
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec}
 
 
-def test_the_own_nodes_slice_may_be_written(clean: Cluster) -> None:
+def test_the_own_nodes_slice_may_be_written(clean: Cluster, as_driver: Callable[..., str]) -> None:
     first = clean.nodes()[0]
-    answer = as_driver(clean, first, "create", "--dry-run=server", "-f", "/tmp/document.json", text=json.dumps(slice_document("own", node=first)))
+    answer = as_driver(first, "create", "--dry-run=server", "-f", "-", document=slice_document("own", node=first))
     assert "created" in answer, answer
 
 
 @pytest.mark.parametrize("kind", ["another node", "every node", "another driver"])
-def test_a_foreign_slice_is_refused(clean: Cluster, kind: str) -> None:
+def test_a_foreign_slice_is_refused(clean: Cluster, as_driver: Callable[..., str], kind: str) -> None:
     first, second = clean.nodes()
     document = {
         "another node": slice_document("foreign", node=second),
         "every node": slice_document("foreign", node=None),
         "another driver": slice_document("foreign", node=first, driver="other.example.com"),
     }[kind]
-    answer = as_driver(clean, first, "create", "-f", "/tmp/document.json", text=json.dumps(document))
+    answer = as_driver(first, "create", "-f", "-", document=document)
     assert "ValidatingAdmissionPolicy" in answer and "denied" in answer, answer
 
 
-def test_another_nodes_slice_cannot_be_deleted(clean: Cluster) -> None:
+def test_another_nodes_slice_cannot_be_deleted(clean: Cluster, as_driver: Callable[..., str]) -> None:
     first, second = clean.nodes()
     victim = clean.slices(second)[0]["metadata"]["name"]
-    answer = as_driver(clean, first, "delete", "resourceslice", victim)
+    answer = as_driver(first, "delete", "resourceslice", victim)
     assert "denied" in answer, answer
     assert victim in {item["metadata"]["name"] for item in clean.slices(second)}
 
 
 @pytest.mark.parametrize("verb, resource", [("get", "secrets"), ("list", "pods"), ("patch", "nodes"), ("create", "pods"), ("create", "deviceclasses.resource.k8s.io"), ("delete", "resourceclaims.resource.k8s.io")])
-def test_rights_that_are_not_used_are_not_held(clean: Cluster, verb: str, resource: str) -> None:
-    answer = as_driver(clean, clean.nodes()[0], "auth", "can-i", verb, resource, "--all-namespaces")
+def test_rights_that_are_not_used_are_not_held(clean: Cluster, as_driver: Callable[..., str], verb: str, resource: str) -> None:
+    answer = as_driver(clean.nodes()[0], "auth", "can-i", verb, resource, "--all-namespaces")
     assert answer.strip().splitlines()[-1] == "no", answer
 
 
