@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Power on and off: what has to happen is decided first, from what is placed and loaded, and then done."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .description import Settings, render
+from .errors import DescriptionError, SimulatorError
+from .hardware import Catalogue, Device, Machine, load_catalogue, load_machine
+from .library import DEFAULT_FOLDER, STATE_NAME, Library, find_library
+from .place import Folder, System
+from .trees import File, Majors, Surroundings, Tree, choose_majors, whole_tree
+
+CONFIGURATION = "/etc/gpu-simulator/machine.json"
+STATE_FOLDER = "/var/lib/gpu-simulator"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+DATA = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What an administrator chooses. ``library`` are further statements for the library (``operation-delay`` …)."""
+
+    machine: str = "8xH100"
+    identity: str = ""
+    driver_version: str = "580.95.05"
+    cuda_version: str = "13.0"
+    cluster_uuid: str | None = None
+    clique: int | None = None
+    pci_domain_offset: int = 0
+    library: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a power-on has to do. ``library`` is ``load``, ``power-cycle`` or nothing."""
+
+    place: bool
+    withdraw: bool
+    library: str | None
+    reason: str
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is to be done at all."""
+        return self.place or self.withdraw or self.library is not None
+
+
+def read_configuration(path: Path, overrides: Mapping[str, Any]) -> Configuration:
+    """The configuration file, where there is one, under what the command line says."""
+    values: dict[str, Any] = {}
+    if path.is_file():
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DescriptionError(f"{path}: not JSON: {error}") from error
+    values.update({key: value for key, value in overrides.items() if value is not None})
+    known = {entry.name for entry in dataclasses.fields(Configuration)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise DescriptionError(
+            f"{path}: unknown keys {', '.join(unknown)}, expected some of {', '.join(sorted(known))}"
+        )
+    return Configuration(**values)
+
+
+def shift_domain(machine: Machine, offset: int) -> Machine:
+    """The machine with every PCI domain raised by ``offset``: for hosts whose own devices have the same addresses."""
+    if not offset:
+        return machine
+
+    def moved(text: str) -> str:
+        prefix, rest = ("pci", text[3:]) if text.startswith("pci") else ("", text)
+        return f"{prefix}{int(rest[:4], 16) + offset:04x}{rest[4:]}"
+
+    def moved_device(device: Device) -> Device:
+        return dataclasses.replace(
+            device, address=moved(device.address), path=tuple(moved(part) for part in device.path)
+        )
+
+    return dataclasses.replace(
+        machine,
+        roots=tuple((moved(bus), node) for bus, node in machine.roots),
+        devices=tuple(moved_device(device) for device in machine.devices),
+        nvlink_pairs=tuple((moved(first), moved(second)) for first, second in machine.nvlink_pairs),
+    )
+
+
+def plan_power_on(
+    previous: Mapping[str, Any], fingerprint: str, description: str, boot_id: str, placed: bool, loaded: bool
+) -> Plan:
+    """Decides a power-on.
+
+    ``previous`` is the record of the last one: ``boot_id``, ``fingerprint`` of the trees, ``description`` (a digest of the
+    text that was loaded). ``placed`` and ``loaded`` are what is really there.
+    """
+    fits = previous.get("fingerprint") == fingerprint and previous.get("boot_id") == boot_id
+    same_trees = placed and fits
+    if not loaded:
+        library, reason = "load", "no machine was loaded"
+    elif previous.get("description") != description:
+        library, reason = "load", "the machine differs from the one that was loaded"
+    elif previous.get("boot_id") != boot_id:
+        library, reason = "power-cycle", "the system has booted since"
+    else:
+        library, reason = None, "powered on already" if same_trees else "files are placed again"
+    return Plan(place=not same_trees, withdraw=placed and not same_trees, library=library, reason=reason)
+
+
+class Power:
+    """One simulated machine on this system, or under a folder (``root``)."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        root: Path | None = None,
+        data: Path = DATA,
+        library_folder: Path | None = None,
+        use_library: bool = True,
+    ) -> None:
+        self.configuration = configuration
+        self.root = "" if root is None else str(root.resolve())
+        self.placer: Folder | System = System() if root is None else Folder(root.resolve())
+        self.library_folder = library_folder or Path(self.root + DEFAULT_FOLDER)
+        self.use_library = use_library
+        self.catalogue: Catalogue = load_catalogue(data)
+        self.machine = shift_domain(
+            load_machine(data, configuration.machine, self.catalogue), configuration.pci_domain_offset
+        )
+        self.record_path = Path(self.root + STATE_FOLDER) / "power.json"
+        self.description_path = Path(self.root + STATE_FOLDER) / "machine.txt"
+
+    def settings(self, majors: Majors) -> Settings:
+        """The configuration as the description needs it."""
+        chosen = self.configuration
+        return Settings(
+            identity=chosen.identity or os.uname().nodename,
+            driver_version=chosen.driver_version,
+            cuda_version=chosen.cuda_version,
+            proc_root=self.root + "/proc/driver/nvidia",
+            dev_root=self.root + "/dev",
+            sys_root=self.root + "/sys",
+            caps_major=majors.by_name["nvidia-caps"],
+            cluster_uuid=chosen.cluster_uuid,
+            clique=chosen.clique,
+            library=chosen.library,
+        )
+
+    def boot_id(self) -> str:
+        """This boot of the system: what tells a power cycle from a second power-on."""
+        return Path(BOOT_ID).read_text(encoding="ascii").strip()
+
+    def record(self) -> dict[str, Any]:
+        """What the last power-on wrote down; empty before the first."""
+        if not self.record_path.is_file():
+            return {}
+        try:
+            return dict(json.loads(self.record_path.read_text(encoding="utf-8")))
+        except ValueError:
+            return {}
+
+    def surroundings(self) -> Surroundings:
+        """The host's own view; it must not be read while a tree is laid over it."""
+        if self.root:
+            return Surroundings()
+        groups = (
+            [int(name) for name in os.listdir("/sys/kernel/iommu_groups")]
+            if os.path.isdir("/sys/kernel/iommu_groups")
+            else []
+        )
+        modules = Path("/proc/modules")
+        return Surroundings(
+            proc_devices=Path("/proc/devices").read_text(encoding="ascii"),
+            proc_modules=modules.read_text(encoding="ascii") if modules.is_file() else None,
+            iommu_base=max(groups, default=-1) + 1,
+        )
+
+    def power_on(self, check: bool = False) -> Plan:
+        """Makes the machine stand: places the files, loads or power-cycles the library. Returns what was (or would be) done."""
+        previous, boot_id, fingerprint = self.record(), self.boot_id(), self.fingerprint()
+        placed = bool(self.placer.placed())
+        library = Library(find_library(self.library_folder)) if self.use_library else None
+        state = self.library_folder / (STATE_NAME % self.configuration.driver_version)
+        loaded = library is None or (state.exists() and library.loaded() is not None)
+        # While the trees are placed the host's own majors cannot be read, and they have been chosen already.
+        majors = (
+            Majors(by_name=previous["majors"])
+            if placed and previous.get("majors")
+            else choose_majors(self.surroundings().proc_devices, previous.get("majors"))
+        )
+        text = render(self.machine, self.catalogue, self.settings(majors))
+        plan = plan_power_on(previous, fingerprint, digest(text), boot_id, placed, loaded)
+        if check or not plan.changes:
+            return plan
+        if plan.withdraw:
+            self.placer.remove()
+        if plan.place:
+            if not self.root and os.path.exists("/proc/driver/nvidia/version"):
+                raise SimulatorError(
+                    "/proc/driver/nvidia/version exists: a real NVIDIA driver is loaded here; simulate on a machine without one"
+                )
+            self.placer.place(
+                whole_tree(self.machine, self.catalogue, self.settings(majors), majors, self.surroundings())
+            )
+        self.description_path.parent.mkdir(parents=True, exist_ok=True)
+        self.description_path.write_text(text, encoding="utf-8")
+        if library is not None and plan.library is not None:
+            library.command(f"load {self.description_path}" if plan.library == "load" else plan.library)
+        elif library is not None:
+            self.restore_capabilities(library)
+        written = {
+            "boot_id": boot_id,
+            "fingerprint": fingerprint,
+            "description": digest(text),
+            "machine": self.machine.name,
+            "majors": dict(majors.by_name),
+        }
+        temporary = self.record_path.with_suffix(".new")
+        temporary.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, self.record_path)
+        return plan
+
+    def fingerprint(self) -> str:
+        """Digest of everything that the trees follow from: this program's own files, the data and the configuration."""
+        here = Path(__file__).resolve().parent
+        parts: list[bytes] = [json.dumps(dataclasses.asdict(self.configuration), sort_keys=True).encode()]
+        parts += [path.read_bytes() for path in sorted(here.glob("*.py"))]
+        reference = Settings("", "", "")
+        reference_tree = whole_tree(self.machine, self.catalogue, reference, choose_majors(""), Surroundings())
+        parts.append(repr(sorted(reference_tree.items())).encode())
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+    def restore_capabilities(self, library: Library) -> None:
+        """Capability files of instances that are alive: needed where files are placed again without a power cycle."""
+        tree = capability_files(library.command("show"))
+        for path, entry in tree.items():
+            target = Path(self.root + path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(entry.content if isinstance(entry, File) else b"")
+            target.chmod(0o444)
+
+    def power_off(self) -> bool:
+        """Takes the files away. The library's state stays, as boards stay in a machine that is switched off."""
+        return self.placer.remove()
+
+    def forget(self) -> bool:
+        """Removes what :meth:`power_on` wrote down, after :meth:`power_off`."""
+        found = False
+        for path in (self.record_path, self.description_path):
+            if path.exists():
+                path.unlink()
+                found = True
+        return found
+
+
+def digest(text: str) -> str:
+    """SHA-256 of a text, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def capability_files(shown: Mapping[str, Any]) -> Tree:
+    """/proc/driver/nvidia/capabilities for the instances that ``show`` lists (numbering of nvidia-modprobe)."""
+    tree: Tree = {}
+    for gpu in shown.get("gpus", ()):
+        minor = gpu["minor"]
+        for instance in gpu.get("gpu_instances", ()):
+            number = 3 + 135 * minor + 9 * instance["id"]
+            folder = f"/proc/driver/nvidia/capabilities/gpu{int(minor)}/mig/gi{int(instance['id'])}"
+            access = [(folder, number)] + [
+                (f"{folder}/ci{int(compute['id'])}", number + 1 + compute["id"])
+                for compute in instance.get("compute_instances", ())
+            ]
+            tree.update(
+                {
+                    f"{path}/access": File(
+                        f"DeviceFileMinor: {int(value)}\nDeviceFileMode: 292\nDeviceFileModify: 1\n".encode()
+                    )
+                    for path, value in access
+                }
+            )
+    return tree
