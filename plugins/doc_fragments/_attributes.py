@@ -1,0 +1,57 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This fragment is private to the collection: it can change in any release.
+
+from __future__ import annotations
+
+
+class ModuleDocFragment:
+    """What every module says about check mode, diff mode, repeated runs and platforms."""
+
+    DOCUMENTATION = r"""
+options: {}
+attributes:
+  check_mode:
+    description:
+      - Can run in C(check_mode) and return changed status prediction without modifying anything.
+  diff_mode:
+    description:
+      - Returns details on what has changed, or would change in C(check_mode), when in C(diff) mode.
+  idempotent:
+    description:
+      - When run twice in a row outside check mode with the same arguments, the second run reports no change.
+      - This assumes that what the module manages did not change between the runs.
+  platform:
+    description:
+      - Target operating systems that the module runs on.
+"""
+
+    ACTIONGROUP = r"""
+options: {}
+attributes:
+  action_group:
+    description:
+      - Use C(group/dra.accelerators.accelerators) in C(module_defaults) to set defaults for this module.
+    support: full
+    membership:
+      - dra.accelerators.accelerators
+"""
+
+    INFO_MODULE = r"""
+options: {}
+attributes:
+  check_mode:
+    support: full
+    details:
+      - This module never changes anything.
+  diff_mode:
+    support: N/A
+    details:
+      - This module never changes anything.
+  idempotent:
+    support: full
+    details:
+      - This module never changes anything.
+"""
