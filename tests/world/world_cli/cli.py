@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The command line of the test world."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import binaries, cluster, engine, host, inventory, nodes, state
+from .errors import WorldError
+from .progress import say, step
+from .state import World
+
+DEFAULT_NAME = "world"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all verbs. ``--name`` may stand before or after the verb."""
+    naming = argparse.ArgumentParser(add_help=False)
+    naming.add_argument("--name", default=argparse.SUPPRESS, metavar="WORLD", help=f"name of the world (default {DEFAULT_NAME})")
+    top = argparse.ArgumentParser(prog="world", description="A real Kubernetes cluster on this machine, made of systemd containers.", parents=[naming])
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, text: str) -> argparse.ArgumentParser:
+        return verbs.add_parser(name, help=text, description=text, parents=[naming])
+
+    build = verb("build", "make programs and images; what is there and whole is kept")
+    build.add_argument("--verify", action="store_true", help="read every cached file and compare it with its stamp")
+    up = verb("up", "bring a world up, or to what is asked for")
+    up.add_argument("--nodes", type=int, metavar="N", help=f"workers (default: as they are, else {cluster.DEFAULT_NODES})")
+    up.add_argument("--silicon", default="", metavar="PROFILE[,PROFILE...]", help="accelerators of the nodes: one profile for all, or one for each")
+    up.add_argument("--no-silicon-setup", action="store_true", help="write the profiles down, but leave the nodes bare")
+    down = verb("down", "remove a world, and all that it is made of")
+    down.add_argument("--all", action="store_true", help="remove every world")
+    verb("status", "say what a world is like")
+    verb("list", "print the names of all worlds")
+    verb("kubeconfig", "print the path of the administrator's kubeconfig")
+    verb("inventory", "print an Ansible inventory of the nodes")
+    kubectl = verb("kubectl", "run kubectl on the world")
+    kubectl.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
+    shell = verb("shell", "open a shell in a node (or `control`)")
+    shell.add_argument("node")
+    run = verb("run", "run a command in a node (or `control`)")
+    run.add_argument("node")
+    run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+    reboot = verb("reboot", "reboot a node and wait until it is ready again")
+    reboot.add_argument("node")
+    reboot.add_argument("--hard", action="store_true", help="as if the power had been cut")
+    for name, text in (("stop", "stop a node in order, and leave it off"), ("start", "start a stopped node and wait until it is ready")):
+        verb(name, text).add_argument("node")
+    component = verb("component", "stop, start or restart one service of the control plane or of a node")
+    component.add_argument("action", choices=("stop", "start", "restart", "kill"))
+    component.add_argument("service", help=f"{', '.join(sorted(nodes.SERVICE_NAMES))}, etcd, kubelet, containerd ...")
+    component.add_argument("--node", default="control", help="where (default: the control plane)")
+    load = verb("load", "load a Docker image, or an archive of images, into every node")
+    load.add_argument("image", metavar="IMAGE|ARCHIVE")
+    logs = verb("logs", "print the journal of a node (or `control`), or of one service there")
+    logs.add_argument("node")
+    logs.add_argument("service", nargs="?")
+    logs.add_argument("--lines", type=int, default=200)
+    logs.add_argument("--follow", action="store_true")
+    return top
+
+
+def _without_separator(words: Sequence[str]) -> list[str]:
+    return list(words[1:] if words and words[0] == "--" else words)
+
+
+def _replace_by(command: list[str]) -> int:
+    sys.stdout.flush()
+    os.execvp(command[0], command)
+
+
+def _interactive() -> list[str]:
+    """Options for ``docker exec``: a terminal where there is one; input always, so that it can be piped in."""
+    return ["--interactive", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else ["--interactive"]
+
+
+def _up(arguments: argparse.Namespace, name: str) -> int:
+    profiles = [profile for profile in arguments.silicon.split(",") if profile]
+    world = cluster.up(name, arguments.nodes, profiles)
+    if any(node.silicon for node in world.nodes) and not arguments.no_silicon_setup:
+        with step("silicon", ", ".join(node.silicon or "none" for node in world.nodes)):
+            inventory.apply_silicon(world)
+    print("\n".join(cluster.status(world)))
+    return 0
+
+
+def _down(arguments: argparse.Namespace, name: str) -> int:
+    names = sorted({*state.names(), *engine.worlds()}) if arguments.all else [name]
+    for each in names:
+        say(f"world {each}: removed" if cluster.down(each) else f"world {each}: there was nothing to remove")
+    return 0
+
+
+def _start(world: World, name: str) -> None:
+    engine.docker("start", name)
+    _settle(world, name)
+
+
+def _settle(world: World, name: str) -> None:
+    """Wait until a container that was started is itself again."""
+    nodes.wait_for_system(name)
+    if name == world.control:
+        cluster.wait_for_api(world)
+    else:
+        cluster.wait_for_nodes(world, [name])
+
+
+def _reboot(world: World, name: str, hard: bool) -> None:
+    with step("reboot", name):
+        nodes.reboot(name, hard)
+        if name != world.control:
+            cluster.wait_for_return(world, name)
+        _settle(world, name)
+
+
+def _load(world: World, image: str) -> None:
+    archive = Path(image)
+    with tempfile.TemporaryDirectory(prefix="world-load-") as folder:
+        if not archive.is_file():
+            if engine.inspect("image", image) is None:
+                raise WorldError(f"{image} is neither an archive nor an image of Docker's: build or import it first.")
+            archive = Path(folder) / "image.tar"
+            engine.docker("save", "--output", str(archive), image)
+        cluster.in_parallel([lambda name=node.name: nodes.import_images(name, archive) for node in world.nodes])
+    say(f"{image}: loaded into {', '.join(node.name for node in world.nodes)}")
+
+
+def _component(world: World, arguments: argparse.Namespace) -> int:
+    service = nodes.SERVICE_NAMES.get(arguments.service, arguments.service)
+    options = ["--signal=KILL"] if arguments.action == "kill" else []
+    engine.inside(world.container(arguments.node), "systemctl", arguments.action, *options, service)
+    return 0
+
+
+def dispatch(arguments: argparse.Namespace) -> int:
+    """Do what was asked for; return the exit status."""
+    name = state.check_name(getattr(arguments, "name", DEFAULT_NAME))
+    if arguments.verb == "build":
+        cluster.prepare_host(arguments.verify)
+        return 0
+    if arguments.verb == "up":
+        return _up(arguments, name)
+    if arguments.verb == "down":
+        return _down(arguments, name)
+    if arguments.verb == "list":
+        print("".join(f"{each}\n" for each in state.names()), end="")
+        return 0
+    return _on_world(arguments, state.require(name))
+
+
+def _on_world(arguments: argparse.Namespace, world: World) -> int:
+    verb = arguments.verb
+    container = world.container(arguments.node) if getattr(arguments, "node", None) else ""
+    if verb == "status":
+        print("\n".join(cluster.status(world)))
+    elif verb == "kubeconfig":
+        print(cluster.kubeconfig_path(world))
+    elif verb == "inventory":
+        print(inventory.text_of(world), end="")
+    elif verb == "kubectl":
+        command = [str(binaries.program("kubectl")), f"--kubeconfig={cluster.kubeconfig_path(world)}"]
+        return _replace_by([*command, *_without_separator(arguments.arguments)])
+    elif verb == "shell":
+        return _replace_by(["docker", "exec", *_interactive(), container, "/bin/bash", "-l"])
+    elif verb == "run":
+        command = _without_separator(arguments.command)
+        if not command:
+            raise WorldError(f"no command was given for {container}: write `world run {arguments.node} -- COMMAND`.")
+        return _replace_by(["docker", "exec", *_interactive(), container, *command])
+    elif verb == "reboot":
+        host.require_root()
+        _reboot(world, container, arguments.hard)
+    elif verb == "stop":
+        engine.docker("stop", container)
+    elif verb == "start":
+        _start(world, container)
+    elif verb == "component":
+        return _component(world, arguments)
+    elif verb == "load":
+        _load(world, arguments.image)
+    elif verb == "logs":
+        service = nodes.SERVICE_NAMES.get(arguments.service or "", arguments.service)
+        options = [f"--unit={service}"] if service else []
+        follow = ["--follow"] if arguments.follow else []
+        return _replace_by(["docker", "exec", container, "journalctl", "--no-pager", f"--lines={arguments.lines}", *follow, *options])
+    return 0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Entry point: errors that say what to do go to stderr in few lines, without a trace."""
+    try:
+        return dispatch(parser().parse_args(words))
+    except WorldError as error:
+        print(f"world: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("world: interrupted; the same command goes on where it stopped.", file=sys.stderr)
+        return 130

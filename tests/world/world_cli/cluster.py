@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A world as a whole: up, down, what it is like."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from . import binaries, cache, certificates, engine, host, image, nodes, settings, state
+from .commands import execute, wait_until
+from .errors import WorldError
+from .host import Host
+from .pins import LABEL
+from .progress import say, step
+from .state import Node, World
+
+READY_SECONDS = 240
+DEFAULT_NODES = 2
+
+
+def kubeconfig_path(world: World) -> str:
+    """Path of the administrator's kubeconfig on the host."""
+    return str(state.folder(world.name) / "kubeconfig")
+
+
+def kubectl(world: World, *arguments: str, check: bool = True, input_text: str | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run kubectl of the pinned version on a world and capture what it says."""
+    command = [str(binaries.program("kubectl")), f"--kubeconfig={kubeconfig_path(world)}", *arguments]
+    return execute(command, check=check, input_text=input_text, timeout=timeout)
+
+
+def in_parallel(jobs: Iterable[Callable[[], object]]) -> None:
+    """Run jobs side by side; when some fail, all end and every failure is told in one WorldError."""
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        futures = [pool.submit(job) for job in jobs]
+    failures = [future.exception() for future in futures]
+    known = [str(failure) for failure in failures if isinstance(failure, WorldError)]
+    for failure in failures:
+        if failure is not None and not isinstance(failure, WorldError):
+            raise failure
+    if known:
+        raise WorldError("\n".join(known))
+
+
+def prepare_host(thorough: bool = False) -> None:
+    """Everything that is the same for all worlds: packages, engine, limits, programs and images."""
+    host.require_root()
+    host.install_packages()
+    engine.ensure_running()
+    host.raise_inotify_limit()
+    image.build(thorough)
+
+
+def plan(name: str, count: int | None, profiles: list[str], present: World | None, find_block: Callable[[], int]) -> World:
+    """The world that is wanted: networks stay as they are, nodes and profiles follow what is asked for.
+
+    Without a count the present number of nodes stays; without profiles so do the present ones.
+    """
+    wanted = count or (len(present.nodes) if present and present.nodes else DEFAULT_NODES)
+    planned = state.plan_nodes(name, wanted, profiles)
+    if present is None:
+        return World(name, find_block(), planned)
+    if not profiles:
+        kept = {node.index: node.silicon for node in present.nodes}
+        planned = tuple(replace(node, silicon=kept.get(node.index)) for node in planned)
+    return replace(present, nodes=planned)
+
+
+def _find_block() -> int:
+    routes = execute(["ip", "-4", "route", "show"]).stdout
+    routed = [word for line in routes.splitlines() for word in line.split()[:1] if "/" in word]
+    taken = [world.block for world in map(state.load, state.names()) if world is not None]
+    return state.free_block([*engine.used_subnets(), *routed], taken)
+
+
+def _clear_leftovers(name: str, present: World | None) -> None:
+    """Remove containers that no written state describes: a run was killed, or its state was lost."""
+    known = set() if present is None else {present.control, *(node.name for node in present.nodes)}
+    strangers = [container for container in engine.labelled("container", name) if container not in known]
+    if strangers:
+        say(f"removing {', '.join(strangers)}: left over, and not part of world {name}")
+        engine.docker("rm", "--force", "--volumes", *strangers)
+        for stranger in strangers:
+            engine.docker("volume", "rm", "--force", f"{stranger}-containerd", check=False)
+    if present is None:
+        engine.remove_all(name)
+        shutil.rmtree(state.folder(name), ignore_errors=True)
+
+
+def _drop_nodes(world: World, names: list[str]) -> None:
+    for name in names:
+        say(f"removing node {name}")
+        if nodes.status_of(world.control) == "running":
+            kubectl(world, "delete", "node", name, "--ignore-not-found", check=False)
+        engine.docker("rm", "--force", "--volumes", name, check=False)
+        engine.docker("volume", "rm", "--force", f"{name}-containerd", check=False)
+        shutil.rmtree(state.folder(world.name) / "nodes" / name, ignore_errors=True)
+
+
+def _ensure_network(world: World) -> None:
+    present = engine.inspect("network", world.network)
+    if present is not None:
+        subnets = [pool.get("Subnet") for pool in present["IPAM"]["Config"]]
+        if subnets != [world.node_subnet]:
+            raise WorldError(f"network {world.network} has {subnets} where world {world.name} has {world.node_subnet}: take the world down, then up again.")
+        return
+    with step("network", world.node_subnet):
+        engine.docker("network", "create", "--label", f"{LABEL}={world.name}", "--subnet", world.node_subnet, world.network)
+
+
+def wait_for_api(world: World) -> None:
+    """Wait until the API server calls itself ready."""
+    wait_until(
+        f"the API server's readiness in {world.control}",
+        lambda: kubectl(world, "get", "--raw=/readyz", check=False).returncode == 0,
+        READY_SECONDS,
+        remedy=lambda: nodes.recent_log(world.control),
+    )
+
+
+def _start_control(world: World, facts: Host) -> None:
+    with step("control plane", world.control):
+        nodes.ensure_container(world, world.control, world.control_address, nodes.control_files(world), facts, None)
+        wait_for_api(world)
+        kubectl(world, "apply", "--filename=-", input_text=json.dumps(settings.bootstrap_objects()))
+
+
+def _start_worker(world: World, node: Node, facts: Host) -> None:
+    with step("node", node.name):
+        nodes.ensure_container(world, node.name, world.node_address(node), nodes.worker_files(world, node, facts), facts, f"{node.name}-containerd")
+        nodes.import_images(node.name, image.pod_images(), image.pods_folder().name)
+
+
+def ready_nodes(world: World) -> dict[str, bool]:
+    """Kubernetes' word on each of its nodes: name -> Ready."""
+    done = kubectl(world, "get", "nodes", "--output=json", check=False)
+    if done.returncode != 0:
+        return {}
+    ready: dict[str, bool] = {}
+    for node in json.loads(done.stdout)["items"]:
+        conditions = {condition["type"]: condition["status"] for condition in node["status"].get("conditions", [])}
+        ready[node["metadata"]["name"]] = conditions.get("Ready") == "True"
+    return ready
+
+
+def wait_for_nodes(world: World, names: Iterable[str]) -> None:
+    """Wait until Kubernetes calls each of these nodes ready."""
+    wanted = list(names)
+
+    def all_ready() -> bool:
+        ready = ready_nodes(world)
+        return all(ready.get(name) for name in wanted)
+
+    def lacking() -> str:
+        ready = ready_nodes(world)
+        return "\n".join(f"{name}:\n{nodes.recent_log(name)}" for name in wanted if not ready.get(name))
+
+    wait_until(f"readiness of {', '.join(wanted)}", all_ready, READY_SECONDS, pause=0.5, remedy=lacking)
+
+
+def wait_for_return(world: World, name: str) -> None:
+    """Wait until Kubernetes has seen the node's new boot: until then a rebooted node still counts as ready."""
+
+    def reported() -> bool:
+        boot = engine.inside(name, "cat", "/proc/sys/kernel/random/boot_id", check=False).stdout.strip()
+        known = kubectl(world, "get", "node", name, "--output=jsonpath={.status.nodeInfo.bootID}", check=False).stdout.strip()
+        return bool(boot) and boot == known
+
+    wait_until(f"Kubernetes' word on the new boot of {name}", reported, READY_SECONDS, remedy=lambda: nodes.recent_log(name))
+
+
+def up(name: str, count: int | None = None, profiles: list[str] | None = None) -> World:
+    """Bring a world up, or to what is asked for. What is already so is left alone; what a killed run left is put right."""
+    state.check_name(name)
+    prepare_host()
+    facts = host.inspect_host()
+    with cache.locked(cache.worlds_folder() / f".{name}.lock"):
+        present = state.load(name)
+        _clear_leftovers(name, present)
+        with cache.locked(cache.worlds_folder() / ".blocks.lock"):
+            world = plan(name, count, profiles or [], present, _find_block)
+            state.save(world)
+        _drop_nodes(world, [node.name for node in present.nodes if node not in world.nodes and node.index > len(world.nodes)] if present else [])
+        for container in (world.control, *(node.name for node in world.nodes)):
+            if not nodes.runs_present_image(container):
+                say(f"{container} was made from an older node image and stays as it is: `down` and `up` again to renew it")
+        certificates.ensure(world)
+        cache.write_atomically(state.folder(name) / "kubeconfig", certificates.kubeconfig_of(world, certificates.authority_folder(world), "admin"), 0o600)
+        _ensure_network(world)
+        workers = [lambda node=node: _start_worker(world, node, facts) for node in world.nodes]
+        in_parallel([lambda: _start_control(world, facts), *workers])
+        with step("ready"):
+            wait_for_nodes(world, [node.name for node in world.nodes])
+    return world
+
+
+def down(name: str) -> bool:
+    """Remove all that a world is made of; return whether there was anything."""
+    state.check_name(name)
+    host.require_root()
+    with cache.locked(cache.worlds_folder() / f".{name}.lock"):
+        removed = engine.remove_all(name) if engine.running() else []
+        there = state.folder(name).exists()
+        shutil.rmtree(state.folder(name), ignore_errors=True)
+    (cache.worlds_folder() / f".{name}.lock").unlink(missing_ok=True)
+    return bool(removed) or there
+
+
+def status(world: World) -> list[str]:
+    """Lines that say what a world is like."""
+    answering = engine.running()
+    ready = ready_nodes(world) if answering and nodes.status_of(world.control) == "running" else {}
+    lines = [
+        f"world       {world.name}",
+        f"API server  {world.server}",
+        f"kubeconfig  {kubeconfig_path(world)}",
+        f"programs    {binaries.program('kubectl').parent}",
+        f"control     {world.control}: {nodes.status_of(world.control) if answering else 'Docker Engine does not answer'}",
+    ]
+    for node in world.nodes:
+        container = nodes.status_of(node.name) if answering else "unknown"
+        known = {True: "Ready", False: "NotReady", None: "not known to Kubernetes"}[ready.get(node.name)]
+        silicon = f", silicon {node.silicon}" if node.silicon else ""
+        lines.append(f"node        {node.name}: {container}, {known}, {world.node_address(node)}{silicon}")
+    return lines

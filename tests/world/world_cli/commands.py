@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Running programs of the host; a failure carries the command and the end of what it said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .errors import WorldError
+
+_TAIL_LINES = 15
+
+
+def tail(text: str, lines: int = _TAIL_LINES) -> str:
+    """The last lines of a program's output."""
+    return "\n".join(text.strip().splitlines()[-lines:])
+
+
+def execute(
+    command: Sequence[str],
+    *,
+    input_text: str | None = None,
+    check: bool = True,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    timeout: float = 1800,
+    standard_input: Any = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command and capture its output as text.
+
+    ``environment`` is added to the present one. Raises :class:`WorldError` when the program is missing, takes longer
+    than ``timeout`` seconds, or (with ``check``) ends with another status than 0.
+    """
+    keywords: dict[str, Any] = {"input": input_text} if input_text is not None else {"stdin": standard_input or subprocess.DEVNULL}
+    try:
+        done = subprocess.run(
+            list(command),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            check=False,
+            env={**os.environ, **(environment or {})},
+            cwd=folder,
+            timeout=timeout,
+            **keywords,
+        )
+    except FileNotFoundError as error:
+        raise WorldError(f"{command[0]} was not found on this machine: install it, or run the world as root so that it can.") from error
+    except subprocess.TimeoutExpired as error:
+        raise WorldError(f"{' '.join(command)} did not end within {timeout:.0f} s.") from error
+    if check and done.returncode != 0:
+        raise WorldError(f"{' '.join(command)} ended with status {done.returncode}:\n{tail(done.stdout + done.stderr)}")
+    return done
+
+
+def wait_until(what: str, probe: Callable[[], bool], seconds: float, pause: float = 0.3, remedy: Callable[[], str] | None = None) -> None:
+    """Call ``probe`` until it is true; after ``seconds`` raise :class:`WorldError` naming ``what``, with ``remedy()``."""
+    deadline = time.monotonic() + seconds
+    while not probe():
+        if time.monotonic() > deadline:
+            raise WorldError(f"{what} did not happen within {seconds:.0f} s." + (f"\n{remedy()}" if remedy else ""))
+        time.sleep(pause)

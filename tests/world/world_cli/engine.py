@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Docker Engine: started where nothing else starts it, and used through its own command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import cache
+from .commands import execute, tail, wait_until
+from .errors import WorldError
+from .host import find_program
+from .pins import LABEL
+from .progress import step
+
+START_SECONDS = 120
+
+
+def docker(*arguments: str, check: bool = True, input_text: str | None = None, timeout: float = 1800) -> subprocess.CompletedProcess[str]:
+    """Run one docker command and capture what it says."""
+    return execute(["docker", *arguments], check=check, input_text=input_text, timeout=timeout)
+
+
+def running() -> bool:
+    """Whether an engine answers."""
+    try:
+        return docker("version", "--format", "{{.Server.Version}}", check=False, timeout=60).returncode == 0
+    except WorldError:
+        return False
+
+
+def ensure_running() -> None:
+    """Start Docker Engine unless it answers: by the machine's service manager, or by hand where there is none."""
+    if running():
+        return
+    with cache.locked(cache.world_cache() / ".engine.lock"):
+        if running():
+            return
+        with step("docker engine"):
+            if Path("/run/systemd/system").is_dir():
+                execute(["systemctl", "start", "docker"])
+                wait_until("Docker Engine's answer", running, START_SECONDS)
+            else:
+                _start_by_hand()
+
+
+def _start_by_hand() -> None:
+    program = find_program("dockerd")
+    if program is None:
+        raise WorldError("dockerd was not found after installing docker.io: see what apt-get installed.")
+    log = cache.world_cache() / "dockerd.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as stream:
+        # A session of its own: the engine outlives this command and its terminal.
+        process = subprocess.Popen([program], stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True, cwd="/")
+
+    def answered() -> bool:
+        if process.poll() is not None:
+            raise WorldError(f"dockerd ended with status {process.returncode}; its log {log} ends with:\n{tail(log.read_text(errors='replace'))}")
+        return running()
+
+    wait_until("Docker Engine's answer", answered, START_SECONDS, remedy=lambda: tail(log.read_text(errors="replace")))
+
+
+def inspect(kind: str, name: str) -> dict[str, Any] | None:
+    """Docker's own description of a container, image, network or volume; None when there is no such thing."""
+    done = docker(kind, "inspect", name, check=False)
+    if done.returncode != 0:
+        return None
+    described: dict[str, Any] = json.loads(done.stdout)[0]
+    return described
+
+
+def labelled(kind: str, world: str | None = None) -> list[str]:
+    """Names of the containers, networks or volumes of one world, or of all worlds."""
+    label = LABEL if world is None else f"{LABEL}={world}"
+    names = {"container": ("container", "ls", "--all", "--format", "{{.Names}}"), "network": ("network", "ls", "--format", "{{.Name}}"), "volume": ("volume", "ls", "--format", "{{.Name}}")}
+    return docker(*names[kind], "--filter", f"label={label}").stdout.split()
+
+
+def worlds() -> list[str]:
+    """Names of all worlds that some container, network or volume belongs to."""
+    names: set[str] = set()
+    for kind in ("container", "network", "volume"):
+        options = ("--all",) if kind == "container" else ()
+        filters = ("--filter", f"label={LABEL}", "--format", f'{{{{.Label "{LABEL}"}}}}')
+        names.update(docker(kind, "ls", *options, *filters).stdout.split())
+    return sorted(names)
+
+
+def remove_all(world: str) -> list[str]:
+    """Remove every container, volume and network that carries a world's label; return what was removed."""
+    removed: list[str] = []
+    for kind, arguments in (("container", ("rm", "--force", "--volumes")), ("network", ("rm",)), ("volume", ("rm", "--force"))):
+        names = labelled(kind, world)
+        if names:
+            docker(kind, *arguments, *names)
+            removed += [f"{kind} {name}" for name in names]
+    return removed
+
+
+def used_subnets() -> list[str]:
+    """Subnets of all Docker networks, in CIDR notation."""
+    names = docker("network", "ls", "--quiet").stdout.split()
+    if not names:
+        return []
+    networks = json.loads(docker("network", "inspect", *names).stdout)
+    return [pool["Subnet"] for network in networks for pool in network["IPAM"].get("Config") or [] if "Subnet" in pool]
+
+
+def copy_tar(archive: bytes, container: str) -> None:
+    """Unpack a tar archive at the root of a container, running or not."""
+    done = subprocess.run(["docker", "cp", "-", f"{container}:/"], input=archive, capture_output=True, check=False)
+    if done.returncode != 0:
+        raise WorldError(f"copying files into {container} failed: {done.stderr.decode(errors='replace').strip()}")
+
+
+def inside(container: str, *command: str, check: bool = True, input_text: str | None = None, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    """Run a command in a node."""
+    options: Sequence[str] = ("exec", "--interactive") if input_text is not None else ("exec",)
+    return docker(*options, container, *command, check=check, input_text=input_text, timeout=timeout)

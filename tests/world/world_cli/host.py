@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What the machine below the world is like, and the little that the world changes on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .commands import execute
+from .errors import WorldError
+from .pins import DEBIAN_MIRROR, DEBIAN_SECURITY_MIRROR, DEBIAN_SUITE, HOST_PROGRAMS
+from .progress import say, step
+
+CAP_SYS_RESOURCE = 24
+CERTIFICATE_BUNDLES = (
+    Path("/etc/ssl/certs/ca-certificates.crt"),
+    Path("/etc/pki/tls/certs/ca-bundle.crt"),
+    Path("/etc/ssl/ca-bundle.pem"),
+)
+NODE_CERTIFICATE_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
+INOTIFY_INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")
+INOTIFY_INSTANCES_NEEDED = 4096
+
+
+@dataclass(frozen=True)
+class Host:
+    """Facts of the machine that decide how nodes are run."""
+
+    cgroup_version: int
+    can_lower_oom_score: bool
+
+
+def read_capabilities(status: str) -> int:
+    """Bounding set of capabilities in the text of ``/proc/<pid>/status``, as a bit mask."""
+    found = re.search(r"^CapBnd:\s*([0-9a-fA-F]+)$", status, re.MULTILINE)
+    return int(found.group(1), 16) if found else 0
+
+
+def inspect_host(root: Path = Path("/")) -> Host:
+    """Look at the machine. ``root`` is where its /sys and /proc are."""
+    unified = (root / "sys/fs/cgroup/cgroup.controllers").exists()
+    capabilities = read_capabilities((root / "proc/self/status").read_text())
+    return Host(cgroup_version=2 if unified else 1, can_lower_oom_score=bool(capabilities >> CAP_SYS_RESOURCE & 1))
+
+
+def require_root() -> None:
+    """Raise WorldError, in one line, when not run by root."""
+    if os.geteuid() != 0:
+        raise WorldError("the test world needs root, to install and start Docker Engine and to make its node image: run it with sudo.")
+
+
+def missing_packages(present: Mapping[str, bool]) -> list[str]:
+    """Debian packages for the programs that are not present, without repeats, in the order of the pins."""
+    packages: list[str] = []
+    for program, names in HOST_PROGRAMS.items():
+        if not present[program]:
+            packages += [name for name in names.split() if name not in packages]
+    return packages
+
+
+def install_packages() -> None:
+    """Install the programs that the host lacks. Raises WorldError where there is no apt-get to do it."""
+    present = {program: find_program(program) is not None for program in HOST_PROGRAMS}
+    packages = missing_packages(present)
+    if not packages:
+        return
+    lacking = ", ".join(program for program, there in present.items() if not there)
+    if shutil.which("apt-get") is None:
+        raise WorldError(f"this machine lacks {lacking} and has no apt-get to install them: install them and try again.")
+    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    with step("host packages", " ".join(packages)):
+        execute(["apt-get", "update", "-q"], environment=quiet)
+        execute(["apt-get", "install", "-q", "-y", "--no-install-recommends", *packages], environment=quiet)
+
+
+def find_program(name: str) -> str | None:
+    """Path of a program, also in the folders that only root's PATH has."""
+    return shutil.which(name) or shutil.which(name, path="/usr/local/sbin:/usr/sbin:/sbin")
+
+
+def raise_inotify_limit() -> None:
+    """Every systemd, kubelet and containerd of every node takes inotify instances from the one host."""
+    try:
+        present = int(INOTIFY_INSTANCES.read_text())
+        if present < INOTIFY_INSTANCES_NEEDED:
+            INOTIFY_INSTANCES.write_text(str(INOTIFY_INSTANCES_NEEDED))
+            say(f"fs.inotify.max_user_instances of this machine: {present} -> {INOTIFY_INSTANCES_NEEDED}")
+    except OSError as error:
+        say(f"fs.inotify.max_user_instances could not be raised to {INOTIFY_INSTANCES_NEEDED} ({error}): nodes beyond the third may fail to start")
+
+
+def certificate_bundle() -> Path | None:
+    """The certificates that this machine trusts, a site's own among them."""
+    return next((path for path in CERTIFICATE_BUNDLES if path.is_file()), None)
+
+
+def debian_sources() -> str:
+    """Package sources for the nodes: this machine's where it runs the same release, Debian's own otherwise."""
+    release = Path("/etc/os-release")
+    same = release.is_file() and f"VERSION_CODENAME={DEBIAN_SUITE}" in release.read_text()
+    deb822 = Path("/etc/apt/sources.list.d/debian.sources")
+    classic = Path("/etc/apt/sources.list")
+    if same and deb822.is_file():
+        return deb822_to_lines(deb822.read_text())
+    if same and classic.is_file() and "deb " in classic.read_text():
+        return classic.read_text()
+    return (
+        f"deb {DEBIAN_MIRROR} {DEBIAN_SUITE} main\n"
+        f"deb {DEBIAN_MIRROR} {DEBIAN_SUITE}-updates main\n"
+        f"deb {DEBIAN_SECURITY_MIRROR} {DEBIAN_SUITE}-security main\n"
+    )
+
+
+def deb822_to_lines(text: str) -> str:
+    """Turn the stanzas of a ``.sources`` file into one-line sources; disabled stanzas and other types are left out."""
+    lines: list[str] = []
+    for stanza in re.split(r"\n\s*\n", text):
+        fields: dict[str, list[str]] = {}
+        for line in stanza.splitlines():
+            if ":" in line and not line.startswith(("#", " ", "\t")):
+                name, value = line.split(":", 1)
+                fields[name.strip().lower()] = value.split()
+        if "deb" in fields.get("types", []) and fields.get("enabled", ["yes"]) != ["no"]:
+            components = " ".join(fields.get("components", []))
+            lines += [f"deb {uri} {suite} {components}" for uri in fields.get("uris", []) for suite in fields.get("suites", [])]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def mirror(sources: str) -> str:
+    """The first mirror of the bootstrap's suite in one-line sources, or Debian's own."""
+    for line in sources.splitlines():
+        words = [word for word in line.split() if not word.startswith("[")]
+        if len(words) >= 3 and words[0] == "deb" and words[2] == DEBIAN_SUITE:
+            return words[1]
+    return DEBIAN_MIRROR
+
+
+def apt_settings() -> str:
+    """This machine's settings for reaching a mirror (proxies, certificates, clock checks) for the nodes' apt."""
+    if shutil.which("apt-config") is None:
+        return ""
+    wanted = re.compile(r"^Acquire::(http|https|ftp|Retries|Check-Date|Check-Valid-Until)\b.*;$")
+    dump = execute(["apt-config", "dump"]).stdout
+    return "".join(f"{line}\n" for line in dump.splitlines() if wanted.match(line))
+
+
+def pip_settings(listed: str) -> str:
+    """The nodes' ``/etc/pip.conf`` from the output of ``pip config list`` on this machine.
+
+    Everything that names an index, a proxy or a time limit is taken over; paths of this machine are not, and the
+    certificates become the nodes' bundle. What the environment says comes after what files say, and wins.
+    """
+    wanted = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "default-timeout", "retries", "find-links")
+    ranked: dict[str, tuple[int, str]] = {}
+    for line in listed.splitlines():
+        found = re.match(r"^(global|:env:|install|user|site)\.([A-Za-z-]+)='(.*)'$", line.strip())
+        if not found:
+            continue
+        origin, name, value = found.groups()
+        name = name.lower()
+        if name not in wanted or (name == "find-links" and "://" not in value):
+            continue
+        rank = 1 if origin == ":env:" else 0
+        if name not in ranked or ranked[name][0] <= rank:
+            ranked[name] = (rank, value)
+    lines = [f"{name.replace('default-timeout', 'timeout')} = {value}" for name, (_, value) in sorted(ranked.items())]
+    return "\n".join(["[global]", f"cert = {NODE_CERTIFICATE_BUNDLE}", *lines, ""])
+
+
+def pip_listing() -> str:
+    """``pip config list`` of this machine, or nothing where there is no pip."""
+    pip = shutil.which("pip3") or shutil.which("pip")
+    if pip is None:
+        return ""
+    return subprocess.run([pip, "config", "list"], capture_output=True, text=True, check=False).stdout
+
+
+def resolver_settings(text: str) -> str:
+    """A ``resolv.conf`` for pods: this machine's servers without those that only answer on the machine itself."""
+    servers = [line.split()[1] for line in text.splitlines() if line.startswith("nameserver") and len(line.split()) > 1]
+    reachable = [server for server in servers if not server.startswith("127.") and server != "::1"]
+    return "".join(f"nameserver {server}\n" for server in reachable)
+
+
+def proxy_variables(environment: Mapping[str, str], cluster_networks: str) -> dict[str, str]:
+    """Proxy variables for programs that are run in nodes; the world's own networks are never reached through a proxy."""
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
+    chosen = {name: environment[name] for name in names if environment.get(name)}
+    if chosen:
+        present = environment.get("NO_PROXY") or environment.get("no_proxy")
+        excluded = ",".join(part for part in (present, "localhost,127.0.0.1", cluster_networks) if part)
+        chosen.update(NO_PROXY=excluded, no_proxy=excluded)
+    return chosen

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""From a distribution bootstrap to the node image and the pod images, each kept under a key of what it is made of."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+from . import binaries, cache, engine, host, pods
+from .commands import execute
+from .errors import WorldError
+from .pins import DEBIAN_SUITE, NODE_IMAGE, NODE_PACKAGES, NODE_PROGRAMS, WORLD_FOLDER
+from .progress import step
+
+NODE_FILES = WORLD_FOLDER / "node"
+ROOT_ARCHIVE = "root.tar"
+UNIT_FOLDER = "etc/systemd/system"
+_NODE_CHANGES = ("ENV container=docker", 'CMD ["/usr/local/lib/world/init"]')
+
+
+def bootstrap_folder() -> Path:
+    """Folder of the bootstrapped root file system's archive."""
+    return cache.world_cache() / f"bootstrap-{DEBIAN_SUITE}-{cache.digest(DEBIAN_SUITE, *NODE_PACKAGES)}"
+
+
+def pods_folder() -> Path:
+    """Folder of the pod images' archive."""
+    key = cache.digest(bootstrap_folder().name, pods.PAUSE_SOURCE, WORLD_FOLDER / "world_cli/pods.py", WORLD_FOLDER / "world_cli/archive.py")
+    return cache.world_cache() / f"pods-{key}"
+
+
+def pod_images() -> Path:
+    """The archive of all pod images."""
+    return pods_folder() / pods.IMAGES_ARCHIVE
+
+
+def node_image() -> str:
+    """Full name of the node image that the present pins ask for."""
+    files = sorted(NODE_FILES.iterdir())
+    key = cache.digest(bootstrap_folder().name, binaries.all_keys(), repr(NODE_PROGRAMS), *(path.name for path in files), *files)
+    return f"{NODE_IMAGE}:{key}"
+
+
+def bootstrap(target: Path) -> None:
+    """Make the root file system of an ordinary Debian server and write it to ``target`` as one archive."""
+    program = host.find_program("debootstrap")
+    if program is None:
+        raise WorldError("debootstrap was not found: install it and try again.")
+    root = target / "root"
+    include = f"--include={','.join(NODE_PACKAGES)}"
+    source = host.mirror(host.debian_sources())
+    execute([program, "--variant=minbase", include, DEBIAN_SUITE, str(root), source])
+    for folder in ("var/cache/apt/archives", "var/lib/apt/lists"):
+        for path in (root / folder).iterdir():
+            if path.is_file():
+                path.unlink()
+    (root / "etc/machine-id").write_text("")
+    (root / "etc/hostname").unlink(missing_ok=True)
+    (root / "etc/resolv.conf").unlink(missing_ok=True)
+    execute(["tar", "--numeric-owner", "--xattrs", "-C", str(root), "-cf", str(target / ROOT_ARCHIVE), "."])
+    shutil.rmtree(root)
+
+
+def make_pod_images(target: Path) -> None:
+    """Unpack the bootstrap for a moment and cut the pod images out of it."""
+    with tempfile.TemporaryDirectory(prefix=".root-", dir=target.parent) as temporary:
+        execute(["tar", "-C", temporary, "-xf", str(bootstrap_folder() / ROOT_ARCHIVE), "--exclude=./dev/*"])
+        pods.make_images(Path(temporary), target)
+
+
+def node_links() -> dict[str, str]:
+    """Symbolic links of the node image: the services that start by themselves, and those that a container must not have."""
+    masked = ("console-getty.service", "getty.target", "systemd-logind.service", "dev-hugepages.mount", "apt-daily.timer", "apt-daily-upgrade.timer")
+    links = {f"{UNIT_FOLDER}/{unit}": "/dev/null" for unit in masked}
+    # An OpenSSL of Debian's reads a folder of hashed links; this makes it read the bundle that the world copies in.
+    links["usr/lib/ssl/cert.pem"] = host.NODE_CERTIFICATE_BUNDLE
+    return links
+
+
+def _write_node_layer(stream: io.BufferedIOBase) -> None:
+    with tarfile.open(fileobj=stream, mode="w|") as archive:
+
+        def add(path: Path, name: str, mode: int) -> None:
+            header = archive.gettarinfo(str(path), name)
+            header.uid = header.gid = 0
+            header.uname = header.gname = "root"
+            header.mode = mode
+            with path.open("rb") as source:
+                archive.addfile(header, source)
+
+        for folder, programs in NODE_PROGRAMS.items():
+            for name in programs:
+                add(binaries.program(name), f"{folder}/{name}", 0o755)
+        for path in sorted(NODE_FILES.iterdir()):
+            if path.suffix == ".service":
+                add(path, f"{UNIT_FOLDER}/{path.name}", 0o644)
+            else:
+                add(path, f"usr/local/lib/world/{path.name}", 0o755)
+        for name, destination in node_links().items():
+            header = tarfile.TarInfo(name)
+            header.type, header.linkname = tarfile.SYMTYPE, destination
+            archive.addfile(header)
+        journal = tarfile.TarInfo("var/log/journal")
+        journal.type, journal.mode = tarfile.DIRTYPE, 0o755
+        archive.addfile(journal)
+
+
+def make_node_image(name: str) -> None:
+    """Import the bootstrap, lay the cluster's programs and units over it, and tag the result."""
+    changes = [word for change in _NODE_CHANGES for word in ("--change", change)]
+    base = engine.docker("import", str(bootstrap_folder() / ROOT_ARCHIVE)).stdout.strip()
+    container = engine.docker("create", base, "/bin/true").stdout.strip()
+    try:
+        with subprocess.Popen(["docker", "cp", "-", f"{container}:/"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as copy:
+            if copy.stdin is None or copy.stderr is None:
+                raise WorldError("docker cp was started without pipes.")
+            try:
+                _write_node_layer(copy.stdin)
+                copy.stdin.close()
+            except BrokenPipeError:
+                pass  # docker's own words follow
+            said = copy.stderr.read().decode(errors="replace").strip()
+        if copy.returncode != 0:
+            raise WorldError(f"filling the node image failed: {said}")
+        engine.docker("commit", *changes, container, name)
+    finally:
+        engine.docker("rm", "--force", container)
+
+
+def build(thorough: bool = False) -> None:
+    """Make everything that a world is started from: programs, bootstrap, pod images, node image."""
+    binaries.build_all(thorough)
+    for kind, folder, make in (("bootstrap", bootstrap_folder(), bootstrap), ("pod images", pods_folder(), make_pod_images)):
+        if cache.damage(folder, thorough) is not None:
+            with step(kind):
+                cache.ensure(folder, make, thorough)
+    name = node_image()
+    with cache.locked(cache.world_cache() / ".node-image.lock"):
+        if engine.inspect("image", name) is None:
+            with step("node image", name):
+                make_node_image(name)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""An Ansible inventory of a world, and the playbook that gives its nodes their silicon."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+from . import cache, cluster, state
+from .commands import execute
+from .errors import WorldError
+from .pins import COLLECTION_FOLDER, WORLD_FOLDER
+from .state import World
+
+GROUP = "accelerator_nodes"
+
+
+def inventory(world: World, kubeconfig: str) -> dict[str, Any]:
+    """The inventory as data. Nodes are reached through Docker, with the Python of an ordinary Debian."""
+    hosts: dict[str, dict[str, str]] = {}
+    for node in world.nodes:
+        variables = {"ansible_host": node.name, "kubernetes_node_name": node.name}
+        if node.silicon:
+            variables["simulator_machine"] = node.silicon
+        hosts[node.name] = variables
+    connection = {
+        "ansible_connection": "community.docker.docker",
+        "ansible_python_interpreter": "/usr/bin/python3",
+        "ansible_user": "root",
+    }
+    return {
+        "all": {
+            "vars": {"accelerator_kubeconfig": kubeconfig},
+            "children": {GROUP: {"hosts": hosts, "vars": connection}},
+        }
+    }
+
+
+def as_yaml(value: Any, depth: int = 0) -> str:
+    """Nested mappings of strings as block YAML; every scalar is quoted, so that none is taken for something else."""
+    lines = []
+    for key, item in value.items():
+        if isinstance(item, dict):
+            lines.append(f"{'  ' * depth}{key}:" + (f"\n{as_yaml(item, depth + 1)}" if item else " {}\n"))
+        else:
+            escaped = str(item).replace("\\", "\\\\").replace('"', '\\"')
+            lines.append(f'{"  " * depth}{key}: "{escaped}"\n')
+    return "".join(lines)
+
+
+def text_of(world: World) -> str:
+    """The inventory as YAML."""
+    return as_yaml(inventory(world, cluster.kubeconfig_path(world)))
+
+
+def write(world: World) -> str:
+    """Write the inventory into the world's folder; return its path."""
+    path = state.folder(world.name) / "inventory.yml"
+    cache.write_atomically(path, text_of(world))
+    return str(path)
+
+
+def apply_silicon(world: World) -> None:
+    """Run the playbook that turns the nodes into machines with accelerators; its output goes to stderr."""
+    playbook = cache.cache_root() / "venv" / "bin" / "ansible-playbook"
+    if not playbook.is_file():
+        raise WorldError(f"{playbook} was not found: run `make venv` first, or give --no-silicon-setup.")
+    tree = execute([str(COLLECTION_FOLDER / "tests" / "tools" / "tree")]).stdout.strip()
+    environment = {
+        **os.environ,
+        "ANSIBLE_COLLECTIONS_PATH": tree,
+        "ANSIBLE_FORKS": "2",
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_LOCALHOST_WARNING": "false",
+    }
+    command = [str(playbook), "--inventory", write(world), str(WORLD_FOLDER / "silicon.yml")]
+    done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
+    if done.returncode != 0:
+        raise WorldError(f"silicon.yml ended with status {done.returncode}; the world itself is up. Repeat it with the same `up`, or by hand:\n{' '.join(command)}")

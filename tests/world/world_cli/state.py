@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What is written down about a world: its name, networks and nodes. Everything else is read from Docker."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from . import cache
+from .errors import WorldError
+
+NAME_PATTERN = re.compile(r"[a-z]([a-z0-9-]{0,29}[a-z0-9])?")
+LARGEST_WORLD = 100
+#: Second bytes of the 10.x.0.0/16 networks that worlds are given.
+BLOCKS = range(211, 251)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One worker node. ``index`` counts from 1 and gives its name and addresses."""
+
+    name: str
+    index: int
+    silicon: str | None = None
+
+
+@dataclass(frozen=True)
+class World:
+    """One world. ``block`` is the second byte of its networks."""
+
+    name: str
+    block: int
+    nodes: tuple[Node, ...] = field(default_factory=tuple)
+
+    @property
+    def control(self) -> str:
+        """Name of the control plane's container and host."""
+        return f"{self.name}-control"
+
+    @property
+    def network(self) -> str:
+        """Name of the Docker network."""
+        return f"{self.name}-network"
+
+    @property
+    def node_subnet(self) -> str:
+        """Addresses of the containers."""
+        return f"10.{self.block}.0.0/24"
+
+    @property
+    def cluster_subnet(self) -> str:
+        """All addresses of the world: nodes, pods and services."""
+        return f"10.{self.block}.0.0/16"
+
+    @property
+    def service_subnet(self) -> str:
+        """Addresses of Kubernetes services."""
+        return f"10.{self.block}.240.0/20"
+
+    @property
+    def service_address(self) -> str:
+        """Address of the ``kubernetes`` service."""
+        return f"10.{self.block}.240.1"
+
+    @property
+    def control_address(self) -> str:
+        """Address of the API server."""
+        return f"10.{self.block}.0.2"
+
+    @property
+    def server(self) -> str:
+        """URL of the API server, the same from nodes and from the host."""
+        return f"https://{self.control_address}:6443"
+
+    def node_address(self, node: Node) -> str:
+        """Address of a worker."""
+        return f"10.{self.block}.0.{10 + node.index}"
+
+    def pod_subnet(self, node: Node) -> str:
+        """Addresses of a worker's pods."""
+        return f"10.{self.block}.{node.index}.0/24"
+
+    def node(self, name: str) -> Node:
+        """The worker with this name; ``node1`` and ``1`` stand for ``<world>-node1``. Raises WorldError for another one."""
+        for node in self.nodes:
+            if name in (node.name, f"node{node.index}", str(node.index)):
+                return node
+        raise WorldError(f"world {self.name} has no node {name!r}; it has {', '.join(node.name for node in self.nodes) or 'none'}.")
+
+    def container(self, name: str) -> str:
+        """The container of a worker or, for ``control``, of the control plane."""
+        return self.control if name in ("control", self.control) else self.node(name).name
+
+
+def check_name(name: str) -> str:
+    """Return the name if a world can have it; raise WorldError otherwise."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise WorldError(f"{name!r} cannot name a world: use 1 to 31 small letters, digits and dashes, beginning with a letter and not ending with a dash.")
+    return name
+
+
+def plan_nodes(name: str, count: int, profiles: Iterable[str]) -> tuple[Node, ...]:
+    """The workers of a world. One silicon profile serves all nodes, several are given in the order of the nodes."""
+    if not 1 <= count <= LARGEST_WORLD:
+        raise WorldError(f"a world has 1 to {LARGEST_WORLD} nodes, not {count}.")
+    given = list(profiles)
+    if len(given) not in (0, 1, count):
+        raise WorldError(f"{len(given)} silicon profiles were given for {count} nodes: give one for all of them, or one for each.")
+    chosen: list[str | None] = [*(given * count if len(given) == 1 else given)] or [None] * count
+    return tuple(Node(f"{name}-node{index}", index, chosen[index - 1]) for index in range(1, count + 1))
+
+
+def free_block(used_subnets: Iterable[str], taken: Iterable[int]) -> int:
+    """A second byte whose whole 10.x.0.0/16 overlaps nothing in use. Raises WorldError when there is none left."""
+    networks = [ipaddress.ip_network(subnet, strict=False) for subnet in used_subnets]
+    occupied = set(taken)
+    for block in BLOCKS:
+        candidate = ipaddress.ip_network(f"10.{block}.0.0/16")
+        if block not in occupied and not any(network.version == 4 and network.overlaps(candidate) for network in networks):
+            return block
+    raise WorldError(f"no network of 10.{BLOCKS[0]}.0.0/16 to 10.{BLOCKS[-1]}.0.0/16 is free on this machine: take a world down, or free one of them.")
+
+
+def folder(name: str) -> Path:
+    """Folder of one world's state."""
+    return cache.worlds_folder() / name
+
+
+def load(name: str) -> World | None:
+    """A world by its name; None when nothing, or nothing readable, is written about it."""
+    try:
+        values = json.loads((folder(name) / "world.json").read_text())
+        return World(values["name"], int(values["block"]), tuple(Node(**node) for node in values["nodes"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def require(name: str) -> World:
+    """A world that is up, or a WorldError that says which ones are."""
+    world = load(name)
+    if world is None:
+        others = ", ".join(sorted(names())) or "none"
+        raise WorldError(f"there is no world named {name!r} (there are: {others}): start it with `world up --name {name}`.")
+    return world
+
+
+def names() -> list[str]:
+    """Names of all worlds that something is written about."""
+    return sorted(path.parent.name for path in cache.worlds_folder().glob("*/world.json"))
+
+
+def save(world: World) -> None:
+    """Write a world down, whole or not at all."""
+    cache.write_atomically(folder(world.name) / "world.json", json.dumps(asdict(world), indent=2) + "\n")
