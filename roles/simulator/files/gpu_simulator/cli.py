@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .errors import SimulatorError
+from .hardware import load_catalogue, load_machine
 from .library import DEFAULT_FOLDER, Library, find_library
-from .power import CONFIGURATION, Power, read_configuration
+from .power import CONFIGURATION, DATA, Power, read_configuration
 
 FAULT_HELP = """\
 faults (GPU is an index, a UUID, a PCI address, several by commas, or all):
@@ -74,107 +75,67 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 def describe_gpu(gpu: Mapping[str, Any]) -> list[str]:
     """One line of ``show``."""
-    mig = gpu.get("mig", {})
-    instances = [
-        f"{instance.get('profile', instance.get('name', '?'))}@{instance.get('start', instance.get('placement', {}).get('start', '?'))}"
-        for instance in gpu.get("gpu_instances", ())
-    ]
-    return [
-        str(gpu.get("index", "")),
-        str(gpu.get("minor", "")),
-        str(gpu.get("pci_address", "")),
-        str(gpu.get("name", "")),
-        str(gpu.get("uuid", "")),
-        str(mig.get("mode", mig.get("current", "-"))),
-        " ".join(instances) or "-",
-        " ".join(map(str, gpu.get("faults", ()))) or "-",
-    ]
+    return [str(gpu.get(key, "-")) for key in ("index", "minor", "address", "name", "uuid")]
 
 
-def run(arguments: argparse.Namespace, output: TextIO) -> int:
-    """Executes one command; errors are raised."""
-    configuration_path = arguments.configuration or Path(str(arguments.root or "") + CONFIGURATION)
-    folder = arguments.library_folder or Path(str(arguments.root or "") + DEFAULT_FOLDER)
-    if arguments.command in ("fault", "clear", "reset", "show"):
-        library = Library(find_library(folder))
-        text = {
-            "fault": lambda: "fault " + " ".join(arguments.words),
-            "clear": lambda: "clear " + arguments.gpu,
-            "reset": lambda: "gpu-reset " + arguments.gpu,
-            "show": lambda: "show",
-        }[arguments.command]()
-        answer = library.command(text)
-        if arguments.command != "show" or arguments.json:
-            output.write(json.dumps(answer, indent=2) + "\n")
-        else:
-            heading = ["INDEX", "MINOR", "PCI ADDRESS", "NAME", "UUID", "MIG", "INSTANCES", "FAULTS"]
-            output.write(table([heading] + [describe_gpu(gpu) for gpu in answer.get("gpus", ())]))
-        return 0
-    overrides: dict[str, Any] = {}
-    if arguments.command == "power-on":
-        overrides = {"machine": arguments.machine, "identity": arguments.identity}
-    power = Power(
-        read_configuration(configuration_path, overrides),
-        root=arguments.root,
-        library_folder=folder,
-        use_library=not getattr(arguments, "no_library", False),
-    )
+def control(arguments: argparse.Namespace, library: Library, output: TextIO) -> None:
+    """The commands that go to the library: fault, clear, reset and show."""
+    if arguments.command == "fault":
+        text = " ".join(["fault", *arguments.words])
+    elif arguments.command == "show":
+        text = "show"
+    else:
+        text = f"{'gpu-reset' if arguments.command == 'reset' else 'clear'} {arguments.gpu}"
+    answer = library.command(text)
+    if arguments.command != "show" or arguments.json:
+        output.write(json.dumps(answer, indent=2) + "\n")
+        return
+    heading = ["INDEX", "MINOR", "PCI ADDRESS", "NAME", "UUID"]
+    output.write(table([heading, *(describe_gpu(gpu) for gpu in answer.get("gpus", ()))]))
+
+
+def run(arguments: argparse.Namespace, output: TextIO) -> None:
+    """Execute one command; errors are raised."""
+    root = str(arguments.root or "")
+    folder = arguments.library_folder or Path(root + DEFAULT_FOLDER)
     if arguments.command == "machines":
-        return list_machines(arguments.json, output)
-    if arguments.command == "power-off":
-        changed = power.power_off()
-        changed = (power.forget() if arguments.forget else False) or changed
-        output.write(json.dumps({"changed": changed}) + "\n")
-        return 0
-    plan = power.power_on(check=arguments.check)
-    output.write(
-        json.dumps(
-            {
-                "changed": plan.changes,
-                "machine": power.machine.name,
-                "place": plan.place,
-                "library": plan.library,
-                "reason": plan.reason,
-            }
-        )
-        + "\n"
+        list_machines(arguments.json, output)
+        return
+    if arguments.command in ("fault", "clear", "reset", "show"):
+        control(arguments, Library(find_library(folder)), output)
+        return
+    overrides = {key: getattr(arguments, key, None) for key in ("machine", "identity")}
+    configuration = read_configuration(arguments.configuration or Path(root + CONFIGURATION), overrides)
+    power = Power(
+        configuration, arguments.root, library_folder=folder, use_library=not getattr(arguments, "no_library", False)
     )
-    return 0
+    if arguments.command == "power-off":
+        done = [power.power_off(), arguments.forget and power.forget()]
+        answer: dict[str, Any] = {"changed": any(done)}
+    else:
+        plan = power.power_on(check=arguments.check)
+        answer = {"changed": plan.changes, "machine": power.machine.name, **vars(plan)}
+    output.write(json.dumps(answer) + "\n")
 
 
-def list_machines(as_json: bool, output: TextIO) -> int:
+def list_machines(as_json: bool, output: TextIO) -> None:
     """All machine profiles with the products in them."""
-    from .hardware import load_catalogue, load_machine
-    from .power import DATA
-
     catalogue = load_catalogue(DATA)
     names = sorted(path.stem for path in (DATA / "machines").glob("*.json"))
     machines = [load_machine(DATA, name, catalogue) for name in names]
     if as_json:
-        output.write(
-            json.dumps(
-                [
-                    {"machine": machine.name, "product": machine.product, "gpus": len(machine.gpus)}
-                    for machine in machines
-                ],
-                indent=2,
-            )
-            + "\n"
-        )
-    else:
-        output.write(
-            table(
-                [["MACHINE", "GPUS", "PRODUCT"]]
-                + [[machine.name, str(len(machine.gpus)), machine.product] for machine in machines]
-            )
-        )
-    return 0
+        rows = [{"machine": entry.name, "gpus": len(entry.gpus), "product": entry.product} for entry in machines]
+        output.write(json.dumps(rows, indent=2) + "\n")
+        return
+    heading = ["MACHINE", "GPUS", "PRODUCT"]
+    output.write(table([heading, *([entry.name, str(len(entry.gpus)), entry.product] for entry in machines)]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point: 0, or 1 with one line on standard error."""
     try:
-        return run(parser().parse_args(argv), sys.stdout)
+        run(parser().parse_args(argv), sys.stdout)
     except (SimulatorError, OSError) as error:
         sys.stderr.write(f"gpu-simulator: {error}\n")
         return 1
+    return 0

@@ -17,7 +17,7 @@ IDENTITY_NAMESPACE = uuid.UUID("0b8f7a0e-6f1d-5a53-9c1e-2f4f5be6a0d1")
 # NVML_COMPUTE_INSTANCE_PROFILE_* by slices, and the one that fills a double-memory 1g with more than one slice's SMs
 COMPUTE_INSTANCE_PROFILES = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
 COMPUTE_INSTANCE_1_SLICE_REV1 = 7
-# Starts in compute slices inside a GPU instance of so many slices (MIG user guide, listings of compute instance profiles)
+# Starts in compute slices inside a GPU instance of so many slices (MIG user guide)
 COMPUTE_STARTS: dict[int, dict[int, tuple[int, ...]]] = {
     1: {1: (0,)},
     2: {1: (0, 1), 2: (0,)},
@@ -37,8 +37,8 @@ FABRIC_STATE_COMPLETED = 3
 class Settings:
     """What one installation adds to a machine profile.
 
-    ``identity`` is any text that differs between machines: UUIDs, serial numbers and the like follow from it. The roots are
-    the folders that the library looks at. ``library`` holds further statements for the whole machine, such as
+    ``identity`` is any text that differs between machines: UUIDs, serial numbers and the like follow from it. The
+    roots are the folders that the library looks at. ``library`` holds further statements for the whole machine, such as
     ``{"operation-delay": 1000}`` or ``{"profile-info-versions": False}``.
     """
 
@@ -63,7 +63,7 @@ def gpu_uuid(identity: str, address: str) -> str:
 def serial_number(identity: str, address: str) -> str:
     """A serial number of 13 digits."""
     digest = hashlib.sha256((f"{identity}/serial/{address}").encode()).hexdigest()
-    return "165%010d" % (int(digest, 16) % 10**10)
+    return f"165{int(digest, 16) % 10**10:010d}"
 
 
 def guid(identity: str, address: str) -> str:
@@ -73,6 +73,10 @@ def guid(identity: str, address: str) -> str:
 
 def _pairs(**values: Any) -> str:
     return " ".join("{}={}".format(key.replace("_", "-"), value) for key, value in values.items() if value is not None)
+
+
+def _placements(starts: Sequence[int], size: int) -> str:
+    return f"{','.join(map(str, starts))}:{size}"
 
 
 def _flag(value: Any) -> str:
@@ -93,9 +97,9 @@ def _step(clocks: Mapping[str, Any]) -> int:
 def compute_profiles(mig: Mig, profile: Profile) -> Iterator[Mapping[str, Any]]:
     """The compute instance profiles that one GPU instance profile offers, in the order of their numbers.
 
-    A compute instance of all slices has all multiprocessors. A smaller one has its slices' share. Where the smallest GPU
-    instance has more multiprocessors than a slice (double memory on Hopper and later), one slice and the whole are two
-    profiles, and the whole is 1_SLICE_REV1.
+    A compute instance of all slices has all multiprocessors. A smaller one has its slices' share. Where the smallest
+    GPU instance has more multiprocessors than a slice (double memory on Hopper and later), one slice and the whole are
+    two profiles, and the whole is 1_SLICE_REV1.
     """
     unit = mig.unit_multiprocessors
     for slices, starts in COMPUTE_STARTS[profile.slices].items():
@@ -103,7 +107,7 @@ def compute_profiles(mig: Mig, profile: Profile) -> Iterator[Mapping[str, Any]]:
         if whole and not (slices == 1 and profile.multiprocessors != unit):
             name, multiprocessors = profile.name, profile.multiprocessors
         else:
-            name, multiprocessors = "%dc.%s" % (slices, profile.name), slices * unit
+            name, multiprocessors = f"{slices}c.{profile.name}", slices * unit
         yield {
             "enum": COMPUTE_INSTANCE_PROFILES[slices],
             "name": name,
@@ -143,7 +147,7 @@ def _mig_lines(mig: Mig) -> Iterator[str]:
                 maximum=profile.instances,
                 p2p="no",
                 gfx=_flag("+gfx" in profile.attributes),
-                placements="%s:%d" % (",".join(map(str, profile.starts)), profile.size),
+                placements=_placements(profile.starts, profile.size),
             )
         )
         for compute in compute_profiles(mig, profile):
@@ -156,7 +160,7 @@ def _mig_lines(mig: Mig) -> Iterator[str]:
                     slices=compute["slices"],
                     multiprocessors=compute["multiprocessors"],
                     maximum=len(compute["starts"]),
-                    placements="%s:%d" % (",".join(map(str, compute["starts"])), compute["size"]),
+                    placements=_placements(compute["starts"], compute["size"]),
                 )
             )
 
@@ -170,7 +174,7 @@ def _nvlink_lines(machine: Machine, device: Device, board: Board) -> Iterator[st
     for link in range(links):
         if machine.nvlink == "switch":
             # A rack's switches are in trays of their own: no PCI address of this machine.
-            yield "nvlink %d %s" % (
+            yield "nvlink {} {}".format(
                 link,
                 _pairs(
                     version=version,
@@ -181,12 +185,11 @@ def _nvlink_lines(machine: Machine, device: Device, board: Board) -> Iterator[st
                 ),
             )
         elif peers:
-            yield "nvlink %d %s" % (
-                link,
-                _pairs(version=version, state="active", remote="gpu", address=peers[0], speed=speed),
+            yield "nvlink {} {}".format(
+                link, _pairs(version=version, state="active", remote="gpu", address=peers[0], speed=speed)
             )
         else:
-            yield "nvlink %d %s" % (link, _pairs(version=version, state="inactive", speed=speed))
+            yield f"nvlink {link} {_pairs(version=version, state='inactive', speed=speed)}"
 
 
 def _fabric_lines(machine: Machine, device: Device, board: Board, settings: Settings) -> Iterator[str]:
@@ -224,14 +227,14 @@ def _gpu_lines(machine: Machine, device: Device, board: Board, settings: Setting
     pci, memory, power, clocks, temperature = board.pci, board.memory, board.power, board.clocks, board.temperature
     before_ampere = ARCHITECTURES[board.architecture] < ARCHITECTURES["ampere"]
     yield f"uuid {gpu_uuid(settings.identity, device.address)}"
-    yield "minor %d" % (device.minor or 0)
+    yield f"minor {device.minor or 0}"
     yield f"name {board.name}"
     yield f"serial {serial_number(settings.identity, device.address)}"
     yield "board-part-number {}".format(board.part["board"])
     yield "vbios-version {}".format(board.part["vbios"])
     yield "inforom-image-version {}".format(board.part["inforom_image"])
-    yield "brand %d" % BRANDS[board.brand]
-    yield "architecture %d" % ARCHITECTURES[board.architecture]
+    yield f"brand {BRANDS[board.brand]}"
+    yield f"architecture {ARCHITECTURES[board.architecture]}"
     yield f"compute-capability {board.compute_capability}"
     yield f"pci-address {device.address}"
     yield "pci-device-id {}".format(_identifier(pci["device"], pci["vendor"]))
@@ -239,12 +242,12 @@ def _gpu_lines(machine: Machine, device: Device, board: Board, settings: Setting
     yield "pci-class {}".format(pci["class"])
     yield "pci-path {}".format("/".join(device.path))
     yield "pcie {}".format(_pairs(generation=pci["max_link_generation"], width=pci["max_link_width"]))
-    yield "numa-node %d" % device.numa
+    yield f"numa-node {device.numa}"
     yield f"cpu-affinity {machine.numa_node(device.numa).cpus}"
     yield "memory {}".format(_pairs(total=memory["total_mib"], reserved=memory["reserved_mib"], used=0))
-    yield "memory-bus-width %d" % memory["bus_width_bits"]
-    yield "bar1-memory %d" % memory["bar1_mib"]
-    yield "cores %d" % board.cores
+    yield f"memory-bus-width {memory['bus_width_bits']}"
+    yield f"bar1-memory {memory['bar1_mib']}"
+    yield f"cores {board.cores}"
     yield "power {}".format(
         _pairs(
             default=power["default_mw"],
@@ -262,7 +265,7 @@ def _gpu_lines(machine: Machine, device: Device, board: Board, settings: Setting
             gpu_maximum=temperature["maximum_operating_c"],
         )
     )
-    yield "memory-clock %d %s" % (
+    yield "memory-clock {} {}".format(
         clocks["memory_mhz"],
         _pairs(minimum=clocks["graphics_minimum_mhz"], maximum=clocks["graphics_maximum_mhz"], step=_step(clocks)),
     )
@@ -278,7 +281,7 @@ def _gpu_lines(machine: Machine, device: Device, board: Board, settings: Setting
     yield f"page-retirement {_flag(before_ampere)}"
     yield "persistence yes"
     if device.module is not None:
-        yield "module-id %d" % device.module
+        yield f"module-id {device.module}"
     if board.mig is not None:
         engines = board.mig.engines
         yield "engines {}".format(
@@ -308,7 +311,7 @@ def render(machine: Machine, catalogue: Catalogue, settings: Settings) -> str:
         f"proc-root {settings.proc_root}",
         f"dev-root {settings.dev_root}",
         f"sys-root {settings.sys_root}",
-        "caps-major %d" % settings.caps_major,
+        f"caps-major {settings.caps_major}",
         f"cap-nodes {_flag(settings.cap_nodes)}",
     ]
     lines += [f"{key} {_flag(value)}" for key, value in sorted((settings.library or {}).items())]
@@ -321,8 +324,8 @@ def render(machine: Machine, catalogue: Catalogue, settings: Settings) -> str:
 def parse(text: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
     """The statements of a description: those of the machine, and those of each GPU.
 
-    Statements that may come several times (profiles, NVLinks, memory clocks) are lists of dictionaries or texts. This is
-    the reader's side of :func:`render`, for ``show`` and for tests; the library has a reader of its own.
+    Statements that may come several times (profiles, NVLinks, memory clocks) are lists of dictionaries. This is the
+    reader's side of :func:`render`; the library has a reader of its own.
     """
     machine: dict[str, str] = {}
     gpus: list[dict[str, Any]] = []
@@ -341,7 +344,7 @@ def parse(text: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
             first, *rest = value.split()
             target.setdefault(key, []).append(dict(_read_pairs(rest, number), number=first))
         elif key in target:
-            raise DescriptionError("line %d: %s is given twice" % (number, key))
+            raise DescriptionError(f"line {number}: {key} is given twice")
         else:
             target[key] = value
     return machine, gpus
@@ -352,6 +355,6 @@ def _read_pairs(words: Sequence[str], number: int) -> dict[str, str]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise DescriptionError("line %d: %r, expected name=value" % (number, word))
+            raise DescriptionError(f"line {number}: {word!r}, expected name=value")
         pairs[key] = value
     return pairs

@@ -2,8 +2,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Boards, PCI components and machines: from the JSON files to checked, frozen values.
 
-Sources of the figures are named in each file under ``sources``: ``*`` speaks for the whole file, every other key for the
-field that it names. A value marked *chosen* is ours, not the vendor's.
+Sources of the figures are named in each file under ``sources``: ``*`` speaks for the whole file, every other key for
+the field that it names. A value marked *chosen* is ours, not the vendor's.
 """
 
 from __future__ import annotations
@@ -200,11 +200,12 @@ def address_key(address: str) -> tuple[int, ...]:
 def profile_name(slices: int, memory_mib: int, total_mib: int, attributes: str = "") -> str:
     """The name that the driver's naming rule gives (nvidia.com's go-nvlib, ``mig_profile.go``).
 
-    Shown gigabytes are the memory's eighths of the board, rounded up, times the board's GiB rounded up; halves round up.
+    Shown gigabytes are the memory's eighths of the board, rounded up, times the board's GiB rounded up; halves round
+    up.
     """
     eighths = -(-memory_mib * 8 // total_mib)
     gigabytes = int(eighths * -(-total_mib // 1024) / 8 + 0.5)
-    return f"{int(slices)}g.{int(gigabytes)}gb{attributes}"
+    return f"{slices}g.{gigabytes}gb{attributes}"
 
 
 def read_json(path: Path) -> Any:
@@ -285,17 +286,17 @@ def check_mig(mig: Mig, total_mib: int, multiprocessors: int, where: str) -> Non
         expected = profile_name(profile.slices, profile.memory_mib, total_mib, profile.attributes)
         if profile.name != expected:
             raise DescriptionError(
-                f"{row}: the naming rule gives {expected} for {int(profile.memory_mib)} MiB of {int(total_mib)}"
+                f"{row}: the naming rule gives {expected} for {profile.memory_mib} MiB of {total_mib}"
             )
         if not profile.starts or list(profile.starts) != sorted(set(profile.starts)):
             raise DescriptionError(f"{row}: starts {list(profile.starts)}, expected them ascending and distinct")
         if profile.size < 1 or profile.starts[0] < 0 or profile.starts[-1] + profile.size > mig.memory_slices:
             raise DescriptionError(
-                f"{row}: placements {list(profile.starts)}:{int(profile.size)} leave the board's {int(mig.memory_slices)} memory slices"
+                f"{row}: placements {list(profile.starts)}:{profile.size} leave the {mig.memory_slices} memory slices"
             )
         if not 1 <= profile.instances <= len(profile.starts):
             raise DescriptionError(
-                f"{row}: {int(profile.instances)} instances, expected 1 to the {len(profile.starts)} placements"
+                f"{row}: {profile.instances} instances, expected 1 to the {len(profile.starts)} placements"
             )
         if profile.slices > mig.compute_slices or profile.multiprocessors > multiprocessors:
             raise DescriptionError(f"{row}: more compute than the board has")
@@ -396,7 +397,8 @@ def parse_machine(data: Mapping[str, Any], catalogue: Catalogue, where: str) -> 
     for node in numa:
         if len(node.distances) != len(numa) or node.distances[numbers.index(node.node)] != 10:
             raise DescriptionError(
-                f"{where}: NUMA node {int(node.node)} has distances {list(node.distances)}, expected one for each node and 10 to itself"
+                f"{where}: NUMA node {node.node} has distances {list(node.distances)}, "
+                "expected one for each node and 10 to itself"
             )
     roots: list[tuple[str, int]] = []
     devices: list[Device] = []

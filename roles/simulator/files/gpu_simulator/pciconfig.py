@@ -36,7 +36,7 @@ class Bar:
 
 
 def place_bars(pci: Mapping[str, Any], position: int) -> tuple[Bar, ...]:
-    """Windows for the ``position``-th GPU: 32-bit ones from 0xa0000000, 64-bit ones from 0x200000000000; none overlap."""
+    """Windows for the ``position``-th function: 32-bit ones from 0xa0000000, 64-bit ones from 0x200000000000."""
     bars: list[Bar] = []
     high = 0x200000000000 + position * (1 << 40)
     for bar in pci.get("bars", ()):
@@ -63,8 +63,8 @@ def configuration_space(
 ) -> bytes:
     """256 bytes of configuration space with power management and PCI Express capabilities.
 
-    ``buses`` are primary, secondary and subordinate bus of a bridge. ``port_type`` is the PCI Express device type: 0 endpoint,
-    4 root port, 5 and 6 switch up and down.
+    ``buses`` are primary, secondary and subordinate bus of a bridge. ``port_type`` is the PCI Express device type:
+    0 endpoint, 4 root port, 5 and 6 switch up and down.
     """
     space = bytearray(CONFIGURATION_SIZE)
     number = {

@@ -2,8 +2,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Puts a tree where programs look for it: as plain files under a folder, or laid over the real /proc, /sys and /dev.
 
-Laying over works without touching what the kernel shows: a tmpfs that holds everything a directory had before (bound from
-the original, so that it stays live) and the machine's own entries is moved over that directory in one step.
+Laying over works without touching what the kernel shows: a tmpfs that holds everything a directory had before (bound
+from the original, so that it stays live) and the machine's own entries is moved over that directory in one step.
 """
 
 from __future__ import annotations
@@ -16,23 +16,26 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
 
 from .errors import SimulatorError
 from .trees import Directory, Entry, File, Link, Node, Tree, directories_above
 
-MS_BIND, MS_REC, MS_MOVE, MS_PRIVATE, MS_NOSUID, MS_NODEV = 0x1000, 0x4000, 0x2000, 0x40000, 0x2, 0x4
+MS_NOSUID, MS_NODEV, MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x2000, 0x4000, 0x40000
 MNT_DETACH = 2
 MOUNT_SOURCE = "gpu-simulator"
-WORKSHOP = "/run/gpu-simulator"
-# Hundreds of children, none of which needs its own real path: links to one bind of the original instead of a mount each
-LINKED = ("/sys/module", "/sys/bus/pci/drivers")
+WORKSHOP = Path("/run/gpu-simulator")
 RECORD = "placed.json"
+# Hundreds of children, none of which needs its own real path: links to one bind of the original, not a mount each
+LINKED = ("/sys/module", "/sys/bus/pci/drivers")
+CAPABILITY_NODES = Path("/dev/nvidia-caps")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One mount over ``path``. ``kept`` are the original children and how each shows through: ``link:target``, ``directory`` or ``file``."""
+    """One mount over ``path``.
+
+    ``kept`` are the original children and how each shows through: ``link:target``, ``directory`` or ``file``.
+    """
 
     path: str
     kept: tuple[tuple[str, str], ...]
@@ -40,20 +43,28 @@ class Layer:
     single_file: bool = False
 
 
-@dataclass(frozen=True)
 class Original:
-    """What the machine shows by itself. The three functions are those of :mod:`os`; tests give their own."""
+    """What the machine shows by itself, below ``root`` (the machine's own root but in tests)."""
 
-    lexists: Callable[[str], bool] = os.path.lexists
-    isdir: Callable[[str], bool] = os.path.isdir
-    isfile: Callable[[str], bool] = os.path.isfile
-    listdir: Callable[[str], list[str]] = os.listdir
-    islink: Callable[[str], bool] = os.path.islink
-    readlink: Callable[[str], str] = os.readlink
+    def __init__(self, root: str = "") -> None:
+        self._root = root
+
+    def kind(self, path: str) -> str | None:
+        """``link:target``, ``directory``, ``file``, or None where there is nothing."""
+        entry = Path(self._root + path)
+        if entry.is_symlink():
+            return f"link:{entry.readlink()}"
+        if entry.is_dir():
+            return "directory"
+        return "file" if entry.exists() else None
+
+    def children(self, path: str) -> list[str]:
+        """Names in a directory, sorted."""
+        return sorted(entry.name for entry in Path(self._root + path).iterdir())
 
 
 def plan_layers(tree: Tree, original: Original) -> list[Layer]:
-    """Which directories and files have to be laid over so that the tree's /proc and /sys entries appear; parents first.
+    """Which directories and files have to be laid over so that the tree's /proc and /sys appear; parents first.
 
     A SimulatorError names what the host already has at a place that the machine needs.
     """
@@ -62,208 +73,195 @@ def plan_layers(tree: Tree, original: Original) -> list[Layer]:
     for path in sorted(tree):
         if path.startswith("/dev/"):
             continue
-        if original.isfile(path) and not original.islink(path) and path.startswith("/proc/"):
+        kind = original.kind(path)
+        if kind == "file" and path.startswith("/proc/"):
             files.append(path)
             continue
-        if original.lexists(path):
+        if kind is not None:
             raise SimulatorError(
-                f"{path} exists on this host already: the machine profile uses the same address; choose another profile or set a PCI domain "
-                "offset (pci_domain_offset)"
+                f"{path} exists on this host already: the machine profile uses the same address; "
+                "choose another profile or set a PCI domain offset (pci_domain_offset)"
             )
         parent = posixpath.dirname(path)
-        while not original.isdir(parent):
+        while original.kind(parent) != "directory":
             parent = posixpath.dirname(parent)
+        if parent in ("/", "/sys", "/proc"):
+            raise SimulatorError(f"{parent} has none of the folders above {path}, which every kernel with PCI shows")
         grouped.setdefault(parent, []).append(path)
     layers = []
-    for path in sorted(grouped):
-        if path in ("/", "/sys", "/proc"):
-            raise SimulatorError(
-                f"{path} has none of the folders above {grouped[path][0]}: this kernel does not show what the simulator extends"
-            )
+    for path, entries in sorted(grouped.items()):
         kept = []
-        for name in sorted(original.listdir(path)):
+        for name in original.children(path):
             child = posixpath.join(path, name)
-            if original.islink(child):
-                kept.append((name, "link:" + original.readlink(child)))
-            elif path in LINKED:
-                kept.append((name, f"link:{WORKSHOP}/original{child}"))
-            else:
-                kept.append((name, "directory" if original.isdir(child) else "file"))
-        layers.append(Layer(path, tuple(kept), tuple(grouped[path])))
+            kind = original.kind(child) or "file"
+            if path in LINKED and not kind.startswith("link:"):
+                kind = f"link:{WORKSHOP}/original{child}"
+            kept.append((name, kind))
+        layers.append(Layer(path, tuple(kept), tuple(entries)))
     return layers + [Layer(path, (), (path,), single_file=True) for path in files]
 
 
-def write_entry(path: str, entry: Entry, plain_nodes: bool) -> bool:
-    """Makes one entry; its parent exists. Returns whether anything changed."""
+def write_entry(path: Path, entry: Entry, plain_nodes: bool) -> bool:
+    """Make one entry; its parent exists. Returns whether anything changed."""
     if isinstance(entry, Directory):
-        if os.path.isdir(path):
+        if path.is_dir():
             return False
-        os.mkdir(path, entry.mode)
+        path.mkdir(entry.mode)
         return True
     if isinstance(entry, Link):
-        if os.path.islink(path) and os.readlink(path) == entry.target:
+        if path.is_symlink() and str(path.readlink()) == entry.target:
             return False
-        if os.path.lexists(path):
-            os.unlink(path)
-        os.symlink(entry.target, path)
+        path.unlink(missing_ok=True)
+        path.symlink_to(entry.target)
         return True
     if isinstance(entry, Node) and not plain_nodes:
         return _write_node(path, entry)
     content = entry.content if isinstance(entry, File) else b""
-    if os.path.isfile(path) and not os.path.islink(path):
-        with open(path, "rb") as stream:
-            if stream.read() == content and stat.S_IMODE(os.stat(path).st_mode) == entry.mode:
-                return False
-    if os.path.lexists(path):
-        os.unlink(path)
-    with open(path, "wb") as stream:
-        stream.write(content)
-    os.chmod(path, entry.mode)
+    regular = path.is_file() and not path.is_symlink()
+    if regular and path.read_bytes() == content and stat.S_IMODE(path.stat().st_mode) == entry.mode:
+        return False
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+    path.chmod(entry.mode)
     return True
 
 
-def _write_node(path: str, entry: Node) -> bool:
+def _write_node(path: Path, entry: Node) -> bool:
     wanted = os.makedev(entry.major, entry.minor)
-    if os.path.lexists(path):
-        state = os.lstat(path)
+    if path.exists() or path.is_symlink():
+        state = path.lstat()
         if stat.S_ISCHR(state.st_mode) and state.st_rdev == wanted and stat.S_IMODE(state.st_mode) == entry.mode:
             return False
-        os.unlink(path)
+        path.unlink()
     os.mknod(path, stat.S_IFCHR | entry.mode, wanted)
-    os.chmod(path, entry.mode)
+    path.chmod(entry.mode)
     return True
 
 
 def write_tree(root: str, tree: Tree, paths: Sequence[str], plain_nodes: bool) -> list[str]:
-    """Makes the named entries under ``root`` (empty for the machine itself) and says which ones changed."""
+    """Make the named entries under ``root`` (empty for the machine itself) and say which ones changed."""
     for directory in directories_above(paths):
-        os.makedirs(root + directory, 0o755, exist_ok=True)
-    return [path for path in sorted(paths) if write_entry(root + path, tree[path], plain_nodes)]
+        Path(root + directory).mkdir(0o755, parents=True, exist_ok=True)
+    return [path for path in sorted(paths) if write_entry(Path(root + path), tree[path], plain_nodes)]
+
+
+def _read_record(folder: Path) -> list[str]:
+    record = folder / RECORD
+    return list(json.loads(record.read_text(encoding="utf-8"))) if record.is_file() else []
 
 
 class Folder:
-    """Places trees as plain files under a folder: for tests, and for programs that take a root. Needs no privilege."""
+    """Places trees as plain files under a folder: for tests, and for programs that take a root. No privilege needed."""
 
     def __init__(self, root: Path) -> None:
         self.root = str(root)
-
-    @property
-    def record(self) -> Path:
-        """Where the list of made paths is kept."""
-        return Path(self.root + WORKSHOP) / RECORD
-
-    def place(self, tree: Tree) -> list[str]:
-        """Makes everything that differs; what an earlier machine left is removed. Returns the changed paths."""
-        previous = self.placed()
-        stale = [path for path in previous if path not in tree]
-        self._remove(stale)
-        changed = write_tree(self.root, tree, list(tree), plain_nodes=True)
-        self.record.parent.mkdir(parents=True, exist_ok=True)
-        self.record.write_text(json.dumps(sorted(tree)), encoding="utf-8")
-        return changed + stale
+        self._workshop = Path(f"{root}{WORKSHOP}")
 
     def placed(self) -> list[str]:
         """Paths made before, by the record."""
-        return list(json.loads(self.record.read_text(encoding="utf-8"))) if self.record.is_file() else []
+        return _read_record(self._workshop)
+
+    def place(self, tree: Tree) -> list[str]:
+        """Make everything that differs; what an earlier machine left is removed. Returns the changed paths."""
+        stale = [path for path in self.placed() if path not in tree]
+        self._remove(stale)
+        changed = write_tree(self.root, tree, list(tree), plain_nodes=True)
+        self._workshop.mkdir(parents=True, exist_ok=True)
+        (self._workshop / RECORD).write_text(json.dumps(sorted(tree)), encoding="utf-8")
+        return changed + stale
 
     def remove(self) -> bool:
-        """Removes what was placed and the folders that it leaves empty. Returns whether there was anything."""
+        """Remove what was placed and the folders that it leaves empty. Returns whether there was anything."""
         paths = self.placed()
         self._remove(paths)
-        if self.record.is_file():
-            self.record.unlink()
+        (self._workshop / RECORD).unlink(missing_ok=True)
         return bool(paths)
 
     def _remove(self, paths: Sequence[str]) -> None:
-        for path in sorted(paths, reverse=True):
-            if os.path.islink(self.root + path) or os.path.isfile(self.root + path):
-                os.unlink(self.root + path)
+        for path in paths:
+            entry = Path(self.root + path)
+            if entry.is_symlink() or entry.is_file():
+                entry.unlink()
         for directory in sorted(set(directories_above(paths)) | set(paths), reverse=True):
-            if os.path.isdir(self.root + directory) and not os.listdir(self.root + directory):
-                os.rmdir(self.root + directory)
+            entry = Path(self.root + directory)
+            if entry.is_dir() and not any(entry.iterdir()):
+                entry.rmdir()
 
 
 class System:
-    """Lays trees over the running system's /proc and /sys and makes nodes in /dev. Needs CAP_SYS_ADMIN and CAP_MKNOD."""
+    """Lays trees over the running system's /proc and /sys, makes nodes in /dev. Needs CAP_SYS_ADMIN and CAP_MKNOD."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
-    def _mount(self, source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
-        if (
-            self._libc.mount(
-                source.encode(), target.encode(), kind.encode() or None, ctypes.c_ulong(flags), options.encode() or None
-            )
-            != 0
-        ):
-            code = ctypes.get_errno()
+    def _mount(self, source: str, target: str | Path, kind: str = "", flags: int = 0, options: str = "") -> None:
+        words = [word.encode() or None for word in (source, str(target), kind, options)]
+        if self._libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]) != 0:
             raise SimulatorError(
-                f"mounting {source or kind} on {target}: {os.strerror(code)}; the simulator lays files over /proc and /sys and needs CAP_SYS_ADMIN"
+                f"mounting {source or kind} on {target}: {os.strerror(ctypes.get_errno())}; "
+                "the simulator lays files over /proc and /sys and needs CAP_SYS_ADMIN"
             )
 
     def mounts(self) -> list[str]:
         """Mount points of ours, outermost first, as /proc/self/mountinfo lists them."""
         found = []
-        with open("/proc/self/mountinfo", encoding="utf-8") as stream:
-            for line in stream:
-                fields, _dash, tail = line.partition(" - ")
-                if tail.split()[1] == MOUNT_SOURCE:
-                    found.append(fields.split()[4].replace("\\040", " "))
+        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+            fields, _dash, tail = line.partition(" - ")
+            if tail.split()[1] == MOUNT_SOURCE:
+                found.append(fields.split()[4].replace("\\040", " "))
         return found
 
     def placed(self) -> list[str]:
         """Paths of the tree that is laid over now; empty when none is."""
-        record = Path(WORKSHOP) / RECORD
-        return list(json.loads(record.read_text(encoding="utf-8"))) if record.is_file() else []
+        return _read_record(WORKSHOP)
 
     def place(self, tree: Tree) -> list[str]:
-        """Lays the tree over the system. Nothing of an earlier one may be in place. Returns the paths."""
+        """Lay the tree over the system. Nothing of an earlier one may be in place. Returns the paths."""
         layers = plan_layers(tree, Original())
         nodes = [path for path in tree if path.startswith("/dev/")]
-        os.makedirs(WORKSHOP, 0o755, exist_ok=True)
+        WORKSHOP.mkdir(0o755, parents=True, exist_ok=True)
         # Private, because a mount below a shared one cannot be moved
         self._mount(MOUNT_SOURCE, WORKSHOP, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
-        self._mount("", WORKSHOP, flags=MS_PRIVATE)
-        os.makedirs(WORKSHOP + "/original/sys")
-        self._mount("/sys", WORKSHOP + "/original/sys", flags=MS_BIND)
-        # Private, because what is laid over /sys would otherwise appear in this copy as well
-        self._mount("", WORKSHOP + "/original/sys", flags=MS_PRIVATE)
         try:
+            self._mount("", WORKSHOP, flags=MS_PRIVATE)
+            original = WORKSHOP / "original/sys"
+            original.mkdir(parents=True)
+            self._mount("/sys", original, flags=MS_BIND)
+            # Private, because what is laid over /sys would otherwise appear in this copy as well
+            self._mount("", original, flags=MS_PRIVATE)
             for number, layer in enumerate(layers):
                 if layer.single_file:
-                    source = f"{WORKSHOP}/files{layer.path}"
-                    write_tree(WORKSHOP + "/files", tree, layer.entries, plain_nodes=False)
-                    self._mount(source, layer.path, flags=MS_BIND)
+                    write_tree(f"{WORKSHOP}/files", tree, layer.entries, plain_nodes=False)
+                    self._mount(f"{WORKSHOP}/files{layer.path}", layer.path, flags=MS_BIND)
                 else:
-                    self._lay(layer, tree, f"{WORKSHOP}/stage{int(number)}")
+                    self._lay(layer, tree, WORKSHOP / f"stage{number}")
             write_tree("", tree, nodes, plain_nodes=False)
-            (Path(WORKSHOP) / RECORD).write_text(json.dumps(sorted(tree)), encoding="utf-8")
+            (WORKSHOP / RECORD).write_text(json.dumps(sorted(tree)), encoding="utf-8")
         except (OSError, SimulatorError):
             self._withdraw(nodes)
             raise
         return sorted(tree)
 
-    def _lay(self, layer: Layer, tree: Tree, stage: str) -> None:
-        os.makedirs(stage)
+    def _lay(self, layer: Layer, tree: Tree, stage: Path) -> None:
+        stage.mkdir(parents=True)
         self._mount(MOUNT_SOURCE, stage, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
         for name, kind in layer.kept:
-            here, there = f"{stage}/{name}", f"{layer.path}/{name}"
+            here, there = stage / name, posixpath.join(layer.path, name)
             if kind.startswith("link:"):
-                os.symlink(kind[len("link:") :], here)
+                here.symlink_to(kind[len("link:") :])
             elif kind == "directory":
-                os.mkdir(here)
+                here.mkdir()
                 self._mount(there, here, flags=MS_BIND | MS_REC)
             else:
-                with open(here, "wb"):
-                    pass
+                here.touch()
                 self._mount(there, here, flags=MS_BIND)
         inside = {path[len(layer.path) :]: tree[path] for path in layer.entries}
-        write_tree(stage, inside, list(inside), plain_nodes=False)
+        write_tree(str(stage), inside, list(inside), plain_nodes=False)
         self._mount("", stage, flags=MS_PRIVATE | MS_REC)
-        self._mount(stage, layer.path, flags=MS_MOVE)
+        self._mount(str(stage), layer.path, flags=MS_MOVE)
 
     def remove(self) -> bool:
-        """Takes away every mount and node of ours. Returns whether there was anything."""
+        """Take away every mount and node of ours. Returns whether there was anything."""
         return self._withdraw([path for path in self.placed() if path.startswith("/dev/")])
 
     def _withdraw(self, nodes: Sequence[str]) -> bool:
@@ -271,12 +269,13 @@ class System:
         for path in reversed(mounts):
             if self._libc.umount2(path.encode(), MNT_DETACH) != 0:
                 raise SimulatorError(f"unmounting {path}: {os.strerror(ctypes.get_errno())}")
-        capabilities = "/dev/nvidia-caps"
-        instances = os.listdir(capabilities) if nodes and os.path.isdir(capabilities) else []
-        for path in list(nodes) + [f"{capabilities}/{name}" for name in instances]:
-            if os.path.lexists(path):
-                os.unlink(path)
-        for directory in (capabilities, WORKSHOP):
-            if os.path.isdir(directory) and not os.listdir(directory):
-                os.rmdir(directory)
+        for path in nodes:
+            Path(path).unlink(missing_ok=True)
+        if nodes and CAPABILITY_NODES.is_dir():
+            # Those of instances, which the library makes where it is told to
+            for node in CAPABILITY_NODES.iterdir():
+                node.unlink()
+        for directory in (CAPABILITY_NODES, WORKSHOP):
+            if directory.is_dir() and not any(directory.iterdir()):
+                directory.rmdir()
         return bool(mounts or nodes)

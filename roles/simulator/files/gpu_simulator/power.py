@@ -64,6 +64,8 @@ def read_configuration(path: Path, overrides: Mapping[str, Any]) -> Configuratio
         except ValueError as error:
             raise DescriptionError(f"{path}: not JSON: {error}") from error
     values.update({key: value for key, value in overrides.items() if value is not None})
+    # Ansible before 2.19 cannot write a null
+    values = {key: value for key, value in values.items() if value not in (None, "")}
     known = {entry.name for entry in dataclasses.fields(Configuration)}
     unknown = sorted(set(values) - known)
     if unknown:
@@ -100,8 +102,8 @@ def plan_power_on(
 ) -> Plan:
     """Decides a power-on.
 
-    ``previous`` is the record of the last one: ``boot_id``, ``fingerprint`` of the trees, ``description`` (a digest of the
-    text that was loaded). ``placed`` and ``loaded`` are what is really there.
+    ``previous`` is the record of the last one: ``boot_id``, ``fingerprint`` of the trees, ``description`` (a digest of
+    the text that was loaded). ``placed`` and ``loaded`` are what is really there.
     """
     fits = previous.get("fingerprint") == fingerprint and previous.get("boot_id") == boot_id
     same_trees = placed and fits
@@ -172,11 +174,8 @@ class Power:
         """The host's own view; it must not be read while a tree is laid over it."""
         if self.root:
             return Surroundings()
-        groups = (
-            [int(name) for name in os.listdir("/sys/kernel/iommu_groups")]
-            if os.path.isdir("/sys/kernel/iommu_groups")
-            else []
-        )
+        folder = Path("/sys/kernel/iommu_groups")
+        groups = [int(group.name) for group in folder.iterdir()] if folder.is_dir() else []
         modules = Path("/proc/modules")
         return Surroundings(
             proc_devices=Path("/proc/devices").read_text(encoding="ascii"),
@@ -185,7 +184,7 @@ class Power:
         )
 
     def power_on(self, check: bool = False) -> Plan:
-        """Makes the machine stand: places the files, loads or power-cycles the library. Returns what was (or would be) done."""
+        """Place the files, load or power-cycle the library, as needed. Returns what was (or would be) done."""
         previous, boot_id, fingerprint = self.record(), self.boot_id(), self.fingerprint()
         placed = bool(self.placer.placed())
         library = Library(find_library(self.library_folder)) if self.use_library else None
@@ -199,14 +198,17 @@ class Power:
         )
         text = render(self.machine, self.catalogue, self.settings(majors))
         plan = plan_power_on(previous, fingerprint, digest(text), boot_id, placed, loaded)
+        if library is None:
+            plan = dataclasses.replace(plan, library=None)
         if check or not plan.changes:
             return plan
         if plan.withdraw:
             self.placer.remove()
         if plan.place:
-            if not self.root and os.path.exists("/proc/driver/nvidia/version"):
+            if not self.root and Path("/proc/driver/nvidia/version").exists():
                 raise SimulatorError(
-                    "/proc/driver/nvidia/version exists: a real NVIDIA driver is loaded here; simulate on a machine without one"
+                    "/proc/driver/nvidia/version exists: a real NVIDIA driver is loaded here; "
+                    "simulate on a machine without one"
                 )
             self.placer.place(
                 whole_tree(self.machine, self.catalogue, self.settings(majors), majors, self.surroundings())
@@ -226,7 +228,7 @@ class Power:
         }
         temporary = self.record_path.with_suffix(".new")
         temporary.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, self.record_path)
+        temporary.replace(self.record_path)
         return plan
 
     def fingerprint(self) -> str:

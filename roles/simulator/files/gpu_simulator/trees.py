@@ -111,8 +111,8 @@ class Majors:
 def choose_majors(proc_devices: str, previous: Mapping[str, int] | None = None) -> Majors:
     """Majors that the host uses for nothing else: its own drivers must never answer for ours.
 
-    From 236 downward for what a driver registers early, from 510 downward for UVM, as dynamic allocation gives them. Those of
-    a ``previous`` boot come first, so that a machine stays the same over reboots.
+    From 236 downward for what a driver registers early, from 510 downward for UVM, as dynamic allocation gives them.
+    Those of a ``previous`` boot come first, so that a machine stays the same over reboots.
     """
     taken = {int(number) for number in re.findall(r"^\s*(\d+) ", proc_devices, re.MULTILINE)} | {NVIDIA_MAJOR}
     by_name: dict[str, int] = {}
@@ -137,7 +137,7 @@ def merge_proc_devices(original: str, majors: Majors, nvswitches: bool) -> str:
     lines = [line for line in characters.splitlines()[1:] if line.strip()]
     ours = [(majors.nvidia, name) for name in ("nvidia", "nvidia-modeset", "nvidiactl")]
     ours += [(number, name) for name, number in majors.by_name.items() if nvswitches or name != "nvidia-nvswitch"]
-    lines += ["%3d %s" % pair for pair in ours]
+    lines += [f"{number:3d} {name}" for number, name in ours]
     lines.sort(key=lambda line: int(line.split()[0]))
     return "\n".join(["Character devices:", *lines]) + (blank + blocks if blank else "\n\nBlock devices:\n")
 
@@ -237,7 +237,7 @@ def proc_tree(machine: Machine, catalogue: Catalogue, settings: Settings, majors
             ("GPU Excluded:", "No"),
         )
         tree[f"{driver}/gpus/{gpu.address}/information"] = File(
-            "".join("%-8s\t %s\n" % pair for pair in information).encode()
+            "".join(f"{key:<8}\t {value}\n" for key, value in information).encode()
         )
         if board.mig is not None:
             tree[f"{driver}/capabilities/gpu{int(gpu.minor or 0)}/mig"] = Directory(0o755)
@@ -278,7 +278,10 @@ def _device_tree(
         key: int(str(pci[key]), 16)
         for key in ("vendor", "device", "class", "revision", "subsystem_vendor", "subsystem_device")
     }
-    modalias = f"pci:v{number['vendor']:08X}d{number['device']:08X}sv{number['subsystem_vendor']:08X}sd{number['subsystem_device']:08X}bc{number['class'] >> 16:02X}sc{number['class'] >> 8 & 255:02X}i{number['class'] & 255:02X}"
+    modalias = "pci:v{:08X}d{:08X}sv{:08X}sd{:08X}bc{:02X}sc{:02X}i{:02X}".format(
+        *(number[key] for key in ("vendor", "device", "subsystem_vendor", "subsystem_device")),
+        *number["class"].to_bytes(3, "big"),
+    )
     uevent = (
         "{}PCI_CLASS={:X}\nPCI_ID={:04X}:{:04X}\nPCI_SUBSYS_ID={:04X}:{:04X}\nPCI_SLOT_NAME={}\nMODALIAS={}".format(
             f"DRIVER={driver}\n" if driver in DRIVERS_SHOWN else "",
@@ -397,7 +400,7 @@ def sys_tree(machine: Machine, catalogue: Catalogue, settings: Settings, around:
 def device_nodes(machine: Machine, majors: Majors) -> Tree:
     """Everything under /dev: one node for each GPU and the driver's own."""
     uvm, caps = majors.by_name["nvidia-uvm"], majors.by_name["nvidia-caps"]
-    tree: Tree = {"/dev/nvidia%d" % (gpu.minor or 0): Node(majors.nvidia, gpu.minor or 0) for gpu in machine.gpus}
+    tree: Tree = {f"/dev/nvidia{gpu.minor or 0}": Node(majors.nvidia, gpu.minor or 0) for gpu in machine.gpus}
     tree.update(
         {
             "/dev/nvidiactl": Node(majors.nvidia, CONTROL_MINOR),
