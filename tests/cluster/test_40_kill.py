@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from dra_driver.stages import PREPARE_STAGES, UNPREPARE_STAGES
+from dra_driver.stages import PREPARE, UNPREPARE
 
 from tests.cluster.cluster import DRIVER_UNIT, Cluster
 from tests.cluster.manifests import claim, dynamic, pod
@@ -49,7 +49,7 @@ def killer(clean: Cluster) -> Iterator[Killer]:
         made.disarm()
 
 
-@pytest.mark.parametrize("stage", PREPARE_STAGES)
+@pytest.mark.parametrize("stage", PREPARE)
 def test_killed_while_preparing_then_the_pod_runs(killer: Killer, stage: str) -> None:
     """The pod stays wanted: after the restart its claim is prepared, once."""
     cluster = killer.cluster
@@ -62,7 +62,7 @@ def test_killed_while_preparing_then_the_pod_runs(killer: Killer, stage: str) ->
     assert len(cluster.cdi_files(killer.node)) == 1
 
 
-@pytest.mark.parametrize("stage", PREPARE_STAGES)
+@pytest.mark.parametrize("stage", PREPARE)
 def test_killed_while_preparing_then_the_pod_is_deleted(killer: Killer, stage: str) -> None:
     """Nobody wants the claim any more when the driver comes back: nothing of it is left."""
     cluster = killer.cluster
@@ -76,7 +76,7 @@ def test_killed_while_preparing_then_the_pod_is_deleted(killer: Killer, stage: s
     cluster.wait("nothing is left on the node", lambda: not cluster.instances(killer.node) and not cluster.cdi_files(killer.node), timeout=60)
 
 
-@pytest.mark.parametrize("stage", UNPREPARE_STAGES)
+@pytest.mark.parametrize("stage", UNPREPARE)
 def test_killed_while_unpreparing(killer: Killer, stage: str) -> None:
     """The pod is deleted, the driver dies on the way: after the restart all is given back."""
     cluster = killer.cluster

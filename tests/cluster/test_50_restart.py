@@ -65,10 +65,10 @@ def test_pod_deleted_while_its_node_was_down_leaves_nothing(clean: Cluster) -> N
 def test_driver_starts_before_the_kubelet_and_before_the_api_server(clean: Cluster) -> None:
     node = clean.nodes()[1]
     clean.run(node, "systemctl", "stop", "kubelet.service", DRIVER_UNIT)
-    clean.world("component", "stop", "kube-apiserver")
+    clean.world("component", "stop", "apiserver")
     clean.run(node, "systemctl", "start", DRIVER_UNIT)
     clean.wait_registered(node)
-    clean.world("component", "start", "kube-apiserver")
+    clean.world("component", "start", "apiserver")
     clean.wait("the API answers", lambda: clean.get("nodes")["items"], timeout=120)
     clean.run(node, "systemctl", "start", "kubelet.service")
     clean.wait("slices are published", lambda: len(clean.devices(node)) == 8 * 26, timeout=180)
