@@ -1,0 +1,31 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""The world that the figures are taken on: one node with sixteen H100, installed by the site playbook."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.bench.figures import Figures
+from tests.cluster.cluster import Cluster
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    made = Cluster(os.environ.get("DRA_ACCELERATORS_BENCH_WORLD", "bench"))
+    made.world("up", "--nodes", "1", "--silicon", "16xH100", timeout=3000)
+    made.kubectl("label", "namespace", "default", "resource.kubernetes.io/admin-access=true", "--overwrite")
+    yield made
+    if os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") != "1":
+        made.world("down")
+
+
+@pytest.fixture(scope="session")
+def figures() -> Iterator[Figures]:
+    """Collects what the tests measure, and prints one table at the end."""
+    collected = Figures()
+    yield collected
+    collected.print()

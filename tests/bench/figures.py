@@ -1,0 +1,42 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of one run, printed as ratios to the cost of their parts, which were measured in the same run."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from statistics import median
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value below which ``share`` (0–1) of the values lie: nearest rank."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered) + 0.5) - 1))]
+
+
+@dataclass
+class Figures:
+    """Lines of the table, in the order in which they were measured."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def prepared(self, what: str, parallel: int, seconds: dict[str, list[float]]) -> None:
+        """Add one measurement of ``node_side.py``: p50 and p99 as multiples of the parts of one prepare."""
+        parts = {name: median(seconds[name]) for name in ("get", "fsync", "cdi")}
+        cost = parts["get"] + 2 * parts["fsync"] + parts["cdi"]
+        middle, worst = percentile(seconds["prepare"], 0.5), percentile(seconds["prepare"], 0.99)
+        together = median(seconds["prepare_all"])
+        self.lines.append(
+            f"{what:8} {parallel:3} in parallel: prepare p50 {middle * 1e3:7.1f} ms = {middle / cost:6.1f}×parts, p99 {worst * 1e3:7.1f} ms = {worst / cost:6.1f}×parts, "
+            f"all {together * 1e3:7.1f} ms = {together / parallel / cost:5.1f}×parts each; unprepare p50 {percentile(seconds['unprepare'], 0.5) * 1e3:7.1f} ms "
+            f"(parts: GET {parts['get'] * 1e3:.2f} ms + 2×fsync {parts['fsync'] * 1e3:.2f} ms + CDI file {parts['cdi'] * 1e3:.2f} ms)"
+        )
+
+    def said(self, line: str) -> None:
+        """Add a line that is no ratio."""
+        self.lines.append(line)
+
+    def print(self) -> None:
+        sys.__stdout__.write("\n" + "\n".join(["Figures of this run", *self.lines]) + "\n")
+        sys.__stdout__.flush()

@@ -1,0 +1,114 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs on a node, in the driver's own Python environment: calls the driver's socket as the kubelet would, and times it.
+
+Standard input: a JSON object ``{"rounds": n, "claims": [{"namespace", "name", "uid"}, …], "parallel": n}``. Standard output: a
+JSON object of lists of seconds: ``prepare`` and ``unprepare`` (one for each call), ``prepare_all`` (one for each round: until
+the last of its parallel calls has answered), and the cost of the parts, measured in the same process on the same disk and API:
+``fsync`` (4 KiB written and synced), ``get`` (one claim over a connection that is open), ``cdi`` (one CDI file written).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from dra_driver.api.client import ApiClient
+from dra_driver.core.cdi import ContainerEdits, DeviceNode, build_spec, write_spec
+from dra_driver.core.system import System
+from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc
+
+DIRECTORY = "/var/lib/kubelet/plugins/gpu.nvidia.com"
+KUBECONFIG = "/etc/dra-accelerators/kubeconfig"
+PARTS = 50
+
+
+async def timed(call: Callable[[], Awaitable[Any]]) -> tuple[float, Any]:
+    """Seconds that a call took, and its answer."""
+    start = time.perf_counter()
+    answer = await call()
+    return time.perf_counter() - start, answer
+
+
+def cost_of_fsync() -> list[float]:
+    """Seconds of writing 4 KiB and syncing them, on the store's file system."""
+    seconds = []
+    path = os.path.join(DIRECTORY, "bench-fsync")
+    with open(path, "wb", buffering=0) as file:
+        for _ in range(PARTS):
+            start = time.perf_counter()
+            file.write(b"x" * 4096)
+            os.fsync(file.fileno())
+            seconds.append(time.perf_counter() - start)
+    os.unlink(path)
+    return seconds
+
+
+def cost_of_cdi() -> list[float]:
+    """Seconds of writing one small CDI file as the driver does."""
+    system = System()
+    edits = ContainerEdits(env=("A=B",), device_nodes=(DeviceNode(path="/dev/nvidia0"),))
+    seconds = []
+    path = "/var/run/cdi/bench.example.com-claim_0.json"
+    for _ in range(PARTS):
+        spec = build_spec("bench.example.com/claim", {"device": edits})
+        start = time.perf_counter()
+        write_spec(system, path, spec)
+        seconds.append(time.perf_counter() - start)
+    os.unlink(path)
+    return seconds
+
+
+async def cost_of_get(claim: dict[str, str]) -> list[float]:
+    """Seconds of reading one claim over an open connection."""
+    client = ApiClient(KUBECONFIG)
+    path = f"/apis/resource.k8s.io/v1/namespaces/{claim['namespace']}/resourceclaims/{claim['name']}"
+    try:
+        await client.get(path)
+        return [(await timed(lambda: client.get(path)))[0] for _ in range(PARTS)]
+    finally:
+        await client.close()
+
+
+def messages(claims: list[dict[str, str]]) -> list[dra_v1_pb2.Claim]:
+    return [dra_v1_pb2.Claim(namespace=claim["namespace"], name=claim["name"], uid=claim["uid"]) for claim in claims]
+
+
+def refuse(answer: Any) -> None:
+    """Stop at the first error: a figure of failed calls is none."""
+    for uid, response in answer.claims.items():
+        if response.error:
+            raise SystemExit(f"claim {uid}: {response.error}")
+
+
+async def main() -> None:
+    order = json.load(sys.stdin)
+    result: dict[str, list[float]] = {"prepare": [], "unprepare": [], "prepare_all": [], "unprepare_all": []}
+    result["fsync"] = cost_of_fsync()
+    result["cdi"] = cost_of_cdi()
+    result["get"] = await cost_of_get(order["claims"][0])
+    claims = messages(order["claims"][: order["parallel"]])
+    async with grpc.aio.insecure_channel(f"unix:{DIRECTORY}/dra.sock") as channel:
+        plugin = dra_v1_pb2_grpc.DRAPluginStub(channel)
+        for _ in range(order["rounds"]):
+            for verb, request, call in (
+                ("prepare", dra_v1_pb2.NodePrepareResourcesRequest, plugin.NodePrepareResources),
+                ("unprepare", dra_v1_pb2.NodeUnprepareResourcesRequest, plugin.NodeUnprepareResources),
+            ):
+                start = time.perf_counter()
+                answers = await asyncio.gather(*(timed(lambda claim=claim, request=request, call=call: call(request(claims=[claim]))) for claim in claims))
+                result[f"{verb}_all"].append(time.perf_counter() - start)
+                for seconds, answer in answers:
+                    refuse(answer)
+                    result[verb].append(seconds)
+    json.dump(result, sys.stdout)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,139 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of the node driver: what one prepare costs beside its parts, alone and in parallel, and what it costs at rest.
+
+The claims are allocated by hand, as the scheduler would write it, and the calls go straight to the driver's socket, so that
+nothing but the driver is measured. No figure is asserted; what is asserted is that every call did its work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.bench.figures import Figures
+from tests.cluster.cluster import DRIVER, DRIVER_UNIT, Cluster
+from tests.cluster.manifests import claim
+
+NODE_SIDE = Path(__file__).with_name("node_side.py")
+PARALLEL = (1, 8, 64)
+LAYOUTS: dict[str, list[dict[str, Any]]] = {
+    "whole": [{"match": {}, "mode": "whole"}],
+    "static": [{"match": {}, "mode": "static", "partitions": {"1g.10gb": 7}}],
+    "dynamic": [{"match": {}, "mode": "dynamic"}],
+}
+CLASSES = {"whole": "gpu.nvidia.com", "static": "mig.nvidia.com", "dynamic": "mig.nvidia.com"}
+REST_SECONDS = int(os.environ.get("DRA_ACCELERATORS_REST_SECONDS", "600"))
+
+
+def wanted(kind: str, device: dict[str, Any]) -> bool:
+    """Whether a published device is of the kind that is measured."""
+    attributes = device["attributes"]
+    if kind == "whole":
+        return bool(attributes["type"]["string"] == "gpu")
+    return attributes["type"]["string"] == "mig" and attributes["profile"]["string"] == "1g.10gb" and ("uuid" in attributes) == (kind == "static")
+
+
+def allocated_claims(cluster: Cluster, node: str, kind: str, number: int) -> list[dict[str, str]]:
+    """Make ``number`` claims and write their allocation as the scheduler would; whole GPUs beyond the last one by admin access."""
+    names = sorted(name for name, device in cluster.devices(node).items() if wanted(kind, device))
+    made = []
+    for position in range(number):
+        name = f"bench-{kind}-{position}"
+        shared = kind == "whole" and number > len(names)
+        document = claim(name, device_class=CLASSES[kind])
+        if shared:
+            document["spec"]["devices"]["requests"][0]["exactly"]["adminAccess"] = True
+        cluster.apply(document)
+        stored = cluster.get("resourceclaim", name, "-n", "default")
+        result: dict[str, Any] = {"request": "device", "driver": DRIVER, "pool": node, "device": names[position % len(names)]}
+        if shared:
+            result["adminAccess"] = True
+        selector = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]}
+        patch = {"status": {"allocation": {"devices": {"results": [result]}, "nodeSelector": selector}}}
+        cluster.kubectl("patch", "resourceclaim", name, "-n", "default", "--subresource=status", "--type=merge", "-p", json.dumps(patch))
+        made.append({"namespace": "default", "name": name, "uid": stored["metadata"]["uid"]})
+    return made
+
+
+@pytest.fixture(scope="module", params=list(LAYOUTS))
+def laid_out(request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Cluster]:
+    """The node with one of the layouts on all its GPUs."""
+    kind: str = request.param
+    variables = tmp_path_factory.mktemp("bench") / "layout.yml"
+    variables.write_text(yaml.safe_dump({"accelerator_layout": LAYOUTS[kind]}), encoding="utf-8")
+    recap = cluster.playbook("site.yml", "-e", f"@{variables}")
+    if recap.failed:
+        raise AssertionError(recap.output)
+    node = cluster.nodes()[0]
+    cluster.wait(f"{kind} devices published", lambda: any(wanted(kind, device) for device in cluster.devices(node).values()))
+    cluster.world("run", node, "--", "sh", "-c", "cat > /tmp/node_side.py", text=NODE_SIDE.read_text(encoding="utf-8"))
+    return kind, cluster
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_prepare(laid_out: tuple[str, Cluster], figures: Figures, parallel: int) -> None:
+    kind, cluster = laid_out
+    node = cluster.nodes()[0]
+    claims = allocated_claims(cluster, node, kind, parallel)
+    order = {"rounds": max(5, 60 // parallel), "parallel": parallel, "claims": claims}
+    printed = cluster.world(
+        "run", node, "--", "env", "PYTHONPATH=/opt/dra-accelerators/current", "/opt/dra-accelerators/venv/bin/python", "/tmp/node_side.py",
+        text=json.dumps(order), timeout=900,
+    )
+    seconds = json.loads(printed)
+    assert len(seconds["prepare"]) == order["rounds"] * parallel
+    figures.prepared(kind, parallel, seconds)
+    cluster.kubectl("delete", "resourceclaims", "--all", "-n", "default")
+    assert cluster.cdi_files(node) == []
+    if kind == "dynamic":
+        assert cluster.instances(node) == []
+
+
+def test_memory(cluster: Cluster, figures: Figures) -> None:
+    node = cluster.nodes()[0]
+    status = cluster.run(node, "cat", f"/proc/{cluster.driver_pid(node)}/status")
+    resident = {line.split(":")[0]: line.split(":")[1].strip() for line in status.splitlines() if line.startswith(("VmRSS", "VmHWM"))}
+    figures.said(f"memory of the node driver: {resident['VmRSS']} resident, {resident['VmHWM']} at most")
+
+
+def test_start_to_first_slice(cluster: Cluster, figures: Figures) -> None:
+    node = cluster.nodes()[0]
+    cluster.run(node, "systemctl", "stop", DRIVER_UNIT)
+    cluster.kubectl("delete", "resourceslices", "--field-selector", f"spec.nodeName={node}")
+    start = time.monotonic()
+    cluster.run(node, "systemctl", "start", DRIVER_UNIT)
+    cluster.wait("the first slice", lambda: cluster.slices(node), interval=0.05)
+    figures.said(f"start of the unit to the first slice in the API: {time.monotonic() - start:.2f} s (two client programs' starts included)")
+
+
+def api_writes(cluster: Cluster) -> dict[str, float]:
+    """How often the API server has been asked to change slices or claims, by verb and resource."""
+    counted: dict[str, float] = {}
+    for line in cluster.kubectl("get", "--raw", "/metrics").splitlines():
+        if line.startswith("apiserver_request_total{") and 'group="resource.k8s.io"' in line:
+            labels, _, value = line.rpartition(" ")
+            if any(f'verb="{verb}"' in labels for verb in ("POST", "PUT", "PATCH", "DELETE", "DELETECOLLECTION", "APPLY")):
+                counted[labels] = float(value)
+    return counted
+
+
+def test_no_api_writes_at_rest(cluster: Cluster, figures: Figures) -> None:
+    time.sleep(65)  # the recheck after a creation is over
+    before = api_writes(cluster)
+    assert before, "the counters of the API server were read"
+    versions = {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in cluster.slices()}
+    time.sleep(REST_SECONDS)
+    after = api_writes(cluster)
+    written = sum(after.values()) - sum(before.values())
+    figures.said(f"writes to resource.k8s.io objects in {REST_SECONDS} s at rest: {written:.0f}")
+    assert written == 0, {labels: value for labels, value in after.items() if value != before.get(labels)}
+    assert versions == {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in cluster.slices()}
+
+
