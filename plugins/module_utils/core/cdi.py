@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Container edits and the CDI files that carry them, always at the lowest CDI version that can say what is said.
+
+Facts: Container Device Interface specification 1.1.0 and the checks of its library.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .system import System
+
+_KIND_PART = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+_DEVICE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_HOOK_NAMES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
+_DEVICE_TYPES = ("", "b", "c", "u", "p")
+_OLDEST = (0, 3, 0)
+
+
+@dataclass(frozen=True)
+class DeviceNode:
+    """A device node in the container. Without ``major`` the runtime reads type and numbers from the host's node."""
+
+    path: str
+    host_path: str = ""
+    type: str = ""
+    major: int | None = None
+    minor: int | None = None
+    file_mode: int | None = None
+    permissions: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the node in the file's spelling."""
+        return _without_empty(
+            {
+                "path": self.path,
+                "hostPath": self.host_path if self.host_path != self.path else "",
+                "type": self.type,
+                "major": self.major,
+                "minor": self.minor,
+                "fileMode": self.file_mode,
+                "permissions": self.permissions,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A file or folder of the host in the container."""
+
+    host_path: str
+    container_path: str
+    options: tuple[str, ...] = ("ro", "nosuid", "nodev", "bind")
+    type: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the mount in the file's spelling."""
+        return _without_empty(
+            {
+                "hostPath": self.host_path,
+                "containerPath": self.container_path,
+                "options": list(self.options),
+                "type": self.type,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A program that the runtime calls; ``args`` begins with the program's own name."""
+
+    name: str
+    path: str
+    args: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    timeout: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the hook in the file's spelling."""
+        return _without_empty(
+            {
+                "hookName": self.name,
+                "path": self.path,
+                "args": list(self.args),
+                "env": list(self.env),
+                "timeout": self.timeout,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class ContainerEdits:
+    """What is changed in a container that gets a device."""
+
+    env: tuple[str, ...] = ()
+    device_nodes: tuple[DeviceNode, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    hooks: tuple[Hook, ...] = ()
+    additional_gids: tuple[int, ...] = ()
+
+    @staticmethod
+    def merge(*edits: ContainerEdits) -> ContainerEdits:
+        """Put edits one after the other; what is there twice is kept once, of one variable the last value counts."""
+        variables: dict[str, str] = {}
+        for each in edits:
+            for entry in each.env:
+                variables[entry.partition("=")[0]] = entry
+        return ContainerEdits(
+            env=tuple(variables.values()),
+            device_nodes=_unique(node for each in edits for node in each.device_nodes),
+            mounts=_unique(mount for each in edits for mount in each.mounts),
+            hooks=_unique(hook for each in edits for hook in each.hooks),
+            additional_gids=_unique(gid for each in edits for gid in each.additional_gids),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.env or self.device_nodes or self.mounts or self.hooks or self.additional_gids)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the edits in the file's spelling."""
+        return _without_empty(
+            {
+                "env": list(self.env),
+                "deviceNodes": [node.to_dict() for node in self.device_nodes],
+                "mounts": [mount.to_dict() for mount in self.mounts],
+                "hooks": [hook.to_dict() for hook in self.hooks],
+                "additionalGids": list(self.additional_gids),
+            }
+        )
+
+
+def build_spec(
+    kind: str,
+    devices: Mapping[str, ContainerEdits],
+    common: ContainerEdits | None = None,
+    annotations: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return a CDI file as data, with the lowest ``cdiVersion`` that its content needs.
+
+    ``common`` is applied once if any of the devices is used. Raises ValueError, naming what is wrong, for anything that
+    a runtime would refuse.
+    """
+    spec: dict[str, Any] = {"cdiVersion": "", "kind": kind}
+    if annotations:
+        spec["annotations"] = dict(annotations)
+    spec["devices"] = [{"name": name, "containerEdits": edits.to_dict()} for name, edits in devices.items()]
+    if common:
+        spec["containerEdits"] = common.to_dict()
+    spec["cdiVersion"] = minimum_version(spec)
+    validate_spec(spec)
+    return spec
+
+
+def minimum_version(spec: Mapping[str, Any]) -> str:
+    """Return the lowest CDI version that knows every field used in a file."""
+    needed = [_OLDEST]
+    if "." in str(spec.get("kind", "")).partition("/")[2]:
+        needed.append((0, 6, 0))
+    if spec.get("annotations"):
+        needed.append((0, 6, 0))
+    for device in spec.get("devices", ()):
+        if str(device.get("name", ""))[:1].isdigit():
+            needed.append((0, 5, 0))
+        if device.get("annotations"):
+            needed.append((0, 6, 0))
+    for edits in _all_edits(spec):
+        if any(mount.get("type") for mount in edits.get("mounts", ())):
+            needed.append((0, 4, 0))
+        if any(node.get("hostPath") for node in edits.get("deviceNodes", ())):
+            needed.append((0, 5, 0))
+        rdt = edits.get("intelRdt") or {}
+        if rdt or edits.get("additionalGids"):
+            needed.append((0, 7, 0))
+        if edits.get("netDevices") or rdt.get("schemata") or rdt.get("enableMonitoring"):
+            needed.append((1, 1, 0))
+    return ".".join(str(number) for number in max(needed))
+
+
+def validate_spec(spec: Mapping[str, Any]) -> None:
+    """Raise ValueError, naming the place, for a file that a runtime would refuse."""
+    kind = str(spec.get("kind", ""))
+    vendor, _slash, name = kind.partition("/")
+    for part, what, longest in ((vendor, "vendor", 253), (name, "class", 63)):
+        if not _KIND_PART.fullmatch(part) or len(part) > longest:
+            raise ValueError(
+                f"CDI kind {kind!r}: the {what} {part!r} must start with a letter, end with a letter or digit, and have "
+                f"{longest} characters at most"
+            )
+    devices = spec.get("devices") or []
+    if not devices:
+        raise ValueError(f"CDI file of kind {kind}: at least one device is needed")
+    names = [device.get("name", "") for device in devices]
+    for device_name in names:
+        if not _DEVICE_NAME.fullmatch(device_name):
+            raise ValueError(f"CDI device name {device_name!r} must start and end with a letter or digit")
+        if names.count(device_name) > 1:
+            raise ValueError(f"CDI device {device_name!r} is there twice")
+    for device in devices:
+        if not device.get("containerEdits"):
+            raise ValueError(f"CDI device {device['name']!r} has no container edits; at least one is needed")
+    for edits in _all_edits(spec):
+        _validate_edits(edits)
+    declared = tuple(
+        int(number) for number in str(spec.get("cdiVersion", "")).lstrip("v").split(".") if number.isdigit()
+    )
+    if declared < tuple(int(number) for number in minimum_version(spec).split(".")):
+        raise ValueError(f"CDI version {spec.get('cdiVersion')!r} is too low: {minimum_version(spec)} is needed")
+
+
+def spec_path(directory: str, kind: str, claim_uid: str) -> str:
+    """Return where the file of one claim lies: ``<vendor>-<class>_<claim uid>.json``."""
+    return f"{directory.rstrip('/')}/{_file_prefix(kind)}{claim_uid.replace('/', '_')}.json"
+
+
+def write_spec(system: System, path: str, spec: Mapping[str, Any]) -> None:
+    """Write a CDI file atomically, as JSON with stable order."""
+    validate_spec(spec)
+    system.write_atomic(path, (json.dumps(spec, indent=1) + "\n").encode(), mode=0o644)
+
+
+def remove_spec(system: System, path: str) -> bool:
+    """Remove a CDI file; False when it was not there."""
+    return system.remove(path)
+
+
+def list_specs(system: System, directory: str, kind: str) -> tuple[str, ...]:
+    """Return the claim UIDs that have a file of this kind in the folder."""
+    prefix = _file_prefix(kind)
+    return tuple(
+        name[len(prefix) : -len(".json")]
+        for name in system.list_directory(directory)
+        if name.startswith(prefix) and name.endswith(".json")
+    )
+
+
+def _file_prefix(kind: str) -> str:
+    return kind.replace("/", "-", 1) + "_"
+
+
+def _all_edits(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = [device.get("containerEdits") or {} for device in spec.get("devices", ())]
+    return [*found, spec["containerEdits"]] if spec.get("containerEdits") else found
+
+
+def _validate_edits(edits: Mapping[str, Any]) -> None:
+    for entry in edits.get("env", ()):
+        if "=" not in entry or entry.startswith("="):
+            raise ValueError(f"CDI environment entry {entry!r} must have the form NAME=value")
+    for node in edits.get("deviceNodes", ()):
+        if not str(node.get("path", "")).startswith("/"):
+            raise ValueError(f"CDI device node {node.get('path')!r}: an absolute path is needed")
+        if node.get("type", "") not in _DEVICE_TYPES:
+            raise ValueError(f"CDI device node {node['path']}: type {node['type']!r} is none of b, c, u, p")
+        permissions = node.get("permissions", "")
+        if permissions != "none" and set(permissions) - set("rwm"):
+            raise ValueError(f"CDI device node {node['path']}: permissions {permissions!r} may hold r, w and m only")
+    for mount in edits.get("mounts", ()):
+        if not mount.get("hostPath") or not str(mount.get("containerPath", "")).startswith("/"):
+            raise ValueError(f"CDI mount {mount!r}: hostPath and an absolute containerPath are needed")
+    for hook in edits.get("hooks", ()):
+        if hook.get("hookName") not in _HOOK_NAMES:
+            raise ValueError(f"CDI hook {hook.get('hookName')!r} is none of {', '.join(_HOOK_NAMES)}")
+        if not str(hook.get("path", "")).startswith("/"):
+            raise ValueError(f"CDI hook {hook['hookName']}: an absolute path is needed, not {hook.get('path')!r}")
+        if hook.get("timeout") is not None and hook["timeout"] <= 0:
+            raise ValueError(f"CDI hook {hook['hookName']}: the timeout must be above 0 s, not {hook['timeout']}")
+
+
+def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None and value not in ("", [])}
+
+
+def _unique(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(values))

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What can go wrong, as types. The text of each error is a full sentence: found, expected, what to do."""
+
+# ruff: noqa: N818 the names say what happened, as Python's own do
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+class AcceleratorError(Exception):
+    """Base of all errors of the core. ``hint`` says what to do, ``code`` is a stable word for programs."""
+
+    default_code = "accelerator-error"
+
+    def __init__(self, message: str, *, hint: str = "", code: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.code = code or self.default_code
+
+    def __str__(self) -> str:
+        return f"{self.message.rstrip('.')}. {self.hint}".strip() if self.hint else self.message
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the error as data for a module's result or a log line."""
+        return {"code": self.code, "message": self.message, "hint": self.hint}
+
+
+class NotFound(AcceleratorError):
+    """A device or partition that was named is not there."""
+
+    default_code = "not-found"
+
+
+class NotPermitted(AcceleratorError):
+    """The caller lacks a privilege."""
+
+    default_code = "not-permitted"
+
+
+class InUse(AcceleratorError):
+    """Processes or prepared claims hold what would have to change."""
+
+    default_code = "in-use"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        pids: Iterable[int] = (),
+        claims: Iterable[str] = (),
+        blockers: Sequence[Any] = (),
+        hint: str = "",
+        code: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint, code=code)
+        self.pids: tuple[int, ...] = tuple(pids)
+        self.claims: tuple[str, ...] = tuple(claims)
+        self.blockers: tuple[Any, ...] = tuple(blockers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the error with the pids and claims."""
+        return {**super().to_dict(), "pids": list(self.pids), "claims": list(self.claims)}
+
+
+class Unsupported(AcceleratorError):
+    """The device or its driver cannot do this."""
+
+    default_code = "unsupported"
+
+
+class InvalidLayout(AcceleratorError):
+    """A layout is wrong in itself: unknown key, profile or value."""
+
+    default_code = "invalid-layout"
+
+
+class DoesNotFit(AcceleratorError):
+    """There is no room. ``blockers`` names what is in the way."""
+
+    default_code = "does-not-fit"
+
+    def __init__(self, message: str, *, blockers: Sequence[Any] = (), hint: str = "", code: str = "") -> None:
+        super().__init__(message, hint=hint, code=code)
+        self.blockers: tuple[Any, ...] = tuple(blockers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the error with what is in the way."""
+        return {**super().to_dict(), "blockers": [str(blocker) for blocker in self.blockers]}
+
+
+class BackendUnavailable(AcceleratorError):
+    """The vendor's library or driver is not there, or not there yet."""
+
+    default_code = "backend-unavailable"
+
+
+class DeviceLost(AcceleratorError):
+    """The device has fallen off the bus or no longer answers."""
+
+    default_code = "device-lost"
+
+
+class LayoutFailed(AcceleratorError):
+    """A step of a layout change failed. ``undone`` and ``not_undone`` say what became of the steps before it."""
+
+    default_code = "layout-failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        undone: Sequence[str] = (),
+        not_undone: Sequence[str] = (),
+        hint: str = "",
+        code: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint, code=code)
+        self.undone: tuple[str, ...] = tuple(undone)
+        self.not_undone: tuple[str, ...] = tuple(not_undone)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the error with what was and was not undone."""
+        return {**super().to_dict(), "undone": list(self.undone), "not_undone": list(self.not_undone)}

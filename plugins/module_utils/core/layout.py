@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""From a wanted layout and the present state of a device to ordered steps, and the one function that takes them.
+
+Everything but ``execute`` is pure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Union
+
+from . import packing
+from .backend import Backend
+from .errors import AcceleratorError, InUse, LayoutFailed, Unsupported
+from .layout_rules import (
+    DYNAMIC,
+    MODES,
+    STATIC,
+    WHOLE,
+    Match,
+    Rule,
+    WantedPartition,
+    parse_rules,
+    wanted_for,
+)
+from .model import Device, Partition, Placement, Process
+from .nvidia.mig_parted import rules_from_mig_parted
+from .prepared import PreparedPartition
+
+__all__ = [
+    "DYNAMIC",
+    "MODES",
+    "STATIC",
+    "WHOLE",
+    "Blocker",
+    "CreatePartition",
+    "DestroyPartition",
+    "LayoutPlan",
+    "Match",
+    "ResetDevice",
+    "Rule",
+    "SetPartitioning",
+    "Step",
+    "StepResult",
+    "WantedPartition",
+    "execute",
+    "parse_rules",
+    "plan_layout",
+    "rules_from_mig_parted",
+    "wanted_for",
+]
+
+
+@dataclass(frozen=True)
+class SetPartitioning:
+    """Switch partitioning of a device on or off."""
+
+    device_uuid: str
+    enabled: bool
+
+    def describe(self) -> str:
+        """Say what the step does."""
+        return f"switch partitioning {'on' if self.enabled else 'off'} on {self.device_uuid}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the step as data."""
+        return {"step": "set_partitioning", "device_uuid": self.device_uuid, "enabled": self.enabled}
+
+
+@dataclass(frozen=True)
+class ResetDevice:
+    """Reset devices together, so that a pending change takes effect."""
+
+    device_uuids: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Say what the step does."""
+        return f"reset {', '.join(self.device_uuids)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the step as data."""
+        return {"step": "reset_device", "device_uuids": list(self.device_uuids)}
+
+
+@dataclass(frozen=True)
+class DestroyPartition:
+    """Destroy a partition that exists."""
+
+    device_uuid: str
+    partition: Partition
+
+    def describe(self) -> str:
+        """Say what the step does."""
+        return f"destroy {self.partition.describe()} on {self.device_uuid}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the step as data."""
+        return {
+            "step": "destroy_partition",
+            "device_uuid": self.device_uuid,
+            "profile": self.partition.profile,
+            "start": self.partition.placement.start,
+            "size": self.partition.placement.size,
+            "uuid": self.partition.uuid,
+        }
+
+
+@dataclass(frozen=True)
+class CreatePartition:
+    """Create a partition at exactly one place."""
+
+    device_uuid: str
+    profile: str
+    profile_id: int
+    placement: Placement
+
+    def describe(self) -> str:
+        """Say what the step does."""
+        return f"create {self.profile} at {self.placement} on {self.device_uuid}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the step as data."""
+        return {
+            "step": "create_partition",
+            "device_uuid": self.device_uuid,
+            "profile": self.profile,
+            "start": self.placement.start,
+            "size": self.placement.size,
+        }
+
+
+Step = Union[SetPartitioning, ResetDevice, DestroyPartition, CreatePartition]
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """Who holds what a plan would disturb: a partition, or the whole device."""
+
+    device_uuid: str
+    partition: Partition | None
+    processes: tuple[Process, ...]
+    claims: tuple[str, ...]
+
+    def __str__(self) -> str:
+        what = self.partition.describe() if self.partition else f"device {self.device_uuid}"
+        holders = [f"process {process}" for process in self.processes] + [f"claim {claim}" for claim in self.claims]
+        return f"{what} is held by {', '.join(holders)}"
+
+
+@dataclass(frozen=True)
+class LayoutPlan:
+    """What to do on one device. No steps: the layout is there already. ``blockers`` hold what would be disturbed."""
+
+    device_uuid: str
+    steps: tuple[Step, ...]
+    kept: tuple[Partition, ...]
+    blockers: tuple[Blocker, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as data, for check mode and diff."""
+        return {
+            "device_uuid": self.device_uuid,
+            "steps": [step.to_dict() for step in self.steps],
+            "kept": [partition.describe() for partition in self.kept],
+            "blockers": [str(blocker) for blocker in self.blockers],
+        }
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A step that was taken, what came of it, and how long it took in seconds."""
+
+    step: Step
+    partition: Partition | None
+    seconds: float
+
+
+def plan_layout(
+    device: Device, rule: Rule, *, prepared: Sequence[PreparedPartition] = (), refuse: bool = True
+) -> LayoutPlan:
+    """Plan the steps from a device's present state to what a rule wants, disturbing the fewest partitions.
+
+    whole: partitioning off, no partitions. static: on, and exactly these partitions. dynamic: existing partitions are
+    not touched; partitioning is switched on where that needs a reset, and left as it is elsewhere.
+
+    Raises InvalidLayout, DoesNotFit, Unsupported, and InUse with pids and claims when every plan would disturb something
+    held; with ``refuse=False`` the plan is returned with its blockers instead.
+    """
+    mine = tuple(each for each in prepared if each.device_uuid == device.uuid)
+    state = device.partitioning
+    if not state.supported:
+        if rule.mode == STATIC:
+            raise Unsupported(
+                f"{device.describe()} cannot be partitioned, but the layout wants {rule.describe()}",
+                hint="Match such devices with another rule, mode dynamic or whole.",
+            )
+        return LayoutPlan(device.uuid, (), ())
+    if rule.mode == DYNAMIC and not (state.needs_reset and not (state.enabled and state.pending)):
+        return LayoutPlan(device.uuid, (), device.partitions)
+    enabled = rule.mode != WHOLE
+    creates: tuple[CreatePartition, ...] = ()
+    keeping: tuple[Partition, ...] = device.partitions if rule.mode == DYNAMIC else ()
+    if rule.mode == STATIC and rule.partitions:
+        if not device.profiles:
+            raise Unsupported(
+                f"The driver of {device.describe()} reports no profiles in the device's present mode",
+                hint="Switch partitioning on with a layout without partitions first.",
+            )
+        held = {each.key for each in device.partitions if _claims(each, mine) or each.processes}
+        places = packing.arrange(device, rule.partitions, held)
+        keeping = packing.kept(device, places)
+        there = {partition.key for partition in keeping}
+        creates = tuple(
+            CreatePartition(device.uuid, profile.name, profile.profile_id, placement)
+            for profile, placement in sorted(places, key=lambda each: (-each[1].size, each[1].start))
+            if (profile.profile_id, placement.start, placement.size) not in there
+        )
+    gone = {partition.key for partition in device.partitions} - {partition.key for partition in keeping}
+    destroyed = tuple(partition for partition in device.partitions if partition.key in gone)
+    mode_steps = _mode_steps(device, enabled)
+    steps: tuple[Step, ...] = (
+        *(DestroyPartition(device.uuid, partition) for partition in destroyed),
+        *mode_steps,
+        *creates,
+    )
+    activates = any(isinstance(step, ResetDevice) for step in mode_steps) or (
+        bool(mode_steps) and state.enabled != enabled
+    )
+    blockers = _blockers(device, destroyed, activates, mine)
+    if blockers and refuse:
+        raise _in_use(device, rule, blockers)
+    return LayoutPlan(device.uuid, steps, keeping, blockers)
+
+
+def execute(
+    backend: Backend, plan: LayoutPlan, on_step: Callable[[StepResult], None] | None = None
+) -> tuple[StepResult, ...]:
+    """Take a plan's steps in order. If one fails, go back to the former layout and raise LayoutFailed.
+
+    The error says which step failed and why, what was undone and what could not be.
+    """
+    results: list[StepResult] = []
+    for step in plan.steps:
+        started = time.monotonic()
+        try:
+            partition = _take(backend, step, plan, results)
+        except AcceleratorError as error:
+            undone, not_undone = _undo(backend, results)
+            raise _failed(step, error, undone, not_undone) from error
+        result = StepResult(step, partition, time.monotonic() - started)
+        results.append(result)
+        if on_step is not None:
+            on_step(result)
+    return tuple(results)
+
+
+def _mode_steps(device: Device, enabled: bool) -> tuple[Step, ...]:
+    state = device.partitioning
+    steps: list[Step] = []
+    if state.pending != enabled or (state.enabled != enabled and not state.needs_reset):
+        steps.append(SetPartitioning(device.uuid, enabled))
+    if state.enabled != enabled and state.needs_reset:
+        steps.append(ResetDevice((device.uuid,)))
+    return tuple(steps)
+
+
+def _claims(partition: Partition, prepared: Sequence[PreparedPartition]) -> tuple[str, ...]:
+    found = [
+        each.claim
+        for each in prepared
+        if (each.partition_uuid and each.partition_uuid == partition.uuid)
+        or (each.placement is not None and each.placement == partition.placement)
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _blockers(
+    device: Device, destroyed: Sequence[Partition], activates: bool, prepared: Sequence[PreparedPartition]
+) -> tuple[Blocker, ...]:
+    if activates:
+        claims = tuple(dict.fromkeys(each.claim for each in prepared))
+        held_partitions = tuple(
+            Blocker(device.uuid, each, each.processes, _claims(each, prepared))
+            for each in device.partitions
+            if each.processes or _claims(each, prepared)
+        )
+        named_claims = {claim for blocker in held_partitions for claim in blocker.claims}
+        named_pids = {process.pid for blocker in held_partitions for process in blocker.processes}
+        rest = Blocker(
+            device.uuid,
+            None,
+            tuple(process for process in device.processes if process.pid not in named_pids),
+            tuple(claim for claim in claims if claim not in named_claims),
+        )
+        return (*held_partitions, rest) if rest.processes or rest.claims else held_partitions
+    return tuple(
+        Blocker(device.uuid, each, each.processes, _claims(each, prepared))
+        for each in destroyed
+        if each.processes or _claims(each, prepared)
+    )
+
+
+def _in_use(device: Device, rule: Rule, blockers: Sequence[Blocker]) -> InUse:
+    return InUse(
+        f"The layout {rule.describe()} on {device.describe()} cannot be reached without disturbing what is in use: "
+        + "; ".join(str(blocker) for blocker in blockers),
+        pids=sorted({process.pid for blocker in blockers for process in blocker.processes}),
+        claims=tuple(dict.fromkeys(claim for blocker in blockers for claim in blocker.claims)),
+        blockers=blockers,
+        hint="End the processes, delete the pods that use the claims, or choose a layout that keeps these partitions.",
+    )
+
+
+def _take(backend: Backend, step: Step, plan: LayoutPlan, results: Sequence[StepResult]) -> Partition | None:
+    if isinstance(step, SetPartitioning):
+        backend.set_partitioning(step.device_uuid, step.enabled)
+        _check_mode(backend, step, plan, results)
+        return None
+    if isinstance(step, ResetDevice):
+        backend.reset(step.device_uuids)
+        return None
+    if isinstance(step, DestroyPartition):
+        backend.destroy_partition(step.device_uuid, step.partition.instance_id)
+        return None
+    return backend.create_partition(step.device_uuid, step.profile_id, step.placement)
+
+
+def _check_mode(backend: Backend, step: SetPartitioning, plan: LayoutPlan, results: Sequence[StepResult]) -> None:
+    """Raise when a mode that should be there now, or after a reset where the board needs one, is not."""
+    state = backend.device(step.device_uuid).partitioning
+    waits = state.needs_reset or any(isinstance(each, ResetDevice) for each in plan.steps[len(results) :])
+    if (state.pending if waits else state.enabled) != step.enabled:
+        raise AcceleratorError(
+            f"Partitioning of {step.device_uuid} is still {'on' if state.enabled else 'off'} after the change",
+            hint="Reset the device or reboot the machine.",
+            code="mode-not-changed",
+        )
+
+
+def _undo(backend: Backend, results: Sequence[StepResult]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    undone: list[str] = []
+    not_undone: list[str] = []
+    for result in reversed(results):
+        step = result.step
+        try:
+            if isinstance(step, SetPartitioning):
+                backend.set_partitioning(step.device_uuid, not step.enabled)
+                said = SetPartitioning(step.device_uuid, not step.enabled).describe()
+            elif isinstance(step, ResetDevice):
+                continue  # the mode change before it is undone below, and the reset again after that
+            elif isinstance(step, DestroyPartition):
+                lost = step.partition
+                backend.create_partition(step.device_uuid, lost.profile_id, lost.placement)
+                said = CreatePartition(step.device_uuid, lost.profile, lost.profile_id, lost.placement).describe()
+            elif result.partition is not None:
+                backend.destroy_partition(step.device_uuid, result.partition.instance_id)
+                said = DestroyPartition(step.device_uuid, result.partition).describe()
+            else:
+                continue
+            undone.append(said)
+        except AcceleratorError as error:
+            not_undone.append(f"{step.describe()}: {error}")
+    return tuple(undone), tuple(not_undone)
+
+
+def _failed(step: Step, error: AcceleratorError, undone: Sequence[str], not_undone: Sequence[str]) -> LayoutFailed:
+    text = f"Could not {step.describe()}: {error}"
+    if undone:
+        text += f" Undone: {'; '.join(undone)}."
+    if not_undone:
+        text += f" Could not be undone: {'; '.join(not_undone)}."
+    if not undone and not not_undone:
+        text += " Nothing had been changed before."
+    return LayoutFailed(text, undone=undone, not_undone=not_undone, code=error.code)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Layout rules: what is wanted on which devices. One schema for all vendors; the first rule that matches counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from .errors import InvalidLayout
+from .model import Device
+from .pci import normalise_bus_id
+
+STATIC = "static"
+DYNAMIC = "dynamic"
+WHOLE = "whole"
+MODES = (STATIC, DYNAMIC, WHOLE)
+_MATCH_KEYS = ("vendor", "index", "uuid", "pci_address", "product")
+_RULE_KEYS = ("match", "mode", "partitions")
+_PARTITION_KEYS = ("profile", "placement", "count")
+
+
+@dataclass(frozen=True)
+class Match:
+    """Which devices a rule is for. A key that is None matches all; of the values of one key any may match.
+
+    ``product`` holds shell patterns.
+    """
+
+    vendor: tuple[str, ...] | None = None
+    index: tuple[int, ...] | None = None
+    uuid: tuple[str, ...] | None = None
+    pci_address: tuple[str, ...] | None = None
+    product: tuple[str, ...] | None = None
+
+    def matches(self, device: Device) -> bool:
+        """Whether all keys that are given match a device."""
+        return (
+            (self.vendor is None or device.vendor in self.vendor)
+            and (self.index is None or device.index in self.index)
+            and (self.uuid is None or device.uuid in self.uuid)
+            and (self.pci_address is None or device.pci_address in self.pci_address)
+            and (self.product is None or any(fnmatchcase(device.product, pattern) for pattern in self.product))
+        )
+
+
+@dataclass(frozen=True)
+class WantedPartition:
+    """So many partitions of one profile; with ``start`` (a memory slice) exactly one, exactly there."""
+
+    profile: str
+    count: int = 1
+    start: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.profile} at {self.start}" if self.start is not None else f"{self.count} × {self.profile}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is wanted on the devices that match."""
+
+    match: Match
+    mode: str
+    partitions: tuple[WantedPartition, ...] = ()
+
+    def describe(self) -> str:
+        """Say what is wanted, for a person."""
+        if self.mode != STATIC:
+            return self.mode
+        return "static: " + (" + ".join(str(wanted) for wanted in self.partitions) or "no partitions")
+
+
+def parse_rules(document: Any) -> tuple[Rule, ...]:
+    """Read rules from parsed YAML or JSON: a list of mappings.
+
+    Raises InvalidLayout that names the rule, counted from 1, and the key.
+    """
+    if not isinstance(document, list):
+        raise InvalidLayout(f"The layout must be a list of rules, not {_kind(document)}")
+    return tuple(_parse_rule(number, entry) for number, entry in enumerate(document, start=1))
+
+
+def wanted_for(device: Device, rules: Sequence[Rule]) -> Rule | None:
+    """Return the first rule that matches a device; None means that the device is not to be touched."""
+    return next((rule for rule in rules if rule.match.matches(device)), None)
+
+
+def _parse_rule(number: int, entry: Any) -> Rule:
+    where = f"Layout rule {number}"
+    _check_keys(where, entry, _RULE_KEYS)
+    if "match" not in entry:
+        raise InvalidLayout(f"{where}: the key match is missing", hint="Write `match: {}` to match every device.")
+    mode = entry.get("mode")
+    if mode not in MODES:
+        raise InvalidLayout(f"{where}, key mode: {mode!r} is none of {', '.join(MODES)}")
+    if mode != STATIC and entry.get("partitions"):
+        raise InvalidLayout(f"{where}, key partitions: only mode static has partitions, this rule's mode is {mode}")
+    if mode == STATIC and "partitions" not in entry:
+        raise InvalidLayout(
+            f"{where}: the key partitions is missing", hint="Mode static needs it; `partitions: {}` means none."
+        )
+    return Rule(_parse_match(where, entry["match"]), mode, _parse_partitions(where, entry.get("partitions")))
+
+
+def _parse_match(where: str, entry: Any) -> Match:
+    where = f"{where}, key match"
+    _check_keys(where, entry if entry is not None else {}, _MATCH_KEYS)
+    values: dict[str, tuple[Any, ...]] = {}
+    for key, value in (entry or {}).items():
+        listed: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
+        if not listed:
+            raise InvalidLayout(f"{where}.{key}: an empty list matches nothing")
+        for each in listed:
+            wrong = isinstance(each, bool) or not isinstance(each, int) or each < 0
+            if wrong if key == "index" else not isinstance(each, str) or not each:
+                expected = "a number from 0 on" if key == "index" else "a text"
+                raise InvalidLayout(f"{where}.{key}: expected {expected} or a list of them, not {each!r}")
+        if key == "pci_address":
+            try:
+                listed = [normalise_bus_id(each) for each in listed]
+            except ValueError as error:
+                raise InvalidLayout(f"{where}.{key}: {error}") from error
+        values[key] = tuple(listed)
+    return Match(**values)
+
+
+def _parse_partitions(where: str, entry: Any) -> tuple[WantedPartition, ...]:
+    where = f"{where}, key partitions"
+    if entry is None:
+        return ()
+    if isinstance(entry, Mapping):
+        return tuple(
+            _counted(where, profile, count) for profile, count in entry.items() if count != 0 or count is False
+        )
+    if not isinstance(entry, (list, tuple)):
+        raise InvalidLayout(f"{where}: expected a mapping of profile to count, or a list, not {_kind(entry)}")
+    found: list[WantedPartition] = []
+    for position, each in enumerate(entry, start=1):
+        here = f"{where}, entry {position}"
+        _check_keys(here, each, _PARTITION_KEYS)
+        profile, start = each.get("profile"), each.get("placement")
+        count = each.get("count", 1)
+        if start is None:
+            if count != 0 or count is False:
+                found.append(_counted(here, profile, count))
+            continue
+        if isinstance(start, bool) or not isinstance(start, int) or start < 0:
+            raise InvalidLayout(f"{here}: placement must be the number of a memory slice from 0 on, not {start!r}")
+        if count != 1:
+            raise InvalidLayout(f"{here}: a partition with a placement is one, count {count!r} is not possible")
+        found.append(WantedPartition(_counted(here, profile, 1).profile, 1, start))
+    return tuple(found)
+
+
+def _counted(where: str, profile: Any, count: Any) -> WantedPartition:
+    if not isinstance(profile, str) or not profile.strip():
+        raise InvalidLayout(f"{where}: {profile!r} is not the name of a profile")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InvalidLayout(f"{where}: the count of {profile} must be a number from 0 on, not {count!r}")
+    return WantedPartition(profile.strip(), count)
+
+
+def _check_keys(where: str, entry: Any, known: Sequence[str]) -> None:
+    if not isinstance(entry, Mapping):
+        raise InvalidLayout(f"{where}: expected a mapping, not {_kind(entry)}")
+    unknown = [str(key) for key in entry if key not in known]
+    if unknown:
+        raise InvalidLayout(f"{where}: unknown key {', '.join(unknown)}", hint=f"Known are {', '.join(known)}.")
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else type(value).__name__

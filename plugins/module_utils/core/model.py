@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The words of the domain as values: devices, partitions, profiles, placements and what is published of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Union
+
+_SEMANTIC_VERSION = re.compile(
+    r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
+    r"(-(0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*)(\.(0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*))*)?"
+    r"(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?"
+)
+
+
+def frozen(values: Mapping[str, int]) -> Mapping[str, int]:
+    """Return a read-only copy of a mapping of counts."""
+    return MappingProxyType(dict(values))
+
+
+@dataclass(frozen=True, order=True)
+class Version:
+    """A semantic version, the form of a version attribute in a ResourceSlice: strictly X.Y.Z, no leading zeros."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        """Refuse what the API server would refuse."""
+        if len(self.text) > 64 or not _SEMANTIC_VERSION.fullmatch(self.text):
+            raise ValueError(
+                f"{self.text!r} is not a semantic version: expected X.Y.Z without leading zeros, 64 characters at most"
+            )
+
+    @classmethod
+    def coerce(cls, text: str) -> Version:
+        """Make a version out of a vendor's spelling: ``580.95.05`` is 580.95.5, ``13.0`` is 13.0.0.
+
+        Raises ValueError when the text does not begin with one to three numbers separated by dots.
+        """
+        found = re.fullmatch(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?(?:[.\-+ ].*)?", text.strip())
+        if found is None:
+            raise ValueError(f"{text!r} is not a version: expected numbers separated by dots")
+        return cls(".".join(str(int(number or 0)) for number in found.groups()))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+AttributeValue = Union[bool, int, str, Version]
+
+
+@dataclass(frozen=True, order=True)
+class Placement:
+    """Where a partition lies on its device, in memory slices."""
+
+    start: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """The first slice after the partition."""
+        return self.start + self.size
+
+    @property
+    def slices(self) -> range:
+        """The numbers of the memory slices covered."""
+        return range(self.start, self.end)
+
+    def overlaps(self, other: Placement) -> bool:
+        """Whether two placements share a memory slice."""
+        return self.start < other.end and other.start < self.end
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.size}"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One kind of partition that a device can be cut into.
+
+    ``capacities`` has the keys multiprocessors, copyEngines, decoders, encoders, jpegEngines, ofaEngines (counts) and
+    memory (bytes). ``maximum`` is how many of this profile the board takes at once, ``number`` the vendor's second
+    number for it where there is one (NVML's enumeration value). ``aliases`` are other spellings that users may write.
+    """
+
+    name: str
+    profile_id: int
+    memory_bytes: int
+    capacities: Mapping[str, int]
+    attributes: Mapping[str, AttributeValue]
+    placements: tuple[Placement, ...]
+    maximum: int
+    compute_slices: int = 0
+    number: int = -1
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """The memory slices that one partition covers; 0 for a profile without placements."""
+        return self.placements[0].size if self.placements else 0
+
+    def answers_to(self, name: str) -> bool:
+        """Whether a name that a user wrote means this profile."""
+        return name == self.name or name in self.aliases
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that has a device open."""
+
+    pid: int
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.pid} ({self.name})" if self.name else str(self.pid)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition that exists.
+
+    ``uuid`` is empty for a GPU instance without a compute instance: it takes room and has no handle. When
+    ``compute_instances`` is not 1, or the one instance does not fill the partition, the partition was made by hand.
+    """
+
+    uuid: str
+    profile: str
+    profile_id: int
+    placement: Placement
+    instance_id: int
+    compute_instance_id: int | None
+    memory_bytes: int
+    processes: tuple[Process, ...] = ()
+    compute_instances: int = 1
+    capacities: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Profile id, start and size: what identifies a partition on its device across its life times."""
+        return (self.profile_id, self.placement.start, self.placement.size)
+
+    def describe(self) -> str:
+        """Name the partition for a person."""
+        return f"{self.profile} at {self.placement}" + (
+            f" ({self.uuid})" if self.uuid else " (without compute instance)"
+        )
+
+
+@dataclass(frozen=True)
+class Partitioning:
+    """Whether a device can be partitioned, is, and will be after the next reset."""
+
+    supported: bool
+    enabled: bool = False
+    pending: bool = False
+    needs_reset: bool = False
+
+
+@dataclass(frozen=True)
+class Health:
+    """What is wrong with a device; ``causes`` are names such as gpu-lost."""
+
+    healthy: bool = True
+    causes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Device:
+    """One physical device with all facts that slices, labels, reports and plans need.
+
+    ``index`` is the vendor's order, ``minor`` the number of its device node. ``pci_device_id`` and
+    ``pci_subsystem_id`` are 0xDDDDVVVV, device in the high half, as vendors print them.
+    """
+
+    vendor: str
+    index: int
+    minor: int
+    uuid: str
+    product: str
+    pci_address: str
+    pcie_root: str | None
+    numa_node: int | None
+    memory_bytes: int
+    memory_slices: int
+    attributes: Mapping[str, AttributeValue]
+    capacities: Mapping[str, int]
+    partitioning: Partitioning
+    profiles: tuple[Profile, ...] = ()
+    partitions: tuple[Partition, ...] = ()
+    processes: tuple[Process, ...] = ()
+    health: Health = Health()
+    pci_device_id: int = 0
+    pci_subsystem_id: int = 0
+
+    def profile(self, profile_id: int) -> Profile | None:
+        """Return the profile with that published id, or None."""
+        return next((profile for profile in self.profiles if profile.profile_id == profile_id), None)
+
+    def find_profile(self, name: str) -> Profile | None:
+        """Return the profile that a name in any spelling means on this device, or None."""
+        return next((profile for profile in self.profiles if profile.answers_to(name.strip())), None)
+
+    def partition(self, uuid: str) -> Partition | None:
+        """Return the live partition with that UUID, or None."""
+        return next((partition for partition in self.partitions if uuid and partition.uuid == uuid), None)
+
+    def describe(self) -> str:
+        """Name the device for a person."""
+        return f"{self.product} {self.index} ({self.uuid}, {self.pci_address})"
+
+
+@dataclass(frozen=True)
+class Taint:
+    """A device taint as published in a ResourceSlice."""
+
+    key: str
+    effect: str
+    value: str = ""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One device of a ResourceSlice: a whole device, a partition that exists, or a partition that can be made.
+
+    ``capacities`` and ``consumes`` hold plain numbers; those called memory are bytes.
+    """
+
+    name: str
+    kind: str
+    device_uuid: str
+    dynamic: bool
+    profile: str | None
+    profile_id: int | None
+    placement: Placement | None
+    partition_uuid: str | None
+    attributes: Mapping[str, AttributeValue]
+    capacities: Mapping[str, int]
+    counter_set: str | None = None
+    consumes: Mapping[str, int] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+
+
+@dataclass(frozen=True)
+class CounterSet:
+    """What a physical device has to share out among its offers."""
+
+    name: str
+    counters: Mapping[str, int]

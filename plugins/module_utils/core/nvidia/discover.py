@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What NVML and the kernel tell about GPUs and their MIG instances, as values of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from .. import pci
+from ..errors import AcceleratorError, InvalidLayout, NotFound, NotPermitted, Unsupported
+from ..model import (
+    AttributeValue,
+    Device,
+    Partition,
+    Partitioning,
+    Placement,
+    Process,
+    Profile,
+    Version,
+    frozen,
+)
+from ..system import System
+from . import profiles as profile_names
+from .nvml import COMPUTE_INSTANCE_PROFILES, ENGINE_PROFILE_SHARED, GPU_INSTANCE_PROFILES, NO_INSTANCE, Nvml
+
+MEBIBYTE = 1024 * 1024
+
+_BRANDS: Mapping[int, str] = MappingProxyType(
+    {
+        1: "Quadro",
+        2: "Tesla",
+        3: "NVS",
+        4: "Grid",
+        5: "GeForce",
+        6: "Titan",
+        7: "NvidiaVApps",
+        8: "NvidiaVPC",
+        9: "NvidiaVCS",
+        10: "NvidiaVWS",
+        11: "NvidiaCloudGaming",
+        12: "QuadroRTX",
+        13: "NvidiaRTX",
+        14: "Nvidia",
+        15: "GeForceRTX",
+        16: "TitanRTX",
+    }
+)
+_ADDRESSING_MODES: Mapping[int, str] = MappingProxyType({0: "None", 1: "HMM", 2: "ATS"})
+_FIRST_WITHOUT_RESET = (9, 0)  # from Hopper on a change of MIG mode needs no reset
+
+
+@dataclass(frozen=True)
+class ComputeProfile:
+    """One kind of compute instance that a kind of GPU instance can hold."""
+
+    profile_id: int
+    multiprocessors: int
+    slices: int
+    maximum: int
+
+
+@dataclass
+class BoardFacts:
+    """What does not change about a GPU until its mode changes or it is reset, with its NVML handle.
+
+    ``compute_profiles`` is filled per profile id as GPU instances are seen, because NVML tells it of instances only.
+    """
+
+    handle: Any
+    index: int
+    minor: int
+    uuid: str
+    product: str
+    pci_address: str
+    pci_device_id: int
+    pci_subsystem_id: int
+    pcie_root: str | None
+    numa_node: int | None
+    memory_bytes: int
+    needs_reset: bool
+    attributes: Mapping[str, AttributeValue]
+    profiles: tuple[Profile, ...]
+    compute_profiles: dict[int, tuple[ComputeProfile, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DriverFacts:
+    """What holds for all GPUs of the machine."""
+
+    driver_version: str
+    cuda_version: str
+
+
+def read_driver(nvml: Nvml) -> DriverFacts:
+    """Return the versions of the driver and of the CUDA it brings."""
+    version = str(nvml.call("nvmlSystemGetDriverVersion", doing="Reading the driver's version"))
+    cuda = int(nvml.call("nvmlSystemGetCudaDriverVersion_v2", doing="Reading the CUDA version"))
+    return DriverFacts(version, f"{cuda // 1000}.{cuda % 1000 // 10}")
+
+
+def architecture(major: int, minor: int) -> str:
+    """Return the name of the architecture of a CUDA compute capability."""
+    if major == 7:
+        return "Volta" if minor < 5 else "Turing"
+    if major == 8:
+        return "Ampere" if minor < 9 else "Ada Lovelace"
+    names = {1: "Tesla", 2: "Fermi", 3: "Kepler", 5: "Maxwell", 6: "Pascal", 9: "Hopper", 10: "Blackwell"}
+    return names.get(major, "Blackwell" if major in (11, 12) else "Unknown")
+
+
+def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> BoardFacts:
+    """Read everything about a GPU that stays. Raises DeviceLost, AcceleratorError."""
+    uuid = str(nvml.call("nvmlDeviceGetUUID", handle, doing="Reading a GPU's UUID"))
+    doing = f"Reading the facts of GPU {uuid}"
+    address = nvml.call("nvmlDeviceGetPciInfo_v3", handle, doing=doing)
+    bus_id = pci.normalise_bus_id(_text(address.busId))
+    product = str(nvml.call("nvmlDeviceGetName", handle, doing=doing))
+    memory_bytes = int(nvml.call("nvmlDeviceGetMemoryInfo", handle, doing=doing).total)
+    major, minor = nvml.call("nvmlDeviceGetCudaComputeCapability", handle, doing=doing)
+    root, node = pci.pcie_root(system, bus_id), pci.numa_node(system, bus_id)
+    attributes: dict[str, AttributeValue] = {
+        "productName": product,
+        "brand": _BRANDS.get(nvml.optional("nvmlDeviceGetBrand", handle, default=0), "Unknown"),
+        "architecture": architecture(major, minor),
+        "cudaComputeCapability": Version(f"{major}.{minor}.0"),
+        "driverVersion": Version.coerce(driver.driver_version),
+        "cudaDriverVersion": Version.coerce(driver.cuda_version),
+        "resource.kubernetes.io/pciBusID": bus_id,
+    }
+    if root is not None:
+        attributes["resource.kubernetes.io/pcieRoot"] = root
+    if node is not None:
+        attributes["resource.kubernetes.io/numaNode"] = node
+    mode = nvml.optional("nvmlDeviceGetAddressingMode", handle)
+    if mode in _ADDRESSING_MODES:
+        attributes["addressingMode"] = _ADDRESSING_MODES[mode]
+    return BoardFacts(
+        handle=handle,
+        index=int(nvml.call("nvmlDeviceGetIndex", handle, doing=doing)),
+        minor=int(nvml.call("nvmlDeviceGetMinorNumber", handle, doing=doing)),
+        uuid=uuid,
+        product=product,
+        pci_address=bus_id,
+        pci_device_id=int(address.pciDeviceId),
+        pci_subsystem_id=int(address.pciSubSystemId),
+        pcie_root=root,
+        numa_node=node,
+        memory_bytes=memory_bytes,
+        needs_reset=(major, minor) < _FIRST_WITHOUT_RESET,
+        attributes=MappingProxyType(attributes),
+        profiles=read_profiles(nvml, handle, memory_bytes, int(address.pciDeviceId)),
+    )
+
+
+def read_profiles(nvml: Nvml, handle: Any, memory_bytes: int, pci_device_id: int) -> tuple[Profile, ...]:
+    """Return the profiles of a board, by what NVML reports; none for a board, mode or driver that reports none."""
+    found: list[Profile] = []
+    for number in range(GPU_INSTANCE_PROFILES):
+        info = _profile_info(nvml, handle, number)
+        if info is None:
+            continue
+        placements = _placements(nvml, handle, info.id)
+        if not placements:
+            continue
+        megabytes = int(info.memorySizeMB)
+        name = _text(getattr(info, "name", b"")) or profile_names.computed_name(
+            number, info.sliceCount, megabytes, memory_bytes
+        )
+        name = name.removeprefix("MIG ")
+        capacities = {
+            "multiprocessors": info.multiprocessorCount,
+            "copyEngines": info.copyEngineCount,
+            "decoders": info.decoderCount,
+            "encoders": info.encoderCount,
+            "jpegEngines": info.jpegCount,
+            "ofaEngines": info.ofaCount,
+            "memory": megabytes * MEBIBYTE,
+        }
+        found.append(
+            Profile(
+                name=name,
+                profile_id=int(info.id),
+                memory_bytes=megabytes * MEBIBYTE,
+                capacities=frozen(capacities),
+                attributes=MappingProxyType({}),
+                placements=placements,
+                maximum=profile_names.maximum_of(info.id, info.instanceCount, placements, pci_device_id),
+                compute_slices=int(info.sliceCount),
+                number=number,
+                aliases=_aliases(name),
+            )
+        )
+    return tuple(found)
+
+
+def read_device(nvml: Nvml, system: System, board: BoardFacts) -> Device:
+    """Read what changes about a GPU, and return it with all else. Raises DeviceLost, AcceleratorError."""
+    partitioning = read_partitioning(nvml, board)
+    holders = read_processes(nvml, system, board.handle)
+    partitions = read_partitions(nvml, board, holders) if partitioning.enabled else ()
+    return Device(
+        vendor="nvidia",
+        index=board.index,
+        minor=board.minor,
+        uuid=board.uuid,
+        product=board.product,
+        pci_address=board.pci_address,
+        pcie_root=board.pcie_root,
+        numa_node=board.numa_node,
+        memory_bytes=board.memory_bytes,
+        memory_slices=max((each.end for profile in board.profiles for each in profile.placements), default=0),
+        attributes=board.attributes,
+        capacities=frozen({"memory": board.memory_bytes}),
+        partitioning=partitioning,
+        profiles=board.profiles,
+        partitions=partitions,
+        processes=tuple(process for each in holders.values() for process in each),
+        pci_device_id=board.pci_device_id,
+        pci_subsystem_id=board.pci_subsystem_id,
+    )
+
+
+def read_partitioning(nvml: Nvml, board: BoardFacts) -> Partitioning:
+    """Return the MIG mode of a GPU, now and after the next reset."""
+    try:
+        current, pending = nvml.call(
+            "nvmlDeviceGetMigMode", board.handle, doing=f"Reading the MIG mode of {board.uuid}"
+        )
+    except Unsupported:
+        return Partitioning(supported=False)
+    return Partitioning(True, bool(current), bool(pending), board.needs_reset)
+
+
+def read_processes(nvml: Nvml, system: System, handle: Any) -> dict[int | None, tuple[Process, ...]]:
+    """Return the processes that use a GPU, by the id of the GPU instance they use (None for the GPU itself)."""
+    found: dict[int | None, dict[int, Process]] = {}
+    for function in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"):
+        try:
+            running = nvml.optional(function, handle, default=())
+        except NotPermitted:
+            running = ()
+        for each in running:
+            instance = getattr(each, "gpuInstanceId", None)
+            key = None if instance in (None, NO_INSTANCE) else int(instance)
+            found.setdefault(key, {})[each.pid] = Process(each.pid, _command(system, each.pid))
+    return {key: tuple(by_pid[pid] for pid in sorted(by_pid)) for key, by_pid in found.items()}
+
+
+def read_partitions(
+    nvml: Nvml, board: BoardFacts, holders: Mapping[int | None, tuple[Process, ...]]
+) -> tuple[Partition, ...]:
+    """Return the GPU instances that exist, ordered by start."""
+    found: list[Partition] = []
+    doing = f"Listing the GPU instances of {board.uuid}"
+    for profile in board.profiles:
+        for instance in nvml.listed(
+            "nvmlDeviceGetGpuInstances",
+            "c_nvmlGpuInstance_t",
+            len(profile.placements),
+            board.handle,
+            profile.profile_id,
+            doing=doing,
+        ):
+            try:
+                found.append(read_partition(nvml, board, profile, instance, holders))
+            except NotFound:
+                continue  # destroyed by somebody else since the list was made
+    return tuple(sorted(found, key=lambda partition: (partition.placement, partition.profile_id)))
+
+
+def read_partition(
+    nvml: Nvml,
+    board: BoardFacts,
+    profile: Profile,
+    instance: Any,
+    holders: Mapping[int | None, tuple[Process, ...]],
+) -> Partition:
+    """Return one GPU instance with the compute instance that fills it.
+
+    An instance without a compute instance, or cut into several by hand, has no UUID of its own here.
+    """
+    doing = f"Reading a GPU instance of {board.uuid}"
+    info = nvml.call("nvmlGpuInstanceGetInfo", instance, doing=doing)
+    compute = compute_instances(nvml, board, profile.profile_id, instance)
+    uuid, compute_id = "", None
+    if len(compute) == 1:
+        kind, handle = compute[0]
+        if kind.multiprocessors >= full_profile(board.compute_profiles[profile.profile_id], profile).multiprocessors:
+            details = nvml.call("nvmlComputeInstanceGetInfo_v2", handle, doing=doing)
+            uuid, compute_id = str(nvml.call("nvmlDeviceGetUUID", details.device, doing=doing)), int(details.id)
+    return Partition(
+        uuid=uuid,
+        profile=profile.name,
+        profile_id=profile.profile_id,
+        placement=Placement(int(info.placement.start), int(info.placement.size)),
+        instance_id=int(info.id),
+        compute_instance_id=compute_id,
+        memory_bytes=profile.memory_bytes,
+        processes=holders.get(int(info.id), ()),
+        compute_instances=len(compute),
+        capacities=profile.capacities,
+    )
+
+
+def compute_profiles(nvml: Nvml, board: BoardFacts, profile_id: int, instance: Any) -> tuple[ComputeProfile, ...]:
+    """Return the kinds of compute instance that a kind of GPU instance can hold; asked once per kind."""
+    known = board.compute_profiles.get(profile_id)
+    if known is not None:
+        return known
+    found: list[ComputeProfile] = []
+    for number in range(COMPUTE_INSTANCE_PROFILES):
+        info = _compute_profile_info(nvml, instance, number)
+        if info is not None:
+            found.append(ComputeProfile(info.id, info.multiprocessorCount, info.sliceCount, info.instanceCount))
+    board.compute_profiles[profile_id] = tuple(found)
+    return board.compute_profiles[profile_id]
+
+
+def compute_instances(
+    nvml: Nvml, board: BoardFacts, profile_id: int, instance: Any
+) -> tuple[tuple[ComputeProfile, Any], ...]:
+    """Return the compute instances in a GPU instance with their kinds."""
+    found: list[tuple[ComputeProfile, Any]] = []
+    for kind in compute_profiles(nvml, board, profile_id, instance):
+        handles = nvml.listed(
+            "nvmlGpuInstanceGetComputeInstances",
+            "c_nvmlComputeInstance_t",
+            max(kind.maximum, 1),
+            instance,
+            kind.profile_id,
+            doing=f"Listing the compute instances of a GPU instance of {board.uuid}",
+        )
+        found.extend((kind, handle) for handle in handles)
+    return tuple(found)
+
+
+def full_profile(kinds: tuple[ComputeProfile, ...], profile: Profile) -> ComputeProfile:
+    """Choose the compute instance that fills a GPU instance: by multiprocessors, because slices mislead.
+
+    On a H100 the one that fills a 1g.20gb is not the one with a slice but its revision with 26 multiprocessors.
+    """
+    if not kinds:
+        raise Unsupported(f"The driver offers no compute instance for the profile {profile.name}")
+    wanted = profile.capacities["multiprocessors"]
+    exact = [kind for kind in kinds if kind.multiprocessors == wanted]
+    return exact[0] if exact else max(kinds, key=lambda kind: (kind.multiprocessors, kind.slices))
+
+
+def _profile_info(nvml: Nvml, handle: Any, number: int) -> Any:
+    for version in (2, 1):
+        try:
+            return nvml.call("nvmlDeviceGetGpuInstanceProfileInfo", handle, number, version)
+        except Unsupported as error:
+            if version == 2 and error.code == "function-not-found":
+                continue
+            return None
+        except AcceleratorError as error:
+            if error.code == "invalid-argument":
+                return None  # a profile that this driver does not know
+            raise
+    return None
+
+
+def _compute_profile_info(nvml: Nvml, instance: Any, number: int) -> Any:
+    for version in (2, 1):
+        try:
+            return nvml.call(
+                "nvmlGpuInstanceGetComputeInstanceProfileInfo", instance, number, ENGINE_PROFILE_SHARED, version
+            )
+        except Unsupported as error:
+            if version == 2 and error.code == "function-not-found":
+                continue
+            return None
+        except AcceleratorError as error:
+            if error.code == "invalid-argument":
+                return None
+            raise
+    return None
+
+
+def _placements(nvml: Nvml, handle: Any, profile_id: int) -> tuple[Placement, ...]:
+    try:
+        found = nvml.counted(
+            "nvmlDeviceGetGpuInstancePossiblePlacements", "c_nvmlGpuInstancePlacement_t", handle, profile_id
+        )
+    except Unsupported:
+        return ()
+    return tuple(sorted(Placement(int(each.start), int(each.size)) for each in found))
+
+
+def _aliases(name: str) -> tuple[str, ...]:
+    try:
+        return profile_names.aliases(name)
+    except InvalidLayout:
+        return ()  # a form of name newer than this program; it goes by its exact spelling
+
+
+def _command(system: System, pid: int) -> str:
+    try:
+        return system.read_text(f"/proc/{pid}/comm").strip()
+    except OSError:
+        return ""
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

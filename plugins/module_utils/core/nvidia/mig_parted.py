@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Reads the configuration files of nvidia-mig-parted, unchanged, as layout rules.
+
+Facts: NVIDIA/mig-parted (api/spec/v1, internal), restated in reference form: entries are walked for each GPU, every
+entry that matches is applied in turn, so that a later one wins; ``devices: all`` passes over GPUs without MIG silently.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import InvalidLayout, Unsupported
+from ..layout_rules import STATIC, WHOLE, Match, Rule, WantedPartition
+from ..model import Device
+from .profiles import parse_name
+
+_DOCUMENT_KEYS = ("version", "mig-configs")
+_ENTRY_KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
+_FILTER = re.compile(r"0x([0-9a-fA-F]{8})(?::0x([0-9a-fA-F]{8}))?")
+
+
+def rules_from_mig_parted(document: Any, config_name: str, devices: Sequence[Device]) -> tuple[Rule, ...]:
+    """Return what a configuration of a parsed mig-parted file wants, as one rule for each GPU that it matches.
+
+    GPUs that no entry matches have no rule and are not touched. Raises InvalidLayout that names the configuration, the
+    entry (counted from 1) and the key; Unsupported for an entry that names a GPU without MIG by its index, or for
+    compute instances that do not fill their GPU instance.
+    """
+    entries = _entries(document, config_name)
+    ordered = sorted(devices, key=lambda device: device.pci_address)
+    chosen: dict[str, Rule] = {}
+    for index, device in enumerate(ordered):
+        for number, entry in enumerate(entries, start=1):
+            where = f"mig-parted configuration {config_name!r}, entry {number}"
+            if not _matches(entry, index, device):
+                continue
+            if not device.partitioning.supported:
+                if entry["devices"] == "all":
+                    continue
+                raise Unsupported(f"{where} names device {index}, but {device.describe()} does not support MIG")
+            chosen[device.uuid] = _rule(where, entry, device)
+    return tuple(chosen[device.uuid] for device in ordered if device.uuid in chosen)
+
+
+def _entries(document: Any, config_name: str) -> list[Mapping[str, Any]]:
+    _check_keys("mig-parted file", document, _DOCUMENT_KEYS)
+    if document.get("version") != "v1":
+        raise InvalidLayout(f"mig-parted file: version {document.get('version')!r} is not known, expected 'v1'")
+    configurations = document.get("mig-configs")
+    if not isinstance(configurations, Mapping) or not configurations:
+        raise InvalidLayout("mig-parted file: mig-configs must be a mapping of names to lists")
+    if config_name not in configurations:
+        raise InvalidLayout(
+            f"mig-parted file: there is no configuration {config_name!r}",
+            hint=f"It has {', '.join(str(name) for name in configurations)}.",
+        )
+    entries = configurations[config_name]
+    if not isinstance(entries, list) or not entries:
+        raise InvalidLayout(f"mig-parted configuration {config_name!r} must be a list with at least one entry")
+    return [
+        _checked(f"mig-parted configuration {config_name!r}, entry {i}", entry) for i, entry in enumerate(entries, 1)
+    ]
+
+
+def _checked(where: str, entry: Any) -> Mapping[str, Any]:
+    _check_keys(where, entry, _ENTRY_KEYS)
+    devices = entry.get("devices")
+    if devices != "all" and not (
+        isinstance(devices, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in devices)
+    ):
+        raise InvalidLayout(f"{where}, key devices: expected 'all' or a list of numbers, not {devices!r}")
+    enabled = entry.get("mig-enabled")
+    if not isinstance(enabled, bool):
+        raise InvalidLayout(f"{where}, key mig-enabled: expected true or false, not {enabled!r}")
+    wanted = entry.get("mig-devices")
+    if enabled:
+        if not isinstance(wanted, Mapping):
+            raise InvalidLayout(
+                f"{where}, key mig-devices: a mapping of profile to count is needed when MIG is enabled"
+            )
+        for name, count in wanted.items():
+            parse_name(name)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise InvalidLayout(f"{where}, key mig-devices: the count of {name} must be a number, not {count!r}")
+        if wanted and not any(wanted.values()):
+            raise InvalidLayout(f"{where}, key mig-devices: all counts are 0; write {{}} for no MIG devices")
+    elif wanted:
+        raise InvalidLayout(f"{where}, key mig-devices: not possible when MIG is disabled")
+    for text in _filters(entry):
+        if not isinstance(text, str) or not _FILTER.fullmatch(text):
+            raise InvalidLayout(f"{where}, key device-filter: {text!r} is not of the form 0xDDDDVVVV[:0xSSSSVVVV]")
+    return dict(entry)
+
+
+def _matches(entry: Mapping[str, Any], index: int, device: Device) -> bool:
+    filters = _filters(entry)
+    if filters and not any(_filter_matches(text, device) for text in filters):
+        return False
+    return bool(entry["devices"] == "all" or index in entry["devices"])
+
+
+def _filters(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    value = entry.get("device-filter")
+    if value is None or value in ("", []):
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _filter_matches(text: str, device: Device) -> bool:
+    found = _FILTER.fullmatch(text)
+    if found is None:
+        return False
+    wanted, subsystem = (int(part, 16) if part else None for part in found.groups())
+    return device.pci_device_id == wanted and (subsystem is None or device.pci_subsystem_id == subsystem)
+
+
+def _rule(where: str, entry: Mapping[str, Any], device: Device) -> Rule:
+    match = Match(uuid=(device.uuid,))
+    if not entry["mig-enabled"]:
+        return Rule(match, WHOLE)
+    counts: dict[str, int] = {}
+    for text, count in entry["mig-devices"].items():
+        if not count:
+            continue
+        name = parse_name(text)
+        if not name.fills:
+            raise Unsupported(
+                f"{where}, key mig-devices: {text} asks for a compute instance that does not fill its GPU instance",
+                hint="Only profiles whose compute instance has all slices are supported.",
+            )
+        counts[str(name)] = counts.get(str(name), 0) + count
+    return Rule(match, STATIC, tuple(WantedPartition(profile, count) for profile, count in counts.items()))
+
+
+def _check_keys(where: str, value: Any | None, known: Sequence[str]) -> None:
+    if not isinstance(value, Mapping):
+        raise InvalidLayout(f"{where}: expected a mapping, not {type(value).__name__}")
+    unknown = [str(key) for key in value if key not in known]
+    if unknown:
+        raise InvalidLayout(f"{where}: unknown key {', '.join(unknown)}", hint=f"Known are {', '.join(known)}.")

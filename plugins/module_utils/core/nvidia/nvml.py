@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Access to NVML through its Python binding, with errors turned into those of the core.
+
+The binding (distribution nvidia-ml-py) is imported when the backend is opened, never before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ..errors import (
+    AcceleratorError,
+    BackendUnavailable,
+    DeviceLost,
+    DoesNotFit,
+    InUse,
+    NotFound,
+    NotPermitted,
+    Unsupported,
+)
+
+# NVML return values, from the header.
+SUCCESS = 0
+UNINITIALIZED = 1
+INVALID_ARGUMENT = 2
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
+NOT_FOUND = 6
+INSUFFICIENT_SIZE = 7
+DRIVER_NOT_LOADED = 9
+LIBRARY_NOT_FOUND = 12
+FUNCTION_NOT_FOUND = 13
+GPU_IS_LOST = 15
+RESET_REQUIRED = 16
+LIB_RM_VERSION_MISMATCH = 18
+IN_USE = 19
+INSUFFICIENT_RESOURCES = 23
+ARGUMENT_VERSION_MISMATCH = 25
+GPU_NOT_FOUND = 28
+INVALID_STATE = 29
+
+INIT_NO_GPUS = 1  # nvmlInitWithFlags: a machine without a GPU is no error
+GPU_INSTANCE_PROFILES = 0x12
+COMPUTE_INSTANCE_PROFILES = 0x9
+ENGINE_PROFILE_SHARED = 0
+NO_INSTANCE = 0xFFFFFFFF
+
+_ERRORS: Mapping[int, tuple[type[AcceleratorError], str, str]] = MappingProxyType(
+    {
+        UNINITIALIZED: (BackendUnavailable, "NVML is not initialised", ""),
+        INVALID_ARGUMENT: (AcceleratorError, "NVML refused an argument", ""),
+        NOT_SUPPORTED: (Unsupported, "the device or its present mode does not support this", ""),
+        NO_PERMISSION: (NotPermitted, "the caller lacks the permission", "Run as root, with CAP_SYS_ADMIN."),
+        NOT_FOUND: (NotFound, "NVML did not find the object", ""),
+        DRIVER_NOT_LOADED: (
+            BackendUnavailable,
+            "the NVIDIA driver is not loaded",
+            "Load the kernel module with `modprobe nvidia`, or install the driver.",
+        ),
+        LIBRARY_NOT_FOUND: (
+            BackendUnavailable,
+            "the library libnvidia-ml.so.1 was not found",
+            "Install the NVIDIA driver's user space.",
+        ),
+        FUNCTION_NOT_FOUND: (Unsupported, "the driver's NVML does not have this function", "Use a newer driver."),
+        GPU_IS_LOST: (
+            DeviceLost,
+            "the GPU is lost: it has fallen off the bus or does not answer",
+            "Look for Xid 79 in the kernel log; a power cycle of the machine may be needed.",
+        ),
+        RESET_REQUIRED: (AcceleratorError, "the GPU needs a reset", "Reset it with `nvidia-smi --gpu-reset`."),
+        LIB_RM_VERSION_MISMATCH: (
+            BackendUnavailable,
+            "the loaded kernel module and libnvidia-ml.so.1 have different versions",
+            "Reload the kernel modules or reboot after the driver's update.",
+        ),
+        IN_USE: (InUse, "the object is in use", ""),
+        INSUFFICIENT_RESOURCES: (DoesNotFit, "there is no room", ""),
+        ARGUMENT_VERSION_MISMATCH: (Unsupported, "the driver does not know this version of the call", ""),
+        GPU_NOT_FOUND: (NotFound, "there is no such GPU", ""),
+        INVALID_STATE: (AcceleratorError, "the device is in a state that does not allow this", ""),
+    }
+)
+_CODES: Mapping[int, str] = MappingProxyType(
+    {
+        INVALID_ARGUMENT: "invalid-argument",
+        RESET_REQUIRED: "reset-required",
+        INVALID_STATE: "invalid-state",
+        GPU_NOT_FOUND: "gpu-not-found",
+        FUNCTION_NOT_FOUND: "function-not-found",
+    }
+)
+
+
+def error_of(value: int, doing: str) -> AcceleratorError:
+    """Return the core's error for an NVML return value; ``doing`` says what was tried and on what."""
+    kind, found, hint = _ERRORS.get(value, (AcceleratorError, f"NVML returned error {value}", ""))
+    return kind(f"{doing}: {found}", hint=hint, code=_CODES.get(value, "" if value in _ERRORS else f"nvml-{value}"))
+
+
+class Nvml:
+    """NVML as one object. All methods may be called from several threads once it is open."""
+
+    def __init__(self) -> None:
+        self._binding: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether open() has succeeded."""
+        return self._binding is not None
+
+    def open(self) -> None:
+        """Load and initialise the library. Raises BackendUnavailable with the reason; nothing is kept then."""
+        if self._binding is not None:
+            return
+        try:
+            binding: Any = importlib.import_module("pynvml")
+        except ImportError as error:
+            raise BackendUnavailable(
+                f"The Python binding of NVML cannot be imported: {error}",
+                hint="Install the distribution nvidia-ml-py into the interpreter that runs this.",
+            ) from error
+        try:
+            binding.nvmlInitWithFlags(INIT_NO_GPUS)
+        except binding.NVMLError as error:
+            found = error_of(error.value, "Opening NVML")
+            if isinstance(found, BackendUnavailable):
+                raise found from error
+            raise BackendUnavailable(found.message, hint=found.hint) from error
+        self._binding = binding
+
+    def close(self) -> None:
+        """Shut the library down; open() may follow."""
+        binding, self._binding = self._binding, None
+        if binding is not None:
+            try:
+                binding.nvmlShutdown()
+            except binding.NVMLError as error:
+                raise error_of(error.value, "Closing NVML") from error
+
+    def call(self, function: str, *arguments: Any, doing: str = "") -> Any:
+        """Call a function of the binding. Raises the core's error, whose text begins with ``doing``."""
+        binding = self._binding
+        if binding is None:
+            raise BackendUnavailable(f"{doing or function}: NVML is not open", hint="Open the backend first.")
+        method = getattr(binding, function, None)
+        if method is None:
+            raise error_of(FUNCTION_NOT_FOUND, doing or function)
+        try:
+            return method(*arguments)
+        except binding.NVMLError as error:
+            raise error_of(error.value, doing or function) from error
+
+    def optional(self, function: str, *arguments: Any, default: Any = None) -> Any:
+        """Call a function whose answer not every driver and board has; ``default`` where it is not supported."""
+        try:
+            return self.call(function, *arguments)
+        except Unsupported:
+            return default
+
+    def array(self, structure: str, length: int) -> Any:
+        """Make an array of one of the binding's structures."""
+        return (getattr(self._binding, structure) * length)()
+
+    def placement(self, start: int, size: int) -> Any:
+        """Make a placement to hand to a function that wants a reference."""
+        return ctypes.byref(self._binding.c_nvmlGpuInstancePlacement_t(start, size))
+
+    def listed(self, function: str, structure: str, length: int, *arguments: Any, doing: str = "") -> tuple[Any, ...]:
+        """Call a function that fills an array made by the caller, and return what it filled in."""
+        count = ctypes.c_uint(length)
+        values = self.array(structure, max(length, 1))
+        self.call(function, *arguments, values, ctypes.byref(count), doing=doing)
+        return tuple(values[position] for position in range(min(count.value, length)))
+
+    def counted(self, function: str, structure: str, *arguments: Any, doing: str = "") -> tuple[Any, ...]:
+        """Ask such a function for the length first, then for the values."""
+        count = ctypes.c_uint(0)
+        self.call(function, *arguments, None, ctypes.byref(count), doing=doing)
+        return self.listed(function, structure, count.value, *arguments, doing=doing) if count.value else ()

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What is published of a GPU: names, attributes, capacities and counters, as NVIDIA's own DRA driver has them.
+
+Pure functions. The names are those of kubernetes-sigs/dra-driver-nvidia-gpu (GKP/deviceinfo.go, mig.go, partitions.go).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+
+from .. import room
+from ..model import AttributeValue, CounterSet, Device, Offer, Partition, Placement, Profile, frozen
+from ..room import CAPACITY_KEYS
+
+OwnedPartition = tuple[int, int, int]
+MOST_ATTRIBUTES_AND_CAPACITIES = 32  # of one device in a ResourceSlice
+
+
+def whole_name(device: Device) -> str:
+    """Return the published name of a whole GPU."""
+    return f"gpu-{device.minor}"
+
+
+def partition_name(device: Device, profile: str, profile_id: int, placement: Placement) -> str:
+    """Return the published name of a MIG device, the same whether it exists or can be made."""
+    spelled = profile.replace(".", "").replace("+", "-")
+    return f"gpu-{device.minor}-mig-{spelled}-{profile_id}-{placement.start}"
+
+
+def counter_set_name(device: Device) -> str:
+    """Return the name of a GPU's counter set."""
+    return f"gpu-{device.minor}-counter-set"
+
+
+def offers(device: Device, dynamic: bool, owned: Collection[OwnedPartition] = ()) -> tuple[Offer, ...]:
+    """Return what is published of a GPU.
+
+    Not dynamic: the partitions that exist if MIG is on, else the whole GPU. Dynamic: the whole GPU and every placement
+    of every profile, all drawing on one counter set; where a mode change needs a reset, only what the present mode
+    allows. Partitions that exist and are not ``owned`` are published as they are, and what overlaps them is withheld.
+    The order is the scheduler's first fit: small partitions first, each profile from the place that spoils the fewest
+    others, the whole GPU last.
+    """
+    partitioning = device.partitioning
+    if not dynamic or not partitioning.supported or not device.profiles:
+        if partitioning.supported and partitioning.enabled:
+            return tuple(_existing(device, partition) for partition in device.partitions if partition.uuid)
+        return (_whole(device),)
+    if partitioning.needs_reset and not partitioning.enabled:
+        return (_whole(device),)
+    adopted = _adopted(device, owned)
+    published = [_existing(device, partition) for partition in adopted if partition.uuid]
+    left = counter_set(device, owned).counters
+    for profile, placement in order(device.profiles):
+        offer = _possible(device, profile, placement)
+        if any(placement.overlaps(partition.placement) for partition in adopted):
+            continue
+        if all(amount <= left.get(counter, 0) for counter, amount in offer.consumes.items()):
+            published.append(offer)
+    if not adopted and not partitioning.needs_reset:
+        published.append(_whole(device, counter_set(device).counters))
+    return tuple(published)
+
+
+def counter_set(device: Device, owned: Collection[OwnedPartition] | None = None) -> CounterSet:
+    """Return what the dynamic offers of a GPU share; without the room of partitions not ``owned``, if that is given."""
+    totals: dict[str, int] = {_counter(key): total for key, total in room.totals(device).items() if total}
+    for number in range(device.memory_slices):
+        totals[f"memory-slice-{number}"] = 1
+    for counted in room.counted_profiles(device.profiles):
+        totals[_profile_counter(counted)] = counted.maximum
+    if owned is not None:
+        for partition in _adopted(device, owned):
+            profile = device.profile(partition.profile_id)
+            for counter, amount in (_consumed(device, profile, partition.placement) if profile else {}).items():
+                totals[counter] = max(totals.get(counter, 0) - amount, 0)
+    return CounterSet(counter_set_name(device), frozen(totals))
+
+
+def order(profiles: Collection[Profile]) -> tuple[tuple[Profile, Placement], ...]:
+    """Return all placements in the order in which they should be taken.
+
+    Profiles go from small to large, plain ones before those with special engines. The placements of a profile go by how
+    much they spoil: the memory slices of all placements of all profiles that overlap them.
+    """
+    every = [(profile, placement) for profile in profiles for placement in profile.placements]
+
+    def spoils(placement: Placement) -> int:
+        return sum(other.size for _profile, other in every if other.overlaps(placement))
+
+    def rank(profile: Profile) -> tuple[int, int, int, int]:
+        engines = sum(profile.capacities[key] for key in ("decoders", "encoders", "jpegEngines", "ofaEngines"))
+        return (
+            profile.size,
+            profile.capacities["multiprocessors"],
+            int("+" in profile.name or "-" in profile.name),
+            engines,
+        )
+
+    return tuple(sorted(every, key=lambda each: (rank(each[0]), each[0].profile_id, spoils(each[1]), each[1].start)))
+
+
+def _adopted(device: Device, owned: Collection[OwnedPartition]) -> tuple[Partition, ...]:
+    mine = set(owned)
+    return tuple(partition for partition in device.partitions if partition.key not in mine)
+
+
+def _whole(device: Device, counters: Mapping[str, int] | None = None) -> Offer:
+    capacities: dict[str, int] = dict(device.capacities)
+    if counters is not None:
+        for key in CAPACITY_KEYS:
+            largest = max((profile.capacities[key] for profile in device.profiles), default=0)
+            capacities[key] = max(capacities.get(key, 0), largest)
+    return Offer(
+        name=whole_name(device),
+        kind="device",
+        device_uuid=device.uuid,
+        dynamic=False,
+        profile=None,
+        profile_id=None,
+        placement=None,
+        partition_uuid=None,
+        attributes=_attributes(device, {"type": "gpu", "uuid": device.uuid}),
+        capacities=frozen(capacities),
+        counter_set=counter_set_name(device) if counters is not None else None,
+        consumes=frozen(counters or {}),
+    )
+
+
+def _possible(device: Device, profile: Profile, placement: Placement) -> Offer:
+    return Offer(
+        name=partition_name(device, profile.name, profile.profile_id, placement),
+        kind="partition",
+        device_uuid=device.uuid,
+        dynamic=True,
+        profile=profile.name,
+        profile_id=profile.profile_id,
+        placement=placement,
+        partition_uuid=None,
+        attributes=_attributes(device, {"type": "mig", "parentUUID": device.uuid, "profile": profile.name}),
+        capacities=profile.capacities,
+        counter_set=counter_set_name(device),
+        consumes=_consumed(device, profile, placement),
+    )
+
+
+def _existing(device: Device, partition: Partition) -> Offer:
+    attributes = _attributes(
+        device,
+        {"type": "mig", "uuid": partition.uuid, "parentUUID": device.uuid, "profile": partition.profile},
+    )
+    capacities = dict(partition.capacities)
+    slices = {f"memorySlice{number}": 1 for number in partition.placement.slices}
+    if len(attributes) + len(capacities) + len(slices) <= MOST_ATTRIBUTES_AND_CAPACITIES:
+        capacities.update(slices)
+    return Offer(
+        name=partition_name(device, partition.profile, partition.profile_id, partition.placement),
+        kind="partition",
+        device_uuid=device.uuid,
+        dynamic=False,
+        profile=partition.profile,
+        profile_id=partition.profile_id,
+        placement=partition.placement,
+        partition_uuid=partition.uuid,
+        attributes=attributes,
+        capacities=frozen(capacities),
+    )
+
+
+def _attributes(device: Device, own: Mapping[str, AttributeValue]) -> Mapping[str, AttributeValue]:
+    return MappingProxyType({**own, **device.attributes})
+
+
+def _consumed(device: Device, profile: Profile, placement: Placement) -> Mapping[str, int]:
+    consumed = {_counter(key): profile.capacities[key] for key in CAPACITY_KEYS if profile.capacities[key]}
+    consumed.update({f"memory-slice-{number}": 1 for number in placement.slices})
+    if profile in room.counted_profiles(device.profiles):
+        consumed[_profile_counter(profile)] = 1
+    return frozen(consumed)
+
+
+def _counter(capacity: str) -> str:
+    return re.sub(r"([A-Z])", lambda found: "-" + found.group(1).lower(), capacity)
+
+
+def _profile_counter(profile: Profile) -> str:
+    return f"profile-{profile.profile_id}"

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Changes of a GPU's partitioning through NVML: MIG mode, GPU instances and their compute instances."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..errors import AcceleratorError, DoesNotFit, InUse, InvalidLayout, NotFound, NotPermitted, Unsupported
+from ..model import Device, Partition, Placement, Process, Profile
+from ..system import System
+from . import discover
+from .discover import BoardFacts
+from .nvml import IN_USE, RESET_REQUIRED, SUCCESS, Nvml, error_of
+
+RESET_TIMEOUT = 300.0
+
+
+def pids(processes: Iterable[Process]) -> str:
+    """Name processes for a person."""
+    return ", ".join(str(process) for process in processes)
+
+
+def set_mode(nvml: Nvml, board: BoardFacts, device: Device, enabled: bool) -> None:
+    """Ask for a MIG mode; judge the answer by the activation status and by current and pending mode read afterwards.
+
+    The handle in ``board`` is not to be used after this. Raises InUse, NotPermitted, Unsupported, AcceleratorError.
+    """
+    word = "on" if enabled else "off"
+    doing = f"Switching MIG {word} on GPU {board.uuid}"
+    if not device.partitioning.supported:
+        raise Unsupported(f"GPU {board.uuid} ({board.product}) does not support MIG")
+    if not enabled and device.partitions:
+        names = ", ".join(partition.describe() for partition in device.partitions)
+        raise InUse(f"{doing}: it still has partitions: {names}", hint="Destroy them first.")
+    try:
+        status = int(nvml.call("nvmlDeviceSetMigMode", board.handle, int(enabled), doing=doing))
+    except InUse as error:
+        raise _mode_in_use(device, doing) from error
+    if status not in (SUCCESS, RESET_REQUIRED, IN_USE):
+        raise error_of(status, f"{doing} (activation)")
+    handle = nvml.call("nvmlDeviceGetHandleByUUID", board.uuid, doing=f"Finding GPU {board.uuid} again")
+    current, pending = nvml.call("nvmlDeviceGetMigMode", handle, doing=f"Reading the MIG mode of {board.uuid}")
+    if bool(current) == enabled:
+        return
+    if bool(pending) == enabled and board.needs_reset:
+        return
+    if bool(pending) == enabled:
+        # Nothing half-done stays: what could not be activated now must not come with the next reset.
+        with contextlib.suppress(AcceleratorError):
+            nvml.call("nvmlDeviceSetMigMode", handle, current)
+    if status == IN_USE:
+        raise _mode_in_use(device, doing)
+    raise AcceleratorError(
+        f"{doing}: the mode is still {'on' if current else 'off'} (activation status {status})",
+        hint="Reset the GPU with `nvidia-smi --gpu-reset`, or reboot.",
+        code="mode-not-changed",
+    )
+
+
+def reset(system: System, uuids: Sequence[str]) -> None:
+    """Reset GPUs together with the vendor's tool; there is no NVML call for it. Raises InUse, NotPermitted."""
+    doing = f"Resetting {', '.join(uuids)}"
+    done = system.run(["nvidia-smi", "--gpu-reset", "-i", ",".join(uuids)], timeout=RESET_TIMEOUT)
+    if done.returncode == 0:
+        return
+    said = " ".join((done.stdout + " " + done.stderr).split())
+    if "permission" in said.lower():
+        raise NotPermitted(f"{doing}: {said}", hint="Run as root.")
+    if "in use" in said.lower() or "is being used" in said.lower():
+        raise InUse(f"{doing}: {said}", hint="End the processes that have the GPU open, services included.")
+    raise AcceleratorError(f"{doing}: nvidia-smi ended with {done.returncode}: {said}", code="reset-failed")
+
+
+def create(nvml: Nvml, board: BoardFacts, device: Device, profile_id: int, placement: Placement) -> Partition:
+    """Create a GPU instance at exactly this placement, and the compute instance that fills it.
+
+    A GPU instance whose compute instance fails is destroyed again. Raises DoesNotFit with the partitions in the way.
+    """
+    profile = _profile(device, profile_id, placement)
+    doing = f"Creating {profile.name} at {placement} on GPU {board.uuid}"
+    if not device.partitioning.enabled:
+        raise Unsupported(f"{doing}: MIG is off", hint="Switch MIG on first.", code="partitioning-off")
+    try:
+        instance = nvml.call(
+            "nvmlDeviceCreateGpuInstanceWithPlacement",
+            board.handle,
+            profile_id,
+            nvml.placement(placement.start, placement.size),
+            doing=doing,
+        )
+    except DoesNotFit as error:
+        in_the_way = tuple(each for each in device.partitions if each.placement.overlaps(placement))
+        names = ", ".join(each.describe() for each in in_the_way) or "an engine that other partitions have taken"
+        raise DoesNotFit(f"{doing}: there is no room; in the way: {names}", blockers=in_the_way) from error
+    except InUse as error:
+        held = pids(device.processes)
+        raise InUse(
+            f"{doing}: the GPU is in use" + (f" by {held}" if held else ""),
+            pids=[each.pid for each in device.processes],
+        ) from error
+    try:
+        kinds = discover.compute_profiles(nvml, board, profile_id, instance)
+        full = discover.full_profile(kinds, profile)
+        nvml.call("nvmlGpuInstanceCreateComputeInstance", instance, full.profile_id, doing=f"{doing}: compute instance")
+        made = discover.read_partition(nvml, board, profile, instance, {})
+        if not made.uuid:
+            raise AcceleratorError(f"{doing}: the compute instance that was made does not fill the GPU instance")
+    except BaseException:
+        with contextlib.suppress(AcceleratorError):
+            _destroy_instance(nvml, board, profile_id, instance, doing)
+        raise
+    return made
+
+
+def destroy(nvml: Nvml, board: BoardFacts, device: Device, instance_id: int) -> None:
+    """Destroy a GPU instance: its compute instances first. Raises NotFound, InUse with the pids, NotPermitted."""
+    doing = f"Destroying GPU instance {instance_id} of GPU {board.uuid}"
+    instance = nvml.call("nvmlDeviceGetGpuInstanceById", board.handle, instance_id, doing=doing)
+    info = nvml.call("nvmlGpuInstanceGetInfo", instance, doing=doing)
+    try:
+        _destroy_instance(nvml, board, int(info.profileId), instance, doing)
+    except InUse as error:
+        holders = next((each.processes for each in device.partitions if each.instance_id == instance_id), ())
+        held = pids(holders)
+        raise InUse(
+            f"{doing}: it is in use" + (f" by {held}" if held else ""),
+            pids=[process.pid for process in holders],
+            hint="End the processes; a monitoring agent such as DCGM may hold it as well.",
+        ) from error
+
+
+def _destroy_instance(nvml: Nvml, board: BoardFacts, profile_id: int, instance: Any, doing: str) -> None:
+    for _kind, handle in discover.compute_instances(nvml, board, profile_id, instance):
+        nvml.call("nvmlComputeInstanceDestroy", handle, doing=f"{doing}: compute instance")
+    nvml.call("nvmlGpuInstanceDestroy", instance, doing=doing)
+
+
+def _profile(device: Device, profile_id: int, placement: Placement) -> Profile:
+    profile = device.profile(profile_id)
+    if profile is None:
+        raise NotFound(
+            f"GPU {device.uuid} ({device.product}) has no MIG profile with id {profile_id}; it has "
+            + (", ".join(f"{each.name} ({each.profile_id})" for each in device.profiles) or "none")
+        )
+    if placement not in profile.placements:
+        raise InvalidLayout(
+            f"{profile.name} cannot lie at {placement} on GPU {device.uuid}; its placements are "
+            + ", ".join(str(each) for each in profile.placements)
+        )
+    return profile
+
+
+def _mode_in_use(device: Device, doing: str) -> InUse:
+    held = pids(device.processes)
+    return InUse(
+        f"{doing}: the GPU is in use" + (f" by {held}" if held else ""),
+        pids=[process.pid for process in device.processes],
+        hint="End the processes that have the GPU open, monitoring agents included.",
+    )

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Where wanted partitions go on one device, so that the fewest partitions that exist are disturbed.
+
+An exhaustive search with bounds: boards have at most a dozen memory slices, so all arrangements can be looked at, and
+the answer is the minimum, not a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import combinations
+
+from . import room
+from .errors import DoesNotFit, InvalidLayout
+from .layout_rules import WantedPartition
+from .model import Device, Partition, Placement, Profile
+from .room import Place
+
+_Group = tuple[Profile, tuple[int, ...], int]  # profile, starts that are given, count to be placed freely
+_Cost = tuple[int, int, int, int, tuple[tuple[int, int], ...]]
+
+
+def arrange(
+    device: Device, wanted: Sequence[WantedPartition], held: Collection[tuple[int, int, int]] = ()
+) -> tuple[Place, ...]:
+    """Choose a placement for every wanted partition.
+
+    ``held`` are the keys (profile id, start, size) of existing partitions that processes or claims hold. In this order
+    the choice has: the fewest held partitions disturbed; the fewest partitions disturbed; the most room left for large
+    partitions; the lowest starts. Raises InvalidLayout for an unknown profile or placement, DoesNotFit when there is no
+    arrangement at all, with what is in the way.
+    """
+    groups = _groups(device, wanted)
+    best: tuple[_Cost, tuple[Place, ...]] | None = None
+    for places in _arrangements(device, groups):
+        cost = _cost(device, places, held)
+        if best is None or cost < best[0]:
+            best = (cost, places)
+    if best is None:
+        raise _does_not_fit(device, groups)
+    return best[1]
+
+
+def kept(device: Device, places: Collection[Place]) -> tuple[Partition, ...]:
+    """Return the existing partitions that an arrangement leaves as they are.
+
+    One without a compute instance of its own cannot be kept: nobody could use it.
+    """
+    keys = {(profile.profile_id, placement.start, placement.size) for profile, placement in places}
+    return tuple(partition for partition in device.partitions if partition.uuid and partition.key in keys)
+
+
+def _groups(device: Device, wanted: Sequence[WantedPartition]) -> tuple[_Group, ...]:
+    starts: dict[int, list[int]] = {}
+    counts: dict[int, int] = {}
+    profiles: dict[int, Profile] = {}
+    for each in wanted:
+        profile = device.find_profile(each.profile)
+        if profile is None:
+            raise InvalidLayout(
+                f"{device.describe()} has no profile {each.profile!r}",
+                hint="It has " + (", ".join(sorted(known.name for known in device.profiles)) or "none") + ".",
+            )
+        profiles[profile.profile_id] = profile
+        if each.start is None:
+            counts[profile.profile_id] = counts.get(profile.profile_id, 0) + each.count
+            continue
+        if all(placement.start != each.start for placement in profile.placements):
+            raise InvalidLayout(
+                f"{profile.name} cannot start at memory slice {each.start} on {device.describe()}",
+                hint=f"Its starts are {', '.join(str(placement.start) for placement in profile.placements)}.",
+            )
+        starts.setdefault(profile.profile_id, []).append(each.start)
+    ordered = sorted(profiles.values(), key=lambda profile: (-profile.size, profile.profile_id))
+    return tuple(
+        (profile, tuple(starts.get(profile.profile_id, ())), counts.get(profile.profile_id, 0)) for profile in ordered
+    )
+
+
+def _arrangements(device: Device, groups: Sequence[_Group]) -> Iterator[tuple[Place, ...]]:
+    """Yield every arrangement that can exist, each once."""
+    limits = room.totals(device)
+
+    def extend(
+        position: int, taken: int, left: dict[str, int], places: tuple[Place, ...]
+    ) -> Iterator[tuple[Place, ...]]:
+        if position == len(groups):
+            yield places
+            return
+        profile, given, free = groups[position]
+        count = len(given) + free
+        if count > profile.maximum:
+            return
+        after = {key: amount - count * profile.capacities.get(key, 0) for key, amount in left.items()}
+        if min(after.values()) < 0:
+            return
+        fixed = [placement for placement in profile.placements if placement.start in given]
+        others = [placement for placement in profile.placements if placement.start not in given]
+        if len(fixed) != len(given):  # the same start twice
+            return
+        for chosen in combinations(others, free):
+            covered, clear = taken, True
+            for placement in (*fixed, *chosen):
+                bits = room.mask(placement)
+                if covered & bits:
+                    clear = False
+                    break
+                covered |= bits
+            if clear:
+                added = tuple((profile, placement) for placement in (*fixed, *chosen))
+                yield from extend(position + 1, covered, after, places + added)
+
+    # What is given is not movable, so an arrangement around it is looked for, not the other way round.
+    yield from extend(0, 0, dict(limits), ())
+
+
+def _cost(device: Device, places: Sequence[Place], held: Collection[tuple[int, int, int]]) -> _Cost:
+    keeping = {partition.key for partition in kept(device, places)}
+    disturbed = [partition for partition in device.partitions if partition.key not in keeping]
+    live = [partition for partition in disturbed if partition.uuid or partition.compute_instances]
+    taken = 0
+    for _profile, placement in places:
+        taken |= room.mask(placement)
+    left = sum(
+        placement.size**2
+        for profile in device.profiles
+        for placement in profile.placements
+        if not room.mask(placement) & taken
+    )
+    starts = tuple(sorted((placement.start, profile.profile_id) for profile, placement in places))
+    return (sum(partition.key in held for partition in disturbed), len(live), len(disturbed), -left, starts)
+
+
+def _does_not_fit(device: Device, groups: Sequence[_Group]) -> DoesNotFit:
+    wished = " + ".join(f"{len(given) + free} × {profile.name}" for profile, given, free in groups)
+    start = f"{wished} does not fit on {device.describe()}"
+    for profile, given, free in groups:
+        if len(given) + free > profile.maximum:
+            return DoesNotFit(
+                f"{start}: the board takes {profile.maximum} × {profile.name} at most, {len(given) + free} are wanted",
+                blockers=(profile.name,),
+            )
+    needed = sum(profile.size * (len(given) + free) for profile, given, free in groups)
+    if needed > device.memory_slices:
+        return DoesNotFit(
+            f"{start}: it needs {needed} memory slices, the board has {device.memory_slices}",
+            blockers=tuple(profile.name for profile, _given, _free in groups),
+        )
+    for key, total in room.totals(device).items():
+        asked = sum(profile.capacities.get(key, 0) * (len(given) + free) for profile, given, free in groups)
+        if asked > total:
+            users = tuple(profile.name for profile, _given, _free in groups if profile.capacities.get(key, 0))
+            return DoesNotFit(
+                f"{start}: {', '.join(users)} together need {asked} {key}, the board has {total}", blockers=users
+            )
+    culprits = tuple(
+        profile.name
+        for position, (profile, given, free) in enumerate(groups)
+        if next(_arrangements(device, _with_one_less(groups, position, given, free)), None) is not None
+    )
+    places = "; ".join(
+        f"{profile.name} at {', '.join(str(placement.start) for placement in profile.placements)}"
+        for profile, _given, _free in groups
+    )
+    advice = f" It fits with one less of {' or '.join(culprits)}." if culprits else ""
+    return DoesNotFit(
+        f"{start}: no arrangement keeps them apart; they can start at memory slices {places}",
+        blockers=culprits or tuple(profile.name for profile, _given, _free in groups),
+        hint=advice.strip(),
+    )
+
+
+def _with_one_less(groups: Sequence[_Group], position: int, given: tuple[int, ...], free: int) -> tuple[_Group, ...]:
+    profile = groups[position][0]
+    smaller = (profile, given, free - 1) if free else (profile, given[:-1], 0)
+    return (*groups[:position], smaller, *groups[position + 1 :])
+
+
+def placements_of(places: Collection[Place]) -> tuple[Placement, ...]:
+    """Return the placements of an arrangement, by start."""
+    return tuple(sorted(placement for _profile, placement in places))

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Where a PCI device sits: its address in the kernel's form, its root complex and its NUMA node, from sysfs.
+
+The derivations are those of the standard attributes ``resource.kubernetes.io/pcieRoot``, ``pciBusID`` and ``numaNode``.
+"""
+
+from __future__ import annotations
+
+import re
+
+from .system import System
+
+_BUS_ID = re.compile(r"(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})(?:\.([0-7]))?")
+_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
+LARGEST_NUMA_NODE = 1023
+
+
+def normalise_bus_id(text: str) -> str:
+    """Return a PCI address as the kernel spells it: ``00000000:3B:00.0`` is ``0000:3b:00.0``.
+
+    Raises ValueError for anything that is not a PCI address.
+    """
+    found = _BUS_ID.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a PCI address: expected domain:bus:device.function in hexadecimal digits")
+    domain, bus, device, function = found.groups()
+    return f"{int(domain or '0', 16):04x}:{int(bus, 16):02x}:{int(device, 16):02x}.{function or '0'}"
+
+
+def pcie_root(system: System, address: str) -> str | None:
+    """Return the root complex above a device, such as ``pci0000:3a``; None where sysfs does not tell."""
+    device = f"/sys/bus/pci/devices/{address}"
+    if not system.exists(device):
+        return None
+    parts = system.real_path(device).split("/")
+    if "devices" not in parts or parts[-1] != address:
+        return None
+    root = parts[parts.index("devices") + 1]
+    return root if _ROOT.fullmatch(root) else None
+
+
+def numa_node(system: System, address: str) -> int | None:
+    """Return the NUMA node that a device is attached to; None where the firmware does not tell (-1)."""
+    try:
+        node = int(system.read_text(f"/sys/bus/pci/devices/{address}/numa_node").strip())
+    except (OSError, ValueError):
+        return None
+    return node if 0 <= node <= LARGEST_NUMA_NODE else None

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What the node driver has prepared for claims: the one definition of its store's tables, and a reader for others.
+
+The driver writes the store; modules and the command line read it, without changing a byte, to know which partitions
+claims hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from .errors import AcceleratorError
+from .model import Placement
+
+SCHEMA_VERSION = 1
+META_TABLE = "meta"
+CLAIMS_TABLE = "claims"
+DEVICES_TABLE = "devices"
+PREPARING = "preparing"
+PREPARED = "prepared"
+
+CLAIM_COLUMNS = ("uid", "namespace", "name", "state", "boot_id", "created_at", "document")
+DEVICE_COLUMNS = (
+    "claim_uid",
+    "request",
+    "pool",
+    "name",
+    "device_uuid",
+    "kind",
+    "profile",
+    "profile_id",
+    "placement_start",
+    "placement_size",
+    "partition_uuid",
+    "instance_id",
+    "created",
+    "share_id",
+    "admin",
+    "cdi_id",
+)
+
+SCHEMA = (
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    """CREATE TABLE claims (
+        uid TEXT PRIMARY KEY,
+        namespace TEXT NOT NULL,
+        name TEXT NOT NULL,
+        state TEXT NOT NULL CHECK (state IN ('preparing', 'prepared')),
+        boot_id TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        document TEXT NOT NULL
+    )""",
+    """CREATE TABLE devices (
+        claim_uid TEXT NOT NULL REFERENCES claims (uid) ON DELETE CASCADE,
+        request TEXT NOT NULL,
+        pool TEXT NOT NULL,
+        name TEXT NOT NULL,
+        device_uuid TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        profile TEXT,
+        profile_id INTEGER,
+        placement_start INTEGER,
+        placement_size INTEGER,
+        partition_uuid TEXT,
+        instance_id INTEGER,
+        created INTEGER NOT NULL DEFAULT 0,
+        share_id TEXT NOT NULL DEFAULT '',
+        admin INTEGER NOT NULL DEFAULT 0,
+        cdi_id TEXT NOT NULL DEFAULT '',
+        PRIMARY KEY (claim_uid, request, name, share_id)
+    )""",
+    "CREATE INDEX devices_by_device ON devices (device_uuid)",
+)
+
+
+@dataclass(frozen=True)
+class PreparedDevice:
+    """One device of a claim. ``created`` says that the driver made the partition and will destroy it."""
+
+    name: str
+    device_uuid: str
+    partition_uuid: str | None
+    profile: str | None
+    placement: Placement | None
+    created: bool
+    profile_id: int | None = None
+    request: str = ""
+    admin: bool = False
+    kind: str = ""
+    instance_id: int | None = None
+
+
+@dataclass(frozen=True)
+class PreparedClaim:
+    """A claim that is prepared, or whose preparation has begun."""
+
+    uid: str
+    namespace: str
+    name: str
+    state: str
+    devices: tuple[PreparedDevice, ...]
+    boot_id: str = ""
+
+    def describe(self) -> str:
+        """Name the claim for a person."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class PreparedPartition:
+    """What the layout planner has to know of a claim: the device, and the part of it that the claim holds.
+
+    Without a placement the claim holds the whole device.
+    """
+
+    claim: str
+    device_uuid: str
+    partition_uuid: str | None = None
+    profile_id: int | None = None
+    placement: Placement | None = None
+
+
+def prepared_claims(path: str) -> tuple[PreparedClaim, ...]:
+    """Read the claims in the driver's store; nothing for a store that is not there.
+
+    The file is opened read-only. Raises AcceleratorError with code store-unreadable for a file that is no store or has
+    a newer schema.
+    """
+    if not Path(path).exists():
+        return ()
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)) as connection:
+            connection.row_factory = sqlite3.Row
+            connection.execute("BEGIN")
+            version = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+            found = int(version["value"]) if version is not None else SCHEMA_VERSION
+            if found > SCHEMA_VERSION:
+                raise AcceleratorError(
+                    f"The driver's store {path} has schema version {found}, this program knows {SCHEMA_VERSION}",
+                    hint="Use the release of dra.accelerators that the node's driver has.",
+                    code="store-unreadable",
+                )
+            devices: dict[str, list[PreparedDevice]] = {}
+            for row in connection.execute("SELECT * FROM devices ORDER BY claim_uid, request, name"):
+                devices.setdefault(row["claim_uid"], []).append(device_of_row(dict(row)))
+            return tuple(
+                PreparedClaim(
+                    uid=row["uid"],
+                    namespace=row["namespace"],
+                    name=row["name"],
+                    state=row["state"],
+                    devices=tuple(devices.get(row["uid"], ())),
+                    boot_id=row["boot_id"],
+                )
+                for row in connection.execute("SELECT * FROM claims ORDER BY created_at, uid")
+            )
+    except (sqlite3.Error, ValueError, KeyError, IndexError) as error:
+        raise AcceleratorError(
+            f"The driver's store {path} cannot be read: {error}",
+            hint="If the node driver runs, look at its log; it sets a damaged store aside and rebuilds it.",
+            code="store-unreadable",
+        ) from error
+
+
+def device_of_row(row: Mapping[str, Any]) -> PreparedDevice:
+    """Make a device out of a row of the devices table."""
+    placement = (
+        Placement(row["placement_start"], row["placement_size"])
+        if row["placement_start"] is not None and row["placement_size"] is not None
+        else None
+    )
+    return PreparedDevice(
+        name=row["name"],
+        device_uuid=row["device_uuid"],
+        partition_uuid=row["partition_uuid"] or None,
+        profile=row["profile"] or None,
+        placement=placement,
+        created=bool(row["created"]),
+        profile_id=row["profile_id"],
+        request=row["request"],
+        admin=bool(row["admin"]),
+        kind=row["kind"],
+        instance_id=row["instance_id"],
+    )
+
+
+def prepared_partitions(claims: Iterable[PreparedClaim]) -> tuple[PreparedPartition, ...]:
+    """Return what claims hold, for the planner. Devices held for administrators' access count as well."""
+    return tuple(
+        PreparedPartition(
+            claim=claim.describe(),
+            device_uuid=device.device_uuid,
+            partition_uuid=device.partition_uuid,
+            profile_id=device.profile_id,
+            placement=device.placement,
+        )
+        for claim in claims
+        for device in claim.devices
+    )
+
+
+def document_of(claim: Mapping[str, Any]) -> str:
+    """Return the text of a claim's document column: JSON with stable order."""
+    return json.dumps(claim, sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Kubernetes quantities: reading, comparing by value, and writing them in the API server's canonical form."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+_FORM = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]|[eE][+-]?\d{1,3})?")
+_BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_FACTORS = {
+    "": Fraction(1),
+    "n": Fraction(1, 10**9),
+    "u": Fraction(1, 10**6),
+    "m": Fraction(1, 10**3),
+    "k": Fraction(10**3),
+    "M": Fraction(10**6),
+    "G": Fraction(10**9),
+    "T": Fraction(10**12),
+    "P": Fraction(10**15),
+    "E": Fraction(10**18),
+    **{suffix: Fraction(1024**power) for power, suffix in enumerate(_BINARY) if suffix},
+}
+
+
+def parse(text: str | int) -> Fraction:
+    """Return the exact value of a quantity such as ``80Gi``, ``500m``, ``1e3`` or a plain number.
+
+    Raises ValueError for anything else.
+    """
+    if isinstance(text, bool) or not isinstance(text, (str, int)):
+        raise ValueError(f"{text!r} is not a quantity: expected a number with an optional suffix")  # noqa: TRY004
+    if isinstance(text, int):
+        return Fraction(text)
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a quantity: expected a number with an optional suffix such as Gi, G or m")
+    sign, digits, suffix = found.groups()
+    suffix = suffix or ""
+    factor = Fraction(10) ** int(suffix[1:]) if suffix[:1] in ("e", "E") and len(suffix) > 1 else _FACTORS[suffix]
+    value = Fraction("0" + digits if digits.startswith(".") else digits) * factor
+    return -value if sign == "-" else value
+
+
+def equal(left: str | int, right: str | int) -> bool:
+    """Whether two quantities have the same value: 1Gi is 1073741824."""
+    return parse(left) == parse(right)
+
+
+def compare(left: str | int, right: str | int) -> int:
+    """Return -1, 0 or 1 as the left quantity is smaller, equal or larger."""
+    first, second = parse(left), parse(right)
+    return (first > second) - (first < second)
+
+
+def format_bytes(value: int) -> str:
+    """Write a number of bytes with the largest binary suffix that divides it, as the API server does."""
+    power = 0
+    while value and value % 1024 == 0 and power < len(_BINARY) - 1:
+        value //= 1024
+        power += 1
+    return f"{value}{_BINARY[power]}"

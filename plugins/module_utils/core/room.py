@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What fits on one device together: memory slices, engines, and how many of each profile.
+
+One definition for the counters that the scheduler sees and for the layout planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from .model import Device, Placement, Profile
+
+CAPACITY_KEYS = ("multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines", "memory")
+
+Place = tuple[Profile, Placement]
+
+
+def totals(device: Device) -> Mapping[str, int]:
+    """Return how much of each capacity a device has to share out among partitions.
+
+    It is what the largest profile gets, or more where the driver itself says that several smaller ones, which together
+    take more, fit at once.
+    """
+    found: dict[str, int] = {}
+    for key in CAPACITY_KEYS:
+        shares = [profile.capacities.get(key, 0) * max(profile.maximum, 1) for profile in device.profiles]
+        found[key] = max([*shares, device.memory_bytes if key == "memory" else 0], default=0)
+    return found
+
+
+def counted_profiles(profiles: Collection[Profile]) -> tuple[Profile, ...]:
+    """Return the profiles whose maximum neither their placements nor the shared engines enforce."""
+    counted: list[Profile] = []
+    for profile in profiles:
+        if profile.maximum >= disjoint(profile.placements):
+            continue
+        enforced = any(
+            profile.capacities.get(key, 0) * (profile.maximum + 1)
+            > max(each.capacities.get(key, 0) * max(each.maximum, 1) for each in profiles)
+            for key in CAPACITY_KEYS
+            if key != "memory"
+        )
+        if not enforced:
+            counted.append(profile)
+    return tuple(counted)
+
+
+def disjoint(placements: Iterable[Placement]) -> int:
+    """Return how many of the placements can be taken at once."""
+    count = end = 0
+    for placement in sorted(placements, key=lambda each: (each.end, each.start)):
+        if count == 0 or placement.start >= end:
+            count, end = count + 1, placement.end
+    return count
+
+
+def fits(device: Device, places: Sequence[Place]) -> bool:
+    """Whether partitions at these places can exist together on an otherwise empty device."""
+    taken = 0
+    left = dict(totals(device))
+    counts: dict[int, int] = {}
+    for profile, placement in places:
+        covered = mask(placement)
+        if taken & covered:
+            return False
+        taken |= covered
+        counts[profile.profile_id] = counts.get(profile.profile_id, 0) + 1
+        if counts[profile.profile_id] > profile.maximum:
+            return False
+        for key in CAPACITY_KEYS:
+            left[key] -= profile.capacities.get(key, 0)
+            if left[key] < 0:
+                return False
+    return True
+
+
+def mask(placement: Placement) -> int:
+    """Return the memory slices of a placement as bits."""
+    return ((1 << placement.size) - 1) << placement.start

@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""From offers to ResourceSlice pools, and from a pool in the API server to the writes that bring it up to date.
+
+Pure functions on plain JSON. Facts: the resource.k8s.io/v1 types and their validation; the behaviour of the Go helper's
+ResourceSlice controller, restated.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import quantity
+from .model import AttributeValue, CounterSet, Offer, Version
+
+API_VERSION = "resource.k8s.io/v1"
+SEPARATE = "separate"  # from Kubernetes 1.35 on: counters in slices of their own
+COMBINED = "combined"  # 1.34: counters beside the devices that use them
+
+MOST_DEVICES = 128
+MOST_DEVICES_WITH_COUNTERS = 64
+MOST_COUNTER_SETS = 8
+MOST_COUNTERS_IN_SET = 32
+MOST_CONSUMED_COUNTERS = 32
+MOST_ATTRIBUTES_AND_CAPACITIES = 32
+MOST_TAINTS = 16
+LONGEST_STRING = 64
+LONGEST_DRIVER_NAME = 63
+
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_DRIVER = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
+_INDEX = re.compile(r"([0-9a-f]{5,})-")
+
+
+@dataclass(frozen=True)
+class SliceContent:
+    """The devices, or the counters, of one slice, as JSON."""
+
+    devices: tuple[Mapping[str, Any], ...] = ()
+    shared_counters: tuple[Mapping[str, Any], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the part of a slice's spec that this is."""
+        content: dict[str, Any] = {}
+        if self.shared_counters:
+            content["sharedCounters"] = [copy.deepcopy(dict(each)) for each in self.shared_counters]
+        if self.devices:
+            content["devices"] = [copy.deepcopy(dict(each)) for each in self.devices]
+        return content
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """A pool of a node as it should be, without its generation."""
+
+    driver: str
+    pool: str
+    node_name: str
+    slices: tuple[SliceContent, ...]
+
+
+@dataclass(frozen=True)
+class SliceWrite:
+    """One request to the API server.
+
+    ``verb`` is create, update or delete. ``name`` is the object's name, empty for a create (the server completes
+    ``generateName``). ``preconditions`` hold uid and resourceVersion of the object that the plan was made for.
+    """
+
+    verb: str
+    name: str
+    body: dict[str, Any] | None
+    preconditions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """The writes in their order, and the generation that the pool has afterwards. No writes: nothing differs."""
+
+    writes: tuple[SliceWrite, ...]
+    generation: int
+
+
+def build_pool(
+    *,
+    driver: str,
+    pool: str,
+    node_name: str,
+    offers: Iterable[Offer],
+    counter_sets: Iterable[CounterSet] = (),
+    layout: str = SEPARATE,
+) -> PoolSpec:
+    """Return the pool of a node: one slice for each physical device, in the order of the offers.
+
+    ``layout`` separate puts the counter sets into slices of their own, before the others; combined puts each beside
+    its devices. Without any offer the pool has one empty slice, which says that the driver is there and has nothing.
+    Raises ValueError, naming the device, for whatever the API server would refuse.
+    """
+    if layout not in (SEPARATE, COMBINED):
+        raise ValueError(f"Layout {layout!r} is neither {SEPARATE} nor {COMBINED}")
+    groups: dict[str, list[Offer]] = {}
+    for offer in offers:
+        groups.setdefault(offer.device_uuid, []).append(offer)
+    used = {offer.counter_set for group in groups.values() for offer in group if offer.counter_set}
+    sets = [each for each in counter_sets if each.name in used]
+    slices: list[SliceContent] = []
+    if layout == SEPARATE:
+        counters = [_counter_set_json(each) for each in sets]
+        slices += [
+            SliceContent(shared_counters=tuple(counters[start : start + MOST_COUNTER_SETS]))
+            for start in range(0, len(counters), MOST_COUNTER_SETS)
+        ]
+    for group in groups.values():
+        beside: tuple[Mapping[str, Any], ...] = ()
+        if layout == COMBINED:
+            names = {offer.counter_set for offer in group}
+            beside = tuple(_counter_set_json(each) for each in sets if each.name in names)
+        devices = [_device_json(offer) for offer in group]
+        most = MOST_DEVICES_WITH_COUNTERS if any(_is_heavy(device) for device in devices) else MOST_DEVICES
+        if layout == COMBINED and beside and len(devices) > most:
+            raise ValueError(f"Pool {pool}: {len(devices)} devices share counters, a slice takes {most} at most")
+        slices += [
+            SliceContent(devices=tuple(devices[start : start + most]), shared_counters=beside)
+            for start in range(0, len(devices), most)
+        ]
+    spec = PoolSpec(driver, pool, node_name, tuple(slices) or (SliceContent(),))
+    validate_pool(spec, layout)
+    return spec
+
+
+def validate_pool(spec: PoolSpec, layout: str = SEPARATE) -> None:
+    """Raise ValueError, naming device and field, for a pool that the API server or the scheduler would refuse."""
+    if len(spec.driver) > LONGEST_DRIVER_NAME or not _DRIVER.fullmatch(spec.driver):
+        raise ValueError(
+            f"Driver name {spec.driver!r} must be a DNS subdomain with {LONGEST_DRIVER_NAME} characters at most"
+        )
+    if not spec.pool or len(spec.pool) > 253 or not all(_DRIVER.fullmatch(part) for part in spec.pool.split("/")):
+        raise ValueError(f"Pool name {spec.pool!r} must be DNS subdomains joined by slashes")
+    sets: dict[str, Mapping[str, Any]] = {}
+    for content in spec.slices:
+        if layout == SEPARATE and content.devices and content.shared_counters:
+            raise ValueError(f"Pool {spec.pool}: a slice has either devices or counters, not both")
+        if len(content.shared_counters) > MOST_COUNTER_SETS:
+            raise ValueError(f"Pool {spec.pool}: a slice takes {MOST_COUNTER_SETS} counter sets at most")
+        for each in content.shared_counters:
+            _validate_counter_set(spec, each, sets)
+    names: dict[str, bool] = {}
+    for content in spec.slices:
+        most = MOST_DEVICES_WITH_COUNTERS if any(_is_heavy(each) for each in content.devices) else MOST_DEVICES
+        if len(content.devices) > most:
+            raise ValueError(f"Pool {spec.pool}: a slice has {len(content.devices)} devices, {most} is the most")
+        for device in content.devices:
+            if device["name"] in names:
+                raise ValueError(f"Pool {spec.pool}: device {device['name']} is there twice")
+            names[device["name"]] = True
+            _validate_device(device, sets)
+
+
+def plan_pool(
+    desired: PoolSpec, existing: Sequence[Mapping[str, Any]], *, owner: Mapping[str, Any] | None = None
+) -> PoolPlan:
+    """Return the writes that make the slices in the API server those that are desired; only what differs.
+
+    ``existing`` are slices as the server returned them; those of other drivers or pools are passed over. The generation
+    goes up when a slice is added or removed or more than one changes; all slices of the pool are rewritten then. Order:
+    delete what is obsolete, update, create.
+    """
+    mine = [each for each in existing if _belongs(each, desired)]
+    newest = max((int(each["spec"]["pool"].get("generation", 0)) for each in mine), default=0)
+    matched: dict[int, Mapping[str, Any]] = {}
+    obsolete: list[Mapping[str, Any]] = []
+    for each in sorted(mine, key=lambda found: str(found["metadata"]["name"])):
+        index = _index_of(each)
+        usable = (
+            index is not None
+            and index < len(desired.slices)
+            and index not in matched
+            and int(each["spec"]["pool"].get("generation", 0)) == newest
+            and each["spec"].get("nodeName") == desired.node_name
+            and not each["metadata"].get("deletionTimestamp")
+        )
+        if usable and index is not None:
+            matched[index] = each
+        else:
+            obsolete.append(each)
+    missing = [index for index in range(len(desired.slices)) if index not in matched]
+    count = len(desired.slices)
+    changed = [
+        index
+        for index, each in matched.items()
+        if int(each["spec"]["pool"].get("resourceSliceCount", 0)) != count
+        or not same_content(desired.slices[index], each["spec"])
+        or (owner is not None and not _is_owned(each, owner))
+    ]
+    generation = newest or 1
+    if mine and (missing or len(changed) > 1):
+        generation = newest + 1
+        changed = list(matched)
+    writes = [SliceWrite("delete", str(each["metadata"]["name"]), None, _preconditions(each)) for each in obsolete]
+    for index in sorted(changed):
+        each = matched[index]
+        body = _body(desired, index, generation, owner)
+        body["metadata"] = _kept_metadata(each, owner)
+        _keep_taint_times(body["spec"], each["spec"])
+        writes.append(SliceWrite("update", str(each["metadata"]["name"]), body, _preconditions(each)))
+    writes += [SliceWrite("create", "", _body(desired, index, generation, owner), {}) for index in missing]
+    return PoolPlan(tuple(writes), generation)
+
+
+def plan_removal(driver: str, pool: str | None, existing: Sequence[Mapping[str, Any]]) -> PoolPlan:
+    """Return the deletes that take a pool, or with ``pool`` None all pools of a driver, out of the API server."""
+    mine = [
+        each
+        for each in existing
+        if each["spec"].get("driver") == driver and (pool is None or each["spec"]["pool"].get("name") == pool)
+    ]
+    writes = tuple(SliceWrite("delete", str(each["metadata"]["name"]), None, _preconditions(each)) for each in mine)
+    return PoolPlan(writes, max((int(each["spec"]["pool"].get("generation", 0)) for each in mine), default=0))
+
+
+def same_content(desired: SliceContent, spec: Mapping[str, Any]) -> bool:
+    """Whether a slice's spec has these devices and counters, quantities by value, taint times as the server likes."""
+    wanted = desired.to_dict()
+    present = {
+        "devices": spec.get("devices") or [],
+        "sharedCounters": spec.get("sharedCounters") or [],
+    }
+    expected = {"devices": wanted.get("devices", []), "sharedCounters": wanted.get("sharedCounters", [])}
+    return bool(_canonical(expected) == _canonical(present))
+
+
+def dropped_fields(sent: Mapping[str, Any], returned: Mapping[str, Any]) -> tuple[str, ...]:
+    """Name what the server silently left out of a slice, with the feature gate that is probably off."""
+    found: list[str] = []
+    for name, gate in (
+        ("taints", "DRADeviceTaints"),
+        ("consumesCounters", "DRAPartitionableDevices"),
+        ("bindingConditions", "DRADeviceBindingConditions"),
+        ("allowMultipleAllocations", "DRAConsumableCapacity"),
+    ):
+        before, after = _count_in_devices(sent, name), _count_in_devices(returned, name)
+        if after < before:
+            found.append(f"{name} of {before - after} devices (feature gate {gate})")
+    before, after = (len(each.get("spec", {}).get("sharedCounters") or []) for each in (sent, returned))
+    if after < before:
+        found.append(f"{before - after} sharedCounters (feature gate DRAPartitionableDevices)")
+    for name, gate in (
+        ("partitionTypeAttribute", "DRAPartitionableDevicesType"),
+        ("skipNodeOperations", "DRAOptionalNodeOperations"),
+        ("perDeviceNodeSelection", "DRAPartitionableDevices"),
+    ):
+        if sent.get("spec", {}).get(name) and not returned.get("spec", {}).get(name):
+            found.append(f"{name} (feature gate {gate})")
+    return tuple(found)
+
+
+def attribute_json(value: AttributeValue) -> dict[str, Any]:
+    """Return an attribute's value in the API's form: a mapping with the one key that names its type."""
+    if isinstance(value, bool):
+        return {"bool": value}
+    if isinstance(value, int):
+        return {"int": value}
+    if isinstance(value, Version):
+        return {"version": value.text}
+    return {"string": value}
+
+
+def amount(name: str, value: int) -> str:
+    """Write a capacity or counter as a quantity; those called memory are bytes."""
+    return quantity.format_bytes(value) if name in ("memory", "addressableMemory") else str(value)
+
+
+def _device_json(offer: Offer) -> dict[str, Any]:
+    device: dict[str, Any] = {"name": offer.name}
+    if offer.attributes:
+        device["attributes"] = {name: attribute_json(value) for name, value in sorted(offer.attributes.items())}
+    if offer.capacities:
+        device["capacity"] = {name: {"value": amount(name, value)} for name, value in sorted(offer.capacities.items())}
+    if offer.counter_set and offer.consumes:
+        counters = {name: {"value": amount(name, value)} for name, value in sorted(offer.consumes.items())}
+        device["consumesCounters"] = [{"counterSet": offer.counter_set, "counters": counters}]
+    if offer.taints:
+        device["taints"] = [
+            {"key": taint.key, "effect": taint.effect, **({"value": taint.value} if taint.value else {})}
+            for taint in offer.taints
+        ]
+    return device
+
+
+def _counter_set_json(each: CounterSet) -> dict[str, Any]:
+    counters = {name: {"value": amount(name, value)} for name, value in sorted(each.counters.items())}
+    return {"name": each.name, "counters": counters}
+
+
+def _is_heavy(device: Mapping[str, Any]) -> bool:
+    return bool(device.get("taints") or device.get("consumesCounters"))
+
+
+def _validate_counter_set(spec: PoolSpec, each: Mapping[str, Any], sets: dict[str, Mapping[str, Any]]) -> None:
+    name = each["name"]
+    if name in sets:
+        raise ValueError(f"Pool {spec.pool}: counter set {name} is there twice")
+    if not _LABEL.fullmatch(name):
+        raise ValueError(f"Counter set name {name!r} is not a DNS label")
+    if not each["counters"] or len(each["counters"]) > MOST_COUNTERS_IN_SET:
+        raise ValueError(
+            f"Counter set {name} has {len(each['counters'])} counters; 1 to {MOST_COUNTERS_IN_SET} are possible"
+        )
+    for counter in each["counters"]:
+        if not _LABEL.fullmatch(counter):
+            raise ValueError(f"Counter set {name}: {counter!r} is not a DNS label")
+    sets[name] = each["counters"]
+
+
+def _validate_device(device: Mapping[str, Any], sets: Mapping[str, Mapping[str, Any]]) -> None:
+    name = device["name"]
+    if not _LABEL.fullmatch(name):
+        raise ValueError(f"Device name {name!r} is not a DNS label of 63 characters at most")
+    attributes, capacity = device.get("attributes", {}), device.get("capacity", {})
+    if len(attributes) + len(capacity) > MOST_ATTRIBUTES_AND_CAPACITIES:
+        raise ValueError(
+            f"Device {name} has {len(attributes)} attributes and {len(capacity)} capacities; "
+            f"{MOST_ATTRIBUTES_AND_CAPACITIES} together are the most"
+        )
+    for key in (*attributes, *capacity):
+        domain, _slash, identifier = key.rpartition("/")
+        if not _IDENTIFIER.fullmatch(identifier) or (domain and not _DRIVER.fullmatch(domain)):
+            raise ValueError(f"Device {name}: {key!r} is not a qualified name")
+    for key, value in attributes.items():
+        text = value.get("string", value.get("version"))
+        if text is not None and len(text.encode()) > LONGEST_STRING:
+            raise ValueError(
+                f"Device {name}: attribute {key} has {len(text.encode())} bytes, {LONGEST_STRING} is the most"
+            )
+    if len(device.get("taints", ())) > MOST_TAINTS:
+        raise ValueError(f"Device {name} has {len(device['taints'])} taints, {MOST_TAINTS} is the most")
+    for consumed in device.get("consumesCounters", ()):
+        known = sets.get(consumed["counterSet"])
+        if known is None:
+            raise ValueError(f"Device {name} consumes of counter set {consumed['counterSet']}, which the pool lacks")
+        unknown = [counter for counter in consumed["counters"] if counter not in known]
+        if unknown:
+            raise ValueError(f"Device {name} consumes {', '.join(unknown)}, which {consumed['counterSet']} lacks")
+        if len(consumed["counters"]) > MOST_CONSUMED_COUNTERS:
+            raise ValueError(f"Device {name} consumes more than {MOST_CONSUMED_COUNTERS} counters")
+
+
+def _belongs(each: Mapping[str, Any], desired: PoolSpec) -> bool:
+    spec = each.get("spec", {})
+    return bool(spec.get("driver") == desired.driver and spec.get("pool", {}).get("name") == desired.pool)
+
+
+def _name_prefix(desired: PoolSpec, index: int) -> str:
+    # The server adds five characters, and a name has 253 at most; the index keeps the scheduler's order.
+    return f"{index:05x}-{desired.driver}-{desired.node_name}"[:240].rstrip("-.") + "-"
+
+
+def _index_of(each: Mapping[str, Any]) -> int | None:
+    found = _INDEX.match(str(each["metadata"]["name"]))
+    return int(found.group(1), 16) if found else None
+
+
+def _body(desired: PoolSpec, index: int, generation: int, owner: Mapping[str, Any] | None) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"generateName": _name_prefix(desired, index)}
+    if owner is not None:
+        metadata["ownerReferences"] = [dict(owner)]
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "ResourceSlice",
+        "metadata": metadata,
+        "spec": {
+            "driver": desired.driver,
+            "nodeName": desired.node_name,
+            "pool": {"name": desired.pool, "generation": generation, "resourceSliceCount": len(desired.slices)},
+            **desired.slices[index].to_dict(),
+        },
+    }
+
+
+def _kept_metadata(each: Mapping[str, Any], owner: Mapping[str, Any] | None) -> dict[str, Any]:
+    kept = {
+        key: copy.deepcopy(each["metadata"][key])
+        for key in ("name", "uid", "resourceVersion", "generateName", "labels", "annotations", "ownerReferences")
+        if each["metadata"].get(key)
+    }
+    if owner is not None:
+        kept["ownerReferences"] = [dict(owner)]
+    return kept
+
+
+def _is_owned(each: Mapping[str, Any], owner: Mapping[str, Any]) -> bool:
+    return any(found.get("uid") == owner.get("uid") for found in each["metadata"].get("ownerReferences") or ())
+
+
+def _preconditions(each: Mapping[str, Any]) -> Mapping[str, str]:
+    return {key: str(each["metadata"][key]) for key in ("uid", "resourceVersion") if each["metadata"].get(key)}
+
+
+def _keep_taint_times(spec: dict[str, Any], old: Mapping[str, Any]) -> None:
+    """Keep the times that the server gave to taints that stay."""
+    times = {
+        (device["name"], taint.get("key"), taint.get("value", ""), taint.get("effect")): taint.get("timeAdded")
+        for device in old.get("devices") or ()
+        for taint in device.get("taints") or ()
+    }
+    for device in spec.get("devices", ()):
+        for taint in device.get("taints", ()):
+            known = times.get((device["name"], taint["key"], taint.get("value", ""), taint["effect"]))
+            if known and "timeAdded" not in taint:
+                taint["timeAdded"] = known
+
+
+def _canonical(value: Any, key: str = "") -> Any:
+    """Bring JSON into a form in which equal means the same: quantities by value, no empty members, no taint times."""
+    if isinstance(value, Mapping):
+        if key in ("capacity", "counters"):
+            return {name: _canonical_amount(each) for name, each in value.items()}
+        return {
+            name: _canonical(each, name)
+            for name, each in value.items()
+            if each not in (None, "", [], {}) and name != "timeAdded"
+        }
+    if isinstance(value, (list, tuple)):
+        return [_canonical(each) for each in value]
+    return value
+
+
+def _canonical_amount(value: Any) -> Any:
+    rest = {name: _canonical(each, name) for name, each in value.items() if name != "value" and each}
+    return {**rest, "value": quantity.parse(value["value"])}
+
+
+def _count_in_devices(each: Mapping[str, Any], name: str) -> int:
+    return sum(1 for device in each.get("spec", {}).get("devices") or () if device.get(name))

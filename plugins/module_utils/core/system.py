@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The one port to the machine: run a command, read and write files, under a root that a test can replace."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import AcceleratorError
+
+
+@dataclass(frozen=True)
+class Completed:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True)
+class DeviceNumber:
+    """The identity of a device node: type c or b, major and minor."""
+
+    type: str
+    major: int
+    minor: int
+
+
+class System:
+    """The machine below a root folder. All paths given are absolute and are looked up under that root."""
+
+    def __init__(self, root: str = "/") -> None:
+        self.root = root
+
+    def path(self, path: str) -> Path:
+        """Return where an absolute path of the machine lies in this process's own view."""
+        return Path(self.root, path.lstrip("/")) if self.root != "/" else Path(path)
+
+    def run(self, argv: Sequence[str], timeout: float, input: str | None = None) -> Completed:  # noqa: A002
+        """Run a command without a shell and return how it ended.
+
+        Raises AcceleratorError with code command-missing or command-timeout; a non-zero end is the caller's to judge.
+        """
+        environment = {**os.environ, "LC_ALL": "C"}
+        try:
+            done = subprocess.run(
+                list(argv), input=input, capture_output=True, text=True, timeout=timeout, check=False, env=environment
+            )
+        except FileNotFoundError as error:
+            raise AcceleratorError(
+                f"The command {argv[0]} was not found",
+                hint="Install the package that brings it, or add its folder to PATH.",
+                code="command-missing",
+            ) from error
+        except subprocess.TimeoutExpired as error:
+            raise AcceleratorError(
+                f"{' '.join(argv)} did not end within {timeout:g} s", code="command-timeout"
+            ) from error
+        return Completed(done.returncode, done.stdout, done.stderr)
+
+    def read_bytes(self, path: str) -> bytes:
+        """Return a file's content. Raises OSError as open does."""
+        return self.path(path).read_bytes()
+
+    def read_text(self, path: str) -> str:
+        """Return a file's content as text; bytes that are not UTF-8 are replaced. Raises OSError."""
+        return self.read_bytes(path).decode("utf-8", "replace")
+
+    def exists(self, path: str) -> bool:
+        """Whether something is there, links followed."""
+        return self.path(path).exists()
+
+    def list_directory(self, path: str) -> tuple[str, ...]:
+        """Return the names in a folder, sorted; nothing for a folder that is not there."""
+        try:
+            return tuple(sorted(os.listdir(self.path(path))))  # noqa: PTH208 names alone, no objects
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+
+    def real_path(self, path: str) -> str:
+        """Return the path with all links resolved, as seen below the root."""
+        resolved = os.path.realpath(self.path(path))
+        if self.root == "/":
+            return resolved
+        root = os.path.realpath(self.root)
+        return "/" + os.path.relpath(resolved, root) if resolved.startswith(root + os.sep) else resolved
+
+    def is_link(self, path: str) -> bool:
+        """Whether the path itself is a symbolic link."""
+        return self.path(path).is_symlink()
+
+    def is_socket(self, path: str) -> bool:
+        """Whether the path is a socket."""
+        return self.path(path).is_socket()
+
+    def device_number(self, path: str) -> DeviceNumber | None:
+        """Return type, major and minor of a device node, or None when there is no device node at the path."""
+        try:
+            found = self.path(path).stat()
+        except OSError:
+            return None
+        if stat.S_ISCHR(found.st_mode):
+            kind = "c"
+        elif stat.S_ISBLK(found.st_mode):
+            kind = "b"
+        else:
+            return None
+        return DeviceNumber(kind, os.major(found.st_rdev), os.minor(found.st_rdev))
+
+    def write_atomic(self, path: str, data: bytes, mode: int = 0o644, directory_mode: int = 0o755) -> None:
+        """Write a file so that a reader sees the old content or the new, never a part, also after a power cut.
+
+        The temporary file lies in the same folder and ends in neither .json nor .yaml, because container runtimes
+        read every such file there. Missing folders are made with ``directory_mode``.
+        """
+        target = self.path(path)
+        target.parent.mkdir(mode=directory_mode, parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            Path(temporary).replace(target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+            raise
+        self._sync_directory(target.parent)
+
+    def remove(self, path: str) -> bool:
+        """Remove a file for good; False when it was not there."""
+        target = self.path(path)
+        try:
+            target.unlink()
+        except FileNotFoundError:
+            return False
+        self._sync_directory(target.parent)
+        return True
+
+    def boot_id(self) -> str:
+        """Return the kernel's identity of this boot."""
+        return self.read_text("/proc/sys/kernel/random/boot_id").strip()
+
+    @staticmethod
+    def _sync_directory(path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
