@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Runs galaxy-importer, the check that Galaxy makes of an upload, on the tarball in a folder; an error or a warning fails it.
+
+usage: importer.py VIRTUAL_ENVIRONMENT FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+FINDING = re.compile(r"^(ERROR|WARNING|CRITICAL)\b", re.MULTILINE)
+
+
+def main(virtual_environment: Path, folder: Path) -> int:
+    """Import the one tarball in ``folder`` and return the exit status."""
+    (tarball,) = folder.glob("*.tar.gz")
+    programs = str(virtual_environment / "bin")
+    environment = {**os.environ, "PATH": os.pathsep.join([programs, os.environ["PATH"]]), "PYTHONPATH": ""}
+    environment.pop("ANSIBLE_COLLECTIONS_PATH", None)
+    with tempfile.TemporaryDirectory(prefix="dra-accelerators-import-") as scratch:
+        # The importer reads namespace, name and version out of the file's name.
+        copy = Path(scratch) / tarball.name
+        shutil.copy(tarball, copy)
+        run = subprocess.run(
+            [Path(programs) / "python", "-m", "galaxy_importer.main", copy.name],
+            cwd=scratch,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    print(run.stdout)
+    findings = FINDING.findall(run.stdout)
+    if "Importer processing completed successfully" not in run.stdout:
+        print("the importer did not come to its end")
+        return 1
+    return 1 if run.returncode or findings else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What a role takes stands in three places that must agree: defaults, argument specs and README.
+
+Every variable in defaults/main.yml is an option of the `main` entry point with the same default, every option with a
+default stands in defaults, and the role's README names every option. Variables whose names begin with two underscores are
+the role's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from files import ROOT, close
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; empty where the file is missing or empty."""
+    return yaml.safe_load(path.read_text(encoding="utf-8")) or {} if path.exists() else {}
+
+
+def problems_of(role: Path) -> list[str]:
+    """Where the defaults, the argument specs and the README of ``role`` differ."""
+    name = f"roles/{role.name}"
+    specs = load(role / "meta/argument_specs.yml").get("argument_specs", {})
+    if "main" not in specs:
+        return [f"{name}: meta/argument_specs.yml does not describe the entry point main"]
+    options: dict[str, dict[str, Any]] = specs["main"].get("options") or {}
+    defaults = {key: value for key, value in load(role / "defaults/main.yml").items() if not key.startswith("__")}
+    problems = [
+        f"{name}: {key} has a default and is not in the argument specs" for key in defaults.keys() - options.keys()
+    ]
+    for key, option in options.items():
+        if "default" in option and key not in defaults:
+            problems.append(
+                f"{name}: {key} has the default {option['default']!r} in the argument specs and none in defaults"
+            )
+        elif key in defaults and "{{" not in str(defaults[key]):
+            documented, actual = option.get("default"), defaults[key]
+            if documented != actual and not (documented is None and actual in ("", [], {}, None)):
+                problems.append(f"{name}: the default of {key} is {actual!r} and documented as {documented!r}")
+        if not key.startswith(f"{role.name}_") and not key.startswith("accelerators_"):
+            problems.append(f"{name}: {key} does not begin with {role.name}_ or accelerators_")
+    readme = role / "README.md"
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    problems += [f"{name}: README.md does not name {key}" for key in options if f"`{key}`" not in text]
+    return problems
+
+
+def main() -> int:
+    """Look at every role and return the exit status."""
+    roles = sorted(path.parents[1] for path in (ROOT / "roles").glob("*/tasks/main.yml"))
+    problems = [problem for role in roles for problem in sorted(problems_of(role))]
+    return close(problems, len(roles), "roles")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Builds the collection, looks at what is in the tarball, and tries it where nothing but the essential folders is left.
+
+A collection has to work with everything but meta, plugins, roles and playbooks deleted: so the tarball is installed into
+an empty folder, the rest is deleted, and Ansible documents every module and role, checks the syntax of every playbook and
+of a play that includes every role, and runs the module that needs nothing, without the checkout in sight.
+
+usage: tarball.py FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from files import ROOT, close, project_files
+
+TOP_LEVEL = {
+    "CHANGELOG.md",
+    "CODE_OF_CONDUCT.md",
+    "CONTRIBUTING.md",
+    "FILES.json",
+    "LICENSE",
+    "LICENSES",
+    "MANIFEST.json",
+    "README.md",
+    "SECURITY.md",
+    "changelogs",
+    "docs",
+    "examples",
+    "meta",
+    "playbooks",
+    "plugins",
+    "roles",
+}
+ESSENTIAL = {"meta", "plugins", "roles", "playbooks"}
+MADE_BY_BUILD = {"FILES.json", "MANIFEST.json"}
+LARGEST_BYTES = 5 * 1024 * 1024
+
+
+def run(command: Sequence[str], cwd: Path, environment: dict[str, str]) -> str:
+    """Run a command of Ansible; a failure is shown with its output."""
+    completed = subprocess.run(
+        command, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    if completed.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{completed.stdout}\nexit status {completed.returncode}")
+    return completed.stdout
+
+
+def content_problems(tarball: Path) -> list[str]:
+    """What the tarball holds that does not belong in it, and what belongs in it that it lacks."""
+    with tarfile.open(tarball) as archive:
+        names = {member.name for member in archive.getmembers() if not member.isdir()}
+    tracked = {str(path) for path in project_files()}
+    problems = [f"{name}: not one of {sorted(TOP_LEVEL)}" for name in names if Path(name).parts[0] not in TOP_LEVEL]
+    problems += [f"{name}: Git does not know it" for name in names - tracked - MADE_BY_BUILD]
+    problems += [f"{name}: hidden file" for name in names if any(part.startswith(".") for part in Path(name).parts)]
+    wanted = {name for name in tracked if Path(name).parts[0] in ESSENTIAL and not Path(name).name.startswith(".")}
+    problems += [f"{name}: is missing from the tarball" for name in wanted - names]
+    if tarball.stat().st_size > LARGEST_BYTES:
+        problems.append(f"{tarball.name}: {tarball.stat().st_size} bytes; expected at most {LARGEST_BYTES}")
+    return sorted(problems)
+
+
+def try_installed(tarball: Path, scratch: Path) -> int:
+    """Install the tarball into ``scratch``, delete what is not essential, use every part; returns how many parts."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("ANSIBLE_") and name not in ("PYTHONPATH", "MAKEFLAGS")
+    }
+    environment |= {"ANSIBLE_COLLECTIONS_PATH": str(scratch), "ANSIBLE_NOCOLOR": "1", "HOME": str(scratch)}
+    galaxy = ["ansible-galaxy", "collection", "install", str(tarball), "--no-deps", "--offline", "-p", str(scratch)]
+    run(galaxy, scratch, environment)
+    installed = scratch / "ansible_collections/dra/accelerators"
+    for entry in installed.iterdir():
+        if entry.name not in ESSENTIAL:
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    modules = sorted(path.stem for path in (installed / "plugins/modules").glob("*.py"))
+    for module in modules:
+        run(["ansible-doc", "-t", "module", f"dra.accelerators.{module}"], scratch, environment)
+    roles = sorted(path.parents[1].name for path in (installed / "roles").glob("*/tasks/main.yml"))
+    listing = run(["ansible-doc", "-t", "role", "--list", "dra.accelerators"], scratch, environment)
+    undocumented = [role for role in roles if f"dra.accelerators.{role}" not in listing]
+    if undocumented:
+        raise SystemExit(f"ansible-doc does not know these roles of the installed collection: {undocumented}")
+
+    playbooks = sorted(path.stem for path in (installed / "playbooks").glob("*.yml"))
+    for playbook in playbooks:
+        command = ["ansible-playbook", "-i", "localhost,", "--syntax-check", f"dra.accelerators.{playbook}"]
+        run(command, scratch, environment)
+    play = {
+        "name": "Use every part of the installed collection",
+        "hosts": "localhost",
+        "gather_facts": False,
+        "roles": [{"role": f"dra.accelerators.{role}"} for role in roles],
+        "tasks": [{"name": "Facts of accelerators", "dra.accelerators.accelerator_info": {}}],
+    }
+    (scratch / "every_role.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
+    run(["ansible-playbook", "-i", "localhost,", "--syntax-check", "every_role.yml"], scratch, environment)
+    return len(modules) + len(roles) + len(playbooks)
+
+
+def main(folder: Path) -> int:
+    """Build into ``folder``, look, try, and return the exit status."""
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = dict(os.environ)
+    run(["ansible-galaxy", "collection", "build", "--force", "--output-path", str(folder), "."], ROOT, environment)
+    galaxy = yaml.safe_load((ROOT / "galaxy.yml").read_text(encoding="utf-8"))
+    tarball = folder / f"{galaxy['namespace']}-{galaxy['name']}-{galaxy['version']}.tar.gz"
+    problems = content_problems(tarball)
+    with tempfile.TemporaryDirectory(prefix="dra-accelerators-tarball-") as scratch:
+        parts = try_installed(tarball, Path(scratch))
+    print(f"{tarball}: {tarball.stat().st_size} bytes")
+    return close(problems, parts, "modules, roles and playbooks of the installed tarball")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    sys.exit(main(Path(sys.argv[1])))

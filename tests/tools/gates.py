@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The gates that need no cluster: Ansible's own, Galaxy's, the linters', and the project's checks of itself."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from steps import ROOT, Step, cache, tree
+
+CHECKS = {
+    "licences": "every file names its licence, and Ansible plugins carry the GPL header",
+    "links": "every link inside README and docs leads somewhere",
+    "role_arguments": "defaults of roles and their argument specs name the same variables",
+    "silicon": "nothing but the simulator knows that silicon can be simulated",
+    "packages": "pyproject.toml lists the Python packages that are there",
+}
+
+# ansible-test makes ten small environments and fetches a bootstrap script for each from a server of Ansible's own. The
+# interpreter brings a pip along, so this file in the place of the download does the same from the package index alone.
+GET_PIP = """\
+import subprocess
+import sys
+
+packages = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+subprocess.check_call([sys.executable, "-m", "ensurepip", "--upgrade"], stdout=subprocess.DEVNULL)
+subprocess.check_call([sys.executable, "-m", "pip", "install", "--quiet", *packages])
+"""
+
+
+def ansible_test_home(root: Path) -> Path:
+    """A home folder for ansible-test with the bootstrap script in place; the user's settings are linked into it."""
+    home = root / "ansible-test-home"
+    downloads = home / ".ansible/test/cache"
+    downloads.mkdir(parents=True, exist_ok=True)
+    for version in ("24_2", "25_2"):
+        (downloads / f"get_pip_{version}.py").write_text(GET_PIP, encoding="utf-8")
+    for name in (".config", ".gitconfig", ".netrc", ".pip"):
+        if (Path.home() / name).exists() and not (home / name).exists():
+            (home / name).symlink_to(Path.home() / name)
+    return home
+
+
+def ansible_gates(root: Path, links: Path) -> list[Step]:
+    """The checks of Ansible's own tools."""
+    collection = links / "ansible_collections/dra/accelerators"
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    return [
+        Step(
+            "ansible-test sanity",
+            "90 s cold, 15 s warm",
+            ["ansible-test", "sanity", "--local", "--python", version, "--color", "no"],
+            cwd=collection,
+            environment={
+                "ANSIBLE_TEST_CONTENT_ROOT": str(collection),
+                "HOME": str(ansible_test_home(root)),
+                "PYTHONPATH": "",
+            },
+            # Where ansible-test finds nothing to look at it says so and exits with 0.
+            expect=("Running sanity test", "validate-modules", "pylint"),
+            refuse=("All targets skipped",),
+            remedy="mend what it names; ignore files stay empty.",
+        ),
+        Step("ansible-lint", "20 s", ["ansible-lint", "--profile", "production", "--offline", "--strict"]),
+        Step("yamllint", "5 s", ["yamllint", "--strict", "."]),
+        Step(
+            "antsibull-docs",
+            "10 s",
+            ["antsibull-docs", "lint-collection-docs", "--plugin-docs", "--validate-collection-refs=all", "."],
+        ),
+        Step("antsibull-changelog", "1 s", ["antsibull-changelog", "lint"]),
+    ]
+
+
+def python_gates(links: Path) -> list[Step]:
+    """The checks of Python's tools."""
+    configuration = ROOT / "pyproject.toml"
+    return [
+        Step("ruff check", "1 s", ["ruff", "check", "."], remedy="`ruff check --fix` mends most of it."),
+        Step("ruff format", "1 s", ["ruff", "format", "--check", "--diff", "."], remedy="run `make format`."),
+        Step(
+            "mypy daemons and core",
+            "60 s cold, 5 s warm",
+            ["mypy", "--config-file", configuration, "--package", "dra_driver"],
+            cwd=links / "python",
+            environment={"MYPYPATH": str(links / "python"), "PYTHONPATH": ""},
+        ),
+        Step(
+            "mypy tools",
+            "10 s",
+            ["mypy", "--config-file", configuration, *sorted((ROOT / "tests/tools").rglob("*.py"))],
+            environment={"MYPYPATH": str(ROOT / "tests/tools"), "PYTHONPATH": ""},
+        ),
+    ]
+
+
+def tarball_gates(root: Path) -> list[Step]:
+    """Build what Galaxy would serve, and try it as a user gets it."""
+    folder = root / "dist"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    checks = ROOT / "tests/tools/checks"
+    return [
+        Step(
+            "tarball",
+            "20 s",
+            [sys.executable, checks / "tarball.py", folder],
+            remedy="a new file belongs in the list of checks/tarball.py or in build_ignore of galaxy.yml.",
+        ),
+        Step(
+            "galaxy-importer",
+            "30 s",
+            [sys.executable, checks / "importer.py", root / "venv-importer", folder],
+            after=("tarball",),
+            remedy="mend what it calls an error; Galaxy would refuse the release.",
+        ),
+    ]
+
+
+def gates(_work: Path) -> list[Step]:
+    """All gates, the quick ones of the project first."""
+    root, links = cache(), tree()
+    own = [
+        Step(
+            f"check {name.replace('_', ' ')}",
+            "1 s",
+            [sys.executable, ROOT / f"tests/tools/checks/{name}.py"],
+            remedy=f"wanted: {rule}.",
+        )
+        for name, rule in CHECKS.items()
+    ]
+    return [*own, *python_gates(links), *ansible_gates(root, links), *tarball_gates(root)]

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Runs named steps one after the other, shows where it stands, and sums them up in one table.
+
+A step is a command with a name, the time it usually takes and what to do when it fails. Its output goes to a log file;
+on the screen there is a line when it starts, its last line of output every half minute, a line when it ends, and the end
+of the log when it failed. A failed step does not stop the others unless they say that they need it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TAIL_LINES = 40
+HEARTBEAT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Tests that were run, by how they ended; a test that was skipped was not run."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command to run.
+
+    ``usual`` is the time it takes, in words; ``remedy`` is what to do when it fails. ``junit`` names the report that the
+    command writes, where it is a test run of many tests; without one the step itself counts as one test. ``expect``
+    and ``refuse`` are pieces of text that the output must and must not hold, for commands whose exit status is not
+    to be trusted. ``after`` names steps without whose success this one makes no sense.
+    """
+
+    name: str
+    usual: str
+    command: Sequence[str | Path]
+    cwd: Path = ROOT
+    environment: Mapping[str, str] = field(default_factory=dict)
+    remedy: str = ""
+    junit: Path | None = None
+    expect: tuple[str, ...] = ()
+    refuse: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a step ended: its time in seconds, the tests in it, and its log. ``problem`` is empty where it passed."""
+
+    step: Step
+    seconds: float
+    problem: str
+    counts: Counts
+    log: Path | None
+
+
+def cache() -> Path:
+    """The cache root of the project, as ``tests/tools/cache`` prints it."""
+    return Path(_output(ROOT / "tests/tools/cache"))
+
+
+def tree() -> Path:
+    """The tree of links of this checkout, as ``tests/tools/tree`` prints it."""
+    return Path(_output(ROOT / "tests/tools/tree"))
+
+
+def _output(program: Path) -> str:
+    return subprocess.run([program], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def tool_environment(virtual_environment: Path) -> dict[str, str]:
+    """The environment in which tools of ``virtual_environment`` find each other, this collection and nothing stale.
+
+    A version manager's stand-ins for Python ("shims") leave the PATH: Ansible takes them for interpreters.
+    """
+    folders = [str(virtual_environment / "bin")]
+    folders += [entry for entry in os.environ["PATH"].split(os.pathsep) if not entry.rstrip("/").endswith("/shims")]
+    links = tree()
+    environment = dict(os.environ)
+    environment |= {
+        "PATH": os.pathsep.join(folders),
+        "ANSIBLE_COLLECTIONS_PATH": str(links),
+        "ANSIBLE_NOCOLOR": "1",
+        "NO_COLOR": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join([str(links), str(links / "python")]),
+    }
+    return environment
+
+
+def duration(seconds: float) -> str:
+    """``seconds`` as people write it: 0.4 s, 17 s, 3 min 05 s."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
+
+
+def say(text: str = "") -> None:
+    """Print one line at once, also where the output is a file."""
+    print(text, flush=True)
+
+
+def run_steps(steps: Sequence[Step], title: str, logs: Path, environment: Mapping[str, str]) -> list[Result]:
+    """Run ``steps`` in order and return how each ended; prints progress, not the table."""
+    logs.mkdir(parents=True, exist_ok=True)
+    results: list[Result] = []
+    for number, step in enumerate(steps, start=1):
+        failed = {result.step.name for result in results if result.problem}
+        say(f"[{title} {number}/{len(steps)}] {step.name} (usually {step.usual})")
+        missing = [name for name in step.after if name in failed]
+        if missing:
+            result = Result(step, 0.0, f"not run: it needs {', '.join(missing)}, which failed", Counts(failed=1), None)
+            say(f"    NOT RUN: it needs {', '.join(missing)}")
+        else:
+            result = _run(step, logs / f"{step.name.replace(' ', '-')}.log", environment)
+            _report(result)
+        results.append(result)
+    return results
+
+
+def _run(step: Step, log: Path, environment: Mapping[str, str]) -> Result:
+    if step.junit is not None:
+        step.junit.parent.mkdir(parents=True, exist_ok=True)
+        step.junit.unlink(missing_ok=True)
+    started = time.monotonic()
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [str(word) for word in step.command],
+            cwd=step.cwd,
+            env={**environment, **step.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = _wait(process, log, started)
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+            raise
+    seconds = time.monotonic() - started
+    text = log.read_text(encoding="utf-8", errors="replace")
+    problem = _judge(step, code, text)
+    return Result(step, seconds, problem, _count(step, problem), log)
+
+
+def _wait(process: subprocess.Popen[bytes], log: Path, started: float) -> int:
+    while True:
+        try:
+            return process.wait(timeout=HEARTBEAT_SECONDS)
+        except subprocess.TimeoutExpired:
+            lines = _tail(log, 1)
+            say(f"    {duration(time.monotonic() - started)}: {lines[0].strip()[:140] if lines else 'no output yet'}")
+
+
+def _judge(step: Step, code: int, text: str) -> str:
+    if code != 0:
+        return f"exit status {code}"
+    for wanted in step.expect:
+        if wanted not in text:
+            return f"the output does not hold {wanted!r}, so it did not do its work"
+    for unwanted in step.refuse:
+        if unwanted in text:
+            return f"the output holds {unwanted!r}"
+    if step.junit is not None and not step.junit.exists():
+        return f"the test run left no report in {step.junit}"
+    return ""
+
+
+def _count(step: Step, problem: str) -> Counts:
+    if step.junit is None or not step.junit.exists():
+        return Counts(failed=1) if problem else Counts(passed=1)
+    counts = count_junit(step.junit)
+    if problem and not counts.failed:
+        return counts + Counts(failed=1)
+    return counts
+
+
+def count_junit(report: Path) -> Counts:
+    """The tests in a JUnit report as pytest writes it."""
+    counts = Counts()
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            counts += Counts(failed=1)
+        elif case.find("skipped") is not None:
+            counts += Counts(skipped=1)
+        else:
+            counts += Counts(passed=1)
+    return counts
+
+
+def _tail(log: Path, lines: int) -> list[str]:
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return [line for line in text.splitlines() if line.strip()][-lines:]
+
+
+def _report(result: Result) -> None:
+    if not result.problem:
+        say(f"    passed in {duration(result.seconds)}")
+        return
+    say(f"    FAILED after {duration(result.seconds)}: {result.problem}")
+    if result.log is not None:
+        for line in _tail(result.log, TAIL_LINES):
+            say(f"    | {line}")
+        say(f"    The whole log is {result.log}")
+    if result.step.remedy:
+        say(f"    What to do: {result.step.remedy}")
+
+
+def print_table(results: Sequence[Result]) -> None:
+    """One line for each step: how it ended, how long it took, how many tests were in it."""
+    width = max((len(result.step.name) for result in results), default=0)
+    for result in results:
+        counts = result.counts
+        tests = f"{counts.passed + counts.failed} tests, {counts.failed} failed" if result.step.junit else ""
+        if counts.skipped:
+            tests += f", {counts.skipped} skipped"
+        verdict = "FAILED" if result.problem else "passed"
+        say(f"  {verdict}  {result.step.name:<{width}}  {duration(result.seconds):>12}  {tests}".rstrip())
+
+
+def total(results: Sequence[Result]) -> Counts:
+    """All tests of all steps."""
+    counts = Counts()
+    for result in results:
+        counts += result.counts
+    return counts
+
+
+if __name__ == "__main__":
+    sys.exit("steps.py is used by suites.py and demo.py; run `make help` to see what there is to do")

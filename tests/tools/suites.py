@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Runs suites of tests by name: lint, unit, cluster, molecule, bench.
+
+All suites that are asked for are run to their end, whatever fails before; a table and one line with the sum close the
+run, and the exit status is 0 only where everything passed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gates import gates
+from steps import ROOT, Result, Step, cache, duration, print_table, run_steps, say, tool_environment, total
+
+
+def pytest_step(name: str, usual: str, folder: str, remedy: str, reports: Path) -> Step:
+    """The step that runs the tests under ``folder`` with pytest."""
+    report = reports / f"{name}.xml"
+    command = [sys.executable, "-m", "pytest", folder, "-v", "--tb=short", "--durations=10", f"--junitxml={report}"]
+    return Step(name, usual, command, junit=report, remedy=remedy)
+
+
+def unit(work: Path) -> list[Step]:
+    """The tests that need no cluster."""
+    remedy = "run one test alone with `<cache>/venv/bin/python -m pytest tests/unit -k NAME`."
+    return [pytest_step("unit", "2 min", "tests/unit", remedy, work / "reports")]
+
+
+def cluster(work: Path) -> list[Step]:
+    """The tests on the real cluster, with the world built first so that its time shows."""
+    build = Step(
+        "world build",
+        "12 min cold, a few seconds warm",
+        [ROOT / "tests/world/world", "build"],
+        remedy="read the log; `tests/world/world build` goes on where it stopped.",
+    )
+    remedy = "keep the world with DRA_ACCELERATORS_KEEP_WORLD=1 and look around with `tests/world/world status`."
+    run = pytest_step("cluster", "15 min", "tests/cluster", remedy, work / "reports")
+    return [build, Step(**{**vars(run), "after": (build.name,)})]
+
+
+def molecule(_work: Path) -> list[Step]:
+    """One step for each molecule scenario."""
+    scenarios = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
+    return [
+        Step(
+            f"molecule {scenario}",
+            "2 min",
+            ["molecule", "test", "--scenario-name", scenario],
+            remedy=f"run `molecule converge -s {scenario}` and `molecule login -s {scenario}` to look at the instance.",
+        )
+        for scenario in scenarios
+        if scenario != "default"
+    ]
+
+
+def bench(work: Path) -> list[Step]:
+    """The figures of the node driver; their table is the end of the log and is printed."""
+    return [pytest_step("bench", "30 min", "tests/bench", "read the log.", work / "reports")]
+
+
+SUITES: dict[str, Callable[[Path], list[Step]]] = {
+    "lint": gates,
+    "unit": unit,
+    "cluster": cluster,
+    "molecule": molecule,
+    "bench": bench,
+}
+
+
+def main(names: Sequence[str]) -> int:
+    """Run the suites called ``names`` and return the exit status."""
+    unknown = [name for name in names if name not in SUITES]
+    if unknown or not names:
+        say(f"suites.py: unknown suites {unknown}; expected some of {', '.join(SUITES)}")
+        return 2
+    started = time.monotonic()
+    root = cache()
+    work = root / "results"
+    environment = tool_environment(Path(sys.prefix))
+    os.environ["PATH"] = environment["PATH"]
+    results: list[Result] = []
+    for name in names:
+        steps = SUITES[name](work)
+        if not steps:
+            say(f"suites.py: the suite {name} holds nothing to run")
+            return 1
+        results += run_steps(steps, name, work / name, environment)
+    say()
+    print_table(results)
+    counts = total(results)
+    say()
+    say(f"{', '.join(names)}: {duration(time.monotonic() - started)}; logs are under {work}")
+    if counts.failed:
+        failed = ", ".join(result.step.name for result in results if result.problem)
+        say(f"What failed: {failed}")
+    say(f"{counts.passed} passed, {counts.failed} failed")
+    return 1 if any(result.problem for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
