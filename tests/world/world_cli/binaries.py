@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 from . import cache
@@ -53,7 +54,9 @@ def find_go() -> str:
     for candidate in (folder / "bin" / "go", *sorted(folder.glob("**/bin/go"))):
         if candidate.is_file():
             return str(candidate)
-    raise WorldError(f"{GO_PACKAGE} brought no go command into {folder}: put Go {GO_MINIMUM[0]}.{GO_MINIMUM[1]} or newer on PATH.")
+    raise WorldError(
+        f"{GO_PACKAGE} brought no go command into {folder}: put Go {GO_MINIMUM[0]}.{GO_MINIMUM[1]} or newer on PATH."
+    )
 
 
 def component_folder(component: Component) -> Path:
@@ -74,7 +77,19 @@ def compile_component(component: Component, target: Path) -> None:
     linker = " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in sorted(component.variables.items()))])
     packages = list(component.programs.values())
     execute(
-        [go, "build", "-p", str(BUILD_JOBS), "-trimpath", "-mod=readonly", "-ldflags", linker, "-o", f"{target}/", *packages],
+        [
+            go,
+            "build",
+            "-p",
+            str(BUILD_JOBS),
+            "-trimpath",
+            "-mod=readonly",
+            "-ldflags",
+            linker,
+            "-o",
+            f"{target}/",
+            *packages,
+        ],
         folder=WORLD_FOLDER / "go" / component.name,
         environment={
             "CGO_ENABLED": "1" if component.cgo else "0",
@@ -93,7 +108,7 @@ def build_all(thorough: bool = False) -> None:
         folder = component_folder(component)
         if cache.damage(folder, thorough) is not None:
             with step(f"build {component.name}", component.version):
-                cache.ensure(folder, lambda target, component=component: compile_component(component, target), thorough)
+                cache.ensure(folder, partial(compile_component, component), thorough)
 
 
 def program(name: str) -> Path:

@@ -111,7 +111,7 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
         with os.fdopen(descriptor, "w") as stream:
             stream.write(text)
             os.fchmod(stream.fileno(), mode)
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -139,5 +139,5 @@ def ensure(folder: Path, make: Callable[[Path], None], thorough: bool = False) -
         make(partial)
         (partial / STAMP).write_text(json.dumps({"files": describe_files(partial)}, indent=1))
         shutil.rmtree(folder, ignore_errors=True)
-        os.replace(partial, folder)
+        partial.replace(folder)
     return True

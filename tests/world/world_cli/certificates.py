@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from . import cache, state
@@ -72,8 +73,20 @@ def _make_authority(world: World, target: Path) -> None:
     output = ("-keyout", str(target / "ca.key"), "-out", str(target / "ca.crt"))
     uses = ("-addext", "keyUsage=critical,keyCertSign,cRLSign,digitalSignature")
     execute(["openssl", "req", "-x509", *_NEW_KEY, "-days", DAYS, *output, "-subj", f"/CN={world.name}-ca", *uses])
-    execute(["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(target / "service-account.key")])
-    execute(["openssl", "ec", "-in", str(target / "service-account.key"), "-pubout", "-out", str(target / "service-account.pub")])
+    execute(
+        ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(target / "service-account.key")]
+    )
+    execute(
+        [
+            "openssl",
+            "ec",
+            "-in",
+            str(target / "service-account.key"),
+            "-pubout",
+            "-out",
+            str(target / "service-account.pub"),
+        ]
+    )
     for identity in control_plane_identities(world):
         _issue(identity, target, target)
 
@@ -95,8 +108,7 @@ def ensure(world: World) -> None:
         for node in world.nodes:
             (node_folder(world, node) / cache.STAMP).unlink(missing_ok=True)
     for node in world.nodes:
-        identity = node_identity(node)
-        cache.ensure(node_folder(world, node), lambda target, identity=identity: _issue(identity, authority, target))
+        cache.ensure(node_folder(world, node), partial(_issue, node_identity(node), authority))
 
 
 def kubeconfig(server: str, authority: bytes, certificate: bytes, key: bytes, user: str) -> str:
@@ -109,7 +121,9 @@ def kubeconfig(server: str, authority: bytes, certificate: bytes, key: bytes, us
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "world", "cluster": {"server": server, "certificate-authority-data": encode(authority)}}],
-        "users": [{"name": user, "user": {"client-certificate-data": encode(certificate), "client-key-data": encode(key)}}],
+        "users": [
+            {"name": user, "user": {"client-certificate-data": encode(certificate), "client-key-data": encode(key)}}
+        ],
         "contexts": [{"name": "world", "context": {"cluster": "world", "user": user}}],
         "current-context": "world",
     }
@@ -118,5 +132,6 @@ def kubeconfig(server: str, authority: bytes, certificate: bytes, key: bytes, us
 
 def kubeconfig_of(world: World, folder: Path, name: str, server: str | None = None) -> str:
     """The kubeconfig of one identity whose files lie in ``folder``."""
-    files = [(folder / f"{name}.{kind}").read_bytes() for kind in ("crt", "key")]
-    return kubeconfig(server or world.server, (authority_folder(world) / "ca.crt").read_bytes(), *files, user=name)
+    authority = (authority_folder(world) / "ca.crt").read_bytes()
+    certificate, key = ((folder / f"{name}.{kind}").read_bytes() for kind in ("crt", "key"))
+    return kubeconfig(server or world.server, authority, certificate, key, name)

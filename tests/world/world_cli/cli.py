@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from . import binaries, cluster, engine, host, inventory, nodes, state
@@ -22,8 +23,14 @@ DEFAULT_NAME = "world"
 def parser() -> argparse.ArgumentParser:
     """The parser of all verbs. ``--name`` may stand before or after the verb."""
     naming = argparse.ArgumentParser(add_help=False)
-    naming.add_argument("--name", default=argparse.SUPPRESS, metavar="WORLD", help=f"name of the world (default {DEFAULT_NAME})")
-    top = argparse.ArgumentParser(prog="world", description="A real Kubernetes cluster on this machine, made of systemd containers.", parents=[naming])
+    naming.add_argument(
+        "--name", default=argparse.SUPPRESS, metavar="WORLD", help=f"name of the world (default {DEFAULT_NAME})"
+    )
+    top = argparse.ArgumentParser(
+        prog="world",
+        description="A real Kubernetes cluster on this machine, made of systemd containers.",
+        parents=[naming],
+    )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, text: str) -> argparse.ArgumentParser:
@@ -32,8 +39,15 @@ def parser() -> argparse.ArgumentParser:
     build = verb("build", "make programs and images; what is there and whole is kept")
     build.add_argument("--verify", action="store_true", help="read every cached file and compare it with its stamp")
     up = verb("up", "bring a world up, or to what is asked for")
-    up.add_argument("--nodes", type=int, metavar="N", help=f"workers (default: as they are, else {cluster.DEFAULT_NODES})")
-    up.add_argument("--silicon", default="", metavar="PROFILE[,PROFILE...]", help="accelerators of the nodes: one profile for all, or one for each")
+    up.add_argument(
+        "--nodes", type=int, metavar="N", help=f"workers (default: as they are, else {cluster.DEFAULT_NODES})"
+    )
+    up.add_argument(
+        "--silicon",
+        default="",
+        metavar="PROFILE[,PROFILE...]",
+        help="accelerators of the nodes: one profile for all, or one for each",
+    )
     up.add_argument("--no-silicon-setup", action="store_true", help="write the profiles down, but leave the nodes bare")
     down = verb("down", "remove a world, and all that it is made of")
     down.add_argument("--all", action="store_true", help="remove every world")
@@ -51,7 +65,10 @@ def parser() -> argparse.ArgumentParser:
     reboot = verb("reboot", "reboot a node and wait until it is ready again")
     reboot.add_argument("node")
     reboot.add_argument("--hard", action="store_true", help="as if the power had been cut")
-    for name, text in (("stop", "stop a node in order, and leave it off"), ("start", "start a stopped node and wait until it is ready")):
+    for name, text in (
+        ("stop", "stop a node in order, and leave it off"),
+        ("start", "start a stopped node and wait until it is ready"),
+    ):
         verb(name, text).add_argument("node")
     component = verb("component", "stop, start or restart one service of the control plane or of a node")
     component.add_argument("action", choices=("stop", "start", "restart", "kill"))
@@ -128,7 +145,7 @@ def _load(world: World, image: str) -> None:
                 raise WorldError(f"{image} is neither an archive nor an image of Docker's: build or import it first.")
             archive = Path(folder) / "image.tar"
             engine.docker("save", "--output", str(archive), image)
-        cluster.in_parallel([lambda name=node.name: nodes.import_images(name, archive) for node in world.nodes])
+        cluster.in_parallel([partial(nodes.import_images, node.name, archive) for node in world.nodes])
     say(f"{image}: loaded into {', '.join(node.name for node in world.nodes)}")
 
 
@@ -189,7 +206,9 @@ def _on_world(arguments: argparse.Namespace, world: World) -> int:
         service = nodes.SERVICE_NAMES.get(arguments.service or "", arguments.service)
         options = [f"--unit={service}"] if service else []
         follow = ["--follow"] if arguments.follow else []
-        return _replace_by(["docker", "exec", container, "journalctl", "--no-pager", f"--lines={arguments.lines}", *follow, *options])
+        return _replace_by(
+            ["docker", "exec", container, "journalctl", "--no-pager", f"--lines={arguments.lines}", *follow, *options]
+        )
     return 0
 
 

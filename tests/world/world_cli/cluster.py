@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from . import binaries, cache, certificates, engine, host, image, nodes, settings, state
 from .commands import execute, wait_until
@@ -28,7 +29,9 @@ def kubeconfig_path(world: World) -> str:
     return str(state.folder(world.name) / "kubeconfig")
 
 
-def kubectl(world: World, *arguments: str, check: bool = True, input_text: str | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def kubectl(
+    world: World, *arguments: str, check: bool = True, input_text: str | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
     """Run kubectl of the pinned version on a world and capture what it says."""
     command = [str(binaries.program("kubectl")), f"--kubeconfig={kubeconfig_path(world)}", *arguments]
     return execute(command, check=check, input_text=input_text, timeout=timeout)
@@ -56,7 +59,9 @@ def prepare_host(thorough: bool = False) -> None:
     image.build(thorough)
 
 
-def plan(name: str, count: int | None, profiles: list[str], present: World | None, find_block: Callable[[], int]) -> World:
+def plan(
+    name: str, count: int | None, profiles: list[str], present: World | None, find_block: Callable[[], int]
+) -> World:
     """The world that is wanted: networks stay as they are, nodes and profiles follow what is asked for.
 
     Without a count the present number of nodes stays; without profiles so do the present ones.
@@ -107,10 +112,14 @@ def _ensure_network(world: World) -> None:
     if present is not None:
         subnets = [pool.get("Subnet") for pool in present["IPAM"]["Config"]]
         if subnets != [world.node_subnet]:
-            raise WorldError(f"network {world.network} has {subnets} where world {world.name} has {world.node_subnet}: take the world down, then up again.")
+            raise WorldError(
+                f"network {world.network} has {subnets} where world {world.name} has {world.node_subnet}: take the world down, then up again."
+            )
         return
     with step("network", world.node_subnet):
-        engine.docker("network", "create", "--label", f"{LABEL}={world.name}", "--subnet", world.node_subnet, world.network)
+        engine.docker(
+            "network", "create", "--label", f"{LABEL}={world.name}", "--subnet", world.node_subnet, world.network
+        )
 
 
 def wait_for_api(world: World) -> None:
@@ -132,7 +141,14 @@ def _start_control(world: World, facts: Host) -> None:
 
 def _start_worker(world: World, node: Node, facts: Host) -> None:
     with step("node", node.name):
-        nodes.ensure_container(world, node.name, world.node_address(node), nodes.worker_files(world, node, facts), facts, f"{node.name}-containerd")
+        nodes.ensure_container(
+            world,
+            node.name,
+            world.node_address(node),
+            nodes.worker_files(world, node, facts),
+            facts,
+            f"{node.name}-containerd",
+        )
         nodes.import_images(node.name, image.pod_images(), image.pods_folder().name)
 
 
@@ -168,10 +184,14 @@ def wait_for_return(world: World, name: str) -> None:
 
     def reported() -> bool:
         boot = engine.inside(name, "cat", "/proc/sys/kernel/random/boot_id", check=False).stdout.strip()
-        known = kubectl(world, "get", "node", name, "--output=jsonpath={.status.nodeInfo.bootID}", check=False).stdout.strip()
+        known = kubectl(
+            world, "get", "node", name, "--output=jsonpath={.status.nodeInfo.bootID}", check=False
+        ).stdout.strip()
         return bool(boot) and boot == known
 
-    wait_until(f"Kubernetes' word on the new boot of {name}", reported, READY_SECONDS, remedy=lambda: nodes.recent_log(name))
+    wait_until(
+        f"Kubernetes' word on the new boot of {name}", reported, READY_SECONDS, remedy=lambda: nodes.recent_log(name)
+    )
 
 
 def up(name: str, count: int | None = None, profiles: list[str] | None = None) -> World:
@@ -185,17 +205,35 @@ def up(name: str, count: int | None = None, profiles: list[str] | None = None) -
         with cache.locked(cache.worlds_folder() / ".blocks.lock"):
             world = plan(name, count, profiles or [], present, _find_block)
             state.save(world)
-        _drop_nodes(world, [node.name for node in present.nodes if node not in world.nodes and node.index > len(world.nodes)] if present else [])
+        _drop_nodes(
+            world,
+            [node.name for node in present.nodes if node not in world.nodes and node.index > len(world.nodes)]
+            if present
+            else [],
+        )
         for container in (world.control, *(node.name for node in world.nodes)):
             if not nodes.runs_present_image(container):
-                say(f"{container} was made from an older node image and stays as it is: `down` and `up` again to renew it")
+                say(
+                    f"{container} was made from an older node image and stays as it is: `down` and `up` again to renew it"
+                )
         certificates.ensure(world)
-        cache.write_atomically(state.folder(name) / "kubeconfig", certificates.kubeconfig_of(world, certificates.authority_folder(world), "admin"), 0o600)
+        cache.write_atomically(
+            state.folder(name) / "kubeconfig",
+            certificates.kubeconfig_of(world, certificates.authority_folder(world), "admin"),
+            0o600,
+        )
         _ensure_network(world)
-        workers = [lambda node=node: _start_worker(world, node, facts) for node in world.nodes]
-        in_parallel([lambda: _start_control(world, facts), *workers])
+        workers = [partial(_start_worker, world, node, facts) for node in world.nodes]
+        in_parallel([partial(_start_control, world, facts), *workers])
         with step("ready"):
             wait_for_nodes(world, [node.name for node in world.nodes])
+            # Pods of the default namespace are refused until the controller manager has made their account.
+            account = ("get", "serviceaccount", "default", "--namespace=default")
+            wait_until(
+                "the default service account",
+                lambda: kubectl(world, *account, check=False).returncode == 0,
+                READY_SECONDS,
+            )
     return world
 
 

@@ -36,12 +36,13 @@ def execute(
     ``environment`` is added to the present one. Raises :class:`WorldError` when the program is missing, takes longer
     than ``timeout`` seconds, or (with ``check``) ends with another status than 0.
     """
-    keywords: dict[str, Any] = {"input": input_text} if input_text is not None else {"stdin": standard_input or subprocess.DEVNULL}
+    keywords: dict[str, Any] = (
+        {"input": input_text} if input_text is not None else {"stdin": standard_input or subprocess.DEVNULL}
+    )
     try:
         done = subprocess.run(
             list(command),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
             errors="replace",
             check=False,
@@ -51,7 +52,9 @@ def execute(
             **keywords,
         )
     except FileNotFoundError as error:
-        raise WorldError(f"{command[0]} was not found on this machine: install it, or run the world as root so that it can.") from error
+        raise WorldError(
+            f"{command[0]} was not found on this machine: install it, or run the world as root so that it can."
+        ) from error
     except subprocess.TimeoutExpired as error:
         raise WorldError(f"{' '.join(command)} did not end within {timeout:.0f} s.") from error
     if check and done.returncode != 0:
@@ -59,7 +62,9 @@ def execute(
     return done
 
 
-def wait_until(what: str, probe: Callable[[], bool], seconds: float, pause: float = 0.3, remedy: Callable[[], str] | None = None) -> None:
+def wait_until(
+    what: str, probe: Callable[[], bool], seconds: float, pause: float = 0.3, remedy: Callable[[], str] | None = None
+) -> None:
     """Call ``probe`` until it is true; after ``seconds`` raise :class:`WorldError` naming ``what``, with ``remedy()``."""
     deadline = time.monotonic() + seconds
     while not probe():

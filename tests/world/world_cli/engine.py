@@ -20,7 +20,9 @@ from .progress import step
 START_SECONDS = 120
 
 
-def docker(*arguments: str, check: bool = True, input_text: str | None = None, timeout: float = 1800) -> subprocess.CompletedProcess[str]:
+def docker(
+    *arguments: str, check: bool = True, input_text: str | None = None, timeout: float = 1800
+) -> subprocess.CompletedProcess[str]:
     """Run one docker command and capture what it says."""
     return execute(["docker", *arguments], check=check, input_text=input_text, timeout=timeout)
 
@@ -56,11 +58,15 @@ def _start_by_hand() -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as stream:
         # A session of its own: the engine outlives this command and its terminal.
-        process = subprocess.Popen([program], stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True, cwd="/")
+        process = subprocess.Popen(
+            [program], stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True, cwd="/"
+        )
 
     def answered() -> bool:
         if process.poll() is not None:
-            raise WorldError(f"dockerd ended with status {process.returncode}; its log {log} ends with:\n{tail(log.read_text(errors='replace'))}")
+            raise WorldError(
+                f"dockerd ended with status {process.returncode}; its log {log} ends with:\n{tail(log.read_text(errors='replace'))}"
+            )
         return running()
 
     wait_until("Docker Engine's answer", answered, START_SECONDS, remedy=lambda: tail(log.read_text(errors="replace")))
@@ -78,7 +84,11 @@ def inspect(kind: str, name: str) -> dict[str, Any] | None:
 def labelled(kind: str, world: str | None = None) -> list[str]:
     """Names of the containers, networks or volumes of one world, or of all worlds."""
     label = LABEL if world is None else f"{LABEL}={world}"
-    names = {"container": ("container", "ls", "--all", "--format", "{{.Names}}"), "network": ("network", "ls", "--format", "{{.Name}}"), "volume": ("volume", "ls", "--format", "{{.Name}}")}
+    names = {
+        "container": ("container", "ls", "--all", "--format", "{{.Names}}"),
+        "network": ("network", "ls", "--format", "{{.Name}}"),
+        "volume": ("volume", "ls", "--format", "{{.Name}}"),
+    }
     return docker(*names[kind], "--filter", f"label={label}").stdout.split()
 
 
@@ -95,7 +105,11 @@ def worlds() -> list[str]:
 def remove_all(world: str) -> list[str]:
     """Remove every container, volume and network that carries a world's label; return what was removed."""
     removed: list[str] = []
-    for kind, arguments in (("container", ("rm", "--force", "--volumes")), ("network", ("rm",)), ("volume", ("rm", "--force"))):
+    for kind, arguments in (
+        ("container", ("rm", "--force", "--volumes")),
+        ("network", ("rm",)),
+        ("volume", ("rm", "--force")),
+    ):
         names = labelled(kind, world)
         if names:
             docker(kind, *arguments, *names)
@@ -119,7 +133,9 @@ def copy_tar(archive: bytes, container: str) -> None:
         raise WorldError(f"copying files into {container} failed: {done.stderr.decode(errors='replace').strip()}")
 
 
-def inside(container: str, *command: str, check: bool = True, input_text: str | None = None, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+def inside(
+    container: str, *command: str, check: bool = True, input_text: str | None = None, timeout: float = 600
+) -> subprocess.CompletedProcess[str]:
     """Run a command in a node."""
     options: Sequence[str] = ("exec", "--interactive") if input_text is not None else ("exec",)
     return docker(*options, container, *command, check=check, input_text=input_text, timeout=timeout)

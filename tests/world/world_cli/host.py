@@ -52,7 +52,9 @@ def inspect_host(root: Path = Path("/")) -> Host:
 def require_root() -> None:
     """Raise WorldError, in one line, when not run by root."""
     if os.geteuid() != 0:
-        raise WorldError("the test world needs root, to install and start Docker Engine and to make its node image: run it with sudo.")
+        raise WorldError(
+            "the test world needs root, to install and start Docker Engine and to make its node image: run it with sudo."
+        )
 
 
 def missing_packages(present: Mapping[str, bool]) -> list[str]:
@@ -72,7 +74,9 @@ def install_packages() -> None:
         return
     lacking = ", ".join(program for program, there in present.items() if not there)
     if shutil.which("apt-get") is None:
-        raise WorldError(f"this machine lacks {lacking} and has no apt-get to install them: install them and try again.")
+        raise WorldError(
+            f"this machine lacks {lacking} and has no apt-get to install them: install them and try again."
+        )
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     with step("host packages", " ".join(packages)):
         execute(["apt-get", "update", "-q"], environment=quiet)
@@ -92,7 +96,9 @@ def raise_inotify_limit() -> None:
             INOTIFY_INSTANCES.write_text(str(INOTIFY_INSTANCES_NEEDED))
             say(f"fs.inotify.max_user_instances of this machine: {present} -> {INOTIFY_INSTANCES_NEEDED}")
     except OSError as error:
-        say(f"fs.inotify.max_user_instances could not be raised to {INOTIFY_INSTANCES_NEEDED} ({error}): nodes beyond the third may fail to start")
+        say(
+            f"fs.inotify.max_user_instances could not be raised to {INOTIFY_INSTANCES_NEEDED} ({error}): nodes beyond the third may fail to start"
+        )
 
 
 def certificate_bundle() -> Path | None:
@@ -128,7 +134,11 @@ def deb822_to_lines(text: str) -> str:
                 fields[name.strip().lower()] = value.split()
         if "deb" in fields.get("types", []) and fields.get("enabled", ["yes"]) != ["no"]:
             components = " ".join(fields.get("components", []))
-            lines += [f"deb {uri} {suite} {components}" for uri in fields.get("uris", []) for suite in fields.get("suites", [])]
+            lines += [
+                f"deb {uri} {suite} {components}"
+                for uri in fields.get("uris", [])
+                for suite in fields.get("suites", [])
+            ]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -156,7 +166,16 @@ def pip_settings(listed: str) -> str:
     Everything that names an index, a proxy or a time limit is taken over; paths of this machine are not, and the
     certificates become the nodes' bundle. What the environment says comes after what files say, and wins.
     """
-    wanted = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "default-timeout", "retries", "find-links")
+    wanted = (
+        "index-url",
+        "extra-index-url",
+        "trusted-host",
+        "proxy",
+        "timeout",
+        "default-timeout",
+        "retries",
+        "find-links",
+    )
     ranked: dict[str, tuple[int, str]] = {}
     for line in listed.splitlines():
         found = re.match(r"^(global|:env:|install|user|site)\.([A-Za-z-]+)='(.*)'$", line.strip())

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import subprocess
 import tarfile
 import tempfile
 from pathlib import Path
+from typing import IO
 
 from . import binaries, cache, engine, host, pods
 from .commands import execute
@@ -30,7 +30,12 @@ def bootstrap_folder() -> Path:
 
 def pods_folder() -> Path:
     """Folder of the pod images' archive."""
-    key = cache.digest(bootstrap_folder().name, pods.PAUSE_SOURCE, WORLD_FOLDER / "world_cli/pods.py", WORLD_FOLDER / "world_cli/archive.py")
+    key = cache.digest(
+        bootstrap_folder().name,
+        pods.PAUSE_SOURCE,
+        WORLD_FOLDER / "world_cli/pods.py",
+        WORLD_FOLDER / "world_cli/archive.py",
+    )
     return cache.world_cache() / f"pods-{key}"
 
 
@@ -42,7 +47,9 @@ def pod_images() -> Path:
 def node_image() -> str:
     """Full name of the node image that the present pins ask for."""
     files = sorted(NODE_FILES.iterdir())
-    key = cache.digest(bootstrap_folder().name, binaries.all_keys(), repr(NODE_PROGRAMS), *(path.name for path in files), *files)
+    key = cache.digest(
+        bootstrap_folder().name, binaries.all_keys(), repr(NODE_PROGRAMS), *(path.name for path in files), *files
+    )
     return f"{NODE_IMAGE}:{key}"
 
 
@@ -75,14 +82,20 @@ def make_pod_images(target: Path) -> None:
 
 def node_links() -> dict[str, str]:
     """Symbolic links of the node image: the services that start by themselves, and those that a container must not have."""
-    masked = ("console-getty.service", "getty.target", "systemd-logind.service", "dev-hugepages.mount", "apt-daily.timer", "apt-daily-upgrade.timer")
+    masked = (
+        "console-getty.service",
+        "getty.target",
+        "dev-hugepages.mount",
+        "apt-daily.timer",
+        "apt-daily-upgrade.timer",
+    )
     links = {f"{UNIT_FOLDER}/{unit}": "/dev/null" for unit in masked}
     # An OpenSSL of Debian's reads a folder of hashed links; this makes it read the bundle that the world copies in.
     links["usr/lib/ssl/cert.pem"] = host.NODE_CERTIFICATE_BUNDLE
     return links
 
 
-def _write_node_layer(stream: io.BufferedIOBase) -> None:
+def _write_node_layer(stream: IO[bytes]) -> None:
     with tarfile.open(fileobj=stream, mode="w|") as archive:
 
         def add(path: Path, name: str, mode: int) -> None:
@@ -116,7 +129,12 @@ def make_node_image(name: str) -> None:
     base = engine.docker("import", str(bootstrap_folder() / ROOT_ARCHIVE)).stdout.strip()
     container = engine.docker("create", base, "/bin/true").stdout.strip()
     try:
-        with subprocess.Popen(["docker", "cp", "-", f"{container}:/"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as copy:
+        with subprocess.Popen(
+            ["docker", "cp", "-", f"{container}:/"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        ) as copy:
             if copy.stdin is None or copy.stderr is None:
                 raise WorldError("docker cp was started without pipes.")
             try:
@@ -135,7 +153,10 @@ def make_node_image(name: str) -> None:
 def build(thorough: bool = False) -> None:
     """Make everything that a world is started from: programs, bootstrap, pod images, node image."""
     binaries.build_all(thorough)
-    for kind, folder, make in (("bootstrap", bootstrap_folder(), bootstrap), ("pod images", pods_folder(), make_pod_images)):
+    for kind, folder, make in (
+        ("bootstrap", bootstrap_folder(), bootstrap),
+        ("pod images", pods_folder(), make_pod_images),
+    ):
         if cache.damage(folder, thorough) is not None:
             with step(kind):
                 cache.ensure(folder, make, thorough)

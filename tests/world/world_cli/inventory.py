@@ -29,7 +29,6 @@ def inventory(world: World, kubeconfig: str) -> dict[str, Any]:
     connection = {
         "ansible_connection": "community.docker.docker",
         "ansible_python_interpreter": "/usr/bin/python3",
-        "ansible_user": "root",
     }
     return {
         "all": {
@@ -79,4 +78,6 @@ def apply_silicon(world: World) -> None:
     command = [str(playbook), "--inventory", write(world), str(WORLD_FOLDER / "silicon.yml")]
     done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
     if done.returncode != 0:
-        raise WorldError(f"silicon.yml ended with status {done.returncode}; the world itself is up. Repeat it with the same `up`, or by hand:\n{' '.join(command)}")
+        raise WorldError(
+            f"silicon.yml ended with status {done.returncode}; the world itself is up. Repeat it with the same `up`, or by hand:\n{' '.join(command)}"
+        )

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
+import tarfile
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from . import cache, certificates, engine, host, image, settings
 from .archive import Entry, write_tar
@@ -22,11 +24,15 @@ from .state import Node, World
 CONTROL_SERVICES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "world-network")
 WORKER_SERVICES = ("containerd", "kubelet", "kube-proxy", "world-network")
 #: Short names that `component` takes beside the full ones.
-SERVICE_NAMES = {"apiserver": "kube-apiserver", "controller-manager": "kube-controller-manager", "scheduler": "kube-scheduler"}
+SERVICE_NAMES = {
+    "apiserver": "kube-apiserver",
+    "controller-manager": "kube-controller-manager",
+    "scheduler": "kube-scheduler",
+}
 START_SECONDS = 180
 STOP_SECONDS = 30
 _IMAGES_MARK = "/var/lib/containerd/world-images"
-_FILES_MARK = "/etc/world/files"
+_FILES_MARK = "/etc/world/files.json"
 
 
 def _enabled(services: Sequence[str]) -> list[Entry]:
@@ -39,6 +45,8 @@ def common_files(world: World, own: Node | None) -> list[Entry]:
     files = [
         Entry("etc/world/routes", settings.routes(world, own).encode(), 0o755),
         Entry("etc/apt/sources.list", host.debian_sources().encode()),
+        # What ignores the signal to end (a pod's own first process, mostly) must not hold up every reboot for 90 s.
+        Entry("etc/systemd/system.conf.d/world.conf", b"[Manager]\nDefaultTimeoutStopSec=8s\n"),
         Entry("etc/pip.conf", host.pip_settings(host.pip_listing()).encode()),
     ]
     apt = host.apt_settings()
@@ -61,7 +69,9 @@ def control_files(world: World) -> list[Entry]:
     for name in ("controller-manager", "scheduler"):
         text = certificates.kubeconfig_of(world, folder, name, "https://127.0.0.1:6443")
         files.append(Entry(f"etc/kubernetes/{name}.conf", text.encode(), 0o600))
-    files.append(Entry("etc/kubernetes/scheduler.json", json.dumps(settings.scheduler_configuration(), indent=2).encode()))
+    files.append(
+        Entry("etc/kubernetes/scheduler.json", json.dumps(settings.scheduler_configuration(), indent=2).encode())
+    )
     units = settings.control_units(world, feature_gates())
     files += [Entry(f"etc/systemd/system/{name}", text.encode()) for name, text in units.items()]
     return files + _enabled(CONTROL_SERVICES)
@@ -81,7 +91,9 @@ def worker_files(world: World, node: Node, facts: Host) -> list[Entry]:
         Entry("var/lib/kubelet/config.yaml", json.dumps(kubelet, indent=2).encode()),
         Entry("etc/kubernetes/kubelet.conf", identity.encode(), 0o600),
         Entry("etc/kubernetes/kube-proxy.conf", proxy.encode(), 0o600),
-        Entry("etc/kubernetes/kube-proxy.yaml", json.dumps(settings.kube_proxy_configuration(world), indent=2).encode()),
+        Entry(
+            "etc/kubernetes/kube-proxy.yaml", json.dumps(settings.kube_proxy_configuration(world), indent=2).encode()
+        ),
         Entry("etc/kubernetes/resolv.conf", resolver.encode()),
         Entry("etc/containerd/config.toml", settings.containerd_configuration(facts).encode()),
         Entry("etc/cni/net.d/10-world.conflist", settings.pod_network(world, node).encode()),
@@ -90,7 +102,9 @@ def worker_files(world: World, node: Node, facts: Host) -> list[Entry]:
     ]
 
 
-def run_arguments(world: World, name: str, address: str, facts: Host, variables: dict[str, str], volume: str | None) -> list[str]:
+def run_arguments(
+    world: World, name: str, address: str, facts: Host, variables: dict[str, str], volume: str | None
+) -> list[str]:
     """Arguments of ``docker create`` for one container.
 
     Not ``--privileged``: that fails on a machine whose own capabilities are cut, and would put the machine's real devices
@@ -103,7 +117,14 @@ def run_arguments(world: World, name: str, address: str, facts: Host, variables:
         *("--name", name, "--hostname", name, "--label", f"{LABEL}={world.name}"),
         *("--network", world.network, "--ip", address),
         *("--cap-add", "ALL", *cut),
-        *("--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined", "--security-opt", "systempaths=unconfined"),
+        *(
+            "--security-opt",
+            "seccomp=unconfined",
+            "--security-opt",
+            "apparmor=unconfined",
+            "--security-opt",
+            "systempaths=unconfined",
+        ),
         *("--device-cgroup-rule", "a *:* rwm", "--cgroupns", "private"),
         *("--tmpfs", "/run:rw,exec,nosuid,nodev,mode=755", "--tmpfs", "/run/lock", "--tmpfs", "/tmp:rw,exec,mode=1777"),
         *volumes,
@@ -124,13 +145,34 @@ def image_of(name: str) -> str | None:
     return None if described is None else str(described["Config"]["Image"])
 
 
-def ensure_container(world: World, name: str, address: str, files: list[Entry], facts: Host, volume: str | None) -> bool:
+def file_digests(files: Sequence[Entry]) -> dict[str, str]:
+    """What each file of a container is to be, by its path: the content, the mode and the link in one digest."""
+    return {entry.path: cache.digest(entry.data, f"{entry.mode:o} {entry.link}") for entry in files}
+
+
+def services_of(path: str, services: Sequence[str]) -> set[str]:
+    """Those of a container's services that must start again when the file at ``path`` changes."""
+    stem = PurePosixPath(path).stem
+    if path.startswith(settings.PKI.lstrip("/")):
+        return set(services) - {"world-network", "containerd"}
+    if path == "etc/world/routes":
+        return {"world-network"}
+    if path.startswith("etc/containerd/"):
+        return {"containerd"}
+    if path == "var/lib/kubelet/config.yaml":
+        return {"kubelet"}
+    return {service for service in services if service in (stem, f"kube-{stem}")}
+
+
+def ensure_container(
+    world: World, name: str, address: str, files: list[Entry], facts: Host, volume: str | None
+) -> bool:
     """Make, fill and start one container; return whether anything had to be done.
 
-    A mark in the container carries the digest of its files, so that a run that was cut off, or changed settings, are seen.
+    A mark in the container says what each file was written as, so that a run that was cut off, or changed settings, are
+    seen. Only files that are to be different from then on are written: what a role has changed since stays as it is.
     """
-    archive = write_tar(files)
-    mark = cache.digest(archive)
+    wanted = file_digests(files)
     present = status_of(name)
     if present in ("created", "dead", "removing"):
         engine.docker("rm", "--force", "--volumes", name)
@@ -142,27 +184,36 @@ def ensure_container(world: World, name: str, address: str, files: list[Entry], 
         engine.docker("create", *run_arguments(world, name, address, facts, variables, volume), image.node_image())
     elif present == "paused":
         engine.docker("unpause", name)
-    if present != "absent" and _read_mark(name) == mark:
-        if present != "running":
-            engine.docker("start", name)
-        return present != "running"
-    engine.copy_tar(write_tar([*files, Entry(_FILES_MARK.lstrip("/"), mark.encode())]), name)
-    if present in ("running", "paused"):
-        services = CONTROL_SERVICES if name == world.control else WORKER_SERVICES
-        engine.inside(name, "systemctl", "daemon-reload")
-        engine.inside(name, "systemctl", "restart", *services)
-    else:
+        present = "running"
+    written = {} if present == "absent" else _read_mark(name)
+    changed = [entry for entry in files if written.get(entry.path) != wanted[entry.path]]
+    if changed:
+        # The mark comes last: a copy that is cut off is done again.
+        mark = Entry(_FILES_MARK.lstrip("/"), json.dumps(wanted, sort_keys=True).encode())
+        engine.copy_tar(write_tar([*changed, mark]), name)
+    if present != "running":
         engine.docker("start", name)
-    return True
+    elif changed:
+        services = CONTROL_SERVICES if name == world.control else WORKER_SERVICES
+        again = sorted(set().union(*(services_of(entry.path, services) for entry in changed)))
+        engine.inside(name, "systemctl", "daemon-reload")
+        if again:
+            engine.inside(name, "systemctl", "restart", *again)
+    return present != "running" or bool(changed)
 
 
-def _read_mark(name: str) -> str | None:
+def _read_mark(name: str) -> dict[str, str]:
+    """What the files of a container were written as; empty when that is not known."""
     done = subprocess.run(["docker", "cp", f"{name}:{_FILES_MARK}", "-"], capture_output=True, check=False)
-    # A tar archive of one file; its content is searched for, because nothing else of it is of interest.
     if done.returncode != 0:
-        return None
-    content = done.stdout[512:].rstrip(b"\0") if len(done.stdout) > 512 else b""
-    return content.decode(errors="replace").strip("\0").strip() or None
+        return {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+            stream = archive.extractfile(archive.getmembers()[0])
+            values = json.loads(stream.read()) if stream else {}
+    except (tarfile.TarError, IndexError, ValueError):
+        return {}
+    return {str(path): str(value) for path, value in values.items()} if isinstance(values, dict) else {}
 
 
 def system_state(name: str) -> str:
@@ -172,22 +223,36 @@ def system_state(name: str) -> str:
 
 def wait_for_system(name: str) -> None:
     """Wait until systemd has started what it starts by itself."""
-    wait_until(f"the start of systemd in {name}", lambda: system_state(name) in ("running", "degraded"), START_SECONDS, remedy=lambda: recent_log(name))
+    wait_until(
+        f"the start of systemd in {name}",
+        lambda: system_state(name) in ("running", "degraded"),
+        START_SECONDS,
+        remedy=lambda: recent_log(name),
+    )
 
 
 def recent_log(name: str) -> str:
     """What a container said last, for an error message."""
     failed = engine.inside(name, "systemctl", "--failed", "--no-legend", check=False).stdout
     journal = engine.inside(name, "journalctl", "--no-pager", "--lines=15", "--priority=warning", check=False).stdout
-    return tail(f"{failed}\n{journal}" if failed or journal else engine.docker("logs", "--tail", "15", name, check=False).stdout)
+    return tail(
+        f"{failed}\n{journal}" if failed or journal else engine.docker("logs", "--tail", "15", name, check=False).stdout
+    )
 
 
 def import_images(name: str, archive: Path, mark: str | None = None) -> bool:
     """Load an archive of images into a worker's containerd; with ``mark``, only if it was not done under that mark before."""
-    wait_until(f"containerd in {name}", lambda: engine.inside(name, "ctr", "version", check=False).returncode == 0, START_SECONDS, remedy=lambda: recent_log(name))
+    wait_until(
+        f"containerd in {name}",
+        lambda: engine.inside(name, "ctr", "version", check=False).returncode == 0,
+        START_SECONDS,
+        remedy=lambda: recent_log(name),
+    )
     if mark is not None:
         present = engine.inside(name, "cat", _IMAGES_MARK, check=False).stdout.strip()
-        listed = engine.inside(name, "ctr", "--namespace", "k8s.io", "images", "ls", "--quiet", check=False).stdout.split()
+        listed = engine.inside(
+            name, "ctr", "--namespace", "k8s.io", "images", "ls", "--quiet", check=False
+        ).stdout.split()
         if present == mark and {PAUSE_IMAGE, BUSYBOX_IMAGE, PROBE_IMAGE, PYTHON_IMAGE} <= set(listed):
             return False
     with archive.open("rb") as stream:

@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from .archive import Entry, Image, write_images
 from .commands import execute
@@ -44,7 +43,9 @@ def closure(packages: Mapping[str, Mapping[str, str]], wanted: Iterable[str]) ->
     waiting = list(wanted)
     for name in waiting:
         if name not in packages:
-            raise WorldError(f"the bootstrap holds no package {name}, which a pod image needs: add it to NODE_PACKAGES.")
+            raise WorldError(
+                f"the bootstrap holds no package {name}, which a pod image needs: add it to NODE_PACKAGES."
+            )
     while waiting:
         name = waiting.pop()
         if name in found:
@@ -77,12 +78,12 @@ def collect(root: Path, packages: Iterable[str]) -> list[Entry]:
             if any((name + "/").startswith(prefix) for prefix in _LEFT_OUT) or name in ("/.", ""):
                 continue
             # Packages name /lib/x where the file is /usr/lib/x: resolve the folder, never the last link itself.
-            path = (root / name.lstrip("/")).parent.resolve() / os.path.basename(name)
+            path = (root / name.lstrip("/")).parent.resolve() / PurePosixPath(name).name
             relative = str(path.relative_to(root.resolve()))
             if relative in entries:
                 continue
             if path.is_symlink():
-                entries[relative] = Entry(relative, link=os.readlink(path))
+                entries[relative] = Entry(relative, link=str(path.readlink()))
             elif path.is_dir():
                 entries[relative] = Entry(relative, mode=0o755, folder=True)
             elif path.is_file():

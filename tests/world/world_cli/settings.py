@@ -131,12 +131,16 @@ def control_units(world: World, gates: dict[str, bool]) -> dict[str, str]:
     return {
         "etcd.service": unit("etcd", etcd_command(), kind="notify"),
         "kube-apiserver.service": unit("Kubernetes API server", apiserver_command(world, gates), "etcd.service"),
-        "kube-controller-manager.service": unit("Kubernetes controller manager", controller_manager_command(gates), "kube-apiserver.service"),
+        "kube-controller-manager.service": unit(
+            "Kubernetes controller manager", controller_manager_command(gates), "kube-apiserver.service"
+        ),
         "kube-scheduler.service": unit("Kubernetes scheduler", scheduler_command(gates), "kube-apiserver.service"),
     }
 
 
-def kubelet_configuration(world: World, host: Host, gates: dict[str, bool], resolvers: Sequence[str]) -> dict[str, object]:
+def kubelet_configuration(
+    world: World, host: Host, gates: dict[str, bool], resolvers: Sequence[str]
+) -> dict[str, object]:
     """Configuration file of a kubelet.
 
     Disk and memory belong to the machine below, not to the node, so that nothing is evicted for them. Pods have no
@@ -145,7 +149,11 @@ def kubelet_configuration(world: World, host: Host, gates: dict[str, bool], reso
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": True}, "x509": {"clientCAFile": f"{PKI}/ca.crt"}},
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": f"{PKI}/ca.crt"},
+        },
         "authorization": {"mode": "Webhook"},
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
         "clusterDomain": "cluster.local",
@@ -155,7 +163,12 @@ def kubelet_configuration(world: World, host: Host, gates: dict[str, bool], reso
         "failCgroupV1": False,
         "failSwapOn": False,
         "maxPods": 200,
-        "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%", "nodefs.inodesFree": "0%"},
+        "evictionHard": {
+            "memory.available": "1Mi",
+            "nodefs.available": "0%",
+            "imagefs.available": "0%",
+            "nodefs.inodesFree": "0%",
+        },
         "imageGCHighThresholdPercent": 100,
         "featureGates": dict(sorted(gates.items())),
     }
@@ -199,7 +212,11 @@ def pod_network(world: World, node: Node) -> str:
 def routes(world: World, own: Node | None) -> str:
     """A script that leads to the pods of the other nodes, and lets a node's own pods out. It can be run again."""
     lines = ["set -e"]
-    lines += [f"ip route replace {world.pod_subnet(node)} via {world.node_address(node)}" for node in world.nodes if own is None or node.index != own.index]
+    lines += [
+        f"ip route replace {world.pod_subnet(node)} via {world.node_address(node)}"
+        for node in world.nodes
+        if own is None or node.index != own.index
+    ]
     if own is not None:
         rule = f"POSTROUTING -s {world.pod_subnet(own)} ! -d {world.cluster_subnet} -j MASQUERADE"
         lines.append(f"iptables -w -t nat -C {rule} 2>/dev/null || iptables -w -t nat -A {rule}")
@@ -214,7 +231,14 @@ def kube_proxy_configuration(world: World) -> dict[str, object]:
         "clientConnection": {"kubeconfig": "/etc/kubernetes/kube-proxy.conf"},
         "mode": "iptables",
         "clusterCIDR": world.cluster_subnet,
-        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s", "udpTimeout": "0s", "udpStreamTimeout": "0s"},
+        "conntrack": {
+            "maxPerCore": 0,
+            "min": 0,
+            "tcpEstablishedTimeout": "0s",
+            "tcpCloseWaitTimeout": "0s",
+            "udpTimeout": "0s",
+            "udpStreamTimeout": "0s",
+        },
     }
 
 
@@ -225,5 +249,7 @@ def bootstrap_objects() -> dict[str, object]:
         "kind": "ClusterRoleBinding",
         "metadata": {"name": "world:apiserver-to-kubelets"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:kubelet-api-admin"},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "kube-apiserver-kubelet-client"}],
+        "subjects": [
+            {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "kube-apiserver-kubelet-client"}
+        ],
     }

@@ -90,7 +90,9 @@ class World:
         for node in self.nodes:
             if name in (node.name, f"node{node.index}", str(node.index)):
                 return node
-        raise WorldError(f"world {self.name} has no node {name!r}; it has {', '.join(node.name for node in self.nodes) or 'none'}.")
+        raise WorldError(
+            f"world {self.name} has no node {name!r}; it has {', '.join(node.name for node in self.nodes) or 'none'}."
+        )
 
     def container(self, name: str) -> str:
         """The container of a worker or, for ``control``, of the control plane."""
@@ -100,7 +102,9 @@ class World:
 def check_name(name: str) -> str:
     """Return the name if a world can have it; raise WorldError otherwise."""
     if not NAME_PATTERN.fullmatch(name):
-        raise WorldError(f"{name!r} cannot name a world: use 1 to 31 small letters, digits and dashes, beginning with a letter and not ending with a dash.")
+        raise WorldError(
+            f"{name!r} cannot name a world: use 1 to 31 small letters, digits and dashes, beginning with a letter and not ending with a dash."
+        )
     return name
 
 
@@ -110,7 +114,9 @@ def plan_nodes(name: str, count: int, profiles: Iterable[str]) -> tuple[Node, ..
         raise WorldError(f"a world has 1 to {LARGEST_WORLD} nodes, not {count}.")
     given = list(profiles)
     if len(given) not in (0, 1, count):
-        raise WorldError(f"{len(given)} silicon profiles were given for {count} nodes: give one for all of them, or one for each.")
+        raise WorldError(
+            f"{len(given)} silicon profiles were given for {count} nodes: give one for all of them, or one for each."
+        )
     chosen: list[str | None] = [*(given * count if len(given) == 1 else given)] or [None] * count
     return tuple(Node(f"{name}-node{index}", index, chosen[index - 1]) for index in range(1, count + 1))
 
@@ -121,9 +127,13 @@ def free_block(used_subnets: Iterable[str], taken: Iterable[int]) -> int:
     occupied = set(taken)
     for block in BLOCKS:
         candidate = ipaddress.ip_network(f"10.{block}.0.0/16")
-        if block not in occupied and not any(network.version == 4 and network.overlaps(candidate) for network in networks):
+        if block not in occupied and not any(
+            network.version == 4 and network.overlaps(candidate) for network in networks
+        ):
             return block
-    raise WorldError(f"no network of 10.{BLOCKS[0]}.0.0/16 to 10.{BLOCKS[-1]}.0.0/16 is free on this machine: take a world down, or free one of them.")
+    raise WorldError(
+        f"no network of 10.{BLOCKS[0]}.0.0/16 to 10.{BLOCKS[-1]}.0.0/16 is free on this machine: take a world down, or free one of them."
+    )
 
 
 def folder(name: str) -> Path:
@@ -145,7 +155,9 @@ def require(name: str) -> World:
     world = load(name)
     if world is None:
         others = ", ".join(sorted(names())) or "none"
-        raise WorldError(f"there is no world named {name!r} (there are: {others}): start it with `world up --name {name}`.")
+        raise WorldError(
+            f"there is no world named {name!r} (there are: {others}): start it with `world up --name {name}`."
+        )
     return world
 
 
