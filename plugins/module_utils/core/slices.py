@@ -56,12 +56,24 @@ class SliceContent:
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """A pool of a node as it should be, without its generation."""
+    """A pool as it should be, without its generation.
+
+    The devices belong to the node ``node_name``. Those that are reached over a network have an empty ``node_name`` and
+    a node selector of one term, or ``all_nodes``.
+    """
 
     driver: str
     pool: str
     node_name: str
     slices: tuple[SliceContent, ...]
+    node_selector: Mapping[str, Any] | None = None
+    all_nodes: bool = False
+
+    def node_selection(self) -> dict[str, Any]:
+        """Return the part of a slice's spec that says which nodes reach the devices."""
+        if self.node_name:
+            return {"nodeName": self.node_name}
+        return {"nodeSelector": copy.deepcopy(dict(self.node_selector))} if self.node_selector else {"allNodes": True}
 
 
 @dataclass(frozen=True)
@@ -181,7 +193,7 @@ def plan_pool(
             and index < len(desired.slices)
             and index not in matched
             and int(each["spec"]["pool"].get("generation", 0)) == newest
-            and each["spec"].get("nodeName") == desired.node_name
+            and (each["spec"].get("nodeName") or "") == desired.node_name
             and not each["metadata"].get("deletionTimestamp")
         )
         if usable and index is not None:
@@ -195,6 +207,7 @@ def plan_pool(
         for index, each in matched.items()
         if int(each["spec"]["pool"].get("resourceSliceCount", 0)) != count
         or not same_content(desired.slices[index], each["spec"])
+        or not _same_selection(desired, each["spec"])
         or (owner is not None and not _is_owned(each, owner))
     ]
     generation = newest or 1
@@ -360,6 +373,11 @@ def _name_prefix(desired: PoolSpec, index: int) -> str:
     return f"{index:05x}-{desired.driver}-{desired.node_name}"[:240].rstrip("-.") + "-"
 
 
+def _same_selection(desired: PoolSpec, spec: Mapping[str, Any]) -> bool:
+    present = {key: spec[key] for key in ("nodeName", "nodeSelector", "allNodes") if spec.get(key)}
+    return bool(_canonical(desired.node_selection()) == _canonical(present))
+
+
 def _index_of(each: Mapping[str, Any]) -> int | None:
     found = _INDEX.match(str(each["metadata"]["name"]))
     return int(found.group(1), 16) if found else None
@@ -375,7 +393,7 @@ def _body(desired: PoolSpec, index: int, generation: int, owner: Mapping[str, An
         "metadata": metadata,
         "spec": {
             "driver": desired.driver,
-            "nodeName": desired.node_name,
+            **desired.node_selection(),
             "pool": {"name": desired.pool, "generation": generation, "resourceSliceCount": len(desired.slices)},
             **desired.slices[index].to_dict(),
         },

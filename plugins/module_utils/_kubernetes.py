@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Raw JSON to and from the Kubernetes API, over the connection that the ``kubernetes`` Python package sets up.
+
+Objects stay the dictionaries that the server sent: its generated classes would lose every field that they do not know.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from ansible.module_utils.basic import AnsibleModule, env_fallback, missing_required_lib
+
+from .core.errors import AcceleratorError
+
+try:
+    import kubernetes
+    import urllib3
+except ImportError:
+    HAS_KUBERNETES = False
+    KUBERNETES_IMPORT_ERROR = traceback.format_exc()
+else:
+    HAS_KUBERNETES = True
+    KUBERNETES_IMPORT_ERROR = ""
+
+TIMEOUT_SECONDS = 30
+
+
+def _option(environment: str, **more: Any) -> dict[str, Any]:
+    return {"fallback": (env_fallback, [environment]), **more}
+
+
+API_OPTIONS: dict[str, dict[str, Any]] = {
+    "kubeconfig": _option("K8S_AUTH_KUBECONFIG", type="path"),
+    "context": _option("K8S_AUTH_CONTEXT", type="str"),
+    "host": _option("K8S_AUTH_HOST", type="str"),
+    "api_key": _option("K8S_AUTH_API_KEY", type="str", no_log=True),
+    "ca_cert": _option("K8S_AUTH_SSL_CA_CERT", type="path", aliases=["ssl_ca_cert"]),
+    "client_cert": _option("K8S_AUTH_CERT_FILE", type="path", aliases=["cert_file"]),
+    "client_key": _option("K8S_AUTH_KEY_FILE", type="path", aliases=["key_file"], no_log=False),
+    "validate_certs": _option("K8S_AUTH_VERIFY_SSL", type="bool", aliases=["verify_ssl"]),
+}
+API_REQUIRED_TOGETHER: list[tuple[str, ...]] = [("client_cert", "client_key")]
+
+
+class ApiError(AcceleratorError):
+    """The API server refused a request, or could not be reached (status 0). ``reason`` is the server's own word."""
+
+    default_code = "api-error"
+
+    def __init__(self, message: str, *, status: int, reason: str = "", hint: str = "", code: str = "") -> None:
+        super().__init__(message, hint=hint, code=code)
+        self.status = status
+        self.reason = reason
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the error with the HTTP status and the server's reason."""
+        return {**super().to_dict(), "status": self.status, "reason": self.reason}
+
+
+_HINTS = {
+    401: "See that the token or the certificate is valid for this API server.",
+    403: "Grant the user the permission that the message names.",
+}
+
+
+class Api:
+    """A connection to one API server that sends and returns plain dictionaries."""
+
+    def __init__(self, client: Any) -> None:
+        self._configuration = client.configuration
+        self._pool = client.rest_client.pool_manager
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Send one request and return the answer. Raises ApiError for every answer other than success."""
+        url = self._configuration.host.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
+        headers = {"Accept": "application/json", "User-Agent": "dra.accelerators"}
+        for setting in self._configuration.auth_settings().values():
+            if setting["value"]:
+                headers[setting["key"]] = setting["value"]
+        data = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            data = json.dumps(body).encode("utf-8")
+        try:
+            response = self._pool.request(
+                method, url, body=data, headers=headers, timeout=TIMEOUT_SECONDS, retries=False
+            )
+        except urllib3.exceptions.HTTPError as error:
+            raise ApiError(
+                f"The API server at {self._configuration.host} cannot be reached: {error}",
+                status=0,
+                hint="See that the address, the certificates and the network are right.",
+                code="api-unreachable",
+            ) from error
+        return self._read(method, path, response.status, response.data)
+
+    def _read(self, method: str, path: str, status: int, data: bytes) -> dict[str, Any]:
+        try:
+            answer = json.loads(data)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            answer = {"message": data.decode("utf-8", "replace").strip()[:500]}
+            if 200 <= status < 300:
+                raise ApiError(
+                    f"{method} {path}: {self._configuration.host} answered with something other than JSON: "
+                    f"{answer['message']!r}",
+                    status=status,
+                    hint="See that this is the address of a Kubernetes API server.",
+                )
+        if 200 <= status < 300:
+            return answer
+        message = answer.get("message") or f"HTTP status {status}"
+        raise ApiError(
+            f"{method} {path} was refused with HTTP status {status}: {message}",
+            status=status,
+            reason=str(answer.get("reason", "")),
+            hint=_HINTS.get(status, ""),
+        )
+
+    def list_all(self, path: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return all objects of a list, page by page. Raises ApiError."""
+        items: list[dict[str, Any]] = []
+        page = {**query, "limit": "500"}
+        while True:
+            answer = self.request("GET", path, query=page)
+            items.extend(answer.get("items") or [])
+            token = (answer.get("metadata") or {}).get("continue")
+            if not token:
+                return items
+            page["continue"] = token
+
+
+def _apply_options(configuration: Any, params: Mapping[str, Any]) -> None:
+    if params["host"]:
+        configuration.host = params["host"]
+    if params["api_key"]:
+        configuration.api_key = {"authorization": f"Bearer {params['api_key']}"}
+    if params["ca_cert"]:
+        configuration.ssl_ca_cert = params["ca_cert"]
+    if params["client_cert"]:
+        configuration.cert_file = params["client_cert"]
+        configuration.key_file = params["client_key"]
+    if params["validate_certs"] is not None:
+        configuration.verify_ssl = params["validate_certs"]
+
+
+def _load(configuration: Any, params: Mapping[str, Any]) -> None:
+    """Fill in the configuration from a kubeconfig file, or inside a pod from its service account."""
+    config = kubernetes.config
+    try:
+        config.load_kube_config(
+            config_file=params["kubeconfig"], context=params["context"], client_configuration=configuration
+        )
+    except config.ConfigException as error:
+        if params["kubeconfig"] or params["context"]:
+            raise ApiError(
+                f"The kubeconfig {params['kubeconfig'] or 'file'} cannot be used: {error}",
+                status=0,
+                hint="See that the file is there and names the context, its cluster and its user.",
+                code="kubeconfig",
+            ) from error
+        try:
+            config.load_incluster_config(client_configuration=configuration)
+        except config.ConfigException as second:
+            raise ApiError(
+                "Nothing says how to reach the Kubernetes API: there is no kubeconfig file, and this is not a pod",
+                status=0,
+                hint="Set kubeconfig, or host with api_key or client_cert.",
+                code="kubeconfig",
+            ) from second
+
+
+def connect(module: AnsibleModule) -> Api:
+    """Return the connection that the module's options describe. Ends the module if the Python package is missing.
+
+    Raises ApiError with code kubeconfig for options that lead nowhere. Sends nothing yet.
+    """
+    if not HAS_KUBERNETES:
+        module.fail_json(msg=missing_required_lib("kubernetes"), exception=KUBERNETES_IMPORT_ERROR)
+    params = module.params
+    configuration = kubernetes.client.Configuration()
+    if not (params["host"] and (params["api_key"] or params["client_cert"])):
+        try:
+            _load(configuration, params)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ApiError(
+                f"The kubeconfig {params['kubeconfig'] or 'file'} cannot be read: {error}", status=0, code="kubeconfig"
+            ) from error
+    _apply_options(configuration, params)
+    for path in (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file):
+        _see_readable(path)
+    return Api(kubernetes.client.ApiClient(configuration))
+
+
+def _see_readable(path: str | None) -> None:
+    if path is None:
+        return
+    try:
+        with open(path, "rb"):  # noqa: PTH123 only to see that it can be read
+            return
+    except OSError as error:
+        raise ApiError(
+            f"{path}, needed to reach the API server, cannot be read: {error.strerror}", status=0, code="kubeconfig"
+        ) from error
+
+
+def served_version(api: Api, group: str, wanted: Sequence[str]) -> str:
+    """Return the first of the wanted versions of an API group that the server serves. Raises ApiError if none."""
+    try:
+        answer = api.request("GET", f"/apis/{group}")
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        answer = {}
+    served = [version["version"] for version in answer.get("versions") or []]
+    for version in wanted:
+        if version in served:
+            return version
+    raise ApiError(
+        f"The API server serves {', '.join(served) if served else 'no version'} of {group}, expected "
+        f"{' or '.join(wanted)}",
+        status=404,
+        hint="Dynamic Resource Allocation needs Kubernetes 1.33 with this API group switched on, or 1.34 or newer.",
+        code="api-version",
+    )

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""A layout over all devices of a node: every plan is made and checked before the first step is taken anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .core.backend import Backend
+from .core.errors import AcceleratorError, LayoutFailed, Unsupported
+from .core.layout import (
+    CreatePartition,
+    DestroyPartition,
+    LayoutPlan,
+    Match,
+    ResetDevice,
+    Rule,
+    SetPartitioning,
+    Step,
+    WantedPartition,
+    execute,
+    plan_layout,
+    wanted_for,
+)
+from .core.model import Device
+from .core.prepared import PreparedPartition
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What one device is to become.
+
+    ``plan`` holds the steps that will be taken; ``withheld`` those that wait for a reset that may not be done now.
+    """
+
+    device: Device
+    rule: Rule
+    plan: LayoutPlan
+    withheld: tuple[Step, ...] = ()
+
+
+def assign(
+    devices: Sequence[Device],
+    rules: Sequence[Rule],
+    prepared: Sequence[PreparedPartition],
+) -> tuple[tuple[Assignment, ...], tuple[AcceleratorError, ...]]:
+    """Plan every device that a rule matches; pure. Returns the plans, and what stands in the way of the others."""
+    assignments: list[Assignment] = []
+    errors: list[AcceleratorError] = []
+    for device in devices:
+        rule = wanted_for(device, rules)
+        if rule is None:
+            continue
+        try:
+            assignments.append(Assignment(device, rule, plan_layout(device, rule, prepared=prepared)))
+        except AcceleratorError as error:
+            errors.append(error)
+    return tuple(assignments), tuple(errors)
+
+
+def withhold_resets(assignment: Assignment) -> Assignment:
+    """Return the assignment with the steps from the first reset on withheld."""
+    steps = assignment.plan.steps
+    first = next((number for number, step in enumerate(steps) if isinstance(step, ResetDevice)), len(steps))
+    return replace(assignment, plan=replace(assignment.plan, steps=steps[:first]), withheld=steps[first:])
+
+
+def needs_reset(assignment: Assignment) -> bool:
+    """Whether the wanted state of the device is reached only through a reset."""
+    return any(isinstance(step, ResetDevice) for step in (*assignment.plan.steps, *assignment.withheld))
+
+
+def consent(assignments: Sequence[Assignment], reset: str | None) -> tuple[Assignment, ...]:
+    """Apply what the user said of resets: None refuses, ``never`` withholds, ``when_needed`` agrees; pure.
+
+    Raises Unsupported with code reset-needs-consent.
+    """
+    waiting = [one.device for one in assignments if needs_reset(one)]
+    if reset == "never":
+        return tuple(withhold_resets(one) for one in assignments)
+    if waiting and reset is None:
+        raise Unsupported(
+            f"{'; '.join(device.describe() for device in waiting)}: this board changes its MIG mode only by a reset of "
+            "the GPU, which ends whatever runs on it, and nothing was said about resets. Nothing was changed",
+            hint="Set reset to when_needed to allow resets where nothing uses the GPU, or to never to leave the change "
+            "pending until the next reboot.",
+            code="reset-needs-consent",
+        )
+    return tuple(assignments)
+
+
+def state(device: Device) -> dict[str, Any]:
+    """Return what a layout is about, of one device: its mode and its partitions."""
+    return {
+        "index": device.index,
+        "uuid": device.uuid,
+        "product": device.product,
+        "pci_address": device.pci_address,
+        "enabled": device.partitioning.enabled,
+        "pending": device.partitioning.pending,
+        "partitions": [
+            {
+                "profile": partition.profile,
+                "placement": {"start": partition.placement.start, "size": partition.placement.size},
+                "uuid": partition.uuid,
+            }
+            for partition in sorted(device.partitions, key=lambda one: one.placement)
+        ],
+    }
+
+
+def predict(device: Device, steps: Sequence[Step]) -> dict[str, Any]:
+    """Return what ``state`` will say of the device after the steps; partitions yet to be made have no UUID."""
+    after = state(device)
+    for step in steps:
+        if isinstance(step, SetPartitioning):
+            after["pending"] = step.enabled
+            if not device.partitioning.needs_reset:
+                after["enabled"] = step.enabled
+        elif isinstance(step, ResetDevice):
+            after["enabled"] = after["pending"]
+        elif isinstance(step, DestroyPartition):
+            gone = {
+                "profile": step.partition.profile,
+                "placement": {"start": step.partition.placement.start, "size": step.partition.placement.size},
+                "uuid": step.partition.uuid,
+            }
+            after["partitions"] = [partition for partition in after["partitions"] if partition != gone]
+        elif isinstance(step, CreatePartition):
+            made = {
+                "profile": step.profile,
+                "placement": {"start": step.placement.start, "size": step.placement.size},
+                "uuid": "",
+            }
+            after["partitions"] = sorted([*after["partitions"], made], key=lambda one: one["placement"]["start"])
+    return after
+
+
+def lines(one: dict[str, Any]) -> str:
+    """Return the state of one device as text for a diff; without UUIDs, which change when a partition is made again."""
+    mode = "enabled" if one["enabled"] else "disabled"
+    if one["pending"] != one["enabled"]:
+        mode += f", {'enabled' if one['pending'] else 'disabled'} after the next reset"
+    partitions = [f"  {each['profile']} at {each['placement']['start']}" for each in one["partitions"]]
+    return "\n".join([f"MIG {mode}", *(["partitions:", *partitions] if partitions else ["no partitions"])]) + "\n"
+
+
+def difference(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return Ansible's diff, one entry for each device that changes."""
+    entries = []
+    for old, new in zip(before, after):
+        if lines(old) != lines(new):
+            header = f"GPU {old['index']} ({old['uuid']}, {old['pci_address']})"
+            entries.append({"before_header": header, "after_header": header, "before": lines(old), "after": lines(new)})
+    return entries
+
+
+def former_rule(device: Device) -> Rule:
+    """Return the rule that describes the device exactly as it is, placements included."""
+    if not device.partitioning.enabled:
+        return Rule(Match(), "whole", ())
+    return Rule(
+        Match(),
+        "static",
+        tuple(WantedPartition(one.profile, 1, one.placement.start) for one in device.partitions),
+    )
+
+
+def apply(backend: Backend, assignments: Sequence[Assignment]) -> None:
+    """Take the steps of all devices in order. When one device fails, all devices get their former layout back.
+
+    Raises LayoutFailed that says which devices were put back and which could not be.
+    """
+    done: list[Device] = []
+    for assignment in assignments:
+        if not assignment.plan.steps:
+            continue
+        try:
+            execute(backend, assignment.plan)
+        except AcceleratorError as error:
+            raise _put_back(backend, done, assignment, error) from error
+        done.append(assignment.device)
+
+
+def _put_back(backend: Backend, done: Sequence[Device], failed: Assignment, error: AcceleratorError) -> LayoutFailed:
+    """Give the devices that were finished before their former layout, and say what became of everything."""
+    undone = list(getattr(error, "undone", ()))
+    not_undone = list(getattr(error, "not_undone", ()))
+    text = f"{failed.device.describe()}: {error}"
+    for device in reversed(done):
+        try:
+            execute(backend, plan_layout(backend.device(device.uuid), former_rule(device)))
+        except AcceleratorError as second:
+            not_undone.append(f"{device.describe()}: {second}")
+            text += f" {device.describe()} could not be put back: {second}"
+        else:
+            undone.append(f"{device.describe()} has its former layout again")
+            text += f" {device.describe()} has its former layout again."
+    return LayoutFailed(text, undone=undone, not_undone=not_undone, code=error.code)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""What the collection's modules share: the right interpreter, the backends, and errors turned into failures."""
+
+from __future__ import annotations
+
+import importlib.util
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
+
+from .core.errors import AcceleratorError
+
+INTERPRETER = "/opt/dra-accelerators/venv/bin/python"
+
+INTERPRETER_OPTION: dict[str, dict[str, Any]] = {"interpreter": {"type": "path", "default": INTERPRETER}}
+
+
+def importable(name: str) -> bool:
+    """Whether this interpreter finds a top-level Python module of that name."""
+    return importlib.util.find_spec(name) is not None
+
+
+def find_binding(name: str, interpreter: str) -> str | None:
+    """See that the Python module ``name`` can be imported, running this Ansible module again elsewhere if need be.
+
+    Returns None when it can be imported here. When ``interpreter`` can import it, this call never returns: the module
+    runs again under that interpreter, and this process ends with its result. Otherwise the sentence returned says what
+    is missing; the caller decides whether that is an error.
+    """
+    if importable(name):
+        return None
+    if not has_respawned() and probe_interpreters_for_module([interpreter], name):
+        respawn_module(interpreter)
+    return f"The Python module {name} can be imported neither by the interpreter that Ansible uses on this node nor by {interpreter}"
+
+
+def fail(module: AnsibleModule, error: AcceleratorError, **more: Any) -> NoReturn:
+    """End the module with the error: its sentence, its code, and what it names (pids, claims, what is in the way)."""
+    facts = {key: value for key, value in error.to_dict().items() if key not in ("code", "message")}
+    module.fail_json(msg=str(error), error_code=error.code, **{**facts, **more})
+
+
+def fail_all(module: AnsibleModule, errors: Sequence[AcceleratorError], **more: Any) -> NoReturn:
+    """End the module with all errors at once; a single one keeps its own code and facts.
+
+    Pids, claims and what is in the way are the union over the errors, in order.
+    """
+    if len(errors) == 1:
+        fail(module, errors[0], errors=[errors[0].to_dict()], **more)
+    codes = sorted({error.code for error in errors})
+    facts: dict[str, Any] = {}
+    for error in errors:
+        for key, value in error.to_dict().items():
+            if isinstance(value, list):
+                facts[key] = list(dict.fromkeys([*facts.get(key, []), *value]))
+    module.fail_json(
+        msg=f"{len(errors)} problems were found and nothing was changed: "
+        + " ".join(f"({number}) {error}" for number, error in enumerate(errors, 1)),
+        error_code=codes[0] if len(codes) == 1 else "several",
+        errors=[error.to_dict() for error in errors],
+        **{**facts, **more},
+    )
+
+
+def run(module: AnsibleModule, work: Any) -> NoReturn:
+    """Run ``work(module)``, which returns the result as a dictionary, and end the module with it or with its error."""
+    try:
+        result = work(module)
+    except AcceleratorError as error:
+        fail(module, error)
+    except OSError as error:
+        module.fail_json(
+            msg=f"The operating system refused an operation: {error}",
+            error_code="os-error",
+            exception=traceback.format_exc(),
+        )
+    module.exit_json(**result)

@@ -1,0 +1,346 @@
+#!/usr/bin/python
+
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: accelerator_info
+version_added: 0.1.0
+short_description: Show the accelerators of a node and their partitions
+description:
+  - Returns every fact that the collection knows of each accelerator of a node, with the kinds of partitions that it
+    can be cut into and the partitions and processes that it has.
+  - With O(offers), also what a node driver publishes of it to Kubernetes.
+author:
+  - The dra.accelerators authors (@dra-accelerators)
+extends_documentation_fragment:
+  - dra.accelerators._attributes
+  - dra.accelerators._attributes.actiongroup
+  - dra.accelerators._attributes.info_module
+  - dra.accelerators._nvml
+attributes:
+  platform:
+    platforms: linux
+options:
+  vendor:
+    description:
+      - Ask only the drivers of these vendors, for example V(nvidia). Without it, of all vendors that the collection
+        knows. An unknown vendor is an error that names those.
+    type: list
+    elements: str
+  match:
+    description:
+      - Return only the devices that these facts describe. All given keys must match. The keys are those of the
+        C(match) of a layout rule.
+    type: dict
+    suboptions:
+      vendor:
+        description: The vendor.
+        type: str
+      index:
+        description: The device's number in the vendor's order, or a list of such numbers.
+        type: raw
+      uuid:
+        description: The device's UUID, or a list of UUIDs.
+        type: raw
+      pci_address:
+        description: The device's PCI address, or a list of addresses. Domain, case and leading zeros do not matter.
+        type: raw
+      product:
+        description: A shell pattern for the product name, or a list of patterns.
+        type: raw
+  offers:
+    description:
+      - Also return what is published of each device in a ResourceSlice.
+    type: bool
+    default: false
+  dynamic:
+    description:
+      - With O(offers), whether the devices are taken as dynamic, so that every partition that could be made is
+        published.
+    type: bool
+    default: false
+  fail_without_driver:
+    description:
+      - Fail if a vendor's driver, or the library that it brings, is missing or does not answer.
+      - Without it, that vendor has no devices and RV(drivers) and a warning say why.
+    type: bool
+    default: false
+seealso:
+  - module: dra.accelerators.nvidia_mig
+"""
+
+EXAMPLES = r"""
+- name: Ask for all accelerators of the node
+  dra.accelerators.accelerator_info:
+  register: accelerators
+
+- name: Show the products
+  ansible.builtin.debug:
+    msg: "{{ accelerators.devices | map(attribute='product') }}"
+
+- name: Ask for the first two GPUs, with what a driver would publish if they were dynamic
+  dra.accelerators.accelerator_info:
+    vendor:
+      - nvidia
+    match:
+      index: [0, 1]
+    offers: true
+    dynamic: true
+
+- name: Insist on a working driver
+  dra.accelerators.accelerator_info:
+    match:
+      product: "NVIDIA H100*"
+    fail_without_driver: true
+"""
+
+RETURN = r"""
+devices:
+  description: The devices, ordered by vendor and index.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    vendor:
+      description: The vendor.
+      type: str
+      returned: success
+      sample: nvidia
+    index:
+      description: The number in the vendor's order.
+      type: int
+      returned: success
+      sample: 0
+    minor:
+      description: The number of the device node.
+      type: int
+      returned: success
+      sample: 0
+    uuid:
+      description: The device's UUID.
+      type: str
+      returned: success
+      sample: GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
+    product:
+      description: The product name.
+      type: str
+      returned: success
+      sample: NVIDIA H100 80GB HBM3
+    pci_address:
+      description: The PCI address, as in sysfs.
+      type: str
+      returned: success
+      sample: "0000:18:00.0"
+    pcie_root:
+      description: The PCI root complex that the device hangs from.
+      type: str
+      returned: success
+      sample: "pci0000:15"
+    numa_node:
+      description: The NUMA node; null where the platform does not say.
+      type: int
+      returned: success
+      sample: 0
+    memory_bytes:
+      description: The memory, in bytes.
+      type: int
+      returned: success
+      sample: 85520809984
+    memory_slices:
+      description: How many slices the memory has for partitions; 0 for a device without partitions.
+      type: int
+      returned: success
+      sample: 8
+    attributes:
+      description: The attributes that are published for the whole device.
+      type: dict
+      returned: success
+      sample: {"architecture": "Hopper", "type": "gpu"}
+    capacities:
+      description: The capacities of the whole device; memory in bytes.
+      type: dict
+      returned: success
+      sample: {"memory": 85520809984}
+    partitioning:
+      description: Whether the device can be partitioned, is, will be after its next reset, and whether it needs one.
+      type: dict
+      returned: success
+      sample: {"supported": true, "enabled": true, "pending": true, "needs_reset": false}
+    profiles:
+      description: The kinds of partitions that the device offers.
+      type: list
+      elements: dict
+      returned: success
+      sample:
+        - name: 3g.40gb
+          profile_id: 9
+          memory_bytes: 42412802048
+          maximum: 2
+          placements: [{"start": 0, "size": 4}, {"start": 4, "size": 4}]
+          attributes: {}
+          capacities: {"multiprocessors": 60, "copyEngines": 3, "memory": 42412802048}
+    partitions:
+      description: The partitions that exist. The UUID is empty for one that takes room and has no handle.
+      type: list
+      elements: dict
+      returned: success
+      sample:
+        - uuid: MIG-0c1d0c5e-6b1b-5d6f-9f50-1c5d8f2f7a10
+          profile: 3g.40gb
+          profile_id: 9
+          placement: {"start": 4, "size": 4}
+          instance_id: 1
+          compute_instance_id: 0
+          memory_bytes: 42412802048
+          processes: []
+    processes:
+      description: The processes that use the device or one of its partitions.
+      type: list
+      elements: dict
+      returned: success
+      sample: [{"pid": 4711, "name": "python3"}]
+    health:
+      description: Whether the device is healthy, and why not.
+      type: dict
+      returned: success
+      sample: {"healthy": true, "causes": []}
+    offers:
+      description: What is published of the device.
+      type: list
+      elements: dict
+      returned: if O(offers)
+      sample:
+        - name: gpu-0-mig-3g40gb-9-4
+          kind: partition
+          dynamic: true
+          profile: 3g.40gb
+          placement: {"start": 4, "size": 4}
+          partition_uuid: null
+          attributes: {"type": "mig", "profile": "3g.40gb"}
+          capacities: {"memory": 42412802048, "multiprocessors": 60}
+          counter_set: gpu-0-counter-set
+          consumes: {"multiprocessors": 60}
+          taints: []
+drivers:
+  description: The vendors that were asked, whether their driver answered, and why not.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    vendor:
+      description: The vendor.
+      type: str
+      returned: success
+      sample: nvidia
+    driver_name:
+      description: The name of the Kubernetes driver for the vendor's devices.
+      type: str
+      returned: success
+      sample: gpu.nvidia.com
+    available:
+      description: Whether the vendor's driver answered.
+      type: bool
+      returned: success
+      sample: true
+    reason:
+      description: Why it did not answer; empty if it did.
+      type: str
+      returned: success
+      sample: ""
+"""
+
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dra.accelerators.plugins.module_utils._facts import device_facts, offer_facts
+from ansible_collections.dra.accelerators.plugins.module_utils._module import (
+    INTERPRETER_OPTION,
+    fail,
+    find_binding,
+    run,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, NotFound
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules, wanted_for
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+
+
+def argument_spec() -> dict[str, Any]:
+    return {
+        **INTERPRETER_OPTION,
+        "vendor": {"type": "list", "elements": "str"},
+        "match": {"type": "dict"},
+        "offers": {"type": "bool", "default": False},
+        "dynamic": {"type": "bool", "default": False},
+        "fail_without_driver": {"type": "bool", "default": False},
+    }
+
+
+def facts(backend: Backend, device: Device, params: dict[str, Any]) -> dict[str, Any]:
+    if not params["offers"]:
+        return device_facts(device)
+    return {
+        **device_facts(device),
+        "offers": [offer_facts(offer) for offer in backend.offers(device, dynamic=params["dynamic"])],
+    }
+
+
+def ask(backend: Backend, params: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return what is to be said of one vendor's driver, and the facts of its devices that match."""
+    rules = parse_rules([{"match": params["match"] or {}, "mode": "dynamic"}])
+    backend.open()
+    try:
+        devices = [
+            facts(backend, device, params) for device in backend.discover() if wanted_for(device, rules) is not None
+        ]
+    finally:
+        backend.close()
+    driver = {"vendor": backend.vendor, "driver_name": backend.driver_name, "available": True, "reason": ""}
+    return driver, devices
+
+
+def work(module: AnsibleModule) -> dict[str, Any]:
+    drivers: list[dict[str, Any]] = []
+    devices: list[dict[str, Any]] = []
+    vendors = module.params["vendor"] or sorted(BACKENDS)
+    unknown = sorted(set(vendors) - set(BACKENDS))
+    if unknown:
+        raise NotFound(
+            f"There is no vendor {', '.join(unknown)}",
+            hint=f"The vendors known are {', '.join(sorted(BACKENDS))}.",
+            code="unknown-vendor",
+        )
+    if "nvidia" in vendors:
+        # A binding that is nowhere to be found is a driver that is not there: the backend says so when it is opened.
+        find_binding("pynvml", module.params["interpreter"])
+    for vendor in dict.fromkeys(vendors):
+        backend = BACKENDS[vendor](System())
+        try:
+            driver, found = ask(backend, module.params)
+        except BackendUnavailable as error:
+            if module.params["fail_without_driver"]:
+                fail(module, error)
+            module.warn(f"No devices of {vendor}: {error}")
+            found = []
+            driver = {
+                "vendor": vendor,
+                "driver_name": backend.driver_name,
+                "available": False,
+                "reason": str(error),
+            }
+        drivers.append(driver)
+        devices.extend(found)
+    return {"changed": False, "devices": devices, "drivers": drivers}
+
+
+def main() -> None:
+    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True), work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,546 @@
+#!/usr/bin/python
+
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: nvidia_mig
+version_added: 0.1.0
+short_description: Partition the NVIDIA GPUs of a node with MIG
+description:
+  - Brings the GPUs of a node to a wanted layout of MIG partitions, with the fewest existing partitions disturbed.
+  - The layout is a list of rules, or a configuration of C(nvidia-mig-parted), unchanged.
+  - All GPUs are looked at and all steps are planned before the first one is taken. If a process or a prepared
+    resource claim holds anything that would have to go, nothing is touched on any GPU, and the error names the process
+    IDs and the claims.
+  - If a step fails, the steps before it are undone, on all GPUs.
+notes:
+  - No partition survives a reboot, and from the Hopper generation on neither does the MIG mode. The role
+    P(dra.accelerators.nvidia_mig#role) has the layout applied again at every boot.
+  - Needs root on the node.
+author:
+  - The dra.accelerators authors (@dra-accelerators)
+extends_documentation_fragment:
+  - dra.accelerators._attributes
+  - dra.accelerators._attributes.actiongroup
+  - dra.accelerators._nvml
+attributes:
+  check_mode:
+    support: full
+    details:
+      - RV(steps) and RV(after) show what would be done. Refusals are the same as without check mode.
+  diff_mode:
+    support: full
+    details:
+      - One entry for each GPU that changes.
+  idempotent:
+    support: full
+  platform:
+    platforms: linux
+options:
+  layout:
+    description:
+      - Rules that say what the GPUs are to become. For each GPU the first rule that matches counts. A GPU that no rule
+        matches is not touched.
+      - Exactly one of O(layout), O(config) and O(config_file) is needed.
+    type: list
+    elements: dict
+    suboptions:
+      match:
+        description:
+          - Which GPUs the rule is for. All given keys must match; an empty dictionary matches every GPU.
+        type: dict
+        required: true
+        suboptions:
+          vendor:
+            description: The vendor; V(nvidia) is the only one that this module knows.
+            type: str
+          index:
+            description: The number that the driver gives the GPU, or a list of such numbers.
+            type: raw
+          uuid:
+            description: The GPU's UUID, or a list of UUIDs.
+            type: raw
+          pci_address:
+            description: The GPU's PCI address, or a list of addresses.
+            type: raw
+          product:
+            description: A shell pattern for the product name, or a list of patterns.
+            type: raw
+      mode:
+        description:
+          - V(static) turns MIG on and makes exactly the given partitions.
+          - V(dynamic) leaves the GPU to the node driver, which makes and removes partitions with the claims. Nothing
+            that exists is touched. On boards that change the mode only by a reset, MIG is turned on.
+          - V(whole) removes all partitions and turns MIG off.
+        type: str
+        required: true
+        choices:
+          - static
+          - dynamic
+          - whole
+      partitions:
+        description:
+          - For O(layout[].mode=static), a dictionary of profile names and counts, or a list of dictionaries with
+            C(profile) and C(count), or, if the place matters, C(profile) and C(placement) with the first memory slice.
+        type: raw
+  config:
+    description:
+      - The content of a C(nvidia-mig-parted) configuration file, as data, from which O(config_name) is applied.
+    type: dict
+  config_file:
+    description:
+      - Path of a C(nvidia-mig-parted) configuration file on the node, from which O(config_name) is applied.
+      - Needs the Python package C(PyYAML) on the node.
+    type: path
+  config_name:
+    description:
+      - The name of the configuration in O(config) or O(config_file).
+    type: str
+  reset:
+    description:
+      - Whether GPUs may be reset. Boards of the Ampere generation change the MIG mode only by a reset; later ones need
+        none.
+      - Without it, the module fails with an explanation if a reset is needed, and touches nothing.
+      - With V(when_needed), GPUs that need it are reset, if nothing uses them.
+      - With V(never), the mode is left to change with the next reboot, RV(reset_required) is true, and the partitions
+        are made when the module runs after that.
+    type: str
+    choices:
+      - never
+      - when_needed
+  state_path:
+    description:
+      - The file in which the node driver keeps the claims that it has prepared. It is only read. A missing file means
+        that there are none.
+    type: path
+    default: /var/lib/kubelet/plugins/gpu.nvidia.com/state.db
+seealso:
+  - module: dra.accelerators.accelerator_info
+  - name: NVIDIA Multi-Instance GPU User Guide
+    description: The profiles of each board and how they can be placed.
+    link: https://docs.nvidia.com/datacenter/tesla/mig-user-guide/
+"""
+
+EXAMPLES = r"""
+- name: Cut the first GPU, leave the others to the node driver
+  dra.accelerators.nvidia_mig:
+    layout:
+      - match:
+          index: 0
+        mode: static
+        partitions:
+          3g.40gb: 1
+          1g.10gb: 4
+      - match: {}
+        mode: dynamic
+
+- name: Put a partition in a certain place
+  dra.accelerators.nvidia_mig:
+    layout:
+      - match:
+          product: "NVIDIA H100*"
+          index: [0, 1]
+        mode: static
+        partitions:
+          - profile: 3g.40gb
+            placement: 4
+          - profile: 2g.20gb
+
+- name: Cut boards of the Ampere generation, which takes a reset
+  dra.accelerators.nvidia_mig:
+    layout:
+      - match:
+          product: "*A100*"
+        mode: static
+        partitions:
+          1g.5gb: 7
+    reset: when_needed
+
+- name: Apply a configuration of nvidia-mig-parted that is on the node
+  dra.accelerators.nvidia_mig:
+    config_file: /etc/nvidia-mig-manager/config.yaml
+    config_name: all-balanced
+
+- name: Apply a configuration of nvidia-mig-parted as data
+  dra.accelerators.nvidia_mig:
+    config:
+      version: v1
+      mig-configs:
+        half:
+          - devices: [0, 1]
+            mig-enabled: true
+            mig-devices:
+              3g.40gb: 2
+          - devices: [2, 3]
+            mig-enabled: false
+    config_name: half
+"""
+
+RETURN = r"""
+steps:
+  description: What was done, or would be done in check mode, in order.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    step:
+      description:
+        - The kind of the step, one of V(set_partitioning), V(reset_device), V(destroy_partition) and
+          V(create_partition).
+      type: str
+      returned: success
+      sample: create_partition
+    device_uuid:
+      description: The UUID of the GPU.
+      type: str
+      returned: success
+      sample: GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
+    profile:
+      description: The profile of the partition.
+      type: str
+      returned: for partitions
+      sample: 3g.40gb
+    start:
+      description: The first memory slice of the partition.
+      type: int
+      returned: for partitions
+      sample: 4
+    size:
+      description: How many memory slices the partition covers.
+      type: int
+      returned: for partitions
+      sample: 4
+    uuid:
+      description: The UUID of the partition that is destroyed.
+      type: str
+      returned: for V(destroy_partition)
+      sample: MIG-0c1d0c5e-6b1b-5d6f-9f50-1c5d8f2f7a10
+    enabled:
+      description: Whether MIG is switched on.
+      type: bool
+      returned: for V(set_partitioning)
+      sample: true
+    device_uuids:
+      description: The UUIDs of the GPUs that are reset together.
+      type: list
+      elements: str
+      returned: for V(reset_device)
+      sample: ["GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071"]
+    description:
+      description: The step in words.
+      type: str
+      returned: success
+      sample: create 3g.40gb at 4:4 on GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
+before:
+  description: The mode and the partitions of each GPU that a rule matches, before.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    index:
+      description: The number that the driver gives the GPU.
+      type: int
+      returned: success
+      sample: 0
+    uuid:
+      description: The UUID of the GPU.
+      type: str
+      returned: success
+      sample: GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
+    product:
+      description: The product name.
+      type: str
+      returned: success
+      sample: NVIDIA H100 80GB HBM3
+    pci_address:
+      description: The PCI address.
+      type: str
+      returned: success
+      sample: "0000:18:00.0"
+    enabled:
+      description: Whether MIG is on.
+      type: bool
+      returned: success
+      sample: true
+    pending:
+      description: Whether MIG will be on after the next reset of the GPU.
+      type: bool
+      returned: success
+      sample: true
+    partitions:
+      description: The partitions, in the order of their places.
+      type: list
+      elements: dict
+      returned: success
+      sample:
+        - profile: 3g.40gb
+          placement: {"start": 4, "size": 4}
+          uuid: MIG-0c1d0c5e-6b1b-5d6f-9f50-1c5d8f2f7a10
+after:
+  description:
+    - The same GPUs in the form of RV(before), afterwards. In check mode as it would be; partitions yet to be made have
+      an empty UUID.
+  returned: success
+  type: list
+  elements: dict
+  sample:
+    - index: 0
+      uuid: GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
+      product: NVIDIA H100 80GB HBM3
+      pci_address: "0000:18:00.0"
+      enabled: true
+      pending: true
+      partitions: []
+devices:
+  description: What happens to each GPU that a rule matches.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    index:
+      description: The number that the driver gives the GPU.
+      type: int
+      returned: success
+      sample: 0
+    uuid:
+      description: The UUID of the GPU.
+      type: str
+      returned: success
+      sample: GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
+    mode:
+      description: The mode that the rule wants.
+      type: str
+      returned: success
+      sample: static
+    changed:
+      description: Whether the GPU was changed, or would be in check mode.
+      type: bool
+      returned: success
+      sample: true
+    kept:
+      description: How many existing partitions were left alone.
+      type: int
+      returned: success
+      sample: 2
+    reset_required:
+      description: Whether the GPU reaches the wanted layout only after a reset that was not allowed.
+      type: bool
+      returned: success
+      sample: false
+reset_required:
+  description: Whether any GPU reaches the wanted layout only after a reset that was not allowed.
+  returned: success
+  type: bool
+  sample: false
+error_code:
+  description: A stable word for the kind of the error, or V(several).
+  returned: failure
+  type: str
+  sample: in-use
+errors:
+  description: All errors, each with its code and what it names.
+  returned: when the layout is refused
+  type: list
+  elements: dict
+  sample:
+    - code: in-use
+      message: GPU 0 is in use
+      hint: ""
+      pids: [4711]
+      claims: []
+pids:
+  description: The processes that are in the way.
+  returned: when processes are in the way
+  type: list
+  elements: int
+  sample: [4711]
+claims:
+  description: The prepared resource claims that are in the way, as namespace and name.
+  returned: when claims are in the way
+  type: list
+  elements: str
+  sample: ["team-a/training"]
+undone:
+  description: What was undone after a step had failed.
+  returned: when a step failed
+  type: list
+  elements: str
+  sample: ["create 3g.40gb at 4:4"]
+not_undone:
+  description: What could not be undone.
+  returned: when a step failed
+  type: list
+  elements: str
+  sample: []
+"""
+
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule, missing_required_lib
+from ansible_collections.dra.accelerators.plugins.module_utils._layout import (
+    Assignment,
+    apply,
+    assign,
+    consent,
+    difference,
+    predict,
+    state,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._module import (
+    INTERPRETER_OPTION,
+    fail_all,
+    find_binding,
+    run,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, InvalidLayout
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import (
+    Rule,
+    parse_rules,
+    rules_from_mig_parted,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
+from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import prepared_claims, prepared_partitions
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+
+try:
+    import yaml
+except ImportError:
+    HAS_YAML = False
+    YAML_IMPORT_ERROR = traceback.format_exc()
+else:
+    HAS_YAML = True
+    YAML_IMPORT_ERROR = ""
+
+STATE_PATH = "/var/lib/kubelet/plugins/gpu.nvidia.com/state.db"
+
+
+def argument_spec() -> dict[str, Any]:
+    # What a rule may hold is checked by the core, which names the rule, and which the node driver shares.
+    return {
+        **INTERPRETER_OPTION,
+        "layout": {"type": "list", "elements": "dict"},
+        "config": {"type": "dict"},
+        "config_file": {"type": "path"},
+        "config_name": {"type": "str"},
+        "reset": {"type": "str", "choices": ["never", "when_needed"]},
+        "state_path": {"type": "path", "default": STATE_PATH},
+    }
+
+
+CONSTRAINTS: dict[str, Any] = {
+    "mutually_exclusive": [("layout", "config", "config_file")],
+    "required_one_of": [("layout", "config", "config_file")],
+    "required_by": {"config": ("config_name",), "config_file": ("config_name",)},
+}
+
+
+def read_config(module: AnsibleModule) -> dict[str, Any]:
+    """Return the nvidia-mig-parted document that the parameters name."""
+    path = module.params["config_file"]
+    if path is None:
+        document: dict[str, Any] = module.params["config"]
+        return document
+    if not HAS_YAML:
+        module.fail_json(msg=missing_required_lib("PyYAML", reason="to read config_file"), exception=YAML_IMPORT_ERROR)
+    try:
+        content = yaml.safe_load(System().read_text(path))
+    except OSError as error:
+        raise InvalidLayout(f"config_file {path} cannot be read: {error.strerror}", code="config-unreadable") from error
+    except yaml.YAMLError as error:
+        raise InvalidLayout(f"config_file {path} is not YAML: {error}", code="config-unreadable") from error
+    if not isinstance(content, dict):
+        raise InvalidLayout(
+            f"config_file {path} holds {type(content).__name__}, expected a dictionary with version and mig-configs",
+            code="config-unreadable",
+        )
+    return content
+
+
+def read_rules(module: AnsibleModule, devices: Sequence[Device]) -> tuple[Rule, ...]:
+    """Return the rules that the parameters stand for on these devices."""
+    if module.params["layout"] is not None:
+        return parse_rules(module.params["layout"])
+    return rules_from_mig_parted(read_config(module), module.params["config_name"], devices)
+
+
+def result(assignments: Sequence[Assignment]) -> dict[str, Any]:
+    """Return what is done, or would be, and what the devices are like before and after; pure."""
+    before = [state(one.device) for one in assignments]
+    after = [predict(one.device, one.plan.steps) for one in assignments]
+    steps = [
+        {**step.to_dict(), "device_uuid": one.device.uuid, "description": step.describe()}
+        for one in assignments
+        for step in one.plan.steps
+    ]
+    return {
+        "changed": bool(steps),
+        "steps": steps,
+        "before": before,
+        "after": after,
+        "reset_required": any(one.withheld for one in assignments),
+        "devices": [
+            {
+                "index": one.device.index,
+                "uuid": one.device.uuid,
+                "mode": one.rule.mode,
+                "changed": bool(one.plan.steps),
+                "kept": len(one.plan.kept),
+                "reset_required": bool(one.withheld),
+            }
+            for one in assignments
+        ],
+        "diff": difference(before, after),
+    }
+
+
+def partition_devices(module: AnsibleModule, backend: Backend) -> dict[str, Any]:
+    devices = backend.discover()
+    rules = read_rules(module, devices)
+    prepared = prepared_partitions(prepared_claims(module.params["state_path"]))
+    assignments, errors = assign(devices, rules, prepared)
+    if errors:
+        fail_all(module, errors)
+    assignments = consent(assignments, module.params["reset"])
+    if not assignments:
+        module.warn(f"No rule of the layout matches any of the {len(devices)} GPUs of this node: nothing to do.")
+    answer = result(assignments)
+    if module.check_mode or not answer["changed"]:
+        return answer
+    apply(backend, assignments)
+    answer["after"] = [state(backend.device(one.device.uuid)) for one in assignments]
+    answer["diff"] = difference(answer["before"], answer["after"])
+    return answer
+
+
+def work(module: AnsibleModule) -> dict[str, Any]:
+    if module.params["layout"] is not None:
+        parse_rules(module.params["layout"])
+    missing = find_binding("pynvml", module.params["interpreter"])
+    if missing is not None:
+        raise BackendUnavailable(
+            missing,
+            hint="Install the package nvidia-ml-py into one of them, for example with the role "
+            "dra.accelerators.python_environment, or name another with the option interpreter.",
+            code="binding-missing",
+        )
+    backend = BACKENDS["nvidia"](System())
+    backend.open()
+    try:
+        return partition_devices(module, backend)
+    finally:
+        backend.close()
+
+
+def main() -> None:
+    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, **CONSTRAINTS), work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,384 @@
+#!/usr/bin/python
+
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: resource_slices
+version_added: 0.1.0
+short_description: Publish a pool of devices to Kubernetes as ResourceSlices
+description:
+  - Publishes, updates and removes whole pools of devices in the C(resource.k8s.io) API, for devices that no node driver
+    publishes, such as devices that are reached over a network.
+  - A pool is cut into as few ResourceSlices as the API's limits allow. Only what differs is written. The pool's
+    generation is raised whenever the change would otherwise let the scheduler see a mixture of old and new.
+  - A pool that another publisher owns is refused.
+notes:
+  - The kubelet removes the slices of a driver that has not registered with it from the node. Give O(node_name) only if
+    a driver of that name runs there.
+  - Needs the permissions to get, list, create, update and delete C(resourceslices) in the API group
+    C(resource.k8s.io).
+author:
+  - The dra.accelerators authors (@dra-accelerators)
+extends_documentation_fragment:
+  - dra.accelerators._attributes
+  - dra.accelerators._attributes.actiongroup
+  - dra.accelerators._kubernetes
+attributes:
+  check_mode:
+    support: full
+    details:
+      - With O(validate), the API server judges the changes in check mode as well, by its own dry run.
+  diff_mode:
+    support: full
+  idempotent:
+    support: full
+  platform:
+    platforms: posix
+options:
+  state:
+    description:
+      - V(present) publishes the pool exactly as given. V(absent) removes all its slices.
+    type: str
+    default: present
+    choices:
+      - present
+      - absent
+  driver:
+    description:
+      - The name of the driver whose devices these are, a DNS subdomain in lower case.
+    type: str
+    required: true
+  pool:
+    description:
+      - The name of the pool. Without it, the name of the node in O(node_name).
+    type: str
+  node_name:
+    description:
+      - The node that the devices belong to. For O(state=present), exactly one of O(node_name), O(node_selector) and
+        O(all_nodes) is needed.
+    type: str
+  node_selector:
+    description:
+      - The nodes that can reach the devices, as a Kubernetes node selector with exactly one term.
+    type: dict
+  all_nodes:
+    description:
+      - Whether all nodes can reach the devices.
+    type: bool
+    default: false
+  devices:
+    description:
+      - The devices, in the order in which the scheduler is to try them. An empty list publishes one empty slice, which
+        says that the driver is there and has nothing.
+      - The keys are those of the API's C(Device), or the same in snake case. An attribute can be a plain text, whole
+        number, or truth value, a capacity or counter a plain quantity. Keys that are not listed here are passed on.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      name:
+        description: The name, a DNS label, unique in the pool.
+        type: str
+        required: true
+      attributes:
+        description: The attributes. A version is written as a dictionary with the key C(version).
+        type: dict
+      capacity:
+        description: The capacities, as quantities or as in the API.
+        type: dict
+      consumes_counters:
+        description:
+          - What the device takes of counter sets, a list of dictionaries with C(counter_set) and C(counters).
+        type: list
+        elements: dict
+      taints:
+        description: The taints, as in the API.
+        type: list
+        elements: dict
+      allow_multiple_allocations:
+        description: Whether several claims can share the device.
+        type: bool
+  shared_counters:
+    description:
+      - The counter sets that devices take from, each with C(name) and C(counters).
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      name:
+        description: The name, a DNS label, unique in the pool.
+        type: str
+        required: true
+      counters:
+        description: The counters, as quantities or as in the API.
+        type: dict
+        required: true
+  force:
+    description:
+      - Whether to take over or remove a pool that another publisher owns. If that publisher still runs, the two will
+        overwrite each other's slices.
+    type: bool
+    default: false
+  validate:
+    description:
+      - Whether the API server checks all changes by a dry run before the first one is made, so that nothing is touched
+        if it refuses one of them.
+    type: bool
+    default: true
+seealso:
+  - name: Dynamic Resource Allocation
+    description: What pools, slices and devices are.
+    link: https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
+"""
+
+EXAMPLES = r"""
+- name: Publish two network-attached devices for all nodes
+  dra.accelerators.resource_slices:
+    kubeconfig: /etc/kubernetes/admin.conf
+    driver: fpga.example.com
+    pool: shelf-1
+    all_nodes: true
+    devices:
+      - name: fpga-0
+        attributes:
+          model: VX-2
+          lanes: 8
+          firmware:
+            version: 2.4.1
+        capacity:
+          memory: 16Gi
+      - name: fpga-1
+        attributes:
+          model: VX-2
+          lanes: 8
+          firmware:
+            version: 2.4.1
+        capacity:
+          memory: 16Gi
+
+- name: Publish devices that share a board, for the nodes of one rack
+  dra.accelerators.resource_slices:
+    kubeconfig: /etc/kubernetes/admin.conf
+    driver: fpga.example.com
+    pool: shelf-2
+    node_selector:
+      nodeSelectorTerms:
+        - matchExpressions:
+            - key: topology.example.com/rack
+              operator: In
+              values:
+                - r7
+    shared_counters:
+      - name: board-0
+        counters:
+          regions: 4
+    devices:
+      - name: board-0-half-0
+        consumes_counters:
+          - counter_set: board-0
+            counters:
+              regions: 2
+      - name: board-0-whole
+        consumes_counters:
+          - counter_set: board-0
+            counters:
+              regions: 4
+
+- name: Remove a pool
+  dra.accelerators.resource_slices:
+    kubeconfig: /etc/kubernetes/admin.conf
+    state: absent
+    driver: fpga.example.com
+    pool: shelf-1
+"""
+
+RETURN = r"""
+steps:
+  description: The writes that were done, or would be done in check mode, in order.
+  returned: success, and on failure after the first write
+  type: list
+  elements: dict
+  contains:
+    verb:
+      description: V(create), V(update) or V(delete).
+      type: str
+      returned: success
+      sample: update
+    name:
+      description: The name of the ResourceSlice, or the beginning of it for one yet to be created.
+      type: str
+      returned: success
+      sample: 00000-fpga.example.com-x7k2p
+    devices:
+      description: How many devices the slice holds after the write.
+      type: int
+      returned: success
+      sample: 2
+    counter_sets:
+      description: How many counter sets the slice holds after the write.
+      type: int
+      returned: success
+      sample: 0
+pool:
+  description: The pool after the run, or in check mode as it would be.
+  returned: success
+  type: dict
+  contains:
+    driver:
+      description: The name of the driver.
+      type: str
+      returned: success
+      sample: fpga.example.com
+    name:
+      description: The name of the pool.
+      type: str
+      returned: success
+      sample: shelf-1
+    generation:
+      description: The generation of the pool; 0 if it is absent.
+      type: int
+      returned: success
+      sample: 2
+    slices:
+      description: How many ResourceSlices the pool has.
+      type: int
+      returned: success
+      sample: 1
+    devices:
+      description: How many devices the pool has.
+      type: int
+      returned: success
+      sample: 2
+resource_slices:
+  description: The ResourceSlices of the pool as the API server keeps them.
+  returned: success, outside check mode
+  type: list
+  elements: dict
+  sample:
+    - apiVersion: resource.k8s.io/v1
+      kind: ResourceSlice
+      metadata: {"name": "00000-fpga.example.com-x7k2p"}
+      spec: {"driver": "fpga.example.com", "allNodes": true}
+dropped_fields:
+  description:
+    - Fields that the API server took without keeping them, because a feature gate is off, with the gates that are
+      likely. A warning says the same.
+  returned: success
+  type: list
+  elements: str
+  sample: []
+error_code:
+  description: A stable word for the kind of the error.
+  returned: failure
+  type: str
+  sample: foreign-pool
+status:
+  description: The HTTP status with which the API server refused a request; 0 if it was not reached.
+  returned: failure of a request
+  type: int
+  sample: 403
+reason:
+  description: The API server's own word for the refusal.
+  returned: failure of a request
+  type: str
+  sample: Forbidden
+"""
+
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
+    API_OPTIONS,
+    API_REQUIRED_TOGETHER,
+    Api,
+    connect,
+    served_version,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._module import run
+from ansible_collections.dra.accelerators.plugins.module_utils._pool import (
+    GROUP,
+    VERSIONS,
+    Pools,
+    Published,
+    counter_layout,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._slices import pool_spec
+from ansible_collections.dra.accelerators.plugins.module_utils.core.slices import SEPARATE
+
+
+def argument_spec() -> dict[str, Any]:
+    # What a device may hold is checked with the device's name in the error, and then by the API server.
+    return {
+        **API_OPTIONS,
+        "state": {"type": "str", "default": "present", "choices": ["present", "absent"]},
+        "driver": {"type": "str", "required": True},
+        "pool": {"type": "str"},
+        "node_name": {"type": "str"},
+        "node_selector": {"type": "dict"},
+        "all_nodes": {"type": "bool", "default": False},
+        "devices": {"type": "list", "elements": "dict", "default": []},
+        "shared_counters": {"type": "list", "elements": "dict", "default": []},
+        "force": {"type": "bool", "default": False},
+        "validate": {"type": "bool", "default": True},
+    }
+
+
+CONSTRAINTS: dict[str, Any] = {
+    "required_together": API_REQUIRED_TOGETHER,
+    "required_one_of": [("pool", "node_name")],
+}
+
+
+def result(params: dict[str, Any], pool: str, published: Published) -> dict[str, Any]:
+    """Return what the module says of the pool; pure."""
+    slices = published.after["slices"]
+    return {
+        "changed": bool(published.steps),
+        "steps": list(published.steps),
+        "pool": {
+            "driver": params["driver"],
+            "name": pool,
+            "generation": published.generation,
+            "slices": len(slices),
+            "devices": sum(len(each.get("devices") or ()) for each in slices),
+        },
+        "dropped_fields": list(published.dropped),
+        "diff": {"before": published.before, "after": published.after},
+    }
+
+
+def bring_about(api: Api, params: dict[str, Any], pool: str, *, check_mode: bool) -> dict[str, Any]:
+    """Publish or remove the pool and return the result."""
+    pools = Pools(api, served_version(api, GROUP, VERSIONS))
+    how = {"force": params["force"], "validate": params["validate"], "check_mode": check_mode}
+    if params["state"] == "absent":
+        published = pools.remove(params["driver"], pool, **how)
+    else:
+        published = pools.publish(pool_spec(params, pool, counter_layout(api.request("GET", "/version"))), **how)
+    answer = result(params, pool, published)
+    if not check_mode:
+        answer["resource_slices"] = pools.find(params["driver"], pool)
+    return answer
+
+
+def work(module: AnsibleModule) -> dict[str, Any]:
+    pool = module.params["pool"] or module.params["node_name"]
+    if module.params["state"] == "present":
+        # Wrong input is refused before anything is asked of the API server.
+        pool_spec(module.params, pool, SEPARATE)
+    answer = bring_about(connect(module), module.params, pool, check_mode=module.check_mode)
+    for field in answer["dropped_fields"]:
+        module.warn(f"The API server did not keep {field}.")
+    return answer
+
+
+def main() -> None:
+    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, **CONSTRAINTS), work)
+
+
+if __name__ == "__main__":
+    main()
