@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A client of the Kubernetes API that sends and returns plain JSON over connections that it keeps open.
+
+Typed models are not used on purpose: they drop every field that they do not know, so that an older client would delete
+what a newer server holds, and they cost four times the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import random
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from ..core.errors import AcceleratorError
+from .kubeconfig import Access, InvalidKubeconfig, load_access
+
+LOG = logging.getLogger(__name__)
+Json = dict[str, Any]
+
+REQUEST_SECONDS = 15.0
+# A watch that says nothing for longer than its own time limit plus this has lost its connection.
+WATCH_GRACE_SECONDS = 30.0
+
+
+class ApiUnreachable(AcceleratorError):
+    """The API server did not answer."""
+
+    default_code = "api-unreachable"
+
+
+class ApiError(AcceleratorError):
+    """The API server answered with an error. ``status`` is the HTTP status, ``reason`` Kubernetes' own word."""
+
+    default_code = "api-error"
+
+    def __init__(self, message: str, *, status: int, reason: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class WatchEvent:
+    """One event of a watch: type ADDED, MODIFIED, DELETED or BOOKMARK, and the object."""
+
+    type: str
+    object: Json
+
+
+class ApiClient:
+    """Requests to one API server. All methods raise ApiUnreachable or ApiError. Use it within one event loop."""
+
+    def __init__(self, kubeconfig: str, *, user_agent: str = "dra-accelerators-driver") -> None:
+        self._kubeconfig = kubeconfig
+        self._user_agent = user_agent
+        self._session: aiohttp.ClientSession | None = None
+        self._access: Access | None = None
+        self._fingerprint: tuple[tuple[str, int, int], ...] | None = None
+        self._token = ""
+        self._token_stamp = 0
+        self._gate = asyncio.Lock()
+
+    async def get(self, path: str, params: Mapping[str, str] | None = None) -> Json:
+        """GET an object or a list."""
+        return await self.request("GET", path, params=params)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Any | None = None,
+        content_type: str = "application/json",
+    ) -> Json:
+        """Send one request and return the JSON object of the answer ({} for an empty one)."""
+        session, access = await self._connected()
+        headers = {"Content-Type": content_type} if body is not None else {}
+        self._authorise(access, headers)
+        data = json.dumps(body, separators=(",", ":")).encode() if body is not None else None
+        try:
+            async with session.request(
+                method,
+                access.server + path,
+                params=params,
+                data=data,
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
+                server_hostname=access.server_name or None,
+            ) as response:
+                payload = await response.read()
+                status = response.status
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            raise self._unreachable(access, error) from error
+        if status >= 400:
+            if status == 401:
+                await self.close()
+            raise _error(method, path, status, payload)
+        return _object(payload, path)
+
+    async def watch(
+        self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
+    ) -> AsyncIterator[WatchEvent]:
+        """Yield the changes after ``resource_version`` until the server ends the watch (some minutes).
+
+        An expired resource version raises ApiError with status 410: list again, then watch from there.
+        """
+        session, access = await self._connected()
+        # Many nodes that start together should not come back together.
+        seconds = random.randint(240, 480)  # noqa: S311  no secret is made of it
+        query = {
+            **(params or {}),
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(seconds),
+        }
+        headers: dict[str, str] = {}
+        self._authorise(access, headers)
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=seconds + WATCH_GRACE_SECONDS)
+        try:
+            async with session.get(
+                access.server + path,
+                params=query,
+                headers=headers,
+                timeout=limit,
+                server_hostname=access.server_name or None,
+            ) as response:
+                if response.status >= 400:
+                    raise _error("WATCH", path, response.status, await response.read())
+                async for line in _lines(response.content):
+                    event = _object(line, path)
+                    if event.get("type") == "ERROR":
+                        status = event.get("object", {})
+                        raise ApiError(
+                            f"The watch of {path} ended: {status.get('message', 'no reason given')}",
+                            status=int(status.get("code", 500)),
+                            reason=str(status.get("reason", "")),
+                        )
+                    yield WatchEvent(type=str(event.get("type")), object=event.get("object", {}))
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            raise self._unreachable(access, error) from error
+
+    async def close(self) -> None:
+        """Close all connections. The next request opens new ones with freshly read credentials."""
+        session, self._session = self._session, None
+        self._access = None
+        if session is not None:
+            await session.close()
+
+    async def _connected(self) -> tuple[aiohttp.ClientSession, Access]:
+        if self._session is not None and self._access is not None:
+            return self._session, self._access
+        async with self._gate:
+            if self._session is None or self._access is None:
+                access = await asyncio.to_thread(load_access, self._kubeconfig)
+                context = access.ssl_context()
+                self._session = aiohttp.ClientSession(
+                    connector=aiohttp.TCPConnector(
+                        limit=64, keepalive_timeout=120, ssl=context if context is not None else True
+                    ),
+                    headers={"User-Agent": self._user_agent, "Accept": "application/json"},
+                    trust_env=False,
+                )
+                self._access = access
+                self._fingerprint = access.fingerprint()
+                self._token_stamp = 0
+            return self._session, self._access
+
+    async def reload_if_changed(self) -> bool:
+        """Open new connections if the kubeconfig or a file that it names has changed; return whether it has."""
+        access = self._access
+        if access is None or access.fingerprint() == self._fingerprint:
+            return False
+        await self.close()
+        return True
+
+    def _authorise(self, access: Access, headers: dict[str, str]) -> None:
+        token = access.token
+        if access.token_file:
+            with contextlib.suppress(OSError):
+                stamp = Path(access.token_file).stat().st_mtime_ns
+                if stamp != self._token_stamp:
+                    self._token = Path(access.token_file).read_text(encoding="utf-8").strip()
+                    self._token_stamp = stamp
+            token = self._token
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+
+    @staticmethod
+    def _unreachable(access: Access, error: BaseException) -> ApiUnreachable:
+        reason = str(error) or type(error).__name__
+        return ApiUnreachable(
+            f"The API server {access.server} did not answer: {reason}",
+            hint="Check that it runs, that this node reaches it and that the kubeconfig names it rightly.",
+        )
+
+
+async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    # StreamReader.readline refuses lines beyond its buffer; a slice of 128 devices is one long line.
+    buffer = bytearray()
+    async for chunk in stream.iter_any():
+        buffer += chunk
+        while (end := buffer.find(b"\n")) >= 0:
+            line = bytes(buffer[:end])
+            del buffer[: end + 1]
+            if line.strip():
+                yield line
+
+
+def _object(payload: bytes, path: str) -> Json:
+    if not payload.strip():
+        return {}
+    try:
+        value = json.loads(payload)
+    except ValueError as error:
+        raise ApiError(f"The API server's answer for {path} is not JSON: {error}", status=502) from error
+    if not isinstance(value, dict):
+        raise ApiError(f"The API server's answer for {path} is not a JSON object", status=502)
+    return value
+
+
+def _error(method: str, path: str, status: int, payload: bytes) -> ApiError:
+    message, reason = payload[:300].decode(errors="replace").strip(), ""
+    with contextlib.suppress(ValueError, AttributeError):
+        document = json.loads(payload)
+        message, reason = str(document.get("message") or message), str(document.get("reason") or "")
+    hints = {
+        401: "The credentials in the kubeconfig are not accepted; run the dra_driver role to renew them.",
+        403: "The driver's identity lacks a right; run the dra_driver role, which grants what is needed.",
+    }
+    return ApiError(
+        f"{method} {path} was answered with {status}: {message}",
+        status=status,
+        reason=reason,
+        hint=hints.get(status, ""),
+    )
+
+
+__all__ = ["ApiClient", "ApiError", "ApiUnreachable", "InvalidKubeconfig", "Json", "WatchEvent"]

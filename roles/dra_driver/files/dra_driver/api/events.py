@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Kubernetes Events on claims and on the node: what went wrong and what to do, said often enough and not too often."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Callable
+
+from ..core.errors import AcceleratorError
+from .client import ApiClient, Json
+
+LOG = logging.getLogger(__name__)
+
+# The same Event of the same object is repeated (as a raised count) at most this often.
+REPEAT_SECONDS = 300.0
+# A node that fails all its claims may write this many Events at once and then one per REFILL_SECONDS.
+BURST = 25
+REFILL_SECONDS = 5.0
+REMEMBERED = 512
+MESSAGE_LIMIT = 1024
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The object that an Event is about. ``namespace`` is "" for a cluster-scoped one."""
+
+    kind: str
+    api_version: str
+    name: str
+    uid: str = ""
+    namespace: str = ""
+
+
+@dataclass
+class _Written:
+    name: str
+    namespace: str
+    count: int
+    at: float
+
+
+class EventRecorder:
+    """Writes Events in the background. Failing to write one is logged and never disturbs the work it speaks of."""
+
+    def __init__(
+        self, api: ApiClient, *, component: str, node_name: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._api = api
+        self._component = component
+        self._node_name = node_name
+        self._clock = clock
+        self._written: OrderedDict[tuple[str, str, str, str], _Written] = OrderedDict()
+        self._tokens = float(BURST)
+        self._refilled = clock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def warning(self, subject: Subject, reason: str, message: str, *, action: str) -> None:
+        """Write a Warning. ``reason`` and ``action`` are UpperCamelCase words for programs."""
+        self._emit("Warning", subject, reason, message, action)
+
+    def normal(self, subject: Subject, reason: str, message: str, *, action: str) -> None:
+        """Write a Normal Event."""
+        self._emit("Normal", subject, reason, message, action)
+
+    async def close(self) -> None:
+        """Wait a moment for Events under way, then give up on them."""
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=2)
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    def _emit(self, kind: str, subject: Subject, reason: str, message: str, action: str) -> None:
+        message = message if len(message) <= MESSAGE_LIMIT else message[: MESSAGE_LIMIT - 3] + "..."
+        key = (subject.uid or subject.name, kind, reason, message)
+        now = self._clock()
+        former = self._written.get(key)
+        if former is not None and now - former.at < REPEAT_SECONDS:
+            return
+        if not self._take_token(now):
+            return
+        if former is None:
+            former = self._written[key] = _Written("", subject.namespace or "default", 0, now)
+            while len(self._written) > REMEMBERED:
+                self._written.popitem(last=False)
+        former.at = now
+        former.count += 1
+        task = asyncio.get_running_loop().create_task(self._write(former, kind, subject, reason, message, action))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _take_token(self, now: float) -> bool:
+        self._tokens = min(float(BURST), self._tokens + (now - self._refilled) / REFILL_SECONDS)
+        self._refilled = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    async def _write(
+        self, written: _Written, kind: str, subject: Subject, reason: str, message: str, action: str
+    ) -> None:
+        path = f"/api/v1/namespaces/{written.namespace}/events"
+        stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        try:
+            if written.name:
+                await self._api.request(
+                    "PATCH",
+                    f"{path}/{written.name}",
+                    body={"count": written.count, "lastTimestamp": stamp},
+                    content_type="application/merge-patch+json",
+                )
+                return
+            answer = await self._api.request(
+                "POST", path, body=self._body(written, kind, subject, reason, message, action, stamp)
+            )
+            written.name = str(answer.get("metadata", {}).get("name", ""))
+        except AcceleratorError as error:
+            LOG.warning("an Event could not be written: %s", error)
+
+    def _body(
+        self,
+        written: _Written,
+        kind: str,
+        subject: Subject,
+        reason: str,
+        message: str,
+        action: str,
+        stamp: str,
+    ) -> Json:
+        involved: dict[str, str | None] = {
+            "kind": subject.kind,
+            "apiVersion": subject.api_version,
+            "name": subject.name,
+            "namespace": subject.namespace,
+            "uid": subject.uid,
+        }
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{subject.name[:200]}.", "namespace": written.namespace},
+            "involvedObject": {name: value for name, value in involved.items() if value},
+            "type": kind,
+            "reason": reason,
+            "message": message,
+            "action": action,
+            "count": 1,
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "source": {"component": self._component, "host": self._node_name},
+            "reportingComponent": self._component,
+            "reportingInstance": self._node_name,
+        }

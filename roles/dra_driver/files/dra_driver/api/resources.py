@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""ResourceClaims and ResourceSlices at the API server, in whichever version it serves.
+
+v1 is spoken where it is served (1.34 and later). v1beta2 has the same form; v1beta1 wraps what a device holds in
+``basic``, which the two conversions here put on and take off, so that everything else knows v1 alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from ..core.errors import AcceleratorError
+from .client import ApiClient, ApiError, Json, WatchEvent
+
+LOG = logging.getLogger(__name__)
+
+GROUP = "resource.k8s.io"
+VERSIONS = ("v1", "v1beta2", "v1beta1")
+
+
+class ResourceApiMissing(AcceleratorError):
+    """The cluster does not serve dynamic resource allocation."""
+
+    default_code = "resource-api-missing"
+
+
+class ResourceApi:
+    """The resource.k8s.io group of one cluster. All methods raise ApiError, ApiUnreachable or ResourceApiMissing."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self.client = client
+        self._version: str | None = None
+
+    async def version(self) -> str:
+        """Return the newest version of the group that both sides know, asked for once until forget()."""
+        if self._version is None:
+            try:
+                group = await self.client.get(f"/apis/{GROUP}")
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+                group = {}
+            served = {entry.get("version") for entry in group.get("versions", ())}
+            self._version = next((version for version in VERSIONS if version in served), None)
+            if self._version is None:
+                raise ResourceApiMissing(
+                    f"The API server serves no version of {GROUP} that this driver knows ({', '.join(VERSIONS)})",
+                    hint="Kubernetes 1.34 and later serve v1; 1.32 and 1.33 need the feature gate "
+                    "DynamicResourceAllocation and --runtime-config=resource.k8s.io/v1beta1=true.",
+                )
+        return self._version
+
+    def forget(self) -> None:
+        """Ask again for the version: the cluster may have been upgraded."""
+        self._version = None
+
+    async def server_version(self) -> tuple[int, int]:
+        """Return the server's major and minor version."""
+        answer = await self.client.get("/version")
+        numbers = [re.match(r"\d+", str(answer.get(key, ""))) for key in ("major", "minor")]
+        if numbers[0] is None or numbers[1] is None:
+            raise ApiError(f"The API server's version is {answer!r}; expected major and minor numbers", status=502)
+        return int(numbers[0].group()), int(numbers[1].group())
+
+    async def claim(self, namespace: str, name: str) -> Json:
+        """Return one ResourceClaim. Only its metadata and status are used, which are the same in all versions."""
+        version = await self.version()
+        return await self.client.get(f"/apis/{GROUP}/{version}/namespaces/{namespace}/resourceclaims/{name}")
+
+    async def list_slices(self, driver: str, node_name: str) -> tuple[list[Json], str]:
+        """Return a node's slices of one driver, in v1 form, and the resource version to watch from."""
+        answer = await self.client.get(await self._slices_path(), params=_selector(driver, node_name))
+        items = [slice_from_version(item, await self.version()) for item in answer.get("items") or ()]
+        return items, str(answer.get("metadata", {}).get("resourceVersion", ""))
+
+    async def watch_slices(self, driver: str, node_name: str, resource_version: str) -> AsyncIterator[WatchEvent]:
+        """Yield changes of a node's slices of one driver, in v1 form."""
+        version = await self.version()
+        path = await self._slices_path()
+        async for event in self.client.watch(
+            path, resource_version=resource_version, params=_selector(driver, node_name)
+        ):
+            yield WatchEvent(type=event.type, object=slice_from_version(event.object, version))
+
+    async def create_slice(self, body: Mapping[str, Any]) -> Json:
+        """Create a slice given in v1 form and return what the server made of it."""
+        version = await self.version()
+        answer = await self.client.request("POST", await self._slices_path(), body=slice_to_version(body, version))
+        return slice_from_version(answer, version)
+
+    async def update_slice(self, name: str, body: Mapping[str, Any]) -> Json:
+        """Replace a slice given in v1 form, resource version included, and return what the server made of it."""
+        version = await self.version()
+        path = f"{await self._slices_path()}/{name}"
+        answer = await self.client.request("PUT", path, body=slice_to_version(body, version))
+        return slice_from_version(answer, version)
+
+    async def delete_slice(self, name: str, preconditions: Mapping[str, str] | None = None) -> None:
+        """Delete a slice; one that is not there is deleted already."""
+        body: Json = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if preconditions:
+            body["preconditions"] = dict(preconditions)
+        try:
+            await self.client.request("DELETE", f"{await self._slices_path()}/{name}", body=body)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    async def _slices_path(self) -> str:
+        return f"/apis/{GROUP}/{await self.version()}/resourceslices"
+
+
+def _selector(driver: str, node_name: str) -> dict[str, str]:
+    return {"fieldSelector": f"spec.driver={driver},spec.nodeName={node_name}"}
+
+
+def slice_to_version(body: Mapping[str, Any], version: str) -> Json:
+    """Return a slice given in v1 form in the form of another version."""
+    result = {**body, "apiVersion": f"{GROUP}/{version}"}
+    if version == "v1beta1" and "devices" in result.get("spec", {}):
+        devices = [
+            {"name": device["name"], "basic": {key: value for key, value in device.items() if key != "name"}}
+            for device in result["spec"]["devices"] or ()
+        ]
+        result["spec"] = {**result["spec"], "devices": devices}
+    return result
+
+
+def slice_from_version(body: Mapping[str, Any], version: str) -> Json:
+    """Return a slice in v1 form."""
+    result = {**body, "apiVersion": f"{GROUP}/v1"}
+    if version == "v1beta1" and result.get("spec", {}).get("devices"):
+        devices = [{"name": device["name"], **(device.get("basic") or {})} for device in result["spec"]["devices"]]
+        result["spec"] = {**result["spec"], "devices": devices}
+    return result

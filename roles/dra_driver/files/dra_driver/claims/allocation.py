@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A ResourceClaim as the API server has it, read into what the driver has to prepare.
+
+Facts: resource.k8s.io/v1 types; ``status.allocation`` has the same form in v1beta1 and v1beta2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.errors import AcceleratorError
+from .records import ClaimReference
+
+FROM_CLASS = "FromClass"
+FROM_CLAIM = "FromClaim"
+
+
+class ClaimError(AcceleratorError):
+    """A claim cannot be prepared as it is."""
+
+    default_code = "claim-refused"
+
+
+@dataclass(frozen=True)
+class OpaqueConfig:
+    """One configuration for this driver. ``requests`` empty means all requests. ``source`` is FromClass or FromClaim."""
+
+    source: str
+    requests: tuple[str, ...]
+    parameters: Mapping[str, Any]
+
+    def applies_to(self, request: str) -> bool:
+        """Whether it is meant for a request, given as ``request`` or ``request/subrequest``."""
+        return not self.requests or request in self.requests or request.partition("/")[0] in self.requests
+
+
+@dataclass(frozen=True)
+class AllocatedDevice:
+    """One device of the allocation. ``configs`` go from lowest to highest precedence."""
+
+    request: str
+    pool: str
+    device: str
+    share_id: str
+    admin: bool
+    configs: tuple[OpaqueConfig, ...]
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What one claim was given of this driver's devices."""
+
+    claim: ClaimReference
+    devices: tuple[AllocatedDevice, ...]
+
+
+def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, driver: str) -> Allocation:
+    """Read a claim's allocation. Results and configs of other drivers are left out.
+
+    Raises ClaimError when the claim is not the one that the kubelet means, is not allocated, or cannot be read.
+    """
+    uid = claim.get("metadata", {}).get("uid", "")
+    if uid != reference.uid:
+        raise ClaimError(
+            f"Claim {reference.describe()} was replaced: the kubelet asks for UID {reference.uid}, the API server has {uid}",
+            hint="Delete the pod, so that it is scheduled with the new claim.",
+            code="claim-replaced",
+        )
+    allocation = (claim.get("status") or {}).get("allocation")
+    if not allocation:
+        raise ClaimError(
+            f"Claim {reference.describe()} is not allocated",
+            hint="The scheduler allocates it with the pod; delete the pod if it was bound to this node by hand.",
+            code="claim-not-allocated",
+        )
+    content = allocation.get("devices") or {}
+    try:
+        configs = _configs(content.get("config") or (), driver, reference)
+        devices = tuple(
+            AllocatedDevice(
+                request=str(result["request"]),
+                pool=str(result["pool"]),
+                device=str(result["device"]),
+                share_id=str(result.get("shareID") or ""),
+                admin=bool(result.get("adminAccess")),
+                configs=tuple(config for config in configs if config.applies_to(str(result["request"]))),
+            )
+            for result in content.get("results") or ()
+            if result["driver"] == driver
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ClaimError(f"The allocation of claim {reference.describe()} cannot be read: {error!r}") from error
+    return Allocation(claim=reference, devices=devices)
+
+
+def _configs(entries: Sequence[Mapping[str, Any]], driver: str, reference: ClaimReference) -> tuple[OpaqueConfig, ...]:
+    found: dict[str, list[OpaqueConfig]] = {FROM_CLASS: [], FROM_CLAIM: []}
+    for entry in entries:
+        source = str(entry.get("source") or FROM_CLAIM)
+        opaque = entry.get("opaque")
+        if source not in found or not opaque:
+            raise ClaimError(
+                f"Claim {reference.describe()} has a configuration from {source} that is not opaque",
+                hint="This driver knows opaque configurations from a class or a claim; upgrade it for newer kinds.",
+                code="config-refused",
+            )
+        if opaque["driver"] != driver:
+            continue
+        parameters = opaque.get("parameters")
+        if not isinstance(parameters, dict):
+            raise ClaimError(
+                f"The configuration for {driver} in claim {reference.describe()} is {parameters!r}; expected an object",
+                code="config-refused",
+            )
+        requests = tuple(str(request) for request in entry.get("requests") or ())
+        found[source].append(OpaqueConfig(source=source, requests=requests, parameters=parameters))
+    return (*found[FROM_CLASS], *found[FROM_CLAIM])
+
+
+def allocated_here(claim: Mapping[str, Any], uid: str, driver: str, pool: str) -> bool:
+    """Whether a claim read from the API is still this one and still holds devices of this driver and pool."""
+    if claim.get("metadata", {}).get("uid") != uid:
+        return False
+    content = ((claim.get("status") or {}).get("allocation") or {}).get("devices") or {}
+    return any(result.get("driver") == driver and result.get("pool") == pool for result in content.get("results") or ())

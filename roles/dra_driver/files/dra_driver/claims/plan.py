@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What preparing or unpreparing a claim means, decided from facts alone: no hardware, no file, no clock is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from ..core.errors import InUse
+from ..core.model import Device, Offer, Partition
+from ..core.prepared import PREPARING
+from .allocation import AllocatedDevice, Allocation, ClaimError
+from .opaque import check_configs
+from .records import DEVICE, PARTITION, ClaimRecord, DeviceRecord
+
+# In the store's meta table, with the device's UUID behind it: the driver has switched partitioning on, and switches it
+# off again with the last partition. The value is the boot id.
+PARTITIONING_KEY = "partitioning-enabled:"
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What this node publishes: its pool, the offers by name and the devices that the driver partitions on demand."""
+
+    pool: str
+    offers: Mapping[str, Offer]
+    dynamic: frozenset[str]
+
+
+@dataclass(frozen=True)
+class ModeChange:
+    """Partitioning of one device is switched on or off."""
+
+    device_uuid: str
+    enabled: bool
+
+
+@dataclass(frozen=True)
+class Destruction:
+    """A partition of ours to destroy: on which device and by which number it is known now."""
+
+    device_uuid: str
+    instance_id: int
+    description: str
+
+
+@dataclass(frozen=True)
+class PreparePlan:
+    """How to prepare one claim.
+
+    ``record`` is written first; then remains of ours are destroyed, modes change, and what is to be created is.
+    """
+
+    record: ClaimRecord
+    mode_changes: tuple[ModeChange, ...] = ()
+    destructions: tuple[Destruction, ...] = ()
+
+    @property
+    def creates(self) -> tuple[DeviceRecord, ...]:
+        """The devices whose partition has to be made."""
+        return tuple(device for device in self.record.devices if device.created and device.partition_uuid is None)
+
+
+@dataclass(frozen=True)
+class UndoPlan:
+    """How to take back what was done for a claim, wholly or half-way done.
+
+    ``mode_changes`` are tried after the destructions and may fail without harm: a later unprepare tries again.
+    """
+
+    destructions: tuple[Destruction, ...] = ()
+    mode_changes: tuple[ModeChange, ...] = ()
+
+
+def offers_of(allocation: Allocation, inventory: Inventory) -> Mapping[str, Offer]:
+    """Return the offer of each allocated device by name. Raises ClaimError for a device that this node has not."""
+    found = {}
+    for device in allocation.devices:
+        if device.pool != inventory.pool:
+            raise ClaimError(
+                f"Claim {allocation.claim.describe()} holds device {device.device} of pool {device.pool}; this node's "
+                f"pool is {inventory.pool}",
+                hint="The pod belongs on the node that publishes that pool.",
+                code="foreign-pool",
+            )
+        offer = inventory.offers.get(device.device)
+        if offer is None:
+            raise ClaimError(
+                f"Claim {allocation.claim.describe()} holds device {device.device}, which this node no longer has",
+                hint="A layout change or a lost device took it away after scheduling. Delete the pod, so that the "
+                "claim is allocated anew.",
+                code="device-gone",
+            )
+        found[device.device] = offer
+    return found
+
+
+def plan_prepare(
+    allocation: Allocation,
+    inventory: Inventory,
+    devices: Mapping[str, Device],
+    records: Mapping[str, ClaimRecord],
+    *,
+    vendor: str,
+    cdi_kind: str,
+    boot_id: str,
+    now: float,
+) -> PreparePlan:
+    """Decide how to prepare a claim.
+
+    ``devices`` are fresh facts of the physical devices by UUID, ``records`` all claims in the store; a half-prepared
+    record of the same claim has been undone before. Raises ClaimError or InUse, naming the device and what is in the way.
+    """
+    offers = offers_of(allocation, inventory)
+    others = [record for record in records.values() if record.uid != allocation.claim.uid]
+    planned: list[DeviceRecord] = []
+    modes: dict[str, ModeChange] = {}
+    for allocated in allocation.devices:
+        offer = offers[allocated.device]
+        check_configs(vendor, allocated.configs, request=allocated.request, device_kind=offer.kind)
+        entry = _entry(allocated, offer, cdi_kind=cdi_kind, claim_uid=allocation.claim.uid)
+        for record in others:
+            for held in record.devices:
+                if _conflict(entry, held):
+                    raise InUse(
+                        f"Device {entry.name} of claim {allocation.claim.describe()} is still prepared for claim "
+                        f"{record.describe()} (UID {record.uid}, device {held.name})",
+                        claims=(record.describe(),),
+                        hint="It is freed when the last pod that uses that claim has ended on this node.",
+                    )
+        for held in planned:
+            if _conflict(entry, held):
+                raise ClaimError(
+                    f"Claim {allocation.claim.describe()} holds {entry.name} and {held.name}, which overlap",
+                    hint="Allocate the claim anew.",
+                    code="overlap",
+                )
+        device = devices[offer.device_uuid]
+        dynamic = offer.device_uuid in inventory.dynamic
+        entry, mode = _settle(entry, offer, device, dynamic)
+        if mode is not None:
+            modes[device.uuid] = mode
+        planned.append(entry)
+    record = ClaimRecord(
+        uid=allocation.claim.uid,
+        namespace=allocation.claim.namespace,
+        name=allocation.claim.name,
+        state=PREPARING,
+        boot_id=boot_id,
+        created_at=now,
+        devices=tuple(planned),
+    )
+    return PreparePlan(record=record, mode_changes=tuple(modes.values()))
+
+
+def _entry(allocated: AllocatedDevice, offer: Offer, *, cdi_kind: str, claim_uid: str) -> DeviceRecord:
+    return DeviceRecord(
+        request=allocated.request,
+        pool=allocated.pool,
+        name=allocated.device,
+        device_uuid=offer.device_uuid,
+        kind=offer.kind,
+        profile=offer.profile,
+        profile_id=offer.profile_id,
+        placement_start=offer.placement.start if offer.placement else None,
+        placement_size=offer.placement.size if offer.placement else None,
+        partition_uuid=offer.partition_uuid,
+        share_id=allocated.share_id,
+        admin=allocated.admin,
+        cdi_id=f"{cdi_kind}={claim_uid}-{offer.name}",
+    )
+
+
+def _conflict(one: DeviceRecord, other: DeviceRecord) -> bool:
+    if one.admin or other.admin or one.device_uuid != other.device_uuid:
+        return False
+    if one.name == other.name:
+        return not (one.share_id and other.share_id and one.share_id != other.share_id)
+    mine, theirs = one.placement, other.placement
+    return mine is None or theirs is None or mine.overlaps(theirs)
+
+
+def _settle(entry: DeviceRecord, offer: Offer, device: Device, dynamic: bool) -> tuple[DeviceRecord, ModeChange | None]:
+    """Hold one planned device against what the hardware is now."""
+    if offer.kind == DEVICE:
+        return entry, _whole(entry, device, dynamic)
+    existing = _partition_at(device, entry.key)
+    if existing is not None and existing.uuid and (not offer.dynamic or entry.admin):
+        return replace(entry, partition_uuid=existing.uuid, instance_id=existing.instance_id), None
+    if not offer.dynamic or entry.admin:
+        raise ClaimError(
+            f"Partition {entry.name} does not exist on {device.describe()}",
+            hint="Apply the node's layout again. An administrator's claim reaches partitions that exist, it makes none.",
+            code="partition-gone",
+        )
+    blocker = next((held for held in device.partitions if _overlaps(entry, held)), None)
+    if blocker is not None:
+        raise InUse(
+            f"The place of {entry.name} on {device.describe()} is taken by {blocker.describe()}, which this driver did "
+            "not make",
+            pids=[process.pid for process in blocker.processes],
+            hint="Remove it, or delete the pod so that the claim is allocated elsewhere.",
+        )
+    if device.partitioning.enabled:
+        return replace(entry, created=True), None
+    if not device.partitioning.supported or device.partitioning.needs_reset:
+        raise ClaimError(
+            f"Partitioning is off on {device.describe()} and cannot be switched on while the node is in use",
+            hint="Give the device mode static or dynamic in the layout and apply it; this board needs a reset for it.",
+            code="partitioning-off",
+        )
+    return replace(entry, created=True), ModeChange(device.uuid, enabled=True)
+
+
+def _whole(entry: DeviceRecord, device: Device, dynamic: bool) -> ModeChange | None:
+    if not device.partitioning.enabled or entry.admin:
+        return None
+    if device.partitions:
+        raise InUse(
+            f"{entry.name} cannot be given whole: {device.describe()} holds "
+            + ", ".join(partition.describe() for partition in device.partitions),
+            pids=[process.pid for partition in device.partitions for process in partition.processes],
+            hint="Remove the partitions, or delete the pod so that the claim is allocated elsewhere.",
+        )
+    if not dynamic or device.partitioning.needs_reset:
+        raise ClaimError(
+            f"{entry.name} cannot be given whole: partitioning is on for {device.describe()}",
+            hint="Give the device mode whole in the layout and apply it.",
+            code="partitioning-on",
+        )
+    return ModeChange(device.uuid, enabled=False)
+
+
+def _destruction(device_uuid: str, partition: Partition) -> Destruction:
+    return Destruction(device_uuid, partition.instance_id, f"{partition.describe()} on {device_uuid}")
+
+
+def _partition_at(device: Device, key: tuple[int, int, int] | None) -> Partition | None:
+    return next((partition for partition in device.partitions if partition.key == key), None)
+
+
+def _overlaps(entry: DeviceRecord, partition: Partition) -> bool:
+    return entry.placement is not None and entry.placement.overlaps(partition.placement)
+
+
+def plan_restore(record: ClaimRecord, devices: Mapping[str, Device], dynamic: Collection[str]) -> PreparePlan:
+    """Decide how to make a prepared claim's devices exist again after a reboot or an accident.
+
+    Returned is the record as it will be written, with the partitions that are there now and those to be made. Devices
+    with a partition_uuid exist; those that are ``created`` and have none are to be made. Raises ClaimError or InUse.
+    """
+    settled: list[DeviceRecord] = []
+    modes: dict[str, ModeChange] = {}
+    remains: list[Destruction] = []
+    for held in record.devices:
+        device = devices.get(held.device_uuid)
+        if device is None:
+            raise ClaimError(
+                f"Claim {record.describe()} holds {held.name}, and device {held.device_uuid} is not on this node",
+                hint="The device was lost or replaced. Delete the pod, so that the claim is allocated anew.",
+                code="device-gone",
+            )
+        existing = _partition_at(device, held.key) if held.kind == PARTITION else None
+        if existing is not None and existing.uuid:
+            settled.append(replace(held, partition_uuid=existing.uuid, instance_id=existing.instance_id))
+            continue
+        if existing is not None and held.created:
+            # Killed while it was being made: it has no handle and never will have.
+            remains.append(_destruction(held.device_uuid, existing))
+            left = tuple(partition for partition in device.partitions if partition is not existing)
+            device = replace(device, partitions=left)
+        blank = replace(held, partition_uuid=None, instance_id=None, created=False)
+        offer = Offer(
+            name=held.name,
+            kind=held.kind,
+            device_uuid=held.device_uuid,
+            dynamic=held.created,
+            profile=held.profile,
+            profile_id=held.profile_id,
+            placement=held.placement,
+            partition_uuid=None,
+            attributes={},
+            capacities={},
+        )
+        entry, mode = _settle(blank, offer, device, device.uuid in dynamic)
+        if mode is not None:
+            modes[device.uuid] = mode
+        settled.append(entry)
+    return PreparePlan(
+        record=replace(record, devices=tuple(settled)),
+        mode_changes=tuple(modes.values()),
+        destructions=tuple(remains),
+    )
+
+
+def restore_is_needed(plan: PreparePlan, record: ClaimRecord) -> bool:
+    """Whether a restore plan changes anything but the boot id."""
+    return bool(plan.mode_changes or plan.destructions) or plan.record.devices != record.devices
+
+
+def plan_undo(record: ClaimRecord, devices: Mapping[str, Device], meta: Mapping[str, str]) -> UndoPlan:
+    """Decide how to take back a claim from what is stored of it.
+
+    Only partitions that the record says the driver made are destroyed, wherever they are now; a partition that is not
+    there needs nothing. Where the driver had switched partitioning on and nothing else remains, it goes off again.
+    """
+    destructions: list[Destruction] = []
+    doomed: set[tuple[str, int]] = set()
+    for held in record.devices:
+        device = devices.get(held.device_uuid)
+        existing = _partition_at(device, held.key) if device is not None and held.created else None
+        if existing is not None:
+            doomed.add((held.device_uuid, existing.instance_id))
+            destructions.append(_destruction(held.device_uuid, existing))
+    modes = [
+        ModeChange(uuid, enabled=False)
+        for uuid in record.device_uuids
+        if uuid in devices and mode_goes_off(devices[uuid], meta, doomed)
+    ]
+    return UndoPlan(destructions=tuple(destructions), mode_changes=tuple(modes))
+
+
+def mode_goes_off(device: Device, meta: Mapping[str, str], doomed: Collection[tuple[str, int]] = ()) -> bool:
+    """Whether the driver switches partitioning off: it had switched it on, and no partition but doomed ones is left."""
+    left = [partition for partition in device.partitions if (device.uuid, partition.instance_id) not in doomed]
+    return f"{PARTITIONING_KEY}{device.uuid}" in meta and device.partitioning.enabled and not left

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What to do about claims when the driver starts, decided from the store, the CDI folder, the hardware and the API.
+
+Every claim ends prepared or cleanly gone. First, without the API server: what was being prepared is undone (the kubelet
+asks again), what was prepared exists again, also after a reboot, and CDI files of no claim are removed. Later, when the
+API server answers: claims that are gone from it or have lost this node's devices are undone, unless processes use them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from ..core.cdi import list_specs, spec_path
+from ..core.errors import AcceleratorError
+from ..core.model import Device
+from ..core.system import System
+from .plan import PARTITIONING_KEY, ModeChange, mode_goes_off, plan_restore, restore_is_needed
+from .records import ANNOTATION, ClaimRecord, record_of_document
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RecoveryPlan:
+    """What to do at start, in this order.
+
+    ``undo`` and ``restore`` are UIDs of claims, ``stale_files`` UIDs whose CDI file belongs to no claim, and
+    ``mode_changes`` devices on which the driver left partitioning on with nothing on them.
+    """
+
+    undo: tuple[str, ...]
+    restore: tuple[str, ...]
+    stale_files: tuple[str, ...]
+    mode_changes: tuple[ModeChange, ...]
+
+
+def plan_recovery(
+    records: Mapping[str, ClaimRecord],
+    cdi_uids: Collection[str],
+    devices: Mapping[str, Device],
+    meta: Mapping[str, str],
+    *,
+    dynamic: Collection[str],
+    boot_id: str,
+) -> RecoveryPlan:
+    """Compare what is stored with what is there."""
+    undo, restore = [], []
+    for record in sorted(records.values(), key=lambda record: record.created_at):
+        if not record.prepared:
+            undo.append(record.uid)
+        elif _needs_restore(record, cdi_uids, devices, dynamic, boot_id):
+            restore.append(record.uid)
+    in_use = {uuid for record in records.values() if record.prepared for uuid in record.device_uuids}
+    modes = [
+        ModeChange(uuid, enabled=False)
+        for uuid, device in devices.items()
+        if uuid not in in_use and uuid not in _touched(records, undo) and mode_goes_off(device, meta)
+    ]
+    return RecoveryPlan(
+        undo=tuple(undo),
+        restore=tuple(restore),
+        stale_files=tuple(sorted(set(cdi_uids) - set(records))),
+        mode_changes=tuple(modes),
+    )
+
+
+def _touched(records: Mapping[str, ClaimRecord], uids: Iterable[str]) -> set[str]:
+    return {uuid for uid in uids for uuid in records[uid].device_uuids}
+
+
+def _needs_restore(
+    record: ClaimRecord,
+    cdi_uids: Collection[str],
+    devices: Mapping[str, Device],
+    dynamic: Collection[str],
+    boot_id: str,
+) -> bool:
+    if record.boot_id != boot_id or (record.devices and record.uid not in cdi_uids):
+        return True
+    try:
+        return restore_is_needed(plan_restore(record, devices, dynamic), record)
+    except AcceleratorError:
+        return True  # the attempt to restore says why, and the claim is marked
+
+
+def stale_marks(devices: Mapping[str, Device], meta: Mapping[str, str]) -> dict[str, None]:
+    """Return the marks "the driver switched partitioning on" of devices where it is off, as changes of the meta table."""
+    return {
+        f"{PARTITIONING_KEY}{uuid}": None
+        for uuid, device in devices.items()
+        if f"{PARTITIONING_KEY}{uuid}" in meta and not device.partitioning.enabled
+    }
+
+
+def droppable(record: ClaimRecord, devices: Mapping[str, Device]) -> bool:
+    """Whether nothing uses the devices of a claim that is gone from the API.
+
+    The kubelet unprepares a claim when its pod has ended, unless it has forgotten it; processes on the claim's devices
+    show that a pod has not ended.
+    """
+    for held in record.devices:
+        device = devices.get(held.device_uuid)
+        if device is None:
+            continue
+        if held.key is None and device.processes:
+            return False
+        if any(partition.key == held.key and partition.processes for partition in device.partitions):
+            return False
+    return True
+
+
+def records_in_files(system: System, directory: str, kind: str) -> tuple[ClaimRecord, ...]:
+    """Read the claims' records back out of their CDI files; a file without one is logged and passed over."""
+    found = []
+    for uid in list_specs(system, directory, kind):
+        path = spec_path(directory, kind, uid)
+        try:
+            document = json.loads(system.read_text(path))
+            record = record_of_document(document["annotations"][ANNOTATION])
+            if record.uid != uid:
+                raise ValueError(f"it speaks of claim {record.uid}")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            LOG.warning("the CDI file %s tells nothing about its claim (%s)", path, error)
+            continue
+        found.append(record)
+    return tuple(found)

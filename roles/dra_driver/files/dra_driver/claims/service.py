@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Prepares and unprepares claims: the order of things, the locks, and what the kubelet is told.
+
+Prepare of one claim: fetch it, decide, write *preparing*, change the hardware, write the CDI file, write *prepared*.
+Claims of different physical devices run side by side. An operation that has begun runs to its end even if the kubelet
+stops waiting; its next call then finds the result. Facts: the kubelet gives up after 45 seconds and calls again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Callable, Protocol, TypeVar
+
+from ..core.errors import AcceleratorError, BackendUnavailable
+from ..core.model import Device
+from ..logs import fields, operation
+from ..metrics import Metrics, Stopwatch
+from .allocation import ClaimError, decode_allocation
+from .execute import Hands
+from .locks import NamedLocks
+from .plan import (
+    PARTITIONING_KEY,
+    Inventory,
+    PreparePlan,
+    mode_goes_off,
+    offers_of,
+    plan_prepare,
+    plan_restore,
+    plan_undo,
+)
+from .records import ClaimRecord, ClaimReference
+from .store import Change, Store
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# The kubelet's limit is 45 s; an answer that says what is going on is better than none.
+ANSWER_SECONDS = 40.0
+# How long a call waits for a driver that is still starting.
+READY_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one claim: its record, or an error text for the kubelet."""
+
+    record: ClaimRecord | None = None
+    error: str = ""
+
+
+class ClaimSource(Protocol):
+    """Where claims are read."""
+
+    async def claim(self, namespace: str, name: str) -> dict[str, Any]:
+        """Return one ResourceClaim."""
+        ...
+
+
+class Reporter(Protocol):
+    """Who is told about claims that could not be prepared or unprepared."""
+
+    def failed(self, claim: ClaimReference, verb: str, error: AcceleratorError) -> None:
+        """Tell that an operation failed. ``verb`` is Prepare or Unprepare."""
+
+
+class ClaimService:
+    """One driver's claims on this node.
+
+    ``inventory`` and ``readiness`` are set by the node: what is published, and why claims cannot be served yet ("" when
+    they can). ``refresh`` looks at the hardware again and sets ``inventory``.
+    """
+
+    def __init__(
+        self,
+        *,
+        driver: str,
+        hands: Hands,
+        store: Store,
+        source: ClaimSource,
+        reporter: Reporter,
+        metrics: Metrics,
+        executor: ThreadPoolExecutor,
+        boot_id: str,
+        refresh: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.driver = driver
+        self.hands = hands
+        self.store = store
+        self.inventory = Inventory(pool="", offers={}, dynamic=frozenset())
+        self._source = source
+        self._reporter = reporter
+        self._metrics = metrics
+        self._executor = executor
+        self._boot_id = boot_id
+        self._refresh = refresh
+        self._claims = NamedLocks()
+        self._devices = NamedLocks()
+        self._running: set[asyncio.Task[Any]] = set()
+        # Claims whose partitions or CDI file may not be what the record says; they are restored when asked for.
+        self.suspect: set[str] = set()
+        # Claims that the kubelet has asked for since this process started.
+        self.asked: set[str] = set()
+        self._ready = asyncio.Event()
+        self._reason = "the driver is starting"
+
+    def set_ready(self, reason: str = "") -> None:
+        """Let claims be served, or hold them back for a reason."""
+        self._reason = reason
+        if reason:
+            self._ready.clear()
+        else:
+            self._ready.set()
+
+    async def prepare(self, references: Sequence[ClaimReference]) -> dict[str, Outcome]:
+        """Prepare claims; there is one outcome for each, by UID, and no exception."""
+        return await self._all(references, "Prepare", self._prepare)
+
+    async def unprepare(self, references: Sequence[ClaimReference]) -> dict[str, Outcome]:
+        """Unprepare claims; there is one outcome for each, by UID, and no exception."""
+        return await self._all(references, "Unprepare", self._unprepare)
+
+    async def drain(self, seconds: float) -> None:
+        """Wait for operations under way."""
+        if self._running:
+            await asyncio.wait(tuple(self._running), timeout=seconds)
+
+    async def thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run blocking work on a thread of the driver's own pool."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+
+    # ------------------------------------------------------------------ all claims of one call
+
+    async def _all(
+        self,
+        references: Sequence[ClaimReference],
+        verb: str,
+        work: Callable[[ClaimReference, Stopwatch], Awaitable[ClaimRecord | None]],
+    ) -> dict[str, Outcome]:
+        tasks: dict[str, asyncio.Task[Outcome]] = {}
+        for reference in references:
+            if reference.uid not in tasks:
+                task = asyncio.get_running_loop().create_task(self._one(reference, verb, work))
+                tasks[reference.uid] = task
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+        if tasks:
+            # wait() does not cancel what it waits for: neither here when time is up nor when the kubelet hangs up.
+            await asyncio.wait(tasks.values(), timeout=ANSWER_SECONDS)
+        late = Outcome(error=f"{verb} is still under way after {ANSWER_SECONDS:g} s and goes on; ask again")
+        return {uid: task.result() if task.done() else late for uid, task in tasks.items()}
+
+    async def _one(
+        self,
+        reference: ClaimReference,
+        verb: str,
+        work: Callable[[ClaimReference, Stopwatch], Awaitable[ClaimRecord | None]],
+    ) -> Outcome:
+        watch = Stopwatch(self._metrics, verb.lower())
+        about = {"claim": reference.describe(), "uid": reference.uid}
+        with operation():
+            try:
+                with watch.stage("lock"):
+                    await self._wait_until_ready()
+                record = await work(reference, watch)
+            except AcceleratorError as error:
+                timings = watch.finish(error.code)
+                LOG.warning("%s failed: %s", verb.lower(), error, extra=fields(**about, code=error.code, **timings))
+                self._reporter.failed(reference, verb, error)
+                return Outcome(error=str(error))
+            except Exception as error:
+                timings = watch.finish("internal")
+                LOG.exception("%s failed", verb.lower(), extra=fields(**about, **timings))
+                unforeseen = AcceleratorError(f"{type(error).__name__}: {error}", hint="See the driver's log.")
+                self._reporter.failed(reference, verb, unforeseen)
+                return Outcome(error=str(unforeseen))
+            names = [device.name for device in record.devices] if record else []
+            LOG.info("%sd claim", verb.lower(), extra=fields(**about, devices=names, **watch.finish()))
+            self._metrics.prepared_claims(len(self.store.claims))
+            return Outcome(record=record)
+
+    async def _wait_until_ready(self) -> None:
+        if self._ready.is_set():
+            return
+        try:
+            await asyncio.wait_for(self._ready.wait(), READY_SECONDS)
+        except asyncio.TimeoutError:
+            raise BackendUnavailable(
+                f"The driver {self.driver} cannot serve claims yet: {self._reason}",
+                hint="It goes on trying; so does the kubelet.",
+            ) from None
+
+    # ------------------------------------------------------------------ prepare
+
+    async def _prepare(self, reference: ClaimReference, watch: Stopwatch) -> ClaimRecord:
+        async with self._claims.hold([reference.uid]):
+            record = self.store.claims.get(reference.uid)
+            if record is not None and record.prepared:
+                return await self._again(record, watch)
+            with watch.stage("fetch"):
+                claim = await self._source.claim(reference.namespace, reference.name)
+            self.hands.reached("claim-fetched")
+            allocation = decode_allocation(claim, reference, self.driver)
+            if any(device.device not in self.inventory.offers for device in allocation.devices):
+                with watch.stage("refresh"):
+                    await self._refresh()
+            uuids = {offer.device_uuid for offer in offers_of(allocation, self.inventory).values()}
+            former = record.device_uuids if record is not None else ()
+            waiting = time.perf_counter()
+            async with self._devices.hold([*uuids, *former]):
+                self._metrics.stage("prepare", "device-lock", "success", time.perf_counter() - waiting)
+                if record is not None:
+                    with watch.stage("undo"):
+                        await self._undo(record)
+                with watch.stage("facts"):
+                    facts = await self.thread(self.hands.facts, uuids)
+                plan = plan_prepare(
+                    allocation,
+                    self.inventory,
+                    _complete(facts, uuids),
+                    self.store.claims,
+                    vendor=self.hands.backend.vendor,
+                    cdi_kind=self.hands.backend.cdi_kind,
+                    boot_id=self._boot_id,
+                    now=time.time(),
+                )
+                self.hands.reached("planned")
+                return await self._carry_out(plan, facts, watch)
+
+    async def _again(self, record: ClaimRecord, watch: Stopwatch) -> ClaimRecord:
+        """Answer for a claim that is prepared, and make true what the record says if it may not be."""
+        self.asked.add(record.uid)
+        with watch.stage("check"):
+            present = not record.devices or self.hands.system.exists(self.hands.cdi_path(record.uid))
+        if present and record.uid not in self.suspect and record.boot_id == self._boot_id:
+            return record
+        async with self._devices.hold(record.device_uuids):
+            restored = await self._restore(record, watch)
+        return restored or self.store.claims[record.uid]
+
+    async def _carry_out(self, plan: PreparePlan, facts: Mapping[str, Device], watch: Stopwatch) -> ClaimRecord:
+        # The device locks are held. Whatever fails from the first commit on is undone before the error goes out.
+        marks = {f"{PARTITIONING_KEY}{mode.device_uuid}": self._boot_id for mode in plan.mode_changes if mode.enabled}
+        with watch.stage("record"):
+            await self.store.commit(Change(put=plan.record, meta=marks))
+        self.hands.reached("recorded-preparing")
+        try:
+            with watch.stage("hardware"):
+                record = await self.thread(self._make, plan, facts)
+            done = record.as_prepared(record.devices, self._boot_id)
+            with watch.stage("record"):
+                await self.store.commit(Change(put=done))
+        except Exception:
+            with watch.stage("undo"):
+                await self._undo_quietly(plan.record)
+            raise
+        self.suspect.discard(done.uid)
+        self.asked.add(done.uid)
+        self.hands.reached("recorded-prepared")
+        return done
+
+    def _make(self, plan: PreparePlan, facts: Mapping[str, Device]) -> ClaimRecord:
+        record, made = self.hands.carry_out(plan)
+        self.hands.write_cdi(record.as_prepared(record.devices, self._boot_id), facts, made)
+        return record
+
+    async def _restore(self, record: ClaimRecord, watch: Stopwatch) -> ClaimRecord | None:
+        self.suspect.add(record.uid)
+        with watch.stage("restore"):
+            facts = await self.thread(self.hands.facts, record.device_uuids)
+            plan = plan_restore(record, facts, self.inventory.dynamic)
+            marks = {
+                f"{PARTITIONING_KEY}{mode.device_uuid}": self._boot_id for mode in plan.mode_changes if mode.enabled
+            }
+            if marks:
+                await self.store.commit(Change(meta=marks))
+            # The record stays "prepared" all the while: a crash in between is followed by another restore.
+            restored = await self.thread(self._make, plan, facts)
+            done = restored.as_prepared(restored.devices, self._boot_id)
+            await self.store.commit(Change(put=done))
+            self.suspect.discard(record.uid)
+            return done
+
+    async def restore(self, uid: str) -> None:
+        """Make a prepared claim's partitions and CDI file exist again. Raises AcceleratorError."""
+        async with self._claims.hold([uid]):
+            record = self.store.claims.get(uid)
+            if record is None:
+                return
+            async with self._devices.hold(record.device_uuids):
+                await self._restore(record, Stopwatch(self._metrics, "restore"))
+
+    # ------------------------------------------------------------------ unprepare
+
+    async def _unprepare(self, reference: ClaimReference, watch: Stopwatch) -> ClaimRecord | None:
+        async with self._claims.hold([reference.uid]):
+            record = self.store.claims.get(reference.uid)
+            if record is None:
+                with watch.stage("cdi"):
+                    await self.thread(self.hands.remove_cdi, reference.uid)
+                return None
+            async with self._devices.hold(record.device_uuids):
+                self.hands.reached("unprepare-started")
+                with watch.stage("undo"):
+                    await self._undo(record)
+            return record
+
+    async def forget(self, uid: str) -> None:
+        """Undo a claim, wholly or half-way prepared, and forget it. Raises AcceleratorError, InUse among them."""
+        async with self._claims.hold([uid]):
+            record = self.store.claims.get(uid)
+            if record is not None:
+                async with self._devices.hold(record.device_uuids):
+                    await self._undo(record)
+
+    async def switch_off(self, device_uuid: str) -> None:
+        """Switch partitioning off where the driver left it on with nothing on it. Raises AcceleratorError."""
+        key = f"{PARTITIONING_KEY}{device_uuid}"
+        async with self._devices.hold([device_uuid]):
+            facts = await self.thread(self.hands.facts, [device_uuid])
+            if device_uuid in facts and mode_goes_off(facts[device_uuid], self.store.meta):
+                await self.thread(self.hands.backend.set_partitioning, device_uuid, False)
+                await self.store.commit(Change(meta={key: None}))
+
+    async def _undo(self, record: ClaimRecord) -> None:
+        # Until the commit the record stands as it was; a crash in between is followed by the same again.
+        marked = [uuid for uuid in record.device_uuids if f"{PARTITIONING_KEY}{uuid}" in self.store.meta]
+        touches = bool(marked) or any(device.created for device in record.devices)
+        self.suspect.add(record.uid)
+        cleared = await self.thread(self._take_back, record, dict(self.store.meta), touches)
+        await self.store.commit(
+            Change(delete=record.uid, meta={f"{PARTITIONING_KEY}{uuid}": None for uuid in cleared if uuid in marked})
+        )
+        self.suspect.discard(record.uid)
+        self.asked.discard(record.uid)
+        self.hands.reached("record-removed")
+
+    def _take_back(self, record: ClaimRecord, meta: Mapping[str, str], touches: bool) -> tuple[str, ...]:
+        cleared: tuple[str, ...] = ()
+        if touches:
+            facts = self.hands.facts(record.device_uuids)
+            plan = plan_undo(record, facts, meta)
+            complete = self.hands.undo(plan)
+            off = {mode.device_uuid for mode in plan.mode_changes} if complete else set()
+            cleared = tuple(uuid for uuid, device in facts.items() if uuid in off or not device.partitioning.enabled)
+        self.hands.remove_cdi(record.uid)
+        return cleared
+
+    async def _undo_quietly(self, record: ClaimRecord) -> None:
+        try:
+            await self._undo(record)
+        except AcceleratorError:
+            LOG.exception("claim %s is left half prepared; it is undone at the next call", record.describe())
+        except Exception:
+            LOG.exception("claim %s is left half prepared; it is undone at the next call", record.describe())
+
+
+def _complete(facts: Mapping[str, Device], uuids: set[str]) -> Mapping[str, Device]:
+    missing = sorted(uuids - set(facts))
+    if missing:
+        raise ClaimError(
+            f"Device {', '.join(missing)} is no longer on this node",
+            hint="Delete the pod, so that the claim is allocated anew.",
+            code="device-gone",
+        )
+    return facts

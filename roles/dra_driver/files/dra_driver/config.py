@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The driver's configuration file (YAML): what may be in it, what it means, and clear refusal of everything else."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .core.backend import BACKENDS
+from .core.errors import AcceleratorError
+from .core.layout import Rule, parse_rules
+from .logs import FORMATS, LEVELS
+
+DEFAULT_PATH = "/etc/dra-accelerators/driver.yaml"
+
+
+class InvalidConfiguration(AcceleratorError):
+    """The configuration file has a key or a value that the driver does not know."""
+
+    default_code = "invalid-configuration"
+
+
+@dataclass(frozen=True)
+class LogConfiguration:
+    """How the driver logs."""
+
+    level: str = "info"
+    format: str = "text"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Everything the node driver is told.
+
+    Paths are absolute. ``kubeconfig`` "" means the service account of the pod that the driver runs in.
+    ``metrics_address`` is "host:port" or "" for no listener. ``inventory_interval`` is in seconds.
+    """
+
+    node_name: str
+    kubeconfig: str = ""
+    driver_name: str = ""
+    kubelet_root: str = "/var/lib/kubelet"
+    cdi_directory: str = "/var/run/cdi"
+    state_directory: str = ""
+    pool_name: str = ""
+    backends: tuple[str, ...] = ("nvidia",)
+    layout: tuple[Rule, ...] = ()
+    layout_rules: tuple[Mapping[str, Any], ...] = ()
+    metrics_address: str = ""
+    inventory_interval: float = 30.0
+    log: LogConfiguration = field(default_factory=LogConfiguration)
+
+    def state_directory_of(self, driver_name: str) -> str:
+        """Return the folder of one driver's state and DRA socket."""
+        return self.state_directory or f"{self.kubelet_root}/plugins/{driver_name}"
+
+    @property
+    def registry_directory(self) -> str:
+        """The folder that the kubelet watches for plugins."""
+        return f"{self.kubelet_root}/plugins_registry"
+
+
+_PATHS = ("kubeconfig", "kubelet_root", "cdi_directory", "state_directory")
+_TEXTS = ("node_name", "driver_name", "pool_name", "metrics_address")
+
+
+def load(path: str) -> Configuration:
+    """Read a configuration file. Raises InvalidConfiguration, naming the file and the key."""
+    import yaml
+
+    try:
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidConfiguration(
+            f"There is no configuration file {path}",
+            hint="The dra_driver role writes it; name another one with --config.",
+        ) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidConfiguration(f"{path} could not be read as YAML: {error}") from error
+    return parse(document, source=path)
+
+
+def parse(document: Any, *, source: str = "the configuration") -> Configuration:
+    """Make a Configuration out of a parsed document. Raises InvalidConfiguration, naming the key."""
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise InvalidConfiguration(f"{source} holds {_kind(document)}; expected a mapping of keys to values")
+    known = set(_PATHS) | set(_TEXTS) | {"backends", "layout", "inventory_interval", "log"}
+    unknown = sorted(str(key) for key in document if key not in known)
+    if unknown:
+        raise InvalidConfiguration(
+            f"{source} has unknown keys: {', '.join(unknown)}", hint=f"Known keys are {', '.join(sorted(known))}."
+        )
+    values: dict[str, Any] = {key: _text(document, key, source) for key in (*_PATHS, *_TEXTS) if key in document}
+    for key in _PATHS:
+        if values.get(key) and not os.path.isabs(values[key]):  # noqa: PTH117  a text is tested, no file is looked at
+            raise InvalidConfiguration(f"{key} in {source} is {values[key]!r}; expected an absolute path")
+        if key in values:
+            values[key] = values[key].rstrip("/") if key != "kubeconfig" else values[key]
+    values["node_name"] = (values.get("node_name") or socket.gethostname()).lower()
+    values["backends"] = _backends(document.get("backends", ["nvidia"]), source)
+    if len(values["backends"]) > 1 and (values.get("driver_name") or values.get("state_directory")):
+        raise InvalidConfiguration(
+            f"{source} sets driver_name or state_directory with {len(values['backends'])} backends",
+            hint="Each backend has a driver name and a folder of its own; leave both out.",
+        )
+    rules = document.get("layout") or []
+    if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
+        raise InvalidConfiguration(f"layout in {source} is {_kind(rules)}; expected a list of rules")
+    try:
+        values["layout"] = parse_rules(rules)
+    except AcceleratorError as error:
+        raise InvalidConfiguration(f"layout in {source}: {error}") from error
+    values["layout_rules"] = tuple(rules)
+    if "inventory_interval" in document:
+        values["inventory_interval"] = _interval(document["inventory_interval"], source)
+    values["log"] = _log(document.get("log"), source)
+    _check_address(values.get("metrics_address", ""), source)
+    return Configuration(**values)
+
+
+def _kind(value: Any) -> str:
+    return {dict: "a mapping", list: "a list", str: "a text", bool: "a truth value"}.get(type(value), repr(value))
+
+
+def _text(document: Mapping[str, Any], key: str, source: str) -> str:
+    value = document[key]
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InvalidConfiguration(f"{key} in {source} is {value!r}; expected a text")
+    return value
+
+
+def _backends(value: Any, source: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
+        raise InvalidConfiguration(f"backends in {source} is {value!r}; expected a list of names")
+    unknown = [name for name in value if name not in BACKENDS]
+    if unknown:
+        raise InvalidConfiguration(
+            f"backends in {source} names {', '.join(unknown)}", hint=f"This version has {', '.join(sorted(BACKENDS))}."
+        )
+    return tuple(dict.fromkeys(value))
+
+
+def _interval(value: Any, source: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= 3600:
+        raise InvalidConfiguration(f"inventory_interval in {source} is {value!r}; expected 1 to 3600 seconds")
+    return float(value)
+
+
+def _log(value: Any, source: str) -> LogConfiguration:
+    if value is None:
+        return LogConfiguration()
+    if not isinstance(value, dict) or set(value) - {"level", "format"}:
+        raise InvalidConfiguration(f"log in {source} is {value!r}; expected the keys level and format")
+    level: str | None = value.get("level", "info")
+    style: str | None = value.get("format", "text")
+    if level not in LEVELS or style not in FORMATS:
+        raise InvalidConfiguration(
+            f"log in {source} has level {level!r} and format {style!r}; expected level {' or '.join(LEVELS)} and "
+            f"format {' or '.join(FORMATS)}"
+        )
+    return LogConfiguration(level=level, format=style)
+
+
+def _check_address(value: str, source: str) -> None:
+    if not value:
+        return
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidConfiguration(f"metrics_address in {source} is {value!r}; expected host:port, or nothing")

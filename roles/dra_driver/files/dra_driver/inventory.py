@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What one vendor's hardware offers right now, as the slices and the claims need it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from .claims.plan import Inventory
+from .claims.records import ClaimRecord
+from .core.backend import Backend, OwnedPartition
+from .core.layout import DYNAMIC, Rule, wanted_for
+from .core.model import CounterSet, Device, Offer
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The devices, what is offered of them, and which of them are partitioned on demand."""
+
+    devices: Mapping[str, Device]
+    offers: tuple[Offer, ...]
+    counter_sets: tuple[CounterSet, ...]
+    dynamic: frozenset[str]
+
+    def inventory(self, pool: str) -> Inventory:
+        """Return what claims are held against."""
+        return Inventory(pool=pool, offers={offer.name: offer for offer in self.offers}, dynamic=self.dynamic)
+
+
+def owned_partitions(records: Collection[ClaimRecord]) -> Mapping[str, frozenset[OwnedPartition]]:
+    """Return the partitions that the driver made, or is about to make, for claims, by device."""
+    found: dict[str, set[OwnedPartition]] = {}
+    for record in records:
+        for held in record.devices:
+            if held.created and held.key is not None:
+                found.setdefault(held.device_uuid, set()).add(held.key)
+    return {uuid: frozenset(keys) for uuid, keys in found.items()}
+
+
+def survey(
+    backend: Backend,
+    devices: Collection[Device],
+    rules: tuple[Rule, ...],
+    owned: Mapping[str, Collection[OwnedPartition]],
+) -> Survey:
+    """Work out what is offered. Pure but for the backend's pure functions.
+
+    ``owned`` must hold every partition of ours that existed when the devices were looked at: one that is missing would
+    be taken for an administrator's.
+    """
+    offers: list[Offer] = []
+    counter_sets: list[CounterSet] = []
+    dynamic: set[str] = set()
+    for device in devices:
+        rule = wanted_for(device, rules)
+        on_demand = rule is not None and rule.mode == DYNAMIC
+        if on_demand:
+            dynamic.add(device.uuid)
+        mine = owned.get(device.uuid, ())
+        found = backend.offers(device, on_demand, mine)
+        offers.extend(found)
+        if any(offer.counter_set for offer in found):
+            counter_sets.append(backend.counter_set(device, mine))
+    return Survey(
+        devices={device.uuid: device for device in devices},
+        offers=tuple(offers),
+        counter_sets=tuple(counter_sets),
+        dynamic=frozenset(dynamic),
+    )

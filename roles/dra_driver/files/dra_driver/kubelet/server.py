@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The two gRPC servers of a DRA driver: the service that prepares claims, and the registration that makes it known.
+
+Order: the service serves before the registration socket appears; at the end the registration socket goes first, calls
+under way are finished, then the service stops. Facts: kubelet plugin registration and DRA v1 and v1beta1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from ..claims.records import ClaimReference, DeviceRecord
+from ..claims.service import Outcome
+from ..logs import StateLog
+from ..protocol import (
+    dra_v1_pb2,
+    dra_v1_pb2_grpc,
+    dra_v1beta1_pb2,
+    dra_v1beta1_pb2_grpc,
+    plugin_registration_pb2,
+    plugin_registration_pb2_grpc,
+)
+from . import sockets
+
+LOG = logging.getLogger(__name__)
+
+# In order of preference: kubelets from 1.34 on take the first one that they know.
+SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
+# Calls under way when the driver is stopped get this long to finish.
+DRAIN_SECONDS = 10.0
+
+
+class Claims(Protocol):
+    """Who does the work."""
+
+    async def prepare(self, references: Sequence[ClaimReference]) -> Mapping[str, Outcome]:
+        """Return one outcome for each claim, by UID."""
+        ...
+
+    async def unprepare(self, references: Sequence[ClaimReference]) -> Mapping[str, Outcome]:
+        """Return one outcome for each claim, by UID."""
+        ...
+
+
+def _references(request: Any) -> list[ClaimReference]:
+    return [ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid) for claim in request.claims]
+
+
+class _Service:
+    """NodePrepareResources and NodeUnprepareResources for one version of the messages."""
+
+    def __init__(self, claims: Claims, messages: Any, *, share_ids: bool) -> None:
+        self._claims = claims
+        self._messages = messages
+        self._share_ids = share_ids
+
+    async def NodePrepareResources(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802
+        """Answer with one entry for each claim: its devices, or why it could not be prepared."""
+        outcomes = await self._claims.prepare(_references(request))
+        response = self._messages.NodePrepareResourcesResponse()
+        for uid, outcome in outcomes.items():
+            entry = response.claims[uid]
+            entry.error = outcome.error
+            for device in outcome.record.devices if outcome.record else ():
+                entry.devices.append(self._device(device))
+        return response
+
+    async def NodeUnprepareResources(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802
+        """Answer with one entry for each claim."""
+        outcomes = await self._claims.unprepare(_references(request))
+        response = self._messages.NodeUnprepareResourcesResponse()
+        for uid, outcome in outcomes.items():
+            response.claims[uid].error = outcome.error
+        return response
+
+    def _device(self, device: DeviceRecord) -> Any:
+        message = self._messages.Device(
+            request_names=[device.base_request],
+            pool_name=device.pool,
+            device_name=device.name,
+            cdi_device_ids=[device.cdi_id],
+        )
+        if self._share_ids and device.share_id:
+            message.share_id = device.share_id
+        return message
+
+
+class _Registration:
+    """Tells the kubelet who this plugin is."""
+
+    def __init__(self, driver: str, endpoint: str) -> None:
+        self._driver = driver
+        self._endpoint = endpoint
+        self._state = StateLog(LOG)
+        self.registered = False
+
+    async def GetInfo(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802
+        """Answer who serves what, and where."""
+        return plugin_registration_pb2.PluginInfo(
+            type="DRAPlugin", name=self._driver, endpoint=self._endpoint, supported_versions=list(SUPPORTED_VERSIONS)
+        )
+
+    async def NotifyRegistrationStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Take note; a refusal is answered with an error, so that the kubelet tries again."""
+        self.registered = request.plugin_registered
+        if request.plugin_registered:
+            self._state.report("the kubelet has registered the driver", driver=self._driver)
+            return plugin_registration_pb2.RegistrationStatusResponse()
+        self._state.report(f"the kubelet refuses the driver: {request.error}", level=logging.ERROR, driver=self._driver)
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"registration failed: {request.error}")
+        return None
+
+
+class PluginServer:
+    """Both servers of one driver.
+
+    ``service_path`` and ``registration_path`` are absolute paths of the sockets, at most 107 bytes.
+    """
+
+    def __init__(self, claims: Claims, *, driver: str, service_path: str, registration_path: str) -> None:
+        sockets.check_length(service_path, "kubelet_root or state_directory")
+        sockets.check_length(registration_path, "kubelet_root or driver_name")
+        self._claims = claims
+        self._service_path = service_path
+        self._registration_path = registration_path
+        self._registration = _Registration(driver, service_path)
+        self._service_server: grpc.aio.Server | None = None
+        self._registration_server: grpc.aio.Server | None = None
+
+    @property
+    def registered(self) -> bool:
+        """Whether the kubelet has registered the driver."""
+        return self._registration.registered
+
+    async def start(self) -> None:
+        """Serve the DRA service, then the registration. Raises SocketError."""
+        await self._start_service()
+        await self._start_registration()
+
+    async def watch_sockets(self, interval: float = 10.0) -> None:
+        """Serve again whenever a socket file has disappeared; runs until cancelled."""
+        while True:
+            await asyncio.sleep(interval)
+            if not Path(self._service_path).exists():
+                LOG.warning("the socket %s has disappeared and is made again", self._service_path)
+                await self._stop_registration()
+                await self._stop_service()
+                await self.start()
+            elif not Path(self._registration_path).exists():
+                LOG.warning("the socket %s has disappeared and is made again", self._registration_path)
+                await self._stop_registration()
+                await self._start_registration()
+
+    async def stop(self) -> None:
+        """Withdraw the registration, finish calls under way, stop the service and remove both sockets."""
+        await self._stop_registration()
+        await self._stop_service()
+
+    async def _start_service(self) -> None:
+        server = _server()
+        v1 = _Service(self._claims, dra_v1_pb2, share_ids=True)
+        v1beta1 = _Service(self._claims, dra_v1beta1_pb2, share_ids=False)
+        dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(v1, server)  # type: ignore[no-untyped-call]
+        dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(v1beta1, server)  # type: ignore[no-untyped-call]
+        await _listen(server, self._service_path)
+        self._service_server = server
+
+    async def _start_registration(self) -> None:
+        server = _server()
+        plugin_registration_pb2_grpc.add_RegistrationServicer_to_server(  # type: ignore[no-untyped-call]
+            self._registration, server
+        )
+        await _listen(server, self._registration_path)
+        self._registration_server = server
+
+    async def _stop_registration(self) -> None:
+        server, self._registration_server = self._registration_server, None
+        self._registration.registered = False
+        if server is not None:
+            sockets.remove(self._registration_path)
+            await server.stop(grace=1.0)
+
+    async def _stop_service(self) -> None:
+        server, self._service_server = self._service_server, None
+        if server is not None:
+            await server.stop(grace=DRAIN_SECONDS)
+            sockets.remove(self._service_path)
+
+
+def _server() -> grpc.aio.Server:
+    # Claims of one pod come in one call, but a node starts many pods at once: no limit on concurrent calls is set.
+    return grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+
+
+async def _listen(server: grpc.aio.Server, path: str) -> None:
+    sockets.make_room(path)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+        await server.start()
+        sockets.restrict(path)
+    except (RuntimeError, OSError) as error:
+        raise sockets.SocketError(
+            f"The socket {path} cannot be served: {error}", hint="The driver must run as root; check its folder."
+        ) from error

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""``layout plan`` and ``layout apply``: brings this node's devices to the wanted partitions, at boot or by hand.
+
+It never disturbs a partition or a device that a claim holds: a device where that would be needed is reported and left
+as it is, the others are brought to what is wanted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import config
+from .core.backend import BACKENDS, Backend, create
+from .core.errors import AcceleratorError, BackendUnavailable
+from .core.layout import LayoutPlan, Rule, execute, parse_rules, plan_layout, wanted_for
+from .core.model import Device
+from .core.prepared import PreparedPartition, prepared_claims, prepared_partitions
+from .core.system import System
+
+RETRY_SECONDS = 2.0
+
+
+@dataclass
+class DeviceResult:
+    """What a layout means for one device: the plan, or why there is none, and whether its steps were taken."""
+
+    device: Device
+    wanted: str
+    plan: LayoutPlan | None = None
+    error: AcceleratorError | None = None
+    done: bool = False
+    steps: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as data."""
+        return {
+            "vendor": self.device.vendor,
+            "index": self.device.index,
+            "uuid": self.device.uuid,
+            "product": self.device.product,
+            "wanted": self.wanted,
+            "steps": self.steps,
+            "done": self.done,
+            "error": self.error.to_dict() if self.error else None,
+        }
+
+
+def run_layout(file: str, config_path: str, *, apply: bool, wait: float, as_json: bool) -> int:
+    """Run the command and return its exit status: 0 when every matched device is, or would be, as wanted."""
+    rules = _read_rules(file)
+    state_of = _state_paths(config_path)
+    results: list[DeviceResult] = []
+    for vendor in BACKENDS:
+        backend = create(vendor, System())
+        try:
+            open_when_there(backend, wait)
+        except BackendUnavailable:
+            if not any(rule.match.vendor is None or vendor in rule.match.vendor for rule in rules):
+                continue
+            raise
+        try:
+            prepared = prepared_partitions(prepared_claims(state_of(backend)))
+            results += arrange(backend, rules, prepared, apply=apply)
+        finally:
+            backend.close()
+    if as_json:
+        sys.stdout.write(json.dumps([result.to_dict() for result in results], indent=2) + "\n")
+    else:
+        sys.stdout.write(_table(results, apply=apply))
+    return 1 if any(result.error for result in results) else 0
+
+
+def open_when_there(
+    backend: Backend,
+    seconds: float,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Open a backend, waiting for its driver for so long. Raises BackendUnavailable then."""
+    deadline = clock() + seconds
+    told = ""
+    while True:
+        try:
+            backend.open()
+        except BackendUnavailable as error:
+            if clock() + RETRY_SECONDS > deadline:
+                raise
+            if str(error) != told:
+                told = str(error)
+                sys.stderr.write(f"dra-driver: waiting: {told}\n")
+            sleep(RETRY_SECONDS)
+        else:
+            return
+
+
+def arrange(
+    backend: Backend, rules: tuple[Rule, ...], prepared: Sequence[PreparedPartition], *, apply: bool
+) -> list[DeviceResult]:
+    """Plan the layout of every matched device and, with ``apply``, make it; one device's failure stops no other."""
+    results = []
+    for device in backend.discover():
+        rule = wanted_for(device, rules)
+        if rule is None:
+            continue
+        result = DeviceResult(device, rule.describe())
+        results.append(result)
+        try:
+            result.plan = plan_layout(device, rule, prepared=prepared)
+            result.steps = [step.describe() for step in result.plan.steps]
+            if apply:
+                execute(backend, result.plan)
+                result.done = True
+        except AcceleratorError as error:
+            result.error = error
+    return results
+
+
+def _read_rules(file: str) -> tuple[Rule, ...]:
+    try:
+        document = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AcceleratorError(
+            f"The layout file {file} could not be read: {error}", hint="Expected a JSON list of rules."
+        ) from error
+    rules = document.get("layout") if isinstance(document, dict) else document
+    if not isinstance(rules, list):
+        raise AcceleratorError(f"The layout file {file} does not hold a list of rules")
+    return parse_rules(rules)
+
+
+def _state_paths(config_path: str) -> Callable[[Backend], str]:
+    configuration = config.load(config_path) if Path(config_path).exists() else config.parse({"node_name": "none"})
+
+    def state_of(backend: Backend) -> str:
+        return f"{configuration.state_directory_of(configuration.driver_name or backend.driver_name)}/state.db"
+
+    return state_of
+
+
+def _table(results: Sequence[DeviceResult], *, apply: bool) -> str:
+    if not results:
+        return "no rule matches a device of this node: nothing to do\n"
+    lines = []
+    for result in results:
+        head = f"{result.device.vendor} {result.device.index} {result.device.product}: {result.wanted}"
+        if result.error is not None:
+            lines.append(f"{head}: FAILED: {result.error}")
+        elif not result.steps:
+            lines.append(f"{head}: as wanted")
+        else:
+            lines.append(f"{head}: {'done' if apply else 'would'}")
+            lines.extend(f"  {step}" for step in result.steps)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The node daemon: all drivers of this node in one process, from start to the end that systemd or a user asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+
+from . import __version__
+from .api.client import ApiClient
+from .api.events import EventRecorder
+from .api.resources import ResourceApi
+from .config import Configuration
+from .core.backend import create
+from .core.errors import AcceleratorError
+from .core.system import System
+from .logs import fields
+from .metrics import Metrics, MetricsRegistry, NoMetrics, PrometheusMetrics
+from .stages import StopPoint
+from .vendor import VendorDriver
+
+LOG = logging.getLogger(__name__)
+
+CREDENTIALS_SECONDS = 30.0
+
+
+async def run_node(configuration: Configuration) -> int:
+    """Run until SIGTERM or SIGINT and return the exit status: 0 then, 1 for an error that waiting cannot mend."""
+    LOG.info(
+        "starting",
+        extra=fields(version=__version__, node=configuration.node_name, backends=list(configuration.backends)),
+    )
+    registry = MetricsRegistry() if configuration.metrics_address else None
+    listener = registry.serve(configuration.metrics_address) if registry else None
+    client = ApiClient(configuration.kubeconfig, user_agent=f"dra-accelerators-driver/{__version__}")
+    events = EventRecorder(client, component="dra-accelerators-driver", node_name=configuration.node_name)
+    stop_point = StopPoint.from_environment()
+    drivers, started = [], []
+    for name in configuration.backends:
+        system = System()
+        backend = create(name, system)
+        metrics: Metrics = (
+            PrometheusMetrics(registry, configuration.driver_name or backend.driver_name) if registry else NoMetrics()
+        )
+        drivers.append(
+            VendorDriver(
+                configuration=configuration,
+                backend=backend,
+                system=system,
+                api=ResourceApi(client),
+                events=events,
+                metrics=metrics,
+                stop_point=stop_point,
+            )
+        )
+        started.append(asyncio.Event())
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    work = [loop.create_task(driver.run(event)) for driver, event in zip(drivers, started)]
+    helpers = [loop.create_task(_announce(started)), loop.create_task(_renew(client))]
+    waiter = loop.create_task(stop.wait())
+    status = 0
+    try:
+        done, _ = await asyncio.wait((*work, waiter), return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if task is waiter or task.exception() is None:
+                continue
+            error = task.exception()
+            status = 1
+            if isinstance(error, AcceleratorError):
+                LOG.error("%s", error)
+            else:
+                LOG.error("a driver failed", exc_info=error)
+    finally:
+        LOG.info("stopping")
+        _notify("STOPPING=1")
+        for task in (*work, *helpers, waiter):
+            task.cancel()
+        await asyncio.gather(*work, *helpers, waiter, return_exceptions=True)
+        await events.close()
+        await client.close()
+        if listener is not None:
+            await asyncio.to_thread(listener.shutdown)
+    LOG.info("stopped")
+    return status
+
+
+async def _announce(started: list[asyncio.Event]) -> None:
+    for event in started:
+        await event.wait()
+    _notify("READY=1")
+
+
+async def _renew(client: ApiClient) -> None:
+    while True:
+        await asyncio.sleep(CREDENTIALS_SECONDS)
+        if await client.reload_if_changed():
+            LOG.info("the kubeconfig has changed and was read again")
+
+
+def _notify(message: str) -> None:
+    """Tell systemd, where it asked to be told (Type=notify)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+        sender.sendto(message.encode(), address)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""``status``: is the driver there, does the kubelet reach it, and what is prepared for which claim."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from . import config
+from .core.backend import create
+from .core.prepared import PreparedClaim, prepared_claims
+from .core.system import System
+from .kubelet.sockets import LIMIT
+
+ANSWER_SECONDS = 2.0
+
+
+def run_status(config_path: str, *, as_json: bool) -> int:
+    """Run the command and return its exit status: 0 when every driver answers."""
+    configuration = config.load(config_path)
+    found: list[dict[str, Any]] = []
+    for vendor in configuration.backends:
+        driver = configuration.driver_name or create(vendor, System()).driver_name
+        directory = configuration.state_directory_of(driver)
+        socket = f"{configuration.registry_directory}/{driver}-reg.sock"
+        found.append(
+            {
+                "driver": driver,
+                "state": f"{directory}/state.db",
+                "socket": f"{directory}/dra.sock",
+                "answer": ask(socket),
+                "claims": [_claim(claim) for claim in prepared_claims(f"{directory}/state.db")],
+            }
+        )
+    sys.stdout.write(json.dumps(found, indent=2) + "\n" if as_json else "".join(_table(entry) for entry in found))
+    return 0 if all(entry["answer"]["ok"] for entry in found) else 1
+
+
+def ask(socket: str) -> dict[str, Any]:
+    """Ask the registration service who it is, as the kubelet does."""
+    import grpc
+
+    from .protocol import plugin_registration_pb2, plugin_registration_pb2_grpc
+
+    if len(socket) > LIMIT:
+        return {"ok": False, "message": f"the socket path {socket} is longer than {LIMIT} bytes"}
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        stub = plugin_registration_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            answer = stub.GetInfo(plugin_registration_pb2.InfoRequest(), timeout=ANSWER_SECONDS)
+        except grpc.RpcError as error:
+            return {"ok": False, "message": f"{socket} does not answer: {error.code().name}"}
+    return {"ok": True, "message": f"{answer.name} serves {', '.join(answer.supported_versions)} at {answer.endpoint}"}
+
+
+def _claim(claim: PreparedClaim) -> dict[str, Any]:
+    return {
+        "namespace": claim.namespace,
+        "name": claim.name,
+        "uid": claim.uid,
+        "state": claim.state,
+        "devices": [
+            {
+                "name": device.name,
+                "request": device.request,
+                "device_uuid": device.device_uuid,
+                "partition_uuid": device.partition_uuid,
+                "created": device.created,
+            }
+            for device in claim.devices
+        ],
+    }
+
+
+def _table(entry: dict[str, Any]) -> str:
+    lines = [f"{entry['driver']}: {entry['answer']['message']}"]
+    rows = [("CLAIM", "STATE", "REQUEST", "DEVICE", "UUID")]
+    for claim in entry["claims"]:
+        name = f"{claim['namespace']}/{claim['name']}"
+        rows += [
+            (name, claim["state"], device["request"], device["name"], device["partition_uuid"] or device["device_uuid"])
+            for device in claim["devices"]
+        ] or [(name, claim["state"], "-", "-", "-")]
+    if len(rows) == 1:
+        return "\n".join([*lines, "no claim is prepared"]) + "\n"
+    return "\n".join([*lines, *_aligned(rows)]) + "\n"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
