@@ -48,7 +48,13 @@ def node_image() -> str:
     """Full name of the node image that the present pins ask for."""
     files = sorted(NODE_FILES.iterdir())
     key = cache.digest(
-        bootstrap_folder().name, binaries.all_keys(), repr(NODE_PROGRAMS), *(path.name for path in files), *files
+        bootstrap_folder().name,
+        binaries.all_keys(),
+        repr(NODE_PROGRAMS),
+        repr(node_links()),
+        repr(_NODE_CHANGES),
+        *(path.name for path in files),
+        *files,
     )
     return f"{NODE_IMAGE}:{key}"
 
