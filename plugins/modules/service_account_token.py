@@ -1,0 +1,247 @@
+#!/usr/bin/python
+
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: service_account_token
+version_added: 0.1.0
+short_description: A service account's token that is bound to a node
+description:
+  - Requests a token for a service account through the API's TokenRequest, bound to a Node object. Such a token says which
+    node it belongs to, and is no longer accepted once that Node object, or the service account, is deleted.
+  - A token that is there already is kept as long as the API server accepts it, it is bound to the same node, and enough
+    of its life is left.
+author:
+  - The dra.accelerators authors (@dra-accelerators)
+extends_documentation_fragment:
+  - dra.accelerators._attributes
+  - dra.accelerators._attributes.actiongroup
+  - dra.accelerators._kubernetes
+attributes:
+  check_mode:
+    support: full
+    details:
+      - No token is requested; RV(token) is then the one that was given.
+  diff_mode:
+    support: none
+    details:
+      - A token is a secret.
+  idempotent:
+    support: full
+    details:
+      - With O(token).
+  platform:
+    platforms: posix
+options:
+  name:
+    description: Name of the service account.
+    type: str
+    required: true
+  namespace:
+    description: Namespace of the service account.
+    type: str
+    required: true
+  node:
+    description: Name of the Node object that the token is bound to.
+    type: str
+    required: true
+  token:
+    description: The token that is there already. Empty means none.
+    type: str
+    default: ""
+  lifetime:
+    description:
+      - How long the token is to be valid, in seconds.
+      - The API server may shorten it, see its option C(--service-account-max-token-expiration).
+    type: int
+    default: 2592000
+  renew_below:
+    description: A token is replaced when less than this part of its life is left.
+    type: float
+    default: 0.33
+seealso:
+  - name: Bound service account tokens
+    description: What a token can be bound to.
+    link: https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/
+"""
+
+EXAMPLES = r"""
+- name: Read the token that is there
+  ansible.builtin.slurp:
+    src: /etc/example/token
+  register: present
+  no_log: true
+
+- name: Have a good one
+  dra.accelerators.service_account_token:
+    name: driver-node-1
+    namespace: dra-accelerators
+    node: node-1
+    token: "{{ present.content | b64decode }}"
+  register: wanted
+  delegate_to: localhost
+"""
+
+RETURN = r"""
+token:
+  description: The token.
+  returned: success
+  type: str
+  sample: eyJhbGciOiJSUzI1NiIsImtpZCI6IiJ9.e30.c2lnbmF0dXJl
+reason:
+  description: Why a new one was requested; empty if the one that was given is good.
+  returned: success
+  type: str
+  sample: less than a third of its life is left
+expires:
+  description: When the token ends, in seconds since 1970. 0 in check mode if a new one would be requested.
+  returned: success
+  type: int
+  sample: 1798761600
+"""
+
+import base64
+import binascii
+import json
+import time
+from typing import Any, Dict, Mapping, Optional
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
+    API_OPTIONS,
+    API_REQUIRED_TOGETHER,
+    Api,
+    ApiError,
+    connect,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._module import run
+
+
+def argument_spec() -> Dict[str, Dict[str, Any]]:
+    """Return the module's options."""
+    return {
+        "name": {"type": "str", "required": True},
+        "namespace": {"type": "str", "required": True},
+        "node": {"type": "str", "required": True},
+        "token": {"type": "str", "default": "", "no_log": True},
+        "lifetime": {"type": "int", "default": 2592000},
+        "renew_below": {"type": "float", "default": 0.33},
+        **API_OPTIONS,
+    }
+
+
+def claims_of(token: str) -> Optional[Mapping[str, Any]]:
+    """Return what a JSON web token claims, unverified, or None if it is none."""
+    parts = token.strip().split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (binascii.Error, ValueError):
+        return None
+    return claims if isinstance(claims, dict) else None
+
+
+def reason_to_renew(
+    claims: Optional[Mapping[str, Any]], *, account: str, node: str, node_uid: str, now: float, renew_below: float
+) -> str:
+    """Decide, from what a token claims, why a new one is needed ("" if it is not). ``account`` is the full user name."""
+    if claims is None:
+        return "what is there is not a token"
+    if claims.get("sub") != account:
+        return f"it belongs to {claims.get('sub')}"
+    bound = (claims.get("kubernetes.io") or {}).get("node") or {}
+    if bound.get("name") != node or bound.get("uid") != node_uid:
+        return f"it is bound to another Node object than the present {node}"
+    issued, expires = claims.get("iat"), claims.get("exp")
+    if not isinstance(issued, (int, float)) or not isinstance(expires, (int, float)):
+        return "it does not say how long it is valid"
+    left = expires - now
+    if left < renew_below * (expires - issued):
+        return f"{max(0, int(left))} of its {int(expires - issued)} seconds are left"
+    return ""
+
+
+def review(api: Api, token: str) -> str:
+    """Ask the API server whether it accepts a token; returns why not, or "". Raises ApiError."""
+    answer = api.request(
+        "POST",
+        "/apis/authentication.k8s.io/v1/tokenreviews",
+        body={"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}},
+    )
+    status = answer.get("status") or {}
+    if status.get("authenticated"):
+        return ""
+    return f"the API server does not accept it: {status.get('error') or 'no reason given'}"
+
+
+def request_token(api: Api, *, name: str, namespace: str, node: str, node_uid: str, lifetime: int) -> str:
+    """Request a token that is bound to a Node object. Raises ApiError."""
+    answer = api.request(
+        "POST",
+        f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token",
+        body={
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {
+                "expirationSeconds": lifetime,
+                "boundObjectRef": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid},
+            },
+        },
+    )
+    return str(answer["status"]["token"])
+
+
+def work(module: AnsibleModule) -> Dict[str, Any]:
+    """Keep the given token or request a new one; returns the module's result. Raises ApiError."""
+    params = module.params
+    api = connect(module)
+    node = api.request("GET", f"/api/v1/nodes/{params['node']}")
+    node_uid = str(node["metadata"]["uid"])
+    token = params["token"].strip()
+    reason = "there is none"
+    if token:
+        reason = reason_to_renew(
+            claims_of(token),
+            account=f"system:serviceaccount:{params['namespace']}:{params['name']}",
+            node=params["node"],
+            node_uid=node_uid,
+            now=time.time(),
+            renew_below=params["renew_below"],
+        ) or review(api, token)
+    if reason and not module.check_mode:
+        token = request_token(
+            api,
+            name=params["name"],
+            namespace=params["namespace"],
+            node=params["node"],
+            node_uid=node_uid,
+            lifetime=params["lifetime"],
+        )
+        bound = ((claims_of(token) or {}).get("kubernetes.io") or {}).get("node") or {}
+        if bound.get("uid") != node_uid:
+            raise ApiError(
+                f"The API server issued a token for {params['namespace']}/{params['name']} that is not bound to the node {params['node']}",
+                status=0,
+                hint="Expected Kubernetes 1.32 or newer with ServiceAccountTokenNodeBinding on.",
+                code="unbound-token",
+            )
+    expires = 0 if reason and module.check_mode else int((claims_of(token) or {}).get("exp", 0))
+    return {"changed": bool(reason), "token": token, "reason": reason, "expires": expires}
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec=argument_spec(), required_together=API_REQUIRED_TOGETHER, supports_check_mode=True
+    )
+    run(module, work)
+
+
+if __name__ == "__main__":
+    main()
