@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Power on and off: the decision for every state, and its execution under a folder."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_simulator.cli import main, parser, run, table
+from gpu_simulator.errors import DescriptionError, LibraryError
+from gpu_simulator.library import Library, find_library
+from gpu_simulator.power import Configuration, Plan, Power, capability_files, plan_power_on, read_configuration
+from gpu_simulator.trees import File
+
+RECORD = {"fingerprint": "f", "description": "d", "boot_id": "b"}
+
+
+@pytest.mark.parametrize(
+    ("previous", "boot_id", "placed", "loaded", "place", "withdraw", "library"),
+    [
+        ({}, "b", False, False, True, False, "load"),
+        (RECORD, "b", True, True, False, False, None),
+        (RECORD, "b", False, True, True, False, None),
+        (RECORD, "c", False, True, True, False, "power-cycle"),
+        (RECORD, "c", True, True, True, True, "power-cycle"),
+        (RECORD, "b", True, False, False, False, "load"),
+        ({**RECORD, "fingerprint": "old"}, "b", True, True, True, True, None),
+        ({**RECORD, "description": "old"}, "b", True, True, False, False, "load"),
+        ({**RECORD, "description": "old"}, "c", False, True, True, False, "load"),
+    ],
+)
+def test_what_a_power_on_does(
+    previous: dict[str, Any], boot_id: str, placed: bool, loaded: bool, place: bool, withdraw: bool, library: str | None
+) -> None:
+    plan = plan_power_on(previous, "f", "d", boot_id, placed, loaded)
+    assert (plan.place, plan.withdraw, plan.library) == (place, withdraw, library)
+    assert plan.changes == (place or library is not None)
+
+
+def test_a_second_power_on_changes_nothing_and_another_machine_replaces_the_first(tmp_path: Path) -> None:
+    def on(machine: str) -> Plan:
+        return Power(Configuration(machine=machine, identity="n"), tmp_path, use_library=False).power_on()
+
+    assert on("8xH100").place
+    assert not on("8xH100").changes
+    plan = on("mixed")
+    assert (plan.place, plan.withdraw) == (True, True)
+    devices = sorted(path.name for path in (tmp_path / "sys/bus/pci/devices").iterdir())
+    assert "0000:98:00.0" in devices
+    assert "0000:ca:00.0" not in devices
+    power = Power(Configuration(machine="mixed", identity="n"), tmp_path, use_library=False)
+    assert power.power_off()
+    assert power.forget()
+    assert not power.power_off()
+    assert not list(tmp_path.rglob("*nvidia*"))
+
+
+def test_check_says_what_would_be_done_and_does_nothing(tmp_path: Path) -> None:
+    power = Power(Configuration(machine="1xT4"), tmp_path, use_library=False)
+    assert power.power_on(check=True).place
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_configuration_file_gives_way_to_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps({"machine": "4xA30", "identity": "n7", "cluster_uuid": "", "clique": None}))
+    assert read_configuration(path, {"machine": None}) == Configuration(machine="4xA30", identity="n7")
+    assert read_configuration(path, {"machine": "1xL4"}).machine == "1xL4"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "not JSON"), ('{"machines": 1}', "unknown keys machines, expected some of .*machine")]
+)
+def test_a_wrong_configuration_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "machine.json"
+    path.write_text(text)
+    with pytest.raises(DescriptionError, match=message):
+        read_configuration(path, {})
+
+
+def test_a_missing_or_foreign_library_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LibraryError, match=r"libnvidia-ml\.so\.1 does not exist: run the role"):
+        find_library(tmp_path)
+    (tmp_path / "libnvidia-ml.so.1").write_text("no library")
+    with pytest.raises(LibraryError, match="not the simulated library"):
+        Library(find_library(tmp_path))
+
+
+def test_capability_files_of_living_instances() -> None:
+    shown = {"gpus": [{"minor": 2, "gpu_instances": [{"id": 7, "compute_instances": [{"id": 0}, {"id": 1}]}]}]}
+    tree = capability_files(shown)
+    base, folder = 3 + 135 * 2 + 9 * 7, "/proc/driver/nvidia/capabilities/gpu2/mig/gi7"
+    minors = {path: int(entry.content.split()[1]) for path, entry in tree.items() if isinstance(entry, File)}
+    assert minors == {f"{folder}/access": base, f"{folder}/ci0/access": base + 1, f"{folder}/ci1/access": base + 2}
+
+
+def test_the_command_line_powers_on_and_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--root", str(tmp_path), "power-on", "--machine", "1xL4", "--no-library"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["changed"] is True
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["changed"] is False
+    assert main(["--root", str(tmp_path), "power-off", "--forget"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"changed": True}
+
+
+def test_errors_are_one_line_and_status_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--root", str(tmp_path), "power-on", "--machine", "3xH100", "--no-library"]) == 1
+    assert capsys.readouterr().err.startswith("gpu-simulator: machine profile '3xH100' is unknown, expected one of")
+    assert main(["--root", str(tmp_path), "show"]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_machines_are_listed() -> None:
+    output = io.StringIO()
+    run(parser().parse_args(["machines", "--json"]), output)
+    listed = {row["machine"]: row["gpus"] for row in json.loads(output.getvalue())}
+    assert (listed["8xH100"], listed["mixed"]) == (8, 5)
+    assert table([["A", "B"], ["longer", "x"]]) == "A       B\nlonger  x\n"
