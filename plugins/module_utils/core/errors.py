@@ -2,8 +2,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """What can go wrong, as types. The text of each error is a full sentence: found, expected, what to do."""
 
-# ruff: noqa: N818 the names say what happened, as Python's own do
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

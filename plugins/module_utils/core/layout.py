@@ -7,6 +7,7 @@ Everything but ``execute`` is pure.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -317,7 +318,12 @@ def _in_use(device: Device, rule: Rule, blockers: Sequence[Blocker]) -> InUse:
 def _take(backend: Backend, step: Step, plan: LayoutPlan, results: Sequence[StepResult]) -> Partition | None:
     if isinstance(step, SetPartitioning):
         backend.set_partitioning(step.device_uuid, step.enabled)
-        _check_mode(backend, step, plan, results)
+        try:
+            _check_mode(backend, step, plan, results)
+        except AcceleratorError:
+            with contextlib.suppress(AcceleratorError):
+                backend.set_partitioning(step.device_uuid, not step.enabled)
+            raise
         return None
     if isinstance(step, ResetDevice):
         backend.reset(step.device_uuids)
@@ -343,27 +349,40 @@ def _check_mode(backend: Backend, step: SetPartitioning, plan: LayoutPlan, resul
 def _undo(backend: Backend, results: Sequence[StepResult]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     undone: list[str] = []
     not_undone: list[str] = []
+    resets: list[ResetDevice] = []  # taken after the mode change that they had activated is taken back
     for result in reversed(results):
         step = result.step
-        try:
-            if isinstance(step, SetPartitioning):
-                backend.set_partitioning(step.device_uuid, not step.enabled)
-                said = SetPartitioning(step.device_uuid, not step.enabled).describe()
-            elif isinstance(step, ResetDevice):
-                continue  # the mode change before it is undone below, and the reset again after that
-            elif isinstance(step, DestroyPartition):
-                lost = step.partition
-                backend.create_partition(step.device_uuid, lost.profile_id, lost.placement)
-                said = CreatePartition(step.device_uuid, lost.profile, lost.profile_id, lost.placement).describe()
-            elif result.partition is not None:
-                backend.destroy_partition(step.device_uuid, result.partition.instance_id)
-                said = DestroyPartition(step.device_uuid, result.partition).describe()
-            else:
-                continue
-            undone.append(said)
-        except AcceleratorError as error:
-            not_undone.append(f"{step.describe()}: {error}")
+        if isinstance(step, ResetDevice):
+            resets.append(step)
+            continue
+        for inverse in _inverse(step, result.partition, resets):
+            try:
+                if isinstance(inverse, SetPartitioning):
+                    backend.set_partitioning(inverse.device_uuid, inverse.enabled)
+                elif isinstance(inverse, ResetDevice):
+                    backend.reset(inverse.device_uuids)
+                elif isinstance(inverse, DestroyPartition):
+                    backend.destroy_partition(inverse.device_uuid, inverse.partition.instance_id)
+                else:
+                    backend.create_partition(inverse.device_uuid, inverse.profile_id, inverse.placement)
+                undone.append(inverse.describe())
+            except AcceleratorError as error:
+                not_undone.append(f"{inverse.describe()}: {error}")
+    not_undone.extend(f"{step.describe()}: the change that it activated was pending before" for step in resets)
     return tuple(undone), tuple(not_undone)
+
+
+def _inverse(step: Step, made: Partition | None, resets: list[ResetDevice]) -> tuple[Step, ...]:
+    if isinstance(step, SetPartitioning):
+        again = tuple(resets)
+        resets.clear()
+        return (SetPartitioning(step.device_uuid, not step.enabled), *again)
+    if isinstance(step, DestroyPartition):
+        lost = step.partition
+        return (CreatePartition(step.device_uuid, lost.profile, lost.profile_id, lost.placement),)
+    if isinstance(step, CreatePartition) and made is not None:
+        return (DestroyPartition(step.device_uuid, made),)
+    return ()
 
 
 def _failed(step: Step, error: AcceleratorError, undone: Sequence[str], not_undone: Sequence[str]) -> LayoutFailed:

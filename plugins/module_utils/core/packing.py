@@ -14,7 +14,7 @@ from itertools import combinations
 from . import room
 from .errors import DoesNotFit, InvalidLayout
 from .layout_rules import WantedPartition
-from .model import Device, Partition, Placement, Profile
+from .model import Device, Partition, Profile
 from .room import Place
 
 _Group = tuple[Profile, tuple[int, ...], int]  # profile, starts that are given, count to be placed freely
@@ -78,9 +78,9 @@ def _groups(device: Device, wanted: Sequence[WantedPartition]) -> tuple[_Group, 
     )
 
 
-def _arrangements(device: Device, groups: Sequence[_Group]) -> Iterator[tuple[Place, ...]]:
-    """Yield every arrangement that can exist, each once."""
-    limits = room.totals(device)
+def _arrangements(device: Device, groups: Sequence[_Group], engines: bool = True) -> Iterator[tuple[Place, ...]]:
+    """Yield every arrangement that can exist, each once; without ``engines`` only places and counts are looked at."""
+    limits = room.totals(device) if engines else {}
 
     def extend(
         position: int, taken: int, left: dict[str, int], places: tuple[Place, ...]
@@ -93,7 +93,7 @@ def _arrangements(device: Device, groups: Sequence[_Group]) -> Iterator[tuple[Pl
         if count > profile.maximum:
             return
         after = {key: amount - count * profile.capacities.get(key, 0) for key, amount in left.items()}
-        if min(after.values()) < 0:
+        if min(after.values(), default=0) < 0:
             return
         fixed = [placement for placement in profile.placements if placement.start in given]
         others = [placement for placement in profile.placements if placement.start not in given]
@@ -111,7 +111,6 @@ def _arrangements(device: Device, groups: Sequence[_Group]) -> Iterator[tuple[Pl
                 added = tuple((profile, placement) for placement in (*fixed, *chosen))
                 yield from extend(position + 1, covered, after, places + added)
 
-    # What is given is not movable, so an arrangement around it is looked for, not the other way round.
     yield from extend(0, 0, dict(limits), ())
 
 
@@ -147,13 +146,8 @@ def _does_not_fit(device: Device, groups: Sequence[_Group]) -> DoesNotFit:
             f"{start}: it needs {needed} memory slices, the board has {device.memory_slices}",
             blockers=tuple(profile.name for profile, _given, _free in groups),
         )
-    for key, total in room.totals(device).items():
-        asked = sum(profile.capacities.get(key, 0) * (len(given) + free) for profile, given, free in groups)
-        if asked > total:
-            users = tuple(profile.name for profile, _given, _free in groups if profile.capacities.get(key, 0))
-            return DoesNotFit(
-                f"{start}: {', '.join(users)} together need {asked} {key}, the board has {total}", blockers=users
-            )
+    if next(_arrangements(device, groups, engines=False), None) is not None:
+        return _lacks_engines(device, groups, start)
     culprits = tuple(
         profile.name
         for position, (profile, given, free) in enumerate(groups)
@@ -171,12 +165,21 @@ def _does_not_fit(device: Device, groups: Sequence[_Group]) -> DoesNotFit:
     )
 
 
+def _lacks_engines(device: Device, groups: Sequence[_Group], start: str) -> DoesNotFit:
+    lacking: list[str] = []
+    users: dict[str, None] = {}
+    for key, total in room.totals(device).items():
+        asked = sum(profile.capacities.get(key, 0) * (len(given) + free) for profile, given, free in groups)
+        if asked > total:
+            lacking.append(f"{asked} {key} of {total}")
+            users.update((profile.name, None) for profile, _given, _free in groups if profile.capacities.get(key, 0))
+    return DoesNotFit(
+        f"{start}: {', '.join(users)} together would need {', '.join(lacking)} that the board has",
+        blockers=tuple(users),
+    )
+
+
 def _with_one_less(groups: Sequence[_Group], position: int, given: tuple[int, ...], free: int) -> tuple[_Group, ...]:
     profile = groups[position][0]
     smaller = (profile, given, free - 1) if free else (profile, given[:-1], 0)
     return (*groups[:position], smaller, *groups[position + 1 :])
-
-
-def placements_of(places: Collection[Place]) -> tuple[Placement, ...]:
-    """Return the placements of an arrangement, by start."""
-    return tuple(sorted(placement for _profile, placement in places))

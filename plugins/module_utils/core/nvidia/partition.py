@@ -105,9 +105,7 @@ def create(nvml: Nvml, board: BoardFacts, device: Device, profile_id: int, place
         kinds = discover.compute_profiles(nvml, board, profile_id, instance)
         full = discover.full_profile(kinds, profile)
         nvml.call("nvmlGpuInstanceCreateComputeInstance", instance, full.profile_id, doing=f"{doing}: compute instance")
-        made = discover.read_partition(nvml, board, profile, instance, {})
-        if not made.uuid:
-            raise AcceleratorError(f"{doing}: the compute instance that was made does not fill the GPU instance")
+        made = _usable(discover.read_partition(nvml, board, profile, instance, {}), doing)
     except BaseException:
         with contextlib.suppress(AcceleratorError):
             _destroy_instance(nvml, board, profile_id, instance, doing)
@@ -136,6 +134,12 @@ def _destroy_instance(nvml: Nvml, board: BoardFacts, profile_id: int, instance: 
     for _kind, handle in discover.compute_instances(nvml, board, profile_id, instance):
         nvml.call("nvmlComputeInstanceDestroy", handle, doing=f"{doing}: compute instance")
     nvml.call("nvmlGpuInstanceDestroy", instance, doing=doing)
+
+
+def _usable(made: Partition, doing: str) -> Partition:
+    if not made.uuid:
+        raise AcceleratorError(f"{doing}: the compute instance that was made does not fill the GPU instance")
+    return made
 
 
 def _profile(device: Device, profile_id: int, placement: Placement) -> Profile:

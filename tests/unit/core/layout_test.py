@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The layout planner: the minimum is proved against every arrangement there is; the executor goes back on failure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import board_model
+import pytest
+from board_model import Place, all_states, board_names, can_exist, device, multiset
+from dra_driver.core.errors import AcceleratorError, DoesNotFit, InUse, InvalidLayout, LayoutFailed, Unsupported
+from dra_driver.core.layout import (
+    CreatePartition,
+    DestroyPartition,
+    LayoutPlan,
+    Match,
+    ResetDevice,
+    Rule,
+    SetPartitioning,
+    WantedPartition,
+    execute,
+    plan_layout,
+)
+from dra_driver.core.model import Device, Process
+from dra_driver.core.prepared import PreparedPartition
+from hypothesis import given
+from hypothesis import strategies as st
+from memory_backend import MemoryBackend
+
+MIG_BOARDS = board_names()
+Multiset = tuple[tuple[int, int], ...]
+
+
+@lru_cache(maxsize=None)
+def states_by_multiset(name: str) -> dict[Multiset, list[frozenset[Place]]]:
+    found: dict[Multiset, list[frozenset[Place]]] = defaultdict(list)
+    for state in all_states(name):
+        found[multiset(state)].append(frozenset(state))
+    return found
+
+
+def rule_of(gpu: Device, wanted: Multiset) -> Rule:
+    names = {profile.profile_id: profile.name for profile in gpu.profiles}
+    return Rule(Match(), "static", tuple(WantedPartition(names[profile], count) for profile, count in wanted))
+
+
+def static(**counts: int) -> Rule:
+    return Rule(Match(), "static", tuple(WantedPartition(name, count) for name, count in counts.items()))
+
+
+def wanted(*partitions: tuple[Any, ...]) -> Rule:
+    return Rule(Match(), "static", tuple(WantedPartition(*each) for each in partitions))
+
+
+def destroyed(plan: LayoutPlan) -> set[Place]:
+    return {
+        (step.partition.profile_id, step.partition.placement.start)
+        for step in plan.steps
+        if isinstance(step, DestroyPartition)
+    }
+
+
+def check_minimum(name: str, present: tuple[Place, ...], target: Multiset) -> None:
+    gpu = device(name, enabled=True, places=present)
+    candidates = states_by_multiset(name).get(target, [])
+    if not candidates:
+        with pytest.raises(DoesNotFit):
+            plan_layout(gpu, rule_of(gpu, target))
+        return
+    least = min(len(set(present) - candidate) for candidate in candidates)
+    plan = plan_layout(gpu, rule_of(gpu, target))
+    assert len(destroyed(plan)) == least
+    backend = MemoryBackend(name, gpu)
+    execute(backend, plan)
+    result = tuple((each.profile_id, each.placement.start) for each in backend.present.partitions)
+    assert multiset(result) == target
+    assert set(result) >= set(present) - destroyed(plan)
+    assert plan_layout(backend.present, rule_of(gpu, target)).steps == ()
+
+
+def test_every_change_on_the_smallest_board_disturbs_the_minimum() -> None:
+    for present in all_states("a30"):
+        for target in states_by_multiset("a30"):
+            check_minimum("a30", present, target)
+
+
+@pytest.mark.parametrize("name", MIG_BOARDS)
+@given(data=st.data())
+def test_changes_disturb_the_minimum(name: str, data: st.DataObject) -> None:
+    present = data.draw(st.sampled_from(all_states(name)))
+    target = data.draw(st.sampled_from(sorted(states_by_multiset(name))))
+    check_minimum(name, present, target)
+
+
+@pytest.mark.parametrize("name", MIG_BOARDS)
+@given(data=st.data())
+def test_any_wish_is_planned_or_refused_rightly(name: str, data: st.DataObject) -> None:
+    present = data.draw(st.sampled_from(all_states(name)))
+    ids = [entry["id"] for entry in board_model.board(name)["mig"]["profiles"]]
+    counts = data.draw(st.dictionaries(st.sampled_from(ids), st.integers(1, 5), min_size=1, max_size=4))
+    check_minimum(name, present, tuple(sorted(counts.items())))
+
+
+@pytest.mark.parametrize("name", MIG_BOARDS)
+@given(data=st.data())
+def test_given_places_are_kept_to(name: str, data: st.DataObject) -> None:
+    present = data.draw(st.sampled_from(all_states(name)))
+    target = data.draw(st.sampled_from([state for state in all_states(name) if state]))
+    pinned = frozenset(data.draw(st.sets(st.sampled_from(target))))
+    names = {profile.profile_id: profile.name for profile in device(name).profiles}
+    gpu = device(name, enabled=True, places=present)
+    loose = multiset(tuple(each for each in target if each not in pinned))
+    rule = wanted(
+        *((names[profile], 1, start) for profile, start in pinned), *((names[profile], n) for profile, n in loose)
+    )
+    candidates = [each for each in states_by_multiset(name)[multiset(target)] if each >= pinned]
+    plan = plan_layout(gpu, rule)
+    assert len(destroyed(plan)) == min(len(set(present) - each) for each in candidates)
+    backend = MemoryBackend(name, gpu)
+    execute(backend, plan)
+    assert pinned <= {(each.profile_id, each.placement.start) for each in backend.present.partitions}
+
+
+@pytest.mark.parametrize("name", MIG_BOARDS)
+@given(data=st.data())
+def test_held_partitions_are_kept_whenever_that_is_possible(name: str, data: st.DataObject) -> None:
+    present = data.draw(st.sampled_from([state for state in all_states(name) if state]))
+    target = data.draw(st.sampled_from(sorted(states_by_multiset(name))))
+    held = frozenset(data.draw(st.sets(st.sampled_from(present))))
+    gpu = device(name, enabled=True, places=present)
+    gpu = replace(
+        gpu,
+        partitions=tuple(
+            replace(each, processes=(Process(7, "train"),))
+            if (each.profile_id, each.placement.start) in held
+            else each
+            for each in gpu.partitions
+        ),
+    )
+    costs = [(len(held - each), len(set(present) - each)) for each in states_by_multiset(name)[target]]
+    plan = plan_layout(gpu, rule_of(gpu, target), refuse=False)
+    assert (len(destroyed(plan) & held), len(destroyed(plan))) == min(costs)
+    if min(costs)[0]:
+        assert len(plan.blockers) == min(costs)[0]
+        with pytest.raises(InUse) as refused:
+            plan_layout(gpu, rule_of(gpu, target))
+        assert refused.value.pids == (7,) and "7 (train)" in str(refused.value)
+    else:
+        assert plan.blockers == ()
+
+
+def test_the_demonstration_s_layout_on_a_bare_gpu() -> None:
+    plan = plan_layout(device("h100-80"), static(**{"3g.40gb": 1, "1g.10gb": 4}))
+    assert isinstance(plan.steps[0], SetPartitioning)
+    made = [(step.profile, step.placement.start) for step in plan.steps if isinstance(step, CreatePartition)]
+    assert made[0] == ("3g.40gb", 4)
+    assert sorted(made[1:]) == [("1g.10gb", start) for start in (0, 1, 2, 3)]
+
+
+def test_a_claim_that_holds_what_is_in_the_way_is_named() -> None:
+    gpu = device("h100-80", places=((9, 4), (19, 0)))
+    held = PreparedPartition("team/train", gpu.uuid, gpu.partitions[1].uuid, 9, gpu.partitions[1].placement)
+    other = replace(held, claim="team/elsewhere", device_uuid="GPU-other")
+    with pytest.raises(InUse) as refused:
+        plan_layout(gpu, static(**{"7g.80gb": 1}), prepared=(held, other))
+    assert refused.value.claims == ("team/train",) and refused.value.pids == ()
+    assert "3g.40gb at 4:4" in str(refused.value) and "team/train" in str(refused.value)
+    assert plan_layout(gpu, static(**{"3g.40gb": 1}), prepared=(held,)).kept == (gpu.partitions[1],)
+
+
+def test_a_claim_for_the_whole_device_blocks_a_change_of_mode() -> None:
+    gpu = device("h100-80")
+    held = PreparedPartition("team/whole", gpu.uuid)
+    with pytest.raises(InUse) as refused:
+        plan_layout(gpu, static(**{"1g.10gb": 1}), prepared=(held,))
+    assert refused.value.claims == ("team/whole",)
+    assert plan_layout(gpu, Rule(Match(), "whole"), prepared=(held,)).steps == ()
+
+
+def test_a_process_on_the_device_blocks_a_change_of_mode() -> None:
+    gpu = device("h100-80", processes=(Process(41, "python"),))
+    with pytest.raises(InUse) as refused:
+        plan_layout(gpu, static(**{"1g.10gb": 1}))
+    assert refused.value.pids == (41,)
+
+
+def test_an_instance_without_compute_instance_is_replaced() -> None:
+    gpu = device("h100-80", places=((19, 0),))
+    empty = replace(gpu.partitions[0], uuid="", compute_instance_id=None, compute_instances=0)
+    plan = plan_layout(replace(gpu, partitions=(empty,)), static(**{"1g.10gb": 7}))
+    assert [type(step) for step in plan.steps] == [DestroyPartition] + [CreatePartition] * 7
+
+
+def test_an_empty_instance_is_sacrificed_before_a_live_one() -> None:
+    gpu = device("h100-80", places=((19, 0), (19, 4)))
+    first, second = gpu.partitions
+    gpu = replace(gpu, partitions=(replace(first, uuid="", compute_instance_id=None, compute_instances=0), second))
+    plan = plan_layout(gpu, static(**{"1g.10gb": 1, "3g.40gb": 1}))
+    assert second in plan.kept and destroyed(plan) == {(19, 0)}
+
+
+@pytest.mark.parametrize(
+    ("state", "rule", "kinds"),
+    [
+        ((False, False), static(**{"1g.5gb": 1}), [SetPartitioning, ResetDevice, CreatePartition]),
+        ((False, True), static(**{"1g.5gb": 1}), [ResetDevice, CreatePartition]),
+        ((True, False), static(**{"1g.5gb": 1}), [SetPartitioning, CreatePartition]),
+        ((True, True), Rule(Match(), "whole"), [SetPartitioning, ResetDevice]),
+        ((False, True), Rule(Match(), "whole"), [SetPartitioning]),
+        ((False, False), Rule(Match(), "dynamic"), [SetPartitioning, ResetDevice]),
+        ((True, True), Rule(Match(), "dynamic"), []),
+    ],
+)
+def test_modes_where_a_reset_is_needed(state: tuple[bool, bool], rule: Rule, kinds: list[type]) -> None:
+    gpu = device("a100-40", enabled=state[0], pending=state[1])
+    plan = plan_layout(gpu, rule)
+    assert [type(step) for step in plan.steps] == kinds
+    backend = MemoryBackend("a100-40", gpu)
+    execute(backend, plan)
+    assert plan_layout(backend.present, rule).steps == ()
+
+
+def test_dynamic_touches_nothing_where_no_reset_is_needed() -> None:
+    for gpu in (device("h100-80"), device("h100-80", places=((9, 0),)), device("l4")):
+        assert plan_layout(gpu, Rule(Match(), "dynamic")).steps == ()
+
+
+def test_whole_takes_every_partition_away() -> None:
+    gpu = device("h100-80", places=((9, 0), (9, 4)))
+    plan = plan_layout(gpu, Rule(Match(), "whole"))
+    assert [type(step) for step in plan.steps] == [DestroyPartition, DestroyPartition, SetPartitioning]
+
+
+def test_a_device_that_cannot_be_partitioned() -> None:
+    assert plan_layout(device("l4"), Rule(Match(), "whole")).steps == ()
+    with pytest.raises(Unsupported, match="NVIDIA L4"):
+        plan_layout(device("l4"), static(**{"1g.10gb": 1}))
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "text"),
+    [
+        (static(**{"9g.10gb": 1}), InvalidLayout, "no profile '9g.10gb'.*3g.40gb"),
+        (wanted(("3g.40gb", 1, 2)), InvalidLayout, "start at memory slice 2.*0, 4"),
+        (static(**{"3g.40gb": 3}), DoesNotFit, "takes 2 × 3g.40gb at most, 3"),
+        (static(**{"3g.40gb": 2, "1g.10gb": 1}), DoesNotFit, "needs 9 memory slices, the board has 8"),
+        (static(**{"1g.10gb+me": 1, "7g.80gb": 1}), DoesNotFit, "memory slices"),
+        (static(**{"2g.20gb": 3, "1g.20gb": 1, "1g.10gb": 1}), DoesNotFit, "memory slices"),
+        (static(**{"4g.40gb": 1, "2g.20gb": 2}), DoesNotFit, "one less of"),
+    ],
+)
+def test_what_does_not_fit_is_explained(rule: Rule, error: type[AcceleratorError], text: str) -> None:
+    with pytest.raises(error, match=text) as refused:
+        plan_layout(device("h100-80"), rule)
+    if isinstance(refused.value, DoesNotFit):
+        assert refused.value.blockers
+
+
+def test_engines_that_are_gone_are_named() -> None:
+    with pytest.raises(DoesNotFit, match="2 jpegEngines of 1, 2 ofaEngines of 1"):
+        plan_layout(device("a30"), static(**{"1g.6gb+me": 1, "2g.12gb+me": 1}))
+
+
+def test_other_spellings_of_a_profile_are_the_profile() -> None:
+    gpu = device("a100-40", places=((19, 6),))
+    for spelling in ("1g.5gb", "1c.1g.5gb", "MIG 1g.5gb"):
+        assert plan_layout(gpu, static(**{spelling: 1})).steps == ()
+
+
+@pytest.mark.parametrize("name", MIG_BOARDS)
+@given(data=st.data())
+def test_a_failure_at_any_call_leads_back_to_the_former_layout(name: str, data: st.DataObject) -> None:
+    present = data.draw(st.sampled_from(all_states(name)))
+    on = bool(present) or data.draw(st.booleans())
+    gpu = device(name, enabled=on, places=present)
+    target = data.draw(st.sampled_from(sorted(states_by_multiset(name))))
+    rule = data.draw(st.sampled_from([rule_of(gpu, target), Rule(Match(), "whole")]))
+    plan = plan_layout(gpu, rule)
+    fail_at = data.draw(st.integers(0, max(len(plan.steps) - 1, 0)))
+    backend = MemoryBackend(name, gpu, fail_at)
+    before = backend.state()
+    seen: list[str] = []
+    if not plan.steps:
+        assert execute(backend, plan) == () and backend.calls == []
+        return
+    with pytest.raises(LayoutFailed) as failed:
+        execute(backend, plan, lambda result: seen.append(result.step.describe()))
+    assert backend.state() == before
+    assert failed.value.code == "injected" and failed.value.not_undone == ()
+    assert plan.steps[fail_at].describe() in str(failed.value)
+    assert seen == [step.describe() for step in plan.steps[:fail_at]]
+
+
+def test_what_could_not_be_undone_is_said() -> None:
+    gpu = device("h100-80", places=((9, 4),))
+    plan = plan_layout(gpu, static(**{"4g.40gb": 1, "2g.20gb": 1}))
+    backend = MemoryBackend("h100-80", gpu, fail_at=2)
+    original = backend.create_partition
+
+    def create(uuid: str, profile_id: int, placement: Any) -> Any:
+        if profile_id == 9:
+            raise DoesNotFit("still taken")
+        return original(uuid, profile_id, placement)
+
+    backend.create_partition = create  # type: ignore[method-assign]
+    with pytest.raises(LayoutFailed, match="Could not be undone: create 3g.40gb at 4:4") as failed:
+        execute(backend, plan)
+    assert len(failed.value.not_undone) == 1 and failed.value.undone
+
+
+def test_a_mode_that_did_not_change_is_a_failure() -> None:
+    gpu = device("h100-80")
+    plan = plan_layout(gpu, static(**{"1g.10gb": 1}))
+    backend = MemoryBackend("h100-80", gpu)
+    backend.set_partitioning = lambda uuid, enabled: None  # type: ignore[method-assign]
+    with pytest.raises(LayoutFailed, match="still off"):
+        execute(backend, plan)
+
+
+def test_plans_are_data() -> None:
+    gpu = device("a100-40", enabled=False, places=())
+    plan = plan_layout(gpu, static(**{"1g.5gb": 1})).to_dict()
+    assert [step["step"] for step in plan["steps"]] == ["set_partitioning", "reset_device", "create_partition"]
+    assert plan["steps"][2]["profile"] == "1g.5gb" and plan["blockers"] == []
+    assert can_exist("a100-40", ((19, plan["steps"][2]["start"]),))
