@@ -90,8 +90,14 @@ def python_gates(links: Path) -> list[Step]:
         Step(
             "mypy tools",
             "10 s",
-            ["mypy", "--config-file", configuration, *sorted((ROOT / "tests/tools").rglob("*.py"))],
-            environment={"MYPYPATH": str(ROOT / "tests/tools"), "PYTHONPATH": ""},
+            [
+                "mypy",
+                "--config-file",
+                configuration,
+                *sorted((ROOT / "tests/tools").rglob("*.py")),
+                ROOT / "tests/conftest.py",
+            ],
+            environment={"MYPYPATH": f"{ROOT}:{ROOT / 'tests/tools'}:{ROOT / 'tests/tools/checks'}", "PYTHONPATH": ""},
         ),
     ]
 

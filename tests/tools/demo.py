@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The demo: bare Kubernetes nodes, one playbook, and pods that claim whole GPUs and partitions of them.
+
+Everything is real but the GPUs, which are simulated below NVIDIA's own management library. Every stage checks what it
+shows: the demo ends with an error where a pod did not see exactly the devices that it claimed, where a partition was
+left behind, or where the second run of the playbook changed something. The cluster is left running.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from steps import ROOT, Result, Step, cache, duration, run_steps, say, tool_environment
+
+sys.path.insert(0, str(ROOT))
+
+from tests.cluster.cluster import EXAMPLES, WORLD, Cluster, CommandFailed, parse_recap
+
+NAME = os.environ.get("DRA_ACCELERATORS_WORLD", "demo")
+NODES, SILICON = 2, "8xH100"
+FLEET = EXAMPLES / "fleet.yml"
+
+
+class DemoFailed(Exception):
+    """A stage did not show what it should; the message says what was seen and what was expected."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """One example: its file, what it shows, and the containers that run, with a pattern of what each one's NVML lists."""
+
+    file: str
+    title: str
+    containers: tuple[tuple[str, str], ...]
+    sees: str
+
+    def check(self, where: str, log: str) -> str:
+        """The line of the device that the container sees; an error where it is not exactly one of the kind."""
+        lines = [line.strip() for line in log.splitlines() if re.search(self.sees, line)]
+        gpus = [line for line in log.splitlines() if line.startswith("GPU ")]
+        if len(lines) != 1 or len(gpus) != 1:
+            raise DemoFailed(f"{where}: expected one GPU and one line like {self.sees!r}, and its NVML shows:\n{log}")
+        return lines[0]
+
+
+STORIES = (
+    Story(
+        "whole-gpu-by-memory.yaml",
+        "a whole GPU, asked for by its memory",
+        (("whole-gpu", "cuda"),),
+        r"^GPU 0: .*UUID: GPU-",
+    ),
+    Story(
+        "two-dynamic-mig.yaml",
+        "two partitions that did not exist before the pods did",
+        (("dynamic-one", "cuda"), ("dynamic-two", "cuda")),
+        r"MIG 1g\.10gb",
+    ),
+    Story(
+        "static-mig.yaml",
+        "the 3g.40gb partition that the playbook made",
+        (("static-3g-40gb", "cuda"),),
+        r"MIG 3g\.40gb",
+    ),
+    Story(
+        "shared-claim.yaml",
+        "two containers that share one claim",
+        (("shared", "first"), ("shared", "second")),
+        r"^GPU 0: .*UUID: GPU-",
+    ),
+)
+UNFIT = "does-not-fit.yaml"
+UNFIT_POD = "does-not-fit"
+
+
+def heading(number: int, text: str) -> None:
+    """Announce a stage."""
+    say()
+    say(f"== {number}. {text}")
+
+
+def command(step: Step, logs: Path, environment: dict[str, str]) -> Result:
+    """Run one command as a step; an error ends the demo."""
+    (result,) = run_steps([step], "demo", logs, environment)
+    if result.problem:
+        raise DemoFailed(f"{step.name}: {result.problem}")
+    return result
+
+
+def site(cluster: Cluster, name: str, usual: str, logs: Path, environment: dict[str, str]) -> Result:
+    """Run the site playbook over the nodes and show its recap."""
+    inventory = logs / "inventory.yml"
+    inventory.write_text(cluster.world("inventory"), encoding="utf-8")
+    playbook: list[str | Path] = ["ansible-playbook", "-i", inventory, ROOT / "playbooks/site.yml", "-e", f"@{FLEET}"]
+    say(f"    $ ansible-playbook -i {inventory} playbooks/site.yml -e @examples/fleet.yml")
+    result = command(
+        Step(name, usual, playbook, environment={"ANSIBLE_INJECT_FACT_VARS": "false"}),
+        logs,
+        {**environment, "KUBECONFIG": cluster.world("kubeconfig").strip()},
+    )
+    if result.log is not None:
+        text = result.log.read_text(encoding="utf-8")
+        summary, _, recap = text.rpartition("PLAY RECAP")
+        for line in summary_lines(summary) + recap.splitlines()[1:]:
+            if line.strip():
+                say(f"    {line}")
+    return result
+
+
+def summary_lines(output: str) -> list[str]:
+    """The summary that the playbook prints last: the lines of the message of its last debug task."""
+    _, _, last = output.rpartition("\nTASK [")
+    title, _, body = last.partition("\n")
+    if "ummary" not in title:
+        return []
+    return [line.strip().strip('",') for line in body.splitlines() if line.strip().startswith('"') or "|" in line]
+
+
+def tell(cluster: Cluster, story: Story) -> None:
+    """Apply an example, wait for its pods, show what each container's NVML lists."""
+    say()
+    say(f"  {story.title}: kubectl apply -f examples/{story.file}")
+    started = time.monotonic()
+    cluster.apply(EXAMPLES / story.file)
+    pods = sorted({pod for pod, _ in story.containers})
+    cluster.wait_running(*pods)
+    seconds = time.monotonic() - started
+    seen = []
+    for pod, container in story.containers:
+        where = f"pod {pod}, container {container}"
+
+        def log(pod: str = pod, container: str = container) -> str:
+            return cluster.log(pod, container=container)
+
+        text = cluster.wait(f"{where} printing its devices", log, timeout=30)
+        seen.append(story.check(where, text))
+        say(f"    {where}, on {cluster.pod(pod)['spec']['nodeName']}:")
+        for line in text.splitlines():
+            say(f"      {line}")
+    same = len(set(seen)) == 1
+    if len(seen) > 1 and same != (len(pods) == 1):
+        raise DemoFailed(f"{story.file}: containers of one claim see one device, pods of two claims two; seen: {seen}")
+    say(f"    running {duration(seconds)} after kubectl apply")
+
+
+def show_unfit(cluster: Cluster) -> None:
+    """Apply the claim that cannot be satisfied and show the scheduler's reason."""
+    say()
+    say(f"  a claim that cannot fit: kubectl apply -f examples/{UNFIT}")
+    cluster.apply(EXAMPLES / UNFIT)
+
+    def reason() -> str:
+        conditions = cluster.pod(UNFIT_POD)["status"].get("conditions", [])
+        return next((str(each["message"]) for each in conditions if each.get("reason") == "Unschedulable"), "")
+
+    message = cluster.wait("the scheduler's reason", reason, timeout=60)
+    say(f"    pod {UNFIT_POD} is {cluster.pod(UNFIT_POD)['status']['phase']}: {message}")
+
+
+def everything_given_back(cluster: Cluster, before: dict[str, list[str]]) -> None:
+    """Delete the pods and claims; the partitions and CDI files made for them have to be gone."""
+    for file in [*(story.file for story in STORIES), UNFIT]:
+        cluster.delete(EXAMPLES / file)
+    for node, instances in before.items():
+
+        def gone(node: str = node, instances: list[str] = instances) -> bool:
+            return sorted(cluster.instances(node)) == instances and not cluster.cdi_files(node)
+
+        cluster.wait(f"{node} as it was before the pods", gone, timeout=120)
+        say(f"    {node}: {len(instances)} partitions, all of them from the playbook; no CDI file of a claim is left")
+
+
+def main() -> int:
+    """Run the demo from end to end and return the exit status."""
+    started = time.monotonic()
+    logs = cache() / "results/demo"
+    environment = tool_environment(Path(sys.prefix))
+    os.environ.update({name: environment[name] for name in ("PATH", "ANSIBLE_COLLECTIONS_PATH")})
+    cluster = Cluster(NAME)
+
+    heading(1, f"A Kubernetes cluster with {NODES} bare nodes, each with the hardware of {SILICON}")
+    up = Step(
+        "world up",
+        "12 min the first time on a machine, 1 min after that",
+        [WORLD, "up", "--name", NAME, "--nodes", str(NODES), "--silicon", SILICON],
+        remedy="read the log; running it again goes on where it stopped.",
+    )
+    command(up, logs, environment)
+    for line in cluster.kubectl("get", "nodes").splitlines():
+        say(f"    {line}")
+
+    heading(2, "One playbook partitions the GPUs and deploys the node driver")
+    first = site(cluster, "site playbook", "3 min", logs, environment)
+    for line in cluster.kubectl("get", "resourceslices").splitlines():
+        say(f"    {line}")
+
+    heading(3, "Pods claim GPUs; each prints what its own NVML shows")
+    nodes = cluster.nodes()
+    before = {node: sorted(cluster.instances(node)) for node in nodes}
+    for story in STORIES:
+        tell(cluster, story)
+    show_unfit(cluster)
+
+    heading(4, "The pods are deleted")
+    everything_given_back(cluster, before)
+
+    heading(5, "The same playbook again changes nothing")
+    second = site(cluster, "site playbook again", "1 min", logs, environment)
+    recap = parse_recap(second.log.read_text(encoding="utf-8")) if second.log else {}
+    changed = {host: counters["changed"] for host, counters in recap.items() if counters["changed"]}
+    if changed or not recap:
+        raise DemoFailed(
+            f"the second run of the site playbook: expected changed=0 on every host, found {changed or 'no recap'}"
+        )
+
+    heading(6, "Summary")
+    say(
+        f"  {len(nodes)} nodes went from bare to published in {duration(first.seconds)}; the second run changed nothing."
+    )
+    say(f"  {sum(len(story.containers) for story in STORIES)} containers saw exactly the devices they had claimed.")
+    say(f"  Whole demo: {duration(time.monotonic() - started)}. Logs are under {logs}")
+    say()
+    world = f"tests/world/world --name {NAME}"
+    say("  The cluster is still up. Look around:")
+    say(f"    {world} kubectl get resourceslices,deviceclasses")
+    say(f"    {world} kubectl -- apply -f examples/two-dynamic-mig.yaml")
+    say(f"    {world} run {nodes[0]} -- nvidia-smi -L")
+    say(f"    {world} logs {nodes[0]} dra-accelerators-driver")
+    say("  Take it down:")
+    say(f"    {world} down")
+    return 0
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """Run the demo; an error is told in words, with what to do."""
+    try:
+        return run()
+    except (DemoFailed, CommandFailed, AssertionError) as error:
+        say()
+        say(f"The demo FAILED: {error}")
+        say(f"The cluster is left as it is. Look around: tests/world/world --name {NAME} status")
+        say(f"Run `make demo` again to go on, or start over after `tests/world/world --name {NAME} down`.")
+        return 1
+    except KeyboardInterrupt:
+        say(f"Stopped. The cluster is left as it is; take it down with `tests/world/world --name {NAME} down`.")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))
