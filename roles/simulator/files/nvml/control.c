@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright (c) 2026 The dra.accelerators authors
+ *
+ * The private control symbol: commands of an operator of the simulator, as one line of text; the answer is one JSON object.
+ */
+#include "simulator.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+enum { COMMAND_WORDS_MAX = 16 };
+
+struct command {
+    const char *name;
+    nvmlReturn_t (*run)(int words, char **word, struct json *json, char *error, size_t size);
+    int words_min, words_max;
+    const char *usage;
+};
+
+bool find_gpus(const struct machine *machine, const char *selection, bool chosen[GPUS_MAX], char *error, size_t size)
+{
+    char copy[1024], *rest = copy;
+    memset(chosen, 0, GPUS_MAX * sizeof *chosen);
+    copy_text(copy, sizeof copy, selection);
+    for (char *name = strsep(&rest, ","); name; name = strsep(&rest, ",")) {
+        struct address address;
+        uint64_t index;
+        bool found = false, is_address = parse_address(name, &address), is_index = parse_unsigned(name, GPUS_MAX - 1, &index);
+        for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
+            const struct board *board = &machine->gpus[gpu].board;
+            if (strcmp(name, "all") == 0 || (is_index && index == gpu) || strcasecmp(board->uuid, name) == 0
+                || (is_address && same_address(&board->address, &address)))
+                found = chosen[gpu] = true;
+        }
+        if (!found) {
+            snprintf(error, size, "GPU: found \"%s\", expected an index below %u, a UUID or a PCI address of this machine", name,
+                     machine->gpu_count);
+            return false;
+        }
+    }
+    return true;
+}
+
+static nvmlReturn_t begin_write(struct machine **machine, char *error, size_t size)
+{
+    nvmlReturn_t result = state_begin_write(machine);
+    if (result == SUCCESS && !(*machine)->loaded) {
+        state_abandon();
+        result = DRIVER_NOT_LOADED;
+    }
+    if (result != SUCCESS)
+        snprintf(error, size, "%s", result == NO_PERMISSION ? "the state cannot be written; expected root, on the host"
+                                                            : "no machine is loaded; load one first");
+    return result;
+}
+
+/* What is on the machine outlives nothing: a factory-fresh start with numbers that no handle or event of before has. */
+static nvmlReturn_t run_load(int words, char **word, struct json *json, char *error, size_t size)
+{
+    static struct machine loaded;           /* under the process lock */
+    struct machine *machine;
+    (void)words;
+    if (geteuid() != 0) {
+        snprintf(error, size, "load: found user %u, expected root", (unsigned)geteuid());
+        return NO_PERMISSION;
+    }
+    if (!machine_parse(word[1], &loaded, error, size))
+        return INVALID_ARGUMENT;
+    nvmlReturn_t result = state_create();
+    if (result == SUCCESS)
+        result = state_open();
+    if (result == SUCCESS)
+        result = state_begin_write(&machine);
+    if (result != SUCCESS) {
+        snprintf(error, size, "the state file beside the library cannot be made or written: %s", nvmlErrorString(result));
+        return result;
+    }
+    uint64_t serial = machine->serial, events = machine->events_written, epoch = 0;
+    for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++)
+        epoch = machine->gpus[gpu].epoch > epoch ? machine->gpus[gpu].epoch : epoch;
+    *machine = loaded;
+    machine->serial = serial;
+    machine->events_written = events;
+    for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
+        machine->gpus[gpu].epoch = epoch;
+        gpu_power_on(&machine->gpus[gpu], true);
+    }
+    for (unsigned fault = 0; fault < CALL_FAULTS_MAX; fault++)
+        state_reset_call_count(fault);
+    capabilities_sync(machine);
+    json_number(json, "gpus", machine->gpu_count);
+    state_commit();
+    return SUCCESS;
+}
+
+static nvmlReturn_t cycle(bool repair_lost, char *error, size_t size)
+{
+    struct machine *machine;
+    nvmlReturn_t result = begin_write(&machine, error, size);
+    if (result != SUCCESS)
+        return result;
+    for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
+        bool lost = machine->gpus[gpu].lost && !repair_lost;
+        gpu_power_on(&machine->gpus[gpu], false);
+        machine->gpus[gpu].lost = lost;
+    }
+    machine->ready_state = 0;
+    capabilities_sync(machine);
+    state_commit();
+    return SUCCESS;
+}
+
+static nvmlReturn_t run_power_cycle(int words, char **word, struct json *json, char *error, size_t size)
+{
+    (void)words;
+    (void)word;
+    (void)json;
+    return cycle(true, error, size);
+}
+
+static nvmlReturn_t run_driver_reload(int words, char **word, struct json *json, char *error, size_t size)
+{
+    (void)words;
+    (void)word;
+    (void)json;
+    return cycle(false, error, size);
+}
+
+/* Why these GPUs cannot be reset now, or SUCCESS. */
+static nvmlReturn_t check_reset(const struct machine *machine, const bool chosen[GPUS_MAX], char *error, size_t size)
+{
+    for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
+        const struct gpu *target = &machine->gpus[gpu];
+        if (!chosen[gpu])
+            continue;
+        if (target->lost) {
+            snprintf(error, size, "GPU %u is lost; expected one that answers: power-cycle the machine", gpu);
+            return GPU_IS_LOST;
+        }
+        if (gpu_in_use(target)) {
+            snprintf(error, size, "GPU %u is in use by another client; stop its processes first", gpu);
+            return IN_USE;
+        }
+        for (unsigned other = 0; other < machine->gpu_count; other++) {
+            for (unsigned link = 0; link < LINKS_MAX && !chosen[other]; link++) {
+                const struct nvlink *each = &target->board.links[link];
+                if (each->present && each->remote == REMOTE_GPU && same_address(&each->address, &machine->gpus[other].board.address)) {
+                    snprintf(error, size, "GPU %u is linked to GPU %u; expected both in one reset", gpu, other);
+                    return INVALID_ARGUMENT;
+                }
+            }
+        }
+    }
+    return SUCCESS;
+}
+
+static nvmlReturn_t run_gpu_reset(int words, char **word, struct json *json, char *error, size_t size)
+{
+    bool chosen[GPUS_MAX];
+    struct machine *machine;
+    (void)words;
+    nvmlReturn_t result = begin_write(&machine, error, size);
+    if (result != SUCCESS)
+        return result;
+    result = find_gpus(machine, word[1], chosen, error, size) ? check_reset(machine, chosen, error, size) : NOT_FOUND;
+    if (result != SUCCESS) {
+        state_abandon();
+        return result;
+    }
+    json_open(json, "reset", '[');
+    for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
+        if (chosen[gpu]) {
+            gpu_reset(machine, &machine->gpus[gpu]);
+            json_text(json, NULL, machine->gpus[gpu].board.uuid);
+        }
+    }
+    json_close(json, ']');
+    capabilities_sync(machine);
+    state_commit();
+    return SUCCESS;
+}
+
+/* The compute policy has no public NVML call: "timeslice GPU" shows it, "timeslice GPU N" sets it. */
+static nvmlReturn_t run_timeslice(int words, char **word, struct json *json, char *error, size_t size)
+{
+    bool chosen[GPUS_MAX];
+    struct machine *machine = NULL;
+    uint64_t slice = 0;
+    if (words == 3 && !parse_unsigned(word[2], 3, &slice)) {
+        snprintf(error, size, "timeslice: found \"%s\", expected 0 (default), 1 (short), 2 (medium) or 3 (long)", word[2]);
+        return INVALID_ARGUMENT;
+    }
+    const struct machine *present = state_refresh();
+    nvmlReturn_t result = words == 3 ? begin_write(&machine, error, size) : present ? SUCCESS : DRIVER_NOT_LOADED;
+    if (result != SUCCESS)
+        return result;
+    if (machine && !administrator(machine))
+        result = NO_PERMISSION;
+    else if (!find_gpus(machine ? machine : present, word[1], chosen, error, size))
+        result = NOT_FOUND;
+    json_open(json, "timeslice", '[');
+    for (unsigned gpu = 0; result == SUCCESS && gpu < (machine ? machine : present)->gpu_count; gpu++) {
+        const struct gpu *shown = &(machine ? machine : present)->gpus[gpu];
+        if (chosen[gpu] && machine && shown->mig_current) {
+            snprintf(error, size, "GPU %u is in MIG mode; expected a whole GPU", gpu);
+            result = NOT_SUPPORTED;
+        } else if (chosen[gpu]) {
+            if (machine)
+                machine->gpus[gpu].time_slice = (uint32_t)slice;
+            json_number(json, NULL, shown->time_slice);
+        }
+    }
+    json_close(json, ']');
+    if (machine && result == SUCCESS)
+        state_commit();
+    else if (machine)
+        state_abandon();
+    return result;
+}
+
+static nvmlReturn_t run_show(int words, char **word, struct json *json, char *error, size_t size)
+{
+    (void)words;
+    (void)word;
+    nvmlReturn_t result = control_show(json);
+    if (result != SUCCESS)
+        snprintf(error, size, "no machine is loaded; load one first");
+    return result;
+}
+
+static nvmlReturn_t run_event_count(int words, char **word, struct json *json, char *error, size_t size)
+{
+    (void)words;
+    (void)word;
+    const struct machine *machine = state_refresh();
+    if (!machine) {
+        snprintf(error, size, "no machine is loaded; load one first");
+        return DRIVER_NOT_LOADED;
+    }
+    json_number(json, "events", (long long)machine->events_written);
+    return SUCCESS;
+}
+
+static nvmlReturn_t run_clear(int words, char **word, struct json *json, char *error, size_t size)
+{
+    bool chosen[GPUS_MAX];
+    struct machine *machine;
+    (void)json;
+    nvmlReturn_t result = begin_write(&machine, error, size);
+    if (result != SUCCESS)
+        return result;
+    if (!find_gpus(machine, words > 1 ? word[1] : "all", chosen, error, size)) {
+        state_abandon();
+        return NOT_FOUND;
+    }
+    for (unsigned index = 0; index < CALL_FAULTS_MAX; index++) {
+        struct call_fault *fault = &machine->faults[index];
+        if (fault->used && (words == 1 || (fault->gpu != NO_INSTANCE && chosen[fault->gpu])))
+            *fault = (struct call_fault){ 0 };
+    }
+    for (unsigned index = 0; index < machine->gpu_count; index++) {
+        struct gpu *gpu = &machine->gpus[index];
+        if (!chosen[index])
+            continue;
+        gpu->lost = gpu->thermal = gpu->remap_pending = gpu->remap_failure = false;
+        gpu->recovery_action = 0;
+        memset(gpu->ecc_volatile, 0, sizeof gpu->ecc_volatile);
+        memset(gpu->ecc_aggregate, 0, sizeof gpu->ecc_aggregate);
+        memset(gpu->links_down, 0, sizeof gpu->links_down);
+        memset(gpu->processes, 0, sizeof gpu->processes);
+    }
+    state_commit();
+    return SUCCESS;
+}
+
+static const struct command commands[] = {
+    { "load", run_load, 2, 2, "load PATH" },
+    { "show", run_show, 1, 1, "show" },
+    { "power-cycle", run_power_cycle, 1, 1, "power-cycle" },
+    { "driver-reload", run_driver_reload, 1, 1, "driver-reload" },
+    { "gpu-reset", run_gpu_reset, 2, 2, "gpu-reset GPU[,GPU…]" },
+    { "timeslice", run_timeslice, 2, 3, "timeslice GPU[,GPU…] [0|1|2|3]" },
+    { "event-count", run_event_count, 1, 1, "event-count" },
+    { "clear", run_clear, 1, 2, "clear [GPU]" },
+    { "fault", control_fault, 3, COMMAND_WORDS_MAX, "fault GPU xid|ecc|row-remap|lost|thermal|process|call|nvlink|recovery-action …" },
+};
+
+static nvmlReturn_t run_command(char *line, struct json *json, char *error, size_t size)
+{
+    char *word[COMMAND_WORDS_MAX + 1], *rest = line;
+    int words = 0;
+    for (char *each = strsep(&rest, " \t\r\n"); each && words < COMMAND_WORDS_MAX; each = strsep(&rest, " \t\r\n")) {
+        if (*each)
+            word[words++] = each;
+    }
+    word[words] = NULL;
+    for (size_t index = 0; words && index < COUNT_OF(commands); index++) {
+        const struct command *command = &commands[index];
+        if (strcmp(command->name, word[0]) != 0)
+            continue;
+        if (words >= command->words_min && words <= command->words_max)
+            return command->run(words, word, json, error, size);
+        snprintf(error, size, "%s: found %d words, expected: %s", word[0], words, command->usage);
+        return INVALID_ARGUMENT;
+    }
+    snprintf(error, size, "found \"%.64s\", expected one of load, show, power-cycle, driver-reload, gpu-reset, timeslice, fault, clear, "
+                          "event-count", words ? word[0] : "");
+    return INVALID_ARGUMENT;
+}
+
+EXPORT int gpuSimulatorControl(const char *command, char *reply, unsigned reply_size)
+{
+    char line[1024], error[ERROR_MAX_BYTES] = "";
+    if (!command || !reply || reply_size < 2 || strlen(command) >= sizeof line)
+        return INVALID_ARGUMENT;
+    copy_text(line, sizeof line, command);
+    struct json json = { .text = reply, .size = reply_size };
+    process_lock();
+    json_open(&json, NULL, '{');
+    json_bool(&json, "ok", true);
+    if (strncmp(line, "load", 4) != 0)
+        state_open();
+    nvmlReturn_t result = run_command(line, &json, error, sizeof error);
+    process_unlock();
+    if (result != SUCCESS) {
+        json = (struct json){ .text = reply, .size = reply_size };
+        json_open(&json, NULL, '{');
+        json_bool(&json, "ok", false);
+        json_text(&json, "error", *error ? error : nvmlErrorString(result));
+        json_number(&json, "code", result);
+    }
+    json_close(&json, '}');
+    return json.cut ? INSUFFICIENT_SIZE : result;
+}

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright (c) 2026 The dra.accelerators authors
+ *
+ * What power, resets and a change of the MIG mode do to a GPU.
+ */
+#include "simulator.h"
+
+#include <string.h>
+
+static void detach(struct machine *machine, struct gpu *gpu)
+{
+    memset(gpu->instances, 0, sizeof gpu->instances);
+    gpu->epoch += !machine->mode_change_keeps_handles;
+}
+
+/* The mode takes effect: the GPU is attached anew, without instances. */
+void gpu_apply_mig_mode(struct machine *machine, struct gpu *gpu, unsigned mode)
+{
+    gpu->mig_current = gpu->mig_pending = mode;
+    gpu->compute_mode = 0;
+    detach(machine, gpu);
+    event_add(machine, (int)(gpu - machine->gpus), 0x100, mode, NOT_TIED, NOT_TIED);
+}
+
+/* What both a reset and a power cycle repair or make effective. */
+static void settle(struct gpu *gpu)
+{
+    gpu->ecc_current = gpu->ecc_pending;
+    memset(gpu->ecc_volatile, 0, sizeof gpu->ecc_volatile);
+    if (gpu->remap_pending) {
+        gpu->remap_pending = false;
+        gpu->remapped_uncorrectable++;
+    }
+    gpu->recovery_action = 0;
+    gpu->thermal = false;
+    memset(gpu->links_down, 0, sizeof gpu->links_down);
+    gpu->locked_minimum = gpu->locked_maximum = gpu->memory_locked_minimum = gpu->memory_locked_maximum = 0;
+    gpu->application_memory = gpu->application_graphics = 0;
+}
+
+void gpu_reset(struct machine *machine, struct gpu *gpu)
+{
+    settle(gpu);
+    if (gpu->mig_pending != gpu->mig_current)
+        gpu_apply_mig_mode(machine, gpu, gpu->mig_pending);
+    else
+        detach(machine, gpu);
+    gpu->epoch += machine->mode_change_keeps_handles;      /* a reset invalidates handles on any driver */
+}
+
+/* first: as it comes from the factory. */
+void gpu_power_on(struct gpu *gpu, bool first)
+{
+    const struct board *board = &gpu->board;
+    if (first) {
+        gpu->mig_pending = board->mig_mode;
+        gpu->ecc_pending = board->ecc == 1;
+    } else if (board->mig == MIG_IMMEDIATE) {
+        gpu->mig_pending = 0;
+    }
+    gpu->mig_current = gpu->mig_pending;
+    settle(gpu);
+    memset(gpu->instances, 0, sizeof gpu->instances);
+    memset(gpu->processes, 0, sizeof gpu->processes);
+    gpu->epoch++;
+    gpu->lost = false;
+    gpu->compute_mode = gpu->accounting = gpu->time_slice = 0;
+    gpu->persistence = board->persistence;
+    gpu->power_limit = board->power_default;
+    gpu->attached_at = now_microseconds();
+}

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright (c) 2026 The dra.accelerators authors
+ *
+ * The state file: one header and two copies ("slots") of the machine.
+ *
+ * Generation g is in slot g & 1. A writer holds an exclusive flock, fills the other slot and publishes g + 1 with one atomic
+ * store, so that a writer that dies at any instant leaves the last published generation untouched. A reader needs no lock and
+ * no write access: it copies the slot and takes the copy if the generation has not moved meanwhile. The lock is taken on a file
+ * description opened for the transaction, so that processes that were forked with the library open exclude each other too.
+ */
+#include "simulator.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define STATE_MAGIC 0x4D49534155504721ull
+
+struct state_file {
+    uint64_t magic, layout;                     /* layout: size of everything, so that another build's file is not misread */
+    _Atomic uint64_t generation;                /* 0: nothing was ever loaded */
+    _Atomic uint32_t futex;                     /* low half of the generation, for waiting */
+    _Atomic uint32_t calls[CALL_FAULTS_MAX];
+    struct machine slots[2];
+};
+
+static struct {
+    pthread_mutex_t mutex;
+    struct state_file *file;
+    bool writable;
+    dev_t device;
+    ino_t inode;
+    int lock;                                   /* descriptor of the running transaction */
+    uint64_t generation;                        /* of the private copy; 0: none */
+    struct machine copy;
+    uint32_t calls[CALL_FAULTS_MAX];            /* where the shared counters cannot be written */
+} process = { .mutex = PTHREAD_MUTEX_INITIALIZER, .lock = -1 };
+
+void process_lock(void) { pthread_mutex_lock(&process.mutex); }
+void process_unlock(void) { pthread_mutex_unlock(&process.mutex); }
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    pthread_atfork(process_lock, process_unlock, process_unlock);
+}
+
+uint64_t now_microseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+}
+
+/* The file lies beside the library, wherever that was loaded from. */
+static bool state_path(char path[PATH_MAX])
+{
+    Dl_info information;
+    char library[PATH_MAX];
+    if (!dladdr((void *)(uintptr_t)state_path, &information) || !realpath(information.dli_fname, library))
+        return false;
+    int length = snprintf(path, PATH_MAX, "%s/libnvidia-gpusim.so.%s", dirname(library), SIMULATOR_VERSION);
+    return length > 0 && length < PATH_MAX;
+}
+
+static bool header_fits(const struct state_file *file)
+{
+    return file->magic == STATE_MAGIC && file->layout == sizeof(struct state_file);
+}
+
+void state_close(void)
+{
+    if (process.file)
+        munmap(process.file, sizeof(struct state_file));
+    process.file = NULL;
+    process.generation = 0;
+}
+
+nvmlReturn_t state_open(void)
+{
+    char path[PATH_MAX];
+    struct stat status;
+    if (!state_path(path) || stat(path, &status) != 0 || (size_t)status.st_size < sizeof(struct state_file))
+        return DRIVER_NOT_LOADED;
+    if (process.file && process.device == status.st_dev && process.inode == status.st_ino)
+        return SUCCESS;
+    state_close();
+    int descriptor = open(path, O_RDWR | O_CLOEXEC);
+    process.writable = descriptor >= 0;
+    if (descriptor < 0)
+        descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0)
+        return errno == EACCES || errno == EPERM ? NO_PERMISSION : DRIVER_NOT_LOADED;
+    void *mapping = mmap(NULL, sizeof(struct state_file), PROT_READ | (process.writable ? PROT_WRITE : 0), MAP_SHARED, descriptor, 0);
+    bool known = fstat(descriptor, &status) == 0;
+    close(descriptor);
+    if (mapping == MAP_FAILED || !known)
+        return OPERATING_SYSTEM;
+    process.file = mapping;
+    process.device = status.st_dev;
+    process.inode = status.st_ino;
+    return SUCCESS;
+}
+
+static size_t used_bytes(const struct machine *machine)
+{
+    uint32_t count = machine->gpu_count <= GPUS_MAX ? machine->gpu_count : GPUS_MAX;
+    return offsetof(struct machine, gpus) + count * sizeof(struct gpu);
+}
+
+uint64_t state_generation(void)
+{
+    return process.file && header_fits(process.file) ? atomic_load_explicit(&process.file->generation, memory_order_acquire) : 0;
+}
+
+uint64_t state_copy_generation(void) { return process.generation; }
+
+const struct machine *state_refresh(void)
+{
+    for (unsigned attempt = 0; process.file && header_fits(process.file); attempt++) {
+        uint64_t generation = atomic_load_explicit(&process.file->generation, memory_order_acquire);
+        if (generation == 0)
+            return NULL;
+        if (generation == process.generation)
+            return process.copy.loaded ? &process.copy : NULL;
+        const struct machine *slot = &process.file->slots[generation & 1];
+        process.generation = 0;
+        memcpy(&process.copy, slot, used_bytes(slot));
+        atomic_thread_fence(memory_order_acquire);
+        if (atomic_load_explicit(&process.file->generation, memory_order_relaxed) == generation)
+            process.generation = generation;
+        else if (attempt % 16 == 15)
+            nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+    }
+    return NULL;
+}
+
+nvmlReturn_t state_begin_write(struct machine **machine)
+{
+    char path[PATH_MAX];
+    if (!process.file || !process.writable || !state_path(path))
+        return NO_PERMISSION;
+    process.lock = open(path, O_RDWR | O_CLOEXEC);
+    if (process.lock < 0)
+        return errno == ENOENT ? DRIVER_NOT_LOADED : NO_PERMISSION;
+    while (flock(process.lock, LOCK_EX) != 0) {
+        if (errno != EINTR) {
+            state_abandon();
+            return OPERATING_SYSTEM;
+        }
+    }
+    if (!state_refresh() && state_generation() != 0) {
+        state_abandon();
+        return OPERATING_SYSTEM;
+    }
+    if (state_generation() == 0)
+        memset(&process.copy, 0, sizeof process.copy);
+    *machine = &process.copy;
+    return SUCCESS;
+}
+
+void state_commit(void)
+{
+    uint64_t generation = atomic_load_explicit(&process.file->generation, memory_order_acquire) + 1;
+    memcpy(&process.file->slots[generation & 1], &process.copy, used_bytes(&process.copy));
+    atomic_store_explicit(&process.file->generation, generation, memory_order_release);
+    atomic_store_explicit(&process.file->futex, (uint32_t)generation, memory_order_release);
+    process.generation = generation;
+    close(process.lock);
+    process.lock = -1;
+    syscall(SYS_futex, &process.file->futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* What was changed in the private copy is forgotten: the next reader renews it. */
+void state_abandon(void)
+{
+    process.generation = 0;
+    if (process.lock >= 0)
+        close(process.lock);
+    process.lock = -1;
+}
+
+/* Called without the process lock, by a thread that holds an event set: the mapping of an initialized process stays. */
+bool state_wait(uint64_t seen_generation, int64_t milliseconds)
+{
+    struct state_file *file = process.file;
+    if (!file || state_generation() != seen_generation)
+        return true;
+    struct timespec time = { .tv_sec = milliseconds / 1000, .tv_nsec = milliseconds % 1000 * 1000000 };
+    if (syscall(SYS_futex, &file->futex, FUTEX_WAIT, (uint32_t)seen_generation, &time, NULL, 0) != 0 && errno != EAGAIN
+        && errno != ETIMEDOUT && errno != EINTR)
+        nanosleep(&(struct timespec){ .tv_nsec = 20000000 }, NULL);   /* no waiting on this mapping here: look now and then */
+    return state_generation() != seen_generation;
+}
+
+uint32_t state_count_call(unsigned fault)
+{
+    if (process.writable)
+        return atomic_fetch_add(&process.file->calls[fault], 1) + 1;
+    return ++process.calls[fault];
+}
+
+void state_reset_call_count(unsigned fault)
+{
+    atomic_store(&process.file->calls[fault], 0);
+}
+
+/* Makes the file, or makes the file of another build this one's. The inode stays, for whoever has it mapped. */
+nvmlReturn_t state_create(void)
+{
+    char path[PATH_MAX];
+    if (!state_path(path))
+        return OPERATING_SYSTEM;
+    int descriptor = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (descriptor < 0)
+        return NO_PERMISSION;
+    struct stat status;
+    nvmlReturn_t result = OPERATING_SYSTEM;
+    if (flock(descriptor, LOCK_EX) == 0 && fchmod(descriptor, 0644) == 0 && fstat(descriptor, &status) == 0
+        && ((size_t)status.st_size >= sizeof(struct state_file) || ftruncate(descriptor, sizeof(struct state_file)) == 0)) {
+        struct state_file *file = mmap(NULL, sizeof *file, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+        if (file != MAP_FAILED) {
+            if (!header_fits(file)) {
+                atomic_store(&file->generation, 0);
+                memset(file, 0, sizeof *file);
+                file->layout = sizeof *file;
+                file->magic = STATE_MAGIC;
+            }
+            munmap(file, sizeof *file);
+            result = SUCCESS;
+        }
+    }
+    close(descriptor);
+    return result;
+}
