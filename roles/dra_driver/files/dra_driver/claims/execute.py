@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from ..core.backend import Backend
 from ..core.cdi import ContainerEdits, build_spec, remove_spec, spec_path, write_spec
-from ..core.errors import AcceleratorError, NotFound
+from ..core.errors import AcceleratorError, DeviceLost, NotFound
 from ..core.model import Device, Partition
 from ..core.system import System
 from ..logs import fields
@@ -31,12 +31,12 @@ class Hands:
     reached: Callable[[str], None]
 
     def facts(self, uuids: Iterable[str]) -> dict[str, Device]:
-        """Return fresh facts of the devices named; one that is not there is left out."""
+        """Return fresh facts of the devices named; one that is not there, or no longer answers, is left out."""
         found = {}
         for uuid in uuids:
             try:
                 found[uuid] = self.backend.device(uuid)
-            except NotFound:
+            except (NotFound, DeviceLost):
                 continue
         return found
 

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Wherever the driver is killed, after its next start every claim is prepared or cleanly gone.
+
+Hypothesis drives a node with random operations, kills it at a random stage (the disk and the GPUs are what they were at
+that moment) or reboots it, starts it again and compares everything with everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver.claims.records import ClaimReference
+from dra_driver.stages import PREPARE, UNPREPARE, StopPoint
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from machine_model import ALL_DYNAMIC, Claims, Node, copy_of
+
+DEVICES = (
+    "gpu-0",
+    "gpu-1",
+    "gpu-0-mig-1g10gb-19-0",
+    "gpu-0-mig-1g10gb-19-6",
+    "gpu-0-mig-3g40gb-9-4",
+    "gpu-1-mig-7g80gb-0-0",
+    "gpu-1-mig-2g20gb-14-2",
+    "gpu-1-mig-1g10gb-19-2",
+)
+CLAIMS = ("a", "b", "c")
+
+operations = st.one_of(
+    st.tuples(st.just("prepare"), st.sampled_from(CLAIMS), st.lists(st.sampled_from(DEVICES), min_size=1, max_size=2)),
+    st.tuples(st.just("unprepare"), st.sampled_from(CLAIMS), st.just(None)),
+)
+endings = st.tuples(st.sampled_from((*PREPARE, *UNPREPARE)), st.integers(1, 3), st.booleans())
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class World:
+    """A node over several lives, and the claims of its cluster."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.claims = Claims()
+        self.life = 0
+        self.boot = 1
+        self.references: dict[str, ClaimReference] = {}
+        self.disk = folder / "life-0"
+        self.disk.mkdir()
+
+    def live(self, steps: list[Any], ending: tuple[str, int, bool] | None) -> None:
+        self.life += 1
+        frozen: list[Path] = []
+
+        def stop() -> None:
+            if not frozen:
+                frozen.append(copy_of(self.disk, self.folder / f"life-{self.life}"))
+            raise Killed
+
+        point = StopPoint(f"{ending[0]}:{ending[1]}", stop) if ending else StopPoint()
+
+        def reached(stage: str) -> None:
+            if frozen:
+                raise Killed  # nothing that this process still does has any effect on what lives on
+            point.reached(stage)
+
+        async def main() -> None:
+            node = Node(self.disk, self.claims, reached=reached, boot_id=f"boot-{self.boot}")
+            try:
+                await node.start()
+                check(node)
+                for verb, name, devices in steps:
+                    if verb == "prepare":
+                        # A claim keeps its allocation while it is prepared, as in a cluster.
+                        if name not in self.references:
+                            self.references[name] = self.claims.allocate(name, *devices)
+                        await node.service.prepare([self.references[name]])
+                    elif name in self.references:
+                        outcome = await node.service.unprepare([self.references[name]])
+                        if not next(iter(outcome.values())).error:
+                            self.claims.remove(self.references.pop(name))
+                check(node)
+            finally:
+                node.close()
+
+        try:
+            asyncio.run(main())
+        except Killed:
+            pass
+        if frozen:
+            self.disk = frozen[0]
+        if ending and ending[2]:
+            self.reboot()
+
+    def reboot(self) -> None:
+        self.boot += 1
+        Node_gpus = self.disk / "gpus.json"
+        from machine_model import ModelGpus
+
+        ModelGpus(Node_gpus).reboot()
+        for file in (self.disk / "root/var/run/cdi").glob("*"):
+            file.unlink()
+
+
+def check(node: Node) -> None:
+    """Everything agrees: store, CDI folder, partitions and modes."""
+    records = node.store.claims
+    assert all(record.prepared for record in records.values())
+    assert set(node.cdi_files()) == {record.uid for record in records.values() if record.devices}
+    wanted = {}
+    for record in records.values():
+        names = {entry["name"] for entry in node.cdi(record.uid)["devices"]}
+        assert names == {device.cdi_name for device in record.devices}
+        for device in record.devices:
+            if device.created:
+                wanted[device.device_uuid, device.partition_uuid] = device.instance_id
+    existing = {
+        (gpu.uuid, partition.uuid): partition.instance_id for gpu in node.gpus.devices() for partition in gpu.partitions
+    }
+    assert existing == wanted
+    for gpu in node.gpus.devices():
+        assert gpu.partitioning.enabled == bool(gpu.partitions), gpu.uuid
+    assert {key.partition(":")[2] for key in node.store.meta if ":" in key} == {
+        gpu.uuid for gpu in node.gpus.devices() if gpu.partitioning.enabled
+    }
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(st.lists(operations, min_size=1, max_size=4), st.none() | endings), min_size=1, max_size=4))
+def test_every_claim_ends_prepared_or_gone(lives: list[Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(Path(folder))
+        for steps, ending in lives:
+            world.live(steps, ending)
+        world.live([], None)
+
+
+@pytest.mark.parametrize("reboot", [False, True])
+@pytest.mark.parametrize("stage", PREPARE)
+def test_killed_at_each_stage_of_prepare(tmp_path: Path, stage: str, reboot: bool) -> None:
+    world = World(tmp_path)
+    world.live([("prepare", "a", ["gpu-0-mig-1g10gb-19-0", "gpu-1-mig-2g20gb-14-2"])], (stage, 1, reboot))
+    assert world.disk.name == "life-1", "the stage was never reached"
+    world.live([("prepare", "a", ["gpu-0-mig-1g10gb-19-0", "gpu-1-mig-2g20gb-14-2"]), ("unprepare", "a", None)], None)
+    world.live([], None)
+
+
+@pytest.mark.parametrize("reboot", [False, True])
+@pytest.mark.parametrize("stage", UNPREPARE)
+def test_killed_at_each_stage_of_unprepare(tmp_path: Path, stage: str, reboot: bool) -> None:
+    world = World(tmp_path)
+    steps = [("prepare", "a", ["gpu-0-mig-1g10gb-19-0"]), ("unprepare", "a", None)]
+    world.live(steps, (stage, 1, reboot))
+    assert world.disk.name == "life-1", "the stage was never reached"
+    world.live([("unprepare", "a", None)], None)
+    world.live([], None)
+
+
+def test_static_partition_comes_back_with_the_layout(tmp_path: Path) -> None:
+    """After a reboot the layout makes the partition again, with another number; the claim finds it."""
+    from dra_driver.core.model import Placement
+
+    claims = Claims()
+    rules = ({"match": {}, "mode": "static", "partitions": {"3g.40gb": 1}},)
+
+    async def first() -> str:
+        node = Node(tmp_path, claims, rules=rules)
+        gpu = node.gpus.template(0).uuid
+        node.backend.set_partitioning(gpu, True)
+        node.backend.create_partition(gpu, 9, Placement(4, 4))
+        await node.start()
+        claim = claims.allocate("a", "gpu-0-mig-3g40gb-9-4")
+        outcome = await node.service.prepare([claim])
+        assert outcome[claim.uid].error == ""
+        node.close()
+        return claim.uid
+
+    uid = asyncio.run(first())
+
+    async def second() -> None:
+        from machine_model import ModelGpus
+
+        gpus = ModelGpus(tmp_path / "gpus.json")
+        gpus.reboot()
+        with gpus.state() as state:
+            for entry in state.values():
+                entry["next"] = 5
+        node = Node(tmp_path, claims, rules=rules, boot_id="boot-2")
+        gpu = node.gpus.template(0).uuid
+        await node.look()
+        node.service.set_ready()
+        claim = ClaimReference("default", "a", uid)
+        outcome = await node.service.prepare([claim])
+        assert "does not exist" in outcome[uid].error
+        node.backend.set_partitioning(gpu, True)
+        made = node.backend.create_partition(gpu, 9, Placement(4, 4))
+        outcome = await node.service.prepare([claim])
+        assert outcome[uid].error == ""
+        (device,) = node.store.claims[uid].devices
+        assert (device.partition_uuid, device.instance_id, device.created) == (made.uuid, 5, False)
+        assert any("gi5" in entry["path"] for entry in node.cdi(uid)["devices"][0]["containerEdits"]["deviceNodes"])
+        node.close()
+
+    asyncio.run(second())
+
+
+def test_remains_without_a_handle_are_replaced(tmp_path: Path) -> None:
+    """Killed between GPU instance and compute instance while restoring: the remains are destroyed, then made anew."""
+    claims = Claims()
+
+    async def scenario() -> None:
+        from dataclasses import replace
+
+        from dra_driver.claims.plan import plan_restore
+
+        node = Node(tmp_path, claims, rules=ALL_DYNAMIC)
+        await node.start()
+        claim = claims.allocate("a", "gpu-0-mig-1g10gb-19-0")
+        await node.service.prepare([claim])
+        (gpu, other) = node.gpus.devices()
+        bare = replace(gpu, partitions=(replace(gpu.partitions[0], uuid=""),))
+        plan = plan_restore(node.store.claims[claim.uid], {gpu.uuid: bare, other.uuid: other}, {gpu.uuid})
+        assert [each.instance_id for each in plan.destructions] == [gpu.partitions[0].instance_id]
+        assert [each.name for each in plan.creates] == ["gpu-0-mig-1g10gb-19-0"]
+        node.close()
+
+    asyncio.run(scenario())

@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Claims are prepared and unprepared as the kubelet expects, on real files and a real store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver.claims.records import ClaimReference
+from dra_driver.core.errors import AcceleratorError, InUse
+from machine_model import ALL_DYNAMIC, Claims, Node
+
+WHOLE = "gpu-0"
+SMALL = "gpu-0-mig-1g10gb-19-0"
+SMALL_2 = "gpu-0-mig-1g10gb-19-1"
+LARGE = "gpu-0-mig-3g40gb-9-4"
+
+
+def run(folder: Path, scenario: Callable[[Node, Claims], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        claims = Claims()
+        node = Node(folder, claims, **options)
+        await node.start()
+        try:
+            await scenario(node, claims)
+        finally:
+            node.close()
+
+    asyncio.run(main())
+
+
+async def prepare(node: Node, *references: ClaimReference) -> list[str]:
+    outcomes = await node.service.prepare(references)
+    assert sorted(outcomes) == sorted(reference.uid for reference in references)
+    return [outcomes[reference.uid].error for reference in references]
+
+
+async def unprepare(node: Node, *references: ClaimReference) -> list[str]:
+    outcomes = await node.service.unprepare(references)
+    return [outcomes[reference.uid].error for reference in references]
+
+
+def test_whole_device(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", WHOLE)
+        assert await prepare(node, claim) == [""]
+        (device,) = node.store.claims[claim.uid].devices
+        assert device.cdi_id == f"k8s.gpu.nvidia.com/claim={claim.uid}-gpu-0"
+        spec = node.cdi(claim.uid)
+        assert [entry["name"] for entry in spec["devices"]] == [f"{claim.uid}-gpu-0"]
+        assert spec["cdiVersion"] == "0.6.0"
+        assert node.partitions() == []
+        assert await unprepare(node, claim) == [""]
+        assert node.cdi_files() == ()
+        assert node.store.claims == {}
+
+    run(tmp_path, scenario)
+
+
+def test_partition_is_made_at_its_placement_and_destroyed(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        first, second = claims.allocate("a", SMALL), claims.allocate("b", LARGE)
+        assert await prepare(node, first, second) == ["", ""]
+        gpu = node.gpus.devices()[0]
+        assert gpu.partitioning.enabled
+        assert sorted(each.key for each in gpu.partitions) == [(9, 4, 4), (19, 0, 1)]
+        assert await unprepare(node, first) == [""]
+        assert node.gpus.devices()[0].partitioning.enabled
+        assert await unprepare(node, second) == [""]
+        assert node.partitions() == []
+        assert not node.gpus.devices()[0].partitioning.enabled
+        assert set(node.store.meta) == {"schema_version"}
+
+    run(tmp_path, scenario)
+
+
+def test_mode_that_an_administrator_switched_on_stays_on(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        node.backend.set_partitioning(node.gpus.template(0).uuid, True)
+        claim = claims.allocate("a", SMALL)
+        assert await prepare(node, claim) == [""]
+        assert await unprepare(node, claim) == [""]
+        assert node.gpus.devices()[0].partitioning.enabled
+
+    run(tmp_path, scenario)
+
+
+def test_whole_device_switches_an_idle_mode_off(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        node.backend.set_partitioning(node.gpus.template(0).uuid, True)
+        assert await prepare(node, claims.allocate("a", WHOLE)) == [""]
+        assert not node.gpus.devices()[0].partitioning.enabled
+
+    run(tmp_path, scenario)
+
+
+def test_prepare_again_answers_the_same_without_the_api(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", SMALL)
+        first = (await node.service.prepare([claim]))[claim.uid]
+        claims.failures = [AcceleratorError("the API server is away")]
+        calls = len(node.backend.calls)
+        second = (await node.service.prepare([claim]))[claim.uid]
+        assert second == first
+        assert len(node.backend.calls) == calls
+
+    run(tmp_path, scenario)
+
+
+def test_one_prepare_costs_one_read_two_commits_and_one_file(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        commits = []
+        real = node.store.commit
+
+        async def counted(change: Any) -> None:
+            commits.append(change)
+            await real(change)
+
+        node.store.commit = counted  # type: ignore[method-assign]
+        claim = claims.allocate("a", WHOLE)
+        assert await prepare(node, claim) == [""]
+        assert (claims.reads, len(commits)) == (1, 2)
+        assert [call for call in node.backend.calls if call[0] not in ("device", "discover")] == []
+        commits.clear()
+        assert await unprepare(node, claim) == [""]
+        assert len(commits) == 1
+
+    run(tmp_path, scenario)
+
+
+def test_overlap_is_refused_naming_the_other_claim(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        holder = claims.allocate("holder", LARGE)
+        assert await prepare(node, holder) == [""]
+        for device in (LARGE, WHOLE, "gpu-0-mig-4g40gb-5-0", "gpu-0-mig-7g80gb-0-0"):
+            (error,) = await prepare(node, claims.allocate("late", device))
+            if device == "gpu-0-mig-4g40gb-5-0":  # slices 0 to 3: no overlap
+                assert error == ""
+                await unprepare(node, ClaimReference("default", "late", "0uid-late"))
+            else:
+                assert "default/holder" in error
+        assert set(node.store.claims) == {holder.uid}
+
+    run(tmp_path, scenario)
+
+
+def test_administrators_claim_passes_by_the_overlap_and_makes_nothing(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        holder = claims.allocate("holder", SMALL)
+        assert await prepare(node, holder) == [""]
+        admin = claims.allocate("admin", {"device": WHOLE, "adminAccess": True}, {"device": SMALL, "adminAccess": True})
+        nothing = claims.allocate("nothing", {"device": LARGE, "adminAccess": True})
+        assert await prepare(node, admin) == [""]
+        assert "does not exist" in (await prepare(node, nothing))[0]
+        assert await unprepare(node, admin) == [""]
+        assert len(node.partitions()) == 1
+
+    run(tmp_path, scenario)
+
+
+def test_shares_of_one_device_differ_by_their_id(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        one = claims.allocate("one", {"device": WHOLE, "shareID": "11111111-1111-1111-1111-111111111111"})
+        two = claims.allocate("two", {"device": WHOLE, "shareID": "22222222-2222-2222-2222-222222222222"})
+        same = claims.allocate("same", {"device": WHOLE, "shareID": "22222222-2222-2222-2222-222222222222"})
+        assert await prepare(node, one, two) == ["", ""]
+        assert "default/two" in (await prepare(node, same))[0]
+
+    run(tmp_path, scenario)
+
+
+def test_one_bad_claim_does_not_fail_the_others(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        good, missing = claims.allocate("good", WHOLE), ClaimReference("default", "missing", "u")
+        gone = claims.allocate("gone", "gpu-7")
+        errors = await prepare(node, good, missing, gone)
+        assert errors[0] == ""
+        assert "not found" in errors[1]
+        assert "gpu-7" in errors[2]
+        assert [(claim.name, verb) for claim, verb, _ in node.reports.failures] == [
+            ("missing", "Prepare"),
+            ("gone", "Prepare"),
+        ] or len(node.reports.failures) == 2
+
+    run(tmp_path, scenario)
+
+
+def test_replaced_and_unallocated_claims(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claims.allocate("a", WHOLE, uid="new")
+        assert "was replaced" in (await prepare(node, ClaimReference("default", "a", "old")))[0]
+        bare = claims.allocate("b", WHOLE)
+        claims.claims["default", "b"]["status"] = {}
+        assert "not allocated" in (await prepare(node, bare))[0]
+
+    run(tmp_path, scenario)
+
+
+def test_results_of_other_drivers_are_ignored(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        mixed = claims.allocate("mixed", WHOLE, {"device": "nic-0", "driver": "dra.net", "pool": "elsewhere"})
+        assert await prepare(node, mixed) == [""]
+        assert [device.name for device in node.store.claims[mixed.uid].devices] == [WHOLE]
+        foreign = claims.allocate("foreign", "nic-0", driver="dra.net")
+        assert await prepare(node, foreign) == [""]
+        assert foreign.uid not in node.cdi_files()
+        assert await unprepare(node, foreign) == [""]
+
+    run(tmp_path, scenario)
+
+
+def test_unknown_claim_is_unprepared(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        assert await unprepare(node, ClaimReference("default", "never", "seen")) == [""]
+
+    run(tmp_path, scenario)
+
+
+def test_unprepare_goes_by_what_is_stored(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", SMALL)
+        assert await prepare(node, claim) == [""]
+        claims.remove(claim)
+        node.rules = ()  # the device is no longer dynamic
+        await node.look()
+        assert await unprepare(node, claim) == [""]
+        assert node.partitions() == []
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("method", ["set_partitioning", "create_partition", "device"])
+def test_failing_hardware_leaves_nothing_behind(tmp_path: Path, method: str) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", SMALL, "gpu-1-mig-2g20gb-14-0")
+        node.backend.failures[method] = [InUse("Processes hold the GPU", pids=[17], hint="Stop them.")]
+        (error,) = await prepare(node, claim)
+        assert "Stop them" in error
+        assert (node.partitions(), node.cdi_files(), node.store.claims) == ([], (), {})
+        assert not any(device.partitioning.enabled for device in node.gpus.devices())
+        assert set(node.store.meta) == {"schema_version"}
+        assert await prepare(node, claim) == [""]
+
+    run(tmp_path, scenario)
+
+
+def test_second_partition_failing_takes_the_first_back(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", SMALL, SMALL_2)
+        real = node.backend.create_partition
+        made = []
+
+        def second_fails(*arguments: Any) -> Any:
+            if made:
+                raise AcceleratorError("NVML error 999")
+            made.append(real(*arguments))
+            return made[0]
+
+        node.backend.create_partition = second_fails  # type: ignore[method-assign]
+        assert "999" in (await prepare(node, claim))[0]
+        assert made
+        assert (node.partitions(), node.store.claims) == ([], {})
+
+    run(tmp_path, scenario)
+
+
+def test_unwritable_cdi_folder(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        (tmp_path / "root/var/run").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root/var/run/cdi").write_text("in the way")
+        claim = claims.allocate("a", SMALL)
+        (error,) = await prepare(node, claim)
+        assert error
+        assert node.partitions() == []
+        (tmp_path / "root/var/run/cdi").unlink()
+        assert await prepare(node, claim) == [""]
+        assert len(node.partitions()) == 1
+
+    run(tmp_path, scenario)
+
+
+def test_partition_in_use_blocks_unprepare_until_it_is_free(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", SMALL)
+        assert await prepare(node, claim) == [""]
+        gpu = node.gpus.template(0).uuid
+        with node.gpus.state() as state:
+            state[gpu]["partitions"][0]["pids"] = [4711]
+        assert "in use" in (await unprepare(node, claim))[0]
+        assert claim.uid in node.store.claims
+        with node.gpus.state() as state:
+            state[gpu]["partitions"][0]["pids"] = []
+        assert await unprepare(node, claim) == [""]
+        assert node.partitions() == []
+
+    run(tmp_path, scenario)
+
+
+def test_prepared_claim_whose_file_is_lost_is_mended(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", SMALL)
+        assert await prepare(node, claim) == [""]
+        before = node.cdi(claim.uid)
+        node.service.hands.remove_cdi(claim.uid)
+        assert await prepare(node, claim) == [""]
+        assert node.cdi(claim.uid) == before
+
+    run(tmp_path, scenario)
+
+
+def test_claims_of_one_gpu_wait_for_each_other_and_others_do_not(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        import threading
+
+        gate, entered = threading.Event(), threading.Event()
+        real = node.backend.create_partition
+
+        def slow(uuid: str, *arguments: Any) -> Any:
+            if uuid == node.gpus.template(0).uuid:
+                entered.set()
+                assert gate.wait(10)
+            return real(uuid, *arguments)
+
+        node.backend.create_partition = slow  # type: ignore[method-assign]
+        first, second = claims.allocate("first", SMALL), claims.allocate("second", SMALL_2)
+        other = claims.allocate("other", "gpu-1-mig-1g10gb-19-0")
+        waiting = asyncio.gather(prepare(node, first), prepare(node, second))
+        await asyncio.to_thread(entered.wait, 10)
+        assert await asyncio.wait_for(prepare(node, other), 5) == [""]
+        assert not waiting.done()
+        gate.set()
+        assert await waiting == [[""], [""]]
+
+    run(tmp_path, scenario)
+
+
+def test_call_that_the_kubelet_gives_up_goes_on(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", SMALL)
+        call = asyncio.get_running_loop().create_task(node.service.prepare([claim]))
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await node.service.drain(5)
+        assert node.store.claims[claim.uid].prepared
+
+    run(tmp_path, scenario)
+
+
+def test_same_claim_asked_for_many_times_at_once(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", SMALL)
+        results = await asyncio.gather(*(prepare(node, claim) for _ in range(15)))
+        assert results == [[""]] * 15
+        assert len(node.partitions()) == 1
+        assert claims.reads == 1
+
+    run(tmp_path, scenario)
+
+
+def test_not_ready_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.claims.service.READY_SECONDS", 0.01)
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        node.service.set_ready("The NVIDIA driver is not loaded")
+        (error,) = await prepare(node, claims.allocate("a", WHOLE))
+        assert "not loaded" in error
+
+    run(tmp_path, scenario)
+
+
+def test_adopted_partition_is_given_out_and_never_destroyed(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        from dra_driver.core.model import Placement
+
+        gpu = node.gpus.template(0).uuid
+        node.backend.set_partitioning(gpu, True)
+        made = node.backend.create_partition(gpu, 19, Placement(6, 1))
+        await node.look()
+        name = "gpu-0-mig-1g10gb-19-6"
+        assert node.inventory.offers[name].partition_uuid == made.uuid
+        assert WHOLE not in node.inventory.offers
+        claim = claims.allocate("a", name)
+        assert await prepare(node, claim) == [""]
+        assert node.store.claims[claim.uid].devices[0].partition_uuid == made.uuid
+        assert await unprepare(node, claim) == [""]
+        assert node.partitions() == [(gpu, made.uuid)]
+
+    run(tmp_path, scenario, rules=ALL_DYNAMIC)
+
+
+def test_partition_that_appeared_in_the_claims_place_is_left_alone(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        from dra_driver.core.model import Placement
+
+        gpu = node.gpus.template(0).uuid
+        node.backend.set_partitioning(gpu, True)
+        made = node.backend.create_partition(gpu, 19, Placement(0, 1))
+        (error,) = await prepare(node, claims.allocate("a", SMALL))
+        assert "did not make" in error.replace("this driver did not make", "did not make")
+        assert node.partitions() == [(gpu, made.uuid)]
+
+    run(tmp_path, scenario)
