@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from . import binaries, cluster, engine, host, inventory, nodes, state
+from . import binaries, cluster, engine, gates, host, image, inventory, nodes, state
 from .errors import WorldError
 from .progress import say, step
 from .state import World
@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
         return verbs.add_parser(name, help=text, description=text, parents=[naming])
 
     build = verb("build", "make programs and images; what is there and whole is kept")
+    build.add_argument("--prune", action="store_true", help="then remove what belongs to other pins and other releases")
     build.add_argument("--verify", action="store_true", help="read every cached file and compare it with its stamp")
     up = verb("up", "bring a world up, or to what is asked for")
     up.add_argument(
@@ -54,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     verb("status", "say what a world is like")
     verb("list", "print the names of all worlds")
     verb("kubeconfig", "print the path of the administrator's kubeconfig")
+    verb("gates", "compare the feature gates of the API server with gates.json")
     verb("inventory", "print an Ansible inventory of the nodes")
     kubectl = verb("kubectl", "run kubectl on the world")
     kubectl.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
@@ -61,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     shell.add_argument("node")
     run = verb("run", "run a command in a node (or `control`)")
     run.add_argument("node")
-    run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+    run.usage = "world run [--name WORLD] NODE -- COMMAND ..."
     reboot = verb("reboot", "reboot a node and wait until it is ready again")
     reboot.add_argument("node")
     reboot.add_argument("--hard", action="store_true", help="as if the power had been cut")
@@ -137,16 +139,16 @@ def _reboot(world: World, name: str, hard: bool) -> None:
         _settle(world, name)
 
 
-def _load(world: World, image: str) -> None:
-    archive = Path(image)
+def _load(world: World, wanted: str) -> None:
+    archive = Path(wanted)
     with tempfile.TemporaryDirectory(prefix="world-load-") as folder:
         if not archive.is_file():
-            if engine.inspect("image", image) is None:
-                raise WorldError(f"{image} is neither an archive nor an image of Docker's: build or import it first.")
+            if engine.inspect("image", wanted) is None:
+                raise WorldError(f"{wanted} is neither an archive nor an image of Docker's: build or import it first.")
             archive = Path(folder) / "image.tar"
-            engine.docker("save", "--output", str(archive), image)
+            engine.docker("save", "--output", str(archive), wanted)
         cluster.in_parallel([partial(nodes.import_images, node.name, archive) for node in world.nodes])
-    say(f"{image}: loaded into {', '.join(node.name for node in world.nodes)}")
+    say(f"{wanted}: loaded into {', '.join(node.name for node in world.nodes)}")
 
 
 def _component(world: World, arguments: argparse.Namespace) -> int:
@@ -161,6 +163,8 @@ def dispatch(arguments: argparse.Namespace) -> int:
     name = state.check_name(getattr(arguments, "name", DEFAULT_NAME))
     if arguments.verb == "build":
         cluster.prepare_host(arguments.verify)
+        for removed in image.prune() if arguments.prune else []:
+            say(f"removed {removed}")
         return 0
     if arguments.verb == "up":
         return _up(arguments, name)
@@ -181,16 +185,18 @@ def _on_world(arguments: argparse.Namespace, world: World) -> int:
         print(cluster.kubeconfig_path(world))
     elif verb == "inventory":
         print(inventory.text_of(world), end="")
+    elif verb == "gates":
+        found = gates.differences(cluster.kubectl(world, "get", "--raw=/metrics").stdout)
+        if found:
+            raise WorldError("\n".join(["the API server and gates.json differ:", *found]))
+        print(f"{len(gates.feature_gates())} gates are as gates.json says")
     elif verb == "kubectl":
         command = [str(binaries.program("kubectl")), f"--kubeconfig={cluster.kubeconfig_path(world)}"]
         return _replace_by([*command, *_without_separator(arguments.arguments)])
     elif verb == "shell":
         return _replace_by(["docker", "exec", *_interactive(), container, "/bin/bash", "-l"])
     elif verb == "run":
-        command = _without_separator(arguments.command)
-        if not command:
-            raise WorldError(f"no command was given for {container}: write `world run {arguments.node} -- COMMAND`.")
-        return _replace_by(["docker", "exec", *_interactive(), container, *command])
+        return _replace_by(["docker", "exec", *_interactive(), container, *arguments.command])
     elif verb == "reboot":
         host.require_root()
         _reboot(world, container, arguments.hard)
@@ -212,10 +218,32 @@ def _on_world(arguments: argparse.Namespace, world: World) -> int:
     return 0
 
 
+def _verb_of(words: Sequence[str]) -> str | None:
+    """The verb of a command line: its first word that is neither an option nor the value of ``--name``."""
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        del rest[: 2 if rest[0] == "--name" else 1]
+    return rest[0] if rest else None
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Read a command line. What follows ``--`` after ``run`` is the command, whatever it looks like."""
+    own, command = list(words), []
+    if _verb_of(words) == "run" and "--" in words:
+        position = own.index("--")
+        own, command = own[:position], own[position + 1 :]
+    arguments = parser().parse_args(own)
+    if arguments.verb == "run":
+        if not command:
+            raise WorldError(f"no command was given: write `world run {arguments.node} -- COMMAND ...`.")
+        arguments.command = command
+    return arguments
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Entry point: errors that say what to do go to stderr in few lines, without a trace."""
     try:
-        return dispatch(parser().parse_args(words))
+        return dispatch(parse(sys.argv[1:] if words is None else words))
     except WorldError as error:
         print(f"world: {error}", file=sys.stderr)
         return 1

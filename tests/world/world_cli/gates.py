@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from .pins import WORLD_FOLDER
@@ -20,3 +22,45 @@ def feature_gates(path: Path = GATES_FILE) -> dict[str, bool]:
 def as_flag(gates: dict[str, bool]) -> str:
     """The value of a component's ``--feature-gates``."""
     return ",".join(f"{name}={str(on).lower()}" for name, on in sorted(gates.items()))
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a component says of one of its gates. ``stage`` is ALPHA, BETA, DEPRECATED, or empty when it is stable."""
+
+    stage: str
+    on: bool
+
+
+def read_metrics(text: str) -> dict[str, Served]:
+    """The gates in a component's metrics (``kubernetes_feature_enabled``), by name."""
+    pattern = re.compile(r'^kubernetes_feature_enabled\{name="([^"]+)",stage="([^"]*)"\} ([01])$', re.MULTILINE)
+    return {name: Served(stage, value == "1") for name, stage, value in pattern.findall(text)}
+
+
+def maturity(matures: dict[str, str], version: str) -> str:
+    """The maturity that a gate has in a version, from the versions at which it changes; ``absent`` before the first."""
+
+    def number(text: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in text.split("."))
+
+    reached = [since for since in matures if number(since) <= number(version)]
+    return matures[max(reached, key=number)] if reached else "absent"
+
+
+def differences(metrics: str, path: Path = GATES_FILE) -> list[str]:
+    """Where a component disagrees with the file: one line for each gate that is unknown, set otherwise or at another stage."""
+    described = json.loads(path.read_text())
+    served = read_metrics(metrics)
+    stages = {"alpha": "ALPHA", "beta": "BETA", "beta-off": "BETA", "stable": "", "locked": ""}
+    lines = []
+    for gate in described["gates"]:
+        name, known = gate["name"], served.get(gate["name"])
+        level = maturity(gate["matures"], described["kubernetes"])
+        if known is None:
+            lines.append(f"{name} is not known to the component")
+        elif known.on != gate["on"]:
+            lines.append(f"{name} is {'on' if known.on else 'off'}, and was to be {'on' if gate['on'] else 'off'}")
+        elif known.stage != stages.get(level):
+            lines.append(f"{name} is at stage {known.stage or 'stable'}, and the file says {level}")
+    return lines

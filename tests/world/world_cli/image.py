@@ -14,7 +14,7 @@ from typing import IO
 from . import binaries, cache, engine, host, pods
 from .commands import execute
 from .errors import WorldError
-from .pins import DEBIAN_SUITE, NODE_IMAGE, NODE_PACKAGES, NODE_PROGRAMS, WORLD_FOLDER
+from .pins import COMPONENTS, DEBIAN_SUITE, NODE_IMAGE, NODE_PACKAGES, NODE_PROGRAMS, WORLD_FOLDER
 from .progress import step
 
 NODE_FILES = WORLD_FOLDER / "node"
@@ -171,3 +171,24 @@ def build(thorough: bool = False) -> None:
         if engine.inspect("image", name) is None:
             with step("node image", name):
                 make_node_image(name)
+
+
+def prune() -> list[str]:
+    """Remove finished builds and images that the present pins do not use; return what was removed.
+
+    An image that a container still runs on stays.
+    """
+    kept = {bootstrap_folder().name, pods_folder().name, *(binaries.component_folder(each).name for each in COMPONENTS)}
+    folders = [*cache.world_cache().glob("*/" + cache.STAMP), *cache.world_cache().glob("binaries/*/" + cache.STAMP)]
+    removed: list[str] = []
+    for folder in sorted(path.parent for path in folders):
+        # What does not follow the pattern of a key belongs to something else, such as a Go toolchain.
+        if folder.name not in kept and not folder.name.startswith("go-"):
+            with cache.locked(folder.parent / f".{folder.name}.lock"):
+                shutil.rmtree(folder)
+            removed.append(str(folder))
+    listed = engine.docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", NODE_IMAGE).stdout.split()
+    for name in listed:
+        if name != node_image() and engine.docker("image", "rm", name, check=False).returncode == 0:
+            removed.append(name)
+    return removed

@@ -29,6 +29,8 @@ def inventory(world: World, kubeconfig: str) -> dict[str, Any]:
     connection = {
         "ansible_connection": "community.docker.docker",
         "ansible_python_interpreter": "/usr/bin/python3",
+        # Everything in a node runs as root; there is no sudo.
+        "ansible_become": "false",
     }
     return {
         "all": {
