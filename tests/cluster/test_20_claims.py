@@ -14,8 +14,8 @@ from tests.cluster.manifests import claim, dynamic, pod
 
 def pods_of(example: str) -> list[str]:
     """Names of the pods in an example's file."""
-    documents = yaml.safe_load_all((EXAMPLES / example).read_text(encoding="utf-8"))
-    return [document["metadata"]["name"] for document in documents if document and document["kind"] == "Pod"]
+    objects = yaml.safe_load((EXAMPLES / example).read_text(encoding="utf-8"))["items"]
+    return [each["metadata"]["name"] for each in objects if each["kind"] == "Pod"]
 
 
 def lines(log: str, word: str) -> list[str]:

@@ -42,8 +42,8 @@ def problems_of(role: Path) -> list[str]:
             documented, actual = option.get("default"), defaults[key]
             if documented != actual and not (documented is None and actual in ("", [], {}, None)):
                 problems.append(f"{name}: the default of {key} is {actual!r} and documented as {documented!r}")
-        if not key.startswith(f"{role.name}_") and not key.startswith("accelerators_"):
-            problems.append(f"{name}: {key} does not begin with {role.name}_ or accelerators_")
+        if not key.startswith(f"{role.name}_") and not key.startswith("accelerator_"):
+            problems.append(f"{name}: {key} does not begin with {role.name}_ or accelerator_")
     readme = role / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.exists() else ""
     problems += [f"{name}: README.md does not name {key}" for key in options if f"`{key}`" not in text]
