@@ -161,7 +161,7 @@ def _apply_options(configuration: Any, params: Mapping[str, Any]) -> None:
 
 def _load(configuration: Any, params: Mapping[str, Any]) -> None:
     """Fill in the configuration from a kubeconfig file, or inside a pod from its service account."""
-    config = kubernetes.config
+    config: Any = kubernetes.config
     try:
         config.load_kube_config(
             config_file=params["kubeconfig"], context=params["context"], client_configuration=configuration

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
@@ -37,13 +37,22 @@ def find_binding(name: str, interpreter: str) -> str | None:
         return None
     if not has_respawned() and probe_interpreters_for_module([interpreter], name):
         respawn_module(interpreter)
-    return f"The Python module {name} can be imported neither by the interpreter that Ansible uses on this node nor by {interpreter}"
+    return (
+        f"The Python module {name} can be imported neither by the interpreter that Ansible uses on this node "
+        f"nor by {interpreter}"
+    )
+
+
+def end(module: AnsibleModule, **result: Any) -> NoReturn:
+    """End the module with a failure."""
+    module.fail_json(**result)
+    raise SystemExit(1)  # fail_json has ended the process; a type checker cannot know
 
 
 def fail(module: AnsibleModule, error: AcceleratorError, **more: Any) -> NoReturn:
     """End the module with the error: its sentence, its code, and what it names (pids, claims, what is in the way)."""
     facts = {key: value for key, value in error.to_dict().items() if key not in ("code", "message")}
-    module.fail_json(msg=str(error), error_code=error.code, **{**facts, **more})
+    end(module, msg=str(error), error_code=error.code, **{**facts, **more})
 
 
 def fail_all(module: AnsibleModule, errors: Sequence[AcceleratorError], **more: Any) -> NoReturn:
@@ -59,7 +68,8 @@ def fail_all(module: AnsibleModule, errors: Sequence[AcceleratorError], **more: 
         for key, value in error.to_dict().items():
             if isinstance(value, list):
                 facts[key] = list(dict.fromkeys([*facts.get(key, []), *value]))
-    module.fail_json(
+    end(
+        module,
         msg=f"{len(errors)} problems were found and nothing was changed: "
         + " ".join(f"({number}) {error}" for number, error in enumerate(errors, 1)),
         error_code=codes[0] if len(codes) == 1 else "several",
@@ -68,14 +78,15 @@ def fail_all(module: AnsibleModule, errors: Sequence[AcceleratorError], **more: 
     )
 
 
-def run(module: AnsibleModule, work: Any) -> NoReturn:
+def run(module: AnsibleModule, work: Callable[[AnsibleModule], dict[str, Any]]) -> None:
     """Run ``work(module)``, which returns the result as a dictionary, and end the module with it or with its error."""
     try:
         result = work(module)
     except AcceleratorError as error:
         fail(module, error)
     except OSError as error:
-        module.fail_json(
+        end(
+            module,
             msg=f"The operating system refused an operation: {error}",
             error_code="os-error",
             exception=traceback.format_exc(),

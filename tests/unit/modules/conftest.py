@@ -1,0 +1,159 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs modules the way Ansible runs them, and gives them a node with GPUs or an API server to work on."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible.module_utils.testing import patch_module_args
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from api_server import ApiServer
+
+ROOT = Path(__file__).resolve().parents[3]
+SIMULATOR = ROOT / "roles" / "simulator" / "files"
+MODULES = "ansible_collections.dra.accelerators.plugins.modules"
+
+# What a module's process does on a node: read its arguments and run.
+PROGRAM = f"""
+import importlib, json, sys
+from ansible.module_utils.testing import patch_module_args
+with patch_module_args(json.load(sys.stdin)):
+    importlib.import_module("{MODULES}." + sys.argv[1]).main()
+"""
+
+Result = dict[str, Any]
+
+
+def arguments(options: dict[str, Any], *, check: bool, diff: bool) -> dict[str, Any]:
+    return {**options, "_ansible_check_mode": check, "_ansible_diff": diff}
+
+
+@pytest.fixture
+def run_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Runs a module in this process and returns its result."""
+
+    def run(name: str, options: dict[str, Any], *, check: bool = False, diff: bool = False) -> Result:
+        module = importlib.import_module(f"{MODULES}.{name}")
+        with patch_module_args(arguments(options, check=check, diff=diff)), pytest.raises(SystemExit):
+            module.main()
+        answer: Result = json.loads(capsys.readouterr().out)
+        return answer
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The simulated library, built once."""
+    folder = tmp_path_factory.mktemp("nvml")
+    subprocess.run(
+        ["make", "-s", "-C", SIMULATOR / "nvml", f"OUT={folder}"], check=True, capture_output=True, text=True
+    )
+    return folder
+
+
+class Node:
+    """A node with its own GPUs, whose state outlives every process."""
+
+    def __init__(self, root: Path, nvml: Path, machine: str) -> None:
+        self.root = root
+        self.folder = root / "usr/lib/x86_64-linux-gnu"
+        self.folder.mkdir(parents=True)
+        for file in nvml.iterdir():
+            if file.is_file():
+                (self.folder / file.name).symlink_to(os.readlink(file)) if file.is_symlink() else os.link(
+                    file, self.folder / file.name
+                )
+        self.simulator("power-on", "--machine", machine)
+
+    def simulator(self, *words: str) -> str:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "gpu_simulator",
+                "--root",
+                str(self.root),
+                "--library-folder",
+                str(self.folder),
+                *words,
+            ],
+            env={**os.environ, "PYTHONPATH": str(SIMULATOR)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise AssertionError(f"gpu-simulator {' '.join(words)}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def module(self, name: str, options: dict[str, Any], *, check: bool = False, diff: bool = False) -> Result:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, name],
+            input=json.dumps(arguments(options, check=check, diff=diff)),
+            env={
+                **os.environ,
+                "LD_LIBRARY_PATH": str(self.folder),
+                "PATH": f"{self.folder}:{os.environ['PATH']}",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if not done.stdout.strip():
+            raise AssertionError(f"The module {name} said nothing: {done.stderr}")
+        answer: Result = json.loads(done.stdout)
+        return answer
+
+    def layout(self, *rules: dict[str, Any], check: bool = False, diff: bool = False, **more: Any) -> Result:
+        options = {"layout": list(rules), "state_path": str(self.root / "state.db"), **more}
+        return self.module("nvidia_mig", options, check=check, diff=diff)
+
+    def partitions(self) -> dict[int, list[tuple[str, int]]]:
+        """The partitions of every GPU, as profile and start."""
+        devices = self.module("accelerator_info", {"fail_without_driver": True})["devices"]
+        return {
+            device["index"]: sorted((one["profile"], one["placement"]["start"]) for one in device["partitions"])
+            for device in devices
+        }
+
+
+@pytest.fixture
+def make_node(tmp_path: Path, nvml: Path) -> Callable[[str], Node]:
+    return lambda machine: Node(tmp_path / "node", nvml, machine)
+
+
+@pytest.fixture
+def node(make_node: Callable[[str], Node]) -> Node:
+    """A node with eight H100."""
+    return make_node("8xH100")
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    with ApiServer() as server:
+        yield server
+
+
+@pytest.fixture
+def publish(run_here: Callable[..., Result], api: ApiServer) -> SimpleNamespace:
+    """The module resource_slices against the API server."""
+
+    def run(*, check: bool = False, **options: Any) -> Result:
+        connection = {"host": api.url, "api_key": "let-me-in"}
+        return run_here("resource_slices", {**connection, **options}, check=check, diff=True)
+
+    return SimpleNamespace(run=run, api=api)
