@@ -6,57 +6,111 @@
 # source: dra_driver/protocol/dra_v1.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
+
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
+
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC,
-    7,
-    35,
-    1,
-    '',
-    'dra_driver/protocol/dra_v1.proto'
+    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "dra_driver/protocol/dra_v1.proto"
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-
-
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n dra_driver/protocol/dra_v1.proto\x12\x1ek8s.io.kubelet.pkg.apis.dra.v1\"5\n\x05\x43laim\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"T\n\x1bNodePrepareResourcesRequest\x12\x35\n\x06\x63laims\x18\x01 \x03(\x0b\x32%.k8s.io.kubelet.pkg.apis.dra.v1.Claim\"\xe4\x01\n\x1cNodePrepareResourcesResponse\x12X\n\x06\x63laims\x18\x01 \x03(\x0b\x32H.k8s.io.kubelet.pkg.apis.dra.v1.NodePrepareResourcesResponse.ClaimsEntry\x1aj\n\x0b\x43laimsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12J\n\x05value\x18\x02 \x01(\x0b\x32;.k8s.io.kubelet.pkg.apis.dra.v1.NodePrepareResourceResponse:\x02\x38\x01\"e\n\x1bNodePrepareResourceResponse\x12\x37\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32&.k8s.io.kubelet.pkg.apis.dra.v1.Device\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x83\x01\n\x06\x44\x65vice\x12\x15\n\rrequest_names\x18\x01 \x03(\t\x12\x11\n\tpool_name\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x03 \x01(\t\x12\x16\n\x0e\x63\x64i_device_ids\x18\x04 \x03(\t\x12\x15\n\x08share_id\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\x0b\n\t_share_id\"V\n\x1dNodeUnprepareResourcesRequest\x12\x35\n\x06\x63laims\x18\x01 \x03(\x0b\x32%.k8s.io.kubelet.pkg.apis.dra.v1.Claim\"\xea\x01\n\x1eNodeUnprepareResourcesResponse\x12Z\n\x06\x63laims\x18\x01 \x03(\x0b\x32J.k8s.io.kubelet.pkg.apis.dra.v1.NodeUnprepareResourcesResponse.ClaimsEntry\x1al\n\x0b\x43laimsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12L\n\x05value\x18\x02 \x01(\x0b\x32=.k8s.io.kubelet.pkg.apis.dra.v1.NodeUnprepareResourceResponse:\x02\x38\x01\".\n\x1dNodeUnprepareResourceResponse\x12\r\n\x05\x65rror\x18\x01 \x01(\t2\xbd\x02\n\tDRAPlugin\x12\x93\x01\n\x14NodePrepareResources\x12;.k8s.io.kubelet.pkg.apis.dra.v1.NodePrepareResourcesRequest\x1a<.k8s.io.kubelet.pkg.apis.dra.v1.NodePrepareResourcesResponse\"\x00\x12\x99\x01\n\x16NodeUnprepareResources\x12=.k8s.io.kubelet.pkg.apis.dra.v1.NodeUnprepareResourcesRequest\x1a>.k8s.io.kubelet.pkg.apis.dra.v1.NodeUnprepareResourcesResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
+    b"\n dra_driver/protocol/dr"
+    b"a_v1.proto\x12\x1ek8s.io.kubel"
+    b'et.pkg.apis.dra.v1"5\n\x05Cl'
+    b"aim\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0b"
+    b"\n\x03uid\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01("
+    b'\t"T\n\x1bNodePrepareResource'
+    b"sRequest\x125\n\x06claims\x18\x01 \x03(\x0b"
+    b"2%.k8s.io.kubelet.pkg.ap"
+    b'is.dra.v1.Claim"\xe4\x01\n\x1cNode'
+    b"PrepareResourcesResponse"
+    b"\x12X\n\x06claims\x18\x01 \x03(\x0b2H.k8s.i"
+    b"o.kubelet.pkg.apis.dra.v"
+    b"1.NodePrepareResourcesRe"
+    b"sponse.ClaimsEntry\x1aj\n\x0bCl"
+    b"aimsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12J"
+    b"\n\x05value\x18\x02 \x01(\x0b2;.k8s.io.k"
+    b"ubelet.pkg.apis.dra.v1.N"
+    b"odePrepareResourceRespon"
+    b'se:\x028\x01"e\n\x1bNodePrepareRes'
+    b"ourceResponse\x127\n\x07devices"
+    b"\x18\x01 \x03(\x0b2&.k8s.io.kubelet."
+    b"pkg.apis.dra.v1.Device\x12\r"
+    b'\n\x05error\x18\x02 \x01(\t"\x83\x01\n\x06Device'
+    b"\x12\x15\n\rrequest_names\x18\x01 \x03(\t\x12"
+    b"\x11\n\tpool_name\x18\x02 \x01(\t\x12\x13\n\x0bde"
+    b"vice_name\x18\x03 \x01(\t\x12\x16\n\x0ecdi_d"
+    b"evice_ids\x18\x04 \x03(\t\x12\x15\n\x08share"
+    b"_id\x18\x05 \x01(\tH\x00\x88\x01\x01B\x0b\n\t_share"
+    b'_id"V\n\x1dNodeUnprepareReso'
+    b"urcesRequest\x125\n\x06claims\x18\x01"
+    b" \x03(\x0b2%.k8s.io.kubelet.pk"
+    b'g.apis.dra.v1.Claim"\xea\x01\n\x1e'
+    b"NodeUnprepareResourcesRe"
+    b"sponse\x12Z\n\x06claims\x18\x01 \x03(\x0b2J"
+    b".k8s.io.kubelet.pkg.apis"
+    b".dra.v1.NodeUnprepareRes"
+    b"ourcesResponse.ClaimsEnt"
+    b"ry\x1al\n\x0bClaimsEntry\x12\x0b\n\x03key"
+    b"\x18\x01 \x01(\t\x12L\n\x05value\x18\x02 \x01(\x0b2=."
+    b"k8s.io.kubelet.pkg.apis."
+    b"dra.v1.NodeUnprepareReso"
+    b'urceResponse:\x028\x01".\n\x1dNode'
+    b"UnprepareResourceRespons"
+    b"e\x12\r\n\x05error\x18\x01 \x01(\t2\xbd\x02\n\tDRA"
+    b"Plugin\x12\x93\x01\n\x14NodePrepareRe"
+    b"sources\x12;.k8s.io.kubelet"
+    b".pkg.apis.dra.v1.NodePre"
+    b"pareResourcesRequest\x1a<.k"
+    b"8s.io.kubelet.pkg.apis.d"
+    b"ra.v1.NodePrepareResourc"
+    b'esResponse"\x00\x12\x99\x01\n\x16NodeUnp'
+    b"repareResources\x12=.k8s.io"
+    b".kubelet.pkg.apis.dra.v1"
+    b".NodeUnprepareResourcesR"
+    b"equest\x1a>.k8s.io.kubelet."
+    b"pkg.apis.dra.v1.NodeUnpr"
+    b'epareResourcesResponse"\x00'
+    b"b\x06proto3"
+)
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dra_driver.protocol.dra_v1_pb2', _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "dra_driver.protocol.dra_v1_pb2", _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_NODEPREPARERESOURCESRESPONSE_CLAIMSENTRY']._loaded_options = None
-  _globals['_NODEPREPARERESOURCESRESPONSE_CLAIMSENTRY']._serialized_options = b'8\001'
-  _globals['_NODEUNPREPARERESOURCESRESPONSE_CLAIMSENTRY']._loaded_options = None
-  _globals['_NODEUNPREPARERESOURCESRESPONSE_CLAIMSENTRY']._serialized_options = b'8\001'
-  _globals['_CLAIM']._serialized_start=68
-  _globals['_CLAIM']._serialized_end=121
-  _globals['_NODEPREPARERESOURCESREQUEST']._serialized_start=123
-  _globals['_NODEPREPARERESOURCESREQUEST']._serialized_end=207
-  _globals['_NODEPREPARERESOURCESRESPONSE']._serialized_start=210
-  _globals['_NODEPREPARERESOURCESRESPONSE']._serialized_end=438
-  _globals['_NODEPREPARERESOURCESRESPONSE_CLAIMSENTRY']._serialized_start=332
-  _globals['_NODEPREPARERESOURCESRESPONSE_CLAIMSENTRY']._serialized_end=438
-  _globals['_NODEPREPARERESOURCERESPONSE']._serialized_start=440
-  _globals['_NODEPREPARERESOURCERESPONSE']._serialized_end=541
-  _globals['_DEVICE']._serialized_start=544
-  _globals['_DEVICE']._serialized_end=675
-  _globals['_NODEUNPREPARERESOURCESREQUEST']._serialized_start=677
-  _globals['_NODEUNPREPARERESOURCESREQUEST']._serialized_end=763
-  _globals['_NODEUNPREPARERESOURCESRESPONSE']._serialized_start=766
-  _globals['_NODEUNPREPARERESOURCESRESPONSE']._serialized_end=1000
-  _globals['_NODEUNPREPARERESOURCESRESPONSE_CLAIMSENTRY']._serialized_start=892
-  _globals['_NODEUNPREPARERESOURCESRESPONSE_CLAIMSENTRY']._serialized_end=1000
-  _globals['_NODEUNPREPARERESOURCERESPONSE']._serialized_start=1002
-  _globals['_NODEUNPREPARERESOURCERESPONSE']._serialized_end=1048
-  _globals['_DRAPLUGIN']._serialized_start=1051
-  _globals['_DRAPLUGIN']._serialized_end=1368
+    DESCRIPTOR._loaded_options = None
+    _globals["_NODEPREPARERESOURCESRESPONSE_CLAIMSENTRY"]._loaded_options = None
+    _globals["_NODEPREPARERESOURCESRESPONSE_CLAIMSENTRY"]._serialized_options = b"8\001"
+    _globals["_NODEUNPREPARERESOURCESRESPONSE_CLAIMSENTRY"]._loaded_options = None
+    _globals["_NODEUNPREPARERESOURCESRESPONSE_CLAIMSENTRY"]._serialized_options = b"8\001"
+    _globals["_CLAIM"]._serialized_start = 68
+    _globals["_CLAIM"]._serialized_end = 121
+    _globals["_NODEPREPARERESOURCESREQUEST"]._serialized_start = 123
+    _globals["_NODEPREPARERESOURCESREQUEST"]._serialized_end = 207
+    _globals["_NODEPREPARERESOURCESRESPONSE"]._serialized_start = 210
+    _globals["_NODEPREPARERESOURCESRESPONSE"]._serialized_end = 438
+    _globals["_NODEPREPARERESOURCESRESPONSE_CLAIMSENTRY"]._serialized_start = 332
+    _globals["_NODEPREPARERESOURCESRESPONSE_CLAIMSENTRY"]._serialized_end = 438
+    _globals["_NODEPREPARERESOURCERESPONSE"]._serialized_start = 440
+    _globals["_NODEPREPARERESOURCERESPONSE"]._serialized_end = 541
+    _globals["_DEVICE"]._serialized_start = 544
+    _globals["_DEVICE"]._serialized_end = 675
+    _globals["_NODEUNPREPARERESOURCESREQUEST"]._serialized_start = 677
+    _globals["_NODEUNPREPARERESOURCESREQUEST"]._serialized_end = 763
+    _globals["_NODEUNPREPARERESOURCESRESPONSE"]._serialized_start = 766
+    _globals["_NODEUNPREPARERESOURCESRESPONSE"]._serialized_end = 1000
+    _globals["_NODEUNPREPARERESOURCESRESPONSE_CLAIMSENTRY"]._serialized_start = 892
+    _globals["_NODEUNPREPARERESOURCESRESPONSE_CLAIMSENTRY"]._serialized_end = 1000
+    _globals["_NODEUNPREPARERESOURCERESPONSE"]._serialized_start = 1002
+    _globals["_NODEUNPREPARERESOURCERESPONSE"]._serialized_end = 1048
+    _globals["_DRAPLUGIN"]._serialized_start = 1051
+    _globals["_DRAPLUGIN"]._serialized_end = 1368
 # @@protoc_insertion_point(module_scope)

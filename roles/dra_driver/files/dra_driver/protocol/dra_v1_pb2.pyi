@@ -8,6 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+
 class Claim(_message.Message):
     __slots__ = ("namespace", "uid", "name")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -16,26 +17,39 @@ class Claim(_message.Message):
     namespace: str
     uid: str
     name: str
-    def __init__(self, namespace: _Optional[str] = ..., uid: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+    def __init__(
+        self, namespace: _Optional[str] = ..., uid: _Optional[str] = ..., name: _Optional[str] = ...
+    ) -> None: ...
+
 
 class NodePrepareResourcesRequest(_message.Message):
     __slots__ = ("claims",)
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
     claims: _containers.RepeatedCompositeFieldContainer[Claim]
+
     def __init__(self, claims: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ...) -> None: ...
+
 
 class NodePrepareResourcesResponse(_message.Message):
     __slots__ = ("claims",)
+
     class ClaimsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: NodePrepareResourceResponse
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[NodePrepareResourceResponse, _Mapping]] = ...) -> None: ...
+
+        def __init__(
+            self, key: _Optional[str] = ..., value: _Optional[_Union[NodePrepareResourceResponse, _Mapping]] = ...
+        ) -> None: ...
+
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
     claims: _containers.MessageMap[str, NodePrepareResourceResponse]
+
     def __init__(self, claims: _Optional[_Mapping[str, NodePrepareResourceResponse]] = ...) -> None: ...
+
 
 class NodePrepareResourceResponse(_message.Message):
     __slots__ = ("devices", "error")
@@ -43,7 +57,11 @@ class NodePrepareResourceResponse(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     devices: _containers.RepeatedCompositeFieldContainer[Device]
     error: str
-    def __init__(self, devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., error: _Optional[str] = ...) -> None: ...
+
+    def __init__(
+        self, devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., error: _Optional[str] = ...
+    ) -> None: ...
+
 
 class Device(_message.Message):
     __slots__ = ("request_names", "pool_name", "device_name", "cdi_device_ids", "share_id")
@@ -57,29 +75,48 @@ class Device(_message.Message):
     device_name: str
     cdi_device_ids: _containers.RepeatedScalarFieldContainer[str]
     share_id: str
-    def __init__(self, request_names: _Optional[_Iterable[str]] = ..., pool_name: _Optional[str] = ..., device_name: _Optional[str] = ..., cdi_device_ids: _Optional[_Iterable[str]] = ..., share_id: _Optional[str] = ...) -> None: ...
+
+    def __init__(
+        self,
+        request_names: _Optional[_Iterable[str]] = ...,
+        pool_name: _Optional[str] = ...,
+        device_name: _Optional[str] = ...,
+        cdi_device_ids: _Optional[_Iterable[str]] = ...,
+        share_id: _Optional[str] = ...,
+    ) -> None: ...
+
 
 class NodeUnprepareResourcesRequest(_message.Message):
     __slots__ = ("claims",)
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
     claims: _containers.RepeatedCompositeFieldContainer[Claim]
+
     def __init__(self, claims: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ...) -> None: ...
+
 
 class NodeUnprepareResourcesResponse(_message.Message):
     __slots__ = ("claims",)
+
     class ClaimsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: NodeUnprepareResourceResponse
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[NodeUnprepareResourceResponse, _Mapping]] = ...) -> None: ...
+
+        def __init__(
+            self, key: _Optional[str] = ..., value: _Optional[_Union[NodeUnprepareResourceResponse, _Mapping]] = ...
+        ) -> None: ...
+
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
     claims: _containers.MessageMap[str, NodeUnprepareResourceResponse]
+
     def __init__(self, claims: _Optional[_Mapping[str, NodeUnprepareResourceResponse]] = ...) -> None: ...
+
 
 class NodeUnprepareResourceResponse(_message.Message):
     __slots__ = ("error",)
     ERROR_FIELD_NUMBER: _ClassVar[int]
     error: str
+
     def __init__(self, error: _Optional[str] = ...) -> None: ...

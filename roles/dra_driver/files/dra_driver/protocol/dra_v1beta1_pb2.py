@@ -6,57 +6,112 @@
 # source: dra_driver/protocol/dra_v1beta1.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
+
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
+
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC,
-    7,
-    35,
-    1,
-    '',
-    'dra_driver/protocol/dra_v1beta1.proto'
+    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "dra_driver/protocol/dra_v1beta1.proto"
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-
-
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%dra_driver/protocol/dra_v1beta1.proto\x12#k8s.io.kubelet.pkg.apis.dra.v1beta1\"5\n\x05\x43laim\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"Y\n\x1bNodePrepareResourcesRequest\x12:\n\x06\x63laims\x18\x01 \x03(\x0b\x32*.k8s.io.kubelet.pkg.apis.dra.v1beta1.Claim\"\xee\x01\n\x1cNodePrepareResourcesResponse\x12]\n\x06\x63laims\x18\x01 \x03(\x0b\x32M.k8s.io.kubelet.pkg.apis.dra.v1beta1.NodePrepareResourcesResponse.ClaimsEntry\x1ao\n\x0b\x43laimsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12O\n\x05value\x18\x02 \x01(\x0b\x32@.k8s.io.kubelet.pkg.apis.dra.v1beta1.NodePrepareResourceResponse:\x02\x38\x01\"j\n\x1bNodePrepareResourceResponse\x12<\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32+.k8s.io.kubelet.pkg.apis.dra.v1beta1.Device\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"_\n\x06\x44\x65vice\x12\x15\n\rrequest_names\x18\x01 \x03(\t\x12\x11\n\tpool_name\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x03 \x01(\t\x12\x16\n\x0e\x63\x64i_device_ids\x18\x04 \x03(\t\"[\n\x1dNodeUnprepareResourcesRequest\x12:\n\x06\x63laims\x18\x01 \x03(\x0b\x32*.k8s.io.kubelet.pkg.apis.dra.v1beta1.Claim\"\xf4\x01\n\x1eNodeUnprepareResourcesResponse\x12_\n\x06\x63laims\x18\x01 \x03(\x0b\x32O.k8s.io.kubelet.pkg.apis.dra.v1beta1.NodeUnprepareResourcesResponse.ClaimsEntry\x1aq\n\x0b\x43laimsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12Q\n\x05value\x18\x02 \x01(\x0b\x32\x42.k8s.io.kubelet.pkg.apis.dra.v1beta1.NodeUnprepareResourceResponse:\x02\x38\x01\".\n\x1dNodeUnprepareResourceResponse\x12\r\n\x05\x65rror\x18\x01 \x01(\t2\xd1\x02\n\tDRAPlugin\x12\x9d\x01\n\x14NodePrepareResources\x12@.k8s.io.kubelet.pkg.apis.dra.v1beta1.NodePrepareResourcesRequest\x1a\x41.k8s.io.kubelet.pkg.apis.dra.v1beta1.NodePrepareResourcesResponse\"\x00\x12\xa3\x01\n\x16NodeUnprepareResources\x12\x42.k8s.io.kubelet.pkg.apis.dra.v1beta1.NodeUnprepareResourcesRequest\x1a\x43.k8s.io.kubelet.pkg.apis.dra.v1beta1.NodeUnprepareResourcesResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
+    b"\n%dra_driver/protocol/dr"
+    b"a_v1beta1.proto\x12#k8s.io."
+    b"kubelet.pkg.apis.dra.v1b"
+    b'eta1"5\n\x05Claim\x12\x11\n\tnamespa'
+    b"ce\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x0c\n"
+    b'\x04name\x18\x03 \x01(\t"Y\n\x1bNodePrepa'
+    b"reResourcesRequest\x12:\n\x06cl"
+    b"aims\x18\x01 \x03(\x0b2*.k8s.io.kube"
+    b"let.pkg.apis.dra.v1beta1"
+    b'.Claim"\xee\x01\n\x1cNodePrepareRe'
+    b"sourcesResponse\x12]\n\x06claim"
+    b"s\x18\x01 \x03(\x0b2M.k8s.io.kubelet"
+    b".pkg.apis.dra.v1beta1.No"
+    b"dePrepareResourcesRespon"
+    b"se.ClaimsEntry\x1ao\n\x0bClaims"
+    b"Entry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12O\n\x05va"
+    b"lue\x18\x02 \x01(\x0b2@.k8s.io.kubel"
+    b"et.pkg.apis.dra.v1beta1."
+    b"NodePrepareResourceRespo"
+    b'nse:\x028\x01"j\n\x1bNodePrepareRe'
+    b"sourceResponse\x12<\n\x07device"
+    b"s\x18\x01 \x03(\x0b2+.k8s.io.kubelet"
+    b".pkg.apis.dra.v1beta1.De"
+    b'vice\x12\r\n\x05error\x18\x02 \x01(\t"_\n\x06D'
+    b"evice\x12\x15\n\rrequest_names\x18\x01"
+    b" \x03(\t\x12\x11\n\tpool_name\x18\x02 \x01(\t\x12"
+    b"\x13\n\x0bdevice_name\x18\x03 \x01(\t\x12\x16\n\x0e"
+    b'cdi_device_ids\x18\x04 \x03(\t"[\n\x1d'
+    b"NodeUnprepareResourcesRe"
+    b"quest\x12:\n\x06claims\x18\x01 \x03(\x0b2*."
+    b"k8s.io.kubelet.pkg.apis."
+    b'dra.v1beta1.Claim"\xf4\x01\n\x1eNo'
+    b"deUnprepareResourcesResp"
+    b"onse\x12_\n\x06claims\x18\x01 \x03(\x0b2O.k"
+    b"8s.io.kubelet.pkg.apis.d"
+    b"ra.v1beta1.NodeUnprepare"
+    b"ResourcesResponse.Claims"
+    b"Entry\x1aq\n\x0bClaimsEntry\x12\x0b\n\x03"
+    b"key\x18\x01 \x01(\t\x12Q\n\x05value\x18\x02 \x01(\x0b"
+    b"2B.k8s.io.kubelet.pkg.ap"
+    b"is.dra.v1beta1.NodeUnpre"
+    b"pareResourceResponse:\x028\x01"
+    b'".\n\x1dNodeUnprepareResourc'
+    b"eResponse\x12\r\n\x05error\x18\x01 \x01(\t"
+    b"2\xd1\x02\n\tDRAPlugin\x12\x9d\x01\n\x14NodeP"
+    b"repareResources\x12@.k8s.io"
+    b".kubelet.pkg.apis.dra.v1"
+    b"beta1.NodePrepareResourc"
+    b"esRequest\x1aA.k8s.io.kubel"
+    b"et.pkg.apis.dra.v1beta1."
+    b"NodePrepareResourcesResp"
+    b'onse"\x00\x12\xa3\x01\n\x16NodeUnprepare'
+    b"Resources\x12B.k8s.io.kubel"
+    b"et.pkg.apis.dra.v1beta1."
+    b"NodeUnprepareResourcesRe"
+    b"quest\x1aC.k8s.io.kubelet.p"
+    b"kg.apis.dra.v1beta1.Node"
+    b"UnprepareResourcesRespon"
+    b'se"\x00b\x06proto3'
+)
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dra_driver.protocol.dra_v1beta1_pb2', _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "dra_driver.protocol.dra_v1beta1_pb2", _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_NODEPREPARERESOURCESRESPONSE_CLAIMSENTRY']._loaded_options = None
-  _globals['_NODEPREPARERESOURCESRESPONSE_CLAIMSENTRY']._serialized_options = b'8\001'
-  _globals['_NODEUNPREPARERESOURCESRESPONSE_CLAIMSENTRY']._loaded_options = None
-  _globals['_NODEUNPREPARERESOURCESRESPONSE_CLAIMSENTRY']._serialized_options = b'8\001'
-  _globals['_CLAIM']._serialized_start=78
-  _globals['_CLAIM']._serialized_end=131
-  _globals['_NODEPREPARERESOURCESREQUEST']._serialized_start=133
-  _globals['_NODEPREPARERESOURCESREQUEST']._serialized_end=222
-  _globals['_NODEPREPARERESOURCESRESPONSE']._serialized_start=225
-  _globals['_NODEPREPARERESOURCESRESPONSE']._serialized_end=463
-  _globals['_NODEPREPARERESOURCESRESPONSE_CLAIMSENTRY']._serialized_start=352
-  _globals['_NODEPREPARERESOURCESRESPONSE_CLAIMSENTRY']._serialized_end=463
-  _globals['_NODEPREPARERESOURCERESPONSE']._serialized_start=465
-  _globals['_NODEPREPARERESOURCERESPONSE']._serialized_end=571
-  _globals['_DEVICE']._serialized_start=573
-  _globals['_DEVICE']._serialized_end=668
-  _globals['_NODEUNPREPARERESOURCESREQUEST']._serialized_start=670
-  _globals['_NODEUNPREPARERESOURCESREQUEST']._serialized_end=761
-  _globals['_NODEUNPREPARERESOURCESRESPONSE']._serialized_start=764
-  _globals['_NODEUNPREPARERESOURCESRESPONSE']._serialized_end=1008
-  _globals['_NODEUNPREPARERESOURCESRESPONSE_CLAIMSENTRY']._serialized_start=895
-  _globals['_NODEUNPREPARERESOURCESRESPONSE_CLAIMSENTRY']._serialized_end=1008
-  _globals['_NODEUNPREPARERESOURCERESPONSE']._serialized_start=1010
-  _globals['_NODEUNPREPARERESOURCERESPONSE']._serialized_end=1056
-  _globals['_DRAPLUGIN']._serialized_start=1059
-  _globals['_DRAPLUGIN']._serialized_end=1396
+    DESCRIPTOR._loaded_options = None
+    _globals["_NODEPREPARERESOURCESRESPONSE_CLAIMSENTRY"]._loaded_options = None
+    _globals["_NODEPREPARERESOURCESRESPONSE_CLAIMSENTRY"]._serialized_options = b"8\001"
+    _globals["_NODEUNPREPARERESOURCESRESPONSE_CLAIMSENTRY"]._loaded_options = None
+    _globals["_NODEUNPREPARERESOURCESRESPONSE_CLAIMSENTRY"]._serialized_options = b"8\001"
+    _globals["_CLAIM"]._serialized_start = 78
+    _globals["_CLAIM"]._serialized_end = 131
+    _globals["_NODEPREPARERESOURCESREQUEST"]._serialized_start = 133
+    _globals["_NODEPREPARERESOURCESREQUEST"]._serialized_end = 222
+    _globals["_NODEPREPARERESOURCESRESPONSE"]._serialized_start = 225
+    _globals["_NODEPREPARERESOURCESRESPONSE"]._serialized_end = 463
+    _globals["_NODEPREPARERESOURCESRESPONSE_CLAIMSENTRY"]._serialized_start = 352
+    _globals["_NODEPREPARERESOURCESRESPONSE_CLAIMSENTRY"]._serialized_end = 463
+    _globals["_NODEPREPARERESOURCERESPONSE"]._serialized_start = 465
+    _globals["_NODEPREPARERESOURCERESPONSE"]._serialized_end = 571
+    _globals["_DEVICE"]._serialized_start = 573
+    _globals["_DEVICE"]._serialized_end = 668
+    _globals["_NODEUNPREPARERESOURCESREQUEST"]._serialized_start = 670
+    _globals["_NODEUNPREPARERESOURCESREQUEST"]._serialized_end = 761
+    _globals["_NODEUNPREPARERESOURCESRESPONSE"]._serialized_start = 764
+    _globals["_NODEUNPREPARERESOURCESRESPONSE"]._serialized_end = 1008
+    _globals["_NODEUNPREPARERESOURCESRESPONSE_CLAIMSENTRY"]._serialized_start = 895
+    _globals["_NODEUNPREPARERESOURCESRESPONSE_CLAIMSENTRY"]._serialized_end = 1008
+    _globals["_NODEUNPREPARERESOURCERESPONSE"]._serialized_start = 1010
+    _globals["_NODEUNPREPARERESOURCERESPONSE"]._serialized_end = 1056
+    _globals["_DRAPLUGIN"]._serialized_start = 1059
+    _globals["_DRAPLUGIN"]._serialized_end = 1396
 # @@protoc_insertion_point(module_scope)

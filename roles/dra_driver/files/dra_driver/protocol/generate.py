@@ -5,7 +5,8 @@
     python -m dra_driver.protocol.generate [FOLDER]
 
 writes ``*_pb2.py``, ``*_pb2.pyi`` and ``*_pb2_grpc.py`` beside the .proto files, or into FOLDER. It needs grpcio-tools,
-which is a tool of development and not on any node. The generated code asks at run time for at least the grpcio and
+which is a tool of development and not on any node, and ruff, which lays the generated code out as the project's own is:
+Ansible's sanity tests read it too. The generated code asks at run time for at least the grpcio and
 protobuf that it was generated with, so the pin of grpcio-tools and the ranges on the nodes are raised together.
 
 Every .proto file has a path of its own (``dra_driver/protocol/...``) because protobuf keys its descriptor pool by path,
@@ -14,12 +15,35 @@ and the public files, all called ``api.proto``, would collide there.
 
 from __future__ import annotations
 
+import ast
+import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 HEADER = "# SPDX-License-Identifier: Apache-2.0\n# Copyright (c) 2026 The dra.accelerators authors\n"
 SOURCES = Path(__file__).resolve().parent
+DESCRIPTOR = re.compile(r"AddSerializedFile\((b'.*')\)")
+DESCRIPTOR_BYTES_PER_LINE = 24
+
+
+def laid_out(code: str) -> str:
+    """Return generated ``code`` with the serialized descriptor over many lines, formatted by ruff.
+
+    Raises CalledProcessError when ruff refuses the code.
+    """
+
+    def split(match: re.Match[str]) -> str:
+        content: bytes = ast.literal_eval(match.group(1))
+        parts = (
+            content[start : start + DESCRIPTOR_BYTES_PER_LINE]
+            for start in range(0, len(content), DESCRIPTOR_BYTES_PER_LINE)
+        )
+        return "AddSerializedFile(\n" + "\n".join(repr(part) for part in parts) + "\n)"
+
+    command = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length=120", "-"]
+    return subprocess.run(command, input=DESCRIPTOR.sub(split, code), check=True, capture_output=True, text=True).stdout
 
 
 def generate(target: Path) -> tuple[str, ...]:
@@ -48,7 +72,7 @@ def generate(target: Path) -> tuple[str, ...]:
         if protoc.main(arguments) != 0:
             raise RuntimeError(f"the protocol compiler refused one of {', '.join(names)}; its message is above")
         for path in sorted(package.glob("*_pb2*")):
-            (target / path.name).write_text(HEADER + path.read_text(encoding="utf-8"), encoding="utf-8")
+            (target / path.name).write_text(HEADER + laid_out(path.read_text(encoding="utf-8")), encoding="utf-8")
             written.append(path.name)
     return tuple(written)
 

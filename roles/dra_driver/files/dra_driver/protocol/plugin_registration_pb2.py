@@ -6,41 +6,58 @@
 # source: dra_driver/protocol/plugin_registration.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
+
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
+
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC,
-    7,
-    35,
-    1,
-    '',
-    'dra_driver/protocol/plugin_registration.proto'
+    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "dra_driver/protocol/plugin_registration.proto"
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-
-
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-dra_driver/protocol/plugin_registration.proto\x12\x12pluginregistration\"\r\n\x0bInfoRequest\"V\n\nPluginInfo\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x1a\n\x12supported_versions\x18\x04 \x03(\t\">\n\x12RegistrationStatus\x12\x19\n\x11plugin_registered\x18\x01 \x01(\x08\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x1c\n\x1aRegistrationStatusResponse2\xd2\x01\n\x0cRegistration\x12L\n\x07GetInfo\x12\x1f.pluginregistration.InfoRequest\x1a\x1e.pluginregistration.PluginInfo\"\x00\x12t\n\x18NotifyRegistrationStatus\x12&.pluginregistration.RegistrationStatus\x1a..pluginregistration.RegistrationStatusResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
+    b"\n-dra_driver/protocol/pl"
+    b"ugin_registration.proto\x12"
+    b'\x12pluginregistration"\r\n\x0bI'
+    b'nfoRequest"V\n\nPluginInfo'
+    b"\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02"
+    b" \x01(\t\x12\x10\n\x08endpoint\x18\x03 \x01(\t\x12\x1a"
+    b"\n\x12supported_versions\x18\x04 \x03"
+    b'(\t">\n\x12RegistrationStatus'
+    b"\x12\x19\n\x11plugin_registered\x18\x01 "
+    b'\x01(\x08\x12\r\n\x05error\x18\x02 \x01(\t"\x1c\n\x1aRe'
+    b"gistrationStatusResponse"
+    b"2\xd2\x01\n\x0cRegistration\x12L\n\x07Get"
+    b"Info\x12\x1f.pluginregistratio"
+    b"n.InfoRequest\x1a\x1e.pluginre"
+    b'gistration.PluginInfo"\x00\x12'
+    b"t\n\x18NotifyRegistrationSta"
+    b"tus\x12&.pluginregistration"
+    b".RegistrationStatus\x1a..pl"
+    b"uginregistration.Registr"
+    b'ationStatusResponse"\x00b\x06p'
+    b"roto3"
+)
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dra_driver.protocol.plugin_registration_pb2', _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "dra_driver.protocol.plugin_registration_pb2", _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_INFOREQUEST']._serialized_start=69
-  _globals['_INFOREQUEST']._serialized_end=82
-  _globals['_PLUGININFO']._serialized_start=84
-  _globals['_PLUGININFO']._serialized_end=170
-  _globals['_REGISTRATIONSTATUS']._serialized_start=172
-  _globals['_REGISTRATIONSTATUS']._serialized_end=234
-  _globals['_REGISTRATIONSTATUSRESPONSE']._serialized_start=236
-  _globals['_REGISTRATIONSTATUSRESPONSE']._serialized_end=264
-  _globals['_REGISTRATION']._serialized_start=267
-  _globals['_REGISTRATION']._serialized_end=477
+    DESCRIPTOR._loaded_options = None
+    _globals["_INFOREQUEST"]._serialized_start = 69
+    _globals["_INFOREQUEST"]._serialized_end = 82
+    _globals["_PLUGININFO"]._serialized_start = 84
+    _globals["_PLUGININFO"]._serialized_end = 170
+    _globals["_REGISTRATIONSTATUS"]._serialized_start = 172
+    _globals["_REGISTRATIONSTATUS"]._serialized_end = 234
+    _globals["_REGISTRATIONSTATUSRESPONSE"]._serialized_start = 236
+    _globals["_REGISTRATIONSTATUSRESPONSE"]._serialized_end = 264
+    _globals["_REGISTRATION"]._serialized_start = 267
+    _globals["_REGISTRATION"]._serialized_end = 477
 # @@protoc_insertion_point(module_scope)

@@ -8,9 +8,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+
 class InfoRequest(_message.Message):
     __slots__ = ()
+
     def __init__(self) -> None: ...
+
 
 class PluginInfo(_message.Message):
     __slots__ = ("type", "name", "endpoint", "supported_versions")
@@ -22,7 +25,15 @@ class PluginInfo(_message.Message):
     name: str
     endpoint: str
     supported_versions: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, type: _Optional[str] = ..., name: _Optional[str] = ..., endpoint: _Optional[str] = ..., supported_versions: _Optional[_Iterable[str]] = ...) -> None: ...
+
+    def __init__(
+        self,
+        type: _Optional[str] = ...,
+        name: _Optional[str] = ...,
+        endpoint: _Optional[str] = ...,
+        supported_versions: _Optional[_Iterable[str]] = ...,
+    ) -> None: ...
+
 
 class RegistrationStatus(_message.Message):
     __slots__ = ("plugin_registered", "error")
@@ -30,8 +41,11 @@ class RegistrationStatus(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     plugin_registered: bool
     error: str
+
     def __init__(self, plugin_registered: _Optional[bool] = ..., error: _Optional[str] = ...) -> None: ...
+
 
 class RegistrationStatusResponse(_message.Message):
     __slots__ = ()
+
     def __init__(self) -> None: ...
