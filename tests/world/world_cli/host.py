@@ -145,7 +145,7 @@ def deb822_to_lines(text: str) -> str:
 def mirror(sources: str) -> str:
     """The first mirror of the bootstrap's suite in one-line sources, or Debian's own."""
     for line in sources.splitlines():
-        words = [word for word in line.split() if not word.startswith("[")]
+        words = re.sub(r"\[[^]]*\]", " ", line).split()
         if len(words) >= 3 and words[0] == "deb" and words[2] == DEBIAN_SUITE:
             return words[1]
     return DEBIAN_MIRROR

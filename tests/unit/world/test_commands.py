@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The command line, the inventory, the gates, and how failures are told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from world_cli import cli, cluster, commands, gates, inventory, state
+from world_cli.errors import WorldError
+from world_cli.state import Node, World
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--name", "dev", "run", "node1", "--", "ls", "--name", "x"],
+        ["run", "--name", "dev", "node1", "--", "ls", "--name", "x"],
+        ["run", "node1", "--name=dev", "--", "ls", "--name", "x"],
+    ],
+)
+def test_the_name_of_the_world_may_stand_anywhere_before_the_command(words: list[str]) -> None:
+    arguments = cli.parse(words)
+    assert (arguments.name, arguments.node, arguments.command) == ("dev", "node1", ["ls", "--name", "x"])
+
+
+def test_kubectl_gets_its_words_as_they_are() -> None:
+    arguments = cli.parse(["--name", "dev", "kubectl", "run", "x", "--", "ls", "-l"])
+    assert arguments.arguments == ["run", "x", "--", "ls", "-l"]
+    arguments = cli.parse(["kubectl", "--name", "dev", "--", "get", "pods", "-A"])
+    assert arguments.name == "dev"
+    assert arguments.arguments in (["get", "pods", "-A"], ["--", "get", "pods", "-A"])
+
+
+def test_a_command_must_be_given() -> None:
+    with pytest.raises(WorldError, match=r"world run node1 -- COMMAND"):
+        cli.parse(["run", "node1"])
+
+
+def test_errors_are_told_in_one_line_without_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "--name", "nowhere"]) == 1
+    assert capsys.readouterr().err == (
+        "world: there is no world named 'nowhere' (there are: none): start it with `world up --name nowhere`.\n"
+    )
+
+
+def test_a_failing_command_shows_its_end() -> None:
+    script = "import sys; print('\\n'.join(map(str, range(100)))); sys.exit(3)"
+    with pytest.raises(WorldError) as caught:
+        commands.execute([sys.executable, "-c", script])
+    assert "ended with status 3" in str(caught.value)
+    assert str(caught.value).splitlines()[-1] == "99"
+    assert len(str(caught.value).splitlines()) < 20
+
+
+def test_a_missing_command_and_a_slow_one() -> None:
+    with pytest.raises(WorldError, match="was not found on this machine"):
+        commands.execute(["/no/such/program"])
+    with pytest.raises(WorldError, match="did not end within"):
+        commands.execute([sys.executable, "-c", "import time; time.sleep(60)"], timeout=0.2)
+
+
+def test_waiting_ends_with_what_to_know() -> None:
+    answers = iter([False, False, True])
+    commands.wait_until("it", lambda: next(answers), 10, pause=0)
+    with pytest.raises(WorldError, match=r"it did not happen within 0 s\.\nthe log"):
+        commands.wait_until("it", lambda: False, 0, pause=0, remedy=lambda: "the log")
+
+
+def test_every_failure_of_a_parallel_step_is_told() -> None:
+    done: list[int] = []
+
+    def fail(name: str) -> None:
+        raise WorldError(f"{name} failed")
+
+    with pytest.raises(WorldError, match=r"(?s)a failed.*b failed"):
+        cluster.in_parallel([lambda: fail("a"), lambda: done.append(1), lambda: fail("b")])
+    assert done == [1]
+
+
+def test_the_inventory_reads_back_as_what_was_meant() -> None:
+    world = World("w", 215, (Node("w-node1", 1, "8xH100"), Node("w-node2", 2)))
+    text = inventory.as_yaml(inventory.inventory(world, '/a "quoted"\\path'))
+    read = yaml.safe_load(text)
+    assert read == inventory.inventory(world, '/a "quoted"\\path')
+    group = read["all"]["children"]["accelerator_nodes"]
+    assert group["vars"]["ansible_connection"] == "community.docker.docker"
+    assert group["hosts"]["w-node1"]["simulator_machine"] == "8xH100"
+    assert "simulator_machine" not in group["hosts"]["w-node2"]
+
+
+def test_an_inventory_without_nodes_is_still_one() -> None:
+    read = yaml.safe_load(inventory.as_yaml(inventory.inventory(World("w", 215), "/k")))
+    assert read["all"]["children"]["accelerator_nodes"]["hosts"] == {}
+
+
+def test_gates_of_the_file() -> None:
+    described = json.loads(gates.GATES_FILE.read_text())
+    names = [gate["name"] for gate in described["gates"]]
+    assert len(names) == len(set(names))
+    for gate in described["gates"]:
+        level = gates.maturity(gate["matures"], described["kubernetes"])
+        assert level != "absent", gate["name"]
+        # A locked gate cannot be switched off, and a gate that is on is on for a row of the mission.
+        assert gate["on"] or level != "locked", gate["name"]
+        assert bool(gate["mission"]) is gate["on"], gate["name"]
+
+
+def test_gates_as_a_flag() -> None:
+    assert gates.as_flag({"B": False, "A": True}) == "A=true,B=false"
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("1.8", "absent"), ("1.9", "alpha"), ("1.34", "beta"), ("1.100", "stable")]
+)
+def test_maturity_counts_versions_as_numbers(version: str, expected: str) -> None:
+    assert gates.maturity({"1.9": "alpha", "1.34": "beta", "1.36": "stable"}, version) == expected
+
+
+def test_gates_that_differ_from_the_component(tmp_path: Path) -> None:
+    path = tmp_path / "gates.json"
+    described = [
+        {"name": name, "on": True, "matures": {"1.36": "alpha"}} for name in ("Same", "Unknown", "Off", "Older")
+    ]
+    path.write_text(json.dumps({"kubernetes": "1.37", "gates": described}))
+    metrics = (
+        "# TYPE kubernetes_feature_enabled gauge\n"
+        'kubernetes_feature_enabled{name="Same",stage="ALPHA"} 1\n'
+        'kubernetes_feature_enabled{name="Off",stage="ALPHA"} 0\n'
+        'kubernetes_feature_enabled{name="Older",stage=""} 1\n'
+    )
+    assert gates.differences(metrics, path) == [
+        "Unknown is not known to the component",
+        "Off is off, and was to be on",
+        "Older is at stage stable, and the file says alpha",
+    ]
+
+
+def test_the_list_of_worlds(capsys: pytest.CaptureFixture[str]) -> None:
+    state.save(World("b", 216))
+    state.save(World("a", 215))
+    assert cli.main(["list"]) == 0
+    assert capsys.readouterr().out == "a\nb\n"

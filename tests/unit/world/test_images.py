@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Images and certificates: made from what is given, the same each time."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from world_cli import archive, binaries, certificates, pods, state
+from world_cli.archive import Entry, Image
+from world_cli.errors import WorldError
+from world_cli.pins import COMPONENTS, NODE_PROGRAMS, WORLD_FOLDER, Component
+from world_cli.state import World
+
+WORLD = World("w", 215, state.plan_nodes("w", 1, []))
+
+
+def test_an_image_is_whole_and_always_the_same() -> None:
+    entries = (Entry("bin", folder=True, mode=0o755), Entry("bin/x", b"x", 0o755), Entry("y", link="bin/x"))
+    image = Image("localhost/a:1", entries, ("/bin/x",), {"A": "1"})
+    written = archive.write_images([image])
+    assert written == archive.write_images([image])
+    with tarfile.open(fileobj=io.BytesIO(written)) as tar:
+        files = {name: tar.extractfile(name) for name in tar.getnames()}
+        contents = {name: stream.read() for name, stream in files.items() if stream}
+    (manifest,) = json.loads(contents["manifest.json"])
+    assert manifest["RepoTags"] == ["localhost/a:1"]
+    configuration = json.loads(contents[manifest["Config"]])
+    assert configuration["config"]["Cmd"] == ["/bin/x"]
+    assert "A=1" in configuration["config"]["Env"]
+    layer = contents[manifest["Layers"][0]]
+    assert configuration["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(layer).hexdigest()}"]
+    with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
+        assert [(member.name, member.mode, member.uid, member.mtime) for member in tar] == [
+            ("bin", 0o755, 0, 0),
+            ("bin/x", 0o755, 0, 0),
+            ("y", 0o777, 0, 0),
+        ]
+        assert tar.getmember("y").linkname == "bin/x"
+
+
+STATUS = """Package: python3
+Depends: python3.11 (>= 3.11.2-1~), libpython3-stdlib (= 3)
+Pre-Depends: python3-minimal
+
+Package: python3.11
+Depends: libc6, missing | mawk
+
+Package: python3-minimal
+
+Package: libpython3-stdlib
+Depends: awk, media-types:any
+
+Package: mawk
+Provides: awk (= 1), other
+Depends: python3
+
+Package: media-types
+
+Package: libc6
+
+Package: unrelated
+"""
+
+
+def test_a_package_brings_what_it_depends_on() -> None:
+    packages = pods.read_status(STATUS)
+    assert pods.closure(packages, ["libc6"]) == ["libc6"]
+    assert pods.closure(packages, ["python3"]) == sorted(set(packages) - {"unrelated"})
+
+
+def test_a_package_that_is_not_there_is_named() -> None:
+    with pytest.raises(WorldError, match="no package perl"):
+        pods.closure(pods.read_status(STATUS), ["perl"])
+
+
+def root_with_a_package(root: Path) -> Path:
+    for folder in ("usr/lib/x86_64-linux-gnu", "usr/share/doc/p", "var/lib/dpkg/info"):
+        (root / folder).mkdir(parents=True)
+    (root / "lib").symlink_to("usr/lib")
+    (root / "usr/lib/x86_64-linux-gnu/libp.so.1.0").write_bytes(b"library")
+    (root / "usr/lib/x86_64-linux-gnu/libp.so.1").symlink_to("libp.so.1.0")
+    (root / "usr/share/doc/p/copyright").write_text("text")
+    names = ["/.", "/lib", "/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu/libp.so.1.0", "/usr/share/doc/p/copyright"]
+    names += ["/lib/x86_64-linux-gnu/libp.so.1", "/usr/lib/gone"]
+    (root / "var/lib/dpkg/info/p:amd64.list").write_text("\n".join(names) + "\n")
+    return root
+
+
+def test_files_of_a_package_lie_where_they_are_and_documents_stay_away(tmp_path: Path) -> None:
+    entries = {entry.path: entry for entry in pods.collect(root_with_a_package(tmp_path), ["p"])}
+    assert entries["lib"].link == "usr/lib"
+    assert entries["usr/lib/x86_64-linux-gnu/libp.so.1.0"].data == b"library"
+    assert entries["usr/lib/x86_64-linux-gnu/libp.so.1"].link == "libp.so.1.0"
+    assert not any("doc" in path or "gone" in path for path in entries)
+
+
+def test_earlier_files_win() -> None:
+    merged = pods.merge([Entry("a", b"1")], [Entry("a", b"2"), Entry("b", b"2")])
+    assert [(entry.path, entry.data) for entry in merged] == [("a", b"1"), ("b", b"2")]
+
+
+def openssl(*arguments: object) -> str:
+    words = ["openssl", *map(str, arguments)]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+def test_certificates_are_what_the_cluster_expects() -> None:
+    state.save(WORLD)
+    certificates.ensure(WORLD)
+    authority = certificates.authority_folder(WORLD)
+    node = certificates.node_folder(WORLD, WORLD.nodes[0])
+    kubelet = openssl("x509", "-in", node / "kubelet.crt", "-noout", "-subject", "-ext", "extendedKeyUsage")
+    assert "O = system:nodes, CN = system:node:w-node1" in kubelet
+    assert "TLS Web Client Authentication" in kubelet
+    assert "Server" not in kubelet
+    server = openssl("x509", "-in", authority / "apiserver.crt", "-noout", "-ext", "subjectAltName")
+    for name in ("DNS:kubernetes.default.svc", "IP Address:10.215.0.2", "IP Address:10.215.240.1"):
+        assert name in server
+    for path in (*authority.glob("*.crt"), node / "kubelet.crt"):
+        openssl("verify", "-CAfile", authority / "ca.crt", path)
+
+
+def test_certificates_are_kept_and_a_new_authority_renews_the_nodes() -> None:
+    certificates.ensure(WORLD)
+    node = certificates.node_folder(WORLD, WORLD.nodes[0]) / "kubelet.crt"
+    first = node.read_bytes()
+    certificates.ensure(WORLD)
+    assert node.read_bytes() == first
+    (certificates.authority_folder(WORLD) / "ca.key").unlink()
+    certificates.ensure(WORLD)
+    assert node.read_bytes() != first
+    openssl("verify", "-CAfile", certificates.authority_folder(WORLD) / "ca.crt", node)
+
+
+@pytest.mark.parametrize("component", COMPONENTS, ids=lambda component: component.name)
+def test_pins_and_module_files_say_the_same(component: Component) -> None:
+    text = (WORLD_FOLDER / "go" / component.name / "go.mod").read_text()
+    tools = set(component.programs.values())
+    assert all(f"{package}\n" in text for package in tools)
+    required = dict(re.findall(r"^(?:require )?\s*(\S+) v(\S+)(?: // indirect)?$", text, re.MULTILINE))
+    modules = {module for module in required for package in tools if f"{package}/".startswith(f"{module}/")}
+    assert {required[module] for module in modules} == {component.version}
+
+
+def test_every_program_of_a_node_is_built() -> None:
+    built = {name for component in COMPONENTS for name in component.programs}
+    assert {name for names in NODE_PROGRAMS.values() for name in names} <= built
+
+
+def test_a_change_of_what_is_compiled_changes_the_key(tmp_path: Path) -> None:
+    (tmp_path / "go.mod").write_text("module a\n")
+    (tmp_path / "go.sum").write_text("")
+    plain = Component("a", "1", {"a": "x/a"}, {})
+    keys = [binaries.component_key(each, tmp_path) for each in (plain, Component("a", "1", {"a": "x/a"}, {"v": "1"}))]
+    (tmp_path / "go.sum").write_text("x")
+    keys.append(binaries.component_key(plain, tmp_path))
+    assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("go version go1.26.8 linux/amd64", (1, 26)), ("go version go1.27rc1 linux/amd64", (1, 27)), ("nothing", None)],
+)
+def test_the_version_of_go(text: str, expected: tuple[int, int] | None) -> None:
+    assert binaries.parse_go_version(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("package", "expected"), [("a/cmd/ctr", "ctr"), ("go.etcd.io/etcd/server/v3", "server"), ("a/v2/cmd/x", "x")]
+)
+def test_the_name_that_go_gives_a_program(package: str, expected: str) -> None:
+    assert binaries.executable_name(package) == expected
