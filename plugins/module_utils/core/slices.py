@@ -178,9 +178,9 @@ def plan_pool(
 ) -> PoolPlan:
     """Return the writes that make the slices in the API server those that are desired; only what differs.
 
-    ``existing`` are slices as the server returned them; those of other drivers or pools are passed over. The generation
-    goes up when a slice is added or removed or more than one changes; all slices of the pool are rewritten then. Order:
-    delete what is obsolete, update, create.
+    ``existing`` are slices as the server returned them; those of other drivers, nodes or pools are passed
+    over. The generation goes up when a slice is added or more than one changes; all slices of the pool are rewritten
+    then. Order: delete what is obsolete, update, create.
     """
     mine = [each for each in existing if _belongs(each, desired)]
     newest = max((int(each["spec"]["pool"].get("generation", 0)) for each in mine), default=0)
@@ -210,7 +210,7 @@ def plan_pool(
         or not _same_selection(desired, each["spec"])
         or (owner is not None and not _is_owned(each, owner))
     ]
-    generation = newest or 1
+    generation = newest if mine else 1
     if mine and (missing or len(changed) > 1):
         generation = newest + 1
         changed = list(matched)
@@ -365,7 +365,10 @@ def _validate_device(device: Mapping[str, Any], sets: Mapping[str, Mapping[str, 
 
 def _belongs(each: Mapping[str, Any], desired: PoolSpec) -> bool:
     spec = each.get("spec", {})
-    return bool(spec.get("driver") == desired.driver and spec.get("pool", {}).get("name") == desired.pool)
+    if spec.get("driver") != desired.driver or spec.get("pool", {}).get("name") != desired.pool:
+        return False
+    # What another node publishes is that node's, whatever pool it says.
+    return not (desired.node_name and spec.get("nodeName") and spec["nodeName"] != desired.node_name)
 
 
 def _name_prefix(desired: PoolSpec, index: int) -> str:
@@ -449,8 +452,12 @@ def _canonical(value: Any, key: str = "") -> Any:
 
 
 def _canonical_amount(value: Any) -> Any:
-    rest = {name: _canonical(each, name) for name, each in value.items() if name != "value" and each}
-    return {**rest, "value": quantity.parse(value["value"])}
+    """Bring a capacity or counter, its request policy included, into that form."""
+    if isinstance(value, Mapping):
+        return {name: _canonical_amount(each) for name, each in value.items() if each not in (None, "", [], {})}
+    if isinstance(value, (list, tuple)):
+        return [_canonical_amount(each) for each in value]
+    return quantity.parse(value)
 
 
 def _count_in_devices(each: Mapping[str, Any], name: str) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from functools import lru_cache
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ ENGINES = {
 Place = tuple[int, int]  # profile id, start
 
 
-@lru_cache(maxsize=None)
+@cache
 def board(name: str) -> dict[str, Any]:
     return json.loads((BOARDS / f"{name}.json").read_text())
 
@@ -55,9 +55,7 @@ def profiles(name: str) -> tuple[Profile, ...]:
                 "memory": entry["memory_mib"] * MIB,
             },
             attributes={},
-            placements=tuple(
-                Placement(start, entry["placements"]["size"]) for start in entry["placements"]["starts"]
-            ),
+            placements=tuple(Placement(start, entry["placements"]["size"]) for start in entry["placements"]["starts"]),
             maximum=entry["instances"],
             compute_slices=entry["slices"],
             aliases=aliases(entry["name"]),
@@ -119,8 +117,7 @@ def device(
             for number, (profile_id, start) in enumerate(sorted(places, key=lambda place: place[1]), start=1)
         ),
         "pci_device_id": int(entry["pci"]["device"], 16) << 16 | int(entry["pci"]["vendor"], 16),
-        "pci_subsystem_id": int(entry["pci"]["subsystem_device"], 16) << 16
-        | int(entry["pci"]["subsystem_vendor"], 16),
+        "pci_subsystem_id": int(entry["pci"]["subsystem_device"], 16) << 16 | int(entry["pci"]["subsystem_vendor"], 16),
     }
     facts.update(changes)
     return Device(**facts)
@@ -164,7 +161,7 @@ def can_exist(name: str, places: tuple[Place, ...]) -> bool:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def all_states(name: str) -> tuple[tuple[Place, ...], ...]:
     """Every set of instances that can exist on a board, each sorted."""
     entries = board(name)["mig"]["profiles"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import board_model
@@ -35,7 +35,7 @@ MIG_BOARDS = board_names()
 Multiset = tuple[tuple[int, int], ...]
 
 
-@lru_cache(maxsize=None)
+@cache
 def states_by_multiset(name: str) -> dict[Multiset, list[frozenset[Place]]]:
     found: dict[Multiset, list[frozenset[Place]]] = defaultdict(list)
     for state in all_states(name):
@@ -135,9 +135,7 @@ def test_held_partitions_are_kept_whenever_that_is_possible(name: str, data: st.
     gpu = replace(
         gpu,
         partitions=tuple(
-            replace(each, processes=(Process(7, "train"),))
-            if (each.profile_id, each.placement.start) in held
-            else each
+            replace(each, processes=(Process(7, "train"),)) if (each.profile_id, each.placement.start) in held else each
             for each in gpu.partitions
         ),
     )
@@ -307,7 +305,7 @@ def test_what_could_not_be_undone_is_said() -> None:
         return original(uuid, profile_id, placement)
 
     backend.create_partition = create  # type: ignore[method-assign]
-    with pytest.raises(LayoutFailed, match="Could not be undone: create 3g.40gb at 4:4") as failed:
+    with pytest.raises(LayoutFailed, match=r"Could not be undone: create 3g.40gb at 4:4") as failed:
         execute(backend, plan)
     assert len(failed.value.not_undone) == 1 and failed.value.undone
 

@@ -35,11 +35,8 @@ class MemoryBackend:
         if not enabled and self.present.partitions:
             raise InUse("partitions are left")
         mode = self.present.partitioning
-        if mode.needs_reset:
-            mode = replace(mode, pending=enabled)
-        else:
-            mode = replace(mode, pending=enabled, enabled=enabled)
-        self.present = replace(self.present, partitioning=mode)
+        now = mode.enabled if mode.needs_reset else enabled
+        self.present = replace(self.present, partitioning=replace(mode, pending=enabled, enabled=now))
 
     def reset(self, uuids: Sequence[str]) -> None:
         self._called("reset")

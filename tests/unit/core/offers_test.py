@@ -144,7 +144,7 @@ def test_first_fit_takes_the_place_that_spoils_least() -> None:
     assert starts["1g.10gb"][:3] == [6, 4, 5]
     assert starts["2g.20gb"][0] == 4
     assert starts["3g.40gb"] == [4, 0]
-    assert [offer.profile for offer in published][0] == "1g.10gb"
+    assert published[0].profile == "1g.10gb"
     assert published[-1].profile == "7g.80gb"
 
 
@@ -161,7 +161,9 @@ def test_static_partitions_are_published_with_uuid_and_slices() -> None:
     assert [offer.name for offer in published] == ["gpu-0-mig-1g5gb-19-0", "gpu-0-mig-3g20gb-9-4"]
     three = published[1]
     assert three.attributes["uuid"] == three.partition_uuid == gpu.partitions[1].uuid
-    assert {name for name in three.capacities if name.startswith("memorySlice")} == {f"memorySlice{n}" for n in (4, 5, 6, 7)}
+    assert {name for name in three.capacities if name.startswith("memorySlice")} == {
+        f"memorySlice{n}" for n in (4, 5, 6, 7)
+    }
     assert three.counter_set is None
 
 

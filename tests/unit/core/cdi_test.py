@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""CDI files: the lowest version that can say it, nothing that a runtime would refuse, atomic on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver.core import cdi
+from dra_driver.core.cdi import ContainerEdits, DeviceNode, Hook, Mount
+from dra_driver.core.system import System
+from hypothesis import given
+from hypothesis import strategies as st
+
+KIND = "k8s.gpu.nvidia.com/claim"
+NODE = ContainerEdits(device_nodes=(DeviceNode("/dev/nvidia0", type="c", major=195, minor=0),))
+
+
+@pytest.mark.parametrize(
+    ("spec", "version"),
+    [
+        ({"kind": "a.b/c", "devices": [{"name": "x"}]}, "0.3.0"),
+        ({"kind": "a/c", "devices": [{"name": "x", "containerEdits": {"mounts": [{"type": "tmpfs"}]}}]}, "0.4.0"),
+        ({"kind": "a/c", "devices": [{"name": "7x"}]}, "0.5.0"),
+        ({"kind": "a/c", "devices": [], "containerEdits": {"deviceNodes": [{"hostPath": "/dev/y"}]}}, "0.5.0"),
+        ({"kind": "a/c.d", "devices": []}, "0.6.0"),
+        ({"kind": "a/c", "annotations": {"k": "v"}, "devices": []}, "0.6.0"),
+        ({"kind": "a/c", "devices": [{"name": "x", "annotations": {"k": "v"}}]}, "0.6.0"),
+        ({"kind": "a/c", "devices": [{"name": "x", "containerEdits": {"additionalGids": [5]}}]}, "0.7.0"),
+        ({"kind": "a/c", "devices": [{"name": "x", "containerEdits": {"intelRdt": {"closID": "a"}}}]}, "0.7.0"),
+        ({"kind": "a/c", "devices": [{"name": "x", "containerEdits": {"netDevices": [{"name": "e"}]}}]}, "1.1.0"),
+        ({"kind": "a/c", "devices": [{"name": "x", "containerEdits": {"intelRdt": {"schemata": ["x"]}}}]}, "1.1.0"),
+    ],
+)
+def test_the_version_is_the_lowest_that_knows_every_field(spec: dict[str, Any], version: str) -> None:
+    assert cdi.minimum_version(spec) == version
+
+
+@given(
+    digit=st.booleans(),
+    host_path=st.booleans(),
+    kind=st.sampled_from(["k8s.gpu.nvidia.com/claim", "a/b.c"]),
+    mount_type=st.booleans(),
+    annotated=st.booleans(),
+    gids=st.booleans(),
+)
+def test_built_files_declare_what_their_fields_need(
+    digit: bool, host_path: bool, kind: str, mount_type: bool, annotated: bool, gids: bool
+) -> None:
+    edits = ContainerEdits(
+        device_nodes=(DeviceNode("/dev/a", "/dev/b" if host_path else ""),),
+        mounts=(Mount("/h", "/c", type="tmpfs" if mount_type else ""),),
+        additional_gids=(4,) if gids else (),
+    )
+    spec = cdi.build_spec(kind, {"0-gpu" if digit else "gpu": edits}, annotations={"k": "v"} if annotated else None)
+    minors = [3]
+    minors += [4] if mount_type else []
+    minors += [5] if digit or host_path else []
+    minors += [6] if annotated or kind.endswith(".c") else []
+    minors += [7] if gids else []
+    assert spec["cdiVersion"] == f"0.{max(minors)}.0"
+
+
+def test_a_claim_s_file_as_it_is_written() -> None:
+    common = ContainerEdits(
+        env=("NVIDIA_VISIBLE_DEVICES=void",), mounts=(Mount("/usr/lib/libcuda.so.1", "/usr/lib/libcuda.so.1"),)
+    )
+    hook = Hook("createContainer", "/usr/bin/nvidia-cdi-hook", ("nvidia-cdi-hook", "update-ldcache"), timeout=5)
+    spec = cdi.build_spec(KIND, {"gpu": ContainerEdits.merge(NODE, ContainerEdits(hooks=(hook,)))}, common)
+    assert spec == {
+        "cdiVersion": "0.3.0",
+        "kind": KIND,
+        "devices": [
+            {
+                "name": "gpu",
+                "containerEdits": {
+                    "deviceNodes": [{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}],
+                    "hooks": [
+                        {
+                            "hookName": "createContainer",
+                            "path": "/usr/bin/nvidia-cdi-hook",
+                            "args": ["nvidia-cdi-hook", "update-ldcache"],
+                            "timeout": 5,
+                        }
+                    ],
+                },
+            }
+        ],
+        "containerEdits": {
+            "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+            "mounts": [
+                {
+                    "hostPath": "/usr/lib/libcuda.so.1",
+                    "containerPath": "/usr/lib/libcuda.so.1",
+                    "options": ["ro", "nosuid", "nodev", "bind"],
+                }
+            ],
+        },
+    }
+
+
+def test_merged_edits_hold_everything_once_and_the_last_value_of_a_variable() -> None:
+    merged = ContainerEdits.merge(
+        NODE,
+        ContainerEdits(env=("A=1", "B=2"), additional_gids=(4,)),
+        NODE,
+        ContainerEdits(env=("A=3",), additional_gids=(4,)),
+    )
+    assert merged.env == ("A=3", "B=2") and merged.device_nodes == NODE.device_nodes and merged.additional_gids == (4,)
+    assert not ContainerEdits() and merged
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices", "text"),
+    [
+        ("1vendor/claim", {"gpu": NODE}, "vendor '1vendor'"),
+        ("vendor", {"gpu": NODE}, "class ''"),
+        ("vendor/c-", {"gpu": NODE}, "class 'c-'"),
+        (KIND, {}, "at least one device"),
+        (KIND, {"gpu/0": NODE}, "device name 'gpu/0'"),
+        (KIND, {"gpu": ContainerEdits()}, "no container edits"),
+        (KIND, {"gpu": ContainerEdits(env=("NAME",))}, "form NAME=value"),
+        (KIND, {"gpu": ContainerEdits(device_nodes=(DeviceNode("dev/x"),))}, "absolute path"),
+        (KIND, {"gpu": ContainerEdits(device_nodes=(DeviceNode("/dev/x", type="z"),))}, "type 'z'"),
+        (KIND, {"gpu": ContainerEdits(device_nodes=(DeviceNode("/dev/x", permissions="rx"),))}, "permissions 'rx'"),
+        (KIND, {"gpu": ContainerEdits(mounts=(Mount("", "/x"),))}, "hostPath"),
+        (KIND, {"gpu": ContainerEdits(hooks=(Hook("never", "/x"),))}, "hook 'never'"),
+        (KIND, {"gpu": ContainerEdits(hooks=(Hook("poststop", "x"),))}, "absolute path"),
+        (KIND, {"gpu": ContainerEdits(hooks=(Hook("poststop", "/x", timeout=0),))}, "above 0 s"),
+    ],
+)
+def test_what_a_runtime_would_refuse_is_refused_here(kind: str, devices: dict[str, ContainerEdits], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        cdi.build_spec(kind, devices)
+
+
+def test_a_version_that_is_too_low_or_a_name_twice_is_refused() -> None:
+    device = {"name": "7x", "containerEdits": {"env": ["A=1"]}}
+    with pytest.raises(ValueError, match=r"0\.5\.0 is needed"):
+        cdi.validate_spec({"cdiVersion": "0.3.0", "kind": KIND, "devices": [device]})
+    with pytest.raises(ValueError, match="there twice"):
+        cdi.validate_spec({"cdiVersion": "1.0.0", "kind": KIND, "devices": [device, device]})
+    cdi.validate_spec({"cdiVersion": "v1.0.0", "kind": KIND, "devices": [device]})
+
+
+def test_files_on_disk(tmp_path: Path) -> None:
+    system = System(str(tmp_path))
+    path = cdi.spec_path("/var/run/cdi/", KIND, "11-22")
+    assert path == "/var/run/cdi/k8s.gpu.nvidia.com-claim_11-22.json"
+    spec = cdi.build_spec(KIND, {"11-22-gpu-0": NODE})
+    cdi.write_spec(system, path, spec)
+    assert json.loads((tmp_path / path[1:]).read_text()) == spec
+    (tmp_path / "var/run/cdi/nvidia.yaml").write_text("")
+    (tmp_path / "var/run/cdi/k8s.gpu.nvidia.com-other_x.json").write_text("")
+    assert cdi.list_specs(system, "/var/run/cdi", KIND) == ("11-22",)
+    assert cdi.remove_spec(system, path) and not cdi.remove_spec(system, path)
+    assert cdi.list_specs(system, "/var/run/cdi", KIND) == ()
+    assert cdi.list_specs(system, "/nowhere", KIND) == ()
+
+
+def test_no_reader_sees_a_part_and_a_failed_write_leaves_the_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = System(str(tmp_path))
+    system.write_atomic("/cdi/a.json", b"old", mode=0o640)
+    assert (tmp_path / "cdi/a.json").stat().st_mode & 0o777 == 0o640
+    seen: list[str] = []
+
+    def failing(self: Path, target: Path) -> Path:
+        seen.extend(path.name for path in target.parent.iterdir())
+        raise OSError("no space")
+
+    monkeypatch.setattr(Path, "replace", failing)
+    with pytest.raises(OSError, match="no space"):
+        system.write_atomic("/cdi/a.json", b"new")
+    assert (tmp_path / "cdi/a.json").read_bytes() == b"old"
+    assert [path.name for path in (tmp_path / "cdi").iterdir()] == ["a.json"]
+    temporary = [name for name in seen if name != "a.json"]
+    assert len(temporary) == 1 and not temporary[0].endswith((".json", ".yaml"))

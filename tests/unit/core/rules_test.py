@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Layout rules and nvidia-mig-parted's files: what they mean, and how they are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from board_model import board_names, device
+from dra_driver.core.errors import AcceleratorError, InvalidLayout, Unsupported
+from dra_driver.core.layout import (
+    Match,
+    Rule,
+    WantedPartition,
+    parse_rules,
+    plan_layout,
+    rules_from_mig_parted,
+    wanted_for,
+)
+from dra_driver.core.nvidia.profiles import parse_name
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def test_the_first_rule_that_matches_counts() -> None:
+    rules = parse_rules(
+        [
+            {"match": {"index": [0]}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 4}},
+            {"match": {"product": "*H100*", "vendor": "nvidia"}, "mode": "dynamic"},
+            {"match": {"pci_address": "00000000:12:00.0"}, "mode": "whole"},
+        ]
+    )
+    assert wanted_for(device("h100-80", 0), rules) == rules[0]
+    assert wanted_for(device("h100-80", 1), rules) == rules[1]
+    assert wanted_for(device("l4", 2), rules) == rules[2]
+    assert wanted_for(device("l4", 3), rules) is None
+    assert rules[0].partitions == (WantedPartition("3g.40gb", 1), WantedPartition("1g.10gb", 4))
+    assert rules[0].describe() == "static: 1 × 3g.40gb + 4 × 1g.10gb" and rules[1].describe() == "dynamic"
+
+
+def test_all_keys_of_a_match_must_match_and_any_of_their_values() -> None:
+    gpu = device("h100-80", 1)
+    assert Match().matches(gpu)
+    assert Match(index=(0, 1), uuid=(gpu.uuid,), pci_address=("x", gpu.pci_address)).matches(gpu)
+    assert not Match(index=(1,), vendor=("huawei",)).matches(gpu)
+    assert not Match(product=("*A100*", "H100*")).matches(gpu)
+
+
+def test_partitions_may_have_places() -> None:
+    (rule,) = parse_rules(
+        [
+            {
+                "match": {},
+                "mode": "static",
+                "partitions": [
+                    {"profile": "3g.40gb", "placement": 4},
+                    {"profile": "1g.10gb", "count": 2},
+                    {"profile": "2g.20gb"},
+                ],
+            }
+        ]
+    )
+    assert rule.partitions == (
+        WantedPartition("3g.40gb", 1, 4),
+        WantedPartition("1g.10gb", 2),
+        WantedPartition("2g.20gb", 1),
+    )
+    assert parse_rules([{"match": {}, "mode": "static", "partitions": {}}])[0].partitions == ()
+    assert parse_rules([{"match": {}, "mode": "static", "partitions": {"1g.10gb": 0}}])[0].partitions == ()
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        (None, "list of rules, not nothing"),
+        ({}, "list of rules, not dict"),
+        (["x"], "Layout rule 1: expected a mapping, not str"),
+        ([{"match": {}, "mode": "dynamic"}, {"mode": "whole"}], "Layout rule 2: the key match is missing"),
+        ([{"match": {}, "mode": "shared"}], "rule 1, key mode: 'shared' is none of static, dynamic, whole"),
+        ([{"match": {}}], "key mode: None"),
+        ([{"match": {}, "mode": "static"}], "key partitions is missing"),
+        ([{"match": {}, "mode": "dynamic", "partitions": {"1g.5gb": 1}}], "only mode static"),
+        ([{"match": {}, "mode": "whole", "partition": {}}], "unknown key partition.*Known are match, mode, partitions"),
+        ([{"match": {"name": "x"}, "mode": "whole"}], "key match: unknown key name"),
+        ([{"match": [], "mode": "whole"}], "key match: expected a mapping, not list"),
+        ([{"match": {"index": "0"}, "mode": "whole"}], "match.index: expected a number"),
+        ([{"match": {"index": True}, "mode": "whole"}], "match.index: expected a number"),
+        ([{"match": {"index": [-1]}, "mode": "whole"}], "match.index: expected a number"),
+        ([{"match": {"index": []}, "mode": "whole"}], "match.index: an empty list"),
+        ([{"match": {"uuid": 3}, "mode": "whole"}], "match.uuid: expected a text"),
+        (
+            [{"match": {"pci_address": "nonsense"}, "mode": "whole"}],
+            "match.pci_address: 'nonsense' is not a PCI address",
+        ),
+        ([{"match": {}, "mode": "static", "partitions": "1g.5gb"}], "expected a mapping of profile to count"),
+        ([{"match": {}, "mode": "static", "partitions": {"1g.5gb": -1}}], "count of 1g.5gb must be a number"),
+        ([{"match": {}, "mode": "static", "partitions": {"1g.5gb": True}}], "count of 1g.5gb must be a number"),
+        ([{"match": {}, "mode": "static", "partitions": {"1g.5gb": "2"}}], "count of 1g.5gb must be a number"),
+        ([{"match": {}, "mode": "static", "partitions": {5: 1}}], "5 is not the name of a profile"),
+        ([{"match": {}, "mode": "static", "partitions": [{"profile": ""}]}], "entry 1: '' is not the name"),
+        ([{"match": {}, "mode": "static", "partitions": [{"profile": "x", "placement": "0"}]}], "placement must be"),
+        ([{"match": {}, "mode": "static", "partitions": [{"profile": "x", "placement": 0, "count": 2}]}], "count 2"),
+        ([{"match": {}, "mode": "static", "partitions": [{"name": "x"}]}], "entry 1: unknown key name"),
+        ([{"match": {}, "mode": "static", "partitions": ["1g.5gb"]}], "entry 1: expected a mapping, not str"),
+    ],
+)
+def test_what_is_wrong_is_named_with_rule_and_key(document: Any, text: str) -> None:
+    with pytest.raises(InvalidLayout, match=text):
+        parse_rules(document)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 9) | st.sampled_from(["", "static", "dynamic", "1g.5gb", "0:0.0", "x"]),
+    lambda each: (
+        st.lists(each, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["match", "mode", "partitions", "index", "uuid", "profile", "placement", "count", "1g.5gb"]
+            ),
+            each,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+def test_any_document_is_read_or_refused(document: Any) -> None:
+    try:
+        rules = parse_rules(document)
+    except InvalidLayout as error:
+        assert str(error)
+    else:
+        assert all(isinstance(rule, Rule) and rule.mode in ("static", "dynamic", "whole") for rule in rules)
+
+
+def parted(*entries: dict[str, Any], name: str = "chosen") -> dict[str, Any]:
+    return {"version": "v1", "mig-configs": {name: list(entries)}}
+
+
+ALL_DISABLED = {"devices": "all", "mig-enabled": False}
+ALL_ENABLED: dict[str, Any] = {"devices": "all", "mig-enabled": True, "mig-devices": {}}
+
+
+def modes(rules: tuple[Rule, ...]) -> list[tuple[str, tuple[tuple[str, int], ...]]]:
+    return [(rule.mode, tuple((each.profile, each.count) for each in rule.partitions)) for rule in rules]
+
+
+def test_all_disabled_and_all_enabled() -> None:
+    gpus = [device("a100-40", 0, enabled=True), device("a100-40", 1)]
+    off = rules_from_mig_parted(parted(ALL_DISABLED), "chosen", gpus)
+    assert modes(off) == [("whole", ()), ("whole", ())]
+    on = rules_from_mig_parted(parted(ALL_ENABLED), "chosen", gpus)
+    assert modes(on) == [("static", ()), ("static", ())]
+    assert [rule.match.uuid for rule in on] == [(gpus[0].uuid,), (gpus[1].uuid,)]
+
+
+def test_all_of_a_profile_fills_every_board() -> None:
+    """The configurations all-<profile> that mig-parted ships, for every profile of every board."""
+    for name in board_names():
+        gpu = device(name)
+        for profile in gpu.profiles:
+            entry = {"devices": "all", "mig-enabled": True, "mig-devices": {profile.name: profile.maximum}}
+            (rule,) = rules_from_mig_parted(parted(entry), "chosen", [gpu])
+            plan = plan_layout(gpu, rule)
+            made = [step for step in plan.to_dict()["steps"] if step["step"] == "create_partition"]
+            assert [step["profile"] for step in made] == [profile.name] * profile.maximum
+
+
+def test_all_balanced_goes_by_device_filter() -> None:
+    """One configuration for several boards: each board's own entry, by PCI device id."""
+    document = parted(
+        {
+            "device-filter": ["0x20B010DE", "0x20F110DE"],
+            "devices": "all",
+            "mig-enabled": True,
+            "mig-devices": {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1},
+        },
+        {
+            "device-filter": "0x233010DE",
+            "devices": "all",
+            "mig-enabled": True,
+            "mig-devices": {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1},
+        },
+        name="all-balanced",
+    )
+    a100, h100, l4 = device("a100-40", 0), device("h100-80", 1), device("l4", 2)
+    assert a100.pci_device_id in (0x20B010DE, 0x20F110DE) and h100.pci_device_id == 0x233010DE
+    rules = rules_from_mig_parted(document, "all-balanced", [a100, h100, l4])
+    assert modes(rules) == [
+        ("static", (("1g.5gb", 2), ("2g.10gb", 1), ("3g.20gb", 1))),
+        ("static", (("1g.10gb", 2), ("2g.20gb", 1), ("3g.40gb", 1))),
+    ]
+    for gpu, rule in zip((a100, h100), rules):
+        assert plan_layout(gpu, rule).steps
+
+
+def test_a_filter_with_a_subsystem_matches_that_subsystem() -> None:
+    gpu = device("h100-80")
+    entry = {**ALL_ENABLED, "device-filter": f"0x233010DE:0x{gpu.pci_subsystem_id:08X}"}
+    assert len(rules_from_mig_parted(parted(entry), "chosen", [gpu])) == 1
+    other = replace(gpu, pci_subsystem_id=0x1234)
+    assert rules_from_mig_parted(parted(entry), "chosen", [other]) == ()
+
+
+def test_a_later_entry_wins_and_indexes_go_by_pci_address() -> None:
+    low, high = device("h100-80", 0), device("h100-80", 1)
+    swapped = [replace(low, index=1), replace(high, index=0)]
+    document = parted(ALL_DISABLED, {"devices": [1], "mig-enabled": True, "mig-devices": {"1g.10gb": 7}})
+    rules = rules_from_mig_parted(document, "chosen", swapped)
+    assert [(rule.match.uuid, rule.mode) for rule in rules] == [((low.uuid,), "whole"), ((high.uuid,), "static")]
+
+
+def test_gpus_that_no_entry_names_are_not_touched() -> None:
+    document = parted({"devices": [0], "mig-enabled": False})
+    rules = rules_from_mig_parted(document, "chosen", [device("h100-80", 0), device("h100-80", 1)])
+    assert len(rules) == 1
+
+
+def test_all_passes_over_gpus_without_mig_and_an_index_does_not() -> None:
+    gpus = [device("l4", 0), device("h100-80", 1)]
+    assert len(rules_from_mig_parted(parted(ALL_ENABLED), "chosen", gpus)) == 1
+    with pytest.raises(Unsupported, match="names device 0, but NVIDIA L4"):
+        rules_from_mig_parted(parted({**ALL_ENABLED, "devices": [0, 1]}), "chosen", gpus)
+
+
+def test_spellings_of_one_profile_are_added_up() -> None:
+    entry = {
+        "devices": "all",
+        "mig-enabled": True,
+        "mig-devices": {"1c.1g.5gb": 1, "1g.5gb": 2, "1g.5gb+me": 1, "3g.20gb": 0},
+    }
+    (rule,) = rules_from_mig_parted(parted(entry), "chosen", [device("a100-40")])
+    assert modes((rule,)) == [("static", (("1g.5gb", 3), ("1g.5gb+me", 1)))]
+    assert parse_name("1c.1g.5gb") == parse_name("1g.5gb")
+    assert len(plan_layout(device("a100-40", enabled=True), rule).steps) == 4
+
+
+@pytest.mark.parametrize(
+    ("document", "error", "text"),
+    [
+        (None, InvalidLayout, "mig-parted file: expected a mapping"),
+        ({"version": "v2", "mig-configs": {}}, InvalidLayout, "version 'v2'"),
+        ({"version": "v1"}, InvalidLayout, "mig-configs must be"),
+        ({"version": "v1", "configs": {}}, InvalidLayout, "unknown key configs"),
+        (parted(ALL_DISABLED, name="all-disabled"), InvalidLayout, "no configuration 'chosen'.*It has all-disabled"),
+        ({"version": "v1", "mig-configs": {"chosen": {}}}, InvalidLayout, "must be a list"),
+        (parted({**ALL_ENABLED, "mig": 1}), InvalidLayout, "entry 1: unknown key mig"),
+        (parted({**ALL_ENABLED, "devices": "0"}), InvalidLayout, "key devices: expected 'all' or a list"),
+        (parted({**ALL_ENABLED, "devices": [True]}), InvalidLayout, "key devices"),
+        (parted({"devices": "all"}), InvalidLayout, "key mig-enabled"),
+        (parted({"devices": "all", "mig-enabled": True}), InvalidLayout, "key mig-devices: a mapping"),
+        (parted({**ALL_DISABLED, "mig-devices": {"1g.5gb": 1}}), InvalidLayout, "not possible when MIG is disabled"),
+        (parted({**ALL_ENABLED, "mig-devices": {"1g.5gb": 0}}), InvalidLayout, "all counts are 0"),
+        (parted({**ALL_ENABLED, "mig-devices": {"1g.5gb": "7"}}), InvalidLayout, "count of 1g.5gb"),
+        (parted({**ALL_ENABLED, "mig-devices": {"small": 1}}), InvalidLayout, "'small' is not the name"),
+        (parted({**ALL_ENABLED, "device-filter": "20B0"}), InvalidLayout, "device-filter: '20B0'"),
+        (parted({**ALL_ENABLED, "mig-devices": {"1c.2g.10gb": 1}}), Unsupported, "does not fill"),
+    ],
+)
+def test_what_is_wrong_in_a_mig_parted_file_is_named(document: Any, error: type[AcceleratorError], text: str) -> None:
+    with pytest.raises(error, match=text):
+        rules_from_mig_parted(document, "chosen", [device("a100-40")])

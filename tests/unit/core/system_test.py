@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The port to the machine: files below a root, device nodes, commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from dra_driver.core import pci
+from dra_driver.core.errors import AcceleratorError
+from dra_driver.core.system import DeviceNumber, System
+
+
+def tree(root: Path, address: str, parents: str, numa: str | None) -> System:
+    device = root / "sys/devices" / parents / address
+    device.mkdir(parents=True)
+    links = root / "sys/bus/pci/devices"
+    links.mkdir(parents=True)
+    (links / address).symlink_to(os.path.relpath(device, links))
+    if numa is not None:
+        (device / "numa_node").write_text(numa)
+    return System(str(root))
+
+
+def test_where_a_pci_device_sits(tmp_path: Path) -> None:
+    system = tree(tmp_path, "0000:3b:00.0", "pci0000:3a/0000:3a:00.0", "1\n")
+    assert pci.pcie_root(system, "0000:3b:00.0") == "pci0000:3a"
+    assert pci.numa_node(system, "0000:3b:00.0") == 1
+    assert pci.pcie_root(system, "0000:ff:00.0") is None
+    assert pci.numa_node(system, "0000:ff:00.0") is None
+
+
+@pytest.mark.parametrize("text", ["-1\n", "", "x", "4096\n"])
+def test_a_numa_node_that_is_none_is_none(tmp_path: Path, text: str) -> None:
+    assert pci.numa_node(tree(tmp_path, "0000:3b:00.0", "pci0000:3a", text), "0000:3b:00.0") is None
+
+
+def test_a_device_below_something_else_has_no_root_complex(tmp_path: Path) -> None:
+    system = tree(tmp_path, "0000:3b:00.0", "platform/vmd", None)
+    assert pci.pcie_root(system, "0000:3b:00.0") is None
+
+
+def test_paths_are_looked_up_below_the_root(tmp_path: Path) -> None:
+    system = System(str(tmp_path))
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/real").write_text("text")
+    (tmp_path / "etc/link").symlink_to("real")
+    assert system.read_text("/etc/link") == "text" and system.exists("/etc/link")
+    assert system.real_path("/etc/link") == "/etc/real"
+    assert system.is_link("/etc/link") and not system.is_link("/etc/real") and not system.is_socket("/etc/real")
+    assert system.list_directory("/etc") == ("link", "real")
+    assert system.list_directory("/absent") == () == system.list_directory("/etc/real")
+    assert System().real_path("/") == "/"
+
+
+def test_device_nodes_have_numbers_and_files_have_none(tmp_path: Path) -> None:
+    assert System().device_number("/dev/null") == DeviceNumber("c", 1, 3)
+    (tmp_path / "file").write_text("")
+    system = System(str(tmp_path))
+    assert system.device_number("/file") is None and system.device_number("/absent") is None
+
+
+def test_commands_end_with_code_and_text() -> None:
+    system = System()
+    program = "import sys; sys.stdout.write(sys.stdin.read().upper()); sys.stderr.write('e'); raise SystemExit(3)"
+    done = system.run([sys.executable, "-c", program], timeout=30, input="abc")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "ABC", "e")
+
+
+def test_a_command_that_is_missing_or_hangs_is_an_error() -> None:
+    with pytest.raises(AcceleratorError, match=r"no-such-command.*was not found") as missing:
+        System().run(["no-such-command"], timeout=1)
+    assert missing.value.code == "command-missing"
+    with pytest.raises(AcceleratorError, match=r"within 0\.2 s") as hangs:
+        System().run([sys.executable, "-c", "import time; time.sleep(60)"], timeout=0.2)
+    assert hangs.value.code == "command-timeout"
+
+
+def test_the_boot_has_an_identity() -> None:
+    assert len(System().boot_id()) == 36
+
+
+def test_removing_says_whether_something_was_there(tmp_path: Path) -> None:
+    system = System(str(tmp_path))
+    system.write_atomic("/a/b/c", b"x", directory_mode=0o700)
+    assert (tmp_path / "a/b").stat().st_mode & 0o777 == 0o700
+    assert system.remove("/a/b/c") and not system.remove("/a/b/c")
