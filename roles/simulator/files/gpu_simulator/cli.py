@@ -29,6 +29,16 @@ faults (GPU is an index, a UUID, a PCI address, several by commas, or all):
   fault GPU nvlink LINK down|up
   fault GPU recovery-action N
 """
+# Members of a GPU in the library's answer to `show` that are false or zero while it is well
+TROUBLES = (
+    "lost",
+    "thermal",
+    "ecc_corrected",
+    "ecc_uncorrected",
+    "row_remap_pending",
+    "row_remap_failure",
+    "recovery_action",
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -74,8 +84,16 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def describe_gpu(gpu: Mapping[str, Any]) -> list[str]:
-    """One line of ``show``."""
-    return [str(gpu.get(key, "-")) for key in ("index", "minor", "address", "name", "uuid")]
+    """One line of ``show``: what the GPU is, how it is partitioned, and what is wrong with it."""
+    mig = "-"
+    if gpu["mig"] != "none":
+        mig = "on" if gpu["mig_mode_current"] else "off"
+        mig += " (reset needed)" if gpu["mig_mode_current"] != gpu["mig_mode_pending"] else ""
+    instances = " ".join(f"{entry['profile']}@{entry['start']}" for entry in gpu["gpu_instances"])
+    troubles = [name.replace("_", "-") for name in TROUBLES if gpu.get(name)]
+    users = [f"pid {process['pid']}" for process in gpu["processes"]]
+    facts = [str(gpu[key]) for key in ("index", "minor", "pci_address", "name", "uuid")]
+    return [*facts, mig, instances or "-", ", ".join(troubles + users) or "-"]
 
 
 def control(arguments: argparse.Namespace, library: Library, output: TextIO) -> None:
@@ -90,7 +108,7 @@ def control(arguments: argparse.Namespace, library: Library, output: TextIO) -> 
     if arguments.command != "show" or arguments.json:
         output.write(json.dumps(answer, indent=2) + "\n")
         return
-    heading = ["INDEX", "MINOR", "PCI ADDRESS", "NAME", "UUID"]
+    heading = ["INDEX", "MINOR", "PCI ADDRESS", "NAME", "UUID", "MIG", "INSTANCES", "STATE"]
     output.write(table([heading, *(describe_gpu(gpu) for gpu in answer.get("gpus", ()))]))
 
 
