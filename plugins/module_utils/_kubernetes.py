@@ -22,6 +22,7 @@ from .core.errors import AcceleratorError
 try:
     import kubernetes
     import urllib3
+    import yaml
 except ImportError:
     HAS_KUBERNETES = False
     KUBERNETES_IMPORT_ERROR = traceback.format_exc()
@@ -197,7 +198,7 @@ def connect(module: AnsibleModule) -> Api:
     if not (params["host"] and (params["api_key"] or params["client_cert"])):
         try:
             _load(configuration, params)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
             raise ApiError(
                 f"The kubeconfig {params['kubeconfig'] or 'file'} cannot be read: {error}", status=0, code="kubeconfig"
             ) from error

@@ -307,6 +307,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._pool import (
     counter_layout,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._slices import pool_spec
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.slices import SEPARATE
 
 
@@ -367,6 +368,10 @@ def bring_about(api: Api, params: dict[str, Any], pool: str, *, check_mode: bool
 
 def work(module: AnsibleModule) -> dict[str, Any]:
     pool = module.params["pool"] or module.params["node_name"]
+    if not pool:
+        raise AcceleratorError(
+            "Neither pool nor node_name is given", hint="Name the pool.", code="invalid-node-selection"
+        )
     if module.params["state"] == "present":
         # Wrong input is refused before anything is asked of the API server.
         pool_spec(module.params, pool, SEPARATE)

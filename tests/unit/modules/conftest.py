@@ -74,7 +74,7 @@ class Node:
         self.folder.mkdir(parents=True)
         for file in nvml.iterdir():
             if file.is_file():
-                (self.folder / file.name).symlink_to(os.readlink(file)) if file.is_symlink() else os.link(
+                (self.folder / file.name).symlink_to(file.readlink()) if file.is_symlink() else os.link(
                     file, self.folder / file.name
                 )
         self.simulator("power-on", "--machine", machine)
