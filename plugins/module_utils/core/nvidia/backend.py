@@ -68,7 +68,7 @@ class NvidiaBackend:
 
     def discover(self) -> tuple[Device, ...]:
         """Return fresh facts of all GPUs, ordered by index, nothing taken from what was kept before."""
-        count = int(self._nvml.call("nvmlDeviceGetCount_v2", doing="Counting GPUs"))
+        count = int(self._nvml.call("nvmlDeviceGetCount", doing="Counting GPUs"))
         found: dict[str, Device] = {}
         lost = 0
         for index in range(count):
