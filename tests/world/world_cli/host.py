@@ -188,7 +188,9 @@ def pip_settings(listed: str) -> str:
         rank = 1 if origin == ":env:" else 0
         if name not in ranked or ranked[name][0] <= rank:
             ranked[name] = (rank, value)
-    lines = [f"{name.replace('default-timeout', 'timeout')} = {value}" for name, (_, value) in sorted(ranked.items())]
+    lines = [
+        f"{name.replace('default-timeout', 'timeout')} = {value}" for name, (_rank, value) in sorted(ranked.items())
+    ]
     return "\n".join(["[global]", f"cert = {NODE_CERTIFICATE_BUNDLE}", *lines, ""])
 
 

