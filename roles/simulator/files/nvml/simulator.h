@@ -287,6 +287,10 @@ bool instance_in_use(const struct gpu *gpu, int instance, int compute);
 uint64_t used_memory(const struct gpu *gpu, int instance);   /* MiB */
 void process_identity(uint32_t pid, uint64_t *started, uint64_t *pid_namespace);
 
+/* api_power.c, api_topology.c: the field values that belong to them. */
+bool power_field(const struct gpu *gpu, nvmlFieldValue_t *field);
+void link_field(const struct gpu *gpu, nvmlFieldValue_t *field);
+
 /* events.c */
 void event_add(struct machine *machine, int gpu, uint64_t type, uint64_t data, uint32_t instance, uint32_t compute);
 
