@@ -22,7 +22,7 @@ static unsigned order_count;
 static bool openable(const char *path)
 {
     int descriptor = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
-    if (descriptor < 0 && (errno == EACCES || errno == EROFS))
+    if (descriptor < 0 && (errno == EACCES || errno == EPERM || errno == EROFS))
         descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);    /* capability nodes are read-only */
     if (descriptor < 0)
         return errno == ENXIO || errno == ENODEV;
