@@ -52,7 +52,7 @@ class Configuration:
     layout: tuple[Rule, ...] = ()
     layout_rules: tuple[Mapping[str, Any], ...] = ()
     metrics_address: str = ""
-    inventory_interval: float = 30.0
+    inventory_interval: float = 10.0
     log: LogConfiguration = field(default_factory=LogConfiguration)
 
     def state_directory_of(self, driver_name: str) -> str:

@@ -8,7 +8,10 @@ as it is, the others are brought to what is wanted.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -67,7 +70,10 @@ def run_layout(file: str, config_path: str, *, apply: bool, wait: float, as_json
             raise
         try:
             prepared = prepared_partitions(prepared_claims(state_of(backend)))
-            results += arrange(backend, rules, prepared, apply=apply)
+            done = arrange(backend, rules, prepared, apply=apply)
+            if any(result.done and result.steps for result in done):
+                wake_driver(str(Path(state_of(backend)).parent))
+            results += done
         finally:
             backend.close()
     if as_json:
@@ -121,6 +127,20 @@ def arrange(
         except AcceleratorError as error:
             result.error = error
     return results
+
+
+def wake_driver(directory: str) -> bool:
+    """Make the driver that holds the lock in its state folder look at the hardware; False when none does."""
+    try:
+        with (Path(directory) / "driver.lock").open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:  # somebody holds it: the number in it is a living driver's
+                os.kill(int(file.read().split()[1]), signal.SIGHUP)
+                return True
+    except (OSError, ValueError, IndexError):
+        return False
+    return False
 
 
 def _read_rules(file: str) -> tuple[Rule, ...]:

@@ -123,7 +123,7 @@ class MetricsRegistry:
         """Serve /metrics at host:port on a thread and return the server; its shutdown() ends it."""
         from prometheus_client import start_http_server
 
-        host, _, port = address.rpartition(":")
+        host, _colon, port = address.rpartition(":")
         server, _thread = start_http_server(int(port), addr=host.strip("[]"), registry=self._collector)
         return server
 

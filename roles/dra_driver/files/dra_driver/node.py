@@ -30,7 +30,10 @@ CREDENTIALS_SECONDS = 30.0
 
 
 async def run_node(configuration: Configuration) -> int:
-    """Run until SIGTERM or SIGINT and return the exit status: 0 then, 1 for an error that waiting cannot mend."""
+    """Run until SIGTERM or SIGINT and return the exit status: 0 then, 1 for an error that waiting cannot mend.
+
+    SIGHUP makes all drivers look at their hardware at once.
+    """
     LOG.info(
         "starting",
         extra=fields(version=__version__, node=configuration.node_name, backends=list(configuration.backends)),
@@ -63,12 +66,13 @@ async def run_node(configuration: Configuration) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: [driver.look_again() for driver in drivers])
     work = [loop.create_task(driver.run(event)) for driver, event in zip(drivers, started)]
     helpers = [loop.create_task(_announce(started)), loop.create_task(_renew(client))]
     waiter = loop.create_task(stop.wait())
     status = 0
     try:
-        done, _ = await asyncio.wait((*work, waiter), return_when=asyncio.FIRST_COMPLETED)
+        done, _pending = await asyncio.wait((*work, waiter), return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             if task is waiter or task.exception() is None:
                 continue

@@ -67,7 +67,7 @@ def token_request(claims: Mapping[str, Any], *, lifetime: int) -> tuple[str, dic
             f"{'node ' + node['name'] if node.get('name') else 'no node'}; expected a service account's token bound to a node",
             hint="Run playbooks/site.yml again.",
         )
-    namespace, _, name = subject[len(PREFIX) :].partition(":")
+    namespace, _colon, name = subject[len(PREFIX) :].partition(":")
     bound = {"apiVersion": "v1", "kind": "Node", "name": node["name"], "uid": node.get("uid", "")}
     return f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token", {
         "apiVersion": "authentication.k8s.io/v1",

@@ -47,7 +47,7 @@ class StopPoint:
     """
 
     def __init__(self, wanted: str = "", stop: Callable[[], None] = _kill_own_process) -> None:
-        stage, _, number = wanted.partition(":")
+        stage, _colon, number = wanted.partition(":")
         if stage and stage not in STAGES:
             raise ValueError(f"{VARIABLE} is {wanted!r}; expected one of {', '.join(STAGES)}, or one of them with :<n>")
         self._stage = stage

@@ -41,6 +41,8 @@ from .stages import StopPoint
 
 LOG = logging.getLogger(__name__)
 
+# Errors that say that the hardware is not what was published.
+STALE_CODES = ("in-use", "device-gone", "partition-gone", "partitioning-on", "partitioning-off", "does-not-fit")
 # NVML calls wait on hardware; this many devices are worked on at once.
 THREADS = 16
 RETRY_FIRST, RETRY_LIMIT = 1.0, 15.0
@@ -81,6 +83,7 @@ class VendorDriver:
         self._server: PluginServer | None = None
         self._survey: Survey | None = None
         self._looking = asyncio.Lock()
+        self._look_soon = asyncio.Event()
         self._boot_id = ""
         self._former_boot: set[str] = set()
         self._missing: dict[str, int] = {}
@@ -139,8 +142,14 @@ class VendorDriver:
             self._executor.shutdown(wait=False, cancel_futures=True)
             self._lock.close()
 
+    def look_again(self) -> None:
+        """Look at the hardware now: somebody has changed it."""
+        self._look_soon.set()
+
     def failed(self, claim: ClaimReference, verb: str, error: AcceleratorError) -> None:
         """Write an Event on a claim that could not be prepared or unprepared."""
+        if error.code in STALE_CODES:
+            self.look_again()  # the scheduler should stop offering what is not there
         subject = Subject("ResourceClaim", "resource.k8s.io/v1", claim.name, claim.uid, claim.namespace)
         self._events.warning(subject, f"{verb}Failed", f"{self.driver}: {error}", action=verb)
 
@@ -211,16 +220,22 @@ class VendorDriver:
                 failures, delay = 0, RETRY_FIRST
                 found = self._survey.devices if self._survey else {}
                 self._state.report(f"{len(found)} devices answer", driver=self.driver)
-                await asyncio.sleep(self._configuration.inventory_interval)
+                await self._pause(self._configuration.inventory_interval)
             except AcceleratorError as error:
                 failures += 1
                 if failures >= PATIENCE:
                     self._state.report(f"no devices: {error}", level=logging.WARNING, driver=self.driver)
                     service.set_ready(str(error))
                     self._publisher.set_content(Content())
-                    await service.thread(self._backend.close)
-                await asyncio.sleep(delay)
+                    with contextlib.suppress(AcceleratorError):
+                        await service.thread(self._backend.close)
+                await self._pause(delay)
                 delay = min(delay * 2, RETRY_LIMIT)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._look_soon.wait(), seconds)
+        self._look_soon.clear()
 
     async def _look(self, service: ClaimService) -> None:
         """Look at the hardware and bring the inventory and the pool up to date."""

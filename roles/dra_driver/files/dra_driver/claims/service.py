@@ -59,7 +59,6 @@ class ClaimSource(Protocol):
 
     async def claim(self, namespace: str, name: str) -> dict[str, Any]:
         """Return one ResourceClaim."""
-        ...
 
 
 class Reporter(Protocol):

@@ -290,7 +290,7 @@ def _write(connection: sqlite3.Connection, change: Change) -> None:
             connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))
 
 
-_INSERT_DEVICE = f"INSERT INTO devices ({', '.join(DEVICE_COLUMNS)}) VALUES ({', '.join('?' for _ in DEVICE_COLUMNS)})"  # noqa: S608
+_INSERT_DEVICE = f"INSERT INTO devices ({', '.join(DEVICE_COLUMNS)}) VALUES ({', '.join('?' * len(DEVICE_COLUMNS))})"  # noqa: S608
 
 
 def _device_row(claim_uid: str, device: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -43,11 +43,9 @@ class Claims(Protocol):
 
     async def prepare(self, references: Sequence[ClaimReference]) -> Mapping[str, Outcome]:
         """Return one outcome for each claim, by UID."""
-        ...
 
     async def unprepare(self, references: Sequence[ClaimReference]) -> Mapping[str, Outcome]:
         """Return one outcome for each claim, by UID."""
-        ...
 
 
 def _references(request: Any) -> list[ClaimReference]:
