@@ -23,6 +23,7 @@ extends_documentation_fragment:
   - dra.accelerators._nvml
 attributes:
   platform:
+    support: full
     platforms: linux
 options:
   vendor:

@@ -37,6 +37,7 @@ attributes:
   idempotent:
     support: full
   platform:
+    support: full
     platforms: posix
 options:
   state:

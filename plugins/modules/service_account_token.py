@@ -35,6 +35,7 @@ attributes:
     details:
       - With O(token).
   platform:
+    support: full
     platforms: posix
 options:
   name:

@@ -28,8 +28,10 @@ class Figures:
         middle, worst = percentile(seconds["prepare"], 0.5), percentile(seconds["prepare"], 0.99)
         together = median(seconds["prepare_all"])
         self.lines.append(
-            f"{what:8} {parallel:3} in parallel: prepare p50 {middle * 1e3:7.1f} ms = {middle / cost:6.1f}×parts, p99 {worst * 1e3:7.1f} ms = {worst / cost:6.1f}×parts, "
-            f"all {together * 1e3:7.1f} ms = {together / parallel / cost:5.1f}×parts each; unprepare p50 {percentile(seconds['unprepare'], 0.5) * 1e3:7.1f} ms "
+            f"{what:8} {parallel:3} in parallel: prepare p50 {middle * 1e3:7.1f} ms = {middle / cost:6.1f}×parts, "
+            f"p99 {worst * 1e3:7.1f} ms = {worst / cost:6.1f}×parts, "
+            f"all {together * 1e3:7.1f} ms = {together / parallel / cost:5.1f}×parts each; "
+            f"unprepare p50 {percentile(seconds['unprepare'], 0.5) * 1e3:7.1f} ms "
             f"(parts: GET {parts['get'] * 1e3:.2f} ms + 2×fsync {parts['fsync'] * 1e3:.2f} ms + CDI file {parts['cdi'] * 1e3:.2f} ms)"
         )
 

@@ -41,7 +41,7 @@ def cost_of_fsync() -> list[float]:
     seconds = []
     path = os.path.join(DIRECTORY, "bench-fsync")
     with open(path, "wb", buffering=0) as file:
-        for _ in range(PARTS):
+        for _round in range(PARTS):
             start = time.perf_counter()
             file.write(b"x" * 4096)
             os.fsync(file.fileno())
@@ -56,7 +56,7 @@ def cost_of_cdi() -> list[float]:
     edits = ContainerEdits(env=("A=B",), device_nodes=(DeviceNode(path="/dev/nvidia0"),))
     seconds = []
     path = "/var/run/cdi/bench.example.com-claim_0.json"
-    for _ in range(PARTS):
+    for _round in range(PARTS):
         spec = build_spec("bench.example.com/claim", {"device": edits})
         start = time.perf_counter()
         write_spec(system, path, spec)
@@ -71,7 +71,7 @@ async def cost_of_get(claim: dict[str, str]) -> list[float]:
     path = f"/apis/resource.k8s.io/v1/namespaces/{claim['namespace']}/resourceclaims/{claim['name']}"
     try:
         await client.get(path)
-        return [(await timed(lambda: client.get(path)))[0] for _ in range(PARTS)]
+        return [(await timed(lambda: client.get(path)))[0] for _round in range(PARTS)]
     finally:
         await client.close()
 
@@ -96,13 +96,18 @@ async def main() -> None:
     claims = messages(order["claims"][: order["parallel"]])
     async with grpc.aio.insecure_channel(f"unix:{DIRECTORY}/dra.sock") as channel:
         plugin = dra_v1_pb2_grpc.DRAPluginStub(channel)
-        for _ in range(order["rounds"]):
+        for _round in range(order["rounds"]):
             for verb, request, call in (
                 ("prepare", dra_v1_pb2.NodePrepareResourcesRequest, plugin.NodePrepareResources),
                 ("unprepare", dra_v1_pb2.NodeUnprepareResourcesRequest, plugin.NodeUnprepareResources),
             ):
                 start = time.perf_counter()
-                answers = await asyncio.gather(*(timed(lambda claim=claim, request=request, call=call: call(request(claims=[claim]))) for claim in claims))
+                answers = await asyncio.gather(
+                    *(
+                        timed(lambda claim=claim, request=request, call=call: call(request(claims=[claim])))
+                        for claim in claims
+                    )
+                )
                 result[f"{verb}_all"].append(time.perf_counter() - start)
                 for seconds, answer in answers:
                     refuse(answer)

@@ -37,7 +37,11 @@ def wanted(kind: str, device: dict[str, Any]) -> bool:
     attributes = device["attributes"]
     if kind == "whole":
         return bool(attributes["type"]["string"] == "gpu")
-    return attributes["type"]["string"] == "mig" and attributes["profile"]["string"] == "1g.10gb" and ("uuid" in attributes) == (kind == "static")
+    return (
+        attributes["type"]["string"] == "mig"
+        and attributes["profile"]["string"] == "1g.10gb"
+        and ("uuid" in attributes) == (kind == "static")
+    )
 
 
 def allocated_claims(cluster: Cluster, node: str, kind: str, number: int) -> list[dict[str, str]]:
@@ -52,18 +56,37 @@ def allocated_claims(cluster: Cluster, node: str, kind: str, number: int) -> lis
             document["spec"]["devices"]["requests"][0]["exactly"]["adminAccess"] = True
         cluster.apply(document)
         stored = cluster.get("resourceclaim", name, "-n", "default")
-        result: dict[str, Any] = {"request": "device", "driver": DRIVER, "pool": node, "device": names[position % len(names)]}
+        result: dict[str, Any] = {
+            "request": "device",
+            "driver": DRIVER,
+            "pool": node,
+            "device": names[position % len(names)],
+        }
         if shared:
             result["adminAccess"] = True
-        selector = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]}
+        selector = {
+            "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
+        }
         patch = {"status": {"allocation": {"devices": {"results": [result]}, "nodeSelector": selector}}}
-        cluster.kubectl("patch", "resourceclaim", name, "-n", "default", "--subresource=status", "--type=merge", "-p", json.dumps(patch))
+        cluster.kubectl(
+            "patch",
+            "resourceclaim",
+            name,
+            "-n",
+            "default",
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            json.dumps(patch),
+        )
         made.append({"namespace": "default", "name": name, "uid": stored["metadata"]["uid"]})
     return made
 
 
 @pytest.fixture(scope="module", params=list(LAYOUTS))
-def laid_out(request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Cluster]:
+def laid_out(
+    request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Cluster]:
     """The node with one of the layouts on all its GPUs."""
     kind: str = request.param
     variables = tmp_path_factory.mktemp("bench") / "layout.yml"
@@ -72,7 +95,9 @@ def laid_out(request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory:
     if recap.failed:
         raise AssertionError(recap.output)
     node = cluster.nodes()[0]
-    cluster.wait(f"{kind} devices published", lambda: any(wanted(kind, device) for device in cluster.devices(node).values()))
+    cluster.wait(
+        f"{kind} devices published", lambda: any(wanted(kind, device) for device in cluster.devices(node).values())
+    )
     cluster.world("run", node, "--", "sh", "-c", "cat > /tmp/node_side.py", text=NODE_SIDE.read_text(encoding="utf-8"))
     return kind, cluster
 
@@ -84,8 +109,15 @@ def test_prepare(laid_out: tuple[str, Cluster], figures: Figures, parallel: int)
     claims = allocated_claims(cluster, node, kind, parallel)
     order = {"rounds": max(5, 60 // parallel), "parallel": parallel, "claims": claims}
     printed = cluster.world(
-        "run", node, "--", "env", "PYTHONPATH=/opt/dra-accelerators/current", "/opt/dra-accelerators/venv/bin/python", "/tmp/node_side.py",
-        text=json.dumps(order), timeout=900,
+        "run",
+        node,
+        "--",
+        "env",
+        "PYTHONPATH=/opt/dra-accelerators/current",
+        "/opt/dra-accelerators/venv/bin/python",
+        "/tmp/node_side.py",
+        text=json.dumps(order),
+        timeout=900,
     )
     seconds = json.loads(printed)
     assert len(seconds["prepare"]) == order["rounds"] * parallel
@@ -99,7 +131,11 @@ def test_prepare(laid_out: tuple[str, Cluster], figures: Figures, parallel: int)
 def test_memory(cluster: Cluster, figures: Figures) -> None:
     node = cluster.nodes()[0]
     status = cluster.run(node, "cat", f"/proc/{cluster.driver_pid(node)}/status")
-    resident = {line.split(":")[0]: line.split(":")[1].strip() for line in status.splitlines() if line.startswith(("VmRSS", "VmHWM"))}
+    resident = {
+        line.split(":")[0]: line.split(":")[1].strip()
+        for line in status.splitlines()
+        if line.startswith(("VmRSS", "VmHWM"))
+    }
     figures.said(f"memory of the node driver: {resident['VmRSS']} resident, {resident['VmHWM']} at most")
 
 
@@ -110,7 +146,9 @@ def test_start_to_first_slice(cluster: Cluster, figures: Figures) -> None:
     start = time.monotonic()
     cluster.run(node, "systemctl", "start", DRIVER_UNIT)
     cluster.wait("the first slice", lambda: cluster.slices(node), interval=0.05)
-    figures.said(f"start of the unit to the first slice in the API: {time.monotonic() - start:.2f} s (two client programs' starts included)")
+    figures.said(
+        f"start of the unit to the first slice in the API: {time.monotonic() - start:.2f} s (two client programs' starts included)"
+    )
 
 
 def api_writes(cluster: Cluster) -> dict[str, float]:
@@ -118,8 +156,10 @@ def api_writes(cluster: Cluster) -> dict[str, float]:
     counted: dict[str, float] = {}
     for line in cluster.kubectl("get", "--raw", "/metrics").splitlines():
         if line.startswith("apiserver_request_total{") and 'group="resource.k8s.io"' in line:
-            labels, _, value = line.rpartition(" ")
-            if any(f'verb="{verb}"' in labels for verb in ("POST", "PUT", "PATCH", "DELETE", "DELETECOLLECTION", "APPLY")):
+            labels, _space, value = line.rpartition(" ")
+            if any(
+                f'verb="{verb}"' in labels for verb in ("POST", "PUT", "PATCH", "DELETE", "DELETECOLLECTION", "APPLY")
+            ):
                 counted[labels] = float(value)
     return counted
 
@@ -135,5 +175,3 @@ def test_no_api_writes_at_rest(cluster: Cluster, figures: Figures) -> None:
     figures.said(f"writes to resource.k8s.io objects in {REST_SECONDS} s at rest: {written:.0f}")
     assert written == 0, {labels: value for labels, value in after.items() if value != before.get(labels)}
     assert versions == {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in cluster.slices()}
-
-

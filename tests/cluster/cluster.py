@@ -34,12 +34,21 @@ class CommandFailed(AssertionError):
     """A command of the test ended with an error; the message holds the command and all that it printed."""
 
 
-def execute(argv: Iterable[object], *, text: str | None = None, timeout: float = 600, check: bool = True, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def execute(
+    argv: Iterable[object],
+    *,
+    text: str | None = None,
+    timeout: float = 600,
+    check: bool = True,
+    env: dict[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and return what it printed."""
     words = [str(word) for word in argv]
     completed = subprocess.run(words, input=text, capture_output=True, text=True, timeout=timeout, check=False, env=env)
     if check and completed.returncode != 0:
-        raise CommandFailed(f"{' '.join(words)}\nreturned {completed.returncode}\n{completed.stdout}\n{completed.stderr}")
+        raise CommandFailed(
+            f"{' '.join(words)}\nreturned {completed.returncode}\n{completed.stdout}\n{completed.stderr}"
+        )
     return completed
 
 
@@ -62,7 +71,7 @@ class Recap:
 def parse_recap(output: str) -> dict[str, dict[str, int]]:
     """Read the ``PLAY RECAP`` lines of an ansible-playbook run."""
     hosts: dict[str, dict[str, int]] = {}
-    _, _, tail = output.partition("PLAY RECAP")
+    tail = output.partition("PLAY RECAP")[2]
     for line in tail.splitlines():
         match = re.match(r"^(\S+)\s+:\s+(ok=\d+.*)$", line)
         if match:
@@ -93,9 +102,13 @@ class Cluster:
 
     # The API
 
-    def kubectl(self, *arguments: object, text: str | None = None, check: bool = True, timeout: float = 120, merge: bool = False) -> str:
+    def kubectl(
+        self, *arguments: object, text: str | None = None, check: bool = True, timeout: float = 120, merge: bool = False
+    ) -> str:
         """Call ``kubectl`` as the cluster's administrator; returns its standard output, with ``merge`` also what went wrong."""
-        completed = execute([WORLD, "kubectl", "--name", self.name, "--", *arguments], text=text, check=check, timeout=timeout)
+        completed = execute(
+            [WORLD, "kubectl", "--name", self.name, "--", *arguments], text=text, check=check, timeout=timeout
+        )
         return completed.stdout + (completed.stderr if merge else "")
 
     def get(self, *arguments: object) -> Any:
@@ -112,7 +125,16 @@ class Cluster:
         """Delete what ``apply`` made; what is gone already is no error."""
         for document in documents:
             text = document.read_text(encoding="utf-8") if isinstance(document, Path) else yaml.safe_dump(document)
-            self.kubectl("delete", "-f", "-", "--ignore-not-found", f"--wait={str(wait).lower()}", "--timeout=180s", text=text, timeout=240)
+            self.kubectl(
+                "delete",
+                "-f",
+                "-",
+                "--ignore-not-found",
+                f"--wait={str(wait).lower()}",
+                "--timeout=180s",
+                text=text,
+                timeout=240,
+            )
 
     def nodes(self) -> list[str]:
         """Names of the worker nodes, in order."""
@@ -122,7 +144,11 @@ class Cluster:
         """The ResourceSlices of our driver, of one node or of all, ordered by name."""
         items = self.get("resourceslices")["items"]
         return sorted(
-            (item for item in items if item["spec"]["driver"] == DRIVER and node in (None, item["spec"].get("nodeName"))),
+            (
+                item
+                for item in items
+                if item["spec"]["driver"] == DRIVER and node in (None, item["spec"].get("nodeName"))
+            ),
             key=lambda item: str(item["metadata"]["name"]),
         )
 
@@ -151,7 +177,7 @@ class Cluster:
             except CommandFailed as error:
                 last = error
             if last and not isinstance(last, CommandFailed):
-                return last  # type: ignore[return-value]
+                return last
             if time.monotonic() > deadline:
                 raise AssertionError(f"waited {timeout} s for: {what}; last answer: {last!r}\n{self.picture()}")
             time.sleep(interval)
@@ -165,7 +191,8 @@ class Cluster:
             up = {
                 item["metadata"]["name"]
                 for item in items
-                if item["status"].get("phase") == "Running" and all("running" in status.get("state", {}) for status in item["status"].get("containerStatuses", []))
+                if item["status"].get("phase") == "Running"
+                and all("running" in status.get("state", {}) for status in item["status"].get("containerStatuses", []))
             }
             return wanted <= up
 
@@ -178,14 +205,18 @@ class Cluster:
             self.kubectl("get", "events", "-A", "--sort-by=.lastTimestamp", check=False)[-4000:],
         ]
         for node in self.nodes():
-            parts.append(f"--- {node}: " + self.run(node, "journalctl", "-u", DRIVER_UNIT, "-n", "40", "--no-pager", check=False))
+            parts.append(
+                f"--- {node}: " + self.run(node, "journalctl", "-u", DRIVER_UNIT, "-n", "40", "--no-pager", check=False)
+            )
         return "\n".join(parts)
 
     # The node's hardware and what the driver leaves on it
 
     def instances(self, node: str) -> list[str]:
         """MIG devices that the node's ``nvidia-smi -L`` lists, one line each."""
-        return [line.strip() for line in self.run(node, "nvidia-smi", "-L").splitlines() if line.strip().startswith("MIG ")]
+        return [
+            line.strip() for line in self.run(node, "nvidia-smi", "-L").splitlines() if line.strip().startswith("MIG ")
+        ]
 
     def cdi_files(self, node: str) -> list[str]:
         """Names of our claims' CDI files on a node."""
@@ -202,7 +233,14 @@ class Cluster:
         """Wait until the driver answers on its socket, so that the kubelet can use it."""
         self.wait(
             f"driver on {node} serving",
-            lambda: self.shell(node, f"test -S {PLUGIN_DIRECTORY}/dra.sock && systemctl is-active --quiet {DRIVER_UNIT} && echo yes", check=False).strip() == "yes",
+            lambda: (
+                self.shell(
+                    node,
+                    f"test -S {PLUGIN_DIRECTORY}/dra.sock && systemctl is-active --quiet {DRIVER_UNIT} && echo yes",
+                    check=False,
+                ).strip()
+                == "yes"
+            ),
             timeout,
         )
 
@@ -218,7 +256,17 @@ class Cluster:
         environment["ANSIBLE_NOCOLOR"] = "true"
         environment["ANSIBLE_INJECT_FACT_VARS"] = "false"
         completed = execute(
-            ["ansible-playbook", "-i", inventory, ROOT / "playbooks" / name, "-e", f"@{EXAMPLES / 'fleet.yml'}", *arguments],
-            timeout=timeout, check=check, env=environment,
+            [
+                "ansible-playbook",
+                "-i",
+                inventory,
+                ROOT / "playbooks" / name,
+                "-e",
+                f"@{EXAMPLES / 'fleet.yml'}",
+                *arguments,
+            ],
+            timeout=timeout,
+            check=check,
+            env=environment,
         )
         return Recap(parse_recap(completed.stdout), completed.stdout + completed.stderr)

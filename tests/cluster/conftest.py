@@ -46,6 +46,12 @@ def clean(cluster: Cluster) -> Iterator[Cluster]:
     nodes = cluster.nodes()
     before = {node: sorted(cluster.instances(node)) for node in nodes}
     yield cluster
-    cluster.kubectl("delete", "pods,resourceclaims,resourceclaimtemplates", "--all", "-n", "default", "--timeout=240s", timeout=300)
+    cluster.kubectl(
+        "delete", "pods,resourceclaims,resourceclaimtemplates", "--all", "-n", "default", "--timeout=240s", timeout=300
+    )
     for node in nodes:
-        cluster.wait(f"no instance and no CDI file left on {node}", lambda node=node: sorted(cluster.instances(node)) == before[node] and not cluster.cdi_files(node), timeout=90)
+        cluster.wait(
+            f"no instance and no CDI file left on {node}",
+            lambda node=node: sorted(cluster.instances(node)) == before[node] and not cluster.cdi_files(node),
+            timeout=90,
+        )

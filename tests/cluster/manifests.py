@@ -35,10 +35,12 @@ def pod(name: str, *claims: str, node: str | None = None, image: str = IMAGE, re
                 "image": image,
                 "imagePullPolicy": "Never",
                 "command": ["sh", "-c", PRINT_AND_STAY],
-                "resources": {"claims": [{"name": f"claim-{number}"} for number, _ in enumerate(claims)]},
+                "resources": {"claims": [{"name": f"claim-{number}"} for number in range(len(claims))]},
             }
         ],
-        "resourceClaims": [{"name": f"claim-{number}", "resourceClaimName": name} for number, name in enumerate(claims)],
+        "resourceClaims": [
+            {"name": f"claim-{number}", "resourceClaimName": name} for number, name in enumerate(claims)
+        ],
     }
     if node:
         spec["nodeSelector"] = {"kubernetes.io/hostname": node}
@@ -47,12 +49,16 @@ def pod(name: str, *claims: str, node: str | None = None, image: str = IMAGE, re
 
 def dynamic(profile: str) -> str:
     """CEL for a partition of this profile that does not exist yet (one that exists has a ``uuid``)."""
-    return f"device.attributes['gpu.nvidia.com'].profile == '{profile}' && !has(device.attributes['gpu.nvidia.com'].uuid)"
+    return (
+        f"device.attributes['gpu.nvidia.com'].profile == '{profile}' && !has(device.attributes['gpu.nvidia.com'].uuid)"
+    )
 
 
 def static(profile: str) -> str:
     """CEL for a partition of this profile that an administrator's layout made."""
-    return f"device.attributes['gpu.nvidia.com'].profile == '{profile}' && has(device.attributes['gpu.nvidia.com'].uuid)"
+    return (
+        f"device.attributes['gpu.nvidia.com'].profile == '{profile}' && has(device.attributes['gpu.nvidia.com'].uuid)"
+    )
 
 
 def device_named(name: str) -> str:

@@ -31,15 +31,30 @@ def test_attributes_of_a_whole_gpu_are_the_vendor_drivers(cluster: Cluster) -> N
     node = cluster.nodes()[1]
     attributes = cluster.devices(node)["gpu-0"]["attributes"]
     kinds = {name: next(iter(value)) for name, value in attributes.items()}
-    assert kinds | {
-        "type": "string", "uuid": "string", "productName": "string", "brand": "string", "architecture": "string",
-        "cudaComputeCapability": "version", "driverVersion": "version", "cudaDriverVersion": "version",
-        "resource.kubernetes.io/pciBusID": "string", "resource.kubernetes.io/pcieRoot": "string",
-        "resource.kubernetes.io/numaNode": "int",
-    } == kinds
+    assert (
+        kinds
+        | {
+            "type": "string",
+            "uuid": "string",
+            "productName": "string",
+            "brand": "string",
+            "architecture": "string",
+            "cudaComputeCapability": "version",
+            "driverVersion": "version",
+            "cudaDriverVersion": "version",
+            "resource.kubernetes.io/pciBusID": "string",
+            "resource.kubernetes.io/pcieRoot": "string",
+            "resource.kubernetes.io/numaNode": "int",
+        }
+        == kinds
+    )
     assert attributes["productName"]["string"] == "NVIDIA H100 80GB HBM3"
     assert attributes["cudaComputeCapability"]["version"] == "9.0.0"
-    described = cluster.run(node, "nvidia-smi", "-i", "0", "--query-gpu=uuid,pci.bus_id", "--format=csv,noheader").strip().split(", ")
+    described = (
+        cluster.run(node, "nvidia-smi", "-i", "0", "--query-gpu=uuid,pci.bus_id", "--format=csv,noheader")
+        .strip()
+        .split(", ")
+    )
     assert attributes["uuid"]["string"] == described[0]
     assert described[1].lower().endswith(attributes["resource.kubernetes.io/pciBusID"]["string"][4:])
 
@@ -69,7 +84,13 @@ def test_check_mode_changes_nothing(cluster: Cluster) -> None:
 
 
 def test_driver_runs_sandboxed(cluster: Cluster) -> None:
-    shown = cluster.run(cluster.nodes()[0], "systemctl", "show", DRIVER_UNIT, "--property=NoNewPrivileges,ProtectSystem,CapabilityBoundingSet,ProtectHome,RestrictAddressFamilies")
+    shown = cluster.run(
+        cluster.nodes()[0],
+        "systemctl",
+        "show",
+        DRIVER_UNIT,
+        "--property=NoNewPrivileges,ProtectSystem,CapabilityBoundingSet,ProtectHome,RestrictAddressFamilies",
+    )
     facts = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     assert facts["NoNewPrivileges"] == "yes"
     assert facts["ProtectSystem"] == "strict"

@@ -69,7 +69,10 @@ def test_two_containers_share_one_claim(clean: Cluster) -> None:
     clean.wait_running(name)
     containers = [container["name"] for container in clean.pod(name)["spec"]["containers"]]
     assert len(containers) == 2
-    logs = [clean.wait(f"list of {container}", lambda container=container: clean.log(name, container=container)) for container in containers]
+    logs = [
+        clean.wait(f"list of {container}", lambda container=container: clean.log(name, container=container))
+        for container in containers
+    ]
     first, second = (re.findall(r"(?:GPU|MIG)-[0-9a-f-]{36}", log) for log in logs)
     assert first and first == second
 
@@ -89,7 +92,14 @@ def test_pod_sees_nothing_but_its_partition(clean: Cluster) -> None:
     others = clean.kubectl("exec", "only", "--", "sh", "-c", "ls /dev | grep -E '^nvidia[0-9]+$'; ls /dev/nvidia-caps")
     assert len(re.findall(r"^nvidia\d+$", others, re.MULTILINE)) == 1, others
     assert len(re.findall(r"^nvidia-cap\d+$", others, re.MULTILINE)) == 2, others
-    made = clean.kubectl("exec", "only", "--", "sh", "-c", "for n in 0 1 2 3 4 5 6 7; do mknod /tmp/n$n c 195 $n; (: < /tmp/n$n) 2>&1; done")
+    made = clean.kubectl(
+        "exec",
+        "only",
+        "--",
+        "sh",
+        "-c",
+        "for n in 0 1 2 3 4 5 6 7; do mknod /tmp/n$n c 195 $n; (: < /tmp/n$n) 2>&1; done",
+    )
     assert made.count("Operation not permitted") == 7, made
 
 
@@ -110,10 +120,17 @@ def test_claim_with_a_configuration_that_is_not_offered_is_refused_in_words(clea
         {
             "opaque": {
                 "driver": "gpu.nvidia.com",
-                "parameters": {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing"}},
+                "parameters": {
+                    "apiVersion": "resource.nvidia.com/v1beta1",
+                    "kind": "GpuConfig",
+                    "sharing": {"strategy": "TimeSlicing"},
+                },
             }
         }
     ]
     clean.apply(wish, pod("sharing", "sharing"))
-    clean.wait("the refusal as an event", lambda: "TimeSlicing" in clean.kubectl("get", "events", "-n", "default", "-o", "yaml"))
+    clean.wait(
+        "the refusal as an event",
+        lambda: "TimeSlicing" in clean.kubectl("get", "events", "-n", "default", "-o", "yaml"),
+    )
     assert clean.pod("sharing")["status"]["phase"] == "Pending"

@@ -24,7 +24,11 @@ class Killer:
 
     def arm(self, stage: str) -> None:
         """Restart the driver so that it dies at ``stage``, and stays down until ``disarm``."""
-        script = f"mkdir -p {DROP_IN.rpartition('/')[0]} && printf '[Service]\\nEnvironment=DRA_ACCELERATORS_STOP_AT={stage}\\nRestart=no\\n' > {DROP_IN} && systemctl daemon-reload"
+        script = (
+            f"mkdir -p {DROP_IN.rpartition('/')[0]} && "
+            f"printf '[Service]\\nEnvironment=DRA_ACCELERATORS_STOP_AT={stage}\\nRestart=no\\n' > {DROP_IN} && "
+            "systemctl daemon-reload"
+        )
         self.cluster.shell(self.node, script)
         self.cluster.restart_driver(self.node)
 
@@ -32,12 +36,18 @@ class Killer:
         """Wait until the driver has died from a signal."""
         self.cluster.wait(
             "the driver died by SIGKILL",
-            lambda: self.cluster.run(self.node, "systemctl", "show", "--property=Result", "--value", DRIVER_UNIT).strip() == "signal",
+            lambda: (
+                self.cluster.run(self.node, "systemctl", "show", "--property=Result", "--value", DRIVER_UNIT).strip()
+                == "signal"
+            ),
             timeout=120,
         )
 
     def disarm(self) -> None:
-        self.cluster.shell(self.node, f"rm -f {DROP_IN} && systemctl daemon-reload && systemctl reset-failed {DRIVER_UNIT} 2>/dev/null; systemctl restart {DRIVER_UNIT}")
+        self.cluster.shell(
+            self.node,
+            f"rm -f {DROP_IN} && systemctl daemon-reload && systemctl reset-failed {DRIVER_UNIT} 2>/dev/null; systemctl restart {DRIVER_UNIT}",
+        )
         self.cluster.wait_registered(self.node)
 
 
@@ -45,7 +55,10 @@ class Killer:
 def killer(clean: Cluster) -> Iterator[Killer]:
     made = Killer(clean, clean.nodes()[1])
     yield made
-    if clean.run(made.node, "test", "-e", DROP_IN, check=False) == "" and clean.shell(made.node, f"test -e {DROP_IN} && echo armed || true").strip():
+    if (
+        clean.run(made.node, "test", "-e", DROP_IN, check=False) == ""
+        and clean.shell(made.node, f"test -e {DROP_IN} && echo armed || true").strip()
+    ):
         made.disarm()
 
 
@@ -54,7 +67,10 @@ def test_killed_while_preparing_then_the_pod_runs(killer: Killer, stage: str) ->
     """The pod stays wanted: after the restart its claim is prepared, once."""
     cluster = killer.cluster
     killer.arm(stage)
-    cluster.apply(claim("killed", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("killed", "killed", node=killer.node))
+    cluster.apply(
+        claim("killed", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")),
+        pod("killed", "killed", node=killer.node),
+    )
     killer.wait_killed()
     killer.disarm()
     cluster.wait_running("killed", timeout=240)
@@ -67,25 +83,47 @@ def test_killed_while_preparing_then_the_pod_is_deleted(killer: Killer, stage: s
     """Nobody wants the claim any more when the driver comes back: nothing of it is left."""
     cluster = killer.cluster
     killer.arm(stage)
-    documents = (claim("unwanted", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("unwanted", "unwanted", node=killer.node))
+    documents = (
+        claim("unwanted", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")),
+        pod("unwanted", "unwanted", node=killer.node),
+    )
     cluster.apply(*documents)
     killer.wait_killed()
     cluster.delete(*reversed(documents), wait=False)
     killer.disarm()
-    cluster.wait("the claim and its pod are gone", lambda: not cluster.get("pods,resourceclaims", "-n", "default")["items"], timeout=240)
-    cluster.wait("nothing is left on the node", lambda: not cluster.instances(killer.node) and not cluster.cdi_files(killer.node), timeout=60)
+    cluster.wait(
+        "the claim and its pod are gone",
+        lambda: not cluster.get("pods,resourceclaims", "-n", "default")["items"],
+        timeout=240,
+    )
+    cluster.wait(
+        "nothing is left on the node",
+        lambda: not cluster.instances(killer.node) and not cluster.cdi_files(killer.node),
+        timeout=60,
+    )
 
 
 @pytest.mark.parametrize("stage", UNPREPARE)
 def test_killed_while_unpreparing(killer: Killer, stage: str) -> None:
     """The pod is deleted, the driver dies on the way: after the restart all is given back."""
     cluster = killer.cluster
-    documents = (claim("leaving", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("leaving", "leaving", node=killer.node))
+    documents = (
+        claim("leaving", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")),
+        pod("leaving", "leaving", node=killer.node),
+    )
     cluster.apply(*documents)
     cluster.wait_running("leaving")
     killer.arm(stage)
     cluster.delete(*reversed(documents), wait=False)
     killer.wait_killed()
     killer.disarm()
-    cluster.wait("the claim and its pod are gone", lambda: not cluster.get("pods,resourceclaims", "-n", "default")["items"], timeout=240)
-    cluster.wait("nothing is left on the node", lambda: not cluster.instances(killer.node) and not cluster.cdi_files(killer.node), timeout=60)
+    cluster.wait(
+        "the claim and its pod are gone",
+        lambda: not cluster.get("pods,resourceclaims", "-n", "default")["items"],
+        timeout=240,
+    )
+    cluster.wait(
+        "nothing is left on the node",
+        lambda: not cluster.instances(killer.node) and not cluster.cdi_files(killer.node),
+        timeout=60,
+    )

@@ -52,7 +52,9 @@ def test_reboot_with_pods_on_static_and_dynamic_partitions(clean: Cluster) -> No
 
 def test_pod_deleted_while_its_node_was_down_leaves_nothing(clean: Cluster) -> None:
     node = clean.nodes()[1]
-    clean.apply(claim("lost", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("lost", "lost", node=node))
+    clean.apply(
+        claim("lost", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("lost", "lost", node=node)
+    )
     clean.wait_running("lost")
     clean.world("stop", node)
     clean.kubectl("delete", "pod", "lost", "--force", "--grace-period=0")
@@ -96,13 +98,23 @@ def test_deleted_slices_are_published_again(clean: Cluster) -> None:
 
 def test_corrupt_store_is_set_aside_and_claims_survive(clean: Cluster) -> None:
     node = clean.nodes()[1]
-    clean.apply(claim("kept", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("kept", "kept", node=node))
+    clean.apply(
+        claim("kept", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("kept", "kept", node=node)
+    )
     clean.wait_running("kept")
     before = clean.instances(node)
     store = "/var/lib/kubelet/plugins/gpu.nvidia.com/state.db"
-    clean.shell(node, f"systemctl stop {DRIVER_UNIT} && rm -f {store}-wal {store}-shm && printf 'not a database, long enough to be read as a header page' > {store} && systemctl start {DRIVER_UNIT}")
+    clean.shell(
+        node,
+        f"systemctl stop {DRIVER_UNIT} && rm -f {store}-wal {store}-shm && "
+        f"printf 'not a database, long enough to be read as a header page' > {store} && systemctl start {DRIVER_UNIT}",
+    )
     clean.wait_registered(node)
-    clean.wait("the driver is up and has kept the partition", lambda: clean.instances(node) == before and clean.cdi_files(node), timeout=60)
+    clean.wait(
+        "the driver is up and has kept the partition",
+        lambda: clean.instances(node) == before and clean.cdi_files(node),
+        timeout=60,
+    )
     assert "state.db.corrupt" in clean.shell(node, "ls /var/lib/kubelet/plugins/gpu.nvidia.com")
     clean.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
     clean.wait("the partition is gone with its claim", lambda: clean.instances(node) == [], timeout=120)

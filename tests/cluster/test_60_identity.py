@@ -31,7 +31,11 @@ def as_driver(clean: Cluster, tmp_path: Path) -> Callable[..., str]:
 
 
 def slice_document(name: str, *, node: str | None, driver: str = DRIVER, pool: str | None = None) -> dict[str, Any]:
-    spec: dict[str, Any] = {"driver": driver, "pool": {"name": pool or node or "everywhere", "generation": 1, "resourceSliceCount": 1}, "devices": [{"name": "stolen"}]}
+    spec: dict[str, Any] = {
+        "driver": driver,
+        "pool": {"name": pool or node or "everywhere", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "stolen"}],
+    }
     if node:
         spec["nodeName"] = node
     else:
@@ -65,8 +69,20 @@ def test_another_nodes_slice_cannot_be_deleted(clean: Cluster, as_driver: Callab
     assert victim in {item["metadata"]["name"] for item in clean.slices(second)}
 
 
-@pytest.mark.parametrize("verb, resource", [("get", "secrets"), ("list", "pods"), ("patch", "nodes"), ("create", "pods"), ("create", "deviceclasses.resource.k8s.io"), ("delete", "resourceclaims.resource.k8s.io")])
-def test_rights_that_are_not_used_are_not_held(clean: Cluster, as_driver: Callable[..., str], verb: str, resource: str) -> None:
+@pytest.mark.parametrize(
+    "verb, resource",
+    [
+        ("get", "secrets"),
+        ("list", "pods"),
+        ("patch", "nodes"),
+        ("create", "pods"),
+        ("create", "deviceclasses.resource.k8s.io"),
+        ("delete", "resourceclaims.resource.k8s.io"),
+    ],
+)
+def test_rights_that_are_not_used_are_not_held(
+    clean: Cluster, as_driver: Callable[..., str], verb: str, resource: str
+) -> None:
     answer = as_driver(clean.nodes()[0], "auth", "can-i", verb, resource, "--all-namespaces")
     assert answer.strip().splitlines()[-1] == "no", answer
 

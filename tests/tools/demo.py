@@ -107,7 +107,7 @@ def site(cluster: Cluster, name: str, usual: str, logs: Path, environment: dict[
     )
     if result.log is not None:
         text = result.log.read_text(encoding="utf-8")
-        summary, _, recap = text.rpartition("PLAY RECAP")
+        summary, _separator, recap = text.rpartition("PLAY RECAP")
         for line in summary_lines(summary) + recap.splitlines()[1:]:
             if line.strip():
                 say(f"    {line}")
@@ -116,8 +116,8 @@ def site(cluster: Cluster, name: str, usual: str, logs: Path, environment: dict[
 
 def summary_lines(output: str) -> list[str]:
     """The summary that the playbook prints last: the lines of the message of its last debug task."""
-    _, _, last = output.rpartition("\nTASK [")
-    title, _, body = last.partition("\n")
+    last = output.rpartition("\nTASK [")[2]
+    title, _separator, body = last.partition("\n")
     if "ummary" not in title:
         return []
     return [line.strip().strip('",') for line in body.splitlines() if line.strip().startswith('"') or "|" in line]
@@ -129,7 +129,7 @@ def tell(cluster: Cluster, story: Story) -> None:
     say(f"  {story.title}: kubectl apply -f examples/{story.file}")
     started = time.monotonic()
     cluster.apply(EXAMPLES / story.file)
-    pods = sorted({pod for pod, _ in story.containers})
+    pods = sorted({pod for pod, container in story.containers})
     cluster.wait_running(*pods)
     seconds = time.monotonic() - started
     seen = []

@@ -34,11 +34,9 @@ class Backend(Protocol):
 
     def discover(self) -> tuple[Device, ...]:
         """Return fresh facts of all devices, ordered by index. A lost device that was known is returned as such."""
-        ...
 
     def device(self, uuid: str) -> Device:
         """Return fresh facts of one device, cheaply. Raises NotFound, DeviceLost."""
-        ...
 
     def set_partitioning(self, uuid: str, enabled: bool) -> None:
         """Switch partitioning on or off; where a reset is needed the change stays pending.
@@ -54,7 +52,6 @@ class Backend(Protocol):
 
         Raises DoesNotFit, NotPermitted, Unsupported, NotFound.
         """
-        ...
 
     def destroy_partition(self, uuid: str, instance_id: int) -> None:
         """Destroy a partition. Raises NotFound, InUse, NotPermitted."""
@@ -65,22 +62,18 @@ class Backend(Protocol):
         ``owned`` are the partitions, by profile id, start and size, that the driver made for claims; all others that
         exist are an administrator's, are published as they are and never destroyed.
         """
-        ...
 
     def counter_set(self, device: Device, owned: Collection[OwnedPartition] | None = None) -> CounterSet:
         """Return what the device's dynamic offers share. Pure.
 
         With ``owned`` (the same as for ``offers``) the room that other partitions take is left out.
         """
-        ...
 
     def driver_edits(self) -> ContainerEdits:
         """Return the container edits that all devices of the vendor need, cached for one driver version."""
-        ...
 
     def device_edits(self, device: Device, partition: Partition | None) -> ContainerEdits:
         """Return the container edits of one whole device (no partition) or of one partition."""
-        ...
 
 
 BACKENDS: dict[str, Callable[[System], Backend]] = {"nvidia": NvidiaBackend}

@@ -25,7 +25,7 @@ def anchors(text: str) -> set[str]:
 
 def problem_of(path: Path, target: str) -> str:
     """What is wrong with the link from ``path`` to ``target``; empty where nothing is."""
-    name, _, anchor = target.partition("#")
+    name, _separator, anchor = target.partition("#")
     resolved = (ROOT / path.parent / name).resolve() if name else ROOT / path
     if not resolved.exists():
         return f"{path}: the link {target} leads nowhere"

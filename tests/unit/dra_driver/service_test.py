@@ -181,7 +181,7 @@ def test_one_bad_claim_does_not_fail_the_others(tmp_path: Path) -> None:
         assert errors[0] == ""
         assert "not found" in errors[1]
         assert "gpu-7" in errors[2]
-        assert [(claim.name, verb) for claim, verb, _ in node.reports.failures] == [
+        assert [(claim.name, verb) for claim, verb, _message in node.reports.failures] == [
             ("missing", "Prepare"),
             ("gone", "Prepare"),
         ] or len(node.reports.failures) == 2
@@ -355,7 +355,7 @@ def test_call_that_the_kubelet_gives_up_goes_on(tmp_path: Path) -> None:
 def test_same_claim_asked_for_many_times_at_once(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
-        results = await asyncio.gather(*(prepare(node, claim) for _ in range(15)))
+        results = await asyncio.gather(*(prepare(node, claim) for _attempt in range(15)))
         assert results == [[""]] * 15
         assert len(node.partitions()) == 1
         assert claims.reads == 1

@@ -66,7 +66,12 @@ async def run_node(configuration: Configuration) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, lambda: [driver.look_again() for driver in drivers])
+
+    def look_again() -> None:
+        for driver in drivers:
+            driver.look_again()
+
+    loop.add_signal_handler(signal.SIGHUP, look_again)
     work = [loop.create_task(driver.run(event)) for driver, event in zip(drivers, started)]
     helpers = [loop.create_task(_announce(started)), loop.create_task(_renew(client))]
     waiter = loop.create_task(stop.wait())

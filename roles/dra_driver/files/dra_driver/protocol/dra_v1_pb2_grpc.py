@@ -4,8 +4,6 @@
 """Client and server classes corresponding to protobuf-defined services."""
 
 import grpc
-import warnings
-
 from dra_driver.protocol import dra_v1_pb2 as dra__driver_dot_protocol_dot_dra__v1__pb2
 
 GRPC_GENERATED_VERSION = "1.85.1"

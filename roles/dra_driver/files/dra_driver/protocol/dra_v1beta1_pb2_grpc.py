@@ -4,9 +4,9 @@
 """Client and server classes corresponding to protobuf-defined services."""
 
 import grpc
-import warnings
-
-from dra_driver.protocol import dra_v1beta1_pb2 as dra__driver_dot_protocol_dot_dra__v1beta1__pb2
+from dra_driver.protocol import (
+    dra_v1beta1_pb2 as dra__driver_dot_protocol_dot_dra__v1beta1__pb2,
+)
 
 GRPC_GENERATED_VERSION = "1.85.1"
 GRPC_VERSION = grpc.__version__

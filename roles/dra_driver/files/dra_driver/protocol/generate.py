@@ -29,7 +29,7 @@ DESCRIPTOR_BYTES_PER_LINE = 24
 
 
 def laid_out(code: str) -> str:
-    """Return generated ``code`` with the serialized descriptor over many lines, formatted by ruff.
+    """Return generated ``code`` with the serialized descriptor over many lines, formatted by ruff, no import unused.
 
     Raises CalledProcessError when ruff refuses the code.
     """
@@ -42,8 +42,11 @@ def laid_out(code: str) -> str:
         )
         return "AddSerializedFile(\n" + "\n".join(repr(part) for part in parts) + "\n)"
 
-    command = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length=120", "-"]
-    return subprocess.run(command, input=DESCRIPTOR.sub(split, code), check=True, capture_output=True, text=True).stdout
+    code = DESCRIPTOR.sub(split, code)
+    for verb in (("check", "--select=F401,I", "--fix", "--quiet"), ("format", "--line-length=120")):
+        command = [sys.executable, "-m", "ruff", *verb, "--isolated", "-"]
+        code = subprocess.run(command, input=code, check=True, capture_output=True, text=True).stdout
+    return code
 
 
 def generate(target: Path) -> tuple[str, ...]:
