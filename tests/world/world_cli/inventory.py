@@ -7,12 +7,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from . import cache, cluster, state
 from .commands import execute
 from .errors import WorldError
 from .pins import COLLECTION_FOLDER, WORLD_FOLDER
+from .progress import step
 from .state import World
 
 GROUP = "accelerator_nodes"
@@ -66,18 +68,24 @@ def write(world: World) -> str:
 
 def apply_silicon(world: World) -> None:
     """Run the playbook that turns the nodes into machines with accelerators; its output goes to stderr."""
-    playbook = cache.cache_root() / "venv" / "bin" / "ansible-playbook"
-    if not playbook.is_file():
-        raise WorldError(f"{playbook} was not found: run `make venv` first, or give --no-silicon-setup.")
-    tree = execute([str(COLLECTION_FOLDER / "tests" / "tools" / "tree")]).stdout.strip()
+    tools = COLLECTION_FOLDER / "tests" / "tools"
+    with step("tools", "(first use: usually 120 s)"):
+        environment_folder = Path(execute([str(tools / "venv")]).stdout.split()[-1])
+    tree = execute([str(tools / "tree")]).stdout.strip()
     environment = {
         **os.environ,
         "ANSIBLE_COLLECTIONS_PATH": tree,
         "ANSIBLE_FORKS": "2",
         "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "false",
         "ANSIBLE_LOCALHOST_WARNING": "false",
     }
-    command = [str(playbook), "--inventory", write(world), str(WORLD_FOLDER / "silicon.yml")]
+    command = [
+        str(environment_folder / "bin" / "ansible-playbook"),
+        "--inventory",
+        write(world),
+        str(WORLD_FOLDER / "silicon.yml"),
+    ]
     done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
     if done.returncode != 0:
         raise WorldError(
