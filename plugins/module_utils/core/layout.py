@@ -50,6 +50,7 @@ __all__ = [
     "execute",
     "parse_rules",
     "plan_layout",
+    "plan_layouts",
     "rules_from_mig_parted",
     "wanted_for",
 ]
@@ -236,6 +237,38 @@ def plan_layout(
     return LayoutPlan(device.uuid, steps, keeping, blockers)
 
 
+def plan_layouts(
+    wanted: Sequence[tuple[Device, Rule | None]], *, prepared: Sequence[PreparedPartition] = (), refuse: bool = True
+) -> tuple[LayoutPlan | AcceleratorError, ...]:
+    """Plan all devices of a machine; one outcome for each, in order: a plan, or the error that plan_layout would raise.
+
+    Devices that are linked directly are reset together, and a reset takes the partitions of all of them away. If one of
+    such a group needs a reset, its plan (the first such device's) holds the steps of the whole group: what exists is
+    destroyed, all modes change, one reset, and all partitions are made, also those of members without a rule (None).
+    """
+    outcomes: list[LayoutPlan | AcceleratorError] = []
+    for device, rule in wanted:
+        try:
+            outcomes.append(_plan_one(device, rule, prepared, refuse))
+        except AcceleratorError as error:
+            outcomes.append(error)
+    for group in _reset_groups([device for device, _rule in wanted]):
+        resets = [number for number in group if _has_reset(outcomes[number])]
+        if len(group) > 1 and resets:
+            members = [(wanted[number][0], outcomes[number]) for number in group]
+            leader = resets[0]
+            merged = _merge(wanted[leader][0].uuid, members, prepared)
+            for number in group:
+                plan = outcomes[number]
+                if isinstance(plan, LayoutPlan):
+                    outcomes[number] = LayoutPlan(plan.device_uuid, (), ())
+            outcomes[leader] = merged
+            if merged.blockers and refuse:
+                device, rule = wanted[leader]
+                outcomes[leader] = _in_use(device, rule or Rule(Match(), DYNAMIC), merged.blockers)
+    return tuple(outcomes)
+
+
 def execute(
     backend: Backend, plan: LayoutPlan, on_step: Callable[[StepResult], None] | None = None
 ) -> tuple[StepResult, ...]:
@@ -256,6 +289,52 @@ def execute(
         if on_step is not None:
             on_step(result)
     return tuple(results)
+
+
+def _plan_one(device: Device, rule: Rule | None, prepared: Sequence[PreparedPartition], refuse: bool) -> LayoutPlan:
+    if rule is None:
+        return LayoutPlan(device.uuid, (), device.partitions)
+    return plan_layout(device, rule, prepared=prepared, refuse=refuse)
+
+
+def _has_reset(outcome: LayoutPlan | AcceleratorError) -> bool:
+    return isinstance(outcome, LayoutPlan) and any(isinstance(step, ResetDevice) for step in outcome.steps)
+
+
+def _reset_groups(devices: Sequence[Device]) -> tuple[tuple[int, ...], ...]:
+    """Return the positions of devices that direct links connect, over others as well."""
+    groups: list[set[int]] = []
+    for position, device in enumerate(devices):
+        joined = {position}
+        joined.update(number for number, other in enumerate(devices) if other.pci_address in device.linked)
+        for group in [group for group in groups if group & joined]:
+            groups.remove(group)
+            joined |= group
+        groups.append(joined)
+    return tuple(tuple(sorted(group)) for group in groups)
+
+
+def _merge(
+    leader: str, members: Sequence[tuple[Device, LayoutPlan | AcceleratorError]], prepared: Sequence[PreparedPartition]
+) -> LayoutPlan:
+    destroys: list[Step] = []
+    modes: list[Step] = []
+    creates: list[Step] = []
+    blockers: list[Blocker] = []
+    for device, outcome in members:
+        plan = outcome if isinstance(outcome, LayoutPlan) else LayoutPlan(device.uuid, (), device.partitions)
+        destroys.extend(DestroyPartition(device.uuid, each) for each in device.partitions)
+        modes.extend(step for step in plan.steps if isinstance(step, SetPartitioning))
+        creates.extend(
+            CreatePartition(device.uuid, each.profile, each.profile_id, each.placement)
+            for each in plan.kept
+            if each.uuid
+        )
+        creates.extend(step for step in plan.steps if isinstance(step, CreatePartition))
+        mine = tuple(each for each in prepared if each.device_uuid == device.uuid)
+        blockers.extend(_blockers(device, device.partitions, True, mine))
+    reset = ResetDevice(tuple(device.uuid for device, _outcome in members))
+    return LayoutPlan(leader, (*destroys, *modes, reset, *creates), (), tuple(blockers))
 
 
 def _mode_steps(device: Device, enabled: bool) -> tuple[Step, ...]:
@@ -316,22 +395,15 @@ def _in_use(device: Device, rule: Rule, blockers: Sequence[Blocker]) -> InUse:
 
 
 def _take(backend: Backend, step: Step, plan: LayoutPlan, results: Sequence[StepResult]) -> Partition | None:
+    made = _change(backend, step)
     if isinstance(step, SetPartitioning):
-        backend.set_partitioning(step.device_uuid, step.enabled)
         try:
             _check_mode(backend, step, plan, results)
         except AcceleratorError:
             with contextlib.suppress(AcceleratorError):
                 backend.set_partitioning(step.device_uuid, not step.enabled)
             raise
-        return None
-    if isinstance(step, ResetDevice):
-        backend.reset(step.device_uuids)
-        return None
-    if isinstance(step, DestroyPartition):
-        backend.destroy_partition(step.device_uuid, step.partition.instance_id)
-        return None
-    return backend.create_partition(step.device_uuid, step.profile_id, step.placement)
+    return made
 
 
 def _check_mode(backend: Backend, step: SetPartitioning, plan: LayoutPlan, results: Sequence[StepResult]) -> None:
@@ -349,40 +421,56 @@ def _check_mode(backend: Backend, step: SetPartitioning, plan: LayoutPlan, resul
 def _undo(backend: Backend, results: Sequence[StepResult]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     undone: list[str] = []
     not_undone: list[str] = []
-    resets: list[ResetDevice] = []  # taken after the mode change that they had activated is taken back
+    resets: list[Step] = []  # taken again after the changes of mode that they had activated are taken back
+    modes_changed = False
+
+    def back(steps: Sequence[Step]) -> None:
+        for step in steps:
+            try:
+                _change(backend, step)
+                undone.append(step.describe())
+            except AcceleratorError as error:
+                not_undone.append(f"{step.describe()}: {error}")
+
     for result in reversed(results):
         step = result.step
         if isinstance(step, ResetDevice):
             resets.append(step)
             continue
-        for inverse in _inverse(step, result.partition, resets):
-            try:
-                if isinstance(inverse, SetPartitioning):
-                    backend.set_partitioning(inverse.device_uuid, inverse.enabled)
-                elif isinstance(inverse, ResetDevice):
-                    backend.reset(inverse.device_uuids)
-                elif isinstance(inverse, DestroyPartition):
-                    backend.destroy_partition(inverse.device_uuid, inverse.partition.instance_id)
-                else:
-                    backend.create_partition(inverse.device_uuid, inverse.profile_id, inverse.placement)
-                undone.append(inverse.describe())
-            except AcceleratorError as error:
-                not_undone.append(f"{inverse.describe()}: {error}")
+        if modes_changed and not isinstance(step, SetPartitioning):
+            back(resets)
+            resets, modes_changed = [], False
+        back(_inverse(step, result.partition))
+        modes_changed = modes_changed or isinstance(step, SetPartitioning)
+    if modes_changed:
+        back(resets)
+        resets = []
     not_undone.extend(f"{step.describe()}: the change that it activated was pending before" for step in resets)
     return tuple(undone), tuple(not_undone)
 
 
-def _inverse(step: Step, made: Partition | None, resets: list[ResetDevice]) -> tuple[Step, ...]:
+def _inverse(step: Step, made: Partition | None) -> tuple[Step, ...]:
     if isinstance(step, SetPartitioning):
-        again = tuple(resets)
-        resets.clear()
-        return (SetPartitioning(step.device_uuid, not step.enabled), *again)
+        return (SetPartitioning(step.device_uuid, not step.enabled),)
     if isinstance(step, DestroyPartition):
         lost = step.partition
         return (CreatePartition(step.device_uuid, lost.profile, lost.profile_id, lost.placement),)
     if isinstance(step, CreatePartition) and made is not None:
         return (DestroyPartition(step.device_uuid, made),)
     return ()
+
+
+def _change(backend: Backend, step: Step) -> Partition | None:
+    """Take one step, without judging what came of it."""
+    if isinstance(step, SetPartitioning):
+        backend.set_partitioning(step.device_uuid, step.enabled)
+    elif isinstance(step, ResetDevice):
+        backend.reset(step.device_uuids)
+    elif isinstance(step, DestroyPartition):
+        backend.destroy_partition(step.device_uuid, step.partition.instance_id)
+    else:
+        return backend.create_partition(step.device_uuid, step.profile_id, step.placement)
+    return None
 
 
 def _failed(step: Step, error: AcceleratorError, undone: Sequence[str], not_undone: Sequence[str]) -> LayoutFailed:

@@ -173,7 +173,8 @@ class Device:
     """One physical device with all facts that slices, labels, reports and plans need.
 
     ``index`` is the vendor's order, ``minor`` the number of its device node. ``pci_device_id`` and
-    ``pci_subsystem_id`` are 0xDDDDVVVV, device in the high half, as vendors print them.
+    ``pci_subsystem_id`` are 0xDDDDVVVV, device in the high half, as vendors print them. ``linked`` are the PCI addresses
+    of devices that have to be reset together with this one.
     """
 
     vendor: str
@@ -195,6 +196,7 @@ class Device:
     health: Health = Health()
     pci_device_id: int = 0
     pci_subsystem_id: int = 0
+    linked: tuple[str, ...] = ()
 
     def profile(self, profile_id: int) -> Profile | None:
         """Return the profile with that published id, or None."""

@@ -70,7 +70,6 @@ class NvidiaBackend:
         """Return fresh facts of all GPUs, ordered by index, nothing taken from what was kept before."""
         count = int(self._nvml.call("nvmlDeviceGetCount", doing="Counting GPUs"))
         found: dict[str, Device] = {}
-        lost = 0
         for index in range(count):
             try:
                 handle = self._nvml.call("nvmlDeviceGetHandleByIndex", index, doing=f"Finding GPU {index}")
@@ -79,9 +78,11 @@ class NvidiaBackend:
                     self._boards[board.uuid] = board
                 found[board.uuid] = self._remember(discover.read_device(self._nvml, self._system, board))
             except (DeviceLost, NotFound):
-                lost += 1
-        if lost:
-            found.update({uuid: self._as_lost(device) for uuid, device in self._missing(found)[:lost]})
+                continue  # one lost GPU does not hide the others; it is looked at below
+        for device in self._missing(found):
+            if self._is_lost(device.uuid):
+                health = Health(healthy=False, causes=("gpu-lost",))
+                found[device.uuid] = replace(device, processes=(), health=health)
         return tuple(sorted(found.values(), key=lambda device: device.index))
 
     def device(self, uuid: str) -> Device:
@@ -183,13 +184,22 @@ class NvidiaBackend:
             self._last[device.uuid] = device
         return device
 
-    def _missing(self, found: dict[str, Device]) -> list[tuple[str, Device]]:
+    def _missing(self, found: Collection[str]) -> tuple[Device, ...]:
         with self._lock:
-            return [(uuid, device) for uuid, device in self._last.items() if uuid not in found]
+            return tuple(device for uuid, device in self._last.items() if uuid not in found)
 
-    @staticmethod
-    def _as_lost(device: Device) -> Device:
-        return replace(device, processes=(), health=Health(healthy=False, causes=("gpu-lost",)))
+    def _is_lost(self, uuid: str) -> bool:
+        """Whether a GPU that was there is still known to the driver but does not answer; else it was taken away."""
+        try:
+            handle = self._nvml.call("nvmlDeviceGetHandleByUUID", uuid, doing=f"Finding GPU {uuid}")
+            self._nvml.call("nvmlDeviceGetMemoryInfo", handle, doing=f"Asking GPU {uuid}")
+        except DeviceLost:
+            return True
+        except AcceleratorError:
+            pass
+        with self._lock:
+            self._last.pop(uuid, None)
+        return False
 
     def _device_lock(self, uuid: str) -> threading.RLock:
         with self._lock:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .. import pci
-from ..errors import AcceleratorError, InvalidLayout, NotFound, NotPermitted, Unsupported
+from ..errors import AcceleratorError, DeviceLost, InvalidLayout, NotFound, NotPermitted, Unsupported
 from ..model import (
     AttributeValue,
     Device,
@@ -27,6 +27,8 @@ from . import profiles as profile_names
 from .nvml import COMPUTE_INSTANCE_PROFILES, ENGINE_PROFILE_SHARED, GPU_INSTANCE_PROFILES, NO_INSTANCE, Nvml
 
 MEBIBYTE = 1024 * 1024
+NVLINKS = 18  # the most links that a GPU has
+NVLINK_TO_GPU = 0  # NVML_NVLINK_DEVICE_TYPE_GPU
 
 _BRANDS: Mapping[int, str] = MappingProxyType(
     {
@@ -83,6 +85,7 @@ class BoardFacts:
     needs_reset: bool
     attributes: Mapping[str, AttributeValue]
     profiles: tuple[Profile, ...]
+    linked: tuple[str, ...] = ()
     compute_profiles: dict[int, tuple[ComputeProfile, ...]] = field(default_factory=dict)
 
 
@@ -152,6 +155,7 @@ def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> 
         needs_reset=(major, minor) < _FIRST_WITHOUT_RESET,
         attributes=MappingProxyType(attributes),
         profiles=read_profiles(nvml, handle, memory_bytes, int(address.pciDeviceId)),
+        linked=read_links(nvml, handle) if (major, minor) < _FIRST_WITHOUT_RESET else (),
     )
 
 
@@ -196,6 +200,25 @@ def read_profiles(nvml: Nvml, handle: Any, memory_bytes: int, pci_device_id: int
     return tuple(found)
 
 
+def read_links(nvml: Nvml, handle: Any) -> tuple[str, ...]:
+    """Return the PCI addresses of the GPUs that NVLink connects directly, without a switch; a reset takes them along."""
+    found: set[str] = set()
+    for link in range(NVLINKS):
+        try:
+            if not nvml.call("nvmlDeviceGetNvLinkState", handle, link):
+                continue
+            if nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == NVLINK_TO_GPU:
+                remote = nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+                found.add(pci.normalise_bus_id(_text(remote.busId)))
+        except Unsupported:
+            break
+        except DeviceLost:
+            raise
+        except AcceleratorError:
+            break  # beyond the last link
+    return tuple(sorted(found))
+
+
 def read_device(nvml: Nvml, system: System, board: BoardFacts) -> Device:
     """Read what changes about a GPU, and return it with all else. Raises DeviceLost, AcceleratorError."""
     partitioning = read_partitioning(nvml, board)
@@ -220,6 +243,7 @@ def read_device(nvml: Nvml, system: System, board: BoardFacts) -> Device:
         processes=tuple(process for each in holders.values() for process in each),
         pci_device_id=board.pci_device_id,
         pci_subsystem_id=board.pci_subsystem_id,
+        linked=board.linked,
     )
 
 

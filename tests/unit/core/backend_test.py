@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The NVIDIA backend on NVML itself: the library of the simulator role, built here, one machine for each scenario."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dra_driver.core.backend import BACKENDS, create
+from gpu_machine import Machine, build_library
+from nvml_scenarios import SCENARIOS
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_library(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.mark.parametrize("scenario", sorted(SCENARIOS))
+def test_on_nvml(scenario: str, library: Path, tmp_path: Path) -> None:
+    Machine(tmp_path / "root", SCENARIOS[scenario][0], library).run(scenario)
+
+
+def test_without_the_library_the_reason_is_given() -> None:
+    program = """
+from dra_driver.core.backend import create
+from dra_driver.core.errors import BackendUnavailable
+backend = create("nvidia")
+for _attempt in range(2):
+    try:
+        backend.open()
+    except BackendUnavailable as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.stdout.count("libnvidia-ml.so.1 was not found. Install the NVIDIA driver's user space.") == 2
+
+
+def test_without_the_binding_the_reason_is_given() -> None:
+    program = """
+import sys
+sys.modules["pynvml"] = None
+from dra_driver.core.backend import create
+try:
+    create("nvidia").open()
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("BackendUnavailable") and "nvidia-ml-py" in done.stdout
+
+
+def test_vendors_are_known_by_name() -> None:
+    assert list(BACKENDS) == ["nvidia"]
+    assert create("nvidia").driver_name == "gpu.nvidia.com"
+    with pytest.raises(ValueError, match="known are nvidia"):
+        create("acme")
