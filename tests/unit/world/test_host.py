@@ -13,9 +13,11 @@ from world_cli.host import Host
 from world_cli.pins import HOST_PROGRAMS
 
 
-def machine(root: Path, *, unified: bool, capabilities: str) -> Path:
+def machine(root: Path, *, unified: bool, capabilities: str, last: int = 40) -> Path:
     (root / "sys/fs/cgroup").mkdir(parents=True)
     (root / "proc/self").mkdir(parents=True)
+    (root / "proc/sys/kernel").mkdir(parents=True)
+    (root / "proc/sys/kernel/cap_last_cap").write_text(f"{last}\n")
     if unified:
         (root / "sys/fs/cgroup/cgroup.controllers").write_text("cpu memory\n")
     (root / "proc/self/status").write_text(f"Name:\tx\nCapEff:\t0000000000000000\nCapBnd:\t{capabilities}\n")
@@ -25,13 +27,18 @@ def machine(root: Path, *, unified: bool, capabilities: str) -> Path:
 @pytest.mark.parametrize(
     ("unified", "capabilities", "expected"),
     [
-        (False, "000001fffeffffff", Host(1, False)),
-        (True, "000001ffffffffff", Host(2, True)),
-        (True, "000001fffeffffff", Host(2, False)),
+        (False, "000001fffeffffff", Host(1, ("SYS_RESOURCE",))),
+        (True, "000001ffffffffff", Host(2)),
+        (True, "000001fffefeffff", Host(2, ("SYS_MODULE", "SYS_RESOURCE"))),
     ],
 )
 def test_a_machine_is_looked_at(tmp_path: Path, unified: bool, capabilities: str, expected: Host) -> None:
     assert host.inspect_host(machine(tmp_path, unified=unified, capabilities=capabilities)) == expected
+
+
+def test_what_an_older_kernel_does_not_know_is_not_missing(tmp_path: Path) -> None:
+    root = machine(tmp_path, unified=True, capabilities="0000003fffffffff", last=37)
+    assert host.inspect_host(root).missing_capabilities == ()
 
 
 def test_packages_for_what_is_missing_without_repeats() -> None:

@@ -16,8 +16,8 @@ from world_cli.host import Host
 from world_cli.state import World
 
 WORLD = World("w", 215, state.plan_nodes("w", 3, []))
-OLD = Host(cgroup_version=1, can_lower_oom_score=False)
-NEW = Host(cgroup_version=2, can_lower_oom_score=True)
+OLD = Host(cgroup_version=1, missing_capabilities=("SYS_RESOURCE",))
+NEW = Host(cgroup_version=2)
 RUNTIME = "io.containerd.cri.v1.runtime"
 
 

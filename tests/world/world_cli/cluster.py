@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from . import binaries, cache, certificates, engine, host, image, nodes, settings, state
 from .commands import execute, wait_until
@@ -35,6 +36,11 @@ def kubectl(
     """Run kubectl of the pinned version on a world and capture what it says."""
     command = [str(binaries.program("kubectl")), f"--kubeconfig={kubeconfig_path(world)}", *arguments]
     return execute(command, check=check, input_text=input_text, timeout=timeout)
+
+
+def _lock(name: str) -> Path:
+    """Lock of one world. It outlives the world: a lock whose file is removed would hold off nobody."""
+    return cache.world_cache() / "locks" / name
 
 
 def in_parallel(jobs: Iterable[Callable[[], object]]) -> None:
@@ -199,10 +205,10 @@ def up(name: str, count: int | None = None, profiles: list[str] | None = None) -
     state.check_name(name)
     prepare_host()
     facts = host.inspect_host()
-    with cache.locked(cache.worlds_folder() / f".{name}.lock"):
+    with cache.locked(_lock(name)):
         present = state.load(name)
         _clear_leftovers(name, present)
-        with cache.locked(cache.worlds_folder() / ".blocks.lock"):
+        with cache.locked(_lock("networks of all")):
             world = plan(name, count, profiles or [], present, _find_block)
             state.save(world)
         _drop_nodes(
@@ -241,11 +247,10 @@ def down(name: str) -> bool:
     """Remove all that a world is made of; return whether there was anything."""
     state.check_name(name)
     host.require_root()
-    with cache.locked(cache.worlds_folder() / f".{name}.lock"):
+    with cache.locked(_lock(name)):
         removed = engine.remove_all(name) if engine.running() else []
         there = state.folder(name).exists()
         shutil.rmtree(state.folder(name), ignore_errors=True)
-    (cache.worlds_folder() / f".{name}.lock").unlink(missing_ok=True)
     return bool(removed) or there
 
 

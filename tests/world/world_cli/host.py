@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -17,7 +18,15 @@ from .errors import WorldError
 from .pins import DEBIAN_MIRROR, DEBIAN_SECURITY_MIRROR, DEBIAN_SUITE, HOST_PROGRAMS
 from .progress import say, step
 
-CAP_SYS_RESOURCE = 24
+#: Capabilities in the order of their bits, as the kernel's headers number them.
+CAPABILITIES = (
+    *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP"),
+    *("LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER"),
+    *("SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE"),
+    *("SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP"),
+    *("MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF"),
+    "CHECKPOINT_RESTORE",
+)
 CERTIFICATE_BUNDLES = (
     Path("/etc/ssl/certs/ca-certificates.crt"),
     Path("/etc/pki/tls/certs/ca-bundle.crt"),
@@ -33,7 +42,12 @@ class Host:
     """Facts of the machine that decide how nodes are run."""
 
     cgroup_version: int
-    can_lower_oom_score: bool
+    missing_capabilities: tuple[str, ...] = ()
+
+    @property
+    def can_lower_oom_score(self) -> bool:
+        """Whether a container may be given a lower score than its runtime has."""
+        return "SYS_RESOURCE" not in self.missing_capabilities
 
 
 def read_capabilities(status: str) -> int:
@@ -46,7 +60,10 @@ def inspect_host(root: Path = Path("/")) -> Host:
     """Look at the machine. ``root`` is where its /sys and /proc are."""
     unified = (root / "sys/fs/cgroup/cgroup.controllers").exists()
     capabilities = read_capabilities((root / "proc/self/status").read_text())
-    return Host(cgroup_version=2 if unified else 1, can_lower_oom_score=bool(capabilities >> CAP_SYS_RESOURCE & 1))
+    # What the kernel does not know is not missing, and Docker would not know its name either.
+    known = CAPABILITIES[: int((root / "proc/sys/kernel/cap_last_cap").read_text()) + 1]
+    missing = tuple(name for bit, name in enumerate(known) if not capabilities >> bit & 1)
+    return Host(cgroup_version=2 if unified else 1, missing_capabilities=missing)
 
 
 def require_root() -> None:
@@ -151,6 +168,7 @@ def mirror(sources: str) -> str:
     return DEBIAN_MIRROR
 
 
+@functools.cache
 def apt_settings() -> str:
     """This machine's settings for reaching a mirror (proxies, certificates, clock checks) for the nodes' apt."""
     if shutil.which("apt-config") is None:
@@ -194,6 +212,7 @@ def pip_settings(listed: str) -> str:
     return "\n".join(["[global]", f"cert = {NODE_CERTIFICATE_BUNDLE}", *lines, ""])
 
 
+@functools.cache
 def pip_listing() -> str:
     """``pip config list`` of this machine, or nothing where there is no pip."""
     pip = shutil.which("pip3") or shutil.which("pip")

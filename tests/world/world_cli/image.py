@@ -14,12 +14,14 @@ from typing import IO
 from . import binaries, cache, engine, host, pods
 from .commands import execute
 from .errors import WorldError
-from .pins import COMPONENTS, DEBIAN_SUITE, NODE_IMAGE, NODE_PACKAGES, NODE_PROGRAMS, WORLD_FOLDER
+from .pins import COMPONENTS, DEBIAN_SUITE, LABEL, NODE_IMAGE, NODE_PACKAGES, NODE_PROGRAMS, WORLD_FOLDER
 from .progress import step
 
 NODE_FILES = WORLD_FOLDER / "node"
 ROOT_ARCHIVE = "root.tar"
 UNIT_FOLDER = "etc/systemd/system"
+#: Label of what a build leaves when it is cut off.
+_BUILD_LABEL = f"{LABEL}.build"
 _NODE_CHANGES = ("ENV container=docker", 'CMD ["/usr/local/lib/world/init"]')
 
 
@@ -132,8 +134,12 @@ def _write_node_layer(stream: IO[bytes]) -> None:
 def make_node_image(name: str) -> None:
     """Import the bootstrap, lay the cluster's programs and units over it, and tag the result."""
     changes = [word for change in _NODE_CHANGES for word in ("--change", change)]
-    base = engine.docker("import", str(bootstrap_folder() / ROOT_ARCHIVE)).stdout.strip()
-    container = engine.docker("create", base, "/bin/true").stdout.strip()
+    left = engine.docker("ps", "--all", "--quiet", "--filter", f"label={_BUILD_LABEL}").stdout.split()
+    if left:
+        engine.docker("rm", "--force", *left)
+    labels = ("--change", f"LABEL {_BUILD_LABEL}=base")
+    base = engine.docker("import", *labels, str(bootstrap_folder() / ROOT_ARCHIVE)).stdout.strip()
+    container = engine.docker("create", "--label", f"{_BUILD_LABEL}=node", base, "/bin/true").stdout.strip()
     try:
         with subprocess.Popen(
             ["docker", "cp", "-", f"{container}:/"],
@@ -191,4 +197,5 @@ def prune() -> list[str]:
     for name in listed:
         if name != node_image() and engine.docker("image", "rm", name, check=False).returncode == 0:
             removed.append(name)
+    engine.docker("image", "prune", "--force", "--filter", f"label={_BUILD_LABEL}=base")
     return removed

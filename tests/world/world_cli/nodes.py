@@ -110,7 +110,7 @@ def run_arguments(
     Not ``--privileged``: that fails on a machine whose own capabilities are cut, and would put the machine's real devices
     into the node. All the capabilities that the machine has, and the right to make any device node, are enough.
     """
-    cut = [] if facts.can_lower_oom_score else ["--cap-drop", "SYS_RESOURCE"]
+    cut = [word for name in facts.missing_capabilities for word in ("--cap-drop", name)]
     volumes = ["--volume", f"{volume}:/var/lib/containerd"] if volume else []
     environment = [word for variable, value in sorted(variables.items()) for word in ("--env", f"{variable}={value}")]
     return [
@@ -124,6 +124,8 @@ def run_arguments(
             "apparmor=unconfined",
             "--security-opt",
             "systempaths=unconfined",
+            "--security-opt",
+            "label=disable",
         ),
         *("--device-cgroup-rule", "a *:* rwm", "--cgroupns", "private"),
         *("--tmpfs", "/run:rw,exec,nosuid,nodev,mode=755", "--tmpfs", "/run/lock", "--tmpfs", "/tmp:rw,exec,mode=1777"),
