@@ -91,11 +91,21 @@ def test_a_missing_or_foreign_library_is_named(tmp_path: Path) -> None:
 
 
 def test_capability_files_of_living_instances() -> None:
-    shown = {"gpus": [{"minor": 2, "gpu_instances": [{"id": 7, "compute_instances": [{"id": 0}, {"id": 1}]}]}]}
-    tree = capability_files(shown)
-    base, folder = 3 + 135 * 2 + 9 * 7, "/proc/driver/nvidia/capabilities/gpu2/mig/gi7"
-    minors = {path: int(entry.content.split()[1]) for path, entry in tree.items() if isinstance(entry, File)}
-    assert minors == {f"{folder}/access": base, f"{folder}/ci0/access": base + 1, f"{folder}/ci1/access": base + 2}
+    folder = "/proc/driver/nvidia/capabilities/gpu2/mig"
+    compute = {"id": 1, "capability": f"{folder}/gi7/ci1/access", "capability_minor": 338}
+    instance = {"id": 7, "capability": f"{folder}/gi7/access", "capability_minor": 336, "compute_instances": [compute]}
+    gpus = [
+        {"minor": 2, "mig": "immediate", "gpu_instances": [instance]},
+        {"minor": 3, "mig": "none", "gpu_instances": []},
+    ]
+    tree = capability_files({"proc_root": "/proc/driver/nvidia", "gpus": gpus})
+    contents = {path: entry.content.decode().split() for path, entry in tree.items() if isinstance(entry, File)}
+    assert {path: (words[1], words[3]) for path, words in contents.items()} == {
+        f"{folder}/config": ("1", "256"),
+        f"{folder}/monitor": ("2", "292"),
+        f"{folder}/gi7/access": ("336", "292"),
+        f"{folder}/gi7/ci1/access": ("338", "292"),
+    }
 
 
 def test_the_command_line_powers_on_and_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,17 @@ from .description import Settings, render
 from .errors import DescriptionError, SimulatorError
 from .hardware import Catalogue, Device, Machine, load_catalogue, load_machine
 from .library import DEFAULT_FOLDER, STATE_NAME, Library, find_library
-from .place import Folder, System
-from .trees import File, Majors, Surroundings, Tree, choose_majors, whole_tree
+from .place import Folder, System, write_tree
+from .trees import (
+    MIG_CONFIG_MINOR,
+    MIG_MONITOR_MINOR,
+    Majors,
+    Surroundings,
+    Tree,
+    capability,
+    choose_majors,
+    whole_tree,
+)
 
 CONFIGURATION = "/etc/gpu-simulator/machine.json"
 STATE_FOLDER = "/var/lib/gpu-simulator"
@@ -244,11 +253,7 @@ class Power:
     def restore_capabilities(self, library: Library) -> None:
         """Capability files of instances that are alive: needed where files are placed again without a power cycle."""
         tree = capability_files(library.command("show"))
-        for path, entry in tree.items():
-            target = Path(self.root + path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(entry.content if isinstance(entry, File) else b"")
-            target.chmod(0o444)
+        write_tree("", tree, list(tree), plain_nodes=True)
 
     def power_off(self) -> bool:
         """Takes the files away. The library's state stays, as boards stay in a machine that is switched off."""
@@ -270,23 +275,15 @@ def digest(text: str) -> str:
 
 
 def capability_files(shown: Mapping[str, Any]) -> Tree:
-    """/proc/driver/nvidia/capabilities for the instances that ``show`` lists (numbering of nvidia-modprobe)."""
+    """/proc/driver/nvidia/capabilities for what ``show`` lists: each partitionable GPU and its living instances."""
     tree: Tree = {}
-    for gpu in shown.get("gpus", ()):
-        minor = gpu["minor"]
-        for instance in gpu.get("gpu_instances", ()):
-            number = 3 + 135 * minor + 9 * instance["id"]
-            folder = f"/proc/driver/nvidia/capabilities/gpu{int(minor)}/mig/gi{int(instance['id'])}"
-            access = [(folder, number)] + [
-                (f"{folder}/ci{int(compute['id'])}", number + 1 + compute["id"])
-                for compute in instance.get("compute_instances", ())
-            ]
-            tree.update(
-                {
-                    f"{path}/access": File(
-                        f"DeviceFileMinor: {int(value)}\nDeviceFileMode: 292\nDeviceFileModify: 1\n".encode()
-                    )
-                    for path, value in access
-                }
-            )
+    for gpu in shown["gpus"]:
+        if gpu["mig"] == "none":
+            continue
+        folder = f"{shown['proc_root']}/capabilities/gpu{gpu['minor']}/mig"
+        tree[f"{folder}/config"] = capability(MIG_CONFIG_MINOR, 0o400)
+        tree[f"{folder}/monitor"] = capability(MIG_MONITOR_MINOR, 0o444)
+        for instance in gpu["gpu_instances"]:
+            for entry in (instance, *instance["compute_instances"]):
+                tree[entry["capability"]] = capability(entry["capability_minor"], 0o444)
     return tree

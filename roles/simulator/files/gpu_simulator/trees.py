@@ -184,7 +184,8 @@ def _text(value: Any, mode: int = 0o444) -> File:
     return File((f"{value}\n").encode(), mode)
 
 
-def _capability(minor: int, mode: int) -> File:
+def capability(minor: int, mode: int) -> File:
+    """One file of the capability tree: which device node stands for it, and with which mode."""
     return File(f"DeviceFileMinor: {int(minor)}\nDeviceFileMode: {int(mode)}\nDeviceFileModify: 1\n".encode())
 
 
@@ -215,8 +216,8 @@ def proc_tree(machine: Machine, catalogue: Catalogue, settings: Settings, majors
         ),
         driver + "/params": File("".join("{}: {}\n".format(*pair) for pair in MODULE_PARAMETERS).encode()),
         driver + "/registry": File(b'Binary: ""\n'),
-        driver + "/capabilities/mig/config": _capability(MIG_CONFIG_MINOR, 0o400),
-        driver + "/capabilities/mig/monitor": _capability(MIG_MONITOR_MINOR, 0o444),
+        driver + "/capabilities/mig/config": capability(MIG_CONFIG_MINOR, 0o400),
+        driver + "/capabilities/mig/monitor": capability(MIG_MONITOR_MINOR, 0o444),
         "/proc/driver/nvidia-caps/mig-minors": File(mig_minors().encode()),
     }
     if around.proc_modules is not None:
