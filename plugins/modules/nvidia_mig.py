@@ -195,6 +195,11 @@ steps:
       type: str
       returned: success
       sample: create_partition
+    index:
+      description: The number that the driver gives the GPU.
+      type: int
+      returned: success
+      sample: 0
     device_uuid:
       description: The UUID of the GPU.
       type: str
@@ -476,7 +481,7 @@ def result(assignments: Sequence[Assignment]) -> dict[str, Any]:
     before = [state(one.device) for one in assignments]
     after = [predict(one.device, one.plan.steps) for one in assignments]
     steps = [
-        {**step.to_dict(), "device_uuid": one.device.uuid, "description": step.describe()}
+        {**step.to_dict(), "index": one.device.index, "device_uuid": one.device.uuid, "description": step.describe()}
         for one in assignments
         for step in one.plan.steps
     ]

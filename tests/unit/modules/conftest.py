@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
 import subprocess
 import sys
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import ansible
 import pytest
 from ansible.module_utils.testing import patch_module_args
 
@@ -65,6 +68,16 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter with Ansible's library and nothing else, so without NVML's binding."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, with_pip=False, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "ansible").symlink_to(Path(ansible.__file__).parent)
+    return folder / "bin" / "python"
+
+
 class Node:
     """A node with its own GPUs, whose state outlives every process."""
 
@@ -83,8 +96,8 @@ class Node:
         done = subprocess.run(
             [
                 sys.executable,
-                "-m",
-                "gpu_simulator",
+                "-c",
+                "import sys; from gpu_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))",
                 "--root",
                 str(self.root),
                 "--library-folder",
@@ -100,15 +113,23 @@ class Node:
             raise AssertionError(f"gpu-simulator {' '.join(words)}: {done.stdout}{done.stderr}")
         return done.stdout
 
-    def module(self, name: str, options: dict[str, Any], *, check: bool = False, diff: bool = False) -> Result:
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "LD_LIBRARY_PATH": str(self.folder), "PATH": f"{self.folder}:{os.environ['PATH']}"}
+
+    def module(
+        self,
+        name: str,
+        options: dict[str, Any],
+        *,
+        check: bool = False,
+        diff: bool = False,
+        python: Path = Path(sys.executable),
+    ) -> Result:
+        """Run a module in a process of its own, as on the node."""
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, name],
+            [python, "-c", PROGRAM, name],
             input=json.dumps(arguments(options, check=check, diff=diff)),
-            env={
-                **os.environ,
-                "LD_LIBRARY_PATH": str(self.folder),
-                "PATH": f"{self.folder}:{os.environ['PATH']}",
-            },
+            env=self.environment(),
             capture_output=True,
             text=True,
             check=False,
@@ -118,9 +139,50 @@ class Node:
         answer: Result = json.loads(done.stdout)
         return answer
 
-    def layout(self, *rules: dict[str, Any], check: bool = False, diff: bool = False, **more: Any) -> Result:
+    def ansible(self, name: str, options: dict[str, Any], python: Path) -> Result:
+        """Have Ansible pack a module and run it under ``python``; this interpreter is the one with the binding."""
+        options = {**options, "interpreter": sys.executable}
+        done = subprocess.run(
+            [
+                *(Path(sys.executable).with_name("ansible"), "localhost", "--inventory", "localhost,"),
+                *("--connection", "local", "--extra-vars", f"ansible_python_interpreter={python}"),
+                *("--module-name", f"dra.accelerators.{name}", "--args", json.dumps(options)),
+            ],
+            env={
+                **self.environment(),
+                "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.oneline",
+                "ANSIBLE_LOCAL_TEMP": str(self.root / "local"),
+                "ANSIBLE_REMOTE_TEMP": str(self.root / "remote"),
+                # Nothing but what Ansible packs may be found by the module.
+                "PYTHONPATH": "",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        _host, _arrow, answer = done.stdout.partition(" => ")
+        if not answer:
+            raise AssertionError(f"Ansible said nothing of {name}: {done.stdout}{done.stderr}")
+        result: Result = json.loads(answer)
+        return result
+
+    def layout(
+        self,
+        *rules: dict[str, Any],
+        check: bool = False,
+        diff: bool = False,
+        python: Path = Path(sys.executable),
+        **more: Any,
+    ) -> Result:
         options = {"layout": list(rules), "state_path": str(self.root / "state.db"), **more}
-        return self.module("nvidia_mig", options, check=check, diff=diff)
+        return self.module("nvidia_mig", options, check=check, diff=diff, python=python)
+
+    def reboot(self) -> None:
+        """What a reboot does to the boards."""
+        library = ctypes.CDLL(str(self.folder / "libnvidia-ml.so.1"))
+        reply = ctypes.create_string_buffer(65536)
+        if library.gpuSimulatorControl(b"power-cycle", reply, len(reply)):
+            raise AssertionError(reply.value.decode())
 
     def partitions(self) -> dict[int, list[tuple[str, int]]]:
         """The partitions of every GPU, as profile and start."""

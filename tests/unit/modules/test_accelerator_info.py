@@ -1,0 +1,138 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module accelerator_info: facts of every device, with and without a driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from ansible_collections.dra.accelerators.plugins.modules import accelerator_info
+
+if TYPE_CHECKING:
+    from conftest import Node
+
+LAYOUT = {"match": {"index": 1}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 2}}
+
+
+def test_facts_of_all_devices(node: Node) -> None:
+    node.layout(LAYOUT)
+    result = node.module("accelerator_info", {})
+    assert result["changed"] is False
+    assert result["drivers"] == [{"vendor": "nvidia", "driver_name": "gpu.nvidia.com", "available": True, "reason": ""}]
+    assert [device["index"] for device in result["devices"]] == list(range(8))
+    first, second = result["devices"][:2]
+    assert first["product"] == "NVIDIA H100 80GB HBM3"
+    assert first["partitioning"] == {"supported": True, "enabled": False, "pending": False, "needs_reset": False}
+    assert {profile["name"] for profile in first["profiles"]} >= {"1g.10gb", "3g.40gb", "7g.80gb"}
+    assert first["partitions"] == []
+    assert first["health"] == {"healthy": True, "causes": []}
+    assert len({device["uuid"] for device in result["devices"]}) == 8
+    assert second["partitioning"]["enabled"] is True
+    assert [one["profile"] for one in second["partitions"]].count("1g.10gb") == 2
+    assert node.module("accelerator_info", {}, check=True)["devices"] == result["devices"]
+
+
+def test_what_is_returned_is_what_is_documented(node: Node) -> None:
+    documented = yaml.safe_load(accelerator_info.RETURN)
+    result = node.module("accelerator_info", {"offers": True, "fail_without_driver": True})
+    for key in ("devices", "drivers"):
+        assert all(set(each) == set(documented[key]["contains"]) for each in result[key])
+    device = result["devices"][0]
+    assert device["offers"]
+    for key in ("partitioning", "health"):
+        assert set(device[key]) == set(documented["devices"]["contains"][key]["sample"])
+    for key in ("profiles", "offers"):
+        assert set(device[key][0]) == set(documented["devices"]["contains"][key]["sample"][0])
+
+
+def test_processes_and_faults_are_seen(node: Node) -> None:
+    node.simulator("fault", "0", "process", "4711")
+    device = node.module("accelerator_info", {"match": {"index": 0}})["devices"][0]
+    assert [process["pid"] for process in device["processes"]] == [4711]
+
+
+@pytest.mark.parametrize(
+    ("match", "indices"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ({"index": 3}, [3]),
+        ({"index": [1, 2, 9]}, [1, 2]),
+        ({"vendor": "nvidia", "product": "*H100*", "index": [7]}, [7]),
+        ({"product": "*A100*"}, []),
+        ({"uuid": "GPU-none"}, []),
+    ],
+)
+def test_match(node: Node, match: dict[str, Any], indices: list[int]) -> None:
+    result = node.module("accelerator_info", {"match": match, "vendor": ["nvidia", "nvidia"]})
+    assert [device["index"] for device in result["devices"]] == indices
+
+
+def test_offers(node: Node) -> None:
+    node.layout(LAYOUT)
+    as_they_are = node.module("accelerator_info", {"offers": True, "match": {"index": [0, 1]}})["devices"]
+    assert [offer["name"] for offer in as_they_are[0]["offers"]] == ["gpu-0"]
+    assert sorted(offer["profile"] for offer in as_they_are[1]["offers"]) == ["1g.10gb", "1g.10gb", "3g.40gb"]
+    assert not any(offer["dynamic"] for offer in as_they_are[1]["offers"])
+    (dynamic,) = node.module("accelerator_info", {"offers": True, "dynamic": True, "match": {"index": 0}})["devices"]
+    names = [offer["name"] for offer in dynamic["offers"]]
+    assert "gpu-0" in names
+    assert "gpu-0-mig-3g40gb-9-4" in names
+    assert len(names) == len(set(names)) > 20
+    assert all(offer["consumes"] for offer in dynamic["offers"])
+
+
+def test_several_boards(make_node: Callable[[str], Node]) -> None:
+    devices = make_node("mixed").module("accelerator_info", {"offers": True})["devices"]
+    assert len({device["product"] for device in devices}) > 1
+    assert all(device["offers"] for device in devices)
+
+
+def test_without_a_driver(node: Node) -> None:
+    node.folder = node.root
+    result = node.module("accelerator_info", {})
+    assert not result.get("failed"), result
+    assert result["devices"] == []
+    assert result["drivers"][0]["available"] is False
+    assert "libnvidia-ml.so.1" in result["drivers"][0]["reason"]
+    assert "No devices of nvidia" in str(result["warnings"])
+    refused = node.module("accelerator_info", {"fail_without_driver": True})
+    assert refused["failed"]
+    assert refused["error_code"] == "backend-unavailable"
+
+
+def test_without_the_binding(node: Node, bare_python: Path) -> None:
+    result = node.module("accelerator_info", {"interpreter": "/nowhere/python"}, python=bare_python)
+    assert result["devices"] == []
+    assert "pynvml" in result["drivers"][0]["reason"]
+    refused = node.module(
+        "accelerator_info", {"interpreter": "/nowhere/python", "fail_without_driver": True}, python=bare_python
+    )
+    assert refused["failed"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"vendor": ["nvidia", "acme"]}, "acme"),
+        ({"match": {"colour": "green"}}, "colour"),
+        ({"match": {"index": "first"}}, "first"),
+        ({"match": "all"}, "match"),
+        ({"offers": "some"}, "offers"),
+        ({"state": "present"}, "state"),
+    ],
+)
+def test_bad_input(node: Node, options: dict[str, Any], named: str) -> None:
+    result = node.module("accelerator_info", options)
+    assert result["failed"]
+    assert named in result["msg"]
+
+
+@pytest.mark.slow
+def test_as_ansible_runs_it(node: Node, bare_python: Path) -> None:
+    result = node.ansible("accelerator_info", {"match": {"index": 2}}, bare_python)
+    assert [device["index"] for device in result["devices"]] == [2]
