@@ -179,7 +179,7 @@ def facts_of_different_boards(stage: Stage) -> None:
 
 def every_place(stage: Stage) -> None:
     gpu = stage.enabled()
-    seen: set[str] = set()
+    places_of: dict[Placement, set[str]] = {}
     for profile in gpu.profiles:
         for placement in profile.placements:
             made = stage.backend.create_partition(gpu.uuid, profile.profile_id, placement)
@@ -198,10 +198,11 @@ def every_place(stage: Stage) -> None:
                 "nvidia-cap",
                 "nvidia-cap",
             ]
-            seen.add(made.uuid)
+            places_of.setdefault(placement, set()).add(made.uuid)
             stage.backend.destroy_partition(gpu.uuid, made.instance_id)
-    # The vendor's UUID goes by the place alone: other profiles at the same place, and later ones, have it again.
-    assert len(seen) == len({placement for profile in gpu.profiles for placement in profile.placements})
+    assert set(places_of) == {placement for profile in gpu.profiles for placement in profile.placements}
+    # The vendor's UUID goes by the place: later partitions there may have it again, others elsewhere never.
+    assert sum(map(len, places_of.values())) == len(set().union(*places_of.values()))
     assert stage.backend.device(gpu.uuid).partitions == ()
 
 
