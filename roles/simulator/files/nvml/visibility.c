@@ -19,11 +19,9 @@
 static int order[GPUS_MAX];         /* NVML index of this process -> place in the machine */
 static unsigned order_count;
 
-static bool openable(const char *path)
+static bool openable(const char *path, int flags)
 {
-    int descriptor = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
-    if (descriptor < 0 && (errno == EACCES || errno == EPERM || errno == EROFS))
-        descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);    /* capability nodes are read-only */
+    int descriptor = open(path, flags | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0)
         return errno == ENXIO || errno == ENODEV;
     close(descriptor);
@@ -46,7 +44,7 @@ static bool capability_node_openable(const struct machine *machine, unsigned min
 {
     char path[PATH_MAX_BYTES + 64];
     snprintf(path, sizeof path, "%s/nvidia-caps/nvidia-cap%u", machine->dev_root, minor);
-    return openable(path);
+    return openable(path, O_RDONLY);
 }
 
 /* May list instances: an administrator, or who was given the node of mig/config (1) or mig/monitor (2). */
@@ -59,7 +57,7 @@ bool control_node_openable(const struct machine *machine)
 {
     char path[PATH_MAX_BYTES + 64];
     snprintf(path, sizeof path, "%s/nvidiactl", machine->dev_root);
-    return openable(path);
+    return openable(path, O_RDWR);
 }
 
 /* A GPU that sysfs knows and that another driver, or none, holds is not NVML's. */
@@ -89,7 +87,7 @@ void visibility_scan(const struct machine *machine, uint8_t visible[GPUS_MAX])
     for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
         char path[PATH_MAX_BYTES + 64];
         snprintf(path, sizeof path, "%s/nvidia%u", machine->dev_root, machine->gpus[gpu].board.minor);
-        visible[gpu] = openable(path) && held_by_nvidia(machine, &machine->gpus[gpu]);
+        visible[gpu] = openable(path, O_RDWR) && held_by_nvidia(machine, &machine->gpus[gpu]);
         if (visible[gpu])
             order[order_count++] = (int)gpu;
     }

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The library, built twice (plain, and under the address and undefined-behaviour sanitizers), and processes that use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCES = ROOT / "roles/simulator/files/nvml"
+DATA = ROOT / "roles/simulator/files"
+VERSION = "580.95.05"
+LIBRARY = f"libnvidia-ml.so.{VERSION}"
+STATE = f"libnvidia-gpusim.so.{VERSION}"
+WORKER = Path(__file__).with_name("nvml_worker.py")
+
+SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION = 0, 1, 2, 3, 4
+NOT_FOUND, INSUFFICIENT_SIZE, DRIVER_NOT_LOADED, TIMEOUT, FUNCTION_NOT_FOUND = 6, 7, 9, 10, 13
+GPU_IS_LOST, RESET_REQUIRED, IN_USE, INSUFFICIENT_RESOURCES, ARGUMENT_VERSION_MISMATCH = 15, 16, 19, 23, 25
+NOT_TIED = 0xFFFFFFFF
+
+
+class NvmlError(Exception):
+    """NVML's error number, as the process that made the call got it."""
+
+    def __init__(self, code: int, call: str) -> None:
+        super().__init__(f"{call}: NVML error {code}")
+        self.code = code
+
+
+@dataclass
+class Build:
+    """One build of the library."""
+
+    folder: Path
+    sanitizers: str
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """What a process needs to find a copy of this build in a folder."""
+        environment = dict(os.environ, LD_LIBRARY_PATH=str(folder))
+        if self.sanitizers:
+            libasan = subprocess.run(["gcc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
+            environment["LD_PRELOAD"] = str(Path(libasan.stdout.strip()).resolve())
+            # What CPython keeps until its end is no leak of the library.
+            environment["ASAN_OPTIONS"] = "detect_leaks=0:abort_on_error=0:exitcode=99"
+            environment["UBSAN_OPTIONS"] = "print_stacktrace=1"
+        return environment
+
+
+class Client:
+    """A process of its own that calls NVML."""
+
+    def __init__(self, environment: dict[str, str], initialize: bool = True, user: int | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        if user is not None:
+            self("become", user)
+        if initialize:
+            self("nvmlInit")
+
+    def send(self, call: str, *arguments: Any, by_reference: bool = False) -> None:
+        """Asks without waiting for the answer."""
+        assert self.process.stdin
+        self.process.stdin.write(
+            json.dumps({"call": call, "arguments": list(arguments), "by_reference": by_reference}) + "\n"
+        )
+        self.process.stdin.flush()
+
+    def receive(self, call: str = "") -> dict[str, Any]:
+        """The answer to the oldest question."""
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        assert line, f"{call}: the process ended with {self.process.wait()}"
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise NvmlError(answer["error"], call)
+        return answer
+
+    def __call__(self, call: str, *arguments: Any) -> Any:
+        self.send(call, *arguments)
+        return self.receive(call)["result"]
+
+    def fill(self, call: str, *arguments: Any, by_reference: bool = False) -> Any:
+        """The first structure passed in, as the call left it."""
+        self.send(call, *arguments, by_reference=by_reference)
+        answer = self.receive(call)
+        return answer["structs"][0]
+
+    def code(self, call: str, *arguments: Any) -> int:
+        """NVML's return value alone."""
+        try:
+            self(call, *arguments)
+        except NvmlError as error:
+            return error.code
+        return SUCCESS
+
+    def gpu(self, index: int = 0) -> Any:
+        """The handle of a GPU."""
+        return self("nvmlDeviceGetHandleByIndex", index)
+
+    def close(self) -> int:
+        """Ends the process; its exit code."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        code = self.process.wait(timeout=20)
+        self.process.stdout.close()
+        return code
+
+
+@dataclass
+class Silicon:
+    """A machine: the library with its state in one folder, and the trees that decide what exists."""
+
+    build: Build
+    folder: Path
+    clients: list[Client] = field(default_factory=list)
+    operator: Client | None = None
+
+    @property
+    def dev(self) -> Path:
+        return self.folder / "dev"
+
+    @property
+    def capabilities(self) -> Path:
+        return self.folder / "proc/driver/nvidia/capabilities"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return self.build.environment(self.folder / "lib")
+
+    def client(self, initialize: bool = True, user: int | None = None) -> Client:
+        """A new process; it ends with the test."""
+        self.clients.append(Client(self.environment, initialize, user))
+        return self.clients[-1]
+
+    def control(self, command: str) -> dict[str, Any]:
+        """One command from a process that does nothing else."""
+        if self.operator is None:
+            self.operator = self.client(initialize=False)
+        return dict(self.operator("control", command))
+
+    def show(self) -> dict[str, Any]:
+        """Everything."""
+        return self.control("show")
+
+    def load(self, description: str) -> dict[str, Any]:
+        """Loads a description, whose roots are this folder's."""
+        path = self.folder / "machine.txt"
+        path.write_text(description)
+        return self.control(f"load {path}")
+
+    def smi(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """nvidia-smi of this build."""
+        return subprocess.run(
+            [str(self.folder / "lib/nvidia-smi"), *arguments],
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            check=False,
+        )
+
+    def close(self) -> None:
+        """Every process has to end well: a sanitizer's finding ends it with another code."""
+        codes = [client.close() for client in self.clients if client.process.poll() is None]
+        assert set(codes) <= {0}
+
+
+def profile_line(board: dict[str, Any], enum: int, profile: dict[str, Any]) -> str:
+    """A `gpu-instance-profile` statement."""
+    starts = ",".join(map(str, profile["starts"]))
+    engines = " ".join(f"{name}={number}" for name, number in profile.get("engines", {}).items())
+    return (
+        f"gpu-instance-profile enum={enum} id={profile['id']} name={profile['name']} memory={profile['memory']} "
+        f"slices={profile['slices']} multiprocessors={profile['multiprocessors']} {engines} maximum={profile['maximum']} "
+        f"placements={starts}:{profile['size']}"
+    )
+
+
+# Starts of compute instances in a GPU instance of so many slices: nvidia.md §1.6 and the MIG user guide.
+COMPUTE = {
+    1: {1: [0]},
+    2: {1: [0, 1], 2: [0]},
+    3: {1: [0, 1, 2], 2: [0], 3: [0]},
+    4: {1: [0, 1, 2, 3], 2: [0, 2], 4: [0]},
+    7: {1: [0, 1, 2, 3, 4, 5, 6], 2: [0, 2, 4], 3: [0, 4], 4: [0], 7: [0]},
+}
+COMPUTE_ENUMS = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
+
+
+def gpu_section(board: dict[str, Any], number: int, extra: Sequence[str] = ()) -> str:
+    """A `gpu` section for a board of nvml_boards.py."""
+    engines = " ".join(f"{name}={count}" for name, count in board["engines"].items())
+    lines = [
+        "gpu",
+        f"uuid GPU-{number:08x}-0000-4000-8000-00000000{number:04x}",
+        f"serial 16500000000{number:02d}",
+        f"name {board['name']}",
+        f"architecture {board['architecture']}",
+        f"compute-capability {board['capability']}",
+        f"pci-address 0000:{0x10 + number:02x}:00.0",
+        f"pci-device-id {board['device_id']}",
+        f"memory total={board['memory']} reserved=512 used=0",
+        "power default=300000 minimum=100000 maximum=400000 usage=60000",
+        "ecc yes",
+        "row-remapping yes",
+        f"engines {engines}",
+    ]
+    if board["profiles"]:
+        lines += [
+            f"mig {board['mig']}",
+            f"mig-slices memory={board['memory_slices']} compute={board['compute_slices']}",
+            f"mig-id-order {board.get('order', 'ascending')}",
+        ]
+    for enum, profile in board["profiles"].items():
+        lines.append(profile_line(board, enum, profile))
+        for slices, starts in COMPUTE[profile["slices"]].items():
+            share = profile["multiprocessors"] * slices // profile["slices"]
+            name = profile["name"] if slices == profile["slices"] else f"{slices}c.{profile['name']}"
+            lines.append(
+                f"compute-instance-profile gi={enum} enum={COMPUTE_ENUMS[slices]} id={COMPUTE_ENUMS[slices]} name={name} "
+                f"slices={slices} multiprocessors={share} maximum={len(starts)} placements={','.join(map(str, starts))}:{slices}"
+            )
+    return "\n  ".join([*lines, *extra])
+
+
+def machine_text(folder: Path, gpus: Sequence[str], statements: Sequence[str] = ()) -> str:
+    """A whole description whose roots are below the folder."""
+    return "\n".join(
+        [
+            "format 1",
+            f"driver-version {VERSION}",
+            "cuda-version 13.0",
+            f"dev-root {folder / 'dev'}",
+            f"proc-root {folder / 'proc/driver/nvidia'}",
+            f"sys-root {folder / 'sys'}",
+            *statements,
+            *gpus,
+            "",
+        ]
+    )
+
+
+@pytest.fixture(scope="session", params=["", "address,undefined"], ids=["plain", "sanitized"])
+def nvml_build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """The library as make builds it."""
+    folder = tmp_path_factory.mktemp("nvml")
+    command = ["make", "-s", "-C", str(SOURCES), f"OUT={folder}"]
+    if request.param:
+        command += [f"SANITIZE={request.param}", "CFLAGS=-O1 -g"]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return Build(folder, request.param)
+
+
+@pytest.fixture
+def bare_silicon(nvml_build: Build) -> Iterator[Silicon]:
+    """The library in a folder of its own that every user may read, nothing loaded."""
+    with tempfile.TemporaryDirectory(prefix="nvml-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "lib").mkdir()
+        for name in (LIBRARY, f"libcuda.so.{VERSION}", "nvidia-smi"):
+            shutil.copy(nvml_build.folder / name, folder / "lib" / name)
+        (folder / "lib/libnvidia-ml.so.1").symlink_to(LIBRARY)
+        (folder / "lib/libcuda.so.1").symlink_to(f"libcuda.so.{VERSION}")
+        for name in ("dev/nvidia-caps", "proc/driver/nvidia", "sys"):
+            (folder / name).mkdir(parents=True)
+        for node in ("nvidiactl", *(f"nvidia{minor}" for minor in range(8))):
+            (folder / "dev" / node).touch()
+            (folder / "dev" / node).chmod(0o666)
+        silicon = Silicon(nvml_build, folder)
+        yield silicon
+        silicon.close()

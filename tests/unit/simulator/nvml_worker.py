@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A process that uses NVML through nvidia-ml-py: one JSON request a line in, one JSON answer a line out.
+
+Handles travel as ``{"handle": [type, number]}``, structures as ``{"struct": name, "fields": {…}}``; an answer holds the result, the
+structures that were passed in as they are after the call, or NVML's error number.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pynvml
+
+HANDLES = {
+    "device": pynvml.c_nvmlDevice_t,
+    "gpu_instance": pynvml.c_nvmlGpuInstance_t,
+    "compute_instance": pynvml.c_nvmlComputeInstance_t,
+    "event_set": pynvml.c_nvmlEventSet_t,
+}
+
+
+def encode(value: Any) -> Any:
+    """A result of pynvml as JSON."""
+    for name, kind in HANDLES.items():
+        if isinstance(value, kind):
+            return {"handle": [name, ctypes.cast(value, ctypes.c_void_p).value or 0]}
+    if isinstance(value, (ctypes.Structure, ctypes.Union)):
+        return {name: encode(getattr(value, name)) for name, *_ in value._fields_}
+    if isinstance(value, ctypes.Array):
+        return [encode(item) for item in value]
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, (list, tuple)):
+        return [encode(item) for item in value]
+    if isinstance(value, pynvml.nvmlFriendlyObject):
+        return {name: encode(content) for name, content in vars(value).items()}
+    return value.value if isinstance(value, ctypes._SimpleCData) else value
+
+
+def decode(value: Any) -> Any:
+    """An argument from JSON."""
+    if isinstance(value, dict) and "handle" in value:
+        kind, number = value["handle"]
+        return ctypes.cast(ctypes.c_void_p(number), HANDLES[kind])
+    if isinstance(value, dict) and "struct" in value:
+        made = getattr(pynvml, value["struct"])()
+        for name, content in value.get("fields", {}).items():
+            setattr(made, name, content)
+        return made
+    if isinstance(value, dict) and "bytes" in value:
+        return value["bytes"].encode("latin-1")
+    return value
+
+
+def array_of(kind: Any, limit: int, call: Callable[[Any, Any], Any]) -> list[Any]:
+    """The items that a call writes into an array of ours."""
+    items, count = (kind * limit)(), ctypes.c_uint(limit)
+    call(items, ctypes.byref(count))
+    return list(items[: count.value])
+
+
+def possible_placements(owner: Any, profile: int, of_compute: bool = False) -> list[list[int]]:
+    """The two-step way: first the number, then the array."""
+    name = (
+        "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
+        if of_compute
+        else "nvmlDeviceGetGpuInstancePossiblePlacements"
+    )
+    count = ctypes.c_uint()
+    getattr(pynvml, name)(owner, profile, None, ctypes.byref(count))
+    items = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
+    getattr(pynvml, name)(owner, profile, items, ctypes.byref(count))
+    return [[item.start, item.size] for item in items]
+
+
+def create_at(owner: Any, profile: int, start: int, size: int, of_compute: bool = False) -> Any:
+    """An instance at a placement."""
+    placement = pynvml.c_nvmlGpuInstancePlacement_t(start, size)
+    name = "nvmlGpuInstanceCreateComputeInstanceWithPlacement" if of_compute else "nvmlDeviceCreateGpuInstanceWithPlacement"
+    return getattr(pynvml, name)(owner, profile, ctypes.byref(placement))
+
+
+def gpu_instances(device: Any, profile: int) -> list[Any]:
+    """All GPU instances of a profile."""
+    return array_of(
+        pynvml.c_nvmlGpuInstance_t,
+        16,
+        lambda items, count: pynvml.nvmlDeviceGetGpuInstances(device, profile, items, count),
+    )
+
+
+def compute_instances(instance: Any, profile: int) -> list[Any]:
+    """All compute instances of a profile in a GPU instance."""
+    return array_of(
+        pynvml.c_nvmlComputeInstance_t,
+        16,
+        lambda items, count: pynvml.nvmlGpuInstanceGetComputeInstances(instance, profile, items, count),
+    )
+
+
+def symbol(name: str, *arguments: Any) -> list[Any]:
+    """Calls a C symbol itself; unsigned numbers by reference are written as ``{"out": n}``."""
+    cells = [ctypes.c_ulonglong(item["out"]) if isinstance(item, dict) and "out" in item else item for item in arguments]
+    passed = [ctypes.byref(cell) if isinstance(cell, (ctypes.c_ulonglong, ctypes.Structure)) else cell for cell in cells]
+    code = getattr(pynvml.nvmlLib, name)(*passed)
+    return [code, *(encode(cell) for cell in cells if isinstance(cell, (ctypes.c_ulonglong, ctypes.Structure)))]
+
+
+def control(command: str) -> dict[str, Any]:
+    """One command to the simulator itself."""
+    reply = ctypes.create_string_buffer(1 << 22)
+    library = ctypes.CDLL("libnvidia-ml.so.1")
+    code = library.gpuSimulatorControl(command.encode(), reply, len(reply))
+    return {"code": code, **json.loads(reply.value)}
+
+
+def become(user: int) -> None:
+    """Gives root up for good."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def fork_and(function: str, *arguments: Any) -> Any:
+    """What a forked child, which inherited the open library, gets from the same call."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, json.dumps(perform({"call": function, "arguments": list(arguments)})).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        text = stream.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
+
+
+OWN = (possible_placements, create_at, gpu_instances, compute_instances, symbol, control, become, fork_and)
+OWN_BY_NAME: dict[str, Callable[..., Any]] = {function.__name__: function for function in OWN}
+
+
+def perform(request: dict[str, Any]) -> dict[str, Any]:
+    """One request."""
+    name = request["call"]
+    function = OWN_BY_NAME.get(name) or getattr(pynvml, name)
+    arguments = [decode(argument) for argument in request["arguments"]]
+    passed = [ctypes.byref(item) if request.get("by_reference") and isinstance(item, ctypes.Structure) else item for item in arguments]
+    try:
+        result = function(*passed)
+    except pynvml.NVMLError as error:
+        return {"error": error.value}
+    return {"result": encode(result), "structs": [encode(item) for item in arguments if isinstance(item, ctypes.Structure)]}
+
+
+def main() -> None:
+    """Serves until the input ends."""
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(perform(json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
