@@ -14,6 +14,7 @@ CHECKS = {
     "licences": "every file names its licence, and Ansible plugins carry the GPL header",
     "links": "every link inside README and docs leads somewhere",
     "role_arguments": "defaults of roles and their argument specs name the same variables",
+    "role_readmes": "the READMEs of roles say what their argument specs say",
     "silicon": "nothing but the simulator knows that silicon can be simulated",
     "packages": "pyproject.toml lists the Python packages that are there",
 }
