@@ -145,3 +145,13 @@ def test_the_list_of_worlds(capsys: pytest.CaptureFixture[str]) -> None:
     state.save(World("a", 215))
     assert cli.main(["list"]) == 0
     assert capsys.readouterr().out == "a\nb\n"
+
+
+def test_readiness_is_said_of_a_boot() -> None:
+    def node(name: str, status: dict[str, object]) -> dict[str, object]:
+        return {"metadata": {"name": name}, "status": status}
+
+    ready = {"conditions": [{"type": "Ready", "status": "True"}], "nodeInfo": {"bootID": "b1"}}
+    unknown = {"conditions": [{"type": "Ready", "status": "Unknown"}], "nodeInfo": {"bootID": "b2"}}
+    listed = json.dumps({"items": [node("a", ready), node("b", unknown), node("c", {})]})
+    assert cluster.read_ready(listed) == {"a": (True, "b1"), "b": (False, "b2"), "c": (False, "")}

@@ -134,8 +134,6 @@ def _settle(world: World, name: str) -> None:
 def _reboot(world: World, name: str, hard: bool) -> None:
     with step("reboot", name):
         nodes.reboot(name, hard)
-        if name != world.control:
-            cluster.wait_for_return(world, name)
         _settle(world, name)
 
 
@@ -192,6 +190,7 @@ def _on_world(arguments: argparse.Namespace, world: World) -> int:
         print(f"{len(gates.feature_gates())} gates are as gates.json says")
     elif verb == "kubectl":
         command = [str(binaries.program("kubectl")), f"--kubeconfig={cluster.kubeconfig_path(world)}"]
+        os.environ.update(cluster.kubectl_environment(world))
         return _replace_by([*command, *_without_separator(arguments.arguments)])
     elif verb == "shell":
         return _replace_by(["docker", "exec", *_interactive(), container, "/bin/bash", "-l"])

@@ -30,12 +30,17 @@ def kubeconfig_path(world: World) -> str:
     return str(state.folder(world.name) / "kubeconfig")
 
 
+def kubectl_environment(world: World) -> dict[str, str]:
+    """What kubectl remembers of a world's API goes when the world goes."""
+    return {"KUBECACHEDIR": str(state.folder(world.name) / "kubectl")}
+
+
 def kubectl(
     world: World, *arguments: str, check: bool = True, input_text: str | None = None, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
     """Run kubectl of the pinned version on a world and capture what it says."""
     command = [str(binaries.program("kubectl")), f"--kubeconfig={kubeconfig_path(world)}", *arguments]
-    return execute(command, check=check, input_text=input_text, timeout=timeout)
+    return execute(command, check=check, input_text=input_text, timeout=timeout, environment=kubectl_environment(world))
 
 
 def _lock(name: str) -> Path:
@@ -158,46 +163,40 @@ def _start_worker(world: World, node: Node, facts: Host) -> None:
         nodes.import_images(node.name, image.pod_images(), image.pods_folder().name)
 
 
-def ready_nodes(world: World) -> dict[str, bool]:
-    """Kubernetes' word on each of its nodes: name -> Ready."""
-    done = kubectl(world, "get", "nodes", "--output=json", check=False)
-    if done.returncode != 0:
-        return {}
-    ready: dict[str, bool] = {}
-    for node in json.loads(done.stdout)["items"]:
+def read_ready(listed: str) -> dict[str, tuple[bool, str]]:
+    """From ``kubectl get nodes --output=json``: name -> whether it is Ready, and the boot that this was said of."""
+    ready: dict[str, tuple[bool, str]] = {}
+    for node in json.loads(listed)["items"]:
         conditions = {condition["type"]: condition["status"] for condition in node["status"].get("conditions", [])}
-        ready[node["metadata"]["name"]] = conditions.get("Ready") == "True"
+        boot = node["status"].get("nodeInfo", {}).get("bootID", "")
+        ready[node["metadata"]["name"]] = (conditions.get("Ready") == "True", boot)
     return ready
 
 
+def ready_nodes(world: World) -> dict[str, tuple[bool, str]]:
+    """What Kubernetes says of each of its nodes; nothing while the API server does not answer."""
+    done = kubectl(world, "get", "nodes", "--output=json", check=False)
+    return read_ready(done.stdout) if done.returncode == 0 else {}
+
+
 def wait_for_nodes(world: World, names: Iterable[str]) -> None:
-    """Wait until Kubernetes calls each of these nodes ready."""
+    """Wait until Kubernetes calls each of these nodes ready, and means their present boot.
+
+    A node that was restarted counts as ready until its kubelet has reported again or its lease has run out.
+    """
     wanted = list(names)
 
-    def all_ready() -> bool:
+    def boot(name: str) -> str:
+        return engine.inside(name, "cat", "/proc/sys/kernel/random/boot_id", check=False).stdout.strip()
+
+    def lacking() -> list[str]:
         ready = ready_nodes(world)
-        return all(ready.get(name) for name in wanted)
+        return [name for name in wanted if name not in ready or ready[name] != (True, boot(name))]
 
-    def lacking() -> str:
-        ready = ready_nodes(world)
-        return "\n".join(f"{name}:\n{nodes.recent_log(name)}" for name in wanted if not ready.get(name))
+    def report() -> str:
+        return "\n".join(f"{name}:\n{nodes.recent_log(name)}" for name in lacking())
 
-    wait_until(f"readiness of {', '.join(wanted)}", all_ready, READY_SECONDS, pause=0.5, remedy=lacking)
-
-
-def wait_for_return(world: World, name: str) -> None:
-    """Wait until Kubernetes has seen the node's new boot: until then a rebooted node still counts as ready."""
-
-    def reported() -> bool:
-        boot = engine.inside(name, "cat", "/proc/sys/kernel/random/boot_id", check=False).stdout.strip()
-        known = kubectl(
-            world, "get", "node", name, "--output=jsonpath={.status.nodeInfo.bootID}", check=False
-        ).stdout.strip()
-        return bool(boot) and boot == known
-
-    wait_until(
-        f"Kubernetes' word on the new boot of {name}", reported, READY_SECONDS, remedy=lambda: nodes.recent_log(name)
-    )
+    wait_until(f"readiness of {', '.join(wanted)}", lambda: not lacking(), READY_SECONDS, pause=0.5, remedy=report)
 
 
 def up(name: str, count: int | None = None, profiles: list[str] | None = None) -> World:
@@ -230,7 +229,13 @@ def up(name: str, count: int | None = None, profiles: list[str] | None = None) -
         )
         _ensure_network(world)
         workers = [partial(_start_worker, world, node, facts) for node in world.nodes]
+        forgotten = nodes.status_of(world.control) in ("absent", "created")
+        running = [node.name for node in world.nodes if nodes.status_of(node.name) == "running"]
         in_parallel([partial(_start_control, world, facts), *workers])
+        if forgotten and running:
+            # A kubelet registers its node once, when it starts; this control plane has never heard of it.
+            say(f"the control plane is a new one: starting kubelet again in {', '.join(running)}")
+            in_parallel([partial(engine.inside, name, "systemctl", "restart", "kubelet") for name in running])
         with step("ready"):
             wait_for_nodes(world, [node.name for node in world.nodes])
             # Pods of the default namespace are refused until the controller manager has made their account.
@@ -267,7 +272,9 @@ def status(world: World) -> list[str]:
     ]
     for node in world.nodes:
         container = nodes.status_of(node.name) if answering else "unknown"
-        known = {True: "Ready", False: "NotReady", None: "not known to Kubernetes"}[ready.get(node.name)]
+        known = "not known to Kubernetes"
+        if node.name in ready:
+            known = "Ready" if ready[node.name][0] else "NotReady"
         silicon = f", silicon {node.silicon}" if node.silicon else ""
         lines.append(f"node        {node.name}: {container}, {known}, {world.node_address(node)}{silicon}")
     return lines
