@@ -178,7 +178,9 @@ def test_power_and_clocks_are_in_order(key: str) -> None:
         <= board.clocks["graphics_maximum_mhz"]
     )
     assert board.memory["reserved_mib"] < board.memory["total_mib"] // 20
-    assert board.memory["bar1_mib"] * 2**20 == next(bar["size"] for bar in board.pci["bars"] if bar["index"] == 1)
+    assert board.memory["bar1_mib"] * 2**20 == next(
+        region["size"] for region in board.pci["bars"] if region["index"] == 1
+    )
 
 
 def _first(data: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,15 @@ from typing import Any
 
 
 def profile(
-    name: str, identifier: int, maximum: int, starts: list[int], size: int, memory: int, slices: int, multiprocessors: int, **engines: int
+    name: str,
+    identifier: int,
+    maximum: int,
+    starts: list[int],
+    size: int,
+    memory: int,
+    slices: int,
+    multiprocessors: int,
+    **engines: int,
 ) -> dict[str, Any]:
     """One row."""
     return {
@@ -29,7 +37,12 @@ def profile(
 
 
 def eight_slices(
-    names: tuple[str, ...], memory: tuple[int, ...], multiprocessors: tuple[int, ...], copy: tuple[int, ...], decoder: tuple[int, ...], jpeg: bool
+    names: tuple[str, ...],
+    memory: tuple[int, ...],
+    multiprocessors: tuple[int, ...],
+    copy: tuple[int, ...],
+    decoder: tuple[int, ...],
+    jpeg: bool,
 ) -> dict[int, dict[str, Any]]:
     """Boards with 8 memory and 7 compute slices: 1g, 1g+me, 1g with double memory, 2g, 3g, 4g, 7g."""
     rows = [
@@ -92,7 +105,16 @@ A30_PROFILES = {
 }
 
 
-def board(name: str, architecture: int, capability: str, device_id: str, memory: int, mig: str, profiles: dict[int, dict[str, Any]], **other: Any) -> dict[str, Any]:
+def board(
+    name: str,
+    architecture: int,
+    capability: str,
+    device_id: str,
+    memory: int,
+    mig: str,
+    profiles: dict[int, dict[str, Any]],
+    **other: Any,
+) -> dict[str, Any]:
     """A board with its tables."""
     whole = max((row["size"] for row in profiles.values()), default=0)
     return {
@@ -127,34 +149,88 @@ def sizes(one: float, double: float, three: float, seven: float) -> tuple[int, .
 
 
 BOARDS: dict[str, dict[str, Any]] = {
-    "A30": board("NVIDIA A30", 7, "8.0", "0x20b710de", 24576, "pending", A30_PROFILES, engines={"copy": 4, "decoder": 4, "jpeg": 1, "ofa": 1}),
+    "A30": board(
+        "NVIDIA A30",
+        7,
+        "8.0",
+        "0x20b710de",
+        24576,
+        "pending",
+        A30_PROFILES,
+        engines={"copy": 4, "decoder": 4, "jpeg": 1, "ofa": 1},
+    ),
     "A100-40": board(
-        "NVIDIA A100-SXM4-40GB", 7, "8.0", "0x20b010de", 40960, "pending",
-        eight_slices(names("5 10 20 40"), sizes(4.75, 9.75, 19.62, 39.5), *A100_SHAPE), engines=A100_ENGINES,
+        "NVIDIA A100-SXM4-40GB",
+        7,
+        "8.0",
+        "0x20b010de",
+        40960,
+        "pending",
+        eight_slices(names("5 10 20 40"), sizes(4.75, 9.75, 19.62, 39.5), *A100_SHAPE),
+        engines=A100_ENGINES,
     ),
     "A100-80": board(
-        "NVIDIA A100-SXM4-80GB", 7, "8.0", "0x20b210de", 81920, "pending",
-        eight_slices(names("10 20 40 80"), sizes(9.5, 19.5, 39.25, 78.75), *A100_SHAPE), engines=A100_ENGINES, order="reversed",
+        "NVIDIA A100-SXM4-80GB",
+        7,
+        "8.0",
+        "0x20b210de",
+        81920,
+        "pending",
+        eight_slices(names("10 20 40 80"), sizes(9.5, 19.5, 39.25, 78.75), *A100_SHAPE),
+        engines=A100_ENGINES,
+        order="reversed",
     ),
     "H100-80": board(
-        "NVIDIA H100 80GB HBM3", 9, "9.0", "0x233010de", 81559, "immediate",
-        eight_slices(names("10 20 40 80"), sizes(9.75, 19.62, 39.5, 79.25), *HOPPER_SHAPE), engines=H100_ENGINES,
+        "NVIDIA H100 80GB HBM3",
+        9,
+        "9.0",
+        "0x233010de",
+        81559,
+        "immediate",
+        eight_slices(names("10 20 40 80"), sizes(9.75, 19.62, 39.5, 79.25), *HOPPER_SHAPE),
+        engines=H100_ENGINES,
     ),
     "H200-141": board(
-        "NVIDIA H200", 9, "9.0", "0x233510de", 143771, "immediate",
-        eight_slices(names("18 35 71 141"), sizes(16, 32.25, 69.5, 139.75), *HOPPER_SHAPE), engines=H100_ENGINES,
+        "NVIDIA H200",
+        9,
+        "9.0",
+        "0x233510de",
+        143771,
+        "immediate",
+        eight_slices(names("18 35 71 141"), sizes(16, 32.25, 69.5, 139.75), *HOPPER_SHAPE),
+        engines=H100_ENGINES,
     ),
     "B200": board(
-        "NVIDIA B200", 10, "10.0", "0x290110de", 183359, "immediate",
-        eight_slices(names("23 45 90 180"), sizes(22, 44.25, 89, 178), (18, 30, 36, 70, 72, 148), *HOPPER_SHAPE[1:]), engines=H100_ENGINES,
+        "NVIDIA B200",
+        10,
+        "10.0",
+        "0x290110de",
+        183359,
+        "immediate",
+        eight_slices(names("23 45 90 180"), sizes(22, 44.25, 89, 178), (18, 30, 36, 70, 72, 148), *HOPPER_SHAPE[1:]),
+        engines=H100_ENGINES,
     ),
     "GB200": board(
-        "NVIDIA GB200", 10, "10.0", "0x294110de", 189471, "immediate",
-        eight_slices(names("23 47 93 186"), sizes(22, 45.5, 92, 184), (18, 32, 38, 70, 72, 152), *HOPPER_SHAPE[1:]), engines=H100_ENGINES,
+        "NVIDIA GB200",
+        10,
+        "10.0",
+        "0x294110de",
+        189471,
+        "immediate",
+        eight_slices(names("23 47 93 186"), sizes(22, 45.5, 92, 184), (18, 32, 38, 70, 72, 152), *HOPPER_SHAPE[1:]),
+        engines=H100_ENGINES,
     ),
     "RTX-PRO-6000": board(
-        "NVIDIA RTX PRO 6000 Blackwell Server Edition", 10, "12.0", "0x2bb510de", 97887, "immediate", quarter_profiles(),
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        10,
+        "12.0",
+        "0x2bb510de",
+        97887,
+        "immediate",
+        quarter_profiles(),
         engines={"copy": 4, "decoder": 4, "encoder": 4, "jpeg": 4, "ofa": 1},
     ),
-    "L4": board("NVIDIA L4", 8, "8.9", "0x27b810de", 23034, "none", {}, engines={"copy": 2, "decoder": 4, "jpeg": 4, "ofa": 1}),
+    "L4": board(
+        "NVIDIA L4", 8, "8.9", "0x27b810de", 23034, "none", {}, engines={"copy": 2, "decoder": 4, "jpeg": 4, "ofa": 1}
+    ),
 }

@@ -33,8 +33,13 @@ from tests.unit.simulator.nvml_support import (
 MIG_BOARDS = [name for name, board in BOARDS.items() if board["profiles"]]
 
 
-def load(silicon: Silicon, *boards: str, extra: tuple[str, ...] = ("mig-mode yes",), statements: tuple[str, ...] = ()) -> None:
-    sections = [gpu_section(BOARDS[name], number, extra if BOARDS[name]["profiles"] else ()) for number, name in enumerate(boards)]
+def load(
+    silicon: Silicon, *boards: str, extra: tuple[str, ...] = ("mig-mode yes",), statements: tuple[str, ...] = ()
+) -> None:
+    sections = [
+        gpu_section(BOARDS[name], number, extra if BOARDS[name]["profiles"] else ())
+        for number, name in enumerate(boards)
+    ]
     answer = silicon.load(machine_text(silicon.folder, sections, statements))
     assert answer["ok"], answer
 
@@ -60,7 +65,11 @@ def test_the_tables_of_every_board(bare_silicon: Silicon, name: str) -> None:
         assert second == by_id
         assert {key: second[key] for key in first} == first
         assert second["name"] == f"MIG {row['name']}"
-        assert (second["id"], second["sliceCount"], second["instanceCount"]) == (row["id"], row["slices"], row["maximum"])
+        assert (second["id"], second["sliceCount"], second["instanceCount"]) == (
+            row["id"],
+            row["slices"],
+            row["maximum"],
+        )
         assert (second["multiprocessorCount"], second["memorySizeMB"]) == (row["multiprocessors"], row["memory"])
         engines = row["engines"]
         assert [second[f"{engine}Count"] for engine in ("decoder", "encoder", "jpeg", "ofa")] == [
@@ -98,7 +107,7 @@ def test_the_order_seen_on_real_boards(bare_silicon: Silicon) -> None:
     gpu = client.gpu()
 
     def fill(profile: int, count: int) -> list[int]:
-        made = [client("nvmlDeviceCreateGpuInstance", gpu, profile) for _ in range(count)]
+        made = [client("nvmlDeviceCreateGpuInstance", gpu, profile) for _round in range(count)]
         starts = [instance_info(client, instance)[2] for instance in made]
         for instance in made:
             client("nvmlGpuInstanceDestroy", instance)
@@ -215,8 +224,10 @@ def test_uuids_differ_between_placements_gpus_and_compute_instances(bare_silicon
         gpu = client.gpu(index)
         for start in (0, 4):
             instance = client("create_at", gpu, 9, start, 4)
-            computes = [client("nvmlGpuInstanceCreateComputeInstance", instance, 0) for _ in range(3)]
-            uuids += [client("nvmlDeviceGetUUID", client("nvmlComputeInstanceGetInfo", each)["device"]) for each in computes]
+            computes = [client("nvmlGpuInstanceCreateComputeInstance", instance, 0) for _round in range(3)]
+            uuids += [
+                client("nvmlDeviceGetUUID", client("nvmlComputeInstanceGetInfo", each)["device"]) for each in computes
+            ]
     assert len(set(uuids)) == 12
 
 
@@ -225,7 +236,9 @@ def test_compute_instances_of_every_size(bare_silicon: Silicon, slices: int) -> 
     load(bare_silicon, "A100-40")
     client = bare_silicon.client()
     gpu = client.gpu()
-    row = next(row for row in BOARDS["A100-40"]["profiles"].values() if row["slices"] == slices and "+" not in row["name"])
+    row = next(
+        row for row in BOARDS["A100-40"]["profiles"].values() if row["slices"] == slices and "+" not in row["name"]
+    )
     instance = client("create_at", gpu, row["id"], row["starts"][0], row["size"])
     for enum, size in enumerate((1, 2, 3, 4, 7)):
         starts = COMPUTE[slices].get(size)
@@ -241,7 +254,9 @@ def test_compute_instances_of_every_size(bare_silicon: Silicon, slices: int) -> 
         assert client("possible_placements", instance, info["id"], True) == [[start, size] for start in starts]
         made = []
         for start in starts:
-            assert client("nvmlGpuInstanceGetComputeInstanceRemainingCapacity", instance, info["id"]) == len(starts) - len(made)
+            assert client("nvmlGpuInstanceGetComputeInstanceRemainingCapacity", instance, info["id"]) == len(
+                starts
+            ) - len(made)
             made.append(client("create_at", instance, info["id"], start, size, True))
         assert client.code("nvmlGpuInstanceCreateComputeInstance", instance, info["id"]) == INSUFFICIENT_RESOURCES
         assert client.code("create_at", instance, info["id"], 0, size, True) == INSUFFICIENT_RESOURCES
@@ -328,7 +343,9 @@ def test_processes_are_in_the_way(bare_silicon: Silicon) -> None:
     assert client.code("nvmlComputeInstanceDestroy", compute) == IN_USE
     assert client.code("nvmlGpuInstanceDestroy", instance) == IN_USE
     running = client("nvmlDeviceGetComputeRunningProcesses", gpu)
-    assert [(each["pid"], each["gpuInstanceId"], each["computeInstanceId"]) for each in running] == [(user, identifier, 0)]
+    assert [(each["pid"], each["gpuInstanceId"], each["computeInstanceId"]) for each in running] == [
+        (user, identifier, 0)
+    ]
     device = client("nvmlComputeInstanceGetInfo", compute)["device"]
     assert client("nvmlDeviceGetComputeRunningProcesses", device) == running
     assert client("nvmlDeviceGetMemoryInfo", device)["used"] == 1000 << 20
@@ -430,7 +447,7 @@ def test_capability_files_follow_the_instances(bare_silicon: Silicon) -> None:
 
 def test_creating_and_destroying_takes_the_time_that_it_should(bare_silicon: Silicon, tmp_path: Path) -> None:
     load(bare_silicon, "H100-80", "H100-80", statements=("operation-delay 400",))
-    clients = [bare_silicon.client() for _ in range(2)]
+    clients = [bare_silicon.client() for _round in range(2)]
     gpus = [client.gpu(index) for index, client in enumerate(clients)]
     for client, gpu in zip(clients, gpus):
         client.send("nvmlDeviceCreateGpuInstance", gpu, 19)

@@ -40,7 +40,7 @@ class Model:
     def media_left(self, enum: int) -> bool:
         """Whether each fixed-function engine that the profile takes is left often enough."""
         for engine in MEDIA:
-            used = sum(self.row(other)["engines"].get(engine, 0) for other, _ in self.instances.values())
+            used = sum(self.row(other)["engines"].get(engine, 0) for other, _start in self.instances.values())
             if used + self.row(enum)["engines"].get(engine, 0) > self.board["engines"].get(engine, 0):
                 return False
         return True
@@ -48,7 +48,7 @@ class Model:
     def fits(self, enum: int, start: int) -> bool:
         """Whether an instance can be created at a start."""
         row = self.row(enum)
-        present = sum(other == enum for other, _ in self.instances.values())
+        present = sum(other == enum for other, _start in self.instances.values())
         return start in row["starts"] and present < row["maximum"] and self.free(enum, start) and self.media_left(enum)
 
     def still_possible(self) -> set[tuple[int, int]]:

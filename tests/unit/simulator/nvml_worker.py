@@ -31,7 +31,7 @@ def encode(value: Any) -> Any:
         if isinstance(value, kind):
             return {"handle": [name, ctypes.cast(value, ctypes.c_void_p).value or 0]}
     if isinstance(value, (ctypes.Structure, ctypes.Union)):
-        return {name: encode(getattr(value, name)) for name, *_ in value._fields_}
+        return {name: encode(getattr(value, name)) for name, *_type in value._fields_}
     if isinstance(value, ctypes.Array):
         return [encode(item) for item in value]
     if isinstance(value, bytes):
@@ -82,7 +82,11 @@ def possible_placements(owner: Any, profile: int, of_compute: bool = False) -> l
 def create_at(owner: Any, profile: int, start: int, size: int, of_compute: bool = False) -> Any:
     """An instance at a placement."""
     placement = pynvml.c_nvmlGpuInstancePlacement_t(start, size)
-    name = "nvmlGpuInstanceCreateComputeInstanceWithPlacement" if of_compute else "nvmlDeviceCreateGpuInstanceWithPlacement"
+    name = (
+        "nvmlGpuInstanceCreateComputeInstanceWithPlacement"
+        if of_compute
+        else "nvmlDeviceCreateGpuInstanceWithPlacement"
+    )
     return getattr(pynvml, name)(owner, profile, ctypes.byref(placement))
 
 
@@ -106,8 +110,12 @@ def compute_instances(instance: Any, profile: int) -> list[Any]:
 
 def symbol(name: str, *arguments: Any) -> list[Any]:
     """Calls a C symbol itself; unsigned numbers by reference are written as ``{"out": n}``."""
-    cells = [ctypes.c_ulonglong(item["out"]) if isinstance(item, dict) and "out" in item else item for item in arguments]
-    passed = [ctypes.byref(cell) if isinstance(cell, (ctypes.c_ulonglong, ctypes.Structure)) else cell for cell in cells]
+    cells = [
+        ctypes.c_ulonglong(item["out"]) if isinstance(item, dict) and "out" in item else item for item in arguments
+    ]
+    passed = [
+        ctypes.byref(cell) if isinstance(cell, (ctypes.c_ulonglong, ctypes.Structure)) else cell for cell in cells
+    ]
     code = getattr(pynvml.nvmlLib, name)(*passed)
     return [code, *(encode(cell) for cell in cells if isinstance(cell, (ctypes.c_ulonglong, ctypes.Structure)))]
 
@@ -150,12 +158,18 @@ def perform(request: dict[str, Any]) -> dict[str, Any]:
     name = request["call"]
     function = OWN_BY_NAME.get(name) or getattr(pynvml, name)
     arguments = [decode(argument) for argument in request["arguments"]]
-    passed = [ctypes.byref(item) if request.get("by_reference") and isinstance(item, ctypes.Structure) else item for item in arguments]
+    passed = [
+        ctypes.byref(item) if request.get("by_reference") and isinstance(item, ctypes.Structure) else item
+        for item in arguments
+    ]
     try:
         result = function(*passed)
     except pynvml.NVMLError as error:
         return {"error": error.value}
-    return {"result": encode(result), "structs": [encode(item) for item in arguments if isinstance(item, ctypes.Structure)]}
+    return {
+        "result": encode(result),
+        "structs": [encode(item) for item in arguments if isinstance(item, ctypes.Structure)],
+    }
 
 
 def main() -> None:

@@ -39,22 +39,22 @@ def place_bars(pci: Mapping[str, Any], position: int) -> tuple[Bar, ...]:
     """Windows for the ``position``-th function: 32-bit ones from 0xa0000000, 64-bit ones from 0x200000000000."""
     bars: list[Bar] = []
     high = 0x200000000000 + position * (1 << 40)
-    for bar in pci.get("bars", ()):
-        if bar["prefetchable"]:
-            start = (high + bar["size"] - 1) // bar["size"] * bar["size"]
-            high = start + bar["size"]
+    for region in pci.get("bars", ()):
+        if region["prefetchable"]:
+            start = (high + region["size"] - 1) // region["size"] * region["size"]
+            high = start + region["size"]
         else:
             start = 0xA0000000 + position * (1 << 26)
-        bars.append(Bar(bar["index"], start, bar["size"], bar["prefetchable"]))
+        bars.append(Bar(region["index"], start, region["size"], region["prefetchable"]))
     return tuple(bars)
 
 
 def resource_file(bars: Sequence[Bar]) -> str:
     """The sysfs file ``resource``: start, end and flags of each window, one a line."""
     lines = [f"0x{0:016x} 0x{0:016x} 0x{0:016x}"] * RESOURCE_LINES
-    for bar in bars:
-        flags = RESOURCE_PREFETCHABLE_64 if bar.prefetchable else RESOURCE_MEMORY_32
-        lines[bar.index] = f"0x{bar.start:016x} 0x{bar.start + bar.size - 1:016x} 0x{flags:016x}"
+    for region in bars:
+        flags = RESOURCE_PREFETCHABLE_64 if region.prefetchable else RESOURCE_MEMORY_32
+        lines[region.index] = f"0x{region.start:016x} 0x{region.start + region.size - 1:016x} 0x{flags:016x}"
     return "\n".join(lines) + "\n"
 
 
@@ -78,11 +78,11 @@ def configuration_space(
     if bridge:
         space[0x18:0x1B] = bytes(buses)
     else:
-        for bar in bars:
-            low = bar.start & 0xFFFFFFF0
-            struct.pack_into("<I", space, 0x10 + 4 * bar.index, low | (0xC if bar.prefetchable else 0))
-            if bar.prefetchable:
-                struct.pack_into("<I", space, 0x14 + 4 * bar.index, bar.start >> 32)
+        for region in bars:
+            low = region.start & 0xFFFFFFF0
+            struct.pack_into("<I", space, 0x10 + 4 * region.index, low | (0xC if region.prefetchable else 0))
+            if region.prefetchable:
+                struct.pack_into("<I", space, 0x14 + 4 * region.index, region.start >> 32)
         struct.pack_into("<HH", space, 0x2C, number["subsystem_vendor"], number["subsystem_device"])
     struct.pack_into("<BBHH", space, POWER_MANAGEMENT_AT, 0x01, EXPRESS_AT, 0x0003, 0x0008)
     generation, width = int(pci["max_link_generation"]), int(pci["max_link_width"])

@@ -159,16 +159,18 @@ class Publisher:
         await self._look_up_owner()
 
     async def _look_up_owner(self) -> None:
+        node: dict[str, Any] | None = None
         try:
             node = await self._api.client.get(f"/api/v1/nodes/{self._node_name}")
         except ApiError as error:
-            if error.status == 404:
-                raise AcceleratorError(
-                    f"Node {self._node_name} is not in the cluster (yet)",
-                    hint="The kubelet registers it. If it has another name, set node_name in the driver's configuration.",
-                    code="node-missing",
-                ) from error
-            raise
+            if error.status != 404:
+                raise
+        if node is None:
+            raise AcceleratorError(
+                f"Node {self._node_name} is not in the cluster (yet)",
+                hint="The kubelet registers it. If it has another name, set node_name in the driver's configuration.",
+                code="node-missing",
+            )
         self._owner = {
             "apiVersion": "v1",
             "kind": "Node",
