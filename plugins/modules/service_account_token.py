@@ -25,7 +25,7 @@ attributes:
   check_mode:
     support: full
     details:
-      - No token is requested; RV(token) is then the one that was given.
+      - No token is requested; RV(token) is then empty.
   diff_mode:
     support: none
     details:
@@ -85,11 +85,22 @@ EXAMPLES = r"""
     token: "{{ present.content | b64decode }}"
   register: wanted
   delegate_to: localhost
+  no_log: true
+
+- name: Write it if it is new
+  ansible.builtin.copy:
+    content: "{{ wanted.token }}"
+    dest: /etc/example/token
+    owner: root
+    group: root
+    mode: "0600"
+  no_log: true
+  when: wanted is changed and not ansible_check_mode
 """
 
 RETURN = r"""
 token:
-  description: The token.
+  description: The new token; empty if the one that was given is good, and in check mode.
   returned: success
   type: str
   sample: eyJhbGciOiJSUzI1NiIsImtpZCI6IiJ9.e30.c2lnbmF0dXJl
@@ -215,25 +226,27 @@ def work(module: AnsibleModule) -> Dict[str, Any]:
             now=time.time(),
             renew_below=params["renew_below"],
         ) or review(api, token)
-    if reason and not module.check_mode:
-        token = request_token(
-            api,
-            name=params["name"],
-            namespace=params["namespace"],
-            node=params["node"],
-            node_uid=node_uid,
-            lifetime=params["lifetime"],
+    if not reason:
+        return {"changed": False, "token": "", "reason": "", "expires": int((claims_of(token) or {}).get("exp", 0))}
+    if module.check_mode:
+        return {"changed": True, "token": "", "reason": reason, "expires": 0}
+    token = request_token(
+        api,
+        name=params["name"],
+        namespace=params["namespace"],
+        node=params["node"],
+        node_uid=node_uid,
+        lifetime=params["lifetime"],
+    )
+    claims = claims_of(token) or {}
+    if ((claims.get("kubernetes.io") or {}).get("node") or {}).get("uid") != node_uid:
+        raise ApiError(
+            f"The API server issued a token for {params['namespace']}/{params['name']} that is not bound to the node {params['node']}",
+            status=0,
+            hint="Expected Kubernetes 1.32 or newer with ServiceAccountTokenNodeBinding on.",
+            code="unbound-token",
         )
-        bound = ((claims_of(token) or {}).get("kubernetes.io") or {}).get("node") or {}
-        if bound.get("uid") != node_uid:
-            raise ApiError(
-                f"The API server issued a token for {params['namespace']}/{params['name']} that is not bound to the node {params['node']}",
-                status=0,
-                hint="Expected Kubernetes 1.32 or newer with ServiceAccountTokenNodeBinding on.",
-                code="unbound-token",
-            )
-    expires = 0 if reason and module.check_mode else int((claims_of(token) or {}).get("exp", 0))
-    return {"changed": bool(reason), "token": token, "reason": reason, "expires": expires}
+    return {"changed": True, "token": token, "reason": reason, "expires": int(claims.get("exp", 0))}
 
 
 def main() -> None:
