@@ -9,6 +9,7 @@ that moment) or reboots it, starts it again and compares everything with everyth
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -90,10 +91,8 @@ class World:
             finally:
                 node.close()
 
-        try:
+        with contextlib.suppress(Killed):
             asyncio.run(main())
-        except Killed:
-            pass
         if frozen:
             self.disk = frozen[0]
         if ending and ending[2]:

@@ -154,7 +154,7 @@ def record_of_document(text: str) -> ClaimRecord:
     try:
         value = json.loads(text)
         if not isinstance(value, dict) or value.pop("version", None) != DOCUMENT_VERSION:
-            raise ValueError("it is not a record of version 1")
+            raise ValueError("a prepared claim's document of version 1 was expected")
         devices = tuple(_device(entry) for entry in value.pop("devices"))
         record = ClaimRecord(devices=devices, **value)
     except (TypeError, KeyError, json.JSONDecodeError) as error:

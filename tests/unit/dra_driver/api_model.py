@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A small API server over HTTP: resource slices with resource versions and watches, nodes, claims and Events."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from typing import Any
+
+from aiohttp import web
+
+Json = dict[str, Any]
+
+
+class ApiModel:
+    """Speaks enough of the API for the driver's client. ``log`` holds method and path of every request."""
+
+    def __init__(self, *, minor: str = "37", versions: tuple[str, ...] = ("v1", "v1beta2", "v1beta1")) -> None:
+        self.minor = minor
+        self.versions = versions
+        self.slices: dict[str, Json] = {}
+        self.nodes: dict[str, Json] = {"node-1": {"metadata": {"name": "node-1", "uid": "node-uid-1"}}}
+        self.claims: dict[str, Json] = {}
+        self.events: list[Json] = []
+        self.log: list[tuple[str, str]] = []
+        self.headers: list[dict[str, str]] = []
+        self.revision = 100
+        self.failures: list[tuple[str, int, str]] = []
+        self.drop_fields: tuple[str, ...] = ()
+        self._watchers: list[asyncio.Queue[Json | None]] = []
+        self._runner: web.AppRunner | None = None
+        self.url = ""
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.2)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{port}"
+
+    async def stop(self) -> None:
+        self.end_watches()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def writes(self) -> list[tuple[str, str]]:
+        return [entry for entry in self.log if entry[0] not in ("GET", "WATCH")]
+
+    def end_watches(self) -> None:
+        for queue in self._watchers:
+            queue.put_nowait(None)
+
+    def delete_slice(self, name: str) -> None:
+        item = self.slices.pop(name)
+        self.revision += 1
+        item["metadata"]["resourceVersion"] = str(self.revision)
+        self._tell("DELETED", item)
+
+    def change_slice(self, name: str, spec: Json) -> None:
+        self.revision += 1
+        self.slices[name]["spec"] = spec
+        self.slices[name]["metadata"]["resourceVersion"] = str(self.revision)
+        self._tell("MODIFIED", self.slices[name])
+
+    def _tell(self, kind: str, item: Json) -> None:
+        for queue in self._watchers:
+            queue.put_nowait({"type": kind, "object": copy.deepcopy(item)})
+
+    @staticmethod
+    def _error(status: int, message: str) -> web.Response:
+        return web.json_response(
+            {"kind": "Status", "message": message, "reason": "Test", "code": status}, status=status
+        )
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        method = "WATCH" if request.query.get("watch") else request.method
+        self.log.append((method, path))
+        self.headers.append(dict(request.headers))
+        for entry in self.failures:
+            if entry[0] == method:
+                self.failures.remove(entry)
+                return self._error(entry[1], entry[2])
+        if path == "/version":
+            return web.json_response({"major": "1", "minor": self.minor})
+        if path == "/apis/resource.k8s.io":
+            if not self.versions:
+                return self._error(404, "not found")
+            return web.json_response({"versions": [{"version": version} for version in self.versions]})
+        if path.startswith("/api/v1/nodes/"):
+            node = self.nodes.get(path.rsplit("/", 1)[1])
+            return web.json_response(node) if node else self._error(404, "node not found")
+        if "/resourceclaims/" in path:
+            claim = self.claims.get(path.rsplit("/", 1)[1])
+            return web.json_response(claim) if claim else self._error(404, "claim not found")
+        if path.endswith("/events"):
+            body = await request.json()
+            body["metadata"]["name"] = f"event-{len(self.events)}"
+            self.events.append(body)
+            return web.json_response(body, status=201)
+        if "/events/" in path:
+            number = int(path.rsplit("-", 1)[1])
+            self.events[number].update(await request.json())
+            return web.json_response(self.events[number])
+        if "/resourceslices" in path:
+            return await self._slices(request, method, path)
+        return self._error(404, f"no {path}")
+
+    async def _slices(self, request: web.Request, method: str, path: str) -> web.StreamResponse:
+        assert path.split("/")[3] in self.versions
+        name = path.partition("/resourceslices/")[2]
+        if method in ("GET", "WATCH"):
+            assert request.query["fieldSelector"] == "spec.driver=gpu.nvidia.com,spec.nodeName=node-1"
+        if method == "WATCH":
+            return await self._watch(request)
+        if method == "GET":
+            return web.json_response(
+                {"items": list(self.slices.values()), "metadata": {"resourceVersion": str(self.revision)}}
+            )
+        self.revision += 1
+        if method == "DELETE":
+            if name not in self.slices:
+                return self._error(404, "slice not found")
+            wanted = (await request.json()).get("preconditions", {})
+            have = self.slices[name]["metadata"]
+            if any(have.get(key) != value for key, value in wanted.items()):
+                return self._error(409, "precondition")
+            item = self.slices.pop(name)
+            item["metadata"]["resourceVersion"] = str(self.revision)
+            self._tell("DELETED", item)
+            return web.json_response(item)
+        body = self._curtailed(await request.json())
+        if method == "POST":
+            name = f"{body['metadata']['generateName']}{self.revision}"
+            body["metadata"].update({"name": name, "uid": f"uid-{self.revision}"})
+        elif body["metadata"].get("resourceVersion") != self.slices[name]["metadata"]["resourceVersion"]:
+            return self._error(409, "conflict")
+        else:
+            body["metadata"]["uid"] = self.slices[name]["metadata"]["uid"]
+        body["metadata"]["resourceVersion"] = str(self.revision)
+        self._tell("ADDED" if method == "POST" else "MODIFIED", body)
+        self.slices[name] = body
+        return web.json_response(body, status=201 if method == "POST" else 200)
+
+    def _curtailed(self, body: Json) -> Json:
+        for device in body["spec"].get("devices") or ():
+            for field in self.drop_fields:
+                device.pop(field, None)
+        for field in self.drop_fields:
+            body["spec"].pop(field, None)
+        return body
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        queue: asyncio.Queue[Json | None] = asyncio.Queue()
+        self._watchers.append(queue)
+        try:
+            while (event := await queue.get()) is not None:
+                data = json.dumps(event).encode() + b"\n"
+                for start in range(0, len(data), 1000):  # lines come in pieces
+                    await response.write(data[start : start + 1000])
+        except ConnectionError:
+            pass
+        finally:
+            self._watchers.remove(queue)
+        return response
+
+
+def kubeconfig(url: str, **user: str) -> Json:
+    """A kubeconfig for the server, as data; YAML reads JSON."""
+    return {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        "clusters": [{"name": "k", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": user or {"token": "secret"}}],
+    }

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The client, kubeconfigs and Events against a server over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_model import ApiModel, kubeconfig
+from dra_driver.api import events as events_module
+from dra_driver.api.client import ApiClient, ApiError, ApiUnreachable
+from dra_driver.api.events import EventRecorder, Subject
+from dra_driver.api.kubeconfig import InvalidKubeconfig, load_access
+from dra_driver.api.resources import ResourceApi, ResourceApiMissing, slice_from_version, slice_to_version
+
+
+def run(tmp_path: Path, scenario: Any, **user: str) -> None:
+    async def main() -> None:
+        api = ApiModel()
+        await api.start()
+        file = tmp_path / "kubeconfig"
+        file.write_text(json.dumps(kubeconfig(api.url, **user)))
+        client = ApiClient(str(file))
+        try:
+            await scenario(api, client)
+        finally:
+            await client.close()
+            await api.stop()
+
+    asyncio.run(main())
+
+
+def test_claim_and_its_errors(tmp_path: Path) -> None:
+    async def scenario(api: ApiModel, client: ApiClient) -> None:
+        resources = ResourceApi(client)
+        api.claims["a"] = {"metadata": {"name": "a", "uid": "u"}, "unknownField": {"kept": True}}
+        assert (await resources.claim("default", "a"))["unknownField"] == {"kept": True}
+        with pytest.raises(ApiError, match="claim not found") as found:
+            await resources.claim("default", "b")
+        assert (found.value.status, found.value.reason) == (404, "Test")
+        api.failures = [("GET", 403, "forbidden")]
+        with pytest.raises(ApiError, match="lacks a right"):
+            await resources.claim("default", "a")
+        assert [path for _, path in api.log].count("/apis/resource.k8s.io") == 1
+
+    run(tmp_path, scenario)
+
+
+def test_token_is_sent_and_read_again_when_it_changes(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("one\n")
+
+    async def scenario(api: ApiModel, client: ApiClient) -> None:
+        await client.get("/version")
+        assert api.headers[-1]["Authorization"] == "Bearer one"
+        await asyncio.sleep(0.02)
+        (tmp_path / "token").write_text("two")
+        await client.get("/version")
+        assert api.headers[-1]["Authorization"] == "Bearer two"
+
+    run(tmp_path, scenario, tokenFile="token")
+
+
+def test_changed_kubeconfig_is_read_again(tmp_path: Path) -> None:
+    async def scenario(api: ApiModel, client: ApiClient) -> None:
+        await client.get("/version")
+        assert not await client.reload_if_changed()
+        await asyncio.sleep(0.02)
+        (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig(api.url, token="renewed")))
+        assert await client.reload_if_changed()
+        await client.get("/version")
+        assert api.headers[-1]["Authorization"] == "Bearer renewed"
+
+    run(tmp_path, scenario)
+
+
+def test_refused_token_makes_the_client_read_it_anew(tmp_path: Path) -> None:
+    async def scenario(api: ApiModel, client: ApiClient) -> None:
+        await client.get("/version")
+        (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig(api.url, token="renewed")))
+        api.failures = [("GET", 401, "Unauthorized")]
+        with pytest.raises(ApiError, match="not accepted"):
+            await client.get("/version")
+        await client.get("/version")
+        assert api.headers[-1]["Authorization"] == "Bearer renewed"
+
+    run(tmp_path, scenario)
+
+
+def test_server_that_is_not_there(tmp_path: Path) -> None:
+    async def scenario(api: ApiModel, client: ApiClient) -> None:
+        await api.stop()
+        with pytest.raises(ApiUnreachable, match="did not answer"):
+            await client.get("/version")
+
+    run(tmp_path, scenario)
+
+
+def test_cluster_without_dynamic_resource_allocation(tmp_path: Path) -> None:
+    async def scenario(api: ApiModel, client: ApiClient) -> None:
+        resources = ResourceApi(client)
+        for served in ((), ("v2",)):
+            api.versions = served
+            with pytest.raises(ResourceApiMissing, match="DynamicResourceAllocation"):
+                await resources.version()
+        api.versions = ("v1beta2", "v1beta1")
+        assert await resources.version() == "v1beta2"
+
+    run(tmp_path, scenario)
+
+
+def test_forms_of_the_versions_are_the_same_thing() -> None:
+    body = {"apiVersion": "resource.k8s.io/v1", "spec": {"devices": [{"name": "a", "taints": [1], "capacity": {}}]}}
+    beta = slice_to_version(body, "v1beta1")
+    assert beta["spec"]["devices"] == [{"name": "a", "basic": {"taints": [1], "capacity": {}}}]
+    assert slice_from_version(beta, "v1beta1") == body
+    assert slice_to_version(body, "v1") == body
+    assert slice_to_version({"spec": {"sharedCounters": []}}, "v1beta1")["spec"] == {"sharedCounters": []}
+
+
+def test_events_are_repeated_by_count_and_limited(tmp_path: Path) -> None:
+    async def scenario(api: ApiModel, client: ApiClient) -> None:
+        now = [1000.0]
+        recorder = EventRecorder(client, component="driver", node_name="node-1", clock=lambda: now[0])
+        claim = Subject("ResourceClaim", "resource.k8s.io/v1", "a", "uid-a", "team")
+        for _ in range(3):
+            recorder.warning(claim, "PrepareFailed", "no room", action="Prepare")
+        await recorder.close()
+        (event,) = api.events
+        assert (event["count"], event["type"], event["reason"]) == (1, "Warning", "PrepareFailed")
+        assert event["involvedObject"] == {
+            "kind": "ResourceClaim",
+            "apiVersion": "resource.k8s.io/v1",
+            "name": "a",
+            "namespace": "team",
+            "uid": "uid-a",
+        }
+        now[0] += events_module.REPEAT_SECONDS + 1
+        recorder.warning(claim, "PrepareFailed", "no room", action="Prepare")
+        await recorder.close()
+        assert [entry["count"] for entry in api.events] == [2]
+        for number in range(200):
+            recorder.warning(claim, "PrepareFailed", f"reason {number}", action="Prepare")
+        await recorder.close()
+        assert len(api.events) <= events_module.BURST + 1
+        api.failures = [("POST", 403, "forbidden")]
+        now[0] += 1000
+        recorder.normal(claim, "Fine", "x" * 5000, action="Prepare")  # a failure disturbs nothing
+        await recorder.close()
+
+    run(tmp_path, scenario)
+
+
+def write(tmp_path: Path, document: Any) -> str:
+    file = tmp_path / "kubeconfig"
+    file.write_text(document if isinstance(document, str) else json.dumps(document))
+    return str(file)
+
+
+def test_kubeconfig_with_files_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_bytes(b"authority")
+    document = kubeconfig("https://api:6443/", **{"client-key-data": base64.b64encode(b"key").decode()})
+    document["clusters"][0]["cluster"]["certificate-authority"] = "ca.pem"
+    document["clusters"][0]["cluster"]["tls-server-name"] = "kubernetes"
+    access = load_access(write(tmp_path, document))
+    assert (access.server, access.authority, access.key) == ("https://api:6443", b"authority", b"key")
+    assert access.server_name == "kubernetes"
+    assert set(access.sources) == {str(tmp_path / "kubeconfig"), str(tmp_path / "ca.pem")}
+    with pytest.raises(InvalidKubeconfig, match="cannot be used"):
+        access.ssl_context()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda document: document.pop("current-context"), "no current-context"),
+        (lambda document: document["contexts"].clear(), "no entry 'c' under contexts"),
+        (lambda document: document["users"][0]["user"].update({"exec": {"command": "x"}}), "authenticates with exec"),
+        (lambda document: document["clusters"][0]["cluster"].update({"server": "api:6443"}), "expected https"),
+        (lambda document: document["clusters"][0]["cluster"].update({"proxy-url": "http://p"}), "proxy-url"),
+        (lambda document: document["users"][0]["user"].update({"client-key-data": "%%"}), "not base64"),
+        (lambda document: document["users"][0]["user"].update({"client-key": "gone.pem"}), "gone.pem"),
+    ],
+)
+def test_kubeconfigs_that_cannot_be_used(tmp_path: Path, change: Any, message: str) -> None:
+    document = kubeconfig("https://api:6443")
+    change(document)
+    with pytest.raises(InvalidKubeconfig, match=message):
+        load_access(write(tmp_path, document))
+
+
+def test_kubeconfigs_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    for text in ("a: [", "text"):
+        with pytest.raises(InvalidKubeconfig):
+            load_access(write(tmp_path, text))
+    with pytest.raises(InvalidKubeconfig, match="could not be read"):
+        load_access(str(tmp_path / "missing"))
+    with pytest.raises(InvalidKubeconfig, match="No kubeconfig"):
+        load_access("")

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The sockets as a kubelet sees them: real unix sockets, real gRPC, both versions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from dra_driver.claims.records import ClaimRecord, ClaimReference, DeviceRecord
+from dra_driver.claims.service import Outcome
+from dra_driver.kubelet import sockets
+from dra_driver.kubelet.server import PluginServer
+from dra_driver.kubelet.sockets import SocketError
+from dra_driver.protocol import (
+    dra_v1_pb2,
+    dra_v1_pb2_grpc,
+    dra_v1beta1_pb2,
+    dra_v1beta1_pb2_grpc,
+    generate,
+    plugin_registration_pb2,
+    plugin_registration_pb2_grpc,
+)
+
+CLAIM = {"namespace": "default", "name": "a", "uid": "u1"}
+
+
+class Recorded:
+    """Claims that answer with one device, or for the uid "bad" with an error."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[ClaimReference]]] = []
+        self.gate: asyncio.Event | None = None
+
+    async def prepare(self, references: Sequence[ClaimReference]) -> dict[str, Outcome]:
+        self.calls.append(("prepare", list(references)))
+        if self.gate:
+            await self.gate.wait()
+        device = DeviceRecord(
+            request="gpu/first",
+            pool="node-1",
+            name="gpu-0",
+            device_uuid="GPU-0",
+            kind="device",
+            share_id="11111111-1111-1111-1111-111111111111",
+            cdi_id="k8s.gpu.nvidia.com/claim=u1-gpu-0",
+        )
+        return {
+            reference.uid: Outcome(error="no room")
+            if reference.uid == "bad"
+            else Outcome(ClaimRecord(reference.uid, "default", "a", "prepared", "b", 0.0, (device,)))
+            for reference in references
+        }
+
+    async def unprepare(self, references: Sequence[ClaimReference]) -> dict[str, Outcome]:
+        self.calls.append(("unprepare", list(references)))
+        return {reference.uid: Outcome(error="in use" if reference.uid == "bad" else "") for reference in references}
+
+
+def server(folder: Path, claims: Any) -> PluginServer:
+    return PluginServer(
+        claims,
+        driver="gpu.nvidia.com",
+        service_path=str(folder / "plugins/gpu.nvidia.com/dra.sock"),
+        registration_path=str(folder / "plugins_registry/gpu.nvidia.com-reg.sock"),
+    )
+
+
+def run(folder: Path, scenario: Any) -> None:
+    async def main() -> None:
+        claims = Recorded()
+        plugin = server(folder, claims)
+        await plugin.start()
+        try:
+            await scenario(plugin, claims)
+        finally:
+            await plugin.stop()
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose path leaves room for a socket's name."""
+    folder = tmp_path_factory.mktemp("k")
+    assert len(str(folder)) < 50
+    return folder
+
+
+def test_registration_as_the_kubelet_does_it(short: Path) -> None:
+    async def scenario(plugin: PluginServer, claims: Recorded) -> None:
+        async with grpc.aio.insecure_channel(f"unix:{short}/plugins_registry/gpu.nvidia.com-reg.sock") as channel:
+            stub = plugin_registration_pb2_grpc.RegistrationStub(channel)
+            info = await stub.GetInfo(plugin_registration_pb2.InfoRequest())
+            assert (info.type, info.name) == ("DRAPlugin", "gpu.nvidia.com")
+            assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+            assert Path(info.endpoint).is_socket()
+            assert not plugin.registered
+            await stub.NotifyRegistrationStatus(plugin_registration_pb2.RegistrationStatus(plugin_registered=True))
+            assert plugin.registered
+            with pytest.raises(grpc.aio.AioRpcError, match="no such version"):
+                await stub.NotifyRegistrationStatus(
+                    plugin_registration_pb2.RegistrationStatus(plugin_registered=False, error="no such version")
+                )
+            assert not plugin.registered
+
+    run(short, scenario)
+
+
+def test_prepare_and_unprepare_in_v1(short: Path) -> None:
+    async def scenario(plugin: PluginServer, claims: Recorded) -> None:
+        async with grpc.aio.insecure_channel(f"unix:{short}/plugins/gpu.nvidia.com/dra.sock") as channel:
+            stub = dra_v1_pb2_grpc.DRAPluginStub(channel)
+            bad = {"namespace": "default", "name": "b", "uid": "bad"}
+            answer = await stub.NodePrepareResources(dra_v1_pb2.NodePrepareResourcesRequest(claims=[CLAIM, bad]))
+            assert sorted(answer.claims) == ["bad", "u1"]
+            assert answer.claims["bad"].error == "no room"
+            (device,) = answer.claims["u1"].devices
+            assert list(device.request_names) == ["gpu"]
+            assert (device.pool_name, device.device_name) == ("node-1", "gpu-0")
+            assert list(device.cdi_device_ids) == ["k8s.gpu.nvidia.com/claim=u1-gpu-0"]
+            assert device.share_id == "11111111-1111-1111-1111-111111111111"
+            gone = await stub.NodeUnprepareResources(dra_v1_pb2.NodeUnprepareResourcesRequest(claims=[CLAIM, bad]))
+            assert {uid: entry.error for uid, entry in gone.claims.items()} == {"u1": "", "bad": "in use"}
+            assert claims.calls[0] == (
+                "prepare",
+                [ClaimReference("default", "a", "u1"), ClaimReference("default", "b", "bad")],
+            )
+
+    run(short, scenario)
+
+
+def test_v1beta1_and_the_full_service_names(short: Path) -> None:
+    async def scenario(plugin: PluginServer, claims: Recorded) -> None:
+        async with grpc.aio.insecure_channel(f"unix:{short}/plugins/gpu.nvidia.com/dra.sock") as channel:
+            stub = dra_v1beta1_pb2_grpc.DRAPluginStub(channel)
+            answer = await stub.NodePrepareResources(dra_v1beta1_pb2.NodePrepareResourcesRequest(claims=[CLAIM]))
+            assert answer.claims["u1"].devices[0].device_name == "gpu-0"
+            for version in ("v1", "v1beta1"):
+                call = channel.unary_unary(f"/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin/NodePrepareResources")
+                assert await call(b"") == b""
+
+    run(short, scenario)
+
+
+def test_sockets_of_a_killed_driver_do_not_hinder(short: Path) -> None:
+    for name in ("plugins/gpu.nvidia.com/dra.sock", "plugins_registry/gpu.nvidia.com-reg.sock"):
+        path = short / name
+        path.parent.mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX) as stale:
+            stale.bind(str(path))
+
+    async def scenario(plugin: PluginServer, claims: Recorded) -> None:
+        for name in ("plugins/gpu.nvidia.com/dra.sock", "plugins_registry/gpu.nvidia.com-reg.sock"):
+            assert (short / name).is_socket()
+            assert (short / name).stat().st_mode & 0o777 == 0o600
+
+    run(short, scenario)
+    assert not list((short / "plugins_registry").iterdir())
+    assert not list((short / "plugins/gpu.nvidia.com").iterdir())
+
+
+def test_file_in_the_way_is_left_alone(short: Path) -> None:
+    path = short / "plugins_registry/gpu.nvidia.com-reg.sock"
+    path.parent.mkdir(parents=True)
+    path.write_text("precious")
+
+    async def main() -> None:
+        plugin = server(short, Recorded())
+        with pytest.raises(SocketError, match="is no socket"):
+            await plugin.start()
+        await plugin.stop()
+
+    asyncio.run(main())
+    assert path.read_text() == "precious"
+
+
+def test_stopping_withdraws_the_registration_first_and_finishes_calls(short: Path) -> None:
+    async def scenario(plugin: PluginServer, claims: Recorded) -> None:
+        claims.gate = asyncio.Event()
+        async with grpc.aio.insecure_channel(f"unix:{short}/plugins/gpu.nvidia.com/dra.sock") as channel:
+            stub = dra_v1_pb2_grpc.DRAPluginStub(channel)
+            call = asyncio.ensure_future(
+                stub.NodePrepareResources(dra_v1_pb2.NodePrepareResourcesRequest(claims=[CLAIM]))
+            )
+            while not claims.calls:
+                await asyncio.sleep(0.01)
+            stopping = asyncio.ensure_future(plugin.stop())
+            while (short / "plugins_registry/gpu.nvidia.com-reg.sock").exists():
+                await asyncio.sleep(0.01)
+            assert not stopping.done()
+            claims.gate.set()
+            assert (await call).claims["u1"].error == ""
+            await stopping
+
+    run(short, scenario)
+
+
+def test_sockets_that_disappear_come_back(short: Path) -> None:
+    async def scenario(plugin: PluginServer, claims: Recorded) -> None:
+        watcher = asyncio.ensure_future(plugin.watch_sockets(interval=0.02))
+        for name in ("plugins_registry/gpu.nvidia.com-reg.sock", "plugins/gpu.nvidia.com/dra.sock"):
+            (short / name).unlink()
+            for _ in range(200):
+                await asyncio.sleep(0.02)
+                if (short / name).exists():
+                    break
+            assert (short / name).is_socket()
+        async with grpc.aio.insecure_channel(f"unix:{short}/plugins/gpu.nvidia.com/dra.sock") as channel:
+            stub = dra_v1_pb2_grpc.DRAPluginStub(channel)
+            request = dra_v1_pb2.NodePrepareResourcesRequest(claims=[CLAIM])
+            answer = await stub.NodePrepareResources(request, wait_for_ready=True)
+            assert answer.claims["u1"].error == ""
+        watcher.cancel()
+
+    run(short, scenario)
+
+
+def test_path_that_the_kernel_does_not_take() -> None:
+    sockets.check_length("/" + "x" * 106, "kubelet_root")
+    with pytest.raises(SocketError, match=r"108 bytes.*107.*kubelet_root"):
+        sockets.check_length("/" + "x" * 107, "kubelet_root")
+    with pytest.raises(SocketError, match="Shorten"):
+        PluginServer(Recorded(), driver="d", service_path="/" + "é" * 60, registration_path="/r")
+
+
+def test_one_process_at_a_time(short: Path) -> None:
+    first = sockets.lock_instance(str(short / "state"))
+    with pytest.raises(SocketError, match=f"pid {os.getpid()}") as found:
+        sockets.lock_instance(str(short / "state"))
+    assert found.value.code == "already-running"
+    first.close()
+    sockets.lock_instance(str(short / "state")).close()
+
+
+def test_generated_code_is_current(tmp_path: Path) -> None:
+    written = generate.generate(tmp_path)
+    assert len(written) == 9
+    for name in written:
+        assert (tmp_path / name).read_text() == (generate.SOURCES / name).read_text(), f"generate {name} again"
+
+
+def test_field_numbers_are_the_kubelets() -> None:
+    """The wire format by hand, from the public description: what a kubelet sends and expects."""
+    claim = b"\x0a\x02ns" + b"\x12\x03uid" + b"\x1a\x04name"
+    request = b"\x0a" + bytes([len(claim)]) + claim
+    for messages in (dra_v1_pb2, dra_v1beta1_pb2):
+        (parsed,) = messages.NodePrepareResourcesRequest.FromString(request).claims
+        assert (parsed.namespace, parsed.uid, parsed.name) == ("ns", "uid", "name")
+        device = messages.Device(request_names=["r"], pool_name="p", device_name="d", cdi_device_ids=["c"])
+        assert device.SerializeToString() == b"\x0a\x01r\x12\x01p\x1a\x01d\x22\x01c"
+    shared = dra_v1_pb2.Device(share_id="s")
+    assert shared.SerializeToString() == b"\x2a\x01s"
+    info = plugin_registration_pb2.PluginInfo(type="t", name="n", endpoint="e", supported_versions=["v"])
+    assert info.SerializeToString() == b"\x0a\x01t\x12\x01n\x1a\x01e\x22\x01v"
+    assert plugin_registration_pb2.RegistrationStatus.FromString(b"\x08\x01\x12\x01e").error == "e"

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The pool in the API server becomes what is wanted, whatever others do to it, and is left alone then."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import board_model
+import pytest
+from api_model import ApiModel, kubeconfig
+from dra_driver.api.client import ApiClient
+from dra_driver.api.resources import ResourceApi
+from dra_driver.core.nvidia import offers
+from dra_driver.metrics import NoMetrics
+from dra_driver.publish import publisher as module
+from dra_driver.publish.publisher import Content, Publisher
+
+DRIVER = "gpu.nvidia.com"
+
+
+def content(*boards: str, dynamic: bool = True) -> Content:
+    devices = [board_model.device(board, index) for index, board in enumerate(boards)]
+    found = [offer for device in devices for offer in offers.offers(device, dynamic)]
+    return Content(tuple(found), tuple(offers.counter_set(device) for device in devices if dynamic))
+
+
+class Scene:
+    def __init__(self, api: ApiModel, publisher: Publisher, client: ApiClient) -> None:
+        self.api = api
+        self.publisher = publisher
+        self.client = client
+        self.problems: list[tuple[str, str]] = []
+
+    async def until(self, condition: Any, seconds: float = 5.0) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not condition():
+            assert asyncio.get_running_loop().time() < deadline, (self.api.log, list(self.api.slices))
+            await asyncio.sleep(0.01)
+
+    async def at_rest(self, seconds: float = 0.3) -> int:
+        before = len(self.api.writes())
+        await asyncio.sleep(seconds)
+        return len(self.api.writes()) - before
+
+
+def run(tmp_path: Path, scenario: Any, api: ApiModel | None = None) -> None:
+    async def main() -> None:
+        model = api or ApiModel()
+        await model.start()
+        file = tmp_path / "kubeconfig"
+        file.write_text(json.dumps(kubeconfig(model.url)))
+        client = ApiClient(str(file))
+        problems: list[tuple[str, str]] = []
+        publisher = Publisher(
+            api=ResourceApi(client),
+            driver=DRIVER,
+            pool="node-1",
+            node_name="node-1",
+            metrics=NoMetrics(),
+            report_problem=lambda reason, message: problems.append((reason, message)),
+        )
+        scene = Scene(model, publisher, client)
+        scene.problems = problems
+        task = asyncio.ensure_future(publisher.run())
+        try:
+            await scenario(scene)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await client.close()
+            await model.stop()
+
+    asyncio.run(main())
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "RETRY_FIRST", 0.02)
+
+
+def test_published_once_and_then_left_alone(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("h100-80", "l4"))
+        await scene.until(scene.publisher.published.is_set)
+        slices = [scene.api.slices[name] for name in sorted(scene.api.slices)]
+        assert len(slices) == 3
+        assert {item["spec"]["pool"]["resourceSliceCount"] for item in slices} == {3}
+        assert "sharedCounters" in slices[0]["spec"]
+        assert slices[0]["metadata"]["ownerReferences"] == [
+            {"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "node-uid-1", "controller": True}
+        ]
+        assert await scene.at_rest() == 0
+        scene.publisher.set_content(content("h100-80", "l4"))
+        assert await scene.at_rest() == 0
+        scene.api.end_watches()  # the server ends watches every few minutes
+        assert await scene.at_rest() == 0
+
+    run(tmp_path, scenario)
+
+
+def test_one_changed_device_is_one_write(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        first = content("h100-80", "l4")
+        scene.publisher.set_content(first)
+        await scene.until(scene.publisher.published.is_set)
+        before = len(scene.api.writes())
+        changed = [
+            replace(offer, attributes={**offer.attributes, "driverVersion": offer.attributes["cudaDriverVersion"]})
+            if offer.name == "gpu-1"
+            else offer
+            for offer in first.offers
+        ]
+        scene.publisher.set_content(replace(first, offers=tuple(changed)))
+        await scene.until(lambda: len(scene.api.writes()) > before)
+        assert await scene.at_rest() == 0
+        assert [method for method, _ in scene.api.writes()[before:]] == ["PUT"]
+        assert {item["spec"]["pool"]["generation"] for item in scene.api.slices.values()} == {1}
+
+    run(tmp_path, scenario)
+
+
+def test_slices_that_the_kubelet_wipes_come_back(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("h100-80", "l4"))
+        await scene.until(scene.publisher.published.is_set)
+        for name in list(scene.api.slices):
+            scene.api.delete_slice(name)
+        await scene.until(lambda: len(scene.api.slices) == 3)
+        assert await scene.at_rest() == 0
+
+    run(tmp_path, scenario)
+
+
+def test_foreign_change_is_undone(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("l4", dynamic=False))
+        await scene.until(scene.publisher.published.is_set)
+        (name,) = scene.api.slices
+        wrong = json.loads(json.dumps(scene.api.slices[name]["spec"]))
+        wrong["devices"][0]["capacity"]["memory"]["value"] = "1Gi"
+        right = scene.api.slices[name]["spec"]["devices"]
+        scene.api.change_slice(name, wrong)
+        await scene.until(lambda: scene.api.slices[name]["spec"]["devices"] == right)
+
+    run(tmp_path, scenario)
+
+
+def test_node_made_anew_owns_the_slices(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("l4", dynamic=False))
+        await scene.until(scene.publisher.published.is_set)
+        scene.api.nodes["node-1"]["metadata"]["uid"] = "node-uid-2"
+        (name,) = scene.api.slices
+        scene.api.delete_slice(name)
+        await scene.until(lambda: len(scene.api.slices) == 1)
+        (item,) = scene.api.slices.values()
+        assert item["metadata"]["ownerReferences"][0]["uid"] == "node-uid-2"
+
+    run(tmp_path, scenario)
+
+
+def test_waits_for_the_node_and_through_failures(tmp_path: Path) -> None:
+    api = ApiModel()
+    node = api.nodes.pop("node-1")
+    api.failures = [("POST", 500, "etcd is away"), ("GET", 503, "starting"), ("POST", 429, "too many")]
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("l4", dynamic=False))
+        await asyncio.sleep(0.2)
+        assert not scene.api.slices
+        scene.api.nodes["node-1"] = node
+        await scene.until(lambda: len(scene.api.slices) == 1, 20)
+
+    run(tmp_path, scenario, api)
+
+
+def test_conflict_is_resolved_by_looking_again(tmp_path: Path) -> None:
+    api = ApiModel()
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("l4", dynamic=False))
+        await scene.until(scene.publisher.published.is_set)
+        api.failures = [("PUT", 409, "conflict")]
+        scene.publisher.set_content(content("t4", dynamic=False))
+        await scene.until(lambda: "T4" in json.dumps([item["spec"] for item in scene.api.slices.values()]), 10)
+
+    run(tmp_path, scenario, api)
+
+
+def test_dropped_fields_are_reported_once_and_not_written_again(tmp_path: Path) -> None:
+    api = ApiModel()
+    api.drop_fields = ("consumesCounters", "sharedCounters")
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("h100-80"))
+        await scene.until(scene.publisher.published.is_set)
+        assert {reason for reason, _ in scene.problems} == {"SliceFieldsDropped"}
+        assert any("DRAPartitionableDevices" in message for _, message in scene.problems)
+        assert await scene.at_rest(0.5) == 0
+
+    run(tmp_path, scenario, api)
+
+
+def test_invalid_slice_is_an_event(tmp_path: Path) -> None:
+    api = ApiModel()
+    api.failures = [("POST", 422, "spec.devices[0].name: Invalid value")]
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("l4", dynamic=False))
+        await scene.until(lambda: scene.problems)
+        assert scene.problems[0][0] == "SlicesRefused"
+        await scene.until(scene.publisher.published.is_set)
+
+    run(tmp_path, scenario, api)
+
+
+def test_pool_of_a_former_name_is_removed(tmp_path: Path) -> None:
+    api = ApiModel()
+    api.slices["00000-gpu.nvidia.com-node-1-old"] = {
+        "metadata": {"name": "00000-gpu.nvidia.com-node-1-old", "uid": "x", "resourceVersion": "7"},
+        "spec": {
+            "driver": DRIVER,
+            "nodeName": "node-1",
+            "pool": {"name": "old-name", "generation": 4, "resourceSliceCount": 1},
+        },
+    }
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(Content())
+        await scene.until(scene.publisher.published.is_set)
+        (item,) = scene.api.slices.values()
+        assert item["spec"]["pool"]["name"] == "node-1"
+        assert not item["spec"].get("devices")
+
+    run(tmp_path, scenario, api)
+
+
+def test_older_server_gets_counters_beside_devices(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("h100-80"))
+        await scene.until(scene.publisher.published.is_set)
+        (item,) = scene.api.slices.values()
+        assert item["spec"]["sharedCounters"]
+        assert item["spec"]["devices"]
+
+    run(tmp_path, scenario, ApiModel(minor="34+"))
+
+
+def test_v1beta1_server(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("l4", dynamic=False))
+        await scene.until(scene.publisher.published.is_set)
+        (item,) = scene.api.slices.values()
+        assert item["apiVersion"] == "resource.k8s.io/v1beta1"
+        (device,) = item["spec"]["devices"]
+        assert set(device) == {"name", "basic"}
+        assert device["basic"]["attributes"]["type"] == {"string": "gpu"}
+        assert await scene.at_rest() == 0
+        scene.api.end_watches()
+        assert await scene.at_rest() == 0
+
+    run(tmp_path, scenario, ApiModel(minor="32", versions=("v1beta1",)))

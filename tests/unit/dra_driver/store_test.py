@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The store keeps what it answered for through kills, full disks and damage."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver.claims.records import ClaimRecord, DeviceRecord, record_of_document
+from dra_driver.claims.store import Change, Store, StoreDamaged, StoreError, set_aside
+from dra_driver.core.prepared import prepared_claims
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def record(uid: str = "u1", state: str = "preparing", devices: int = 1) -> ClaimRecord:
+    return ClaimRecord(
+        uid=uid,
+        namespace="default",
+        name=f"claim-{uid}",
+        state=state,
+        boot_id="boot-1",
+        created_at=12.5,
+        devices=tuple(
+            DeviceRecord(
+                request=f"r{number}",
+                pool="node-1",
+                name=f"gpu-0-mig-1g10gb-19-{number}",
+                device_uuid="GPU-0",
+                kind="partition",
+                profile="1g.10gb",
+                profile_id=19,
+                placement_start=number,
+                placement_size=1,
+                created=True,
+                cdi_id=f"k8s.gpu.nvidia.com/claim={uid}-gpu-0-mig-1g10gb-19-{number}",
+            )
+            for number in range(devices)
+        ),
+    )
+
+
+def commit(store: Store, *changes: Change) -> None:
+    async def main() -> None:
+        await asyncio.gather(*(store.commit(change) for change in changes))
+
+    asyncio.run(main())
+
+
+def test_what_is_committed_is_there_after_opening_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "state" / "state.db")
+    store = Store.open(path)
+    done = replace(record(state="prepared", devices=3))
+    commit(store, Change(put=record(), meta={"mark": "1", "other": "2"}))
+    commit(store, Change(put=done, meta={"other": None}))
+    assert store.claims == {"u1": done}
+    store.close()
+    again = Store.open(path)
+    assert again.claims == {"u1": done}
+    assert again.meta == {"schema_version": "1", "mark": "1"}
+    commit(again, Change(delete="u1"))
+    again.close()
+    last = Store.open(path)
+    assert last.claims == {}
+    last.close()
+
+
+def test_readers_see_the_same(tmp_path: Path) -> None:
+    path = str(tmp_path / "state.db")
+    store = Store.open(path)
+    commit(store, Change(put=record(devices=2)))
+    (claim,) = prepared_claims(path)
+    assert (claim.uid, claim.state, claim.describe()) == ("u1", "preparing", "default/claim-u1")
+    assert [(device.name, device.created, device.placement) for device in claim.devices] == [
+        (device.name, True, device.placement) for device in record(devices=2).devices
+    ]
+    store.close()
+
+
+def test_many_changes_at_once_share_transactions(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+    transactions = []
+    real = store._transaction
+    store._transaction = lambda changes: (transactions.append(len(list(changes))), real(changes))  # type: ignore
+    commit(store, *(Change(put=record(f"u{number}")) for number in range(64)))
+    assert sum(transactions) == 64
+    assert len(transactions) <= 10
+    assert len(store.claims) == 64
+    store.close()
+
+
+def test_killed_process_loses_nothing_it_answered_for(tmp_path: Path) -> None:
+    """A process commits, says so, and is killed; whatever it said is there."""
+    program = textwrap.dedent(
+        """
+        import asyncio, os, signal, sys
+        sys.path.insert(0, sys.argv[2])
+        from store_test import record
+        from dra_driver.claims.store import Change, Store
+
+        async def main():
+            store = Store.open(sys.argv[1])
+            for number in range(1000):
+                await store.commit(Change(put=record(f"u{number}", devices=2)))
+                sys.stdout.write(f"u{number} ")
+                sys.stdout.flush()
+                if number == 40:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        asyncio.run(main())
+        """
+    )
+    path = str(tmp_path / "state.db")
+    done = subprocess.run(
+        [sys.executable, "-c", program, path, str(Path(__file__).parent)], capture_output=True, text=True
+    )
+    assert done.returncode == -9, done.stderr
+    said = done.stdout.split()
+    assert len(said) == 41
+    store = Store.open(path)
+    assert set(store.claims) == set(said)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "damage", ["truncated", "text", "flipped", "newer", "no-table", "contradiction", "bad-document"]
+)
+def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "state.db"
+    store = Store.open(str(path))
+    commit(store, *(Change(put=record(f"u{number}", devices=2)) for number in range(50)))
+    store.close()
+    content = bytearray(path.read_bytes())
+    statements = {
+        "newer": "UPDATE meta SET value = '99' WHERE key = 'schema_version'",
+        "no-table": "DROP TABLE claims",
+        "contradiction": "UPDATE claims SET state = 'prepared' WHERE uid = 'u7'",
+        "bad-document": "UPDATE claims SET document = '{}' WHERE uid = 'u7'",
+    }
+    if damage == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "text":
+        path.write_text("this is no database, and it is long enough to be read as one" * 100)
+    elif damage == "flipped":
+        content[8192:16384] = bytes(byte ^ 0xFF for byte in content[8192:16384])
+        path.write_bytes(content)
+    else:
+        connection = sqlite3.connect(path)
+        connection.execute(statements[damage])
+        connection.commit()
+        connection.close()
+    with pytest.raises(StoreDamaged):
+        Store.open(str(path))
+    aside = set_aside(str(path))
+    assert aside is not None
+    assert Path(aside).exists()
+    fresh = Store.rebuild(str(path), [record("u1", "prepared")], {"mark": "x"})
+    assert (set(fresh.claims), fresh.meta["mark"]) == ({"u1"}, "x")
+    fresh.close()
+
+
+def test_setting_aside_never_overwrites(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    names = set()
+    for text in ("one", "two", "three"):
+        path.write_text(text)
+        names.add(set_aside(str(path)))
+    assert sorted(Path(str(name)).read_text() for name in names) == ["one", "three", "two"]
+    assert set_aside(str(path)) is None
+
+
+def test_damage_while_open_is_mended_from_memory(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    store = Store.open(str(path))
+    commit(store, *(Change(put=record(f"u{number}", devices=2)) for number in range(50)))
+    store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(size - 4096))
+    # Another connection's change makes this one drop what it has cached.
+    store._connection.close()
+    import dra_driver.claims.store as module
+
+    store._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    store._connection.row_factory = sqlite3.Row
+    commit(store, Change(put=record("new")))
+    assert set(store.claims) == {*(f"u{number}" for number in range(50)), "new"}
+    store.close()
+    again = module.Store.open(str(path))
+    assert again.claims == store.claims
+    again.close()
+    assert list(tmp_path.glob("state.db.damaged-*"))
+
+
+def test_full_disk_is_an_error_and_nothing_changes(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+    commit(store, Change(put=record("before")))
+    pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+    store._connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StoreError, match="full"):
+        commit(store, *(Change(put=record(f"u{number}", devices=9)) for number in range(64)))
+    assert set(store.claims) == {"before"}
+    store._connection.execute("PRAGMA max_page_count = 100000")
+    commit(store, Change(put=record("after")))
+    assert set(store.claims) == {"before", "after"}
+    store.close()
+
+
+def test_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("")
+    with pytest.raises(StoreError, match="cannot be used"):
+        Store.open(str(tmp_path / "state" / "state.db"))
+
+
+def test_copy_taken_while_open_is_whole(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "a" / "state.db"))
+    commit(store, Change(put=record("u1")))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    commit(store, Change(put=record("u2")))
+    other = Store.open(str(tmp_path / "b" / "state.db"))
+    assert set(other.claims) == {"u1"}
+    other.close()
+    store.close()
+
+
+texts = st.text(max_size=12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.builds(
+        ClaimRecord,
+        uid=texts,
+        namespace=texts,
+        name=texts,
+        state=st.sampled_from(["preparing", "prepared"]),
+        boot_id=texts,
+        created_at=st.floats(0, 1e12),
+        devices=st.lists(
+            st.builds(
+                DeviceRecord,
+                request=texts,
+                pool=texts,
+                name=texts,
+                device_uuid=texts,
+                kind=texts,
+                profile=st.none() | texts,
+                profile_id=st.none() | st.integers(0, 99),
+                placement_start=st.none() | st.integers(0, 11),
+                placement_size=st.none() | st.integers(1, 12),
+                partition_uuid=st.none() | texts,
+                instance_id=st.none() | st.integers(0, 99),
+                created=st.booleans(),
+                share_id=texts,
+                admin=st.booleans(),
+                cdi_id=texts,
+            ),
+            max_size=3,
+        ).map(tuple),
+    )
+)
+def test_documents_come_back_as_they_were(value: ClaimRecord) -> None:
+    assert record_of_document(value.to_document()) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"version": 2}', '{"version": 1, "devices": 3}', '{"version": 1, "devices": [{"x": 1}]}']
+)
+def test_documents_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="document"):
+        record_of_document(text)
+
+
+def test_wrong_types_in_a_document_are_refused() -> None:
+    text = record().to_document()
+    for wrong in ('"profile_id":"19"', '"created":1', '"profile_id":[]'):
+        name: Any = wrong.partition(":")[0]
+        broken = text.replace(f"{name}:19", wrong).replace(f"{name}:true", wrong)
+        assert broken != text
+        with pytest.raises(ValueError, match="document"):
+            record_of_document(broken)
