@@ -100,10 +100,10 @@ class World:
 
     def reboot(self) -> None:
         self.boot += 1
-        Node_gpus = self.disk / "gpus.json"
+        file = self.disk / "gpus.json"
         from machine_model import ModelGpus
 
-        ModelGpus(Node_gpus).reboot()
+        ModelGpus(file).reboot()
         for file in (self.disk / "root/var/run/cdi").glob("*"):
             file.unlink()
 

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The whole driver of one vendor: real sockets, real store, real HTTP; the hardware alone is a model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from api_model import ApiModel, kubeconfig
+from dra_driver import vendor as module
+from dra_driver.api.client import ApiClient
+from dra_driver.api.events import EventRecorder
+from dra_driver.api.resources import ResourceApi
+from dra_driver.config import parse
+from dra_driver.core.errors import AcceleratorError
+from dra_driver.core.model import Placement
+from dra_driver.core.system import System
+from dra_driver.kubelet.sockets import SocketError
+from dra_driver.metrics import NoMetrics
+from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc
+from dra_driver.stages import StopPoint
+from dra_driver.vendor import VendorDriver
+from machine_model import DRIVER, Claims, ModelBackend, ModelGpus
+
+SMALL = "gpu-0-mig-1g10gb-19-0"
+
+
+class Scene:
+    """One driver and what surrounds it. start() and stop() may be called again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.api = ApiModel()
+        self.backend = ModelBackend(ModelGpus(folder / "gpus.json"))
+        self.cluster = Claims()
+        self.driver: VendorDriver
+        self.boot = "boot-1"
+
+    async def start(self) -> None:
+        root = self.folder / "root"
+        (root / "proc/sys/kernel/random").mkdir(parents=True, exist_ok=True)
+        (root / "proc/sys/kernel/random/boot_id").write_text(self.boot)
+        file = self.folder / "kubeconfig"
+        file.write_text(json.dumps(kubeconfig(self.api.url or "http://127.0.0.1:1")))
+        self.client = ApiClient(str(file))
+        self.events = EventRecorder(self.client, component="test", node_name="node-1")
+        self.driver = VendorDriver(
+            configuration=parse(
+                {
+                    "node_name": "node-1",
+                    "kubelet_root": str(self.folder / "kubelet"),
+                    "layout": [{"match": {}, "mode": "dynamic"}],
+                    "inventory_interval": 1,
+                }
+            ),
+            backend=self.backend,
+            system=System(str(root)),
+            api=ResourceApi(self.client),
+            events=self.events,
+            metrics=NoMetrics(),
+            stop_point=StopPoint(),
+        )
+        self.started = asyncio.Event()
+        self.task = asyncio.ensure_future(self.driver.run(self.started))
+        await asyncio.wait_for(self.started.wait(), 5)
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self.events.close()
+        await self.client.close()
+
+    async def call(self, method: str, name: str, *devices: str) -> str:
+        if devices:
+            self.cluster.allocate(name, *devices)
+            self.api.claims[name] = self.cluster.claims["default", name]
+        claim = dra_v1_pb2.Claim(namespace="default", name=name, uid=f"0uid-{name}")
+        async with grpc.aio.insecure_channel(f"unix:{self.folder}/kubelet/plugins/{DRIVER}/dra.sock") as channel:
+            stub = dra_v1_pb2_grpc.DRAPluginStub(channel)
+            request = getattr(dra_v1_pb2, f"{method}Request")(claims=[claim])
+            answer = await getattr(stub, method)(request)
+        return str(answer.claims[claim.uid].error)
+
+    async def prepare(self, name: str, *devices: str) -> str:
+        return await self.call("NodePrepareResources", name, *devices)
+
+    async def unprepare(self, name: str) -> str:
+        return await self.call("NodeUnprepareResources", name)
+
+    @staticmethod
+    async def until(condition: Any, seconds: float = 8.0) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not condition():
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.02)
+
+    def devices(self) -> list[str]:
+        return [device["name"] for item in self.api.slices.values() for device in item["spec"].get("devices", ())]
+
+    def partitions(self) -> list[tuple[int, int, int]]:
+        return [partition.key for device in self.backend.gpus.devices() for partition in device.partitions]
+
+    def cdi(self) -> list[Path]:
+        return sorted((self.folder / "root/var/run/cdi").glob("*.json"))
+
+
+def run(folder: Path, scenario: Any) -> None:
+    async def main() -> None:
+        scene = Scene(folder)
+        try:
+            await scenario(scene)
+        finally:
+            if hasattr(scene, "task"):
+                await scene.stop()
+            await scene.api.stop()
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(module, "RETRY_FIRST", 0.05)
+    monkeypatch.setattr(module, "RETRY_LIMIT", 0.1)
+    monkeypatch.setattr("dra_driver.publish.publisher.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("dra_driver.publish.publisher.SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.claims.service.READY_SECONDS", 0.1)
+    return tmp_path_factory.mktemp("v")
+
+
+def test_starts_before_everything_and_gets_there(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.backend.present = False
+        await scene.start()  # no API server, no GPU driver, no kubelet's folders
+        error = await scene.prepare("a", SMALL)
+        assert "not loaded" in error
+        await scene.stop()
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: len(scene.api.slices) == 1)
+        assert scene.devices() == []
+        scene.backend.present = True
+        await scene.until(lambda: "gpu-1" in scene.devices())
+        assert await scene.prepare("a", SMALL) == ""
+        assert await scene.unprepare("a") == ""
+
+    run(short, scenario)
+
+
+def test_restart_with_a_claim_changes_nothing(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: scene.devices())
+        assert await scene.prepare("a", SMALL) == ""
+        before = ([path.read_bytes() for path in scene.cdi()], scene.partitions(), len(scene.api.writes()))
+        await scene.stop()
+        await scene.start()
+        assert await scene.prepare("a") == ""
+        await asyncio.sleep(0.3)
+        assert ([path.read_bytes() for path in scene.cdi()], scene.partitions(), len(scene.api.writes())) == before
+        # A partition of ours is not taken for an administrator's: it stays on offer as it was.
+        assert "gpu-0" in scene.devices()
+        assert await scene.unprepare("a") == ""
+        assert scene.partitions() == []
+
+    run(short, scenario)
+
+
+def test_reboot_brings_claims_back_and_drops_those_that_are_gone(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: scene.devices())
+        assert await scene.prepare("stays", SMALL) == ""
+        assert await scene.prepare("gone", "gpu-1-mig-2g20gb-14-2") == ""
+        await scene.stop()
+        scene.backend.gpus.reboot()
+        for path in scene.cdi():
+            path.unlink()
+        (path.parent / "k8s.gpu.nvidia.com-claim_stale.json").write_text("{}")
+        del scene.api.claims["gone"]
+        scene.boot = "boot-2"
+        await scene.start()
+        await scene.until(lambda: scene.partitions() == [(19, 0, 1)] and len(scene.cdi()) == 1)
+        assert await scene.prepare("stays") == ""
+        assert await scene.unprepare("stays") == ""
+        assert (scene.partitions(), scene.cdi()) == ([], [])
+
+    run(short, scenario)
+
+
+@pytest.mark.parametrize("damage", ["text", "newer"])
+def test_damaged_store_is_set_aside_and_rebuilt(short: Path, damage: str) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: scene.devices())
+        assert await scene.prepare("a", SMALL) == ""
+        assert await scene.prepare("b", "gpu-1") == ""
+        await scene.stop()
+        path = short / f"kubelet/plugins/{DRIVER}/state.db"
+        if damage == "text":
+            path.write_text("rubbish " * 1000)
+        else:
+            import sqlite3
+
+            connection = sqlite3.connect(path)
+            connection.execute("UPDATE meta SET value = '2' WHERE key = 'schema_version'")
+            connection.commit()
+            connection.close()
+        await scene.start()
+        await scene.until(lambda: any(event["reason"] == "StoreRebuilt" for event in scene.api.events))
+        assert len(list(path.parent.glob("state.db.damaged-*"))) >= 1
+        assert await scene.prepare("a") == ""
+        assert "default/b" in await scene.prepare("late", "gpu-1")
+        assert await scene.unprepare("a") == ""
+        assert await scene.unprepare("b") == ""
+        assert (scene.partitions(), scene.cdi()) == ([], [])
+        assert not any(device.partitioning.enabled for device in scene.backend.gpus.devices())
+
+    run(short, scenario)
+
+
+def test_hand_made_partition_appears_and_is_never_destroyed(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: scene.devices())
+        gpu = scene.backend.gpus.template(0).uuid
+        scene.backend.set_partitioning(gpu, True)
+        scene.backend.create_partition(gpu, 9, Placement(4, 4))
+        scene.driver.look_again()
+        await scene.until(lambda: "gpu-0" not in scene.devices())
+        assert "gpu-0-mig-3g40gb-9-4" in scene.devices()
+        assert await scene.prepare("a", "gpu-0-mig-3g40gb-9-4") == ""
+        assert await scene.unprepare("a") == ""
+        assert scene.partitions() == [(9, 4, 4)]
+
+    run(short, scenario)
+
+
+def test_hardware_that_goes_away_is_withdrawn_and_comes_back(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: scene.devices())
+        scene.backend.present = False
+        await scene.until(lambda: scene.devices() == [])
+        assert "not loaded" in await scene.prepare("a", SMALL)
+        scene.backend.present = True
+        await scene.until(lambda: "gpu-0" in scene.devices())
+        assert await scene.prepare("a", SMALL) == ""
+        scene.backend.failures["discover"] = [AcceleratorError("NVML timed out")]  # once is no reason
+        await asyncio.sleep(1.3)
+        assert "gpu-0" in scene.devices()
+
+    run(short, scenario)
+
+
+def test_failed_prepare_is_an_event_on_the_claim(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: scene.devices())
+        assert await scene.prepare("a", "gpu-1") == ""
+        assert await scene.prepare("b", "gpu-1-mig-1g10gb-19-0")
+        await scene.until(lambda: scene.api.events)
+        (event,) = scene.api.events
+        assert event["reason"] == "PrepareFailed"
+        assert event["involvedObject"]["name"] == "b"
+        assert "default/a" in event["message"]
+        assert "It is freed when" in event["message"]
+
+    run(short, scenario)
+
+
+def test_second_process_is_refused(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        second = Scene(short)
+        second.api = scene.api
+        with pytest.raises((asyncio.TimeoutError, SocketError)):
+            await asyncio.wait_for(second.start(), 0.5)
+        assert isinstance(second.task.exception(), SocketError)
+        await second.stop()
+        await scene.until(lambda: scene.devices())
+        assert await scene.prepare("a", "gpu-1") == ""
+
+    run(short, scenario)
+
+
+def test_claim_that_is_gone_is_dropped_only_when_nothing_uses_it(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RECONCILE_SECONDS", 0.1)
+
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: scene.devices())
+        assert await scene.prepare("a", "gpu-1") == ""
+        gpu = scene.backend.gpus.template(1).uuid
+        with scene.backend.gpus.state() as state:
+            state[gpu]["pids"] = [4711]
+        del scene.api.claims["a"]
+        await asyncio.sleep(1)
+        assert len(scene.cdi()) == 1
+        with scene.backend.gpus.state() as state:
+            state[gpu]["pids"] = []
+        await scene.until(lambda: scene.cdi() == [])
+
+    run(short, scenario)
