@@ -15,7 +15,7 @@ import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import ansible
 import pytest
@@ -78,11 +78,46 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
+def parse(name: str, output: str) -> Result:
+    try:
+        answer: Result = json.loads(output)
+    except ValueError:
+        raise AssertionError(f"The module {name} did not answer, but said: {output}") from None
+    return answer
+
+
+class ModuleServer:
+    """A process that runs modules."""
+
+    def __enter__(self) -> Self:
+        self.process = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("module_server.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.process.communicate()
+
+    def run(self, name: str, parameters: dict[str, Any], library: str | None) -> Result:
+        """Run a module with the library in this folder and return its result."""
+        request = {"module": name, "arguments": parameters, "library": library}
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return parse(name, json.loads(self.process.stdout.readline()))
+
+
 class Node:
     """A node with its own GPUs, whose state outlives every process."""
 
-    def __init__(self, root: Path, nvml: Path, machine: str) -> None:
+    def __init__(self, root: Path, nvml: Path, machine: str, server: ModuleServer) -> None:
         self.root = root
+        self.server = server
+        self.driver = True
         self.folder = root / "usr/lib/x86_64-linux-gnu"
         self.folder.mkdir(parents=True)
         for file in nvml.iterdir():
@@ -116,28 +151,22 @@ class Node:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "LD_LIBRARY_PATH": str(self.folder), "PATH": f"{self.folder}:{os.environ['PATH']}"}
 
-    def module(
-        self,
-        name: str,
-        options: dict[str, Any],
-        *,
-        check: bool = False,
-        diff: bool = False,
-        python: Path = Path(sys.executable),
-    ) -> Result:
+    def module(self, name: str, options: dict[str, Any], *, check: bool = False, diff: bool = False) -> Result:
         """Run a module in a process of its own, as on the node."""
+        library = str(self.folder) if self.driver else None
+        return self.server.run(name, arguments(options, check=check, diff=diff), library)
+
+    def module_of(self, python: Path, name: str, options: dict[str, Any]) -> Result:
+        """Run a module under another interpreter."""
         done = subprocess.run(
             [python, "-c", PROGRAM, name],
-            input=json.dumps(arguments(options, check=check, diff=diff)),
+            input=json.dumps(arguments(options, check=False, diff=False)),
             env=self.environment(),
             capture_output=True,
             text=True,
             check=False,
         )
-        if not done.stdout.strip():
-            raise AssertionError(f"The module {name} said nothing: {done.stderr}")
-        answer: Result = json.loads(done.stdout)
-        return answer
+        return parse(name, done.stdout + done.stderr)
 
     def ansible(self, name: str, options: dict[str, Any], python: Path) -> Result:
         """Have Ansible pack a module and run it under ``python``; this interpreter is the one with the binding."""
@@ -171,11 +200,10 @@ class Node:
         *rules: dict[str, Any],
         check: bool = False,
         diff: bool = False,
-        python: Path = Path(sys.executable),
         **more: Any,
     ) -> Result:
         options = {"layout": list(rules), "state_path": str(self.root / "state.db"), **more}
-        return self.module("nvidia_mig", options, check=check, diff=diff, python=python)
+        return self.module("nvidia_mig", options, check=check, diff=diff)
 
     def reboot(self) -> None:
         """What a reboot does to the boards."""
@@ -193,9 +221,23 @@ class Node:
         }
 
 
+@pytest.fixture(scope="session")
+def module_server() -> Iterator[ModuleServer]:
+    with ModuleServer() as server:
+        yield server
+
+
 @pytest.fixture
-def make_node(tmp_path: Path, nvml: Path) -> Callable[[str], Node]:
-    return lambda machine: Node(tmp_path / "node", nvml, machine)
+def make_node(tmp_path: Path, nvml: Path, module_server: ModuleServer) -> Callable[[str], Node]:
+    return lambda machine: Node(tmp_path / "node", nvml, machine, module_server)
+
+
+@pytest.fixture(scope="module")
+def shared_node(tmp_path_factory: pytest.TempPathFactory, nvml: Path, module_server: ModuleServer) -> Node:
+    """A node with eight H100 for tests that leave it as it is; its fourth GPU is partitioned."""
+    node = Node(tmp_path_factory.mktemp("shared"), nvml, "8xH100", module_server)
+    node.layout({"match": {"index": 3}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 4}})
+    return node
 
 
 @pytest.fixture

@@ -67,8 +67,8 @@ def test_processes_and_faults_are_seen(node: Node) -> None:
         ({"uuid": "GPU-none"}, []),
     ],
 )
-def test_match(node: Node, match: dict[str, Any], indices: list[int]) -> None:
-    result = node.module("accelerator_info", {"match": match, "vendor": ["nvidia", "nvidia"]})
+def test_match(shared_node: Node, match: dict[str, Any], indices: list[int]) -> None:
+    result = shared_node.module("accelerator_info", {"match": match, "vendor": ["nvidia", "nvidia"]})
     assert [device["index"] for device in result["devices"]] == indices
 
 
@@ -93,7 +93,7 @@ def test_several_boards(make_node: Callable[[str], Node]) -> None:
 
 
 def test_without_a_driver(node: Node) -> None:
-    node.folder = node.root
+    node.driver = False
     result = node.module("accelerator_info", {})
     assert not result.get("failed"), result
     assert result["devices"] == []
@@ -106,12 +106,11 @@ def test_without_a_driver(node: Node) -> None:
 
 
 def test_without_the_binding(node: Node, bare_python: Path) -> None:
-    result = node.module("accelerator_info", {"interpreter": "/nowhere/python"}, python=bare_python)
+    options = {"interpreter": "/nowhere/python"}
+    result = node.module_of(bare_python, "accelerator_info", options)
     assert result["devices"] == []
     assert "pynvml" in result["drivers"][0]["reason"]
-    refused = node.module(
-        "accelerator_info", {"interpreter": "/nowhere/python", "fail_without_driver": True}, python=bare_python
-    )
+    refused = node.module_of(bare_python, "accelerator_info", {**options, "fail_without_driver": True})
     assert refused["failed"]
 
 
@@ -126,8 +125,8 @@ def test_without_the_binding(node: Node, bare_python: Path) -> None:
         ({"state": "present"}, "state"),
     ],
 )
-def test_bad_input(node: Node, options: dict[str, Any], named: str) -> None:
-    result = node.module("accelerator_info", options)
+def test_bad_input(shared_node: Node, options: dict[str, Any], named: str) -> None:
+    result = shared_node.module("accelerator_info", options)
     assert result["failed"]
     assert named in result["msg"]
 

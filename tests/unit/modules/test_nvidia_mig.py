@@ -89,8 +89,8 @@ def test_whole_and_dynamic(node: Node) -> None:
     assert node.partitions()[1] == PLACED
 
 
-def test_a_layout_that_matches_nothing(node: Node) -> None:
-    result = node.layout(static(8, MIXED))
+def test_a_layout_that_matches_nothing(shared_node: Node) -> None:
+    result = shared_node.layout(static(8, MIXED))
     assert not result["changed"]
     assert result["devices"] == []
     assert "matches any of the 8 GPUs" in str(result["warnings"])
@@ -139,21 +139,21 @@ def test_mig_parted_file(node: Node, tmp_path: Path) -> None:
         ("version: v1\nmig-configs: {half: []}\nfurther: 1", "further"),
     ],
 )
-def test_a_wrong_mig_parted_file(node: Node, tmp_path: Path, text: str | None, named: str) -> None:
+def test_a_wrong_mig_parted_file(shared_node: Node, tmp_path: Path, text: str | None, named: str) -> None:
     path = tmp_path / "config.yaml"
     if text is not None:
         path.write_text(text)
-    result = node.module("nvidia_mig", {"config_file": str(path), "config_name": "half"})
+    result = shared_node.module("nvidia_mig", {"config_file": str(path), "config_name": "half"})
     assert result["failed"]
     assert named in result["msg"]
 
 
 @pytest.mark.parametrize(("name", "named"), [("third", "third"), ("strange", "1g.5gb")])
-def test_a_wrong_mig_parted_configuration(node: Node, name: str, named: str) -> None:
-    result = node.module("nvidia_mig", {"config": MIG_PARTED, "config_name": name})
+def test_a_wrong_mig_parted_configuration(shared_node: Node, name: str, named: str) -> None:
+    result = shared_node.module("nvidia_mig", {"config": MIG_PARTED, "config_name": name})
     assert result["failed"]
     assert named in result["msg"]
-    assert node.partitions()[0] == []
+    assert shared_node.partitions()[0] == []
 
 
 def claim(path: Path, device_uuid: str, partition: dict[str, Any] | None = None) -> None:
@@ -341,17 +341,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "named"), BAD, ids=[str(number) for number in range(len(BAD))])
-def test_bad_input(node: Node, options: dict[str, Any], named: str) -> None:
-    node.layout(static(3, MIXED))
+def test_bad_input(shared_node: Node, options: dict[str, Any], named: str) -> None:
     for check in (True, False):
-        result = node.module("nvidia_mig", options, check=check)
+        result = shared_node.module("nvidia_mig", options, check=check)
         assert result["failed"]
         assert named in result["msg"]
-    assert node.partitions() == {**{index: [] for index in range(8)}, 3: PLACED}
+    assert shared_node.partitions() == {**{index: [] for index in range(8)}, 3: PLACED}
 
 
 def test_without_the_driver(node: Node) -> None:
-    node.folder = node.root
+    node.driver = False
     result = node.layout(static(0, MIXED))
     assert result["failed"]
     assert result["error_code"] == "backend-unavailable"
@@ -359,7 +358,8 @@ def test_without_the_driver(node: Node) -> None:
 
 
 def test_without_the_binding(node: Node, bare_python: Path) -> None:
-    result = node.layout(static(0, MIXED), python=bare_python, interpreter="/nowhere/python")
+    options = {"layout": [static(0, MIXED)], "interpreter": "/nowhere/python"}
+    result = node.module_of(bare_python, "nvidia_mig", options)
     assert result["failed"]
     assert result["error_code"] == "binding-missing"
     assert "/nowhere/python" in result["msg"]
