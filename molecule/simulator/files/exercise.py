@@ -103,12 +103,10 @@ def running():
     simulator("fault", "1", "call", "nvmlDeviceSetMigMode", "fail", str(nvml.NVML_ERROR_IN_USE))
     second = nvml.nvmlDeviceGetHandleByIndex(1)
     expect("injected failure", error_of(nvml.nvmlDeviceSetMigMode, second, 1), nvml.NVML_ERROR_IN_USE)
+    last = nvml.nvmlDeviceGetHandleByIndex(7)
     simulator("fault", "7", "lost")
-    expect(
-        "lost GPU",
-        error_of(nvml.nvmlDeviceGetTemperature, nvml.nvmlDeviceGetHandleByIndex(7), 0),
-        nvml.NVML_ERROR_GPU_IS_LOST,
-    )
+    expect("a call on a lost GPU", error_of(nvml.nvmlDeviceGetUUID, last), nvml.NVML_ERROR_GPU_IS_LOST)
+    expect("a handle of a lost GPU", error_of(nvml.nvmlDeviceGetHandleByIndex, 7), nvml.NVML_ERROR_GPU_IS_LOST)
     simulator("clear", "all")
     expect("after clear", error_of(nvml.nvmlDeviceSetMigMode, second, 0), 0)
 
@@ -132,7 +130,7 @@ def mixed():
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(5)]
     expect("minors", [nvml.nvmlDeviceGetMinorNumber(handle) for handle in handles], [3, 1, 0, 4, 2])
     expect("MIG of an L4", error_of(nvml.nvmlDeviceGetMigMode, handles[4]), nvml.NVML_ERROR_NOT_SUPPORTED)
-    expect("SetMigMode of an A30", nvml.nvmlDeviceSetMigMode(handles[2], 1), 0)
+    expect("activation of MIG mode on an A30", nvml.nvmlDeviceSetMigMode(handles[2], 1), nvml.NVML_ERROR_RESET_REQUIRED)
     expect("MIG mode of an A30 before a reset", nvml.nvmlDeviceGetMigMode(nvml.nvmlDeviceGetHandleByIndex(2)), [0, 1])
     address = nvml.nvmlDeviceGetPciInfo(handles[2]).busId
     subprocess.run(["nvidia-smi", "--gpu-reset", "-i", address], check=True, capture_output=True)
