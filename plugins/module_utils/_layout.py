@@ -23,7 +23,7 @@ from .core.layout import (
     Step,
     WantedPartition,
     execute,
-    plan_layout,
+    plan_layouts,
     wanted_for,
 )
 from .core.model import Device
@@ -51,22 +51,35 @@ def assign(
     """Plan every device that a rule matches; pure. Returns the plans, and what stands in the way of the others."""
     assignments: list[Assignment] = []
     errors: list[AcceleratorError] = []
-    for device in devices:
-        rule = wanted_for(device, rules)
-        if rule is None:
-            continue
-        try:
-            assignments.append(Assignment(device, rule, plan_layout(device, rule, prepared=prepared)))
-        except AcceleratorError as error:
-            errors.append(error)
+    wanted = [(device, wanted_for(device, rules)) for device in devices]
+    for (device, rule), outcome in zip(wanted, plan_layouts(wanted, prepared=prepared)):
+        if isinstance(outcome, AcceleratorError):
+            errors.append(outcome)
+        elif rule is not None:
+            assignments.append(Assignment(device, rule, outcome))
     return tuple(assignments), tuple(errors)
 
 
 def withhold_resets(assignment: Assignment) -> Assignment:
-    """Return the assignment with the steps from the first reset on withheld."""
+    """Return the assignment with the steps from the first reset on withheld.
+
+    Partitions that are only made again after a reset, because it would have taken them along, are left as well.
+    """
     steps = assignment.plan.steps
     first = next((number for number, step in enumerate(steps) if isinstance(step, ResetDevice)), len(steps))
-    return replace(assignment, plan=replace(assignment.plan, steps=steps[:first]), withheld=steps[first:])
+    again = {
+        (step.device_uuid, step.profile_id, step.placement)
+        for step in steps[first:]
+        if isinstance(step, CreatePartition)
+    }
+    spared = [
+        step
+        for step in steps[:first]
+        if isinstance(step, DestroyPartition)
+        and (step.device_uuid, step.partition.profile_id, step.partition.placement) in again
+    ]
+    now = tuple(step for step in steps[:first] if step not in spared)
+    return replace(assignment, plan=replace(assignment.plan, steps=now), withheld=(*spared, *steps[first:]))
 
 
 def needs_reset(assignment: Assignment) -> bool:
@@ -91,6 +104,16 @@ def consent(assignments: Sequence[Assignment], reset: str | None) -> tuple[Assig
             code="reset-needs-consent",
         )
     return tuple(assignments)
+
+
+def steps_on(device: Device, assignments: Sequence[Assignment]) -> tuple[Step, ...]:
+    """Return the steps that concern a device; a plan may hold those of devices that are reset together."""
+    return tuple(
+        step
+        for one in assignments
+        for step in one.plan.steps
+        if device.uuid in (step.device_uuids if isinstance(step, ResetDevice) else (step.device_uuid,))
+    )
 
 
 def state(device: Device) -> dict[str, Any]:
@@ -175,25 +198,30 @@ def apply(backend: Backend, assignments: Sequence[Assignment]) -> None:
 
     Raises LayoutFailed that says which devices were put back and which could not be.
     """
-    done: list[Device] = []
     for assignment in assignments:
         if not assignment.plan.steps:
             continue
         try:
             execute(backend, assignment.plan)
         except AcceleratorError as error:
-            raise _put_back(backend, done, assignment, error) from error
-        done.append(assignment.device)
+            raise _put_back(backend, assignments, assignment, error) from error
 
 
-def _put_back(backend: Backend, done: Sequence[Device], failed: Assignment, error: AcceleratorError) -> LayoutFailed:
+def _put_back(
+    backend: Backend, assignments: Sequence[Assignment], failed: Assignment, error: AcceleratorError
+) -> LayoutFailed:
     """Give the devices that were finished before their former layout, and say what became of everything."""
+    former = {one.device.uuid: former_rule(one.device) for one in assignments if one is not failed}
     undone = list(getattr(error, "undone", ()))
     not_undone = list(getattr(error, "not_undone", ()))
     text = f"{failed.device.describe()}: {error}"
-    for device in reversed(done):
+    wanted = [(device, former.get(device.uuid)) for device in backend.discover()]
+    for (device, _rule), outcome in reversed(tuple(zip(wanted, plan_layouts(wanted)))):
         try:
-            execute(backend, plan_layout(backend.device(device.uuid), former_rule(device)))
+            if isinstance(outcome, AcceleratorError):
+                raise outcome
+            if not execute(backend, outcome):
+                continue
         except AcceleratorError as second:
             not_undone.append(f"{device.describe()}: {second}")
             text += f" {device.describe()} could not be put back: {second}"

@@ -195,15 +195,16 @@ steps:
       type: str
       returned: success
       sample: create_partition
-    index:
-      description: The number that the driver gives the GPU.
-      type: int
+    indices:
+      description: The numbers that the driver gives the GPUs that the step concerns.
+      type: list
+      elements: int
       returned: success
-      sample: 0
+      sample: [0]
     device_uuid:
       description: The UUID of the GPU.
       type: str
-      returned: success
+      returned: for all but V(reset_device)
       sample: GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
     profile:
       description: The profile of the partition.
@@ -242,7 +243,7 @@ steps:
       returned: success
       sample: create 3g.40gb at 4:4 on GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
 before:
-  description: The mode and the partitions of each GPU that a rule matches, before.
+  description: The mode and the partitions of each GPU of RV(devices), before.
   returned: success
   type: list
   elements: dict
@@ -302,7 +303,7 @@ after:
       pending: true
       partitions: []
 devices:
-  description: What happens to each GPU that a rule matches.
+  description: What happens to each GPU that a rule matches, or that has to be reset along with one of them.
   returned: success
   type: list
   elements: dict
@@ -318,7 +319,7 @@ devices:
       returned: success
       sample: GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
     mode:
-      description: The mode that the rule wants.
+      description: The mode that the rule wants; null for a GPU that no rule matches.
       type: str
       returned: success
       sample: static
@@ -397,6 +398,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._layout import (
     difference,
     predict,
     state,
+    steps_on,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     INTERPRETER_OPTION,
@@ -407,7 +409,10 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import (
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, InvalidLayout
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import (
+    DestroyPartition,
+    ResetDevice,
     Rule,
+    Step,
     parse_rules,
     rules_from_mig_parted,
 )
@@ -476,31 +481,47 @@ def read_rules(module: AnsibleModule, devices: Sequence[Device]) -> tuple[Rule, 
     return rules_from_mig_parted(read_config(module), module.params["config_name"], devices)
 
 
-def result(assignments: Sequence[Assignment]) -> dict[str, Any]:
+def touched(devices: Sequence[Device], assignments: Sequence[Assignment]) -> tuple[Device, ...]:
+    """Return the devices that a rule matches, and those that are reset along with one of them; pure."""
+    matched = {one.device.uuid for one in assignments}
+    return tuple(device for device in devices if device.uuid in matched or steps_on(device, assignments))
+
+
+def devices_of(step: Step) -> tuple[str, ...]:
+    """Return the UUIDs of the devices that a step concerns; pure."""
+    return step.device_uuids if isinstance(step, ResetDevice) else (step.device_uuid,)
+
+
+def describe_step(step: Step, devices: Sequence[Device]) -> dict[str, Any]:
+    """Return a step as data, with the numbers that people know its devices by; pure."""
+    indices = [device.index for device in devices if device.uuid in devices_of(step)]
+    return {**step.to_dict(), "indices": indices, "description": step.describe()}
+
+
+def result(devices: Sequence[Device], assignments: Sequence[Assignment]) -> dict[str, Any]:
     """Return what is done, or would be, and what the devices are like before and after; pure."""
-    before = [state(one.device) for one in assignments]
-    after = [predict(one.device, one.plan.steps) for one in assignments]
-    steps = [
-        {**step.to_dict(), "index": one.device.index, "device_uuid": one.device.uuid, "description": step.describe()}
-        for one in assignments
-        for step in one.plan.steps
-    ]
+    modes = {one.device.uuid: one.rule.mode for one in assignments}
+    waiting = {uuid for one in assignments for step in one.withheld for uuid in devices_of(step)}
+    before = [state(device) for device in devices]
+    after = [predict(device, steps_on(device, assignments)) for device in devices]
+    steps = [describe_step(step, devices) for one in assignments for step in one.plan.steps]
     return {
         "changed": bool(steps),
         "steps": steps,
         "before": before,
         "after": after,
-        "reset_required": any(one.withheld for one in assignments),
+        "reset_required": bool(waiting),
         "devices": [
             {
-                "index": one.device.index,
-                "uuid": one.device.uuid,
-                "mode": one.rule.mode,
-                "changed": bool(one.plan.steps),
-                "kept": len(one.plan.kept),
-                "reset_required": bool(one.withheld),
+                "index": device.index,
+                "uuid": device.uuid,
+                "mode": modes.get(device.uuid),
+                "changed": bool(steps_on(device, assignments)),
+                "kept": len(device.partitions)
+                - sum(isinstance(step, DestroyPartition) for step in steps_on(device, assignments)),
+                "reset_required": device.uuid in waiting,
             }
-            for one in assignments
+            for device in devices
         ],
         "diff": difference(before, after),
     }
@@ -516,11 +537,12 @@ def partition_devices(module: AnsibleModule, backend: Backend) -> dict[str, Any]
     assignments = consent(assignments, module.params["reset"])
     if not assignments:
         module.warn(f"No rule of the layout matches any of the {len(devices)} GPUs of this node: nothing to do.")
-    answer = result(assignments)
+    concerned = touched(devices, assignments)
+    answer = result(concerned, assignments)
     if module.check_mode or not answer["changed"]:
         return answer
     apply(backend, assignments)
-    answer["after"] = [state(backend.device(one.device.uuid)) for one in assignments]
+    answer["after"] = [state(backend.device(device.uuid)) for device in concerned]
     answer["diff"] = difference(answer["before"], answer["after"])
     return answer
 
