@@ -375,3 +375,28 @@ def test_as_ansible_runs_it(node: Node, bare_python: Path) -> None:
     assert len(first["steps"]) == 6
     assert node.partitions()[0] == PLACED
     assert not node.ansible("nvidia_mig", options, bare_python)["changed"]
+
+
+def test_gpus_that_are_reset_together(make_node: Callable[[str], Node]) -> None:
+    """Boards with a direct link: a reset of one takes the partitions of the other along, which are made again."""
+    node = make_node("4xA30")
+    first = node.layout(static(1, {"2g.12gb": 2}), reset="when_needed")
+    assert [device["index"] for device in first["devices"]] == [0, 1]
+    assert first["devices"][0]["mode"] is None
+    (reset,) = [step for step in first["steps"] if step["step"] == "reset_device"]
+    assert reset["indices"] == [0, 1]
+    (partition,) = {one["profile"] for one in first["after"][1]["partitions"]}
+    assert partition == "2g.12gb"
+
+    waiting = node.layout(static(0, {"1g.6gb": 4}), reset="never", check=True)
+    assert kinds(waiting) == ["set_partitioning"]
+    assert [(device["index"], device["reset_required"]) for device in waiting["devices"]] == [(0, True)]
+    second = node.layout(static(0, {"1g.6gb": 4}), reset="when_needed")
+    assert node.partitions()[0] == [("1g.6gb", start) for start in range(4)]
+    assert node.partitions()[1] == [("2g.12gb", 0), ("2g.12gb", 2)]
+    assert without_uuids(second["after"])[1] == without_uuids(second["before"])[1]
+
+    node.simulator("fault", "1", "process", "4714")
+    refused = node.layout({"match": {"index": 0}, "mode": "whole"}, reset="when_needed")
+    assert refused["failed"]
+    assert refused["pids"] == [4714]
