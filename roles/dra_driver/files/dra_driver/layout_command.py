@@ -22,7 +22,7 @@ from typing import Any
 from . import config
 from .core.backend import BACKENDS, Backend, create
 from .core.errors import AcceleratorError, BackendUnavailable
-from .core.layout import LayoutPlan, Rule, execute, parse_rules, plan_layout, wanted_for
+from .core.layout import LayoutPlan, Rule, execute, parse_rules, plan_layouts, wanted_for
 from .core.model import Device
 from .core.prepared import PreparedPartition, prepared_claims, prepared_partitions
 from .core.system import System
@@ -112,14 +112,16 @@ def arrange(
 ) -> list[DeviceResult]:
     """Plan the layout of every matched device and, with ``apply``, make it; one device's failure stops no other."""
     results = []
-    for device in backend.discover():
-        rule = wanted_for(device, rules)
+    wanted = [(device, wanted_for(device, rules)) for device in backend.discover()]
+    for (device, rule), outcome in zip(wanted, plan_layouts(wanted, prepared=prepared)):
         if rule is None:
             continue
         result = DeviceResult(device, rule.describe())
         results.append(result)
         try:
-            result.plan = plan_layout(device, rule, prepared=prepared)
+            if isinstance(outcome, AcceleratorError):
+                raise outcome
+            result.plan = outcome
             result.steps = [step.describe() for step in result.plan.steps]
             if apply:
                 execute(backend, result.plan)
