@@ -49,7 +49,6 @@ class Settings:
     dev_root: str = "/dev"
     sys_root: str = "/sys"
     caps_major: int = 236
-    cap_nodes: bool = False
     cluster_uuid: str | None = None
     clique: int | None = None
     library: Mapping[str, Any] | None = None
@@ -312,7 +311,6 @@ def render(machine: Machine, catalogue: Catalogue, settings: Settings) -> str:
         f"dev-root {settings.dev_root}",
         f"sys-root {settings.sys_root}",
         f"caps-major {settings.caps_major}",
-        f"cap-nodes {_flag(settings.cap_nodes)}",
     ]
     lines += [f"{key} {_flag(value)}" for key, value in sorted((settings.library or {}).items())]
     for device in machine.gpus:

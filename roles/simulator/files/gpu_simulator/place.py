@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import posixpath
+import shutil
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ RECORD = "placed.json"
 # Hundreds of children, none of which needs its own real path: links to one bind of the original, not a mount each
 LINKED = ("/sys/module", "/sys/bus/pci/drivers")
 CAPABILITY_NODES = Path("/dev/nvidia-caps")
+# Folders in which the library makes and removes files of its own as instances come and go
+KEPT_BY_THE_LIBRARY = ("/proc/driver/nvidia/capabilities", str(CAPABILITY_NODES))
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,9 @@ class Folder:
     def remove(self) -> bool:
         """Remove what was placed and the folders that it leaves empty. Returns whether there was anything."""
         paths = self.placed()
+        for folder in KEPT_BY_THE_LIBRARY:
+            if paths and Path(self.root + folder).is_dir():
+                shutil.rmtree(self.root + folder)
         self._remove(paths)
         (self._workshop / RECORD).unlink(missing_ok=True)
         return bool(paths)

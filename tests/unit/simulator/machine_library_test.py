@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Power on and off with the library: what boards keep over files placed again, a boot, and another machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.simulator.nvml_support import Build
+
+FILES = Path(__file__).resolve().parents[3] / "roles" / "simulator" / "files"
+# What is tested is the command; the library has tests of its own under the sanitizers.
+pytestmark = pytest.mark.parametrize("nvml_build", [""], indirect=True, ids=["plain"])
+# Runs the command with a boot id of the test's own
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from gpu_simulator import cli, power
+power.BOOT_ID = sys.argv[2]
+sys.exit(cli.main(sys.argv[3:]))
+"""
+
+
+class Box:
+    """A machine under a folder, with the library in it."""
+
+    def __init__(self, build: Build, root: Path) -> None:
+        self.root = root
+        self.library = root / "usr/lib/x86_64-linux-gnu"
+        self.library.mkdir(parents=True)
+        for path in build.folder.iterdir():
+            if path.is_symlink() or path.is_file():
+                shutil.copy2(path, self.library / path.name, follow_symlinks=False)
+        self.environment = build.environment(self.library)
+        self.boot("first")
+
+    def boot(self, identity: str) -> None:
+        """Give the machine another boot id."""
+        (self.root / "boot_id").write_text(identity)
+
+    def command(self, *words: str) -> dict[str, Any]:
+        """What the command says."""
+        arguments = [sys.executable, "-c", PROGRAM, str(FILES), str(self.root / "boot_id"), "--root", str(self.root)]
+        done = subprocess.run([*arguments, *words], capture_output=True, text=True, env=self.environment, check=False)
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    def smi(self, *words: str) -> str:
+        """What nvidia-smi says."""
+        program = [str(self.library / "nvidia-smi"), *words]
+        done = subprocess.run(program, capture_output=True, text=True, env=self.environment, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def instances(self, gpu: int) -> list[str]:
+        """Names of a GPU's instances."""
+        return [entry["profile"] for entry in self.command("show", "--json")["gpus"][gpu]["gpu_instances"]]
+
+    def capabilities(self) -> set[str]:
+        """Capability files of instances."""
+        folder = self.root / "proc/driver/nvidia/capabilities"
+        return {str(path.relative_to(folder)) for path in folder.glob("gpu*/mig/gi*/**/access")}
+
+
+@pytest.fixture
+def box(nvml_build: Build, tmp_path: Path) -> Box:
+    return Box(nvml_build, tmp_path)
+
+
+def test_instances_live_until_the_next_boot_and_files_follow_them(box: Box) -> None:
+    assert box.command("power-on", "--machine", "8xH100")["library"] == "load"
+    box.smi("-i", "3", "-mig", "1")
+    box.smi("mig", "-i", "3", "-cgi", "9,19", "-C")
+    assert sorted(box.instances(3)) == ["1g.10gb", "3g.40gb"]
+    made = box.capabilities()
+    assert len(made) == 4
+
+    box.command("power-off")
+    assert box.capabilities() == set()
+    again = box.command("power-on", "--machine", "8xH100")
+    assert (again["place"], again["library"]) == (True, None)
+    assert box.capabilities() == made
+    assert sorted(box.instances(3)) == ["1g.10gb", "3g.40gb"]
+
+    box.boot("second")
+    assert box.command("power-on", "--machine", "8xH100")["library"] == "power-cycle"
+    assert box.instances(3) == []
+    assert box.capabilities() == set()
+    assert box.command("show", "--json")["gpus"][3]["mig_mode_current"] == 0
+
+
+def test_ampere_keeps_its_mode_over_a_boot_and_another_machine_is_factory_fresh(box: Box) -> None:
+    box.command("power-on", "--machine", "4xA30")
+    box.smi("-i", "0", "-mig", "1")
+    shown = box.command("show", "--json")["gpus"]
+    assert (shown[0]["mig_mode_current"], shown[0]["mig_mode_pending"]) == (0, 1)
+    box.boot("second")
+    box.command("power-on", "--machine", "4xA30")
+    shown = box.command("show", "--json")["gpus"]
+    assert [gpu["mig_mode_current"] for gpu in shown] == [1, 0, 0, 0]
+    assert box.command("power-on", "--machine", "mixed")["library"] == "load"
+    shown = box.command("show", "--json")["gpus"]
+    assert [gpu["minor"] for gpu in shown] == [3, 1, 0, 4, 2]
+    assert [gpu["mig_mode_current"] for gpu in shown] == [0] * 5
+
+
+def test_a_newer_library_leaves_the_state_where_it_is(box: Box) -> None:
+    box.command("power-on", "--machine", "8xH100")
+    state = next(box.library.glob("libnvidia-gpusim.so.*"))
+    before = state.stat().st_ino
+    box.smi("-i", "0", "-mig", "1")
+    installed = next(path for path in box.library.glob("libnvidia-ml.so.*.*") if not path.is_symlink())
+    shutil.copy2(installed, box.library / "new")
+    (box.library / "new").replace(installed)
+    assert not box.command("power-on", "--machine", "8xH100")["changed"]
+    assert state.stat().st_ino == before
+    assert box.command("show", "--json")["gpus"][0]["mig_mode_current"] == 1
+
+
+def test_faults_are_injected_shown_and_cleared_by_the_command(box: Box) -> None:
+    box.command("power-on", "--machine", "1xL4")
+    box.command("fault", "0", "thermal")
+    assert box.command("show", "--json")["gpus"][0]["thermal"] is True
+    box.command("clear")
+    assert box.command("show", "--json")["gpus"][0]["thermal"] is False
+
+
+def test_statements_for_the_library_come_from_the_configuration(box: Box) -> None:
+    folder = box.root / "etc/gpu-simulator"
+    folder.mkdir(parents=True)
+    (folder / "machine.json").write_text(json.dumps({"machine": "1xL4", "library": {"cap-nodes": True}}))
+    box.command("power-on")
+    assert "cap-nodes yes" in (box.root / "var/lib/gpu-simulator/machine.txt").read_text().splitlines()
