@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Events and injected faults, across processes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.unit.simulator.nvml_boards import BOARDS
+from tests.unit.simulator.nvml_support import (
+    DRIVER_NOT_LOADED,
+    GPU_IS_LOST,
+    INVALID_ARGUMENT,
+    NOT_SUPPORTED,
+    NOT_TIED,
+    TIMEOUT,
+    Client,
+    NvmlError,
+    Silicon,
+    gpu_section,
+    machine_text,
+)
+
+ALL_EVENTS = 0xFF1F
+XID, RECOVERY = 8, 0x8000
+
+
+@pytest.fixture
+def silicon(bare_silicon: Silicon) -> Silicon:
+    boards = ("H100-80", "H100-80", "L4")
+    extra = ("mig-mode yes",)
+    sections = [gpu_section(BOARDS[name], number, extra if name != "L4" else ()) for number, name in enumerate(boards)]
+    bare_silicon.load(machine_text(bare_silicon.folder, sections))
+    return bare_silicon
+
+
+def listener(silicon: Silicon, index: int = 0, types: int = ALL_EVENTS) -> tuple[Client, object]:
+    client = silicon.client()
+    events = client("nvmlEventSetCreate")
+    supported = client("nvmlDeviceGetSupportedEventTypes", client.gpu(index))
+    client("nvmlDeviceRegisterEvents", client.gpu(index), types & supported, events)
+    return client, events
+
+
+def received(client: Client, events: object, milliseconds: int = 0) -> list[tuple[int, int, int, int]]:
+    """Everything that is there: type, data, GPU instance, compute instance."""
+    found = []
+    while True:
+        try:
+            event = client("nvmlEventSetWait_v2", events, milliseconds)
+        except NvmlError as error:
+            assert error.code == TIMEOUT
+            return found
+        found.append((event["eventType"], event["eventData"], event["gpuInstanceId"], event["computeInstanceId"]))
+
+
+def test_an_xid_reaches_every_process_that_registered_and_no_other_gpu(silicon: Silicon) -> None:
+    one, one_set = listener(silicon)
+    two, two_set = listener(silicon)
+    other, other_set = listener(silicon, 1)
+    assert silicon.control("fault 0 xid 13")["ok"]
+    assert received(one, one_set) == received(two, two_set) == [(XID, 13, NOT_TIED, NOT_TIED)]
+    assert received(other, other_set) == []
+    assert received(one, one_set) == []
+
+
+def test_a_waiting_process_wakes_at_once(silicon: Silicon) -> None:
+    client, events = listener(silicon)
+    client.send("nvmlEventSetWait_v2", events, 20000)
+    time.sleep(0.2)
+    begin = time.monotonic()
+    silicon.control("fault 0 xid 94")
+    event = client.receive()["result"]
+    assert time.monotonic() - begin < 5
+    assert event["eventData"] == 94
+    assert event["device"] == client.gpu(0)
+
+
+def test_waiting_ends(silicon: Silicon) -> None:
+    client, events = listener(silicon)
+    begin = time.monotonic()
+    assert client.code("nvmlEventSetWait_v2", events, 300) == TIMEOUT
+    assert 0.28 < time.monotonic() - begin < 5
+    client("nvmlEventSetFree", events)
+    assert client.code("nvmlEventSetWait_v2", events, 10) == INVALID_ARGUMENT
+    assert client.code("nvmlEventSetFree", events) == INVALID_ARGUMENT
+
+
+def test_xids_of_a_mig_device_and_changes_of_the_configuration(silicon: Silicon) -> None:
+    client, events = listener(silicon)
+    instance = client("create_at", client.gpu(), 19, 2, 1)
+    client("nvmlGpuInstanceCreateComputeInstance", instance, 0)
+    assert silicon.control("fault 0 xid 94 9 0")["ok"]
+    refused = silicon.control("fault 0 xid 94 10 0")
+    assert refused["code"] == INVALID_ARGUMENT
+    assert received(client, events) == [(0x100, 1, 9, NOT_TIED), (0x100, 1, 9, 0), (XID, 94, 9, 0)]
+
+
+def test_only_registered_and_supported_types(silicon: Silicon) -> None:
+    client, events = listener(silicon, types=XID)
+    silicon.control("fault 0 ecc sbe 3")
+    silicon.control("fault 0 xid 31")
+    assert received(client, events) == [(XID, 31, NOT_TIED, NOT_TIED)]
+    last = client.gpu(2)
+    assert client("nvmlDeviceGetSupportedEventTypes", last) & 0x100 == 0
+    assert client.code("nvmlDeviceRegisterEvents", last, 0x100, events) == NOT_SUPPORTED
+    assert client.code("nvmlDeviceRegisterEvents", last, XID, {"handle": ["event_set", 4096]}) == INVALID_ARGUMENT
+
+
+def test_the_ring_loses_the_oldest(silicon: Silicon) -> None:
+    client, events = listener(silicon, types=1)
+    for _ in range(6):
+        operator = silicon.client(initialize=False)
+        for _ in range(200):
+            operator.send("control", "fault 0 ecc sbe")
+        for _ in range(200):
+            operator.receive()
+    assert len(received(client, events)) == 1024
+
+
+def test_ecc(silicon: Silicon) -> None:
+    client, events = listener(silicon)
+    gpu = client.gpu()
+    silicon.control("fault 0 ecc sbe 5")
+    silicon.control("fault 0 ecc dbe")
+    assert [client("nvmlDeviceGetTotalEccErrors", gpu, kind, 0) for kind in (0, 1)] == [5, 1]
+    assert client("nvmlDeviceGetDetailedEccErrors", gpu, 0, 1)["deviceMemory"] == 5
+    assert client("nvmlDeviceGetMemoryErrorCounter", gpu, 1, 1, 2) == 1
+    assert client("nvmlDeviceGetMemoryErrorCounter", gpu, 1, 1, 0) == 0
+    assert [kind for kind, *_ in received(client, events)] == [1, 2, XID, XID, RECOVERY]
+    client("nvmlDeviceClearEccErrorCounts", gpu, 0)
+    assert client("nvmlDeviceGetTotalEccErrors", gpu, 0, 0) == 0
+    silicon.control("power-cycle")
+    values = client("nvmlDeviceGetFieldValues", client.gpu(), [1, 2, 3, 4, 5, 6])
+    assert [value["value"]["ullVal"] & 0xFFFFFFFF for value in values] == [1, 1, 0, 0, 5, 1]
+
+
+def recovery(client: Client, gpu: object) -> int:
+    return int(client("nvmlDeviceGetFieldValues", gpu, [230])[0]["value"]["uiVal"])
+
+
+def test_row_remapping(silicon: Silicon) -> None:
+    client = silicon.client()
+    gpu = client.gpu()
+    assert client("nvmlDeviceGetRemappedRows", gpu) == [0, 0, 0, 0]
+    silicon.control("fault 0 row-remap pending")
+    assert client("nvmlDeviceGetRemappedRows", gpu) == [0, 0, 1, 0]
+    assert recovery(client, gpu) == 1
+    silicon.control("gpu-reset 0")
+    gpu = client.gpu()
+    assert client("nvmlDeviceGetRemappedRows", gpu) == [0, 1, 0, 0]
+    assert recovery(client, gpu) == 0
+    silicon.control("fault 0 row-remap failure")
+    silicon.control("power-cycle")
+    gpu = client.gpu()
+    assert client("nvmlDeviceGetRemappedRows", gpu) == [0, 1, 0, 1]
+    histogram = client("nvmlDeviceGetRowRemapperHistogram", gpu)
+    assert (histogram["none"], histogram["high"]) == (1, 1)
+    code, second = client("symbol", "nvmlDeviceGetRemappedRows_v2", gpu, {"struct": "c_nvmlRemappedRowsInfo_v2_t"})
+    assert (code, second["uncActiveRemaps"], second["bfailureOccurred"]) == (0, 1, 1)
+    assert [each["value"]["uiVal"] for each in client("nvmlDeviceGetFieldValues", gpu, [142, 143, 144, 145])] == [0, 1, 0, 1]
+    assert client.code("nvmlDeviceGetRetiredPagesPendingStatus", gpu) == NOT_SUPPORTED
+
+
+def test_a_lost_gpu_answers_nothing_but_that(silicon: Silicon) -> None:
+    client, events = listener(silicon)
+    gpu, other = client.gpu(0), client.gpu(1)
+    instance = client("nvmlDeviceCreateGpuInstance", gpu, 19)
+    silicon.control("fault 0 lost")
+    for call in ("nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMigMode", "nvmlDeviceGetPciInfo"):
+        assert client.code(call, gpu) == GPU_IS_LOST
+    assert client.code("nvmlGpuInstanceGetInfo", instance) == GPU_IS_LOST
+    assert client.code("nvmlDeviceGetHandleByIndex", 0) == GPU_IS_LOST
+    assert client("nvmlDeviceGetCount") == 3
+    assert client("nvmlDeviceGetName", other)
+    assert (XID, 79, NOT_TIED, NOT_TIED) in received(client, events)
+    assert silicon.control("gpu-reset 0")["code"] == GPU_IS_LOST
+    silicon.control("driver-reload")
+    assert client.code("nvmlDeviceGetHandleByIndex", 0) == GPU_IS_LOST
+    silicon.control("power-cycle")
+    assert client("nvmlDeviceGetName", client.gpu(0))
+
+
+@pytest.mark.parametrize(("xid", "action"), [(13, 0), (63, 0), (109, 1), (119, 1), (48, 4), (95, 4), (79, 2)])
+def test_the_recovery_action_of_an_xid(silicon: Silicon, xid: int, action: int) -> None:
+    client = silicon.client()
+    silicon.control(f"fault 0 xid {xid}")
+    assert recovery(client, client.gpu()) == action
+    silicon.control("clear 0")
+    assert recovery(client, client.gpu()) == 0
+
+
+def test_a_call_that_fails_at_its_nth_time(silicon: Silicon) -> None:
+    one, two = silicon.client(), silicon.client()
+    gpu = one.gpu()
+    silicon.control("fault 0 call nvmlDeviceGetMemoryInfo fail 999 nth 3")
+    codes = [client.code("nvmlDeviceGetMemoryInfo", gpu) for client in (one, two, one, two)]
+    assert codes == [0, 0, 999, 0]
+    assert one.code("nvmlDeviceGetMemoryInfo", one.gpu(1)) == 0
+    silicon.control("fault 1 call nvmlDeviceGetName fail 16")
+    assert [two.code("nvmlDeviceGetName", two.gpu(1)) for _ in range(2)] == [16, 16]
+    silicon.control("clear")
+    assert two.code("nvmlDeviceGetName", two.gpu(1)) == 0
+
+
+def test_a_fault_meets_every_version_of_a_call_or_the_named_one(silicon: Silicon) -> None:
+    client = silicon.client()
+    silicon.control("fault all call nvmlDeviceGetCount fail 18")
+    assert client("symbol", "nvmlDeviceGetCount_v2", {"out": 0})[0] == 18
+    silicon.control("fault all call nvmlDeviceGetPciInfo_v3 fail 18")
+    assert client.code("nvmlDeviceGetPciInfo", client.gpu()) == 18
+    structure = {"struct": "nvmlPciInfo_t"}
+    assert client("symbol", "nvmlDeviceGetPciInfo_v2", client.gpu(), structure)[0] == 0
+    silicon.control("fault all call nvmlInitWithFlags fail 9")
+    fresh = silicon.client(initialize=False)
+    assert fresh.code("nvmlInit") == DRIVER_NOT_LOADED
+    assert fresh.code("nvmlSystemGetDriverVersion") == 1
+
+
+def test_a_slow_call_holds_nobody_else_up(silicon: Silicon) -> None:
+    slow, quick = silicon.client(), silicon.client()
+    silicon.control("fault 0 call nvmlDeviceGetUUID delay 1.5")
+    gpu = slow.gpu()
+    begin = time.monotonic()
+    slow.send("nvmlDeviceGetUUID", gpu)
+    quick("nvmlDeviceGetUUID", quick.gpu(1))
+    middle = time.monotonic() - begin
+    slow.receive()
+    assert middle < time.monotonic() - begin
+    assert time.monotonic() - begin >= 1.5
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "fault",
+        "fault 0",
+        "fault 7 xid 13",
+        "fault 0 xid",
+        "fault 0 xid -1",
+        "fault 0 xid 5000",
+        "fault 0 xid 13 9",
+        "fault 0 ecc other",
+        "fault 2 row-remap",
+        "fault 0 process 0",
+        "fault 0 call nvmlX fail 0",
+        "fault 0 call GetName fail 3",
+        "fault 0 call nvmlX delay -1",
+        "fault 0 call nvmlX delay 1 nth 0",
+        "fault 0 nvlink 0 down",
+        "fault 0 recovery-action 9",
+        "fault 0 wrong",
+        "gpu-reset nothing",
+        "load",
+        "unknown",
+        "",
+    ],
+)
+def test_wrong_commands_say_so_and_change_nothing(silicon: Silicon, command: str) -> None:
+    before = silicon.show()
+    answer = silicon.control(command)
+    assert not answer["ok"]
+    assert "expected" in answer["error"] or "usage" in answer["error"]
+    assert silicon.show() == before

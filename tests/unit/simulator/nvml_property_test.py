@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Random creations and destructions, by several processes, against the brute-force model; and all of them at once."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.simulator.nvml_boards import BOARDS
+from tests.unit.simulator.nvml_model import Model, cells
+from tests.unit.simulator.nvml_support import (
+    INSUFFICIENT_RESOURCES,
+    INVALID_ARGUMENT,
+    SUCCESS,
+    Client,
+    NvmlError,
+    Silicon,
+    gpu_section,
+    machine_text,
+)
+
+PROCESSES = 3
+# One for each geometry and order of ids; the others differ in names and sizes only.
+GEOMETRIES = ["A30", "A100-80", "H100-80", "RTX-PRO-6000"]
+OPERATION = st.tuples(
+    st.integers(0, PROCESSES - 1),
+    st.sampled_from(["create", "create", "place", "place", "destroy"]),
+    st.integers(0, 10**6),
+    st.integers(0, 10**6),
+)
+
+
+def outcome(client: Client, call: str, *arguments: Any) -> tuple[int, Any]:
+    """NVML's return value and the result."""
+    try:
+        return SUCCESS, client(call, *arguments)
+    except NvmlError as error:
+        return error.code, None
+
+
+def check_capacity(client: Client, gpu: Any, model: Model) -> None:
+    for enum, row in model.board["profiles"].items():
+        assert client("nvmlDeviceGetGpuInstanceRemainingCapacity", gpu, row["id"]) == model.remaining(enum)
+
+
+def apply(client: Client, gpu: Any, model: Model, kind: str, one: int, two: int) -> None:
+    """One operation on the library and on the model; both have to say the same."""
+    enums = list(model.board["profiles"])
+    enum = enums[one % len(enums)]
+    row = model.row(enum)
+    if kind == "destroy":
+        if model.instances:
+            identifier = sorted(model.instances)[one % len(model.instances)]
+            instance = client("nvmlDeviceGetGpuInstanceById", gpu, identifier)
+            client("nvmlGpuInstanceDestroy", instance)
+            del model.instances[identifier]
+        return
+    if kind == "create":
+        choices = model.choices(enum)
+        code, instance = outcome(client, "nvmlDeviceCreateGpuInstance", gpu, row["id"])
+        expected = SUCCESS if choices else INSUFFICIENT_RESOURCES
+        start = choices[0] if choices else 0
+    else:
+        start = two % (model.board["memory_slices"] + 1)
+        code, instance = outcome(client, "create_at", gpu, row["id"], start, row["size"])
+        expected = SUCCESS if model.fits(enum, start) else INSUFFICIENT_RESOURCES
+        if start not in row["starts"]:
+            expected = INVALID_ARGUMENT
+    assert code == expected, (kind, row["name"], start, model.instances)
+    if code == SUCCESS:
+        info = client("nvmlGpuInstanceGetInfo", instance)
+        placement = info["placement"]
+        assert (placement["start"], placement["size"], info["profileId"]) == (start, row["size"], row["id"])
+        assert info["id"] == model.create(enum, start)
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_random_sequences_agree_with_the_model(bare_silicon: Silicon, name: str) -> None:
+    board = BOARDS[name]
+    section = gpu_section(board, 0, ("mig-mode yes",))
+    assert bare_silicon.load(machine_text(bare_silicon.folder, [section]))["ok"]
+    clients = [bare_silicon.client() for _ in range(PROCESSES)]
+
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(OPERATION, min_size=5, max_size=25))
+    def run(operations: list[tuple[int, str, int, int]]) -> None:
+        model = Model(board)
+        gpu = clients[0].gpu()
+        for row in board["profiles"].values():
+            for instance in clients[0]("gpu_instances", gpu, row["id"]):
+                clients[0]("nvmlGpuInstanceDestroy", instance)
+        for who, kind, one, two in operations:
+            apply(clients[who], gpu, model, kind, one, two)
+        check_capacity(clients[operations[-1][0]], gpu, model)
+        shown = bare_silicon.show()["gpus"][0]["gpu_instances"]
+        assert {each["id"]: each["start"] for each in shown} == {key: start for key, (_, start) in model.instances.items()}
+
+    run()
+
+
+def check_consistency(board: dict[str, Any], shown: list[dict[str, Any]]) -> None:
+    """No two instances share a slice, all are where the table allows, and the engines suffice."""
+    model = Model(board)
+    enums = {row["id"]: enum for enum, row in board["profiles"].items()}
+    for instance in shown:
+        enum = enums[instance["profile_id"]]
+        assert model.fits(enum, instance["start"])
+        assert model.create(enum, instance["start"]) == instance["id"]
+    assert len(model.occupied()) == sum(len(cells(each["start"], each["size"])) for each in shown)
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_all_processes_at_once(bare_silicon: Silicon, name: str) -> None:
+    board = BOARDS[name]
+    section = gpu_section(board, 0, ("mig-mode yes",))
+    assert bare_silicon.load(machine_text(bare_silicon.folder, [section]))["ok"]
+    clients = [bare_silicon.client() for _ in range(PROCESSES)]
+    gpus = [client.gpu() for client in clients]
+    owned: list[dict[int, Any]] = [{} for _ in clients]
+    choose = random.Random(name)
+    for _ in range(60):
+        asked = []
+        for number, client in enumerate(clients):
+            if owned[number] and choose.random() < 0.4:
+                identifier = choose.choice(sorted(owned[number]))
+                client.send("nvmlGpuInstanceDestroy", owned[number].pop(identifier))
+                asked.append("destroy")
+            else:
+                row = choose.choice(list(board["profiles"].values()))
+                client.send("nvmlDeviceCreateGpuInstance", gpus[number], row["id"])
+                asked.append("create")
+        made = []
+        for number, client in enumerate(clients):
+            try:
+                made.append((number, asked[number], client.receive(asked[number])["result"]))
+            except NvmlError as error:
+                assert asked[number] == "create"
+                assert error.code == INSUFFICIENT_RESOURCES
+        for number, kind, instance in made:
+            if kind == "create":
+                owned[number][clients[number]("nvmlGpuInstanceGetInfo", instance)["id"]] = instance
+    shown = bare_silicon.show()["gpus"][0]["gpu_instances"]
+    check_consistency(board, shown)
+    assert sorted(each["id"] for each in shown) == sorted(identifier for each in owned for identifier in each)
+    events = bare_silicon.control("event-count")["events"]
+    assert events >= len(shown)
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_state(bare_silicon: Silicon, tmp_path: Path) -> None:
+    """Processes that create and destroy without pause are killed; what is left is consistent and can be used further."""
+    board = BOARDS["H100-80"]
+    section = gpu_section(board, 0, ("mig-mode yes",))
+    assert bare_silicon.load(machine_text(bare_silicon.folder, [section]))["ok"]
+    choose = random.Random(1)
+    survivor = bare_silicon.client()
+    for _ in range(8):
+        victim = bare_silicon.client()
+        gpu = victim.gpu()
+        for _ in range(300):
+            victim.send("nvmlDeviceCreateGpuInstance", gpu, choose.choice([19, 15, 14, 9]))
+            victim.send("gpu_instances", gpu, 19)
+        for _ in range(choose.randrange(5, 120)):
+            assert victim.process.stdout
+            victim.process.stdout.readline()
+        victim.process.kill()
+        victim.process.wait()
+        shown = bare_silicon.show()["gpus"][0]["gpu_instances"]
+        check_consistency(board, shown)
+        for identifier in [each["id"] for each in shown]:
+            survivor("nvmlGpuInstanceDestroy", survivor("nvmlDeviceGetGpuInstanceById", survivor.gpu(), identifier))
+        survivor("nvmlGpuInstanceDestroy", survivor("create_at", survivor.gpu(), 0, 0, 8))
+
+
+def test_a_forked_child_takes_the_same_lock(bare_silicon: Silicon) -> None:
+    section = gpu_section(BOARDS["H100-80"], 0, ("mig-mode yes",))
+    bare_silicon.load(machine_text(bare_silicon.folder, [section]))
+    client = bare_silicon.client()
+    gpu = client.gpu()
+    child = client("fork_and", "nvmlDeviceCreateGpuInstance", gpu, 9)
+    assert "result" in child, json.dumps(child)
+    parent = client("nvmlDeviceCreateGpuInstance", gpu, 9)
+    assert parent != child["result"]
+    assert len(client("gpu_instances", gpu, 9)) == 2

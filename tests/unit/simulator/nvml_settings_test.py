@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Setters and what is read back; what a power cycle does to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.simulator.nvml_boards import BOARDS
+from tests.unit.simulator.nvml_support import (
+    ARGUMENT_VERSION_MISMATCH,
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    SUCCESS,
+    Client,
+    Silicon,
+    gpu_section,
+    machine_text,
+)
+
+CLOCKS = (
+    "memory-clock 2619 minimum=345 maximum=1980 step=15",
+    "memory-clock 1593 minimum=345 maximum=1500 step=15",
+    "clocks graphics=345 sm=345 memory=2619 video=765",
+    "maximum-clocks graphics=1980 sm=1980 memory=2619 video=1545",
+    "temperature gpu=31 shutdown=95 slowdown=92 memory-maximum=95 gpu-maximum=87",
+    "persistence yes",
+)
+
+
+@pytest.fixture
+def silicon(bare_silicon: Silicon) -> Silicon:
+    sections = [gpu_section(BOARDS["H100-80"], 0, CLOCKS), gpu_section(BOARDS["L4"], 1, ("fan count=1 speed=40",))]
+    bare_silicon.load(machine_text(bare_silicon.folder, sections))
+    return bare_silicon
+
+
+def lost_at_a_power_cycle(silicon: Silicon, client: Client, call: str, before: Any, after: Any, *arguments: Any) -> None:
+    assert client(call, client.gpu(), *arguments) == before
+    silicon.control("power-cycle")
+    assert client(call, client.gpu(), *arguments) == after
+
+
+def test_power(silicon: Silicon) -> None:
+    client = silicon.client()
+    gpu = client.gpu()
+    assert client("nvmlDeviceGetPowerManagementLimitConstraints", gpu) == [100000, 400000]
+    assert client("nvmlDeviceGetPowerManagementDefaultLimit", gpu) == 300000
+    assert client("nvmlDeviceGetPowerUsage", gpu) == 60000
+    assert client("nvmlDeviceGetPowerManagementMode", gpu) == 1
+    assert client.code("nvmlDeviceSetPowerManagementLimit", gpu, 99999) == INVALID_ARGUMENT
+    assert client.code("nvmlDeviceSetPowerManagementLimit", gpu, 400001) == INVALID_ARGUMENT
+    client("nvmlDeviceSetPowerManagementLimit", gpu, 250000)
+    assert client("nvmlDeviceGetEnforcedPowerLimit", gpu) == 250000
+    value = {"struct": "c_nvmlPowerValue_v2_t", "fields": {"version": 0x0200000C, "powerScope": 0, "powerValueMw": 200000}}
+    assert client("symbol", "nvmlDeviceSetPowerManagementLimit_v2", gpu, value)[0] == SUCCESS
+    value["fields"]["powerScope"] = 1  # type: ignore[index]
+    assert client("symbol", "nvmlDeviceSetPowerManagementLimit_v2", gpu, value)[0] == NOT_SUPPORTED
+    value["fields"]["version"] = 5  # type: ignore[index]
+    assert client("symbol", "nvmlDeviceSetPowerManagementLimit_v2", gpu, value)[0] == ARGUMENT_VERSION_MISMATCH
+    fields = client("nvmlDeviceGetFieldValues", gpu, [186, 187, 188, 189, 190, 192])
+    assert [each["value"]["uiVal"] for each in fields] == [60000, 100000, 400000, 300000, 200000, 200000]
+    assert client("nvmlDeviceGetTotalEnergyConsumption", gpu) >= 0
+    lost_at_a_power_cycle(silicon, client, "nvmlDeviceGetPowerManagementLimit", 200000, 300000)
+
+
+def test_locked_clocks_hold_what_runs(silicon: Silicon) -> None:
+    client = silicon.client()
+    gpu = client.gpu()
+    assert client("nvmlDeviceGetSupportedMemoryClocks", gpu) == [2619, 1593]
+    graphics = client("nvmlDeviceGetSupportedGraphicsClocks", gpu, 1593)
+    assert (graphics[0], graphics[-1], len(graphics)) == (1500, 345, 78)
+    assert client.code("nvmlDeviceGetSupportedGraphicsClocks", gpu, 1000) == NOT_FOUND
+    assert client("nvmlDeviceGetMaxClockInfo", gpu, 0) == 1980
+    assert client.code("nvmlDeviceSetGpuLockedClocks", gpu, 1500, 1000) == INVALID_ARGUMENT
+    assert client.code("nvmlDeviceSetGpuLockedClocks", gpu, 1500, 9000) == INVALID_ARGUMENT
+    client("nvmlDeviceSetGpuLockedClocks", gpu, 900, 1200)
+    assert client("nvmlDeviceGetClockInfo", gpu, 1) == 900
+    assert client("nvmlDeviceGetClock", gpu, 0, 0) == 900
+    client("nvmlDeviceSetMemoryLockedClocks", gpu, 1000, 1593)
+    assert client("nvmlDeviceGetClockInfo", gpu, 2) == 1593
+    shown = silicon.show()["gpus"][0]
+    assert (shown["locked_clock_minimum_mhz"], shown["locked_clock_maximum_mhz"]) == (900, 1200)
+    client("nvmlDeviceResetMemoryLockedClocks", gpu)
+    assert client("nvmlDeviceGetClockInfo", gpu, 2) == 2619
+    client("nvmlDeviceSetApplicationsClocks", gpu, 1593, 1485)
+    assert client("nvmlDeviceGetApplicationsClock", gpu, 0) == 1485
+    assert client("nvmlDeviceGetCurrentClocksEventReasons", gpu) == 3
+    assert client.code("nvmlDeviceSetApplicationsClocks", gpu, 1593, 1486) == INVALID_ARGUMENT
+    client("nvmlDeviceResetApplicationsClocks", gpu)
+    assert client("nvmlDeviceGetApplicationsClock", gpu, 2) == client("nvmlDeviceGetDefaultApplicationsClock", gpu, 2) == 2619
+    lost_at_a_power_cycle(silicon, client, "nvmlDeviceGetClockInfo", 900, 345, 0)
+    client("nvmlDeviceSetGpuLockedClocks", client.gpu(), 900, 900)
+    client("nvmlDeviceResetGpuLockedClocks", client.gpu())
+    assert client("nvmlDeviceGetClockInfo", client.gpu(), 0) == 345
+
+
+def test_modes(silicon: Silicon) -> None:
+    client = silicon.client()
+    gpu = client.gpu()
+    for mode in (3, 2, 0, 3):
+        client("nvmlDeviceSetComputeMode", gpu, mode)
+        assert client("nvmlDeviceGetComputeMode", gpu) == mode
+    assert client.code("nvmlDeviceSetComputeMode", gpu, 1) == NOT_SUPPORTED
+    assert client.code("nvmlDeviceSetComputeMode", gpu, 4) == INVALID_ARGUMENT
+    lost_at_a_power_cycle(silicon, client, "nvmlDeviceGetComputeMode", 3, 0)
+    client("nvmlDeviceSetPersistenceMode", client.gpu(), 0)
+    lost_at_a_power_cycle(silicon, client, "nvmlDeviceGetPersistenceMode", 0, 1)
+    gpu = client.gpu()
+    client("nvmlDeviceSetEccMode", gpu, 0)
+    assert client("nvmlDeviceGetEccMode", gpu) == [1, 0]
+    assert client("nvmlDeviceGetDefaultEccMode", gpu) == [1]
+    silicon.control("gpu-reset 0")
+    assert client("nvmlDeviceGetEccMode", client.gpu()) == [0, 0]
+    silicon.control("power-cycle")
+    gpu = client.gpu()
+    assert client("nvmlDeviceGetEccMode", gpu) == [0, 0]
+    assert client.code("nvmlDeviceGetTotalEccErrors", gpu, 0, 0) == NOT_SUPPORTED
+    client("nvmlDeviceSetAccountingMode", gpu, 1)
+    assert client("nvmlDeviceGetAccountingMode", gpu) == 1
+    assert client("nvmlDeviceGetAccountingPids", gpu) == []
+    assert client("nvmlDeviceGetAccountingBufferSize", gpu) == 4000
+    assert client("nvmlDeviceGetVirtualizationMode", gpu) == 0
+    assert client("nvmlDeviceGetAPIRestriction", gpu, 0) == 1
+    assert client("nvmlDeviceGetPerformanceState", gpu) == client("nvmlDeviceGetPowerState", gpu) == 0
+
+
+def test_a_gpu_in_mig_mode_answers_less(silicon: Silicon) -> None:
+    client = silicon.client()
+    assert client("nvmlDeviceGetUtilizationRates", client.gpu()) == {"gpu": 0, "memory": 0}
+    for call in ("Encoder", "Decoder", "Jpg", "Ofa"):
+        assert client(f"nvmlDeviceGet{call}Utilization", client.gpu())[0] == 0
+    client("nvmlDeviceSetMigMode", client.gpu(), 1)
+    gpu = client.gpu()
+    assert client.code("nvmlDeviceGetUtilizationRates", gpu) == NOT_SUPPORTED
+    assert client.code("nvmlDeviceSetComputeMode", gpu, 3) == NOT_SUPPORTED
+    compute = client("nvmlGpuInstanceCreateComputeInstance", client("nvmlDeviceCreateGpuInstance", gpu, 9), 2)
+    device = client("nvmlComputeInstanceGetInfo", compute)["device"]
+    client("nvmlDeviceSetComputeMode", device, 3)
+    assert client("nvmlDeviceGetComputeMode", device) == 3
+    assert client.code("nvmlDeviceSetPowerManagementLimit", device, 200000) == NOT_SUPPORTED
+    assert client.code("nvmlDeviceGetFieldValues", device, [230]) == NOT_SUPPORTED
+    assert client("nvmlDeviceGetPciInfo", device)["busId"] == "00000000:10:00.0"
+
+
+def test_temperatures_and_fans(silicon: Silicon) -> None:
+    client = silicon.client()
+    gpu, other = client.gpu(0), client.gpu(1)
+    assert client("nvmlDeviceGetTemperature", gpu, 0) == 31
+    assert client("nvmlDeviceGetTemperatureV", gpu, 0) == 31
+    assert [client("nvmlDeviceGetTemperatureThreshold", gpu, which) for which in range(4)] == [95, 92, 95, 87]
+    assert client.code("nvmlDeviceGetTemperatureThreshold", gpu, 5) == NOT_SUPPORTED
+    assert client.code("nvmlDeviceGetTemperatureThreshold", gpu, 9) == INVALID_ARGUMENT
+    assert client("nvmlDeviceGetMarginTemperature", gpu) == 61
+    assert client("nvmlDeviceGetNumFans", gpu) == 0
+    assert client.code("nvmlDeviceGetFanSpeed", gpu) == NOT_SUPPORTED
+    assert client("nvmlDeviceGetFanSpeed", other) == client("nvmlDeviceGetFanSpeed_v2", other, 0) == 40
+    assert client.code("nvmlDeviceGetFanSpeed_v2", other, 1) == INVALID_ARGUMENT
+    silicon.control("fault 0 thermal")
+    assert client("nvmlDeviceGetTemperature", gpu, 0) == 93
+    assert client("nvmlDeviceGetCurrentClocksEventReasons", gpu) == 0x68
+    assert client("nvmlDeviceGetCurrentClocksThrottleReasons", gpu) == 0x68
+    assert client("nvmlDeviceGetSupportedClocksEventReasons", gpu) == 0x1FF
+    assert client("nvmlDeviceGetViolationStatus", gpu, 1)["violationTime"] > 0
+    assert client("nvmlDeviceGetPcieThroughput", gpu, 0) == 0
+
+
+def test_the_compute_policy_has_its_own_command(silicon: Silicon) -> None:
+    assert silicon.control("timeslice 0")["timeslice"] == [0]
+    assert silicon.control("timeslice 0 3")["ok"]
+    assert silicon.control("timeslice all")["timeslice"] == [3, 0]
+    assert silicon.control("timeslice 0 4")["code"] == INVALID_ARGUMENT
+    silicon.control("power-cycle")
+    assert silicon.control("timeslice 0")["timeslice"] == [0]
+
+
+def test_confidential_computing(silicon: Silicon) -> None:
+    client = silicon.client()
+    assert client("nvmlSystemGetConfComputeCapabilities")["gpusCaps"] == 0
+    assert client("nvmlSystemGetConfComputeState")["ccFeature"] == 0
+    assert client.code("nvmlSystemGetConfComputeGpusReadyState") == NOT_SUPPORTED
+    silicon.load(machine_text(silicon.folder, [gpu_section(BOARDS["H100-80"], 0)], ("confidential-computing yes",)))
+    client = silicon.client()
+    assert client("nvmlSystemGetConfComputeCapabilities")["gpusCaps"] == 1
+    client("nvmlSystemSetConfComputeGpusReadyState", 1)
+    assert client("nvmlSystemGetConfComputeGpusReadyState") == 1
+    settings = {"struct": "c_nvmlSystemConfComputeSettings_v1_t"}
+    assert client("symbol", "nvmlSystemGetConfComputeSettings", settings)[0] == SUCCESS
