@@ -8,11 +8,9 @@ from collections.abc import Collection, Sequence
 from typing import Callable, Protocol
 
 from .cdi import ContainerEdits
-from .model import CounterSet, Device, Offer, Partition, Placement
+from .model import CounterSet, Device, Offer, OwnedPartition, Partition, Placement
 from .nvidia.backend import NvidiaBackend
 from .system import System
-
-OwnedPartition = tuple[int, int, int]
 
 
 class Backend(Protocol):

@@ -65,7 +65,7 @@ class SetPartitioning:
 
     def describe(self) -> str:
         """Say what the step does."""
-        return f"switch partitioning {'on' if self.enabled else 'off'} on {self.device_uuid}"
+        return f"switch partitioning of {self.device_uuid} {'on' if self.enabled else 'off'}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the step as data."""

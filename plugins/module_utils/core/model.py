@@ -52,6 +52,9 @@ class Version:
 
 AttributeValue = Union[bool, int, str, Version]
 
+# Profile id, start and size of a partition: what identifies it on its device across its life times.
+OwnedPartition = tuple[int, int, int]
+
 
 @dataclass(frozen=True, order=True)
 class Placement:
@@ -139,7 +142,7 @@ class Partition:
     capacities: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def key(self) -> tuple[int, int, int]:
+    def key(self) -> OwnedPartition:
         """Profile id, start and size: what identifies a partition on its device across its life times."""
         return (self.profile_id, self.placement.start, self.placement.size)
 

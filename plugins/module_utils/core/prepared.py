@@ -9,7 +9,6 @@ claims hold.
 from __future__ import annotations
 
 import contextlib
-import json
 import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -205,8 +204,3 @@ def prepared_partitions(claims: Iterable[PreparedClaim]) -> tuple[PreparedPartit
         for claim in claims
         for device in claim.devices
     )
-
-
-def document_of(claim: Mapping[str, Any]) -> str:
-    """Return the text of a claim's document column: JSON with stable order."""
-    return json.dumps(claim, sort_keys=True, separators=(",", ":"))

@@ -95,10 +95,23 @@ def refused(kind: type[AcceleratorError], action: Callable[..., Any], *arguments
     try:
         action(*arguments)
     except AcceleratorError as error:
-        assert type(error) is kind, f"{type(error).__name__} instead of {kind.__name__}: {error}"
+        assert error.__class__ is kind, f"{type(error).__name__} instead of {kind.__name__}: {error}"
         assert str(error)
         return error
     raise AssertionError(f"{action} was not refused")
+
+
+def recorded(stage: Stage) -> list[tuple[str, Any]]:
+    """Record the calls of NVML from now on, by function and last argument."""
+    calls: list[tuple[str, Any]] = []
+    original = stage.backend._nvml.call
+
+    def recording(function: str, *arguments: Any, doing: str = "") -> Any:
+        calls.append((function, arguments[-1] if arguments else None))
+        return original(function, *arguments, doing=doing)
+
+    stage.backend._nvml.call = recording  # type: ignore[method-assign]
+    return calls
 
 
 def places(gpu: Device) -> tuple[board_model.Place, ...]:
@@ -534,13 +547,13 @@ def one_gpu_by_two_threads(stage: Stage) -> None:
     for _round in range(5):
         outcomes: list[object] = []
 
-        def work(outcomes: list[object] = outcomes) -> None:
+        def work(outcomes: list[object]) -> None:
             try:
                 outcomes.append(stage.backend.create_partition(gpu.uuid, 0, Placement(0, 8)))
             except DoesNotFit as error:
                 outcomes.append(error)
 
-        threads = [threading.Thread(target=work) for _each in range(2)]
+        threads = [threading.Thread(target=work, args=(outcomes,)) for _each in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -553,25 +566,17 @@ def one_gpu_by_two_threads(stage: Stage) -> None:
 @on("8xH100")
 def looking_at_one_gpu_is_cheap(stage: Stage) -> None:
     gpu = stage.enabled()
-    calls: list[str] = []
-    nvml = stage.backend._nvml
-    original = nvml.call
-
-    def counting(function: str, *arguments: Any, doing: str = "") -> Any:
-        calls.append(function)
-        return original(function, *arguments, doing=doing)
-
-    nvml.call = counting  # type: ignore[method-assign]
+    calls = recorded(stage)
     stage.backend.device(gpu.uuid)
     assert len(calls) <= 3 + len(gpu.profiles), calls
-    assert not any("Profile" in call or "Placements" in call or "HandleBy" in call for call in calls), calls
+    assert not any("Profile" in call or "Placements" in call or "HandleBy" in call for call, _argument in calls), calls
     stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
     calls.clear()
     made = stage.backend.create_partition(gpu.uuid, 19, Placement(1, 1))
-    assert not any("PossiblePlacements" in call or "ProfileInfo" in call for call in calls), calls
+    assert not any("PossiblePlacements" in call or "ProfileInfo" in call for call, _argument in calls), calls
     calls.clear()
     stage.backend.destroy_partition(gpu.uuid, made.instance_id)
-    assert not any("HandleBy" in call for call in calls), calls
+    assert not any("HandleBy" in call for call, _argument in calls), calls
 
 
 @on("8xH100")
@@ -635,6 +640,41 @@ def edits_carry_what_a_container_needs(stage: Stage) -> None:
         f"/dev/nvidia-caps/nvidia-cap{minor + 1}",
     ]
     assert all(node.type == "c" and node.major and node.minor is not None for node in nodes)
+
+
+def an_older_driver_names_no_profiles(stage: Stage) -> None:
+    """Without the versioned calls the names follow from the rule, and partitions can be made all the same."""
+    new = stage.first()
+    for function in ("nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlGpuInstanceGetComputeInstanceProfileInfoV"):
+        stage.control("fault", "all", "call", function, "fail", "13")
+        stage.control("fault", "0", "call", function, "fail", "13")
+    calls = recorded(stage)
+    old = stage.first()
+    assert ("nvmlDeviceGetGpuInstanceProfileInfo", 1) in calls
+    assert [profile.name for profile in old.profiles] == [profile.name for profile in new.profiles]
+    assert old == new
+    gpu = stage.enabled()
+    made = stage.backend.create_partition(gpu.uuid, gpu.profiles[0].profile_id, gpu.profiles[0].placements[0])
+    assert made.uuid and stage.backend.device(gpu.uuid).partitions == (made,)
+
+
+for _machine in ("4xA30", "8xH200", "4xGB200", "2xRTX-PRO-6000"):
+    SCENARIOS[f"an_older_driver_names_no_profiles_of_{_machine}"] = (_machine, an_older_driver_names_no_profiles)
+
+
+@on("8xH100")
+def a_driver_that_hides_profiles_while_partitioning_is_off(stage: Stage) -> None:
+    for function in ("nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetGpuInstanceProfileInfo"):
+        stage.control("fault", "0", "call", function, "fail", "3")
+    gpu = stage.first()
+    assert gpu.profiles == () and gpu.partitioning.supported
+    (whole,) = stage.backend.offers(gpu, dynamic=True)
+    assert (whole.kind, whole.counter_set) == ("device", None)
+    error = refused(Unsupported, plan_layout, gpu, Rule(Match(), "static", (WantedPartition("1g.10gb"),)))
+    assert "without partitions first" in str(error)
+    execute(stage.backend, plan_layout(gpu, Rule(Match(), "static")))
+    stage.control("clear", "0")
+    assert stage.first().profiles
 
 
 @on("8xH100")

@@ -11,12 +11,11 @@ from typing import Any, Callable, TypeVar
 
 from ..cdi import ContainerEdits
 from ..errors import AcceleratorError, BackendUnavailable, DeviceLost, NotFound
-from ..model import CounterSet, Device, Health, Offer, Partition, Placement
+from ..model import CounterSet, Device, Health, Offer, OwnedPartition, Partition, Placement
 from ..system import System
 from . import discover, edits, offers, partition
 from .discover import BoardFacts, DriverFacts
 from .nvml import Nvml
-from .offers import OwnedPartition
 
 Answer = TypeVar("Answer")
 

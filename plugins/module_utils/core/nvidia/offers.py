@@ -12,11 +12,9 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from .. import room
-from ..model import AttributeValue, CounterSet, Device, Offer, Partition, Placement, Profile, frozen
+from ..model import AttributeValue, CounterSet, Device, Offer, OwnedPartition, Partition, Placement, Profile, frozen
 from ..room import CAPACITY_KEYS
-
-OwnedPartition = tuple[int, int, int]
-MOST_ATTRIBUTES_AND_CAPACITIES = 32  # of one device in a ResourceSlice
+from ..slices import MOST_ATTRIBUTES_AND_CAPACITIES
 
 
 def whole_name(device: Device) -> str:
