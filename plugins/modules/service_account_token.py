@@ -120,10 +120,10 @@ import base64
 import binascii
 import json
 import time
-from typing import Any, Dict, Mapping, Optional
+from collections.abc import Mapping
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
@@ -134,7 +134,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes impor
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 
 
-def argument_spec() -> Dict[str, Dict[str, Any]]:
+def argument_spec() -> dict[str, dict[str, Any]]:
     """Return the module's options."""
     return {
         "name": {"type": "str", "required": True},
@@ -147,7 +147,7 @@ def argument_spec() -> Dict[str, Dict[str, Any]]:
     }
 
 
-def claims_of(token: str) -> Optional[Mapping[str, Any]]:
+def claims_of(token: str) -> Mapping[str, Any] | None:
     """Return what a JSON web token claims, unverified, or None if it is none."""
     parts = token.strip().split(".")
     if len(parts) != 3:
@@ -160,7 +160,7 @@ def claims_of(token: str) -> Optional[Mapping[str, Any]]:
 
 
 def reason_to_renew(
-    claims: Optional[Mapping[str, Any]], *, account: str, node: str, node_uid: str, now: float, renew_below: float
+    claims: Mapping[str, Any] | None, *, account: str, node: str, node_uid: str, now: float, renew_below: float
 ) -> str:
     """Decide, from what a token claims, why a new one is needed ("" if it is not). ``account`` is the full user name."""
     if claims is None:
@@ -209,7 +209,7 @@ def request_token(api: Api, *, name: str, namespace: str, node: str, node_uid: s
     return str(answer["status"]["token"])
 
 
-def work(module: AnsibleModule) -> Dict[str, Any]:
+def work(module: AnsibleModule) -> dict[str, Any]:
     """Keep the given token or request a new one; returns the module's result. Raises ApiError."""
     params = module.params
     api = connect(module)

@@ -66,7 +66,8 @@ def digest(files: dict[str, bytes]) -> str:
 
 def pack(files: dict[str, bytes], output: Path) -> None:
     """Writes the archive. Owner, time and mode of a member do not depend on the machine that packs."""
-    with output.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0) as zipped:
+    # Three managers in one statement need parentheses, and those need Python 3.10.
+    with output.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0) as zipped:  # noqa: SIM117
         with tarfile.open(fileobj=zipped, mode="w", format=tarfile.GNU_FORMAT) as archive:
             folders = sorted({str(parent) for name in files for parent in Path(name).parents if str(parent) != "."})
             for folder in folders:

@@ -15,12 +15,28 @@ import sys
 import tempfile
 from pathlib import Path
 
+import yaml
+from files import ROOT
+
 FINDING = re.compile(r"^(ERROR|WARNING|CRITICAL)\b", re.MULTILINE)
+
+
+def link_dependencies(virtual_environment: Path) -> None:
+    """Let the importer's Ansible find the collections that galaxy.yml names, as a user's would."""
+    (packages,) = virtual_environment.resolve().glob("lib/python3*/site-packages")
+    for name in yaml.safe_load((ROOT / "galaxy.yml").read_text(encoding="utf-8"))["dependencies"]:
+        relative = Path("ansible_collections", *name.split("."))
+        source = next(folder / relative for folder in map(Path, sys.path) if (folder / relative).is_dir())
+        target = packages / relative
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        target.symlink_to(source)
 
 
 def main(virtual_environment: Path, folder: Path) -> int:
     """Import the one tarball in ``folder`` and return the exit status."""
     (tarball,) = folder.glob("*.tar.gz")
+    link_dependencies(virtual_environment)
     programs = str(virtual_environment / "bin")
     environment = {**os.environ, "PATH": os.pathsep.join([programs, os.environ["PATH"]]), "PYTHONPATH": ""}
     environment.pop("ANSIBLE_COLLECTIONS_PATH", None)

@@ -46,7 +46,7 @@ def test_claim_and_its_errors(tmp_path: Path) -> None:
         api.failures = [("GET", 403, "forbidden")]
         with pytest.raises(ApiError, match="lacks a right"):
             await resources.claim("default", "a")
-        assert [path for _, path in api.log].count("/apis/resource.k8s.io") == 1
+        assert [path for _unused, path in api.log].count("/apis/resource.k8s.io") == 1
 
     run(tmp_path, scenario)
 
@@ -127,7 +127,7 @@ def test_events_are_repeated_by_count_and_limited(tmp_path: Path) -> None:
         now = [1000.0]
         recorder = EventRecorder(client, component="driver", node_name="node-1", clock=lambda: now[0])
         claim = Subject("ResourceClaim", "resource.k8s.io/v1", "a", "uid-a", "team")
-        for _ in range(3):
+        for _round in range(3):
             recorder.warning(claim, "PrepareFailed", "no room", action="Prepare")
         await recorder.close()
         (event,) = api.events

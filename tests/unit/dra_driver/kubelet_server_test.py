@@ -208,7 +208,7 @@ def test_sockets_that_disappear_come_back(short: Path) -> None:
         watcher = asyncio.ensure_future(plugin.watch_sockets(interval=0.02))
         for name in ("plugins_registry/gpu.nvidia.com-reg.sock", "plugins/gpu.nvidia.com/dra.sock"):
             (short / name).unlink()
-            for _ in range(200):
+            for _round in range(200):
                 await asyncio.sleep(0.02)
                 if (short / name).exists():
                     break

@@ -119,7 +119,7 @@ def test_one_changed_device_is_one_write(tmp_path: Path) -> None:
         scene.publisher.set_content(replace(first, offers=tuple(changed)))
         await scene.until(lambda: len(scene.api.writes()) > before)
         assert await scene.at_rest() == 0
-        assert [method for method, _ in scene.api.writes()[before:]] == ["PUT"]
+        assert [method for method, _unused in scene.api.writes()[before:]] == ["PUT"]
         assert {item["spec"]["pool"]["generation"] for item in scene.api.slices.values()} == {1}
 
     run(tmp_path, scenario)
@@ -200,8 +200,8 @@ def test_dropped_fields_are_reported_once_and_not_written_again(tmp_path: Path) 
     async def scenario(scene: Scene) -> None:
         scene.publisher.set_content(content("h100-80"))
         await scene.until(scene.publisher.published.is_set)
-        assert {reason for reason, _ in scene.problems} == {"SliceFieldsDropped"}
-        assert any("DRAPartitionableDevices" in message for _, message in scene.problems)
+        assert {reason for reason, _unused in scene.problems} == {"SliceFieldsDropped"}
+        assert any("DRAPartitionableDevices" in message for _unused, message in scene.problems)
         assert await scene.at_rest(0.5) == 0
 
     run(tmp_path, scenario, api)

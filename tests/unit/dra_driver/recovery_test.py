@@ -100,10 +100,10 @@ class World:
 
     def reboot(self) -> None:
         self.boot += 1
-        file = self.disk / "gpus.json"
+        state = self.disk / "gpus.json"
         from machine_model import ModelGpus
 
-        ModelGpus(file).reboot()
+        ModelGpus(state).reboot()
         for file in (self.disk / "root/var/run/cdi").glob("*"):
             file.unlink()
 

@@ -156,7 +156,7 @@ def test_restart_with_a_claim_changes_nothing(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
-        await scene.until(lambda: scene.devices())
+        await scene.until(scene.devices)
         assert await scene.prepare("a", SMALL) == ""
         before = ([path.read_bytes() for path in scene.cdi()], scene.partitions(), len(scene.api.writes()))
         await scene.stop()
@@ -176,7 +176,7 @@ def test_reboot_brings_claims_back_and_drops_those_that_are_gone(short: Path) ->
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
-        await scene.until(lambda: scene.devices())
+        await scene.until(scene.devices)
         assert await scene.prepare("stays", SMALL) == ""
         assert await scene.prepare("gone", "gpu-1-mig-2g20gb-14-2") == ""
         await scene.stop()
@@ -200,7 +200,7 @@ def test_damaged_store_is_set_aside_and_rebuilt(short: Path, damage: str) -> Non
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
-        await scene.until(lambda: scene.devices())
+        await scene.until(scene.devices)
         assert await scene.prepare("a", SMALL) == ""
         assert await scene.prepare("b", "gpu-1") == ""
         await scene.stop()
@@ -231,7 +231,7 @@ def test_hand_made_partition_appears_and_is_never_destroyed(short: Path) -> None
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
-        await scene.until(lambda: scene.devices())
+        await scene.until(scene.devices)
         gpu = scene.backend.gpus.template(0).uuid
         scene.backend.set_partitioning(gpu, True)
         scene.backend.create_partition(gpu, 9, Placement(4, 4))
@@ -249,7 +249,7 @@ def test_hardware_that_goes_away_is_withdrawn_and_comes_back(short: Path) -> Non
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
-        await scene.until(lambda: scene.devices())
+        await scene.until(scene.devices)
         scene.backend.present = False
         await scene.until(lambda: scene.devices() == [])
         assert "not loaded" in await scene.prepare("a", SMALL)
@@ -267,7 +267,7 @@ def test_failed_prepare_is_an_event_on_the_claim(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
-        await scene.until(lambda: scene.devices())
+        await scene.until(scene.devices)
         assert await scene.prepare("a", "gpu-1") == ""
         assert await scene.prepare("b", "gpu-1-mig-1g10gb-19-0")
         await scene.until(lambda: scene.api.events)
@@ -290,7 +290,7 @@ def test_second_process_is_refused(short: Path) -> None:
             await asyncio.wait_for(second.start(), 0.5)
         assert isinstance(second.task.exception(), SocketError)
         await second.stop()
-        await scene.until(lambda: scene.devices())
+        await scene.until(scene.devices)
         assert await scene.prepare("a", "gpu-1") == ""
 
     run(short, scenario)
@@ -302,7 +302,7 @@ def test_claim_that_is_gone_is_dropped_only_when_nothing_uses_it(short: Path, mo
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
-        await scene.until(lambda: scene.devices())
+        await scene.until(scene.devices)
         assert await scene.prepare("a", "gpu-1") == ""
         gpu = scene.backend.gpus.template(1).uuid
         with scene.backend.gpus.state() as state:

@@ -115,7 +115,10 @@ def test_what_does_not_exist(client: Client) -> None:
     assert client.code("nvmlDeviceGetHandleByPciBusId", "rubbish") == INVALID_ARGUMENT
     assert client.code("nvmlDeviceGetName", {"handle": ["device", 0]}) == INVALID_ARGUMENT
     assert client.code("nvmlDeviceGetName", {"handle": ["device", 12345]}) == INVALID_ARGUMENT
-    assert client.code("nvmlGpuInstanceGetInfo", {"handle": ["gpu_instance", client.gpu()["handle"][1]]}) == INVALID_ARGUMENT
+    assert (
+        client.code("nvmlGpuInstanceGetInfo", {"handle": ["gpu_instance", client.gpu()["handle"][1]]})
+        == INVALID_ARGUMENT
+    )
     assert client("symbol", "nvmlSystemGetDriverVersion", {"out": 0}, 3)[0] == INSUFFICIENT_SIZE
 
 
@@ -148,7 +151,13 @@ def test_versions_of_structures(client: Client) -> None:
     gpu = client.gpu()
     fabric = client.fill("nvmlDeviceGetGpuFabricInfoV", gpu, {"struct": "c_nvmlGpuFabricInfo_v3_t"}, by_reference=True)
     assert fabric["clusterUuid"][:3] == [0x00, 0x11, 0x22]
-    assert (fabric["state"], fabric["status"], fabric["cliqueId"], fabric["healthMask"], fabric["healthSummary"]) == (3, 0, 7, 0xAA, 1)
+    assert (fabric["state"], fabric["status"], fabric["cliqueId"], fabric["healthMask"], fabric["healthSummary"]) == (
+        3,
+        0,
+        7,
+        0xAA,
+        1,
+    )
     second = client.fill("nvmlDeviceGetGpuFabricInfoV", gpu, {"struct": "c_nvmlGpuFabricInfo_v2_t"}, by_reference=True)
     assert second["cliqueId"] == 7
     wrong = {"struct": "c_nvmlGpuFabricInfo_v3_t", "fields": {"version": 0x09000028}}
@@ -159,7 +168,13 @@ def test_versions_of_structures(client: Client) -> None:
     assert (code, fourth["numCliques"], fourth["cliques"][0]["id"]) == (SUCCESS, 1, 7)
     platform = client.fill("nvmlDeviceGetPlatformInfo", gpu, {"struct": "c_nvmlPlatformInfo_v2_t"}, by_reference=True)
     assert platform["chassisSerialNumber"] == "CH1"
-    assert [ord(platform[name]) for name in ("slotNumber", "trayIndex", "hostId", "peerType", "moduleId")] == [3, 4, 1, 1, 2]
+    assert [ord(platform[name]) for name in ("slotNumber", "trayIndex", "hostId", "peerType", "moduleId")] == [
+        3,
+        4,
+        1,
+        1,
+        2,
+    ]
     assert client("nvmlDeviceGetAddressingMode", gpu) == 1
     assert client("nvmlDeviceGetPdi", gpu) == 0x0040000000000000
     for name, kind in {
@@ -237,7 +252,7 @@ def test_life_of_the_library(bare_silicon: Silicon) -> None:
     client("nvmlInitWithFlags", 1)
     assert client("symbol", "nvmlInit_v2")[0] == SUCCESS
     assert client.code("nvmlInitWithFlags", 8) == INVALID_ARGUMENT
-    for _ in range(3):
+    for _round in range(3):
         assert client("nvmlSystemGetDriverVersion") == "580.95.05"
         client("nvmlShutdown")
     assert client.code("nvmlSystemGetDriverVersion") == UNINITIALIZED

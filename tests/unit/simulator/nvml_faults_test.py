@@ -46,7 +46,7 @@ def listener(silicon: Silicon, index: int = 0, types: int = ALL_EVENTS) -> tuple
 
 def received(client: Client, events: object, milliseconds: int = 0) -> list[tuple[int, int, int, int]]:
     """Everything that is there: type, data, GPU instance, compute instance."""
-    found = []
+    found: list[tuple[int, int, int, int]] = []
     while True:
         try:
             event = client("nvmlEventSetWait_v2", events, milliseconds)
@@ -111,11 +111,11 @@ def test_only_registered_and_supported_types(silicon: Silicon) -> None:
 
 def test_the_ring_loses_the_oldest(silicon: Silicon) -> None:
     client, events = listener(silicon, types=1)
-    for _ in range(6):
+    for _round in range(6):
         operator = silicon.client(initialize=False)
-        for _ in range(200):
+        for _round in range(200):
             operator.send("control", "fault 0 ecc sbe")
-        for _ in range(200):
+        for _round in range(200):
             operator.receive()
     assert len(received(client, events)) == 1024
 
@@ -129,7 +129,7 @@ def test_ecc(silicon: Silicon) -> None:
     assert client("nvmlDeviceGetDetailedEccErrors", gpu, 0, 1)["deviceMemory"] == 5
     assert client("nvmlDeviceGetMemoryErrorCounter", gpu, 1, 1, 2) == 1
     assert client("nvmlDeviceGetMemoryErrorCounter", gpu, 1, 1, 0) == 0
-    assert [kind for kind, *_ in received(client, events)] == [1, 2, XID, XID, RECOVERY]
+    assert [kind for kind, *_unused in received(client, events)] == [1, 2, XID, XID, RECOVERY]
     client("nvmlDeviceClearEccErrorCounts", gpu, 0)
     assert client("nvmlDeviceGetTotalEccErrors", gpu, 0, 0) == 0
     silicon.control("power-cycle")
@@ -160,7 +160,12 @@ def test_row_remapping(silicon: Silicon) -> None:
     assert (histogram["none"], histogram["high"]) == (1, 1)
     code, second = client("symbol", "nvmlDeviceGetRemappedRows_v2", gpu, {"struct": "c_nvmlRemappedRowsInfo_v2_t"})
     assert (code, second["uncActiveRemaps"], second["bfailureOccurred"]) == (0, 1, 1)
-    assert [each["value"]["uiVal"] for each in client("nvmlDeviceGetFieldValues", gpu, [142, 143, 144, 145])] == [0, 1, 0, 1]
+    assert [each["value"]["uiVal"] for each in client("nvmlDeviceGetFieldValues", gpu, [142, 143, 144, 145])] == [
+        0,
+        1,
+        0,
+        1,
+    ]
     assert client.code("nvmlDeviceGetRetiredPagesPendingStatus", gpu) == NOT_SUPPORTED
 
 
@@ -169,7 +174,13 @@ def test_a_lost_gpu_answers_nothing_but_that(silicon: Silicon) -> None:
     gpu, other = client.gpu(0), client.gpu(1)
     instance = client("nvmlDeviceCreateGpuInstance", gpu, 19)
     silicon.control("fault 0 lost")
-    for call in ("nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMigMode", "nvmlDeviceGetPciInfo"):
+    for call in (
+        "nvmlDeviceGetName",
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetPciInfo",
+    ):
         assert client.code(call, gpu) == GPU_IS_LOST
     assert client.code("nvmlGpuInstanceGetInfo", instance) == GPU_IS_LOST
     assert client.code("nvmlDeviceGetHandleByIndex", 0) == GPU_IS_LOST
@@ -200,7 +211,7 @@ def test_a_call_that_fails_at_its_nth_time(silicon: Silicon) -> None:
     assert codes == [0, 0, 999, 0]
     assert one.code("nvmlDeviceGetMemoryInfo", one.gpu(1)) == 0
     silicon.control("fault 1 call nvmlDeviceGetName fail 16")
-    assert [two.code("nvmlDeviceGetName", two.gpu(1)) for _ in range(2)] == [16, 16]
+    assert [two.code("nvmlDeviceGetName", two.gpu(1)) for _round in range(2)] == [16, 16]
     silicon.control("clear")
     assert two.code("nvmlDeviceGetName", two.gpu(1)) == 0
 

@@ -252,7 +252,7 @@ def test_compute_instances_of_every_size(bare_silicon: Silicon, slices: int) -> 
         assert (info["sliceCount"], info["instanceCount"]) == (size, len(starts))
         assert info["name"] == "MIG " + ("" if size == slices else f"{size}c.") + row["name"]
         assert client("possible_placements", instance, info["id"], True) == [[start, size] for start in starts]
-        made = []
+        made: list[Any] = []
         for start in starts:
             assert client("nvmlGpuInstanceGetComputeInstanceRemainingCapacity", instance, info["id"]) == len(
                 starts

@@ -73,7 +73,8 @@ class Model:
         if self.board.get("order") == "reversed":
             half = len(ids) // 2
             ids = ids[half:] + ids[:half] if half else ids
-        return ids[start // size]
+        chosen: int = ids[start // size]
+        return chosen
 
     def remaining(self, enum: int) -> int:
         """The most further instances of the profile that fit together, by trying every set of starts."""

@@ -55,7 +55,14 @@ def test_queries(silicon: Silicon) -> None:
     fields = "index,uuid,name,pci.bus_id,memory.total,mig.mode.current,mig.mode.pending,power.limit"
     plain = output(silicon, f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-i", "1,2").splitlines()
     assert [line.split(", ")[0] for line in plain] == ["1", "2"]
-    assert plain[0].split(", ")[2:] == ["NVIDIA A100-SXM4-40GB", "00000000:11:00.0", "40960", "Disabled", "Disabled", "300.00"]
+    assert plain[0].split(", ")[2:] == [
+        "NVIDIA A100-SXM4-40GB",
+        "00000000:11:00.0",
+        "40960",
+        "Disabled",
+        "Disabled",
+        "300.00",
+    ]
     assert plain[1].split(", ")[5] == "[N/A]"
     headed = output(silicon, "--query-gpu=memory.total", "--format=csv").splitlines()
     assert headed[0] == "memory.total [MiB]"
@@ -99,7 +106,9 @@ def test_without_a_driver(bare_silicon: Silicon) -> None:
 
 
 def cuda(silicon: Silicon) -> list[object]:
-    run = subprocess.run([sys.executable, "-c", CUDA], capture_output=True, text=True, env=silicon.environment, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", CUDA], capture_output=True, text=True, env=silicon.environment, check=True
+    )
     return list(json.loads(run.stdout))
 
 

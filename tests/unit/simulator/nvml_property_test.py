@@ -86,7 +86,7 @@ def test_random_sequences_agree_with_the_model(bare_silicon: Silicon, name: str)
     board = BOARDS[name]
     section = gpu_section(board, 0, ("mig-mode yes",))
     assert bare_silicon.load(machine_text(bare_silicon.folder, [section]))["ok"]
-    clients = [bare_silicon.client() for _ in range(PROCESSES)]
+    clients = [bare_silicon.client() for _round in range(PROCESSES)]
 
     @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(OPERATION, min_size=5, max_size=25))
@@ -100,7 +100,9 @@ def test_random_sequences_agree_with_the_model(bare_silicon: Silicon, name: str)
             apply(clients[who], gpu, model, kind, one, two)
         check_capacity(clients[operations[-1][0]], gpu, model)
         shown = bare_silicon.show()["gpus"][0]["gpu_instances"]
-        assert {each["id"]: each["start"] for each in shown} == {key: start for key, (_, start) in model.instances.items()}
+        assert {each["id"]: each["start"] for each in shown} == {
+            key: start for key, (_unused, start) in model.instances.items()
+        }
 
     run()
 
@@ -121,11 +123,11 @@ def test_all_processes_at_once(bare_silicon: Silicon, name: str) -> None:
     board = BOARDS[name]
     section = gpu_section(board, 0, ("mig-mode yes",))
     assert bare_silicon.load(machine_text(bare_silicon.folder, [section]))["ok"]
-    clients = [bare_silicon.client() for _ in range(PROCESSES)]
+    clients = [bare_silicon.client() for _round in range(PROCESSES)]
     gpus = [client.gpu() for client in clients]
-    owned: list[dict[int, Any]] = [{} for _ in clients]
+    owned: list[dict[int, Any]] = [{} for _unused in clients]
     choose = random.Random(name)
-    for _ in range(60):
+    for _round in range(60):
         asked = []
         for number, client in enumerate(clients):
             if owned[number] and choose.random() < 0.4:
@@ -160,13 +162,13 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_state(bare_silicon: Silico
     assert bare_silicon.load(machine_text(bare_silicon.folder, [section]))["ok"]
     choose = random.Random(1)
     survivor = bare_silicon.client()
-    for _ in range(8):
+    for _round in range(8):
         victim = bare_silicon.client()
         gpu = victim.gpu()
-        for _ in range(300):
+        for _round in range(300):
             victim.send("nvmlDeviceCreateGpuInstance", gpu, choose.choice([19, 15, 14, 9]))
             victim.send("gpu_instances", gpu, 19)
-        for _ in range(choose.randrange(5, 120)):
+        for _round in range(choose.randrange(5, 120)):
             assert victim.process.stdout
             victim.process.stdout.readline()
         victim.process.kill()

@@ -38,7 +38,9 @@ def silicon(bare_silicon: Silicon) -> Silicon:
     return bare_silicon
 
 
-def lost_at_a_power_cycle(silicon: Silicon, client: Client, call: str, before: Any, after: Any, *arguments: Any) -> None:
+def lost_at_a_power_cycle(
+    silicon: Silicon, client: Client, call: str, before: Any, after: Any, *arguments: Any
+) -> None:
     assert client(call, client.gpu(), *arguments) == before
     silicon.control("power-cycle")
     assert client(call, client.gpu(), *arguments) == after
@@ -55,7 +57,10 @@ def test_power(silicon: Silicon) -> None:
     assert client.code("nvmlDeviceSetPowerManagementLimit", gpu, 400001) == INVALID_ARGUMENT
     client("nvmlDeviceSetPowerManagementLimit", gpu, 250000)
     assert client("nvmlDeviceGetEnforcedPowerLimit", gpu) == 250000
-    value = {"struct": "c_nvmlPowerValue_v2_t", "fields": {"version": 0x0200000C, "powerScope": 0, "powerValueMw": 200000}}
+    value = {
+        "struct": "c_nvmlPowerValue_v2_t",
+        "fields": {"version": 0x0200000C, "powerScope": 0, "powerValueMw": 200000},
+    }
     assert client("symbol", "nvmlDeviceSetPowerManagementLimit_v2", gpu, value)[0] == SUCCESS
     value["fields"]["powerScope"] = 1  # type: ignore[index]
     assert client("symbol", "nvmlDeviceSetPowerManagementLimit_v2", gpu, value)[0] == NOT_SUPPORTED
@@ -91,7 +96,11 @@ def test_locked_clocks_hold_what_runs(silicon: Silicon) -> None:
     assert client("nvmlDeviceGetCurrentClocksEventReasons", gpu) == 3
     assert client.code("nvmlDeviceSetApplicationsClocks", gpu, 1593, 1486) == INVALID_ARGUMENT
     client("nvmlDeviceResetApplicationsClocks", gpu)
-    assert client("nvmlDeviceGetApplicationsClock", gpu, 2) == client("nvmlDeviceGetDefaultApplicationsClock", gpu, 2) == 2619
+    assert (
+        client("nvmlDeviceGetApplicationsClock", gpu, 2)
+        == client("nvmlDeviceGetDefaultApplicationsClock", gpu, 2)
+        == 2619
+    )
     lost_at_a_power_cycle(silicon, client, "nvmlDeviceGetClockInfo", 900, 345, 0)
     client("nvmlDeviceSetGpuLockedClocks", client.gpu(), 900, 900)
     client("nvmlDeviceResetGpuLockedClocks", client.gpu())

@@ -16,14 +16,17 @@ from tests.unit.simulator.nvml_support import LIBRARY, SOURCES, UNINITIALIZED, S
 
 def exported(silicon: Silicon) -> set[str]:
     text = subprocess.run(
-        ["nm", "-D", "--defined-only", str(silicon.folder / "lib" / LIBRARY)], check=True, capture_output=True, text=True
+        ["nm", "-D", "--defined-only", str(silicon.folder / "lib" / LIBRARY)],
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
     return {line.split()[-1] for line in text.splitlines()}
 
 
 def table() -> dict[str, str]:
     lines = (SOURCES / "symbols.txt").read_text().splitlines()
-    return dict(line.split() for line in lines if line and not line.startswith("#"))  # type: ignore[misc]
+    return dict(line.split() for line in lines if line and not line.startswith("#"))
 
 
 def test_every_symbol_that_the_python_binding_names_is_exported(bare_silicon: Silicon) -> None:
@@ -36,7 +39,13 @@ def test_the_table_is_what_is_exported_and_versions_come_with_their_plain_names(
     symbols = {name for name in exported(bare_silicon) if name.startswith("nvml")}
     assert symbols == set(table())
     assert "gpuSimulatorControl" in exported(bare_silicon)
-    for base in ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetPciInfo", "nvmlEventSetWait", "nvmlComputeInstanceGetInfo"):
+    for base in (
+        "nvmlInit",
+        "nvmlDeviceGetCount",
+        "nvmlDeviceGetPciInfo",
+        "nvmlEventSetWait",
+        "nvmlComputeInstanceGetInfo",
+    ):
         assert base in symbols
         assert any(name.startswith(f"{base}_v") for name in symbols)
 
