@@ -15,16 +15,16 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from . import config
 from .core.backend import BACKENDS, Backend, create
-from .core.errors import AcceleratorError, BackendUnavailable
-from .core.layout import LayoutPlan, Rule, execute, parse_rules, plan_layouts, wanted_for
+from .core.errors import AcceleratorError, BackendUnavailable, DoesNotFit, InvalidLayout
+from .core.layout import LayoutPlan, Rule, WantedPartition, execute, parse_rules, plan_layout, plan_layouts, wanted_for
 from .core.model import Device
-from .core.prepared import PreparedPartition, prepared_claims, prepared_partitions
+from .core.prepared import PreparedClaim, PreparedPartition, prepared_claims, prepared_partitions
 from .core.system import System
 
 RETRY_SECONDS = 2.0
@@ -69,8 +69,7 @@ def run_layout(file: str, config_path: str, *, apply: bool, wait: float, as_json
                 continue
             raise
         try:
-            prepared = prepared_partitions(prepared_claims(state_of(backend)))
-            done = arrange(backend, rules, prepared, apply=apply)
+            done = arrange(backend, rules, prepared_claims(state_of(backend)), System().boot_id(), apply=apply)
             if any(result.done and result.steps for result in done):
                 wake_driver(str(Path(state_of(backend)).parent))
             results += done
@@ -108,12 +107,19 @@ def open_when_there(
 
 
 def arrange(
-    backend: Backend, rules: tuple[Rule, ...], prepared: Sequence[PreparedPartition], *, apply: bool
+    backend: Backend, rules: tuple[Rule, ...], claims: Sequence[PreparedClaim], boot_id: str, *, apply: bool
 ) -> list[DeviceResult]:
-    """Plan the layout of every matched device and, with ``apply``, make it; one device's failure stops no other."""
+    """Plan the layout of every matched device and, with ``apply``, make it; one device's failure stops no other.
+
+    Claims prepared in this boot hold what they have. Those of a former boot hold nothing that still exists, but their
+    pods come back: their partitions are made at the places that they had.
+    """
+    holding = prepared_partitions(claim for claim in claims if claim.boot_id == boot_id)
+    former = prepared_partitions(claim for claim in claims if claim.boot_id != boot_id)
     results = []
     wanted = [(device, wanted_for(device, rules)) for device in backend.discover()]
-    for (device, rule), outcome in zip(wanted, plan_layouts(wanted, prepared=prepared)):
+    aimed = [(device, _aim(device, rule, holding, former)) for device, rule in wanted]
+    for (device, rule), outcome in zip(wanted, plan_layouts(aimed, prepared=holding)):
         if rule is None:
             continue
         result = DeviceResult(device, rule.describe())
@@ -129,6 +135,43 @@ def arrange(
         except AcceleratorError as error:
             result.error = error
     return results
+
+
+def _aim(
+    device: Device,
+    rule: Rule | None,
+    holding: Sequence[PreparedPartition],
+    former: Sequence[PreparedPartition],
+) -> Rule | None:
+    """Return the rule with the former places, or as it is where the layout has changed so that they no longer fit."""
+    if rule is None:
+        return None
+    restoring = at_former_places(device, rule, former)
+    if restoring != rule:
+        try:
+            plan_layout(device, restoring, prepared=holding, refuse=False)
+        except (DoesNotFit, InvalidLayout):
+            return rule
+    return restoring
+
+
+def at_former_places(device: Device, rule: Rule, former: Sequence[PreparedPartition]) -> Rule:
+    """Return a static rule with the places of partitions that claims had before a reboot; other rules as they are."""
+    places: list[tuple[str, int]] = []
+    for held in former:
+        profile = device.profile(held.profile_id) if held.profile_id is not None else None
+        if held.device_uuid == device.uuid and profile is not None and held.placement is not None:
+            places.append((profile.name, held.placement.start))
+    wanted: list[WantedPartition] = []
+    for entry in rule.partitions:
+        mine = sorted({start for name, start in places if name == entry.profile})[: entry.count]
+        if entry.start is not None or not mine:
+            wanted.append(entry)
+            continue
+        wanted += [WantedPartition(entry.profile, 1, start) for start in mine]
+        if entry.count > len(mine):
+            wanted.append(WantedPartition(entry.profile, entry.count - len(mine)))
+    return replace(rule, partitions=tuple(wanted))
 
 
 def wake_driver(directory: str) -> bool:
