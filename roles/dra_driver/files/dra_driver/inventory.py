@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from .claims.plan import Inventory
 from .claims.records import ClaimRecord
-from .core.backend import Backend, OwnedPartition
+from .core.backend import Backend
 from .core.layout import DYNAMIC, Rule, wanted_for
-from .core.model import CounterSet, Device, Offer
+from .core.model import CounterSet, Device, Offer, OwnedPartition
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The command line: layouts are planned and made without disturbing claims; status says what is prepared."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver import cli, layout_command
+from dra_driver.core.errors import BackendUnavailable
+from dra_driver.core.layout import parse_rules
+from dra_driver.core.model import Placement
+from dra_driver.core.prepared import PreparedClaim, PreparedDevice
+from dra_driver.kubelet.sockets import lock_instance
+from dra_driver.layout_command import arrange, open_when_there, wake_driver
+from machine_model import ModelBackend, ModelGpus
+
+STATIC = [{"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 2}}]
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> ModelBackend:
+    return ModelBackend(ModelGpus(tmp_path / "gpus.json"))
+
+
+def places(backend: ModelBackend) -> list[tuple[int, int]]:
+    return sorted(
+        (partition.profile_id, partition.placement.start)
+        for device in backend.gpus.devices()
+        for partition in device.partitions
+    )
+
+
+def claim(backend: ModelBackend, profile_id: int, start: int, boot: str, uuid: str | None = None) -> PreparedClaim:
+    gpu = backend.gpus.template(0)
+    profile = gpu.profile(profile_id)
+    assert profile is not None
+    return PreparedClaim(
+        uid="u",
+        namespace="default",
+        name="held",
+        state="prepared",
+        boot_id=boot,
+        devices=(
+            PreparedDevice(
+                name="d",
+                device_uuid=gpu.uuid,
+                partition_uuid=uuid,
+                profile=profile.name,
+                profile_id=profile_id,
+                placement=Placement(start, profile.size),
+                created=False,
+            ),
+        ),
+    )
+
+
+def apply(backend: ModelBackend, rules: Sequence[Any], claims: Sequence[PreparedClaim] = ()) -> list[Any]:
+    return arrange(backend, parse_rules(list(rules)), claims, "boot-1", apply=True)
+
+
+def test_layout_is_made_once(backend: ModelBackend) -> None:
+    (result,) = arrange(backend, parse_rules(STATIC), (), "boot-1", apply=False)
+    assert not result.done
+    assert len(result.steps) == 4
+    assert places(backend) == []
+    (result,) = apply(backend, STATIC)
+    assert result.done
+    assert len(places(backend)) == 3
+    (result,) = apply(backend, STATIC)
+    assert result.steps == []
+
+
+def test_claim_of_this_boot_is_not_disturbed(backend: ModelBackend) -> None:
+    apply(backend, STATIC)
+    before = places(backend)
+    held = claim(backend, 9, next(start for profile, start in before if profile == 9), "boot-1")
+    (result,) = apply(backend, [{"match": {"index": 0}, "mode": "whole"}], [held])
+    assert "default/held" in str(result.error)
+    assert places(backend) == before
+
+
+def test_claim_of_a_former_boot_gets_its_place_back(backend: ModelBackend) -> None:
+    # Without the claim the planner would put the large partition elsewhere.
+    held = [claim(backend, 9, 0, "boot-0"), claim(backend, 19, 6, "boot-0")]
+    (result,) = apply(backend, STATIC, held)
+    assert result.error is None
+    assert {(9, 0), (19, 6)} <= set(places(backend))
+    assert len(places(backend)) == 3
+
+
+def test_former_place_that_no_longer_fits_is_given_up(backend: ModelBackend) -> None:
+    held = [claim(backend, 9, 0, "boot-0")]
+    rules = [
+        {"match": {"index": 0}, "mode": "static", "partitions": [{"profile": "4g.40gb", "placement": 0}, "3g.40gb"]}
+    ]
+    rules[0]["partitions"] = [{"profile": "4g.40gb", "placement": 0}, {"profile": "3g.40gb"}]
+    (result,) = apply(backend, rules, held)
+    assert result.error is None
+    assert places(backend) == [(5, 0), (9, 4)]
+
+
+def test_one_device_that_fails_stops_no_other(backend: ModelBackend) -> None:
+    rules = [
+        {"match": {"index": 0}, "mode": "static", "partitions": {"7g.80gb": 2}},
+        {"match": {}, "mode": "static", "partitions": {"7g.80gb": 1}},
+    ]
+    first, second = apply(backend, rules)
+    assert first.error is not None
+    assert second.done
+    assert places(backend) == [(0, 0)]
+
+
+def test_waits_for_the_gpu_driver(backend: ModelBackend, capsys: pytest.CaptureFixture[str]) -> None:
+    backend.present = False
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        backend.present = now[0] >= 6
+
+    open_when_there(backend, 60, sleep=sleep, clock=lambda: now[0])
+    assert now[0] == 6
+    assert capsys.readouterr().err.count("waiting") == 1
+    backend.present = False
+    with pytest.raises(BackendUnavailable):
+        open_when_there(backend, 1, sleep=sleep, clock=lambda: now[0])
+
+
+def test_running_driver_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: told.append((pid, number)))
+    assert not wake_driver(str(tmp_path))
+    lock = lock_instance(str(tmp_path))
+    assert wake_driver(str(tmp_path))
+    assert told == [(os.getpid(), signal.SIGHUP)]
+    lock.close()
+    assert not wake_driver(str(tmp_path))
+
+
+def test_layout_command_from_file_to_status(
+    tmp_path: Path, backend: ModelBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(layout_command, "create", lambda vendor, system: backend)
+    rules = tmp_path / "layout.json"
+    rules.write_text(json.dumps(STATIC))
+    options = ["--file", str(rules), "--config", str(tmp_path / "none.yaml"), "--wait", "0"]
+    assert cli.main(["layout", "plan", *options]) == 0
+    assert "would" in capsys.readouterr().out
+    assert cli.main(["layout", "apply", *options, "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    assert (result["index"], result["done"], len(result["steps"])) == (0, True, 4)
+    assert cli.main(["layout", "apply", *options]) == 0
+    assert "as wanted" in capsys.readouterr().out
+    rules.write_text(json.dumps([{"match": {"index": 0}, "mode": "static", "partitions": {"7g.80gb": 2}}]))
+    assert cli.main(["layout", "apply", *options]) == 1
+    rules.write_text(json.dumps([{"match": {}, "mode": "sideways"}]))
+    assert cli.main(["layout", "plan", *options]) == 1
+    assert "sideways" in capsys.readouterr().err
+    rules.write_text("{")
+    assert cli.main(["layout", "plan", *options]) == 1
+    backend.present = False
+    rules.write_text(json.dumps([{"match": {"vendor": "other"}, "mode": "whole"}]))
+    assert cli.main(["layout", "plan", *options]) in (0, 1)
+
+
+def test_status(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> None:
+    from dra_driver.claims.store import Change, Store
+    from dra_driver.kubelet.server import PluginServer
+    from store_test import record
+
+    folder = tmp_path_factory.mktemp("s")
+    config = folder / "driver.yaml"
+    config.write_text(f"node_name: n\nkubelet_root: {folder}\n")
+    assert cli.main(["status", "--config", str(config)]) == 1
+    assert "does not answer" in capsys.readouterr().out
+
+    async def main() -> None:
+        store = Store.open(str(folder / "plugins/gpu.nvidia.com/state.db"))
+        await store.commit(Change(put=record("u1", "prepared", devices=2)))
+        server = PluginServer(
+            None,  # type: ignore[arg-type]
+            driver="gpu.nvidia.com",
+            service_path=str(folder / "plugins/gpu.nvidia.com/dra.sock"),
+            registration_path=str(folder / "plugins_registry/gpu.nvidia.com-reg.sock"),
+        )
+        await server.start()
+        assert await asyncio.to_thread(cli.main, ["status", "--config", str(config)]) == 0
+        assert await asyncio.to_thread(cli.main, ["status", "--json", "--config", str(config)]) == 0
+        await server.stop()
+        store.close()
+
+    asyncio.run(main())
+    text = capsys.readouterr().out
+    assert "default/claim-u1  prepared  r0       gpu-0-mig-1g10gb-19-0" in text
+    assert json.loads(text[text.index("[\n") :])[0]["claims"][0]["devices"][1]["name"] == "gpu-0-mig-1g10gb-19-1"
+
+
+def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version"]) == 0
+    assert cli.main(["node", "--config", str(tmp_path / "missing.yaml")]) == 2
+    assert "no configuration file" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main([])

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Configuration, logs, stages, metrics, locks and the decoding of claims."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver import logs
+from dra_driver.claims.allocation import ClaimError, allocated_here, decode_allocation
+from dra_driver.claims.locks import NamedLocks
+from dra_driver.claims.opaque import check_configs
+from dra_driver.claims.records import ClaimReference
+from dra_driver.config import InvalidConfiguration, load, parse
+from dra_driver.metrics import MetricsRegistry, PrometheusMetrics, Stopwatch
+from dra_driver.stages import STAGES, StopPoint
+
+DRIVER = "gpu.nvidia.com"
+REFERENCE = ClaimReference("default", "a", "u")
+
+
+def claim(*results: dict[str, Any], config: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    return {
+        "metadata": {"uid": "u"},
+        "status": {"allocation": {"devices": {"results": list(results), "config": config or []}}},
+    }
+
+
+def result(request: str = "r", **more: Any) -> dict[str, Any]:
+    return {"request": request, "driver": DRIVER, "pool": "p", "device": "gpu-0", **more}
+
+
+def opaque(name: str, *requests: str, source: str = "FromClaim", driver: str = DRIVER) -> dict[str, Any]:
+    return {"source": source, "requests": list(requests), "opaque": {"driver": driver, "parameters": {"kind": name}}}
+
+
+def test_configs_are_ordered_by_precedence_and_request() -> None:
+    configs = [
+        opaque("claim-all"),
+        opaque("class-r", "r", source="FromClass"),
+        opaque("claim-sub", "r/big"),
+        opaque("class-other", "other", source="FromClass"),
+        opaque("foreign", driver="other.com"),
+        opaque("claim-r", "r"),
+    ]
+    allocation = decode_allocation(claim(result("r/big"), config=configs), REFERENCE, DRIVER)
+    (device,) = allocation.devices
+    assert [config.parameters["kind"] for config in device.configs] == ["class-r", "claim-all", "claim-sub", "claim-r"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"source": "FromClaim", "requests": []}, "not opaque"),
+        ({"source": "FromMoon", "opaque": {"driver": DRIVER, "parameters": {}}}, "FromMoon"),
+        ({"opaque": {"driver": DRIVER, "parameters": "text"}}, "expected an object"),
+        ({"opaque": {"parameters": {}}}, "cannot be read"),
+    ],
+)
+def test_configs_that_cannot_be_read(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ClaimError, match=message):
+        decode_allocation(claim(result(), config=[change]), REFERENCE, DRIVER)
+
+
+def test_result_that_cannot_be_read() -> None:
+    with pytest.raises(ClaimError, match="cannot be read"):
+        decode_allocation(claim({"driver": DRIVER}), REFERENCE, DRIVER)
+
+
+def test_whether_a_claim_still_holds_devices_here() -> None:
+    assert allocated_here(claim(result()), "u", DRIVER, "p")
+    assert not allocated_here(claim(result()), "other", DRIVER, "p")
+    assert not allocated_here(claim(result()), "u", DRIVER, "other")
+    assert not allocated_here({"metadata": {"uid": "u"}}, "u", DRIVER, "p")
+    assert not allocated_here({"metadata": {"uid": "u"}, "status": None}, "u", DRIVER, "p")
+
+
+def configs_of(parameters: dict[str, Any], *requests: str) -> Any:
+    entry = {"requests": list(requests), "opaque": {"driver": DRIVER, "parameters": parameters}}
+    return decode_allocation(claim(result(), config=[entry]), REFERENCE, DRIVER).devices[0].configs
+
+
+V = "resource.nvidia.com/v1beta1"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "requests", "kind", "message"),
+    [
+        ({"apiVersion": V, "kind": "GpuConfig"}, [], "device", None),
+        ({"apiVersion": V, "kind": "GpuConfig", "sharing": None}, ["r"], "device", None),
+        ({"apiVersion": V, "kind": "MigDeviceConfig"}, ["r"], "partition", None),
+        ({"apiVersion": V, "kind": "MigDeviceConfig"}, [], "device", None),
+        ({"apiVersion": V, "kind": "MigDeviceConfig"}, ["r"], "device", "is for a partition"),
+        (
+            {"apiVersion": V, "kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing"}},
+            [],
+            "device",
+            r"TimeSlicing\) is not offered by this version",
+        ),
+        ({"apiVersion": V, "kind": "MigDeviceConfig", "sharing": {"strategy": "MPS"}}, [], "partition", "MPS"),
+        ({"apiVersion": V, "kind": "GpuConfig", "shading": 1}, [], "device", "no field 'shading'"),
+        ({"apiVersion": V, "kind": "VfioDeviceConfig"}, [], "device", "VfioDeviceConfig"),
+        ({"apiVersion": "resource.nvidia.com/v9", "kind": "GpuConfig"}, [], "device", "v9"),
+        ({}, [], "device", "None None"),
+    ],
+)
+def test_opaque_configs(parameters: dict[str, Any], requests: list[str], kind: str, message: str | None) -> None:
+    configs = configs_of(parameters, *requests)
+    if message is None:
+        check_configs("nvidia", configs, request="r", device_kind=kind)
+    else:
+        with pytest.raises(ClaimError, match=message) as found:
+            check_configs("nvidia", configs, request="r", device_kind=kind)
+        assert found.value.hint
+        assert found.value.code == "config-refused"
+
+
+def test_configuration_with_everything(tmp_path: Path) -> None:
+    file = tmp_path / "driver.yaml"
+    file.write_text(
+        "node_name: Node-1\nkubeconfig: /etc/k\nkubelet_root: /data/kubelet/\npool_name: pool\n"
+        "layout: [{match: {index: 0}, mode: whole}, {match: {}, mode: dynamic}]\n"
+        "backends: [nvidia]\nmetrics_address: '[::1]:9100'\ninventory_interval: 5\nlog: {level: debug, format: json}\n"
+    )
+    found = load(str(file))
+    assert (found.node_name, found.kubelet_root, found.pool_name) == ("node-1", "/data/kubelet", "pool")
+    assert [rule.mode for rule in found.layout] == ["whole", "dynamic"]
+    assert found.state_directory_of(DRIVER) == "/data/kubelet/plugins/gpu.nvidia.com"
+    assert found.registry_directory == "/data/kubelet/plugins_registry"
+    assert (found.log.level, found.log.format, found.inventory_interval) == ("debug", "json", 5.0)
+    assert parse(None).node_name
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"node_nam": "x"}, "unknown keys: node_nam"),
+        ([], "a list"),
+        ({"kubeconfig": "relative"}, "absolute path"),
+        ({"node_name": 3}, "expected a text"),
+        ({"backends": ["nvidia", "moon"]}, "moon"),
+        ({"backends": []}, "list of names"),
+        ({"layout": {}}, None),
+        ({"layout": [{"match": {}, "mode": "sideways"}]}, "sideways"),
+        ({"layout": ["x"]}, "list of rules"),
+        ({"inventory_interval": True}, "1 to 3600"),
+        ({"inventory_interval": 0}, "1 to 3600"),
+        ({"metrics_address": "9100"}, "host:port"),
+        ({"metrics_address": "h:99999"}, "host:port"),
+        ({"log": {"level": "loud"}}, "loud"),
+        ({"log": {"colour": "red"}}, "colour"),
+    ],
+)
+def test_configurations_that_are_refused(document: Any, message: str | None) -> None:
+    if message is None:
+        assert parse(document).layout == ()
+        return
+    with pytest.raises(InvalidConfiguration, match=message):
+        parse(document)
+
+
+def test_configuration_file_that_is_no_yaml(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("a: [")
+    with pytest.raises(InvalidConfiguration, match="YAML"):
+        load(str(tmp_path / "x"))
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_lines_carry_their_operation(style: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before = (root.handlers[:], root.level)
+    try:
+        logs.configure("info", style)
+        with logs.operation("0123abcd"):
+            logging.getLogger("x").info("did %s", "it", extra=logs.fields(claim="default/a", ms=1.5, text="two words"))
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            logging.getLogger("x").exception("failed")
+        logging.getLogger("x").debug("not shown")
+    finally:
+        root.handlers[:], root.level = before
+    first, second = capsys.readouterr().err.split("\n", 1)
+    assert "ValueError: broken" in second
+    assert "not shown" not in second
+    if style == "json":
+        line = json.loads(first)
+        assert (line["message"], line["operation"], line["claim"], line["ms"]) == (
+            "did it",
+            "0123abcd",
+            "default/a",
+            1.5,
+        )
+        assert line["time"].endswith("Z")
+    else:
+        assert first == 'info: did it operation=0123abcd claim=default/a ms=1.5 text="two words"'
+
+
+def test_state_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+    state = logs.StateLog(logging.getLogger("state"))
+    with caplog.at_level(logging.INFO):
+        assert [state.report(text) for text in ("a", "a", "b", "a")] == [True, False, True, True]
+    assert [entry.message for entry in caplog.records] == ["a", "b", "a"]
+
+
+def test_stop_point_stops_at_the_nth_time() -> None:
+    stopped: list[str] = []
+    point = StopPoint("partition-created:2", lambda: stopped.append("now"))
+    for stage in ("planned", "partition-created", "planned"):
+        point.reached(stage)
+    assert not stopped
+    point.reached("partition-created")
+    assert stopped == ["now"]
+    with pytest.raises(ValueError, match="partition-created"):
+        StopPoint("nonsense")
+    inert = StopPoint()
+    for stage in STAGES:
+        inert.reached(stage)
+
+
+def test_metrics_count_failures_too() -> None:
+    registry = MetricsRegistry()
+    metrics = PrometheusMetrics(registry, DRIVER)
+    watch = Stopwatch(metrics, "prepare")
+    with watch.stage("fetch"):
+        pass
+    with pytest.raises(ValueError, match="x"), watch.stage("hardware"):
+        raise ValueError("x")
+    timings = watch.finish("in-use")
+    assert set(timings) == {"fetch_ms", "hardware_ms", "total_ms"}
+    metrics.prepared_claims(3)
+    metrics.slice_write("create", "success")
+    text = registry.text().decode()
+    for line in (
+        'stage_duration_seconds_count{driver="gpu.nvidia.com",operation="prepare",outcome="failure",stage="hardware"} 1.0',
+        'operation_errors_total{code="in-use",driver="gpu.nvidia.com",operation="prepare"} 1.0',
+        'prepared_claims{driver="gpu.nvidia.com"} 3.0',
+        'resource_slice_writes_total{driver="gpu.nvidia.com",outcome="success",verb="create"} 1.0',
+    ):
+        assert f"dra_accelerators_{line}" in text
+
+
+def test_metrics_listener() -> None:
+    import socket
+    import urllib.request
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    registry = MetricsRegistry()
+    PrometheusMetrics(registry, DRIVER).prepared_claims(5)
+    server = registry.serve(f"127.0.0.1:{port}")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        assert b"prepared_claims" in answer.read()
+    server.shutdown()
+    server.server_close()
+
+
+def test_locks_never_wait_for_each_other_and_leave_nothing() -> None:
+    async def main() -> None:
+        locks = NamedLocks()
+        order: list[str] = []
+
+        async def work(*names: str) -> None:
+            async with locks.hold(names):
+                order.append("+".join(names))
+                await asyncio.sleep(0.001)
+
+        await asyncio.wait_for(
+            asyncio.gather(*(work(*names) for names in (("a", "b"), ("b", "a"), ("c",), ("b", "c", "a")) * 20)), 10
+        )
+        assert len(order) == 80
+        assert len(locks) == 0
+        holder = asyncio.ensure_future(work("a"))
+        await asyncio.sleep(0)
+        waiter = asyncio.ensure_future(work("a"))
+        await asyncio.sleep(0)
+        waiter.cancel()
+        await asyncio.gather(holder, waiter, return_exceptions=True)
+        assert len(locks) == 0
+
+    asyncio.run(main())
