@@ -18,7 +18,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pynvml  # noqa: F401 what is loaded before the fork need not be loaded after it
 from ansible.module_utils.testing import patch_module_args
 
 MODULES = "ansible_collections.dra.accelerators.plugins.modules"
@@ -37,6 +36,7 @@ def run(request: dict[str, Any]) -> None:
 
 def serve() -> None:
     """Answer requests until the input ends."""
+    importlib.import_module("pynvml")  # what is loaded before the fork need not be loaded after it
     for name in ("accelerator_info", "nvidia_mig"):
         importlib.import_module(f"{MODULES}.{name}")
     for line in sys.stdin:
