@@ -16,6 +16,8 @@ static const char *name_of(nvmlDevice_t device, char *text, unsigned size)
     return text;
 }
 
+enum { RESET_LIST_BYTES = 1800 };
+
 static const char *uuid_of(nvmlDevice_t device, char *text, unsigned size)
 {
     if (NVML("nvmlDeviceGetUUID", (nvmlDevice_t, char *, unsigned), device, text, size) != SUCCESS)
@@ -37,12 +39,12 @@ static void list_gpu(unsigned index, nvmlDevice_t device, void *context)
     printf("GPU %u: %s (UUID: %s)\n", index, name_of(device, name, sizeof name), uuid_of(device, uuid, sizeof uuid));
     if (!mig_enabled(device) || NVML("nvmlDeviceGetMaxMigDeviceCount", (nvmlDevice_t, unsigned *), device, &count) != SUCCESS)
         return;
-    for (unsigned number = 0, shown = 0; number < count; number++) {
+    for (unsigned number = 0; number < count; number++) {
         nvmlDevice_t partition;
         if (NVML("nvmlDeviceGetMigDeviceHandleByIndex", (nvmlDevice_t, unsigned, nvmlDevice_t *), device, number, &partition) != SUCCESS)
             continue;
         const char *profile = strstr(name_of(partition, name, sizeof name), "MIG ");
-        printf("  MIG %-15s Device %2u: (UUID: %s)\n", profile ? profile + 4 : name, shown++, uuid_of(partition, uuid, sizeof uuid));
+        printf("  MIG %-11s Device %2u: (UUID: %s)\n", profile ? profile + 4 : name, number, uuid_of(partition, uuid, sizeof uuid));
     }
 }
 
@@ -87,6 +89,7 @@ static void set_one(unsigned index, nvmlDevice_t device, void *context)
     const struct options *options = context;
     nvmlReturn_t code = SUCCESS, activation = SUCCESS;
     unsigned low, high;
+    char uuid[96];
     switch (options->action) {
     case ACTION_MIG_MODE:
         code = NVML("nvmlDeviceSetMigMode", (nvmlDevice_t, unsigned, nvmlReturn_t *), device, (unsigned)number(options->value, 1), &activation);
@@ -111,7 +114,7 @@ static void set_one(unsigned index, nvmlDevice_t device, void *context)
         code = NVML("nvmlDeviceResetGpuLockedClocks", (nvmlDevice_t), device);
         break;
     case ACTION_TIMESLICE:
-        code = control("timeslice %u %lu", index, number(options->value, 3));
+        code = control("timeslice %s %lu", uuid_of(device, uuid, sizeof uuid), number(options->value, 3));
         break;
     default:
         break;
@@ -121,26 +124,44 @@ static void set_one(unsigned index, nvmlDevice_t device, void *context)
     printf(activation == SUCCESS ? "GPU %u: done.\n" : "GPU %u: the new mode is pending until the GPU is reset.\n", index);
 }
 
+static unsigned long number_at(const char *text) { return strtoul(text, NULL, 10); }
+
 static void show_timeslice(unsigned index, nvmlDevice_t device, void *context)
 {
     char uuid[96];
     (void)context;
-    nvmlReturn_t code = control("timeslice %u", index);
-    if (code != SUCCESS)
-        fail(code, "GPU %u", index);
-    printf("GPU %u: %s: time-slice set through compute-policy\n", index, uuid_of(device, uuid, sizeof uuid));
+    static const char *const slices[] = { "Default", "Short", "Medium", "Long" };
+    nvmlReturn_t code = control("timeslice %s", uuid_of(device, uuid, sizeof uuid));
+    const char *answer = strstr(control_reply(), "\"timeslice\": [");
+    if (code != SUCCESS || !answer)
+        fail(code == SUCCESS ? UNKNOWN : code, "GPU %u", index);
+    printf("GPU %u: %s: time slice %s\n", index, uuid, slices[number_at(answer + strlen("\"timeslice\": [")) & 3]);
 }
 
+static void append_uuid(unsigned index, nvmlDevice_t device, void *context)
+{
+    char *list = context, uuid[96];
+    size_t used = strlen(list);
+    (void)index;
+    snprintf(list + used, RESET_LIST_BYTES - used, "%s%s", used ? "," : "", uuid_of(device, uuid, sizeof uuid));
+}
+
+/* By UUID: an index of this process need not be the machine's. GPUs that cannot be asked any more are named as the caller did. */
 static void reset(const struct options *options)
 {
-    nvmlReturn_t code = control("gpu-reset %s", options->gpus ? options->gpus : "all");
+    char list[RESET_LIST_BYTES] = "";
+    const char *asked = options->gpus ? options->gpus : "all";
+    for_each_gpu(options->gpus, append_uuid, list);
+    nvmlReturn_t code = control("gpu-reset %s", *list ? list : asked);
     if (code == IN_USE)
         fail(code, "GPU reset: a process uses the device or one linked to it; end it first");
     if (code == INVALID_ARGUMENT)
-        fail(code, "GPU reset: %s: no such GPU, or GPUs linked to it directly must be reset together with it", options->gpus ? options->gpus : "all");
+        fail(code, "GPU reset: %s: GPUs linked to it directly must be reset together with it", asked);
+    if (code == NOT_FOUND)
+        fail(code, "GPU reset: %s: no such GPU", asked);
     if (code != SUCCESS)
         fail(code, "GPU reset was refused");
-    printf("GPU %s was successfully reset.\nAll done.\n", options->gpus ? options->gpus : "all");
+    printf("GPU %s was successfully reset.\nAll done.\n", asked);
 }
 
 int run_action(const struct options *options)

@@ -55,10 +55,13 @@ void fail(nvmlReturn_t code, const char *format, ...)
     exit(code == SUCCESS ? 2 : exit_code(code));
 }
 
+static char reply[65536];
+
+const char *control_reply(void) { return reply; }
+
 nvmlReturn_t control(const char *format, ...)
 {
-    char command[512];
-    static char reply[65536];
+    char command[2048];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(command, sizeof command, format, arguments);

@@ -36,6 +36,8 @@ int exit_code(nvmlReturn_t code);
 void fail(nvmlReturn_t code, const char *format, ...) __attribute__((format(printf, 2, 3), noreturn));
 /* One command to the library's private entry; returns an NVML error number. */
 nvmlReturn_t control(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* What the last command answered: a JSON object. */
+const char *control_reply(void);
 /* Calls `act` for the GPUs named in `wanted` (index, UUID or bus id, by commas; NULL: all); returns how many. */
 unsigned for_each_gpu(const char *wanted, void (*act)(unsigned, nvmlDevice_t, void *), void *context);
 

@@ -11,6 +11,7 @@
 #include "simulator.h"
 
 #include <dlfcn.h>
+#include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
@@ -31,6 +32,7 @@
 #define STATE_MAGIC 0x4D49534155504721ull
 
 struct state_file {
+    Elf64_Ehdr elf;                             /* the name is a library's: whoever reads it as one finds an empty one */
     uint64_t magic, layout;                     /* layout: size of everything, so that another build's file is not misread */
     _Atomic uint64_t generation;                /* 0: nothing was ever loaded */
     _Atomic uint32_t futex;                     /* low half of the generation, for waiting */
@@ -236,6 +238,10 @@ nvmlReturn_t state_create(void)
             if (!header_fits(file)) {
                 atomic_store(&file->generation, 0);
                 memset(file, 0, sizeof *file);
+                file->elf = (Elf64_Ehdr){ .e_ident = { ELFMAG0, ELFMAG1, ELFMAG2, ELFMAG3, ELFCLASS64, ELFDATA2LSB, EV_CURRENT },
+                                          .e_type = ET_DYN, .e_machine = EM_X86_64, .e_version = EV_CURRENT,
+                                          .e_ehsize = sizeof(Elf64_Ehdr), .e_phentsize = sizeof(Elf64_Phdr),
+                                          .e_shentsize = sizeof(Elf64_Shdr) };
                 file->layout = sizeof *file;
                 file->magic = STATE_MAGIC;
             }

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""nvidia-ctk, which nobody here wrote, describes the simulated node: whole GPUs, MIG devices, capability nodes, libraries.
+
+It runs as on a node: in a mount namespace of its own, where the simulator has laid its trees over /proc, /sys and /dev. That needs root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ROOT / "roles/simulator/files"
+VERSION = "580.95.05"
+MODULE = "github.com/NVIDIA/nvidia-container-toolkit"
+PINNED = "v1.20.1"
+CACHE = Path(
+    os.environ.get("DRA_ACCELERATORS_CACHE")
+    or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dra-accelerators"
+)
+PARTITION = """
+import pynvml
+pynvml.nvmlInit()
+pynvml.nvmlDeviceSetMigMode(pynvml.nvmlDeviceGetHandleByIndex(1), 1)
+gpu = pynvml.nvmlDeviceGetHandleByIndex(1)
+for profile, compute in ((9, 2), (19, 0), (15, 7)):
+    instance = pynvml.nvmlDeviceCreateGpuInstance(gpu, profile)
+    made = pynvml.nvmlGpuInstanceCreateComputeInstance(instance, compute)
+    device = pynvml.nvmlComputeInstanceGetInfo(made).device
+    print(pynvml.nvmlDeviceGetUUID(device), pynvml.nvmlGpuInstanceGetInfo(instance).id)
+"""
+ON_A_NODE = """
+set -eu
+mount --make-rprivate /
+mkdir -p /var/lib/gpu-simulator
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /var/lib/gpu-simulator
+simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from gpu_simulator.cli import main; sys.exit(main())' "$@"; }}
+simulator --configuration {configuration} --library-folder {library} power-on >&2
+export LD_LIBRARY_PATH={library}
+{python} {partition} > {uuids}
+exec {ctk} --quiet cdi generate --mode=nvml --format=json --library-search-path={library} \
+    --nvidia-cdi-hook-path=/usr/bin/nvidia-cdi-hook
+"""
+
+
+@pytest.fixture(scope="session")
+def nvidia_ctk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program at its pinned version: what the test world has built already, or built here."""
+    built = sorted((CACHE / "world/binaries").glob(f"nvidia-ctk-{PINNED[1:]}-*/nvidia-ctk"))
+    if built:
+        return built[-1]
+    folder = tmp_path_factory.mktemp("ctk")
+    (folder / "go.mod").write_text(f"module oracle\ngo 1.25\nrequire {MODULE} {PINNED}\ntool {MODULE}/cmd/nvidia-ctk\n")
+    subprocess.run(["go", "mod", "tidy"], cwd=folder, check=True)
+    subprocess.run(["go", "build", "-o", folder / "nvidia-ctk", f"{MODULE}/cmd/nvidia-ctk"], cwd=folder, check=True)
+    return folder / "nvidia-ctk"
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The simulated library as a node has it."""
+    folder = tmp_path_factory.mktemp("library")
+    subprocess.run(["make", "-s", "-C", FILES / "nvml", f"OUT={folder}"], check=True)
+    return folder
+
+
+@pytest.fixture
+def described(nvidia_ctk: Path, library: Path, tmp_path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """The CDI specification, and the UUIDs of the MIG devices with their GPU instances."""
+    (tmp_path / "partition.py").write_text(PARTITION)
+    (tmp_path / "machine.json").write_text(
+        json.dumps({"machine": "8xH100", "identity": "oracle", "library": {"cap-nodes": True}})
+    )
+    script = ON_A_NODE.format(
+        files=FILES,
+        python=sys.executable,
+        configuration=tmp_path / "machine.json",
+        library=library,
+        partition=tmp_path / "partition.py",
+        uuids=tmp_path / "uuids",
+        ctk=nvidia_ctk,
+    )
+    run = subprocess.run(["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    made = dict(line.split() for line in (tmp_path / "uuids").read_text().splitlines())
+    return json.loads(run.stdout), {uuid: int(instance) for uuid, instance in made.items()}
+
+
+def paths(device: dict[str, Any]) -> set[str]:
+    return {node["path"] for node in device["containerEdits"]["deviceNodes"]}
+
+
+def test_the_specification_names_every_device_and_its_nodes(
+    described: tuple[dict[str, Any], dict[str, int]], library: Path
+) -> None:
+    specification, mig = described
+    devices = {device["name"]: device for device in specification["devices"]}
+    assert specification["kind"] == "nvidia.com/gpu"
+    whole = {str(index) for index in (0, 2, 3, 4, 5, 6, 7)}
+    assert whole <= set(devices)
+    assert {name for name in devices if ":" in name} == {"1:0", "1:1", "1:2"}
+    assert {name for name in devices if name.startswith("MIG-")} == set(mig)
+    assert len([name for name in devices if name.startswith("GPU-")]) == 7
+    for index in whole:
+        assert f"/dev/nvidia{index}" in paths(devices[index])
+    for uuid, instance in mig.items():
+        minor = 3 + 135 * 1 + 9 * instance
+        caps = {f"/dev/nvidia-caps/nvidia-cap{minor}", f"/dev/nvidia-caps/nvidia-cap{minor + 1}"}
+        assert paths(devices[uuid]) == {"/dev/nvidia1"} | caps
+    edits = specification["containerEdits"]
+    assert {"/dev/nvidiactl", "/dev/nvidia-uvm"} <= {node["path"] for node in edits["deviceNodes"]}
+    mounted = {mount["hostPath"] for mount in edits["mounts"]}
+    wanted = ("libnvidia-ml.so", "libcuda.so", "libnvidia-gpusim.so")
+    assert {f"{library}/{name}.{VERSION}" for name in wanted} <= mounted
