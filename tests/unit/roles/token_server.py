@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The part of an API server that issues and reviews service account tokens, over real HTTP."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+
+
+def part(content: dict[str, Any]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
+
+
+def web_token(
+    account: str, node: str, uid: str, *, issued: float, lifetime: float, signature: str = "c2lnbmF0dXJl"
+) -> str:
+    """A JSON web token as the API server makes them for a service account, bound to a Node object."""
+    claims = {
+        "sub": account,
+        "iat": int(issued),
+        "exp": int(issued + lifetime),
+        "kubernetes.io": {"node": {"name": node, "uid": uid}} if node else {},
+    }
+    return f"{part({'alg': 'none'})}.{part(claims)}.{signature}"
+
+
+class TokenServer:
+    """Nodes with their UIDs, the tokens that were issued, and what was asked for."""
+
+    def __init__(self) -> None:
+        self.nodes = {"node-1": "11111111-0000-4000-8000-000000000000"}
+        self.accounts = {"driver-node-1"}
+        self.valid: set[str] = set()
+        self.requests: list[dict[str, Any]] = []
+        self.binds = True
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                name = self.path.rpartition("/")[2]
+                if self.path.startswith("/api/v1/nodes/") and name in server.nodes:
+                    self.answer(200, {"kind": "Node", "metadata": {"name": name, "uid": server.nodes[name]}})
+                else:
+                    self.answer(404, {"reason": "NotFound", "message": f'nodes "{name}" not found'})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path.endswith("/tokenreviews"):
+                    known = body["spec"]["token"] in server.valid
+                    self.answer(201, {"status": {"authenticated": known, "error": "" if known else "unknown key"}})
+                    return
+                server.requests.append({"path": self.path, "caller": self.headers["Authorization"], **body["spec"]})
+                words = self.path.split("/")
+                if words[-2] not in server.accounts:
+                    self.answer(404, {"reason": "NotFound", "message": f'serviceaccounts "{words[-2]}" not found'})
+                    return
+                bound = body["spec"].get("boundObjectRef", {}) if server.binds else {}
+                token = web_token(
+                    f"system:serviceaccount:{words[-4]}:{words[-2]}",
+                    bound.get("name", ""),
+                    bound.get("uid", ""),
+                    issued=time.time(),
+                    lifetime=body["spec"]["expirationSeconds"],
+                    signature=f"issue{len(server.requests)}",
+                )
+                server.valid.add(token)
+                self.answer(201, {"status": {"token": token}})
+
+            def answer(self, status: int, body: dict[str, Any]) -> None:
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_arguments: object) -> None:
+                return
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+    def kubeconfig(self, path: Path, token: str) -> Path:
+        """Write a kubeconfig for this server, in the one form that the role and the renewal use."""
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "cluster", "cluster": {"server": self.url}}],
+            "users": [{"name": "driver-node-1", "user": {"token": token}}],
+            "contexts": [{"name": "driver", "context": {"cluster": "cluster", "user": "driver-node-1"}}],
+            "current-context": "driver",
+        }
+        path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        return path
