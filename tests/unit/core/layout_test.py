@@ -24,6 +24,7 @@ from dra_driver.core.layout import (
     WantedPartition,
     execute,
     plan_layout,
+    plan_layouts,
 )
 from dra_driver.core.model import Device, Process
 from dra_driver.core.prepared import PreparedPartition
@@ -317,6 +318,64 @@ def test_a_mode_that_did_not_change_is_a_failure() -> None:
     backend.set_partitioning = lambda uuid, enabled: None  # type: ignore[method-assign]
     with pytest.raises(LayoutFailed, match="still off"):
         execute(backend, plan)
+
+
+def linked(board: str, links: dict[int, tuple[int, ...]], **changes: Any) -> list[Device]:
+    """GPUs of one board; ``links`` says which are linked directly, by index."""
+    gpus = [device(board, index, **changes) for index in range(4)]
+    return [replace(gpu, linked=tuple(gpus[other].pci_address for other in links.get(gpu.index, ()))) for gpu in gpus]
+
+
+def test_a_reset_is_planned_for_all_that_are_linked_over_others() -> None:
+    gpus = linked("a30", {0: (1,), 1: (0, 2), 2: (1,)})
+    rule = static(**{"1g.6gb": 1})
+    first, *others = plan_layouts([(gpus[0], None), (gpus[1], rule), (gpus[2], None), (gpus[3], rule)])
+    assert isinstance(first, LayoutPlan) and first.steps == ()
+    merged, second, alone = others
+    assert isinstance(merged, LayoutPlan) and isinstance(second, LayoutPlan) and isinstance(alone, LayoutPlan)
+    assert [step for step in merged.steps if isinstance(step, ResetDevice)] == [
+        ResetDevice(tuple(gpu.uuid for gpu in gpus[:3]))
+    ]
+    assert second.steps == ()
+    assert ResetDevice((gpus[3].uuid,)) in alone.steps
+
+
+def test_without_a_reset_linked_devices_are_planned_apart() -> None:
+    gpus = linked("a30", {0: (1,), 1: (0,)}, enabled=True)
+    rule = static(**{"1g.6gb": 1})
+    plans = plan_layouts([(gpu, rule) for gpu in gpus])
+    assert [[type(step) for step in plan.steps] for plan in plans if isinstance(plan, LayoutPlan)] == [
+        [CreatePartition]
+    ] * 4
+
+
+def test_an_error_on_one_device_is_its_outcome_alone() -> None:
+    gpus = linked("a30", {0: (1,), 1: (0,)})
+    bad, good = static(**{"9g.9gb": 1}), static(**{"1g.6gb": 1})
+    outcomes = plan_layouts([(gpus[0], bad), (gpus[1], good), (gpus[2], bad), (gpus[3], None)])
+    assert isinstance(outcomes[0], InvalidLayout) and isinstance(outcomes[2], InvalidLayout)
+    assert isinstance(outcomes[1], LayoutPlan)
+    assert ResetDevice((gpus[0].uuid, gpus[1].uuid)) in outcomes[1].steps
+    assert not any(isinstance(step, SetPartitioning) and step.device_uuid == gpus[0].uuid for step in outcomes[1].steps)
+
+
+def test_what_a_reset_would_take_from_a_linked_device_blocks_it() -> None:
+    gpus = linked("a30", {0: (1,), 1: (0,)})
+    gpus[0] = replace(device("a30", 0, places=((5, 0),)), linked=gpus[0].linked)
+    held = PreparedPartition("team/train", gpus[0].uuid, gpus[0].partitions[0].uuid)
+    wanted_here: list[tuple[Device, Rule | None]] = [(gpus[0], None), (gpus[1], static(**{"1g.6gb": 1}))]
+    _first, refused = plan_layouts(wanted_here, prepared=[held])
+    assert isinstance(refused, InUse) and refused.claims == ("team/train",)
+    _first, shown = plan_layouts(wanted_here, prepared=[held], refuse=False)
+    assert isinstance(shown, LayoutPlan) and len(shown.blockers) == 1
+    kinds = [(type(step).__name__, getattr(step, "device_uuid", "")) for step in shown.steps]
+    assert kinds == [
+        ("DestroyPartition", gpus[0].uuid),
+        ("SetPartitioning", gpus[1].uuid),
+        ("ResetDevice", ""),
+        ("CreatePartition", gpus[0].uuid),
+        ("CreatePartition", gpus[1].uuid),
+    ]
 
 
 def test_plans_are_data() -> None:

@@ -164,8 +164,8 @@ def read_profiles(nvml: Nvml, handle: Any, memory_bytes: int, pci_device_id: int
     found: list[Profile] = []
     for number in range(GPU_INSTANCE_PROFILES):
         info = _profile_info(nvml, handle, number)
-        if info is None:
-            continue
+        if info is None or any(profile.profile_id == info.id for profile in found):
+            continue  # not offered, or another number of one that is there already
         placements = _placements(nvml, handle, info.id)
         if not placements:
             continue
