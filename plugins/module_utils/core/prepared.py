@@ -9,7 +9,9 @@ claims hold.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,43 +132,57 @@ class PreparedPartition:
 def prepared_claims(path: str) -> tuple[PreparedClaim, ...]:
     """Read the claims in the driver's store; nothing for a store that is not there.
 
-    The file is opened read-only. Raises AcceleratorError with code store-unreadable for a file that is no store or has
-    a newer schema.
+    The store is not changed. Raises AcceleratorError with code store-unreadable for a file that is no store or has a
+    newer schema.
     """
     if not Path(path).exists():
         return ()
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)) as connection:
-            connection.row_factory = sqlite3.Row
-            connection.execute("BEGIN")
-            version = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-            found = int(version["value"]) if version is not None else SCHEMA_VERSION
-            if found > SCHEMA_VERSION:
-                raise AcceleratorError(
-                    f"The driver's store {path} has schema version {found}, this program knows {SCHEMA_VERSION}",
-                    hint="Use the release of dra.accelerators that the node's driver has.",
-                    code="store-unreadable",
-                )
-            devices: dict[str, list[PreparedDevice]] = {}
-            for row in connection.execute("SELECT * FROM devices ORDER BY claim_uid, request, name"):
-                devices.setdefault(row["claim_uid"], []).append(device_of_row(dict(row)))
-            return tuple(
-                PreparedClaim(
-                    uid=row["uid"],
-                    namespace=row["namespace"],
-                    name=row["name"],
-                    state=row["state"],
-                    devices=tuple(devices.get(row["uid"], ())),
-                    boot_id=row["boot_id"],
-                )
-                for row in connection.execute("SELECT * FROM claims ORDER BY created_at, uid")
-            )
-    except (sqlite3.Error, ValueError, KeyError, IndexError) as error:
+        try:
+            return _read(path, path)
+        except sqlite3.OperationalError:
+            # SQLite wants to make files beside a store that no driver has open, and may not where the folder is
+            # read-only: early at boot, or in a confined service. A copy has the same content.
+            with tempfile.TemporaryDirectory() as folder:
+                copy = str(Path(folder) / "state.db")
+                for suffix in ("", "-wal"):
+                    if Path(path + suffix).exists():
+                        shutil.copyfile(path + suffix, copy + suffix)
+                return _read(copy, path)
+    except (sqlite3.Error, OSError, ValueError, KeyError, IndexError) as error:
         raise AcceleratorError(
             f"The driver's store {path} cannot be read: {error}",
             hint="If the node driver runs, look at its log; it sets a damaged store aside and rebuilds it.",
             code="store-unreadable",
         ) from error
+
+
+def _read(file: str, path: str) -> tuple[PreparedClaim, ...]:
+    with contextlib.closing(sqlite3.connect(f"file:{quote(file)}?mode=ro", uri=True, timeout=5)) as connection:
+        connection.row_factory = sqlite3.Row
+        connection.execute("BEGIN")
+        version = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+        found = int(version["value"]) if version is not None else SCHEMA_VERSION
+        if found > SCHEMA_VERSION:
+            raise AcceleratorError(
+                f"The driver's store {path} has schema version {found}, this program knows {SCHEMA_VERSION}",
+                hint="Use the release of dra.accelerators that the node's driver has.",
+                code="store-unreadable",
+            )
+        devices: dict[str, list[PreparedDevice]] = {}
+        for row in connection.execute("SELECT * FROM devices ORDER BY claim_uid, request, name"):
+            devices.setdefault(row["claim_uid"], []).append(device_of_row(dict(row)))
+        return tuple(
+            PreparedClaim(
+                uid=row["uid"],
+                namespace=row["namespace"],
+                name=row["name"],
+                state=row["state"],
+                devices=tuple(devices.get(row["uid"], ())),
+                boot_id=row["boot_id"],
+            )
+            for row in connection.execute("SELECT * FROM claims ORDER BY created_at, uid")
+        )
 
 
 def device_of_row(row: Mapping[str, Any]) -> PreparedDevice:

@@ -87,6 +87,40 @@ def test_readers_see_the_same(tmp_path: Path) -> None:
     store.close()
 
 
+def test_readers_that_may_not_write_see_the_same(tmp_path: Path) -> None:
+    """A confined service early at boot: nobody has the store open, and its folder is read-only."""
+    import ctypes
+
+    path = tmp_path / "state.db"
+    store = Store.open(str(path))
+    commit(store, Change(put=record("closed")))
+    store.close()
+    program = textwrap.dedent(
+        """
+        import sys
+        from dra_driver.core.prepared import prepared_claims
+        sys.stdout.write(" ".join(claim.uid for claim in prepared_claims(sys.argv[1])))
+        """
+    )
+
+    def confined() -> None:
+        library = ctypes.CDLL(None, use_errno=True)
+        assert library.unshare(0x00020000) == 0  # a mount namespace of its own
+        assert library.mount(None, b"/", None, 0x40000 | 0x4000, None) == 0  # private
+        folder = str(tmp_path).encode()
+        assert library.mount(folder, folder, None, 4096, None) == 0
+        assert library.mount(None, folder, None, 4096 | 32 | 1, None) == 0  # bind, read-only
+
+    if os.geteuid() == 0:
+        options: dict[str, Any] = {"preexec_fn": confined}
+    else:
+        tmp_path.chmod(0o555)
+        options = {}
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, **options)
+    tmp_path.chmod(0o755)
+    assert (done.stdout, done.returncode) == ("closed", 0), done.stderr
+
+
 def test_many_changes_at_once_share_transactions(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "state.db"))
     transactions = []
