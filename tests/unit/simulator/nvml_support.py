@@ -256,7 +256,7 @@ def machine_text(folder: Path, gpus: Sequence[str], statements: Sequence[str] = 
 def nvml_build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Build:
     """The library as make builds it."""
     folder = tmp_path_factory.mktemp("nvml")
-    command = ["make", "-s", "-C", str(SOURCES), f"OUT={folder}"]
+    command = ["make", "-s", "-j2", "-C", str(SOURCES), f"OUT={folder}"]
     if request.param:
         command += [f"SANITIZE={request.param}", "CFLAGS=-O1 -g"]
     subprocess.run(command, check=True, capture_output=True, text=True)

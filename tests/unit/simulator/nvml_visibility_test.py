@@ -119,6 +119,30 @@ def test_root_sees_mig_devices_through_the_access_files(silicon: Silicon) -> Non
     assert root.code("nvmlDeviceGetMigDeviceHandleByIndex", root.gpu(0), 0) == NOT_FOUND
 
 
+def test_root_in_a_pod(silicon: Silicon) -> None:
+    root = silicon.client()
+    instance = root("create_at", root.gpu(0), 19, 0, 1)
+    root("nvmlGpuInstanceCreateComputeInstance", instance, 0)
+    pod = silicon.client(initialize=False)
+    pod("give_administration_up")
+    pod("nvmlInit")
+    assert pod.code("nvmlDeviceGetMigDeviceHandleByIndex", pod.gpu(0), 0) == NOT_FOUND
+    assert pod.code("nvmlDeviceCreateGpuInstance", pod.gpu(0), 19) == NO_PERMISSION
+    assert pod.code("nvmlDeviceSetMigMode", pod.gpu(0), 0) == NO_PERMISSION
+    text = (silicon.folder / "machine.txt").read_text().replace("cuda-version", "administrator root\ncuda-version")
+    silicon.load(text)
+    assert pod.code("nvmlDeviceCreateGpuInstance", pod.gpu(0), 19) == SUCCESS
+
+
+def test_another_machine_has_other_devices_for_processes_that_are_there(silicon: Silicon) -> None:
+    client = silicon.client()
+    gpu = client.gpu(2)
+    silicon.load(machine_text(silicon.folder, [gpu_section(BOARDS["L4"], 0)]))
+    assert client("nvmlDeviceGetCount") == 1
+    assert client.code("nvmlDeviceGetName", gpu) == INVALID_ARGUMENT
+    assert client("nvmlDeviceGetName", client.gpu()) == "NVIDIA L4"
+
+
 def sysfs(silicon: Silicon, address: str, vendor: str, driver: str | None) -> Path:
     folder = silicon.folder / "sys/bus/pci/devices" / address
     folder.mkdir(parents=True)

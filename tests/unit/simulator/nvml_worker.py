@@ -135,6 +135,18 @@ def become(user: int) -> None:
     os.setresuid(user, user, user)
 
 
+def give_administration_up() -> None:
+    """Stays root, without CAP_SYS_ADMIN: as root in a pod is."""
+    library = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    sets = (ctypes.c_uint32 * 6)()
+    library.capget(header, sets)
+    for index in (0, 1):
+        sets[index] &= ~(1 << 21)
+    if library.capset(header, sets) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+
+
 def fork_and(function: str, *arguments: Any) -> Any:
     """What a forked child, which inherited the open library, gets from the same call."""
     reading, writing = os.pipe()
@@ -149,7 +161,17 @@ def fork_and(function: str, *arguments: Any) -> Any:
     return json.loads(text)
 
 
-OWN = (possible_placements, create_at, gpu_instances, compute_instances, symbol, control, become, fork_and)
+OWN = (
+    possible_placements,
+    create_at,
+    gpu_instances,
+    compute_instances,
+    symbol,
+    control,
+    become,
+    give_administration_up,
+    fork_and,
+)
 OWN_BY_NAME: dict[str, Callable[..., Any]] = {function.__name__: function for function in OWN}
 
 

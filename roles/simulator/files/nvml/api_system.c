@@ -9,8 +9,17 @@
 #include <string.h>
 
 static unsigned references;
+static uint64_t scanned;            /* the load whose devices are known */
 
 bool initialized(void) { return references > 0; }
+
+void follow_machine(const struct machine *machine)
+{
+    if (machine->loads != scanned) {
+        visibility_scan(machine);
+        scanned = machine->loads;
+    }
+}
 
 static nvmlReturn_t initialize(void)
 {
@@ -20,8 +29,8 @@ static nvmlReturn_t initialize(void)
     if (result == SUCCESS && (!machine || !control_node_openable(machine)))
         result = DRIVER_NOT_LOADED;
     if (result == SUCCESS && !references) {
-        uint8_t visible[GPUS_MAX];
-        visibility_scan(machine, visible);
+        scanned = 0;
+        follow_machine(machine);
     }
     references += result == SUCCESS;
     process_unlock();

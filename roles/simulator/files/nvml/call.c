@@ -96,6 +96,7 @@ static nvmlReturn_t begin(struct call *call, const char *function, int kind, con
     call->machine = state_refresh();
     if (!call->machine)
         return DRIVER_NOT_LOADED;
+    follow_machine(call->machine);
     resolve(call);
     nvmlReturn_t result = take_faults(call);
     if (result == SUCCESS)

@@ -77,11 +77,12 @@ static nvmlReturn_t run_load(int words, char **word, struct json *json, char *er
         snprintf(error, size, "the state file beside the library cannot be made or written: %s", nvmlErrorString(result));
         return result;
     }
-    uint64_t serial = machine->serial, events = machine->events_written, epoch = 0;
+    uint64_t serial = machine->serial, events = machine->events_written, loads = machine->loads, epoch = 0;
     for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++)
         epoch = machine->gpus[gpu].epoch > epoch ? machine->gpus[gpu].epoch : epoch;
     *machine = loaded;
     machine->serial = serial;
+    machine->loads = loads + 1;
     machine->events_written = events;
     for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
         machine->gpus[gpu].epoch = epoch;

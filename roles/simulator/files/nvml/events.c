@@ -118,6 +118,16 @@ static bool next_event(const struct machine *machine, struct event_set *set, nvm
     return false;
 }
 
+/* Nothing more will come from a GPU that fell off the bus, and who waits for it is told so. */
+static bool lost_gpu(const struct machine *machine, const struct event_set *set)
+{
+    for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
+        if (set->types[gpu] && machine->gpus[gpu].lost)
+            return true;
+    }
+    return false;
+}
+
 static int64_t monotonic_milliseconds(void)
 {
     struct timespec now;
@@ -139,6 +149,8 @@ static nvmlReturn_t wait_for_event(const char *function, nvmlEventSet_t set, nvm
             generation = state_copy_generation();
             if (next_event(call.machine, set, data))
                 return SUCCESS;
+            if (lost_gpu(call.machine, set))
+                return GPU_IS_LOST;
         }
         int64_t left = deadline - monotonic_milliseconds();
         if (left <= 0)

@@ -156,6 +156,7 @@ struct machine {
     char driver_version[32], nvml_version[40], proc_root[PATH_MAX_BYTES], dev_root[PATH_MAX_BYTES], sys_root[PATH_MAX_BYTES];
     uint32_t cuda_version, caps_major, operation_delay;                     /* ms */
     uint32_t ready_state;
+    uint64_t loads;                 /* machines loaded so far: another one has other devices */
     uint64_t serial;                /* last serial given to an instance */
     uint64_t events_written;        /* sequence of the newest event */
     uint32_t gpu_count;
@@ -207,6 +208,7 @@ nvmlReturn_t call_commit(struct call *call);
 void call_end(struct call *call);
 nvmlReturn_t call_resolve(const struct call *call, nvmlDevice_t device, int *gpu, int *instance, int *compute);
 bool initialized(void);
+void follow_machine(const struct machine *machine);   /* looks at the device nodes anew when another machine was loaded */
 nvmlReturn_t stub_answer(const char *function, nvmlReturn_t answer);
 
 #define CALL(begin, ...)                                                                     \
@@ -244,7 +246,7 @@ nvmlReturn_t handle_resolve_compute(const struct machine *machine, nvmlComputeIn
 bool administrator(const struct machine *machine);
 bool monitor(const struct machine *machine);
 bool control_node_openable(const struct machine *machine);
-void visibility_scan(const struct machine *machine, uint8_t visible[GPUS_MAX]);
+void visibility_scan(const struct machine *machine);
 bool mig_visible(const struct machine *machine, int gpu, int instance, int compute);
 unsigned visible_count(void);
 int visible_gpu(unsigned index);                     /* NVML index of this process -> place, or NO_INSTANCE */

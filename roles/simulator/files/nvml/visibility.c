@@ -81,14 +81,13 @@ static bool held_by_nvidia(const struct machine *machine, const struct gpu *gpu)
     return strcmp(basename(text), "nvidia") == 0;
 }
 
-void visibility_scan(const struct machine *machine, uint8_t visible[GPUS_MAX])
+void visibility_scan(const struct machine *machine)
 {
     order_count = 0;
     for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
         char path[PATH_MAX_BYTES + 64];
         snprintf(path, sizeof path, "%s/nvidia%u", machine->dev_root, machine->gpus[gpu].board.minor);
-        visible[gpu] = openable(path, O_RDWR) && held_by_nvidia(machine, &machine->gpus[gpu]);
-        if (visible[gpu])
+        if (openable(path, O_RDWR) && held_by_nvidia(machine, &machine->gpus[gpu]))
             order[order_count++] = (int)gpu;
     }
 }
