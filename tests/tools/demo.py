@@ -9,6 +9,7 @@ left behind, or where the second run of the playbook changed something. The clus
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -115,12 +116,12 @@ def site(cluster: Cluster, name: str, usual: str, logs: Path, environment: dict[
 
 
 def summary_lines(output: str) -> list[str]:
-    """The summary that the playbook prints last: the lines of the message of its last debug task."""
-    last = output.rpartition("\nTASK [")[2]
-    title, _separator, body = last.partition("\n")
-    if "ummary" not in title:
+    """The summary that the playbook prints last: the message of its task "Show the summary", a list of lines."""
+    shown = output.rpartition("TASK [Show the summary]")[2]
+    if "=> {" not in shown:
         return []
-    return [line.strip().strip('",') for line in body.splitlines() if line.strip().startswith('"') or "|" in line]
+    document = json.JSONDecoder().raw_decode(shown, shown.index("=> {") + len("=> "))[0]
+    return [str(line) for line in document["msg"]]
 
 
 def tell(cluster: Cluster, story: Story) -> None:

@@ -123,7 +123,8 @@ def run_steps(steps: Sequence[Step], title: str, logs: Path, environment: Mappin
     results: list[Result] = []
     for number, step in enumerate(steps, start=1):
         failed = {result.step.name for result in results if result.problem}
-        say(f"[{title} {number}/{len(steps)}] {step.name} (usually {step.usual})")
+        place = f"{title} {number}/{len(steps)}" if len(steps) > 1 else title
+        say(f"[{place}] {step.name} (usually {step.usual})")
         missing = [name for name in step.after if name in failed]
         if missing:
             result = Result(step, 0.0, f"not run: it needs {', '.join(missing)}, which failed", Counts(failed=1), None)
