@@ -374,6 +374,21 @@ def test_not_ready_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     run(tmp_path, scenario)
 
 
+def test_whole_device_is_given_back_without_the_gpu_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.claims.service.READY_SECONDS", 0.01)
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        whole, small = claims.allocate("whole", "gpu-1"), claims.allocate("small", SMALL)
+        assert await prepare(node, whole, small) == ["", ""]
+        node.service.set_ready("The NVIDIA driver is not loaded")
+        node.backend.present = False
+        assert await unprepare(node, whole) == [""]
+        assert "not loaded" in (await unprepare(node, small))[0]
+        assert set(node.store.claims) == {small.uid}
+
+    run(tmp_path, scenario)
+
+
 def test_adopted_partition_is_given_out_and_never_destroyed(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         from dra_driver.core.model import Placement

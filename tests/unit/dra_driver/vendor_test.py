@@ -280,6 +280,25 @@ def test_failed_prepare_is_an_event_on_the_claim(short: Path) -> None:
     run(short, scenario)
 
 
+def test_unforeseen_failure_ends_nothing(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        real = scene.backend.discover
+        failures = [KeyError("surprise"), ZeroDivisionError("surprise")]
+
+        def surprising() -> Any:
+            if failures:
+                raise failures.pop()
+            return real()
+
+        scene.backend.discover = surprising  # type: ignore[method-assign]
+        await scene.start()
+        await scene.until(lambda: scene.devices())
+        assert await scene.prepare("a", "gpu-1") == ""
+
+    run(short, scenario)
+
+
 def test_second_process_is_refused(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
@@ -130,10 +130,10 @@ class VendorDriver:
         started.set()
         try:
             await asyncio.gather(
-                self._follow_hardware(service),
-                self._publisher.run(),
-                self._reconcile(service),
-                self._server.watch_sockets(),
+                self._keep("hardware", lambda: self._follow_hardware(service)),
+                self._keep("publish", self._publisher.run),
+                self._keep("reconcile", lambda: self._reconcile(service)),
+                self._keep("sockets", self._server.watch_sockets),
             )
         finally:
             await self._server.stop()
@@ -141,6 +141,16 @@ class VendorDriver:
             store.close()
             self._executor.shutdown(wait=False, cancel_futures=True)
             self._lock.close()
+
+    @staticmethod
+    async def _keep(name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do work that never ends; should it fail in a way that nobody foresaw, say so and begin anew."""
+        while True:
+            try:
+                await work()
+            except Exception:
+                LOG.exception("%s failed and begins anew", name)
+            await asyncio.sleep(RETRY_LIMIT)
 
     def look_again(self) -> None:
         """Look at the hardware now: somebody has changed it."""

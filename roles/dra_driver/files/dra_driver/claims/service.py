@@ -164,8 +164,6 @@ class ClaimService:
         about = {"claim": reference.describe(), "uid": reference.uid}
         with operation():
             try:
-                with watch.stage("lock"):
-                    await self._wait_until_ready()
                 record = await work(reference, watch)
             except AcceleratorError as error:
                 timings = watch.finish(error.code)
@@ -197,6 +195,8 @@ class ClaimService:
     # ------------------------------------------------------------------ prepare
 
     async def _prepare(self, reference: ClaimReference, watch: Stopwatch) -> ClaimRecord:
+        with watch.stage("ready"):
+            await self._wait_until_ready()
         async with self._claims.hold([reference.uid]):
             record = self.store.claims.get(reference.uid)
             if record is not None and record.prepared:
@@ -303,6 +303,10 @@ class ClaimService:
                 with watch.stage("cdi"):
                     await self.thread(self.hands.remove_cdi, reference.uid)
                 return None
+            if self._needs_hardware(record):
+                with watch.stage("ready"):
+                    await self._wait_until_ready()
+            # A pod with a whole device can end although the GPU's driver is gone.
             async with self._devices.hold(record.device_uuids):
                 self.hands.reached("unprepare-started")
                 with watch.stage("undo"):
@@ -326,10 +330,16 @@ class ClaimService:
                 await self.thread(self.hands.backend.set_partitioning, device_uuid, False)
                 await self.store.commit(Change(meta={key: None}))
 
+    def _needs_hardware(self, record: ClaimRecord) -> bool:
+        """Whether undoing a claim destroys a partition or may switch partitioning off."""
+        return any(
+            device.created or f"{PARTITIONING_KEY}{device.device_uuid}" in self.store.meta for device in record.devices
+        )
+
     async def _undo(self, record: ClaimRecord) -> None:
         # Until the commit the record stands as it was; a crash in between is followed by the same again.
         marked = [uuid for uuid in record.device_uuids if f"{PARTITIONING_KEY}{uuid}" in self.store.meta]
-        touches = bool(marked) or any(device.created for device in record.devices)
+        touches = self._needs_hardware(record)
         self.suspect.add(record.uid)
         cleared = await self.thread(self._take_back, record, dict(self.store.meta), touches)
         await self.store.commit(
