@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_simulator.description import gpu_uuid
+from gpu_simulator.hardware import load_catalogue, load_machine
 
 from tests.unit.simulator.nvml_support import Build
 
 FILES = Path(__file__).resolve().parents[3] / "roles" / "simulator" / "files"
+CATALOGUE = load_catalogue(FILES)
+NAMES = sorted(path.stem for path in (FILES / "machines").glob("*.json"))
 # What is tested is the command; the library has tests of its own under the sanitizers.
 pytestmark = pytest.mark.parametrize("nvml_build", [""], indirect=True, ids=["plain"])
 # Runs the command with a boot id of the test's own
@@ -138,3 +142,20 @@ def test_statements_for_the_library_come_from_the_configuration(box: Box) -> Non
     (folder / "machine.json").write_text(json.dumps({"machine": "1xL4", "library": {"cap-nodes": True}}))
     box.command("power-on")
     assert "cap-nodes yes" in (box.root / "var/lib/gpu-simulator/machine.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nvidia_smi_lists_each_machine_as_its_data_describe_it(box: Box, name: str) -> None:
+    box.command("power-on", "--machine", name, "--identity", "n")
+    machine = load_machine(FILES, name, CATALOGUE)
+    rows = box.smi(
+        "--query-gpu=index,name,uuid,pci.bus_id,memory.total,mig.mode.current", "--format=csv,noheader,nounits"
+    )
+    found = [tuple(cell.strip() for cell in row.split(",")) for row in rows.splitlines()]
+    expected = []
+    for index, gpu in enumerate(machine.gpus):
+        board = CATALOGUE.boards[gpu.board or ""]
+        mode = "Disabled" if board.mig else "[N/A]"
+        uuid, address = gpu_uuid("n", gpu.address), f"0000{gpu.address}".upper()
+        expected.append((str(index), board.name, uuid, address, str(board.memory["total_mib"]), mode))
+    assert found == expected

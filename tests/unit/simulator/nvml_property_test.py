@@ -175,9 +175,11 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_state(bare_silicon: Silico
         victim.process.wait()
         shown = bare_silicon.show()["gpus"][0]["gpu_instances"]
         check_consistency(board, shown)
+        assert all(Path(each["capability"]).exists() for each in shown)
         for identifier in [each["id"] for each in shown]:
             survivor("nvmlGpuInstanceDestroy", survivor("nvmlDeviceGetGpuInstanceById", survivor.gpu(), identifier))
         survivor("nvmlGpuInstanceDestroy", survivor("create_at", survivor.gpu(), 0, 0, 8))
+        assert {path.name for path in (bare_silicon.capabilities / "gpu0/mig").iterdir()} == {"config", "monitor"}
 
 
 def test_a_forked_child_takes_the_same_lock(bare_silicon: Silicon) -> None:

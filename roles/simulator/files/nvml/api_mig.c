@@ -36,8 +36,7 @@ EXPORT nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned mode, nvm
         else
             gpu_apply_mig_mode(call.write, gpu, mode);
     }
-    capabilities_sync(call.write);
-    return call_commit(&call);
+    return call_commit_instances(&call);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned *is_mig)
@@ -270,8 +269,7 @@ static nvmlReturn_t create_instance(struct call *call, unsigned id, const nvmlGp
                                                       .size = profile->placements.size };
     event_add(call->write, call->gpu_index, 0x100, 1, (uint32_t)instance, NOT_TIED);
     *created = handle_of_instance(call->write, call->gpu_index, instance);
-    capabilities_sync(call->write);
-    return call_commit(call);
+    return call_commit_instances(call);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceCreateGpuInstance(nvmlDevice_t device, unsigned id, nvmlGpuInstance_t *instance)
@@ -296,8 +294,7 @@ EXPORT nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t instance)
     REQUIRE(!any_compute(target) && !instance_in_use(call.gpu, call.instance, NO_INSTANCE), IN_USE);
     *target = (struct gpu_instance){ 0 };
     event_add(call.write, call.gpu_index, 0x100, 0, (uint32_t)call.instance, NOT_TIED);
-    capabilities_sync(call.write);
-    return call_commit(&call);
+    return call_commit_instances(&call);
 }
 
 /* Listing needs administration or mig/monitor, as finding one by its id. */

@@ -124,8 +124,7 @@ static nvmlReturn_t create_compute(struct call *call, unsigned id, const nvmlCom
     mig_uuid(call->gpu, call->instance, compute, owner->compute[compute].uuid);
     event_add(call->write, call->gpu_index, 0x100, 1, (uint32_t)call->instance, (uint32_t)compute);
     *created = handle_of_compute(call->write, call->gpu_index, call->instance, compute);
-    capabilities_sync(call->write);
-    return call_commit(call);
+    return call_commit_instances(call);
 }
 
 EXPORT nvmlReturn_t nvmlGpuInstanceCreateComputeInstance(nvmlGpuInstance_t instance, unsigned id, nvmlComputeInstance_t *compute)
@@ -150,8 +149,7 @@ EXPORT nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t instance)
     REQUIRE(!instance_in_use(call.gpu, call.instance, call.compute), IN_USE);
     call.gpu_write->instances[call.instance].compute[call.compute] = (struct compute_instance){ 0 };
     event_add(call.write, call.gpu_index, 0x100, 0, (uint32_t)call.instance, (uint32_t)call.compute);
-    capabilities_sync(call.write);
-    return call_commit(&call);
+    return call_commit_instances(&call);
 }
 
 EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t instance, unsigned id, nvmlComputeInstance_t *computes, unsigned *count)

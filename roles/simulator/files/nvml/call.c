@@ -156,6 +156,13 @@ nvmlReturn_t call_commit(struct call *call)
     return SUCCESS;
 }
 
+nvmlReturn_t call_commit_instances(struct call *call)
+{
+    capabilities_commit(call->write);
+    call->writing = false;
+    return SUCCESS;
+}
+
 void call_end(struct call *call)
 {
     if (call->writing)

@@ -9,9 +9,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -90,91 +88,123 @@ static void remove_node(const struct machine *machine, unsigned minor)
     unlink(path);
 }
 
-/* Removes <folder>/<prefix><number> with its access file for each number that is not wanted. */
-static void remove_others(const char *folder, const char *prefix, const bool *wanted, int count,
-                          void (*before)(const struct machine *, const struct gpu *, const char *, int), const struct machine *machine,
-                          const struct gpu *gpu)
+/* Removes the access file, and what a writer that was killed left of it, and the folder. */
+static void remove_folder(const char *path)
 {
+    char file[PATH_BYTES + 300];
+    DIR *directory = opendir(path);
+    if (!directory)
+        return;
+    for (struct dirent *entry = readdir(directory); entry; entry = readdir(directory)) {
+        if (strncmp(entry->d_name, "access", strlen("access")) == 0
+            && snprintf(file, sizeof file, "%s/%s", path, entry->d_name) < (int)sizeof file)
+            unlink(file);
+    }
+    closedir(directory);
+    rmdir(path);
+}
+
+/* Removes the folders <prefix><number> of numbers that are not wanted, the compute instances inside first. */
+static void remove_others(const char *folder, const char *prefix, const bool *wanted, unsigned count)
+{
+    static const bool none[COMPUTE_INSTANCES_MAX];
     DIR *directory = opendir(folder);
     if (!directory)
         return;
     size_t length = strlen(prefix);
     for (struct dirent *entry = readdir(directory); entry; entry = readdir(directory)) {
+        char path[PATH_BYTES];
         uint64_t number;
-        if (strncmp(entry->d_name, prefix, length) != 0 || !parse_unsigned(entry->d_name + length, 1000, &number))
+        if (strncmp(entry->d_name, prefix, length) != 0 || !parse_unsigned(entry->d_name + length, 1000, &number)
+            || (number < count && wanted[number])
+            || snprintf(path, sizeof path, "%s/%s", folder, entry->d_name) >= (int)sizeof path)
             continue;
-        if (number < (uint64_t)count && wanted[number])
-            continue;
-        char path[PATH_BYTES + 300], access_file[PATH_BYTES + 310];
-        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-        snprintf(access_file, sizeof access_file, "%s/access", path);
-        if (before)
-            before(machine, gpu, path, (int)number);
-        unlink(access_file);
-        rmdir(path);
+        if (strcmp(prefix, "ci") != 0)
+            remove_others(path, "ci", none, COMPUTE_INSTANCES_MAX);
+        remove_folder(path);
     }
     closedir(directory);
 }
 
-static void remove_compute_of(const struct machine *machine, const struct gpu *gpu, const char *path, int instance)
-{
-    bool none[COMPUTE_INSTANCES_MAX] = { false };
-    remove_others(path, "ci", none, COMPUTE_INSTANCES_MAX, NULL, machine, gpu);
-    if (machine->cap_nodes && instance < INSTANCES_MAX) {
-        for (int compute = 0; compute < COMPUTE_INSTANCES_MAX; compute++)
-            remove_node(machine, capability_minor_compute(gpu, instance, compute));
-        remove_node(machine, capability_minor_instance(gpu, instance));
-    }
-}
-
-static void sync_instance(const struct machine *machine, int index, int instance)
+static void add_instance(const struct machine *machine, int index, int instance)
 {
     const struct gpu *gpu = &machine->gpus[index];
     char path[PATH_BYTES];
-    bool wanted[COMPUTE_INSTANCES_MAX];
     capability_path(machine, index, instance, NO_INSTANCE, path, sizeof path);
     write_access(path, capability_minor_instance(gpu, instance), MODE_ALL);
     if (machine->cap_nodes)
         make_node(machine, capability_minor_instance(gpu, instance), MODE_ALL);
     for (int compute = 0; compute < COMPUTE_INSTANCES_MAX; compute++) {
-        unsigned minor = capability_minor_compute(gpu, instance, compute);
-        wanted[compute] = gpu->instances[instance].compute[compute].serial != 0;
-        if (wanted[compute]) {
-            capability_path(machine, index, instance, compute, path, sizeof path);
-            write_access(path, minor, MODE_ALL);
-            if (machine->cap_nodes)
-                make_node(machine, minor, MODE_ALL);
-        } else if (machine->cap_nodes) {
-            remove_node(machine, minor);
-        }
+        if (!gpu->instances[instance].compute[compute].serial)
+            continue;
+        capability_path(machine, index, instance, compute, path, sizeof path);
+        write_access(path, capability_minor_compute(gpu, instance, compute), MODE_ALL);
+        if (machine->cap_nodes)
+            make_node(machine, capability_minor_compute(gpu, instance, compute), MODE_ALL);
     }
-    capability_path(machine, index, instance, NO_INSTANCE, path, sizeof path);
-    *strrchr(path, '/') = '\0';
-    remove_others(path, "ci", wanted, COMPUTE_INSTANCES_MAX, NULL, machine, gpu);
 }
 
-/* Called with the state locked, so that the tree follows the order of the changes. */
-void capabilities_sync(const struct machine *machine)
+static void add_gpu(const struct machine *machine, int index)
+{
+    const struct gpu *gpu = &machine->gpus[index];
+    char path[PATH_BYTES];
+    snprintf(path, sizeof path, "%s/capabilities/gpu%u/mig/config", machine->proc_root, gpu->board.minor);
+    write_access(path, MINOR_CONFIG, MODE_ROOT);
+    snprintf(path, sizeof path, "%s/capabilities/gpu%u/mig/monitor", machine->proc_root, gpu->board.minor);
+    write_access(path, MINOR_MONITOR, MODE_ALL);
+    for (int instance = 0; instance < INSTANCES_MAX; instance++) {
+        if (gpu->instances[instance].serial)
+            add_instance(machine, index, instance);
+    }
+}
+
+static void remove_nodes(const struct machine *machine, const struct gpu *gpu, int instance)
+{
+    for (int compute = 0; compute < COMPUTE_INSTANCES_MAX; compute++) {
+        if (!gpu->instances[instance].serial || !gpu->instances[instance].compute[compute].serial)
+            remove_node(machine, capability_minor_compute(gpu, instance, compute));
+    }
+    if (!gpu->instances[instance].serial)
+        remove_node(machine, capability_minor_instance(gpu, instance));
+}
+
+static void prune_gpu(const struct machine *machine, int index)
+{
+    const struct gpu *gpu = &machine->gpus[index];
+    char path[PATH_BYTES];
+    bool wanted[INSTANCES_MAX];
+    for (int instance = 0; instance < INSTANCES_MAX; instance++) {
+        bool compute_wanted[COMPUTE_INSTANCES_MAX];
+        wanted[instance] = gpu->instances[instance].serial != 0;
+        if (machine->cap_nodes)
+            remove_nodes(machine, gpu, instance);
+        for (int compute = 0; compute < COMPUTE_INSTANCES_MAX; compute++)
+            compute_wanted[compute] = gpu->instances[instance].compute[compute].serial != 0;
+        if (!wanted[instance])
+            continue;
+        capability_path(machine, index, instance, NO_INSTANCE, path, sizeof path);
+        *strrchr(path, '/') = '\0';
+        remove_others(path, "ci", compute_wanted, COMPUTE_INSTANCES_MAX);
+    }
+    snprintf(path, sizeof path, "%s/capabilities/gpu%u/mig", machine->proc_root, gpu->board.minor);
+    remove_others(path, "gi", wanted, INSTANCES_MAX);
+}
+
+/* Files come before the instance is there for others and go after it is gone: a process that is killed in between leaves a file too
+ * many, never an instance without one, and the next change puts that right. All of it under the lock, in the order of the changes. */
+void capabilities_commit(const struct machine *machine)
 {
     char path[PATH_BYTES];
-    snprintf(path, sizeof path, "%s/capabilities", machine->proc_root);
-    if (access(path, F_OK) == 0 ? access(path, W_OK) != 0 : !make_folders(strcat(path, "/")))
-        return;
-    for (unsigned index = 0; index < machine->gpu_count; index++) {
-        const struct gpu *gpu = &machine->gpus[index];
-        bool wanted[INSTANCES_MAX];
-        if (gpu->board.mig == MIG_NONE)
-            continue;
-        snprintf(path, sizeof path, "%s/capabilities/gpu%u/mig/config", machine->proc_root, gpu->board.minor);
-        write_access(path, MINOR_CONFIG, MODE_ROOT);
-        snprintf(path, sizeof path, "%s/capabilities/gpu%u/mig/monitor", machine->proc_root, gpu->board.minor);
-        write_access(path, MINOR_MONITOR, MODE_ALL);
-        for (int instance = 0; instance < INSTANCES_MAX; instance++) {
-            wanted[instance] = gpu->instances[instance].serial != 0;
-            if (wanted[instance])
-                sync_instance(machine, (int)index, instance);
-        }
-        snprintf(path, sizeof path, "%s/capabilities/gpu%u/mig", machine->proc_root, gpu->board.minor);
-        remove_others(path, "gi", wanted, INSTANCES_MAX, remove_compute_of, machine, gpu);
+    snprintf(path, sizeof path, "%s/capabilities/", machine->proc_root);
+    bool writable = access(path, F_OK) == 0 ? access(path, W_OK) == 0 : make_folders(path);
+    for (unsigned index = 0; writable && index < machine->gpu_count; index++) {
+        if (machine->gpus[index].board.mig != MIG_NONE)
+            add_gpu(machine, (int)index);
     }
+    state_publish();
+    for (unsigned index = 0; writable && index < machine->gpu_count; index++) {
+        if (machine->gpus[index].board.mig != MIG_NONE)
+            prune_gpu(machine, (int)index);
+    }
+    state_unlock();
 }

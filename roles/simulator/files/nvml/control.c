@@ -90,9 +90,8 @@ static nvmlReturn_t run_load(int words, char **word, struct json *json, char *er
     }
     for (unsigned fault = 0; fault < CALL_FAULTS_MAX; fault++)
         state_reset_call_count(fault);
-    capabilities_sync(machine);
     json_number(json, "gpus", machine->gpu_count);
-    state_commit();
+    capabilities_commit(machine);
     return SUCCESS;
 }
 
@@ -108,8 +107,7 @@ static nvmlReturn_t cycle(bool repair_lost, char *error, size_t size)
         machine->gpus[gpu].lost = lost;
     }
     machine->ready_state = 0;
-    capabilities_sync(machine);
-    state_commit();
+    capabilities_commit(machine);
     return SUCCESS;
 }
 
@@ -178,8 +176,7 @@ static nvmlReturn_t run_gpu_reset(int words, char **word, struct json *json, cha
         }
     }
     json_close(json, ']');
-    capabilities_sync(machine);
-    state_commit();
+    capabilities_commit(machine);
     return SUCCESS;
 }
 

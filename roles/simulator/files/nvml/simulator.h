@@ -170,7 +170,9 @@ nvmlReturn_t state_open(void);
 void state_close(void);
 const struct machine *state_refresh(void);          /* under the process lock; NULL: nothing readable */
 nvmlReturn_t state_begin_write(struct machine **machine);
-void state_commit(void);
+void state_commit(void);                            /* both of the next two */
+void state_publish(void);
+void state_unlock(void);
 void state_abandon(void);
 bool state_wait(uint64_t seen_generation, int64_t milliseconds);   /* true: moved */
 uint64_t state_generation(void);
@@ -205,6 +207,7 @@ nvmlReturn_t call_begin_instance(struct call *call, const char *function, nvmlGp
 nvmlReturn_t call_begin_compute(struct call *call, const char *function, nvmlComputeInstance_t instance);
 nvmlReturn_t call_write(struct call *call);          /* needs privilege; call->write is valid after it */
 nvmlReturn_t call_commit(struct call *call);
+nvmlReturn_t call_commit_instances(struct call *call);   /* the capability tree follows */
 void call_end(struct call *call);
 nvmlReturn_t call_resolve(const struct call *call, nvmlDevice_t device, int *gpu, int *instance, int *compute);
 bool initialized(void);
@@ -256,7 +259,7 @@ int visible_index(int gpu);
 unsigned capability_minor_instance(const struct gpu *gpu, int instance);
 unsigned capability_minor_compute(const struct gpu *gpu, int instance, int compute);
 void capability_path(const struct machine *machine, int gpu, int instance, int compute, char *path, size_t size);
-void capabilities_sync(const struct machine *machine);   /* makes the tree equal to the state, where it may */
+void capabilities_commit(const struct machine *machine);   /* commits, and makes the tree equal to the state, where it may */
 
 /* mig.c: rules of partitioning; no I/O. */
 const struct profile *profile_by_id(const struct board *board, unsigned id, unsigned *enumeration);

@@ -174,16 +174,27 @@ nvmlReturn_t state_begin_write(struct machine **machine)
     return SUCCESS;
 }
 
-void state_commit(void)
+/* The new generation is there for everybody; the lock is still held. */
+void state_publish(void)
 {
     uint64_t generation = atomic_load_explicit(&process.file->generation, memory_order_acquire) + 1;
     memcpy(&process.file->slots[generation & 1], &process.copy, used_bytes(&process.copy));
     atomic_store_explicit(&process.file->generation, generation, memory_order_release);
     atomic_store_explicit(&process.file->futex, (uint32_t)generation, memory_order_release);
     process.generation = generation;
+    syscall(SYS_futex, &process.file->futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void state_unlock(void)
+{
     close(process.lock);
     process.lock = -1;
-    syscall(SYS_futex, &process.file->futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void state_commit(void)
+{
+    state_publish();
+    state_unlock();
 }
 
 /* What was changed in the private copy is forgotten: the next reader renews it. */
