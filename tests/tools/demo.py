@@ -175,7 +175,8 @@ def everything_given_back(cluster: Cluster, before: dict[str, list[str]]) -> Non
             return sorted(cluster.instances(node)) == instances and not cluster.cdi_files(node)
 
         cluster.wait(f"{node} as it was before the pods", gone, timeout=120)
-        say(f"    {node}: {len(instances)} partitions, all of them from the playbook; no CDI file of a claim is left")
+        left = f"the {len(instances)} partitions that the playbook made" if instances else "no partition"
+        say(f"    {node}: {left}, and no CDI file of a claim")
 
 
 def main() -> int:
@@ -199,8 +200,9 @@ def main() -> int:
 
     heading(2, "One playbook partitions the GPUs and deploys the node driver")
     first = site(cluster, "site playbook", "3 min", logs, environment)
-    for line in cluster.kubectl("get", "resourceslices").splitlines():
-        say(f"    {line}")
+    for node in cluster.nodes():
+        devices = cluster.devices(node)
+        say(f"    {node} publishes {len(devices)} devices in {len(cluster.slices(node))} ResourceSlices")
 
     heading(3, "Pods claim GPUs; each prints what its own NVML shows")
     nodes = cluster.nodes()
