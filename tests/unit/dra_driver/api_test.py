@@ -78,6 +78,29 @@ def test_changed_kubeconfig_is_read_again(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_requests_under_way_survive_new_credentials(tmp_path: Path) -> None:
+    async def scenario(api: ApiModel, client: ApiClient) -> None:
+        watch = client.watch(
+            "/apis/resource.k8s.io/v1/resourceslices",
+            resource_version="1",
+            params={"fieldSelector": "spec.driver=gpu.nvidia.com,spec.nodeName=node-1"},
+        )
+        following = asyncio.ensure_future(anext(watch))
+        while not any(method == "WATCH" for method, _ in api.log):
+            await asyncio.sleep(0.01)
+        (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig(api.url, token="renewed and longer")))
+        assert await client.reload_if_changed()
+        await client.get("/version")
+        assert api.headers[-1]["Authorization"] == "Bearer renewed and longer"
+        api.slices["s"] = {"metadata": {"name": "s", "resourceVersion": "1"}, "spec": {}}
+        api.change_slice("s", {"x": 1})
+        event = await asyncio.wait_for(following, 5)
+        assert (event.type, event.object["spec"]) == ("MODIFIED", {"x": 1})
+        await watch.aclose()
+
+    run(tmp_path, scenario)
+
+
 def test_refused_token_makes_the_client_read_it_anew(tmp_path: Path) -> None:
     async def scenario(api: ApiModel, client: ApiClient) -> None:
         await client.get("/version")

@@ -195,7 +195,7 @@ def test_reboot_brings_claims_back_and_drops_those_that_are_gone(short: Path) ->
     run(short, scenario)
 
 
-@pytest.mark.parametrize("damage", ["text", "newer"])
+@pytest.mark.parametrize("damage", ["text", "newer", "deleted"])
 def test_damaged_store_is_set_aside_and_rebuilt(short: Path, damage: str) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
@@ -207,6 +207,8 @@ def test_damaged_store_is_set_aside_and_rebuilt(short: Path, damage: str) -> Non
         path = short / f"kubelet/plugins/{DRIVER}/state.db"
         if damage == "text":
             path.write_text("rubbish " * 1000)
+        elif damage == "deleted":
+            path.unlink()
         else:
             import sqlite3
 
@@ -216,7 +218,7 @@ def test_damaged_store_is_set_aside_and_rebuilt(short: Path, damage: str) -> Non
             connection.close()
         await scene.start()
         await scene.until(lambda: any(event["reason"] == "StoreRebuilt" for event in scene.api.events))
-        assert len(list(path.parent.glob("state.db.damaged-*"))) >= 1
+        assert bool(list(path.parent.glob("state.db.damaged-*"))) == (damage != "deleted")
         assert await scene.prepare("a") == ""
         assert "default/b" in await scene.prepare("late", "gpu-1")
         assert await scene.unprepare("a") == ""

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import IO, Any
 
 from .api.client import ApiError
@@ -170,28 +171,33 @@ class VendorDriver:
     # ------------------------------------------------------------------ the store and the sockets
 
     async def _open_store(self, path: str) -> tuple[Store, bool]:
-        """Open the store; a damaged one is set aside and rebuilt from the CDI files. Returns whether it was."""
+        """Open the store; a damaged or lost one is rebuilt from the CDI files. Returns whether it was."""
         state = StateLog(LOG)
         while True:
             try:
+                if not Path(path).exists() and self._recorded():
+                    raise StoreDamaged(f"The store {path} is not there, but prepared claims are")
                 return Store.open(path), False
             except StoreDamaged as error:
-                aside = set_aside(path)
-                LOG.error("%s; it is now %s and is rebuilt from CDI files", error, aside)  # noqa: TRY400  the file is at fault, not the code
+                aside = set_aside(path) or "nothing"
+                LOG.error("%s; it is rebuilt from CDI files, %s was set aside", error, aside)  # noqa: TRY400  the file is at fault, not the code
                 try:
                     store = self._rebuild(path)
                 except StoreError as second:
                     state.report(str(second), level=logging.ERROR)
                 else:
-                    message = f"{error}. It was set aside as {aside}; {len(store.claims)} claims were found again"
+                    message = f"{error}. {aside} was set aside; {len(store.claims)} claims were found again"
                     self._report_problem("StoreRebuilt", message)
                     return store, True
             except StoreError as error:
                 state.report(str(error), level=logging.ERROR)
             await asyncio.sleep(5)
 
+    def _recorded(self) -> tuple[ClaimRecord, ...]:
+        return records_in_files(self._system, self._configuration.cdi_directory, self._backend.cdi_kind)
+
     def _rebuild(self, path: str) -> Store:
-        records = records_in_files(self._system, self._configuration.cdi_directory, self._backend.cdi_kind)
+        records = self._recorded()
         # Who switched partitioning on is lost. Where only claims' partitions are, it was the driver.
         marks = {
             f"{PARTITIONING_KEY}{held.device_uuid}": self._boot_id

@@ -68,6 +68,8 @@ class ApiClient:
         self._token = ""
         self._token_stamp = 0
         self._gate = asyncio.Lock()
+        self._retired: list[aiohttp.ClientSession] = []
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> Json:
         """GET an object or a list."""
@@ -103,7 +105,7 @@ class ApiClient:
             raise self._unreachable(access, error) from error
         if status >= 400:
             if status == 401:
-                await self.close()
+                self._retire()
             raise _error(method, path, status, payload)
         return _object(payload, path)
 
@@ -152,9 +154,26 @@ class ApiClient:
 
     async def close(self) -> None:
         """Close all connections. The next request opens new ones with freshly read credentials."""
+        self._retire()
+        for session in tuple(self._retired):
+            await self._close_retired(session)
+
+    def _retire(self) -> None:
+        """Open new connections for what comes; requests under way finish on the old ones."""
         session, self._session = self._session, None
         self._access = None
         if session is not None:
+            self._retired.append(session)
+            asyncio.get_running_loop().call_later(REQUEST_SECONDS, self._begin_closing, session)
+
+    def _begin_closing(self, session: aiohttp.ClientSession) -> None:
+        task = asyncio.get_running_loop().create_task(self._close_retired(session))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _close_retired(self, session: aiohttp.ClientSession) -> None:
+        if session in self._retired:
+            self._retired.remove(session)
             await session.close()
 
     async def _connected(self) -> tuple[aiohttp.ClientSession, Access]:
@@ -181,7 +200,7 @@ class ApiClient:
         access = self._access
         if access is None or access.fingerprint() == self._fingerprint:
             return False
-        await self.close()
+        self._retire()
         return True
 
     def _authorise(self, access: Access, headers: dict[str, str]) -> None:
