@@ -241,14 +241,11 @@ class Power:
         return plan
 
     def fingerprint(self) -> str:
-        """Digest of everything that the trees follow from: this program's own files, the data and the configuration."""
-        here = Path(__file__).resolve().parent
-        parts: list[bytes] = [json.dumps(dataclasses.asdict(self.configuration), sort_keys=True).encode()]
-        parts += [path.read_bytes() for path in sorted(here.glob("*.py"))]
-        reference = Settings("", "", "")
-        reference_tree = whole_tree(self.machine, self.catalogue, reference, choose_majors(""), Surroundings())
-        parts.append(repr(sorted(reference_tree.items())).encode())
-        return hashlib.sha256(b"\0".join(parts)).hexdigest()
+        """Digest of what is placed and how: a newer program that places the same leaves a running machine alone."""
+        majors = choose_majors("")
+        tree = whole_tree(self.machine, self.catalogue, self.settings(majors), majors, Surroundings())
+        way = (Path(__file__).resolve().parent / "place.py").read_bytes()
+        return hashlib.sha256(repr(sorted(tree.items())).encode() + way).hexdigest()
 
     def restore_capabilities(self, library: Library) -> None:
         """Capability files of instances that are alive: needed where files are placed again without a power cycle."""
