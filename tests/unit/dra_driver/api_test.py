@@ -86,7 +86,7 @@ def test_requests_under_way_survive_new_credentials(tmp_path: Path) -> None:
             params={"fieldSelector": "spec.driver=gpu.nvidia.com,spec.nodeName=node-1"},
         )
         following = asyncio.ensure_future(watch.__anext__())
-        while not any(method == "WATCH" for method, _ in api.log):
+        while not any(method == "WATCH" for method, _path in api.log):
             await asyncio.sleep(0.01)
         (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig(api.url, token="renewed and longer")))
         assert await client.reload_if_changed()

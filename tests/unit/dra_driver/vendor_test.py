@@ -295,7 +295,7 @@ def test_unforeseen_failure_ends_nothing(short: Path) -> None:
 
         scene.backend.discover = surprising  # type: ignore[method-assign]
         await scene.start()
-        await scene.until(lambda: scene.devices())
+        await scene.until(scene.devices)
         assert await scene.prepare("a", "gpu-1") == ""
 
     run(short, scenario)

@@ -24,7 +24,8 @@ NAMES = sorted(path.stem for path in (FILES / "machines").glob("*.json"))
 MACHINES = {name: load_machine(FILES, name, CATALOGUE) for name in NAMES}
 SETTINGS = Settings(identity="node1", driver_version="580.95.05", cuda_version="13.0")
 EXPECTED = {
-    "8xH100": {"h100-80": 8}, "16xH100": {"h100-80": 16}, "8xH200": {"h200-141": 8}, "8xB200": {"b200-180": 8}, "8xA100-40": {"a100-40": 8}, "4xGB200": {"gb200-186": 4},
+    "8xH100": {"h100-80": 8}, "16xH100": {"h100-80": 16}, "8xH200": {"h200-141": 8}, "8xB200": {"b200-180": 8}, "8xA100-40": {"a100-40": 8},
+    "4xGB200": {"gb200-186": 4},
     "4xA30": {"a30": 4}, "2xRTX-PRO-6000": {"rtx-pro-6000": 2}, "1xL4": {"l4": 1}, "1xT4": {"t4": 1}, "mixed": {"h100-80": 2, "a30": 2, "l4": 1},
 }  # fmt: skip
 

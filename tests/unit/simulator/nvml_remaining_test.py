@@ -35,7 +35,7 @@ def test_processes_in_every_version(silicon: Silicon) -> None:
     client = silicon.client()
     gpu = client.gpu()
     instance = client("create_at", gpu, 9, 0, 4)
-    computes = [client("nvmlGpuInstanceCreateComputeInstance", instance, 0) for _ in range(2)]
+    computes = [client("nvmlGpuInstanceCreateComputeInstance", instance, 0) for _round in range(2)]
     silicon.control("fault 0 process 4194001 1 0 memory 100")
     silicon.control("fault 0 process 4194002 1 1 memory 200")
     listed = client("nvmlDeviceGetComputeRunningProcesses", gpu)
