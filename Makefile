@@ -17,7 +17,7 @@ export RUFF_CACHE_DIR := $(CACHE)/ruff
 export MYPY_CACHE_DIR := $(CACHE)/mypy
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
 
-.PHONY: help demo test test-unit test-cluster test-molecule lint format readmes bench clean clean-cache venv venv-importer tree packages
+.PHONY: help demo test test-unit test-cluster test-molecule lint format bench clean clean-cache venv venv-importer tree packages
 
 help: ## say what the targets are
 	@printf 'usage: make TARGET\n\n'
@@ -44,9 +44,6 @@ lint: venv venv-importer tree ## every gate that needs no cluster
 
 format: venv ## let ruff format and sort the Python files
 	@$(CACHE)/venv/bin/ruff check --quiet --select I --fix . && $(CACHE)/venv/bin/ruff format .
-
-readmes: venv ## write the READMEs of the roles from their argument specs
-	@$(PYTHON) tests/tools/checks/role_readmes.py --write
 
 bench: venv tree ## figures of the node driver on the cluster
 	@$(PYTHON) tests/tools/suites.py bench

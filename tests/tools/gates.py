@@ -13,8 +13,7 @@ from steps import ROOT, Step, cache, tree
 CHECKS = {
     "licences": "every file names its licence, and Ansible plugins carry the GPL header",
     "links": "every link inside README and docs leads somewhere",
-    "role_arguments": "defaults of roles and their argument specs name the same variables",
-    "role_readmes": "the READMEs of roles say what their argument specs say",
+    "role_arguments": "defaults, argument specs and README of each role name the same variables",
     "silicon": "nothing but the simulator knows that silicon can be simulated",
     "packages": "pyproject.toml lists the Python packages that are there",
 }
