@@ -248,6 +248,30 @@ def test_failing_hardware_leaves_nothing_behind(tmp_path: Path, method: str) -> 
     run(tmp_path, scenario)
 
 
+def test_claim_that_could_not_be_undone_is_undone_later(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", SMALL)
+        real = node.service.hands.write_cdi
+
+        def fails(*arguments: Any) -> None:
+            node.backend.failures["destroy_partition"] = [InUse("busy")] * 2
+            raise AcceleratorError("no space left on device")
+
+        object.__setattr__(node.service.hands, "write_cdi", fails)
+        assert "no space" in (await prepare(node, claim))[0]
+        assert not node.store.claims[claim.uid].prepared
+        with pytest.raises(InUse):
+            await node.service.forget(claim.uid, prepared_too=False)
+        await node.service.forget(claim.uid, prepared_too=False)
+        assert (node.store.claims, node.partitions()) == ({}, [])
+        object.__setattr__(node.service.hands, "write_cdi", real)
+        assert await prepare(node, claim) == [""]
+        await node.service.forget(claim.uid, prepared_too=False)
+        assert node.store.claims[claim.uid].prepared
+
+    run(tmp_path, scenario)
+
+
 def test_second_partition_failing_takes_the_first_back(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL, SMALL_2)

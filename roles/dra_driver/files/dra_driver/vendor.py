@@ -332,7 +332,11 @@ class VendorDriver:
             await asyncio.sleep(delay)
 
     async def _reconcile_one(self, service: ClaimService, record: ClaimRecord) -> None:
-        if not record.prepared or record.uid not in service.store.claims:
+        if not record.prepared:
+            # Either it is being prepared at this moment, or undoing it failed and the kubelet never asked again.
+            if record.uid in service.suspect:
+                with contextlib.suppress(AcceleratorError):
+                    await service.forget(record.uid, prepared_too=False)
             return
         if await self._is_allocated_here(record):
             self._missing.pop(record.uid, None)

@@ -313,11 +313,11 @@ class ClaimService:
                     await self._undo(record)
             return record
 
-    async def forget(self, uid: str) -> None:
+    async def forget(self, uid: str, *, prepared_too: bool = True) -> None:
         """Undo a claim, wholly or half-way prepared, and forget it. Raises AcceleratorError, InUse among them."""
         async with self._claims.hold([uid]):
             record = self.store.claims.get(uid)
-            if record is not None:
+            if record is not None and (prepared_too or not record.prepared):
                 async with self._devices.hold(record.device_uuids):
                     await self._undo(record)
 
