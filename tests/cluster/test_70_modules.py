@@ -43,8 +43,7 @@ def ansible(inventory: Path) -> Module:
         answer = completed.stdout[completed.stdout.find("{", start) :]
         assert start >= 0, completed.stdout + completed.stderr
         result: Result = json.loads(answer)
-        assert bool(result.get("failed")) == bool(completed.returncode), completed.stdout
-        return {**result, "printed": completed.stdout[:start]}
+        return {**result, "failed": completed.returncode != 0, "printed": completed.stdout[:start]}
 
     return run
 
@@ -53,11 +52,12 @@ def ansible(inventory: Path) -> Module:
 def node(cluster: Cluster, ansible: Module) -> Iterator[str]:
     """The node whose GPUs are all dynamic; its last GPU is whole before and after the tests."""
     name = cluster.nodes()[1]
+    cluster.run(name, "gpu-simulator", "clear")
     whole = {"layout": [{"match": {"index": GPU}, "mode": "whole"}]}
-    assert not ansible(name, "nvidia_mig", whole).get("failed")
+    assert not ansible(name, "nvidia_mig", whole)["failed"]
     yield name
     cluster.run(name, "gpu-simulator", "clear")
-    assert not ansible(name, "nvidia_mig", whole).get("failed")
+    assert not ansible(name, "nvidia_mig", whole)["failed"]
 
 
 def static(partitions: Any, index: int = GPU) -> Result:
