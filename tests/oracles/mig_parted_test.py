@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""nvidia-mig-parted, which nobody here wrote, partitions simulated boards and finds them partitioned.
+
+It runs in a root of its own that is made of the simulator's trees: it reads /proc/modules and sysfs at fixed places and resets GPUs through
+nvidia-smi. That needs root.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ROOT / "roles/simulator/files"
+MODULE = "github.com/NVIDIA/mig-parted"
+PINNED = "v0.13.1"
+CACHE = Path(
+    os.environ.get("DRA_ACCELERATORS_CACHE")
+    or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dra-accelerators"
+)
+CONFIGURATION = """
+version: v1
+mig-configs:
+  disabled:
+  - {{devices: all, mig-enabled: false}}
+  smallest:
+  - {{devices: all, mig-enabled: true, mig-devices: {{"{small}": 7}}}}
+  mixed:
+  - {{devices: all, mig-enabled: true, mig-devices: {{"{large}": 1, "{middle}": 1, "{small}": 2}}}}
+  some:
+  - {{devices: [0, 1], mig-enabled: true, mig-devices: {{"{whole}": 1}}}}
+  - {{devices: [2, 3, 4, 5, 6, 7], mig-enabled: false}}
+"""
+# Names, and how many MIG devices each configuration makes on eight GPUs.
+MACHINES = {
+    "8xH100": {"small": "1g.10gb", "middle": "2g.20gb", "large": "3g.40gb", "whole": "7g.80gb"},
+    "8xA100-40": {"small": "1g.5gb", "middle": "2g.10gb", "large": "3g.20gb", "whole": "7g.40gb"},
+}
+EXPECTED = {"smallest": 56, "mixed": 32, "some": 2, "disabled": 0}
+IN_ITS_ROOT = """
+set -eu
+mount --make-rprivate /
+simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from gpu_simulator.cli import main; sys.exit(main())' "$@"; }}
+simulator --root {root} --library-folder {library} power-on --machine {machine} >&2
+for folder in usr etc tmp; do mkdir -p {root}/$folder; mount --rbind /$folder {root}/$folder; done
+ln -s usr/bin {root}/bin; ln -s usr/lib {root}/lib; ln -s usr/lib64 {root}/lib64
+mkdir -p {root}/proc/self {root}/oracle; mount --bind {binary} {root}/oracle
+touch {root}/dev/null; mount --bind /dev/null {root}/dev/null
+export LD_LIBRARY_PATH={library} PATH={library}:/usr/sbin:/usr/bin:/sbin:/bin
+for configuration in {configurations}; do
+    chroot {root} /oracle/nvidia-mig-parted apply -f {file} -c $configuration >&2
+    chroot {root} /oracle/nvidia-mig-parted assert -f {file} -c $configuration >&2
+    echo $configuration $(nvidia-smi -L | grep -c '^  MIG ' || true)
+done
+"""
+
+
+@pytest.fixture(scope="session")
+def mig_parted() -> Path:
+    """The folder of the program at its pinned version, built once into the cache."""
+    folder = CACHE / "oracles" / f"nvidia-mig-parted-{PINNED[1:]}"
+    if not (folder / "nvidia-mig-parted").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "go.mod").write_text(
+            f"module oracle\ngo 1.24\nrequire {MODULE} {PINNED}\ntool {MODULE}/cmd/nvidia-mig-parted\n"
+        )
+        environment = {**os.environ, "GOFLAGS": "-mod=mod"}
+        subprocess.run(["go", "mod", "tidy"], cwd=folder, env=environment, check=True)
+        command = ["go", "build", "-o", "nvidia-mig-parted.new", f"{MODULE}/cmd/nvidia-mig-parted"]
+        subprocess.run(command, cwd=folder, env=environment, check=True)
+        (folder / "nvidia-mig-parted.new").rename(folder / "nvidia-mig-parted")
+    return folder
+
+
+@pytest.mark.parametrize("machine", list(MACHINES))
+def test_what_it_applies_is_there(mig_parted: Path, tmp_path: Path, machine: str) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    subprocess.run(["make", "-s", "-C", FILES / "nvml", f"OUT={library}"], check=True)
+    (tmp_path / "root").mkdir()
+    (tmp_path / "config.yaml").write_text(CONFIGURATION.format(**MACHINES[machine]))
+    script = IN_ITS_ROOT.format(
+        files=FILES,
+        python=sys.executable,
+        root=tmp_path / "root",
+        library=library,
+        machine=machine,
+        binary=mig_parted,
+        file=tmp_path / "config.yaml",
+        configurations=" ".join(EXPECTED),
+    )
+    run = subprocess.run(["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert dict(line.split() for line in run.stdout.splitlines()) == {
+        name: str(count) for name, count in EXPECTED.items()
+    }
