@@ -17,15 +17,15 @@ KUBECONFIG = "/etc/dra-accelerators/kubeconfig"
 
 
 @pytest.fixture()
-def as_driver(clean: Cluster, tmp_path: Path) -> Callable[..., str]:
+def as_driver(cluster: Cluster, tmp_path: Path) -> Callable[..., str]:
     """Calls kubectl with the kubeconfig of a node's driver; returns all that it printed."""
 
     def call(node: str, *arguments: str, document: dict[str, Any] | None = None) -> str:
         kubeconfig = tmp_path / node
         kubeconfig.touch(mode=0o600)
-        kubeconfig.write_text(clean.run(node, "cat", KUBECONFIG), encoding="utf-8")
+        kubeconfig.write_text(cluster.run(node, "cat", KUBECONFIG), encoding="utf-8")
         text = json.dumps(document) if document else None
-        return clean.kubectl("--kubeconfig", kubeconfig, *arguments, text=text, check=False, merge=True)
+        return cluster.kubectl("--kubeconfig", kubeconfig, *arguments, text=text, check=False, merge=True)
 
     return call
 
@@ -43,15 +43,15 @@ def slice_document(name: str, *, node: str | None, driver: str = DRIVER, pool: s
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec}
 
 
-def test_the_own_nodes_slice_may_be_written(clean: Cluster, as_driver: Callable[..., str]) -> None:
-    first = clean.nodes()[0]
+def test_the_own_nodes_slice_may_be_written(cluster: Cluster, as_driver: Callable[..., str]) -> None:
+    first = cluster.nodes()[0]
     answer = as_driver(first, "create", "--dry-run=server", "-f", "-", document=slice_document("own", node=first))
     assert "created" in answer, answer
 
 
 @pytest.mark.parametrize("kind", ["another node", "every node", "another driver"])
-def test_a_foreign_slice_is_refused(clean: Cluster, as_driver: Callable[..., str], kind: str) -> None:
-    first, second = clean.nodes()
+def test_a_foreign_slice_is_refused(cluster: Cluster, as_driver: Callable[..., str], kind: str) -> None:
+    first, second = cluster.nodes()
     document = {
         "another node": slice_document("foreign", node=second),
         "every node": slice_document("foreign", node=None),
@@ -61,12 +61,12 @@ def test_a_foreign_slice_is_refused(clean: Cluster, as_driver: Callable[..., str
     assert "ValidatingAdmissionPolicy" in answer and "denied" in answer, answer
 
 
-def test_another_nodes_slice_cannot_be_deleted(clean: Cluster, as_driver: Callable[..., str]) -> None:
-    first, second = clean.nodes()
-    victim = clean.slices(second)[0]["metadata"]["name"]
+def test_another_nodes_slice_cannot_be_deleted(cluster: Cluster, as_driver: Callable[..., str]) -> None:
+    first, second = cluster.nodes()
+    victim = cluster.slices(second)[0]["metadata"]["name"]
     answer = as_driver(first, "delete", "resourceslice", victim)
     assert "denied" in answer, answer
-    assert victim in {item["metadata"]["name"] for item in clean.slices(second)}
+    assert victim in {item["metadata"]["name"] for item in cluster.slices(second)}
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_another_nodes_slice_cannot_be_deleted(clean: Cluster, as_driver: Callab
     ],
 )
 def test_rights_that_are_not_used_are_not_held(
-    clean: Cluster, as_driver: Callable[..., str], verb: str, resource: str
+    cluster: Cluster, as_driver: Callable[..., str], verb: str, resource: str
 ) -> None:
-    answer = as_driver(clean.nodes()[0], "auth", "can-i", verb, resource, "--all-namespaces")
+    answer = as_driver(cluster.nodes()[0], "auth", "can-i", verb, resource, "--all-namespaces")
     assert answer.strip().splitlines()[-1] == "no", answer
 
 
-def test_the_kubeconfig_is_for_root_alone(clean: Cluster) -> None:
-    assert clean.run(clean.nodes()[0], "stat", "-c", "%a %U", KUBECONFIG).strip() == "600 root"
+def test_the_kubeconfig_is_for_root_alone(cluster: Cluster) -> None:
+    assert cluster.run(cluster.nodes()[0], "stat", "-c", "%a %U", KUBECONFIG).strip() == "600 root"
