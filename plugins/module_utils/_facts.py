@@ -99,11 +99,3 @@ def offer_facts(offer: Offer) -> dict[str, Any]:
         "consumes": dict(offer.consumes),
         "taints": [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in offer.taints],
     }
-
-
-def partition_lines(partitions: list[dict[str, Any]]) -> list[str]:
-    """Return one line for each partition, in the order of the board: for a diff that people read."""
-    return [
-        f"{partition['profile']} at {partition['placement']['start']}"
-        for partition in sorted(partitions, key=lambda one: (one["placement"]["start"], one["profile"]))
-    ]
