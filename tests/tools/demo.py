@@ -224,9 +224,7 @@ def main() -> int:
         )
 
     heading(6, "Summary")
-    say(
-        f"  {len(nodes)} nodes went from bare to published in {duration(first.seconds)}; the second run changed nothing."
-    )
+    say(f"  The playbook took {duration(first.seconds)} on {len(nodes)} nodes; its second run changed nothing.")
     say(f"  {sum(len(story.containers) for story in STORIES)} containers saw exactly the devices they had claimed.")
     say(f"  Whole demo: {duration(time.monotonic() - started)}. Logs are under {logs}")
     say()
