@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gates import gates
@@ -41,7 +42,7 @@ def cluster(work: Path) -> list[Step]:
     )
     remedy = "keep the world with DRA_ACCELERATORS_KEEP_WORLD=1 and look around with `tests/world/world status`."
     run = pytest_step("cluster", "15 min", "tests/cluster", remedy, work / "reports")
-    return [build, Step(**{**vars(run), "after": (build.name,)})]
+    return [build, replace(run, after=(build.name,))]
 
 
 def molecule(_work: Path) -> list[Step]:
@@ -60,8 +61,9 @@ def molecule(_work: Path) -> list[Step]:
 
 
 def bench(work: Path) -> list[Step]:
-    """The figures of the node driver; their table is the end of the log and is printed."""
-    return [pytest_step("bench", "30 min", "tests/bench", "read the log.", work / "reports")]
+    """The figures of the node driver, printed when they are all there."""
+    step = pytest_step("bench", "30 min", "tests/bench", "read the log.", work / "reports")
+    return [replace(step, command=[*step.command, "-s"], show="Figures of this run")]
 
 
 SUITES: dict[str, Callable[[Path], list[Step]]] = {
