@@ -43,8 +43,8 @@ class Step:
     ``usual`` is the time it takes, in words; ``remedy`` is what to do when it fails. ``junit`` names the report that the
     command writes, where it is a test run of many tests; without one the step itself counts as one test. ``expect``
     and ``refuse`` are pieces of text that the output must and must not hold, for commands whose exit status is not
-    to be trusted. ``show`` begins the
-    part of the output that is shown when the step has passed. ``after`` names steps without whose success this one makes no sense.
+    to be trusted. ``show`` begins the part of the output that is shown when the step has passed. ``after`` names steps
+    without whose success this one makes no sense.
     """
 
     name: str
