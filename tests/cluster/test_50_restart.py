@@ -115,6 +115,6 @@ def test_corrupt_store_is_set_aside_and_claims_survive(clean: Cluster) -> None:
         lambda: clean.instances(node) == before and clean.cdi_files(node),
         timeout=60,
     )
-    assert "state.db.corrupt" in clean.shell(node, "ls /var/lib/kubelet/plugins/gpu.nvidia.com")
+    assert "state.db.damaged-" in clean.shell(node, "ls /var/lib/kubelet/plugins/gpu.nvidia.com")
     clean.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
     clean.wait("the partition is gone with its claim", lambda: clean.instances(node) == [], timeout=120)
