@@ -162,6 +162,8 @@ def kubelet_configuration(
         "cgroupDriver": cgroup_driver(host),
         "failCgroupV1": False,
         "failSwapOn": False,
+        # How soon the kubelet tries again what failed; a minute is the default, and tests of recovery wait for it.
+        "syncFrequency": "10s",
         "maxPods": 200,
         "evictionHard": {
             "memory.available": "1Mi",
