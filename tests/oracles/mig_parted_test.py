@@ -8,7 +8,6 @@ nvidia-smi. That needs root.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +16,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "roles/simulator/files"
-MODULE = "github.com/NVIDIA/mig-parted"
-PINNED = "v0.13.1"
-CACHE = Path(
-    os.environ.get("DRA_ACCELERATORS_CACHE")
-    or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dra-accelerators"
-)
 CONFIGURATION = """
 version: v1
 mig-configs:
@@ -58,23 +51,6 @@ for configuration in {configurations}; do
     echo $configuration $(nvidia-smi -L | grep -c '^  MIG ' || true)
 done
 """
-
-
-@pytest.fixture(scope="session")
-def mig_parted() -> Path:
-    """The folder of the program at its pinned version, built once into the cache."""
-    folder = CACHE / "oracles" / f"nvidia-mig-parted-{PINNED[1:]}"
-    if not (folder / "nvidia-mig-parted").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "go.mod").write_text(
-            f"module oracle\ngo 1.24\nrequire {MODULE} {PINNED}\ntool {MODULE}/cmd/nvidia-mig-parted\n"
-        )
-        environment = {**os.environ, "GOFLAGS": "-mod=mod"}
-        subprocess.run(["go", "mod", "tidy"], cwd=folder, env=environment, check=True)
-        command = ["go", "build", "-o", "nvidia-mig-parted.new", f"{MODULE}/cmd/nvidia-mig-parted"]
-        subprocess.run(command, cwd=folder, env=environment, check=True)
-        (folder / "nvidia-mig-parted.new").rename(folder / "nvidia-mig-parted")
-    return folder
 
 
 @pytest.mark.parametrize("machine", list(MACHINES))

@@ -8,7 +8,6 @@ It runs as on a node: in a mount namespace of its own, where the simulator has l
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,12 +18,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "roles/simulator/files"
 VERSION = "580.95.05"
-MODULE = "github.com/NVIDIA/nvidia-container-toolkit"
-PINNED = "v1.20.1"
-CACHE = Path(
-    os.environ.get("DRA_ACCELERATORS_CACHE")
-    or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dra-accelerators"
-)
 PARTITION = """
 import pynvml
 pynvml.nvmlInit()
@@ -49,19 +42,6 @@ export LD_LIBRARY_PATH={library}
 exec {ctk} --quiet cdi generate --mode=nvml --format=json --library-search-path={library} \
     --nvidia-cdi-hook-path=/usr/bin/nvidia-cdi-hook
 """
-
-
-@pytest.fixture(scope="session")
-def nvidia_ctk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program at its pinned version: what the test world has built already, or built here."""
-    built = sorted((CACHE / "world/binaries").glob(f"nvidia-ctk-{PINNED[1:]}-*/nvidia-ctk"))
-    if built:
-        return built[-1]
-    folder = tmp_path_factory.mktemp("ctk")
-    (folder / "go.mod").write_text(f"module oracle\ngo 1.25\nrequire {MODULE} {PINNED}\ntool {MODULE}/cmd/nvidia-ctk\n")
-    subprocess.run(["go", "mod", "tidy"], cwd=folder, check=True)
-    subprocess.run(["go", "build", "-o", folder / "nvidia-ctk", f"{MODULE}/cmd/nvidia-ctk"], cwd=folder, check=True)
-    return folder / "nvidia-ctk"
 
 
 @pytest.fixture(scope="session")

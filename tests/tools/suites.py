@@ -42,7 +42,10 @@ def cluster(work: Path) -> list[Step]:
     )
     remedy = "keep the world with DRA_ACCELERATORS_KEEP_WORLD=1 and look around with `tests/world/world status`."
     run = pytest_step("cluster", "15 min", "tests/cluster", remedy, work / "reports")
-    return [build, replace(run, after=(build.name,))]
+    oracles = pytest_step(
+        "oracles", "1 min", "tests/oracles", "they need root and unshare; read the log.", work / "reports"
+    )
+    return [build, replace(oracles, after=(build.name,)), replace(run, after=(build.name,))]
 
 
 def molecule(_work: Path) -> list[Step]:

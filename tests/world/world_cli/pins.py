@@ -16,6 +16,7 @@ ETCD_VERSION = "3.6.5"
 CNI_PLUGINS_VERSION = "1.9.1"
 CRICTL_VERSION = "1.36.0"
 NVIDIA_CTK_VERSION = "1.20.1"
+NVIDIA_MIG_PARTED_VERSION = "0.13.1"
 
 #: Lowest Go release that compiles every component, and the PyPI package that brings one where there is none.
 GO_MINIMUM = (1, 26, 8)
@@ -77,6 +78,7 @@ USUAL_SECONDS = {
     "build cni": 10,
     "build crictl": 25,
     "build nvidia-ctk": 20,
+    "build nvidia-mig-parted": 15,
     "bootstrap": 80,
     "pod images": 10,
     "node image": 25,
@@ -146,6 +148,13 @@ COMPONENTS = (
         "nvidia-ctk",
         NVIDIA_CTK_VERSION,
         {"nvidia-ctk": "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk"},
+        {},
+        cgo=True,
+    ),
+    Component(
+        "nvidia-mig-parted",
+        NVIDIA_MIG_PARTED_VERSION,
+        {"nvidia-mig-parted": "github.com/NVIDIA/mig-parted/cmd/nvidia-mig-parted"},
         {},
         cgo=True,
     ),

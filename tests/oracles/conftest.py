@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Programs that nobody here wrote, at the versions that the test world pins and builds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = Path(
+    os.environ.get("DRA_ACCELERATORS_CACHE")
+    or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dra-accelerators"
+)
+
+
+@pytest.fixture(scope="session")
+def built() -> Path:
+    """The folder of the programs that the test world has built; what is missing is built now."""
+    subprocess.run([ROOT / "tests/world/world", "build"], check=True)
+    return CACHE / "world/binaries"
+
+
+def newest(programs: Path, name: str) -> Path:
+    """The program of that name; of several builds the one made last."""
+    found = sorted(programs.glob(f"{name}-*/{name}"), key=lambda path: path.stat().st_mtime)
+    assert found, f"{programs} has no {name}; `tests/world/world build` makes it"
+    return found[-1]
+
+
+@pytest.fixture(scope="session")
+def mig_parted(built: Path) -> Path:
+    """The folder that holds nvidia-mig-parted."""
+    return newest(built, "nvidia-mig-parted").parent
+
+
+@pytest.fixture(scope="session")
+def nvidia_ctk(built: Path) -> Path:
+    """The program nvidia-ctk."""
+    return newest(built, "nvidia-ctk")
