@@ -7,6 +7,8 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
+# The summary is the last thing on the screen, also where make was called by make.
+MAKEFLAGS += --no-print-directory
 
 CACHE := $(shell tests/tools/cache)
 PYTHON := $(CACHE)/venv/bin/python
@@ -17,7 +19,7 @@ export RUFF_CACHE_DIR := $(CACHE)/ruff
 export MYPY_CACHE_DIR := $(CACHE)/mypy
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
 
-.PHONY: help demo test test-unit test-cluster test-molecule lint format bench clean clean-cache venv venv-importer tree packages
+.PHONY: help demo test test-unit test-simulator test-cluster test-molecule lint format bench clean clean-cache venv venv-importer tree packages
 
 help: ## say what the targets are
 	@printf 'usage: make TARGET\n\n'
@@ -27,11 +29,14 @@ help: ## say what the targets are
 demo: venv tree ## a cluster with two 8xH100 nodes, the site playbook, pods that claim GPUs (cold: about 20 minutes)
 	@$(PYTHON) tests/tools/demo.py
 
-test: venv venv-importer tree ## every gate and every test: lint, unit, cluster, molecule
-	@$(PYTHON) tests/tools/suites.py lint unit cluster molecule
+test: venv venv-importer tree ## every gate and every test: lint, unit, simulator, cluster, molecule
+	@$(PYTHON) tests/tools/suites.py lint unit simulator cluster molecule
 
-test-unit: venv tree ## the core, the daemons' pure parts, the modules and the simulator; no cluster
+test-unit: venv tree ## the core, the daemons' parts and the modules; no cluster
 	@$(PYTHON) tests/tools/suites.py unit
+
+test-simulator: venv tree ## the simulated library, plainly and with sanitizers, and the NVIDIA backend on it
+	@$(PYTHON) tests/tools/suites.py simulator
 
 test-cluster: venv tree ## what is seen on the real cluster
 	@$(PYTHON) tests/tools/suites.py cluster

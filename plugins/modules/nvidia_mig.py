@@ -387,6 +387,7 @@ not_undone:
 
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
@@ -417,7 +418,11 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.layout impor
     rules_from_mig_parted,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
-from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import prepared_claims, prepared_partitions
+from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import (
+    prepared_claims,
+    prepared_partitions,
+    wake_driver,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 try:
@@ -541,7 +546,10 @@ def partition_devices(module: AnsibleModule, backend: Backend) -> dict[str, Any]
     answer = result(concerned, assignments)
     if module.check_mode or not answer["changed"]:
         return answer
-    apply(backend, assignments)
+    try:
+        apply(backend, assignments)
+    finally:
+        wake_driver(str(Path(module.params["state_path"]).parent))
     answer["after"] = [state(backend.device(device.uuid)) for device in concerned]
     answer["diff"] = difference(answer["before"], answer["after"])
     return answer

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 import yaml
 
-from tests.cluster.cluster import EXAMPLES, Cluster
+from tests.cluster.cluster import EXAMPLES, PLUGIN_DIRECTORY, Cluster
 from tests.cluster.manifests import claim, dynamic, pod
 
 
@@ -112,6 +114,53 @@ def test_prepare_is_repeated_without_harm_after_a_kubelet_restart(clean: Cluster
     clean.wait("slices are published again", lambda: len(clean.slices(node)) > 0)
     clean.wait_running("again")
     assert clean.instances(node) == before
+
+
+#: Runs on a node, with the driver's own stubs: the call of a kubelet that speaks v1beta1 only.
+OLDER_KUBELET = """
+import json, sys, grpc
+from dra_driver.protocol import dra_v1beta1_pb2 as messages, dra_v1beta1_pb2_grpc as service
+verb, directory, uid, name = sys.argv[1:]
+with grpc.insecure_channel(f"unix:{directory}/dra.sock") as channel:
+    plugin = service.DRAPluginStub(channel)
+    claim = messages.Claim(namespace="default", uid=uid, name=name)
+    if verb == "prepare":
+        answer = plugin.NodePrepareResources(messages.NodePrepareResourcesRequest(claims=[claim])).claims[uid]
+        devices = [[each.pool_name, each.device_name, list(each.cdi_device_ids)] for each in answer.devices]
+    else:
+        answer = plugin.NodeUnprepareResources(messages.NodeUnprepareResourcesRequest(claims=[claim])).claims[uid]
+        devices = []
+    print(json.dumps({"error": answer.error, "devices": devices}))
+"""
+
+
+def call_as_older_kubelet(cluster: Cluster, node: str, verb: str, uid: str, name: str) -> dict[str, Any]:
+    """What the driver answers to a v1beta1 call."""
+    python = ("env", "PYTHONPATH=/opt/dra-accelerators/current", "/opt/dra-accelerators/venv/bin/python")
+    said = cluster.run(node, *python, "-c", OLDER_KUBELET, verb, PLUGIN_DIRECTORY, uid, name)
+    answer: dict[str, Any] = json.loads(said)
+    return answer
+
+
+def test_a_kubelet_that_speaks_v1beta1_gets_the_same_devices(clean: Cluster) -> None:
+    clean.apply(claim("older", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("older", "older"))
+    clean.wait_running("older")
+    node = clean.pod("older")["spec"]["nodeName"]
+    stored = clean.get("resourceclaim", "older", "-n", "default")
+    (allocated,) = stored["status"]["allocation"]["devices"]["results"]
+    uid = stored["metadata"]["uid"]
+    before = clean.instances(node), clean.cdi_files(node)
+    answer = call_as_older_kubelet(clean, node, "prepare", uid, "older")
+    assert answer["error"] == ""
+    ((pool, device, identifiers),) = answer["devices"]
+    assert (pool, device) == (allocated["pool"], allocated["device"])
+    assert identifiers and all(uid in each for each in identifiers)
+    assert (clean.instances(node), clean.cdi_files(node)) == before
+    answer = call_as_older_kubelet(clean, node, "prepare", "00000000-0000-0000-0000-000000000000", "older")
+    assert answer["error"] and not answer["devices"]
+    clean.kubectl("delete", "pod", "older", "-n", "default")
+    # What is given back already is given back without an error.
+    assert call_as_older_kubelet(clean, node, "unprepare", uid, "older") == {"error": "", "devices": []}
 
 
 def test_claim_with_a_configuration_that_is_not_offered_is_refused_in_words(clean: Cluster) -> None:

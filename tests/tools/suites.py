@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Runs suites of tests by name: lint, unit, cluster, molecule, bench.
+"""Runs suites of tests by name: lint, unit, simulator, cluster, molecule, bench.
 
 All suites that are asked for are run to their end, whatever fails before; a table and one line with the sum close the
 run, and the exit status is 0 only where everything passed.
@@ -18,18 +18,28 @@ from pathlib import Path
 from gates import gates
 from steps import ROOT, Result, Step, cache, duration, print_table, run_steps, say, tool_environment, total
 
+#: One test process for each processor, for tests that have nothing in common but the sources.
+PARALLEL = ("-n", "auto", "--dist", "worksteal")
 
-def pytest_step(name: str, usual: str, folder: str, remedy: str, reports: Path) -> Step:
+
+def pytest_step(name: str, usual: str, folder: str, remedy: str, reports: Path, options: Sequence[str] = ()) -> Step:
     """The step that runs the tests under ``folder`` with pytest."""
     report = reports / f"{name}.xml"
     command = [sys.executable, "-m", "pytest", folder, "-v", "--tb=short", "--durations=10", f"--junitxml={report}"]
+    command += options
     return Step(name, usual, command, junit=report, remedy=remedy)
 
 
 def unit(work: Path) -> list[Step]:
     """The tests that need no cluster."""
     remedy = "run one test alone with `<cache>/venv/bin/python -m pytest tests/unit -k NAME`."
-    return [pytest_step("unit", "2 min", "tests/unit", remedy, work / "reports")]
+    return [pytest_step("unit", "1 min", "tests/unit", remedy, work / "reports", PARALLEL)]
+
+
+def simulator(work: Path) -> list[Step]:
+    """The tests of the simulated library as it is compiled, plainly and with sanitizers, and of the backend on it."""
+    remedy = "they need gcc and root; run one alone with `<cache>/venv/bin/python -m pytest tests/simulator -k NAME`."
+    return [pytest_step("simulator", "2 min", "tests/simulator", remedy, work / "reports", PARALLEL)]
 
 
 def cluster(work: Path) -> list[Step]:
@@ -72,6 +82,7 @@ def bench(work: Path) -> list[Step]:
 SUITES: dict[str, Callable[[Path], list[Step]]] = {
     "lint": gates,
     "unit": unit,
+    "simulator": simulator,
     "cluster": cluster,
     "molecule": molecule,
     "bench": bench,

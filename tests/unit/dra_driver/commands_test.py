@@ -17,9 +17,9 @@ from dra_driver import cli, layout_command
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.core.layout import parse_rules
 from dra_driver.core.model import Placement
-from dra_driver.core.prepared import PreparedClaim, PreparedDevice
+from dra_driver.core.prepared import PreparedClaim, PreparedDevice, wake_driver
 from dra_driver.kubelet.sockets import lock_instance
-from dra_driver.layout_command import arrange, open_when_there, wake_driver
+from dra_driver.layout_command import arrange, open_when_there
 from machine_model import ModelBackend, ModelGpus
 
 STATIC = [{"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 2}}]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import SCHEMA, SCHEMA_VERSION
+from dra_driver.kubelet.sockets import lock_instance
 
 if TYPE_CHECKING:
     from conftest import Node
@@ -400,3 +402,19 @@ def test_gpus_that_are_reset_together(make_node: Callable[[str], Node]) -> None:
     refused = node.layout({"match": {"index": 0}, "mode": "whole"}, reset="when_needed")
     assert refused["failed"]
     assert refused["pids"] == [4714]
+
+
+def test_the_running_driver_looks_again(node: Node) -> None:
+    told: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, _frame: told.append(number))
+    lock = lock_instance(str(node.root))
+    try:
+        node.layout(static(0, MIXED), check=True)
+        assert told == []
+        assert node.layout(static(0, MIXED))["changed"]
+        assert told == [signal.SIGHUP]
+        assert not node.layout(static(0, MIXED))["changed"]
+        assert told == [signal.SIGHUP]
+    finally:
+        lock.close()
+        signal.signal(signal.SIGHUP, before)

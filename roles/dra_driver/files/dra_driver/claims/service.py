@@ -363,8 +363,6 @@ class ClaimService:
     async def _undo_quietly(self, record: ClaimRecord) -> None:
         try:
             await self._undo(record)
-        except AcceleratorError:
-            LOG.exception("claim %s is left half prepared; it is undone at the next call", record.describe())
         except Exception:
             LOG.exception("claim %s is left half prepared; it is undone at the next call", record.describe())
 

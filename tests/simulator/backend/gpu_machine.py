@@ -43,6 +43,7 @@ class Machine:
             "LD_LIBRARY_PATH": str(folder),
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY)]),
         }
         self.control("power-on", "--machine", profile, "--identity", "test")
 

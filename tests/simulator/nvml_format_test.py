@@ -10,8 +10,8 @@ from pathlib import Path
 from gpu_simulator.description import Settings, render
 from gpu_simulator.hardware import load_catalogue, load_machine
 
-from tests.unit.simulator.nvml_boards import BOARDS
-from tests.unit.simulator.nvml_support import DATA, INVALID_ARGUMENT, VERSION, Silicon, gpu_section, machine_text
+from tests.simulator.nvml_boards import BOARDS
+from tests.simulator.nvml_support import DATA, INVALID_ARGUMENT, VERSION, Silicon, gpu_section, machine_text
 
 MACHINES = sorted(path.stem for path in (DATA / "machines").glob("*.json"))
 

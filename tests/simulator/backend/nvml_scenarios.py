@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import board_model
 from dra_driver.core.backend import create
 from dra_driver.core.errors import (
     AcceleratorError,
@@ -45,7 +44,9 @@ from dra_driver.core.nvidia.backend import NvidiaBackend
 from dra_driver.core.prepared import PreparedPartition
 from dra_driver.core.slices import build_pool
 from dra_driver.core.system import System
-from gpu_machine import LIBRARY_FOLDER, SIMULATOR
+
+from tests.simulator.backend.gpu_machine import LIBRARY_FOLDER, SIMULATOR
+from tests.unit.core import board_model
 
 SCENARIOS: dict[str, tuple[str, Callable[[Stage], None]]] = {}
 

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from tests.unit.simulator.nvml_boards import BOARDS
-from tests.unit.simulator.nvml_support import IN_USE, Silicon, gpu_section, machine_text
+from tests.simulator.nvml_boards import BOARDS
+from tests.simulator.nvml_support import IN_USE, Silicon, gpu_section, machine_text
 
 CUDA = """
 import ctypes, json

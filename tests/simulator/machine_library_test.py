@@ -15,9 +15,9 @@ import pytest
 from gpu_simulator.description import gpu_uuid
 from gpu_simulator.hardware import load_catalogue, load_machine
 
-from tests.unit.simulator.nvml_support import Build
+from tests.simulator.nvml_support import Build
 
-FILES = Path(__file__).resolve().parents[3] / "roles" / "simulator" / "files"
+FILES = Path(__file__).resolve().parents[2] / "roles" / "simulator" / "files"
 CATALOGUE = load_catalogue(FILES)
 NAMES = sorted(path.stem for path in (FILES / "machines").glob("*.json"))
 # What is tested is the command; the library has tests of its own under the sanitizers.

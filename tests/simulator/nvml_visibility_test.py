@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.simulator.nvml_boards import BOARDS
-from tests.unit.simulator.nvml_support import (
+from tests.simulator.nvml_boards import BOARDS
+from tests.simulator.nvml_support import (
     DRIVER_NOT_LOADED,
     INVALID_ARGUMENT,
     NO_PERMISSION,

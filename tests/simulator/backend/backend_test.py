@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from dra_driver.core.backend import BACKENDS, create
-from gpu_machine import Machine, build_library
-from nvml_scenarios import SCENARIOS
+
+from tests.simulator.backend.gpu_machine import Machine, build_library
+from tests.simulator.backend.nvml_scenarios import SCENARIOS
 
 
 @pytest.fixture(scope="session")

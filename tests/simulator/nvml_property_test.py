@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.simulator.nvml_boards import BOARDS
-from tests.unit.simulator.nvml_model import Model, cells
-from tests.unit.simulator.nvml_support import (
+from tests.simulator.nvml_boards import BOARDS
+from tests.simulator.nvml_model import Model, cells
+from tests.simulator.nvml_support import (
     INSUFFICIENT_RESOURCES,
     INVALID_ARGUMENT,
     SUCCESS,

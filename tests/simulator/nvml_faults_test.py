@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from tests.unit.simulator.nvml_boards import BOARDS
-from tests.unit.simulator.nvml_support import (
+from tests.simulator.nvml_boards import BOARDS
+from tests.simulator.nvml_support import (
     DRIVER_NOT_LOADED,
     GPU_IS_LOST,
     INVALID_ARGUMENT,

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "roles/simulator/files/nvml"
 DATA = ROOT / "roles/simulator/files"
 VERSION = "580.95.05"

@@ -10,8 +10,8 @@ import subprocess
 
 import pynvml
 
-from tests.unit.simulator.nvml_boards import BOARDS
-from tests.unit.simulator.nvml_support import LIBRARY, SOURCES, UNINITIALIZED, Silicon, gpu_section, machine_text
+from tests.simulator.nvml_boards import BOARDS
+from tests.simulator.nvml_support import LIBRARY, SOURCES, UNINITIALIZED, Silicon, gpu_section, machine_text
 
 
 def exported(silicon: Silicon) -> set[str]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.simulator.nvml_boards import BOARDS
-from tests.unit.simulator.nvml_model import Model
-from tests.unit.simulator.nvml_support import (
+from tests.simulator.nvml_boards import BOARDS
+from tests.simulator.nvml_model import Model
+from tests.simulator.nvml_support import (
     ARGUMENT_VERSION_MISMATCH,
     COMPUTE,
     FUNCTION_NOT_FOUND,

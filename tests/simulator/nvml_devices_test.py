@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.simulator.nvml_boards import BOARDS
-from tests.unit.simulator.nvml_support import (
+from tests.simulator.nvml_boards import BOARDS
+from tests.simulator.nvml_support import (
     ARGUMENT_VERSION_MISMATCH,
     INSUFFICIENT_SIZE,
     INVALID_ARGUMENT,
