@@ -50,6 +50,19 @@ class Killer:
         )
         self.cluster.wait_registered(self.node)
 
+    def wait_nothing_left(self) -> None:
+        """Wait until pod and claim are gone from the API, and every trace of them from the node."""
+        self.cluster.wait(
+            "the claim and its pod are gone",
+            lambda: not self.cluster.get("pods,resourceclaims", "-n", "default")["items"],
+            timeout=240,
+        )
+        self.cluster.wait(
+            "nothing is left on the node",
+            lambda: not self.cluster.instances(self.node) and not self.cluster.cdi_files(self.node),
+            timeout=60,
+        )
+
 
 @pytest.fixture()
 def killer(clean: Cluster) -> Iterator[Killer]:
@@ -91,16 +104,7 @@ def test_killed_while_preparing_then_the_pod_is_deleted(killer: Killer, stage: s
     killer.wait_killed()
     cluster.delete(*reversed(documents), wait=False)
     killer.disarm()
-    cluster.wait(
-        "the claim and its pod are gone",
-        lambda: not cluster.get("pods,resourceclaims", "-n", "default")["items"],
-        timeout=240,
-    )
-    cluster.wait(
-        "nothing is left on the node",
-        lambda: not cluster.instances(killer.node) and not cluster.cdi_files(killer.node),
-        timeout=60,
-    )
+    killer.wait_nothing_left()
 
 
 @pytest.mark.parametrize("stage", UNPREPARE)
@@ -117,13 +121,4 @@ def test_killed_while_unpreparing(killer: Killer, stage: str) -> None:
     cluster.delete(*reversed(documents), wait=False)
     killer.wait_killed()
     killer.disarm()
-    cluster.wait(
-        "the claim and its pod are gone",
-        lambda: not cluster.get("pods,resourceclaims", "-n", "default")["items"],
-        timeout=240,
-    )
-    cluster.wait(
-        "nothing is left on the node",
-        lambda: not cluster.instances(killer.node) and not cluster.cdi_files(killer.node),
-        timeout=60,
-    )
+    killer.wait_nothing_left()

@@ -9,6 +9,7 @@ run, and the exit status is 0 only where everything passed.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -89,6 +90,21 @@ SUITES: dict[str, Callable[[Path], list[Step]]] = {
 }
 
 
+def engine_answers() -> bool:
+    """Whether Docker Engine is there already."""
+    try:
+        return subprocess.run(["docker", "version"], capture_output=True, check=False, timeout=60).returncode == 0
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return False
+
+
+def stop_engine() -> None:
+    """Stop the Docker Engine that a suite has started, unless a world was kept on it."""
+    done = subprocess.run([ROOT / "tests/world/world", "engine", "stop"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        say(f"Docker Engine was not stopped: {done.stderr.strip() or done.stdout.strip()}")
+
+
 def main(names: Sequence[str]) -> int:
     """Run the suites called ``names`` and return the exit status."""
     unknown = [name for name in names if name not in SUITES]
@@ -101,12 +117,15 @@ def main(names: Sequence[str]) -> int:
     environment = tool_environment(Path(sys.prefix))
     os.environ["PATH"] = environment["PATH"]
     results: list[Result] = []
+    found_engine = engine_answers()
     for name in names:
         steps = SUITES[name](work)
         if not steps:
             say(f"suites.py: the suite {name} holds nothing to run")
             return 1
         results += run_steps(steps, name, work / name, environment)
+    if not found_engine and engine_answers():
+        stop_engine()
     say()
     print_table(results)
     counts = total(results)

@@ -52,6 +52,8 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--no-silicon-setup", action="store_true", help="write the profiles down, but leave the nodes bare")
     down = verb("down", "remove a world, and all that it is made of")
     down.add_argument("--all", action="store_true", help="remove every world")
+    engine_verb = verb("engine", "start Docker Engine; stop the one that was started by this command and is not in use")
+    engine_verb.add_argument("action", choices=("start", "stop"))
     verb("status", "say what a world is like")
     verb("list", "print the names of all worlds")
     verb("kubeconfig", "print the path of the administrator's kubeconfig")
@@ -168,6 +170,14 @@ def dispatch(arguments: argparse.Namespace) -> int:
         return _up(arguments, name)
     if arguments.verb == "down":
         return _down(arguments, name)
+    if arguments.verb == "engine":
+        host.require_root()
+        if arguments.action == "start":
+            host.install_packages()
+            engine.ensure_running()
+        else:
+            say(engine.stop())
+        return 0
     if arguments.verb == "list":
         print("".join(f"{each}\n" for each in state.names()), end="")
         return 0

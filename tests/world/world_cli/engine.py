@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +20,7 @@ from .pins import LABEL
 from .progress import step
 
 START_SECONDS = 120
+STOP_SECONDS = 60
 
 
 def docker(
@@ -61,6 +64,7 @@ def _start_by_hand() -> None:
         process = subprocess.Popen(
             [program], stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True, cwd="/"
         )
+    _started_file().write_text(f"{process.pid}\n")
 
     def answered() -> bool:
         if process.poll() is not None:
@@ -70,6 +74,35 @@ def _start_by_hand() -> None:
         return running()
 
     wait_until("Docker Engine's answer", answered, START_SECONDS, remedy=lambda: tail(log.read_text(errors="replace")))
+
+
+def _started_file() -> Path:
+    return cache.world_cache() / "dockerd.pid"
+
+
+def started_by_hand(proc: Path = Path("/proc")) -> int | None:
+    """Process id of the engine that ``ensure_running`` has started by hand, while it lives."""
+    try:
+        pid = int(_started_file().read_text())
+        program = (proc / str(pid) / "cmdline").read_bytes().split(b"\0")[0]
+    except (OSError, ValueError):
+        return None
+    return pid if Path(program.decode(errors="replace")).name == "dockerd" else None
+
+
+def stop() -> str:
+    """Stop the engine if it was started by hand and no container runs on it; returns what was done, in words."""
+    with cache.locked(cache.world_cache() / ".engine.lock"):
+        pid = started_by_hand()
+        if pid is None:
+            return "Docker Engine was not started by this command: it is left as it is"
+        names = docker("ps", "--format", "{{.Names}}").stdout.split() if running() else []
+        if names:
+            return f"Docker Engine is left running: {', '.join(sorted(names))} still run on it"
+        os.kill(pid, signal.SIGTERM)
+        wait_until("the end of Docker Engine", lambda: started_by_hand() is None, STOP_SECONDS)
+        _started_file().unlink(missing_ok=True)
+        return "Docker Engine is stopped"
 
 
 def inspect(kind: str, name: str) -> dict[str, Any] | None:

@@ -374,9 +374,19 @@ def full_profile(kinds: tuple[ComputeProfile, ...], profile: Profile) -> Compute
 
 
 def _profile_info(nvml: Nvml, handle: Any, number: int) -> Any:
+    return _newest_answer(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, number)
+
+
+def _compute_profile_info(nvml: Nvml, instance: Any, number: int) -> Any:
+    function = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
+    return _newest_answer(nvml, function, instance, number, ENGINE_PROFILE_SHARED)
+
+
+def _newest_answer(nvml: Nvml, function: str, *arguments: Any) -> Any:
+    """Ask for a profile in the newest version of the answer that the driver has; None for a profile that it has not."""
     for version in (2, 1):
         try:
-            return nvml.call("nvmlDeviceGetGpuInstanceProfileInfo", handle, number, version)
+            return nvml.call(function, *arguments, version)
         except Unsupported as error:
             if version == 2 and error.code == "function-not-found":
                 continue
@@ -384,23 +394,6 @@ def _profile_info(nvml: Nvml, handle: Any, number: int) -> Any:
         except AcceleratorError as error:
             if error.code == "invalid-argument":
                 return None  # a profile that this driver does not know
-            raise
-    return None
-
-
-def _compute_profile_info(nvml: Nvml, instance: Any, number: int) -> Any:
-    for version in (2, 1):
-        try:
-            return nvml.call(
-                "nvmlGpuInstanceGetComputeInstanceProfileInfo", instance, number, ENGINE_PROFILE_SHARED, version
-            )
-        except Unsupported as error:
-            if version == 2 and error.code == "function-not-found":
-                continue
-            return None
-        except AcceleratorError as error:
-            if error.code == "invalid-argument":
-                return None
             raise
     return None
 

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What the NVIDIA backend changes: modes, partitions, whole layouts, alone and in parallel."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from dra_driver.core.errors import (
+    AcceleratorError,
+    DoesNotFit,
+    InUse,
+    LayoutFailed,
+    Unsupported,
+)
+from dra_driver.core.layout import (
+    LayoutPlan,
+    Match,
+    Rule,
+    WantedPartition,
+    execute,
+    parse_rules,
+    plan_layout,
+    plan_layouts,
+    rules_from_mig_parted,
+)
+from dra_driver.core.model import Device, Partition, Placement
+from dra_driver.core.prepared import PreparedPartition
+
+from tests.simulator.backend.stage import Stage, on, places, refused
+from tests.unit.core import board_model
+
+
+@on("8xA100-40")
+def a_mode_that_needs_a_reset(stage: Stage) -> None:
+    gpu = stage.first()
+    stage.backend.set_partitioning(gpu.uuid, True)
+    pending = stage.backend.device(gpu.uuid).partitioning
+    assert (pending.enabled, pending.pending, pending.needs_reset) == (False, True, True)
+    refused(Unsupported, stage.backend.create_partition, gpu.uuid, 19, Placement(0, 1))
+    stage.backend.set_partitioning(gpu.uuid, False)
+    assert not stage.backend.device(gpu.uuid).partitioning.pending
+    stage.backend.set_partitioning(gpu.uuid, True)
+    stage.backend.reset([gpu.uuid])
+    assert stage.backend.device(gpu.uuid).partitioning.enabled
+    others = stage.backend.discover()[1:]
+    assert not any(other.partitioning.enabled or other.partitioning.pending for other in others)
+
+
+@on("4xA30")
+def linked_gpus_are_reset_together(stage: Stage) -> None:
+    """What a reset takes from the other GPU of a pair is there again afterwards, or the claim on it is respected."""
+    first, second, *_others = stage.backend.discover()
+    assert first.linked == (second.pci_address,) and second.linked == (first.pci_address,)
+    static = Rule(Match(), "static", (WantedPartition("2g.12gb", 1), WantedPartition("1g.6gb", 2)))
+    stage.lay_out(static)
+    gpus = stage.backend.discover()
+    assert [gpu.partitioning.enabled for gpu in gpus] == [True, False, False, False]
+    before = places(gpus[0])
+    held = PreparedPartition("team/train", first.uuid, gpus[0].partitions[0].uuid)
+    wanted: list[tuple[Device, Rule | None]] = [(gpus[0], None), (gpus[1], static), *((gpu, None) for gpu in gpus[2:])]
+    outcomes = plan_layouts(wanted, prepared=[held])
+    assert isinstance(outcomes[1], InUse) and outcomes[1].claims == ("team/train",)
+    stage.control("fault", "1", "call", "nvmlGpuInstanceCreateComputeInstance", "fail", "23", "nth", "2")
+    plan = plan_layouts(wanted)[1]
+    assert isinstance(plan, LayoutPlan)
+    error = refused(LayoutFailed, execute, stage.backend, plan)
+    assert isinstance(error, LayoutFailed) and not error.not_undone, error
+    gpus = stage.backend.discover()
+    assert places(gpus[0]) == before and [gpu.partitioning.enabled for gpu in gpus] == [True, False, False, False]
+    stage.lay_out(static, static)
+    gpus = stage.backend.discover()
+    assert places(gpus[0]) == before and board_model.multiset(places(gpus[1])) == board_model.multiset(before)
+    stage.lay_out(*[Rule(Match(), "whole")] * 4)
+    gpus = stage.backend.discover()
+    assert not any(gpu.partitioning.enabled or gpu.partitioning.pending or gpu.partitions for gpu in gpus)
+
+
+@on("8xH100")
+def a_mode_that_is_immediate(stage: Stage) -> None:
+    gpu = stage.first()
+    stage.backend.set_partitioning(gpu.uuid, True)
+    assert stage.backend.device(gpu.uuid).partitioning.enabled
+    stage.backend.set_partitioning(gpu.uuid, True)
+    made = stage.backend.create_partition(gpu.uuid, 9, Placement(4, 4))
+    error = refused(InUse, stage.backend.set_partitioning, gpu.uuid, False)
+    assert made.uuid in str(error)
+    stage.backend.destroy_partition(gpu.uuid, made.instance_id)
+    stage.backend.set_partitioning(gpu.uuid, False)
+    assert not stage.backend.device(gpu.uuid).partitioning.enabled
+
+
+@on("8xH100")
+def handles_survive_another_s_change_of_mode(stage: Stage) -> None:
+    gpu = stage.first()
+    other = f"""
+from dra_driver.core.backend import create
+backend = create("nvidia")
+backend.open()
+state = backend.device({gpu.uuid!r}).partitioning
+backend.set_partitioning({gpu.uuid!r}, not state.enabled)
+"""
+    for wanted in (True, False, True):
+        subprocess.run([sys.executable, "-c", other], check=True)
+        assert stage.backend.device(gpu.uuid).partitioning.enabled is wanted
+    stage.backend.create_partition(gpu.uuid, 0, Placement(0, 8))
+
+
+@on("8xH100")
+def eight_gpus_at_once(stage: Stage) -> None:
+    gpus = stage.backend.discover()
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(len(gpus))
+
+    def work(gpu: Device) -> None:
+        try:
+            barrier.wait()
+            stage.backend.set_partitioning(gpu.uuid, True)
+            for _round in range(3):
+                made = [stage.backend.create_partition(gpu.uuid, 19, Placement(start, 1)) for start in range(7)]
+                assert len(stage.backend.device(gpu.uuid).partitions) == 7
+                for each in made:
+                    stage.backend.destroy_partition(gpu.uuid, each.instance_id)
+            stage.backend.set_partitioning(gpu.uuid, False)
+        except (AcceleratorError, AssertionError) as error:
+            errors.append(error)
+
+    with ThreadPoolExecutor(len(gpus)) as pool:
+        list(pool.map(work, gpus))
+    assert errors == []
+    assert stage.backend.discover() == gpus
+
+
+@on("8xH100")
+def one_gpu_by_two_threads(stage: Stage) -> None:
+    """The same place is given to one of two that want it; the other is told that there is no room."""
+    gpu = stage.enabled()
+    for _round in range(5):
+        outcomes: list[object] = []
+
+        def work(outcomes: list[object]) -> None:
+            try:
+                outcomes.append(stage.backend.create_partition(gpu.uuid, 0, Placement(0, 8)))
+            except DoesNotFit as error:
+                outcomes.append(error)
+
+        threads = [threading.Thread(target=work, args=(outcomes,)) for _each in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        made = [each for each in outcomes if isinstance(each, Partition)]
+        assert len(outcomes) == 2 and len(made) == 1
+        stage.backend.destroy_partition(gpu.uuid, made[0].instance_id)
+
+
+@on("8xH100")
+def mig_parted_files_are_followed(stage: Stage) -> None:
+    document = {
+        "version": "v1",
+        "mig-configs": {
+            "all-balanced": [
+                {
+                    "device-filter": ["0x233010DE"],
+                    "devices": "all",
+                    "mig-enabled": True,
+                    "mig-devices": {"1c.1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1},
+                }
+            ],
+            "all-disabled": [{"devices": "all", "mig-enabled": False}],
+        },
+    }
+    for name, expected in (("all-balanced", 4), ("all-disabled", 0)):
+        gpus = stage.backend.discover()
+        for gpu, rule in zip(gpus, rules_from_mig_parted(document, name, gpus)):
+            execute(stage.backend, plan_layout(gpu, rule))
+        assert [len(gpu.partitions) for gpu in stage.backend.discover()] == [expected] * 8
+    assert not any(gpu.partitioning.enabled for gpu in stage.backend.discover())
+
+
+@on("8xA100-40")
+def rules_of_the_project_are_followed(stage: Stage) -> None:
+    rules = parse_rules(
+        [
+            {"match": {"index": 0}, "mode": "static", "partitions": {"3g.20gb": 1, "1g.5gb": 4}},
+            {"match": {"index": [1, 2]}, "mode": "dynamic"},
+            {"match": {}, "mode": "whole"},
+        ]
+    )
+    for gpu, rule in zip(stage.backend.discover(), [rules[0], rules[1], rules[1], *itertools.repeat(rules[2], 5)]):
+        assert rule.match.matches(gpu)
+        execute(stage.backend, plan_layout(gpu, rule))
+    after = stage.backend.discover()
+    assert [gpu.partitioning.enabled for gpu in after] == [True] * 3 + [False] * 5
+    assert [len(gpu.partitions) for gpu in after] == [5] + [0] * 7
+    assert len(stage.backend.offers(after[1], dynamic=True)) == 25

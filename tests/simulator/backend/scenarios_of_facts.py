@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What the NVIDIA backend reads: facts of boards, places and partitions, whoever has made them."""
+
+from __future__ import annotations
+
+import random
+
+from dra_driver.core.errors import (
+    DoesNotFit,
+    Unsupported,
+)
+from dra_driver.core.layout import (
+    Match,
+    Rule,
+    WantedPartition,
+    execute,
+    plan_layout,
+)
+from dra_driver.core.model import Partition, Placement, Version
+from dra_driver.core.slices import build_pool
+
+from tests.simulator.backend.gpu_machine import LIBRARY_FOLDER
+from tests.simulator.backend.stage import SCENARIOS, Stage, on, places, raw_instance, recorded, refused, same_profiles
+from tests.unit.core import board_model
+
+
+@on("8xH100")
+def facts_of_a_server(stage: Stage) -> None:
+    gpus = stage.backend.discover()
+    assert [gpu.index for gpu in gpus] == list(range(8)) and len({gpu.uuid for gpu in gpus}) == 8
+    reference = board_model.device("h100-80")
+    for gpu in gpus:
+        same_profiles(gpu, "h100-80")
+        for name in (
+            "vendor",
+            "product",
+            "memory_bytes",
+            "memory_slices",
+            "pci_device_id",
+            "pci_subsystem_id",
+            "health",
+        ):
+            assert getattr(gpu, name) == getattr(reference, name), name
+        assert gpu.partitioning == reference.partitioning and not gpu.processes
+        assert set(gpu.attributes) == set(reference.attributes)
+        for name in ("productName", "brand", "architecture", "cudaComputeCapability", "addressingMode"):
+            assert gpu.attributes[name] == reference.attributes[name], name
+        assert gpu.attributes["driverVersion"] == Version("580.95.5")
+        assert gpu.attributes["cudaDriverVersion"] == Version("13.0.0")
+        assert gpu.attributes["resource.kubernetes.io/pciBusID"] == gpu.pci_address
+        assert gpu == stage.backend.device(gpu.uuid)
+    assert [gpu.numa_node for gpu in gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [gpu.pcie_root for gpu in gpus] == sorted(["pci0000:15", "pci0000:48", "pci0000:97", "pci0000:c7"] * 2)
+    assert stage.backend.driver_version == "580.95.05"
+
+
+@on("mixed")
+def facts_of_different_boards(stage: Stage) -> None:
+    by_product = {
+        board_model.board(name)["name"]: name for name in board_model.board_names() + board_model.board_names(mig=False)
+    }
+    gpus = stage.backend.discover()
+    assert len({gpu.product for gpu in gpus}) > 2
+    for gpu in gpus:
+        name = by_product[gpu.product]
+        same_profiles(gpu, name)
+        assert gpu.partitioning.supported == board_model.board(name)["mig"]["capable"]
+        assert gpu.pci_device_id == board_model.device(name).pci_device_id
+        build_pool(
+            driver="gpu.nvidia.com",
+            pool="n",
+            node_name="n",
+            offers=stage.backend.offers(gpu, dynamic=True),
+            counter_sets=[stage.backend.counter_set(gpu)],
+        )
+
+
+def every_place(stage: Stage) -> None:
+    gpu = stage.enabled()
+    places_of: dict[Placement, set[str]] = {}
+    for profile in gpu.profiles:
+        for placement in profile.placements:
+            made = stage.backend.create_partition(gpu.uuid, profile.profile_id, placement)
+            now = stage.backend.device(gpu.uuid)
+            assert now.partitions == (made,)
+            assert made.key == (profile.profile_id, placement.start, placement.size)
+            assert made.profile == profile.name and made.compute_instances == 1 and made.compute_instance_id == 0
+            assert dict(made.capacities) == dict(profile.capacities) and made.uuid.startswith("MIG-")
+            (offer,) = stage.backend.offers(now, dynamic=False)
+            assert offer.partition_uuid == made.uuid
+            possible = {each.name for each in stage.backend.offers(gpu, dynamic=True)}
+            assert offer.name in possible
+            nodes = stage.backend.device_edits(now, made).device_nodes
+            assert [node.path.rpartition("/")[2][:10] for node in nodes[:3]] == [
+                f"nvidia{gpu.minor}",
+                "nvidia-cap",
+                "nvidia-cap",
+            ]
+            places_of.setdefault(placement, set()).add(made.uuid)
+            stage.backend.destroy_partition(gpu.uuid, made.instance_id)
+    assert set(places_of) == {placement for profile in gpu.profiles for placement in profile.placements}
+    # The vendor's UUID goes by the place: later partitions there may have it again, others elsewhere never.
+    assert sum(map(len, places_of.values())) == len(set().union(*places_of.values()))
+    assert stage.backend.device(gpu.uuid).partitions == ()
+
+
+for _machine in ("4xA30", "8xA100-40", "8xH100", "8xH200", "8xB200", "4xGB200", "2xRTX-PRO-6000"):
+    SCENARIOS[f"every_place_on_{_machine}"] = (_machine, every_place)
+
+
+def random_layouts(stage: Stage) -> None:
+    """Layouts one after the other: each plan disturbs the fewest, and NVML has what was planned."""
+    gpu = stage.enabled()
+    by_product = {board_model.board(name)["name"]: name for name in board_model.board_names()}
+    name = by_product[gpu.product]
+    states = board_model.all_states(name)
+    names = {profile.profile_id: profile.name for profile in gpu.profiles}
+    rng = random.Random(7)
+    for _round in range(25):
+        target = board_model.multiset(rng.choice(states))
+        before = set(places(gpu))
+        uuids = {each.key: each.uuid for each in gpu.partitions}
+        rule = Rule(Match(), "static", tuple(WantedPartition(names[profile], count) for profile, count in target))
+        plan = plan_layout(gpu, rule)
+        least = min(len(before - set(state)) for state in states if board_model.multiset(state) == target)
+        results = execute(stage.backend, plan)
+        gpu = stage.backend.device(gpu.uuid)
+        assert board_model.multiset(places(gpu)) == target
+        assert len(before - set(places(gpu))) <= least
+        assert all(uuids[each.key] == each.uuid for each in plan.kept)
+        assert len(results) == len(plan.steps)
+        assert plan_layout(gpu, rule).steps == ()
+    stage.lay_out(Rule(Match(), "whole"))
+    gpu = stage.backend.device(gpu.uuid)
+    assert not gpu.partitioning.enabled and not gpu.partitioning.pending and gpu.partitions == ()
+
+
+for _machine in ("4xA30", "8xA100-40", "8xH100", "2xRTX-PRO-6000"):
+    SCENARIOS[f"random_layouts_on_{_machine}"] = (_machine, random_layouts)
+
+
+def counters_and_hardware_agree(stage: Stage) -> None:
+    """What the counters accept can be created, what they refuse is refused by NVML."""
+    gpu = stage.enabled()
+    possible = [offer for offer in stage.backend.offers(gpu, dynamic=True) if offer.kind == "partition"]
+    rng = random.Random(11)
+    for _round in range(12):
+        left = dict(stage.backend.counter_set(gpu).counters)
+        made: list[Partition] = []
+        rng.shuffle(possible)
+        for offer in possible:
+            assert offer.profile_id is not None and offer.placement is not None
+            fits = all(amount <= left[counter] for counter, amount in offer.consumes.items())
+            if fits:
+                made.append(stage.backend.create_partition(gpu.uuid, offer.profile_id, offer.placement))
+                for counter, amount in offer.consumes.items():
+                    left[counter] -= amount
+            else:
+                refused(DoesNotFit, stage.backend.create_partition, gpu.uuid, offer.profile_id, offer.placement)
+        for each in made:
+            stage.backend.destroy_partition(gpu.uuid, each.instance_id)
+
+
+for _machine in ("4xA30", "8xA100-40", "8xH100", "8xB200", "2xRTX-PRO-6000"):
+    SCENARIOS[f"counters_and_hardware_agree_on_{_machine}"] = (_machine, counters_and_hardware_agree)
+
+
+@on("8xH100")
+def instances_made_by_hand(stage: Stage) -> None:
+    gpu = stage.enabled()
+    raw_instance(gpu, 9, 0, 4, ())
+    raw_instance(gpu, 14, 4, 2, (0, 0))
+    raw_instance(gpu, 15, 6, 2, (7,))
+    gpu = stage.backend.device(gpu.uuid)
+    empty, split, full = gpu.partitions
+    assert (empty.uuid, empty.compute_instances, empty.compute_instance_id) == ("", 0, None)
+    assert (split.uuid, split.compute_instances) == ("", 2)
+    assert full.uuid and full.compute_instances == 1
+    assert [offer.partition_uuid for offer in stage.backend.offers(gpu, dynamic=False)] == [full.uuid]
+    plan = plan_layout(gpu, Rule(Match(), "static", (WantedPartition("1g.20gb", 1), WantedPartition("4g.40gb", 1))))
+    assert plan.kept == (full,)
+    execute(stage.backend, plan)
+    assert places(stage.backend.device(gpu.uuid)) == ((5, 0), (15, 6))
+
+
+@on("8xH100")
+@on("8xH100")
+def looking_at_one_gpu_is_cheap(stage: Stage) -> None:
+    gpu = stage.enabled()
+    calls = recorded(stage)
+    stage.backend.device(gpu.uuid)
+    assert len(calls) <= 3 + len(gpu.profiles), calls
+    assert not any("Profile" in call or "Placements" in call or "HandleBy" in call for call, _argument in calls), calls
+    stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
+    calls.clear()
+    made = stage.backend.create_partition(gpu.uuid, 19, Placement(1, 1))
+    assert not any("PossiblePlacements" in call or "ProfileInfo" in call for call, _argument in calls), calls
+    calls.clear()
+    stage.backend.destroy_partition(gpu.uuid, made.instance_id)
+    assert not any("HandleBy" in call for call, _argument in calls), calls
+
+
+@on("8xH100")
+def edits_carry_what_a_container_needs(stage: Stage) -> None:
+    gpu = stage.enabled()
+    made = stage.backend.create_partition(gpu.uuid, 19, Placement(6, 1))
+    common = stage.backend.driver_edits()
+    inside = {mount.container_path: mount.host_path for mount in common.mounts}
+    folder = f"/{LIBRARY_FOLDER}"
+    for name in ("libnvidia-ml.so.1", "libnvidia-ml.so.580.95.05", "libcuda.so.1", "libcuda.so"):
+        assert inside[f"{folder}/{name}"].endswith(".so.580.95.05")
+    assert inside["/usr/bin/nvidia-smi"] == "/usr/bin/nvidia-smi"
+    assert common.env == ("NVIDIA_VISIBLE_DEVICES=void",) and common is stage.backend.driver_edits()
+    nodes = stage.backend.device_edits(gpu, made).device_nodes
+    minor = 3 + 135 * gpu.minor + 9 * made.instance_id
+    assert [node.path for node in nodes] == [
+        f"/dev/nvidia{gpu.minor}",
+        f"/dev/nvidia-caps/nvidia-cap{minor}",
+        f"/dev/nvidia-caps/nvidia-cap{minor + 1}",
+    ]
+    assert all(node.type == "c" and node.major and node.minor is not None for node in nodes)
+
+
+def an_older_driver_names_no_profiles(stage: Stage) -> None:
+    """Without the versioned calls the names follow from the rule, and partitions can be made all the same."""
+    new = stage.first()
+    for function in ("nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlGpuInstanceGetComputeInstanceProfileInfoV"):
+        stage.control("fault", "all", "call", function, "fail", "13")
+        stage.control("fault", "0", "call", function, "fail", "13")
+    calls = recorded(stage)
+    old = stage.first()
+    assert ("nvmlDeviceGetGpuInstanceProfileInfo", 1) in calls
+    assert [profile.name for profile in old.profiles] == [profile.name for profile in new.profiles]
+    assert old == new
+    gpu = stage.enabled()
+    made = stage.backend.create_partition(gpu.uuid, gpu.profiles[0].profile_id, gpu.profiles[0].placements[0])
+    assert made.uuid and stage.backend.device(gpu.uuid).partitions == (made,)
+
+
+for _machine in ("4xA30", "8xH200", "4xGB200", "2xRTX-PRO-6000"):
+    SCENARIOS[f"an_older_driver_names_no_profiles_of_{_machine}"] = (_machine, an_older_driver_names_no_profiles)
+
+
+@on("8xH100")
+def a_driver_that_hides_profiles_while_partitioning_is_off(stage: Stage) -> None:
+    for function in ("nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetGpuInstanceProfileInfo"):
+        stage.control("fault", "0", "call", function, "fail", "3")
+    gpu = stage.first()
+    assert gpu.profiles == () and gpu.partitioning.supported
+    (whole,) = stage.backend.offers(gpu, dynamic=True)
+    assert (whole.kind, whole.counter_set) == ("device", None)
+    error = refused(Unsupported, plan_layout, gpu, Rule(Match(), "static", (WantedPartition("1g.10gb"),)))
+    assert "without partitions first" in str(error)
+    execute(stage.backend, plan_layout(gpu, Rule(Match(), "static")))
+    stage.control("clear", "0")
+    assert stage.first().profiles

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What the NVIDIA backend refuses, undoes and survives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from dra_driver.core.backend import create
+from dra_driver.core.errors import (
+    AcceleratorError,
+    BackendUnavailable,
+    DeviceLost,
+    DoesNotFit,
+    InUse,
+    InvalidLayout,
+    LayoutFailed,
+    NotFound,
+    NotPermitted,
+    Unsupported,
+)
+from dra_driver.core.layout import (
+    Match,
+    Rule,
+    WantedPartition,
+    execute,
+    plan_layout,
+)
+from dra_driver.core.model import Placement, Process
+from dra_driver.core.nvidia.backend import NvidiaBackend
+from dra_driver.core.system import System
+
+from tests.simulator.backend.stage import Stage, on, places, refused
+
+
+@on("8xH100")
+def what_is_wrong_is_refused(stage: Stage) -> None:
+    gpu = stage.first()
+    refused(Unsupported, stage.backend.create_partition, gpu.uuid, 19, Placement(0, 1))
+    gpu = stage.enabled()
+    refused(NotFound, stage.backend.create_partition, gpu.uuid, 77, Placement(0, 1))
+    error = refused(InvalidLayout, stage.backend.create_partition, gpu.uuid, 9, Placement(2, 4))
+    assert "0:4, 4:4" in str(error)
+    refused(NotFound, stage.backend.destroy_partition, gpu.uuid, 5)
+    refused(NotFound, stage.backend.device, "GPU-00000000-0000-0000-0000-000000000000")
+    first = stage.backend.create_partition(gpu.uuid, 9, Placement(4, 4))
+    error = refused(DoesNotFit, stage.backend.create_partition, gpu.uuid, 14, Placement(4, 2))
+    assert isinstance(error, DoesNotFit) and error.blockers == (first,)
+
+
+@on("1xL4")
+def a_board_without_partitioning(stage: Stage) -> None:
+    gpu = stage.first()
+    assert not gpu.partitioning.supported and gpu.profiles == () and gpu.memory_slices == 0
+    refused(Unsupported, stage.backend.set_partitioning, gpu.uuid, True)
+    (only,) = stage.backend.offers(gpu, dynamic=True)
+    assert only.kind == "device"
+
+
+@on("8xH100")
+def processes_hold_what_they_use(stage: Stage) -> None:
+    gpu = stage.enabled()
+    made = stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
+    with subprocess.Popen(["sleep", "120"]) as sleeper:
+        try:
+            (stage.root / f"proc/{sleeper.pid}").mkdir()
+            (stage.root / f"proc/{sleeper.pid}/comm").write_text("sleep\n")
+            stage.control("fault", "0", "process", str(sleeper.pid), str(made.instance_id), "0", "memory", "512")
+            now = stage.backend.device(gpu.uuid)
+            assert now.processes == (Process(sleeper.pid, "sleep"),) == now.partitions[0].processes
+            error = refused(InUse, stage.backend.destroy_partition, gpu.uuid, made.instance_id)
+            assert isinstance(error, InUse) and error.pids == (sleeper.pid,)
+            rule = Rule(Match(), "static", (WantedPartition("7g.80gb"),))
+            error = refused(InUse, plan_layout, now, rule)
+            assert isinstance(error, InUse) and error.pids == (sleeper.pid,)
+            assert stage.backend.device(gpu.uuid).partitions[0].uuid == made.uuid
+        finally:
+            sleeper.kill()
+    execute(stage.backend, plan_layout(stage.backend.device(gpu.uuid), rule))
+    assert [each.profile for each in stage.backend.device(gpu.uuid).partitions] == ["7g.80gb"]
+
+
+@on("8xH100")
+def a_process_blocks_a_change_of_mode(stage: Stage) -> None:
+    gpu = stage.first()
+    with subprocess.Popen(["sleep", "120"]) as sleeper:
+        try:
+            stage.control("fault", "0", "process", str(sleeper.pid))
+            error = refused(InUse, stage.backend.set_partitioning, gpu.uuid, True)
+            assert isinstance(error, InUse) and error.pids == (sleeper.pid,)
+            state = stage.backend.device(gpu.uuid).partitioning
+            assert not state.enabled and not state.pending
+        finally:
+            sleeper.kill()
+    stage.backend.set_partitioning(gpu.uuid, True)
+
+
+@on("8xH100")
+def a_failed_compute_instance_leaves_nothing(stage: Stage) -> None:
+    gpu = stage.enabled()
+    function = "nvmlGpuInstanceCreateComputeInstance"
+    for code, kind in (("19", InUse), ("999", AcceleratorError), ("4", NotPermitted)):
+        stage.control("fault", "0", "call", function, "fail", code, "nth", "1")
+        refused(kind, stage.backend.create_partition, gpu.uuid, 9, Placement(0, 4))
+        assert stage.backend.device(gpu.uuid).partitions == ()
+    stage.backend.create_partition(gpu.uuid, 9, Placement(0, 4))
+
+
+@on("8xH100")
+def a_failed_layout_is_undone(stage: Stage) -> None:
+    gpu = stage.enabled()
+    start = Rule(Match(), "static", (WantedPartition("3g.40gb", 1, 4), WantedPartition("1g.10gb", 2)))
+    execute(stage.backend, plan_layout(gpu, start))
+    gpu = stage.backend.device(gpu.uuid)
+    before = places(gpu)
+    wanted = Rule(Match(), "static", (WantedPartition("2g.20gb", 3), WantedPartition("1g.10gb", 1)))
+    plan = plan_layout(gpu, wanted)
+    for nth in range(1, 4):
+        stage.control("fault", "0", "call", "nvmlDeviceCreateGpuInstanceWithPlacement", "fail", "23", "nth", str(nth))
+        error = refused(LayoutFailed, execute, stage.backend, plan)
+        assert isinstance(error, LayoutFailed) and not error.not_undone and error.undone
+        gpu = stage.backend.device(gpu.uuid)
+        assert places(gpu) == before
+        plan = plan_layout(gpu, wanted)
+    execute(stage.backend, plan)
+
+
+@on("8xH100")
+def a_failed_layout_takes_the_mode_back(stage: Stage) -> None:
+    gpu = stage.first()
+    plan = plan_layout(gpu, Rule(Match(), "static", (WantedPartition("1g.10gb", 7),)))
+    stage.control("fault", "0", "call", "nvmlDeviceCreateGpuInstanceWithPlacement", "fail", "23", "nth", "4")
+    refused(LayoutFailed, execute, stage.backend, plan)
+    assert not stage.backend.device(gpu.uuid).partitioning.enabled
+
+
+@on("8xH100")
+def a_lost_gpu_is_reported_and_hides_no_other(stage: Stage) -> None:
+    gpus = stage.backend.discover()
+    stage.control("fault", "3", "lost")
+    error = refused(DeviceLost, stage.backend.device, gpus[3].uuid)
+    assert "bus" in str(error)
+    refused(DeviceLost, stage.backend.set_partitioning, gpus[3].uuid, True)
+    after = stage.backend.discover()
+    assert [gpu.uuid for gpu in after] == [gpu.uuid for gpu in gpus]
+    assert [gpu.health.causes for gpu in after] == [("gpu-lost",) if gpu.index == 3 else () for gpu in after]
+    assert not after[3].health.healthy
+    fresh = create("nvidia", System(str(stage.root)))
+    fresh.open()
+    assert [gpu.index for gpu in fresh.discover()] == [0, 1, 2, 4, 5, 6, 7]
+
+
+@on("8xH100")
+def privileges_are_needed(stage: Stage) -> None:
+    gpu = stage.first()
+    os.seteuid(65534)
+    try:
+        error = refused(NotPermitted, stage.backend.set_partitioning, gpu.uuid, True)
+        assert "root" in str(error)
+    finally:
+        os.seteuid(0)
+    assert not stage.backend.device(gpu.uuid).partitioning.enabled
+
+
+@on("8xH100")
+def closing_and_opening_again(stage: Stage) -> None:
+    before = stage.backend.discover()
+    stage.backend.close()
+    refused(BackendUnavailable, stage.backend.discover)
+    stage.backend.open()
+    stage.backend.open()
+    assert stage.backend.discover() == before
+
+
+@on("8xH100")
+def the_driver_may_come_later(stage: Stage) -> None:
+    stage.control("fault", "all", "call", "nvmlInitWithFlags", "fail", "9", "nth", "1")
+    backend = NvidiaBackend(System(str(stage.root)))
+    stage.backend.close()
+    error = refused(BackendUnavailable, backend.open)
+    assert "modprobe nvidia" in str(error)
+    refused(BackendUnavailable, backend.discover)
+    backend.open()
+    assert len(backend.discover()) == 8
