@@ -74,8 +74,8 @@ options:
       mode:
         description:
           - V(static) turns MIG on and makes exactly the given partitions.
-          - V(dynamic) leaves the GPU to the node driver, which makes and removes partitions with the claims. Nothing
-            that exists is touched. On boards that change the mode only by a reset, MIG is turned on.
+          - V(dynamic) leaves the GPU to the node driver, which makes and removes partitions with the claims. Those that
+            it has made stay, all others are removed. On boards that change the mode only by a reset, MIG is turned on.
           - V(whole) removes all partitions and turns MIG off.
         type: str
         required: true
@@ -419,7 +419,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.layout impor
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import (
-    prepared_claims,
+    observe,
     prepared_partitions,
     wake_driver,
 )
@@ -533,10 +533,9 @@ def result(devices: Sequence[Device], assignments: Sequence[Assignment]) -> dict
 
 
 def partition_devices(module: AnsibleModule, backend: Backend) -> dict[str, Any]:
-    devices = backend.discover()
+    devices, claims = observe(module.params["state_path"], backend.discover)
     rules = read_rules(module, devices)
-    prepared = prepared_partitions(prepared_claims(module.params["state_path"]))
-    assignments, errors = assign(devices, rules, prepared)
+    assignments, errors = assign(devices, rules, prepared_partitions(claims))
     if errors:
         fail_all(module, errors)
     assignments = consent(assignments, module.params["reset"])

@@ -185,8 +185,8 @@ def plan_layout(
 ) -> LayoutPlan:
     """Plan the steps from a device's present state to what a rule wants, disturbing the fewest partitions.
 
-    whole: partitioning off, no partitions. static: on, and exactly these partitions. dynamic: existing partitions are
-    not touched; partitioning is switched on where that needs a reset, and left as it is elsewhere.
+    whole: partitioning off, no partitions. static: on, and exactly these partitions. dynamic: no partitions but those that
+    the driver has made for claims; partitioning is switched on where that needs a reset, and left as it is elsewhere.
 
     Raises InvalidLayout, DoesNotFit, Unsupported, and InUse with pids and claims when every plan would disturb something
     held; with ``refuse=False`` the plan is returned with its blockers instead.
@@ -200,11 +200,13 @@ def plan_layout(
                 hint="Match such devices with another rule, mode dynamic or whole.",
             )
         return LayoutPlan(device.uuid, (), ())
-    if rule.mode == DYNAMIC and not (state.needs_reset and not (state.enabled and state.pending)):
-        return LayoutPlan(device.uuid, (), device.partitions)
     enabled = rule.mode != WHOLE
     creates: tuple[CreatePartition, ...] = ()
-    keeping: tuple[Partition, ...] = device.partitions if rule.mode == DYNAMIC else ()
+    keeping: tuple[Partition, ...] = ()
+    if rule.mode == DYNAMIC:
+        made = tuple(each for each in mine if each.created)
+        keeping = tuple(partition for partition in device.partitions if _claims(partition, made))
+        enabled = state.needs_reset or state.enabled
     if rule.mode == STATIC and rule.partitions:
         if not device.profiles:
             raise Unsupported(

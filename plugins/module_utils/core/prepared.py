@@ -15,14 +15,16 @@ import shutil
 import signal
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from .errors import AcceleratorError
 from .model import Placement
+
+T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 META_TABLE = "meta"
@@ -122,7 +124,8 @@ class PreparedClaim:
 class PreparedPartition:
     """What the layout planner has to know of a claim: the device, and the part of it that the claim holds.
 
-    Without a placement the claim holds the whole device.
+    Without a placement the claim holds the whole device. ``created`` says that the partition came with the claim and goes
+    with it.
     """
 
     claim: str
@@ -130,6 +133,7 @@ class PreparedPartition:
     partition_uuid: str | None = None
     profile_id: int | None = None
     placement: Placement | None = None
+    created: bool = False
 
 
 def prepared_claims(path: str) -> tuple[PreparedClaim, ...]:
@@ -158,6 +162,18 @@ def prepared_claims(path: str) -> tuple[PreparedClaim, ...]:
             hint="If the node driver runs, look at its log; it sets a damaged store aside and rebuilds it.",
             code="store-unreadable",
         ) from error
+
+
+def observe(path: str, look: Callable[[], T]) -> tuple[T, tuple[PreparedClaim, ...]]:
+    """Look at the hardware with the driver running: what ``look`` returns, and the claims that may hold any of it.
+
+    The driver records a claim before it makes a partition for it, and forgets it after it has destroyed that. So whoever
+    reads the store before the look and after it knows the claim of every partition that the look can have met.
+    """
+    before = prepared_claims(path)
+    seen = look()
+    claims = {claim.uid: claim for claim in (*before, *prepared_claims(path))}
+    return seen, tuple(claims.values())
 
 
 def _read(file: str, path: str) -> tuple[PreparedClaim, ...]:
@@ -236,6 +252,7 @@ def prepared_partitions(claims: Iterable[PreparedClaim]) -> tuple[PreparedPartit
             partition_uuid=device.partition_uuid,
             profile_id=device.profile_id,
             placement=device.placement,
+            created=device.created,
         )
         for claim in claims
         for device in claim.devices

@@ -223,9 +223,29 @@ def test_modes_where_a_reset_is_needed(state: tuple[bool, bool], rule: Rule, kin
     assert plan_layout(backend.present, rule).steps == ()
 
 
-def test_dynamic_touches_nothing_where_no_reset_is_needed() -> None:
-    for gpu in (device("h100-80"), device("h100-80", places=((9, 0),)), device("l4")):
+def test_dynamic_leaves_the_mode_where_no_reset_is_needed() -> None:
+    for gpu in (device("h100-80"), device("h100-80", enabled=False, pending=False), device("l4")):
         assert plan_layout(gpu, Rule(Match(), "dynamic")).steps == ()
+
+
+@pytest.mark.parametrize("board", ["h100-80", "a100-40"])
+def test_dynamic_keeps_what_came_with_claims_and_nothing_else(board: str) -> None:
+    gpu = device(board, places=((9, 0), (19, 4), (19, 5)))
+    claimed = gpu.partitions[1]
+    held = PreparedPartition("team/train", gpu.uuid, claimed.uuid, 19, claimed.placement, created=True)
+    plan = plan_layout(gpu, Rule(Match(), "dynamic"), prepared=[held])
+    assert plan.kept == (claimed,)
+    assert destroyed(plan) == {(9, 0), (19, 5)} and all(isinstance(step, DestroyPartition) for step in plan.steps)
+    backend = MemoryBackend(board, gpu)
+    execute(backend, plan)
+    assert plan_layout(backend.present, Rule(Match(), "dynamic"), prepared=[held]).steps == ()
+
+
+def test_dynamic_does_not_take_a_static_partition_from_a_claim() -> None:
+    gpu = device("h100-80", places=((9, 0),))
+    held = PreparedPartition("team/train", gpu.uuid, gpu.partitions[0].uuid, 9, gpu.partitions[0].placement)
+    with pytest.raises(InUse, match="team/train"):
+        plan_layout(gpu, Rule(Match(), "dynamic"), prepared=[held])
 
 
 def test_whole_takes_every_partition_away() -> None:

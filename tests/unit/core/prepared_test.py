@@ -11,7 +11,7 @@ import pytest
 from dra_driver.core import prepared
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.model import Placement
-from dra_driver.core.prepared import PreparedPartition, prepared_claims, prepared_partitions
+from dra_driver.core.prepared import PreparedPartition, observe, prepared_claims, prepared_partitions
 
 
 def store(path: Path, version: int = prepared.SCHEMA_VERSION) -> sqlite3.Connection:
@@ -56,9 +56,25 @@ def test_claims_and_their_devices_are_read_while_the_driver_writes(tmp_path: Pat
     assert partition.placement == Placement(6, 1) and partition.created and partition.partition_uuid == "MIG-1"
     assert whole.placement is None and whole.admin and whole.partition_uuid is None and second.devices == ()
     assert prepared_partitions((first,)) == (
-        PreparedPartition("team/a", "GPU-0", "MIG-1", 19, Placement(6, 1)),
+        PreparedPartition("team/a", "GPU-0", "MIG-1", 19, Placement(6, 1), created=True),
         PreparedPartition("team/a", "GPU-1"),
     )
+
+
+def test_claims_that_come_and_go_during_a_look_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    connection = store(path)
+    fill(connection)
+
+    def look() -> str:
+        connection.execute("DELETE FROM claims WHERE uid = 'uid-1'")
+        connection.execute("INSERT INTO claims VALUES ('uid-3', 'team', 'c', 'preparing', 'boot', 3.0, '{}')")
+        connection.commit()
+        return "seen"
+
+    seen, claims = observe(str(path), look)
+    assert seen == "seen"
+    assert {claim.uid: len(claim.devices) for claim in claims} == {"uid-1": 2, "uid-2": 0, "uid-3": 0}
 
 
 def test_columns_are_those_of_the_schema(tmp_path: Path) -> None:

@@ -63,11 +63,11 @@ def claim(backend: ModelBackend, profile_id: int, start: int, boot: str, uuid: s
 
 
 def apply(backend: ModelBackend, rules: Sequence[Any], claims: Sequence[PreparedClaim] = ()) -> list[Any]:
-    return arrange(backend, parse_rules(list(rules)), claims, "boot-1", apply=True)
+    return arrange(backend, backend.discover(), parse_rules(list(rules)), claims, "boot-1", apply=True)
 
 
 def test_layout_is_made_once(backend: ModelBackend) -> None:
-    (result,) = arrange(backend, parse_rules(STATIC), (), "boot-1", apply=False)
+    (result,) = arrange(backend, backend.discover(), parse_rules(STATIC), (), "boot-1", apply=False)
     assert not result.done
     assert len(result.steps) == 4
     assert places(backend) == []

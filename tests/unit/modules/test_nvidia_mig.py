@@ -85,10 +85,20 @@ def test_a_given_place(node: Node) -> None:
 def test_whole_and_dynamic(node: Node) -> None:
     node.layout(static([0, 1], MIXED))
     result = node.layout({"match": {"index": 0}, "mode": "whole"}, {"match": {}, "mode": "dynamic"})
-    assert kinds(result) == ["destroy_partition"] * 5 + ["set_partitioning"]
-    assert result["after"][0]["enabled"] is False
-    assert node.partitions()[0] == []
-    assert node.partitions()[1] == PLACED
+    assert kinds(result) == ["destroy_partition"] * 5 + ["set_partitioning"] + ["destroy_partition"] * 5
+    assert result["after"][0]["enabled"] is False and result["after"][1]["enabled"] is True
+    assert node.partitions()[0] == node.partitions()[1] == []
+
+
+def test_dynamic_keeps_what_the_driver_has_made(node: Node) -> None:
+    node.layout(static(0, MIXED))
+    device = node.module("accelerator_info", {"match": {"index": 0}})["devices"][0]
+    made = next(one for one in device["partitions"] if one["profile"] == "3g.40gb")
+    claim(node.root / "state.db", device["uuid"], made, created=True)
+    result = node.layout({"match": {}, "mode": "dynamic"})
+    assert kinds(result) == ["destroy_partition"] * 4
+    assert node.partitions()[0] == [("3g.40gb", 4)]
+    assert not node.layout({"match": {}, "mode": "dynamic"})["changed"]
 
 
 def test_a_layout_that_matches_nothing(shared_node: Node) -> None:
@@ -158,7 +168,7 @@ def test_a_wrong_mig_parted_configuration(shared_node: Node, name: str, named: s
     assert shared_node.partitions()[0] == []
 
 
-def claim(path: Path, device_uuid: str, partition: dict[str, Any] | None = None) -> None:
+def claim(path: Path, device_uuid: str, partition: dict[str, Any] | None = None, *, created: bool = False) -> None:
     """Write the driver's store as the driver does, with one prepared claim."""
     with sqlite3.connect(path) as connection:
         for statement in SCHEMA:
@@ -168,7 +178,7 @@ def claim(path: Path, device_uuid: str, partition: dict[str, Any] | None = None)
         place = partition["placement"] if partition else {}
         connection.execute(
             "INSERT INTO devices (claim_uid, request, pool, name, device_uuid, kind, profile, placement_start, "
-            "placement_size, partition_uuid) VALUES ('uid-1', 'gpu', 'node', 'gpu-0', ?, ?, ?, ?, ?, ?)",
+            "placement_size, partition_uuid, created) VALUES ('uid-1', 'gpu', 'node', 'gpu-0', ?, ?, ?, ?, ?, ?, ?)",
             (
                 device_uuid,
                 "partition" if partition else "device",
@@ -176,6 +186,7 @@ def claim(path: Path, device_uuid: str, partition: dict[str, Any] | None = None)
                 place.get("start"),
                 place.get("size"),
                 partition["uuid"] if partition else None,
+                created,
             ),
         )
 

@@ -21,7 +21,7 @@ from .core.backend import BACKENDS, Backend, create
 from .core.errors import AcceleratorError, BackendUnavailable, DoesNotFit, InvalidLayout
 from .core.layout import LayoutPlan, Rule, WantedPartition, execute, parse_rules, plan_layout, plan_layouts, wanted_for
 from .core.model import Device
-from .core.prepared import PreparedClaim, PreparedPartition, prepared_claims, prepared_partitions, wake_driver
+from .core.prepared import PreparedClaim, PreparedPartition, observe, prepared_partitions, wake_driver
 from .core.system import System
 
 RETRY_SECONDS = 2.0
@@ -66,7 +66,8 @@ def run_layout(file: str, config_path: str, *, apply: bool, wait: float, as_json
                 continue
             raise
         try:
-            done = arrange(backend, rules, prepared_claims(state_of(backend)), System().boot_id(), apply=apply)
+            devices, claims = observe(state_of(backend), backend.discover)
+            done = arrange(backend, devices, rules, claims, System().boot_id(), apply=apply)
             if any(result.done and result.steps for result in done):
                 wake_driver(str(Path(state_of(backend)).parent))
             results += done
@@ -104,7 +105,13 @@ def open_when_there(
 
 
 def arrange(
-    backend: Backend, rules: tuple[Rule, ...], claims: Sequence[PreparedClaim], boot_id: str, *, apply: bool
+    backend: Backend,
+    devices: Sequence[Device],
+    rules: tuple[Rule, ...],
+    claims: Sequence[PreparedClaim],
+    boot_id: str,
+    *,
+    apply: bool,
 ) -> list[DeviceResult]:
     """Plan the layout of every matched device and, with ``apply``, make it; one device's failure stops no other.
 
@@ -114,7 +121,7 @@ def arrange(
     holding = prepared_partitions(claim for claim in claims if claim.boot_id == boot_id)
     former = prepared_partitions(claim for claim in claims if claim.boot_id != boot_id)
     results = []
-    wanted = [(device, wanted_for(device, rules)) for device in backend.discover()]
+    wanted = [(device, wanted_for(device, rules)) for device in devices]
     aimed = [(device, _aim(device, rule, holding, former)) for device, rule in wanted]
     for (device, rule), outcome in zip(wanted, plan_layouts(aimed, prepared=holding)):
         if rule is None:
