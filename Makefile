@@ -26,7 +26,7 @@ help: ## say what the targets are
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '\nThe cache is %s\n' '$(CACHE)'
 
-demo: venv tree ## a cluster with two 8xH100 nodes, the site playbook, pods that claim GPUs (cold: about 20 minutes)
+demo: venv tree ## a cluster with two 8xH100 nodes, the site playbook, pods that claim GPUs (cold: about 15 minutes)
 	@$(PYTHON) tests/tools/demo.py
 
 test: venv venv-importer tree ## every gate and every test: lint, unit, simulator, cluster, molecule

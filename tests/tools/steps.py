@@ -43,7 +43,7 @@ class Step:
     ``usual`` is the time it takes, in words; ``remedy`` is what to do when it fails. ``junit`` names the report that the
     command writes, where it is a test run of many tests; without one the step itself counts as one test. ``expect``
     and ``refuse`` are pieces of text that the output must and must not hold, for commands whose exit status is not
-    to be trusted. ``show`` begins the part of the output that is shown when the step has passed. ``after`` names steps
+    to be trusted. ``show`` begins the paragraph of the output that is shown when the step has passed. ``after`` names steps
     without whose success this one makes no sense.
     """
 
@@ -221,7 +221,7 @@ def _report(result: Result) -> None:
         if result.step.show and result.log is not None:
             text = result.log.read_text(encoding="utf-8", errors="replace")
             begin, shown = text.partition(result.step.show)[1:]
-            for line in (begin + shown).splitlines():
+            for line in (begin + shown.partition("\n\n")[0]).splitlines():
                 say(f"    {line}")
         return
     say(f"    FAILED after {duration(result.seconds)}: {result.problem}")

@@ -52,7 +52,7 @@ def cluster(work: Path) -> list[Step]:
         remedy="read the log; `tests/world/world build` goes on where it stopped.",
     )
     remedy = "keep the world with DRA_ACCELERATORS_KEEP_WORLD=1 and look around with `tests/world/world status`."
-    run = pytest_step("cluster", "15 min", "tests/cluster", remedy, work / "reports")
+    run = pytest_step("cluster", "25 min", "tests/cluster", remedy, work / "reports")
     oracles = pytest_step(
         "oracles", "1 min", "tests/oracles", "they need root and unshare; read the log.", work / "reports"
     )
@@ -76,7 +76,7 @@ def molecule(_work: Path) -> list[Step]:
 
 def bench(work: Path) -> list[Step]:
     """The figures of the node driver, printed when they are all there."""
-    step = pytest_step("bench", "30 min", "tests/bench", "read the log.", work / "reports")
+    step = pytest_step("bench", "20 min", "tests/bench", "read the log.", work / "reports")
     return [replace(step, command=[*step.command, "-s"], show="Figures of this run")]
 
 
