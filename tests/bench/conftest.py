@@ -16,10 +16,13 @@ from tests.cluster.cluster import Cluster
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     made = Cluster(os.environ.get("DRA_ACCELERATORS_BENCH_WORLD", "bench"))
+    kept = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
+    if not kept:
+        made.world("down")
     made.world("up", "--nodes", "1", "--silicon", "16xH100", timeout=3000)
     made.kubectl("label", "namespace", "default", "resource.kubernetes.io/admin-access=true", "--overwrite")
     yield made
-    if os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") != "1":
+    if not kept:
         made.world("down")
 
 

@@ -3,7 +3,8 @@
 """The world that the cluster tests share: brought up once, installed once by the site playbook, taken down at the end.
 
 ``DRA_ACCELERATORS_WORLD`` names the world (default ``test``); ``DRA_ACCELERATORS_KEEP_WORLD=1`` leaves it standing for a
-look around. A world of that name that stands already is used as it is, which makes a second run quick.
+look around, and uses one of that name that stands already as it is, which makes a second run quick. Otherwise a world
+that a killed run has left behind is taken down first: the tests begin with bare nodes.
 """
 
 from __future__ import annotations
@@ -13,22 +14,32 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.cluster import Cluster, Recap
+from tests.cluster.cluster import DRIVER_UNIT, Cluster, Recap
 
 
 @pytest.fixture(scope="session")
 def world() -> Iterator[Cluster]:
     """Two bare Kubernetes nodes with eight H100 each; nothing of ours is installed on them."""
     cluster = Cluster(os.environ.get("DRA_ACCELERATORS_WORLD", "test"))
+    kept = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
+    if not kept:
+        cluster.world("down")
     cluster.world("up", "--nodes", "2", "--silicon", "8xH100", timeout=3000)
     yield cluster
-    if os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") != "1":
+    if not kept:
         cluster.world("down")
 
 
 @pytest.fixture(scope="session")
-def first_run(world: Cluster) -> Recap:
-    """The site playbook's first run over the bare nodes."""
+def bare(world: Cluster) -> bool:
+    """Whether no node had the driver before the first run; only a world that was kept has."""
+    found = [world.run(node, "systemctl", "cat", DRIVER_UNIT, check=False) for node in world.nodes()]
+    return not any(found)
+
+
+@pytest.fixture(scope="session")
+def first_run(world: Cluster, bare: bool) -> Recap:
+    """The site playbook's first run over the nodes, after a look whether they are bare."""
     return world.playbook("site.yml")
 
 

@@ -1,10 +1,11 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reboots, and the driver started before everything that it needs: it gets there when they do."""
+"""Reboots, the driver started before everything that it needs, and what breaks or vanishes meanwhile: it gets there."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from tests.cluster.cluster import DRIVER_UNIT, Cluster
 from tests.cluster.manifests import claim, dynamic, pod, static
@@ -118,3 +119,43 @@ def test_corrupt_store_is_set_aside_and_claims_survive(clean: Cluster) -> None:
     assert "state.db.damaged-" in clean.shell(node, "ls /var/lib/kubelet/plugins/gpu.nvidia.com")
     clean.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
     clean.wait("the partition is gone with its claim", lambda: clean.instances(node) == [], timeout=120)
+
+
+def uuid_of(device: dict[str, Any]) -> str:
+    """The UUID that a published device has."""
+    return str(device["attributes"]["uuid"]["string"])
+
+
+def tainted(cluster: Cluster, node: str) -> set[str]:
+    """Names of the node's devices that have a taint against scheduling."""
+    found = cluster.devices(node)
+    wanted = {"key": "gpu.nvidia.com/gpu-lost", "effect": "NoSchedule"}
+    return {
+        name
+        for name, device in found.items()
+        if any(wanted == {key: taint.get(key) for key in wanted} for taint in device.get("taints", ()))
+    }
+
+
+def test_a_gpu_that_falls_off_the_bus_gets_no_pods_until_it_is_back(clean: Cluster) -> None:
+    node = clean.nodes()[1]
+    names = clean.devices(node)
+    of_gpu_3 = {name for name in names if name == "gpu-3" or name.startswith("gpu-3-")}
+    assert len(of_gpu_3) == 26
+    on_gpu_3 = f"{dynamic('1g.10gb')} && device.attributes['gpu.nvidia.com'].parentUUID == '{uuid_of(names['gpu-3'])}'"
+    clean.run(node, "gpu-simulator", "fault", "3", "lost")
+    try:
+        clean.wait("its devices are tainted, no others", lambda: tainted(clean, node) == of_gpu_3, timeout=120)
+        clean.apply(
+            claim("lost", device_class="mig.nvidia.com", expression=on_gpu_3),
+            pod("lost", "lost", node=node),
+            claim("beside", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")),
+            pod("beside", "beside", node=node),
+        )
+        clean.wait_running("beside")
+        assert clean.get("pod", "lost")["status"]["phase"] == "Pending"
+        assert "allocation" not in clean.get("resourceclaim", "lost").get("status", {})
+    finally:
+        clean.run(node, "gpu-simulator", "clear")
+    clean.wait_running("lost")
+    assert tainted(clean, node) == set()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import board_model
 import pytest
 from board_model import board_names, can_exist, device
-from dra_driver.core.model import Offer
+from dra_driver.core.model import Health, Offer, Taint
 from dra_driver.core.nvidia.offers import counter_set, offers
 from dra_driver.core.slices import build_pool
 from hypothesis import given
@@ -95,6 +95,15 @@ def test_partitions_made_for_claims_change_nothing(name: str, data: st.DataObjec
     owned = [partition.key for partition in after.partitions]
     assert offers(after, True, owned) == offers(before, True)
     assert counter_set(after, owned) == counter_set(before, ())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", MIG_BOARDS)
+def test_ill_health_taints_all_that_is_offered_and_changes_nothing_else(name: str, dynamic: bool) -> None:
+    gpu = device(name, enabled=True, places=board_model.all_states(name)[-1])
+    ill = offers(replace(gpu, health=Health(healthy=False, causes=("gpu-lost",))), dynamic)
+    assert {offer.taints for offer in ill} == {(Taint("gpu.nvidia.com/gpu-lost", "NoSchedule"),)}
+    assert tuple(replace(offer, taints=()) for offer in ill) == offers(gpu, dynamic)
 
 
 def test_names_and_attributes_are_the_vendor_s() -> None:

@@ -30,7 +30,7 @@ from dra_driver.claims.store import Change, Store
 from dra_driver.core.cdi import ContainerEdits, DeviceNode, list_specs
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, DoesNotFit, InUse, NotFound
 from dra_driver.core.layout import Rule, parse_rules
-from dra_driver.core.model import CounterSet, Device, Offer, Partition, Partitioning, Placement, Process
+from dra_driver.core.model import CounterSet, Device, Health, Offer, Partition, Partitioning, Placement, Process
 from dra_driver.core.nvidia import offers
 from dra_driver.core.system import System
 from dra_driver.inventory import Survey, owned_partitions, survey
@@ -119,6 +119,7 @@ class ModelBackend:
         self.failures: dict[str, list[AcceleratorError]] = {}
         self.calls: list[tuple[str, Any]] = []
         self.present = True
+        self.causes: dict[int, tuple[str, ...]] = {}
         self._lock = threading.Lock()
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -139,7 +140,10 @@ class ModelBackend:
         self._call("discover")
         if not self.present:
             raise BackendUnavailable("The NVIDIA driver is not loaded", hint="Load it.")
-        return self.gpus.devices()
+        return tuple(
+            replace(device, health=Health(not self.causes.get(device.index), self.causes.get(device.index, ())))
+            for device in self.gpus.devices()
+        )
 
     def device(self, uuid: str) -> Device:
         self._call("device", uuid)

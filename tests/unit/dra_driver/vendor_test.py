@@ -247,6 +247,27 @@ def test_hand_made_partition_appears_and_is_never_destroyed(short: Path) -> None
     run(short, scenario)
 
 
+def test_a_lost_gpu_is_tainted_and_told_of_until_it_is_back(short: Path) -> None:
+    def tainted(scene: Scene) -> set[str]:
+        published = (device for item in scene.api.slices.values() for device in item["spec"].get("devices", ()))
+        return {device["name"] for device in published if device.get("taints")}
+
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(scene.devices)
+        before = scene.devices()
+        scene.backend.causes[1] = ("gpu-lost",)
+        await scene.until(lambda: tainted(scene))
+        assert tainted(scene) == {name for name in before if name.startswith("gpu-1")}
+        await scene.until(lambda: any(event["reason"] == "DevicesUnhealthy" for event in scene.api.events))
+        scene.backend.causes.clear()
+        await scene.until(lambda: not tainted(scene))
+        assert sorted(scene.devices()) == sorted(before)
+
+    run(short, scenario)
+
+
 def test_hardware_that_goes_away_is_withdrawn_and_comes_back(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()

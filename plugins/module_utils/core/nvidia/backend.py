@@ -16,6 +16,7 @@ from ..system import System
 from . import discover, edits, offers, partition
 from .discover import BoardFacts, DriverFacts
 from .nvml import Nvml
+from .offers import DRIVER_NAME
 
 Answer = TypeVar("Answer")
 
@@ -31,7 +32,7 @@ class NvidiaBackend:
     """
 
     vendor = "nvidia"
-    driver_name = "gpu.nvidia.com"
+    driver_name = DRIVER_NAME
     cdi_kind = "k8s.gpu.nvidia.com/claim"
 
     def __init__(self, system: System | None = None) -> None:

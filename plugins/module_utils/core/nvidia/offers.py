@@ -9,12 +9,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from .. import room
-from ..model import AttributeValue, CounterSet, Device, Offer, OwnedPartition, Partition, Placement, Profile, frozen
+from ..model import (
+    AttributeValue,
+    CounterSet,
+    Device,
+    Offer,
+    OwnedPartition,
+    Partition,
+    Placement,
+    Profile,
+    Taint,
+    frozen,
+)
 from ..room import CAPACITY_KEYS
 from ..slices import MOST_ATTRIBUTES_AND_CAPACITIES
+
+DRIVER_NAME = "gpu.nvidia.com"
 
 
 def whole_name(device: Device) -> str:
@@ -40,8 +54,13 @@ def offers(device: Device, dynamic: bool, owned: Collection[OwnedPartition] = ()
     of every profile, all drawing on one counter set; where a mode change needs a reset, only what the present mode
     allows. Partitions that exist and are not ``owned`` are published as they are, and what overlaps them is withheld.
     The order is the scheduler's first fit: small partitions first, each profile from the place that spoils the fewest
-    others, the whole GPU last.
+    others, the whole GPU last. Each cause of ill health taints them all, so that the scheduler passes them by.
     """
+    taints = tuple(Taint(f"{DRIVER_NAME}/{cause}", "NoSchedule") for cause in device.health.causes)
+    return tuple(replace(offer, taints=taints) for offer in _untainted(device, dynamic, owned))
+
+
+def _untainted(device: Device, dynamic: bool, owned: Collection[OwnedPartition]) -> tuple[Offer, ...]:
     partitioning = device.partitioning
     if not dynamic or not partitioning.supported or not device.profiles:
         if partitioning.supported and partitioning.enabled:

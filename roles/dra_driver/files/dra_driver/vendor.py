@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +31,7 @@ from .config import Configuration
 from .core.backend import Backend
 from .core.cdi import list_specs
 from .core.errors import AcceleratorError
+from .core.model import Device
 from .core.system import System
 from .inventory import Survey, owned_partitions, survey
 from .kubelet.server import PluginServer
@@ -234,8 +235,7 @@ class VendorDriver:
                     recovered = True
                 service.set_ready()
                 failures, delay = 0, RETRY_FIRST
-                found = self._survey.devices if self._survey else {}
-                self._state.report(f"{len(found)} devices answer", driver=self.driver)
+                self._report_devices(self._survey.devices.values() if self._survey else ())
                 await self._pause(self._configuration.inventory_interval)
             except AcceleratorError as error:
                 failures += 1
@@ -247,6 +247,16 @@ class VendorDriver:
                         await service.thread(self._backend.close)
                 await self._pause(delay)
                 delay = min(delay * 2, RETRY_LIMIT)
+
+    def _report_devices(self, devices: Collection[Device]) -> None:
+        ill = [device for device in devices if not device.health.healthy]
+        if not ill:
+            self._state.report(f"{len(devices)} devices answer", driver=self.driver)
+            return
+        named = "; ".join(f"{device.describe()}: {', '.join(device.health.causes)}" for device in ill)
+        message = f"{len(devices) - len(ill)} of {len(devices)} devices are well, the others are tainted: {named}"
+        if self._state.report(message, level=logging.WARNING, driver=self.driver):
+            self._report_problem("DevicesUnhealthy", message)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
