@@ -43,14 +43,19 @@ def simulator(work: Path) -> list[Step]:
     return [pytest_step("simulator", "2 min", "tests/simulator", remedy, work / "reports", PARALLEL)]
 
 
-def cluster(work: Path) -> list[Step]:
-    """The tests on the real cluster, with the world built first so that its time shows."""
-    build = Step(
+def world_build() -> Step:
+    """The test world's programs and images, built before what needs them so that their time shows."""
+    return Step(
         "world build",
         "12 min cold, a few seconds warm",
         [ROOT / "tests/world/world", "build"],
         remedy="read the log; `tests/world/world build` goes on where it stopped.",
     )
+
+
+def cluster(work: Path) -> list[Step]:
+    """The tests on the real cluster."""
+    build = world_build()
     remedy = "keep the world with DRA_ACCELERATORS_KEEP_WORLD=1 and look around with `tests/world/world status`."
     run = pytest_step("cluster", "25 min", "tests/cluster", remedy, work / "reports")
     oracles = pytest_step(
@@ -60,14 +65,23 @@ def cluster(work: Path) -> list[Step]:
 
 
 def molecule(_work: Path) -> list[Step]:
-    """One step for each molecule scenario."""
+    """One step for each molecule scenario, after the removal of the instance that a killed run has left."""
+    build = world_build()
+    removal = Step(
+        "molecule destroy",
+        "5 s",
+        ["molecule", "destroy", "--scenario-name", "default"],
+        remedy="see what `docker ps --all` says of the instance.",
+        after=(build.name,),
+    )
     scenarios = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
-    return [
+    return [build, removal] + [
         Step(
             f"molecule {scenario}",
             "2 min",
             ["molecule", "test", "--scenario-name", scenario],
             remedy=f"run `molecule converge -s {scenario}` and `molecule login -s {scenario}` to look at the instance.",
+            after=(removal.name,),
         )
         for scenario in scenarios
         if scenario != "default"
