@@ -252,6 +252,12 @@ drivers:
       type: str
       returned: success
       sample: ""
+    unanswered:
+      description: The devices that the driver knows of but that do not answer, each with the reason. A warning says the same.
+      type: list
+      elements: str
+      returned: success
+      sample: []
 """
 
 from typing import Any
@@ -299,9 +305,16 @@ def ask(backend: Backend, params: dict[str, Any]) -> tuple[dict[str, Any], list[
         devices = [
             facts(backend, device, params) for device in backend.discover() if wanted_for(device, rules) is not None
         ]
+        unanswered = list(backend.unanswered)
     finally:
         backend.close()
-    driver = {"vendor": backend.vendor, "driver_name": backend.driver_name, "available": True, "reason": ""}
+    driver = {
+        "vendor": backend.vendor,
+        "driver_name": backend.driver_name,
+        "available": True,
+        "reason": "",
+        "unanswered": unanswered,
+    }
     return driver, devices
 
 
@@ -333,7 +346,10 @@ def work(module: AnsibleModule) -> dict[str, Any]:
                 "driver_name": backend.driver_name,
                 "available": False,
                 "reason": str(error),
+                "unanswered": [],
             }
+        for text in driver["unanswered"]:
+            module.warn(f"One device of {vendor} is left out: {text}")
         drivers.append(driver)
         devices.extend(found)
     return {"changed": False, "devices": devices, "drivers": drivers}

@@ -534,6 +534,8 @@ def result(devices: Sequence[Device], assignments: Sequence[Assignment]) -> dict
 
 def partition_devices(module: AnsibleModule, backend: Backend) -> dict[str, Any]:
     devices, claims = observe(module.params["state_path"], backend.discover)
+    for text in backend.unanswered:
+        module.warn(f"One GPU keeps what it has: {text}")
     rules = read_rules(module, devices)
     assignments, errors = assign(devices, rules, prepared_partitions(claims))
     if errors:

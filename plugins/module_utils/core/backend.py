@@ -24,6 +24,10 @@ class Backend(Protocol):
     driver_name: str
     cdi_kind: str
 
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """What the last ``discover`` found but could not read and never knew before, in words; in order of index."""
+
     def open(self) -> None:
         """Reach the vendor's library. Raises BackendUnavailable with the reason; may be called again at any time."""
 

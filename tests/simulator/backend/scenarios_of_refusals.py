@@ -146,9 +146,13 @@ def a_lost_gpu_is_reported_and_hides_no_other(stage: Stage) -> None:
     assert [gpu.uuid for gpu in after] == [gpu.uuid for gpu in gpus]
     assert [gpu.health.causes for gpu in after] == [("gpu-lost",) if gpu.index == 3 else () for gpu in after]
     assert not after[3].health.healthy
+    assert stage.backend.unanswered == ()
     fresh = create("nvidia", System(str(stage.root)))
     fresh.open()
     assert [gpu.index for gpu in fresh.discover()] == [0, 1, 2, 4, 5, 6, 7]
+    assert len(fresh.unanswered) == 1 and "GPU 3" in fresh.unanswered[0]
+    stage.control("clear")
+    assert len(fresh.discover()) == 8 and fresh.unanswered == ()
 
 
 @on("8xH100")

@@ -120,6 +120,7 @@ class ModelBackend:
         self.calls: list[tuple[str, Any]] = []
         self.present = True
         self.causes: dict[int, tuple[str, ...]] = {}
+        self.unanswered: tuple[str, ...] = ()
         self._lock = threading.Lock()
 
     def _call(self, name: str, *arguments: Any) -> None:

@@ -262,7 +262,9 @@ def test_a_lost_gpu_is_tainted_and_told_of_until_it_is_back(short: Path) -> None
         assert tainted(scene) == {name for name in before if name.startswith("gpu-1")}
         await scene.until(lambda: any(event["reason"] == "DevicesUnhealthy" for event in scene.api.events))
         scene.backend.causes.clear()
+        scene.backend.unanswered = ("Finding GPU 7: lost",)
         await scene.until(lambda: not tainted(scene))
+        await scene.until(lambda: any("GPU 7" in event["message"] for event in scene.api.events))
         assert sorted(scene.devices()) == sorted(before)
 
     run(short, scenario)

@@ -23,7 +23,8 @@ def test_facts_of_all_devices(node: Node) -> None:
     node.layout(LAYOUT)
     result = node.module("accelerator_info", {})
     assert result["changed"] is False
-    assert result["drivers"] == [{"vendor": "nvidia", "driver_name": "gpu.nvidia.com", "available": True, "reason": ""}]
+    driver = {"vendor": "nvidia", "driver_name": "gpu.nvidia.com", "available": True, "reason": "", "unanswered": []}
+    assert result["drivers"] == [driver]
     assert [device["index"] for device in result["devices"]] == list(range(8))
     first, second = result["devices"][:2]
     assert first["product"] == "NVIDIA H100 80GB HBM3"
@@ -54,6 +55,15 @@ def test_processes_and_faults_are_seen(node: Node) -> None:
     node.simulator("fault", "0", "process", "4711")
     device = node.module("accelerator_info", {"match": {"index": 0}})["devices"][0]
     assert [process["pid"] for process in device["processes"]] == [4711]
+
+
+def test_a_gpu_that_does_not_answer_is_named(node: Node) -> None:
+    node.simulator("fault", "3", "lost")
+    result = node.module("accelerator_info", {})
+    assert [device["index"] for device in result["devices"]] == [0, 1, 2, 4, 5, 6, 7]
+    (text,) = result["drivers"][0]["unanswered"]
+    assert "GPU 3" in text and "lost" in text
+    assert text in str(result["warnings"])
 
 
 @pytest.mark.parametrize(

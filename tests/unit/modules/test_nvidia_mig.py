@@ -65,6 +65,13 @@ def test_a_static_layout(node: Node) -> None:
     assert again["devices"][0]["kept"] == 5
 
 
+def test_a_gpu_that_does_not_answer_is_named_and_the_others_get_their_layout(node: Node) -> None:
+    node.simulator("fault", "3", "lost")
+    result = node.layout({"match": {}, "mode": "static", "partitions": {"7g.80gb": 1}})
+    assert [device["index"] for device in result["devices"]] == [0, 1, 2, 4, 5, 6, 7]
+    assert "One GPU keeps what it has: Finding GPU 3" in str(result["warnings"])
+
+
 def test_what_can_stay_stays(node: Node) -> None:
     first = node.layout(static(0, MIXED))
     result = node.layout(static(0, {"3g.40gb": 1, "1g.10gb": 2, "2g.20gb": 1}))

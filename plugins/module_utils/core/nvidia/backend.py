@@ -42,6 +42,7 @@ class NvidiaBackend:
         self._driver: DriverFacts | None = None
         self._boards: dict[str, BoardFacts] = {}
         self._last: dict[str, Device] = {}
+        self._unanswered: tuple[str, ...] = ()
         self._device_locks: dict[str, threading.RLock] = {}
         self._driver_edits: tuple[str, ContainerEdits] | None = None
 
@@ -66,10 +67,16 @@ class NvidiaBackend:
         """The version of the loaded driver, as it spells it."""
         return self._facts_of_driver().driver_version
 
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """The GPUs that the last discovery could not read and never knew before, each with NVML's reason."""
+        return self._unanswered
+
     def discover(self) -> tuple[Device, ...]:
         """Return fresh facts of all GPUs, ordered by index, nothing taken from what was kept before."""
         count = int(self._nvml.call("nvmlDeviceGetCount", doing="Counting GPUs"))
         found: dict[str, Device] = {}
+        silent: dict[int, str] = {}
         for index in range(count):
             try:
                 handle = self._nvml.call("nvmlDeviceGetHandleByIndex", index, doing=f"Finding GPU {index}")
@@ -77,12 +84,14 @@ class NvidiaBackend:
                 with self._lock:
                     self._boards[board.uuid] = board
                 found[board.uuid] = self._remember(discover.read_device(self._nvml, self._system, board))
-            except (DeviceLost, NotFound):
-                continue  # one lost GPU does not hide the others; it is looked at below
+            except (DeviceLost, NotFound) as error:
+                silent[index] = str(error)  # one lost GPU does not hide the others; it is looked at below
         for device in self._missing(found):
             if self._is_lost(device.uuid):
                 health = Health(healthy=False, causes=("gpu-lost",))
                 found[device.uuid] = replace(device, processes=(), health=health)
+                silent.pop(device.index, None)
+        self._unanswered = tuple(silent.values())
         return tuple(sorted(found.values(), key=lambda device: device.index))
 
     def device(self, uuid: str) -> Device:

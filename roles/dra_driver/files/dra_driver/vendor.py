@@ -250,11 +250,13 @@ class VendorDriver:
 
     def _report_devices(self, devices: Collection[Device]) -> None:
         ill = [device for device in devices if not device.health.healthy]
-        if not ill:
-            self._state.report(f"{len(devices)} devices answer", driver=self.driver)
+        faults = [f"{device.describe()} is tainted: {', '.join(device.health.causes)}" for device in ill]
+        faults += [f"one is not published: {text}" for text in self._backend.unanswered]
+        message = f"{len(devices) - len(ill)} devices answer"
+        if not faults:
+            self._state.report(message, driver=self.driver)
             return
-        named = "; ".join(f"{device.describe()}: {', '.join(device.health.causes)}" for device in ill)
-        message = f"{len(devices) - len(ill)} of {len(devices)} devices are well, the others are tainted: {named}"
+        message += f", {len(faults)} {'does' if len(faults) == 1 else 'do'} not: {'; '.join(faults)}"
         if self._state.report(message, level=logging.WARNING, driver=self.driver):
             self._report_problem("DevicesUnhealthy", message)
 
