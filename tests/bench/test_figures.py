@@ -136,7 +136,7 @@ def published_at(cluster: Cluster, node: str, since: float) -> float | None:
     return next((time for time in times if time > since), None)
 
 
-def test_start_to_first_slices(cluster: Cluster, figures: Figures) -> None:
+def test_start_until_the_pool_is_in_the_api(cluster: Cluster, figures: Figures) -> None:
     node = cluster.nodes()[0]
     cluster.run(node, "systemctl", "stop", DRIVER_UNIT)
     cluster.kubectl("delete", "resourceslices", "--field-selector", f"spec.nodeName={node}")
