@@ -26,7 +26,7 @@ from .claims.plan import PARTITIONING_KEY
 from .claims.records import ClaimRecord, ClaimReference
 from .claims.recovery import droppable, plan_recovery, records_in_files, stale_marks
 from .claims.service import ClaimService
-from .claims.store import Change, Store, StoreDamaged, StoreError, set_aside
+from .claims.store import Change, Store, StoreDamaged, StoreError
 from .config import Configuration
 from .core.backend import Backend
 from .core.cdi import list_specs
@@ -180,14 +180,15 @@ class VendorDriver:
                     raise StoreDamaged(f"The store {path} is not there, but prepared claims are")
                 return Store.open(path), False
             except StoreDamaged as error:
-                aside = set_aside(path) or "nothing"
-                LOG.error("%s; it is rebuilt from CDI files, %s was set aside", error, aside)  # noqa: TRY400  the file is at fault, not the code
+                LOG.error("%s; it is rebuilt from CDI files", error)  # noqa: TRY400  the file is at fault, not the code
                 try:
                     store = self._rebuild(path)
                 except StoreError as second:
                     state.report(str(second), level=logging.ERROR)
                 else:
+                    aside = store.former or "nothing"
                     message = f"{error}. {aside} was set aside; {len(store.claims)} claims were found again"
+                    LOG.warning("%s", message)
                     self._report_problem("StoreRebuilt", message)
                     return store, True
             except StoreError as error:

@@ -5,6 +5,9 @@
 A claim is written as *preparing* before its first side effect and as *prepared* after its last one. One thread writes;
 changes that wait while it syncs go into its next transaction together, so that 64 claims at once cost a few syncs and
 not 128. Reads are served from memory: the store is the only writer of its file, which a lock guards elsewhere.
+
+A whole store, new or rebuilt, is made beside the old one and takes its place when it is complete and synced (_replace):
+at no moment is there an empty database where claims were.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import queue
 import sqlite3
 import threading
@@ -29,6 +33,8 @@ LOG = logging.getLogger(__name__)
 
 # Changes in one transaction. More would make the first of them wait for the last one's statements.
 GROUP_LIMIT = 128
+# What SQLite keeps beside a database.
+COMPANIONS = ("-wal", "-shm", "-journal")
 
 
 class StoreError(AcceleratorError):
@@ -71,23 +77,31 @@ class Store:
     """The claims that are prepared or being prepared on this node.
 
     ``claims`` and ``meta`` are the committed content; read them on the event loop, change them through commit() only.
+    ``former`` is the name under which a damaged store was set aside when this one was rebuilt.
     """
 
-    def __init__(self, path: str, connection: sqlite3.Connection, content: Content) -> None:
+    def __init__(
+        self, path: str, connection: sqlite3.Connection, content: Content, *, former: str | None = None
+    ) -> None:
         self.path = path
+        self.former = former
         self.claims: dict[str, ClaimRecord] = dict(content.claims)
         self.meta: dict[str, str] = dict(content.meta)
         self._connection = connection
         self._shadow = Content(dict(content.claims), dict(content.meta))
         self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
+        self._ended: BaseException | None = None
         self._thread = threading.Thread(target=self._write_loop, name="store-writer", daemon=True)
         self._thread.start()
 
     @classmethod
     def open(cls, path: str) -> Store:
-        """Open or make the store. Raises StoreDamaged, or StoreError when the folder cannot be written."""
-        with contextlib.suppress(OSError):
-            Path(path).parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        """Open or make the store. Raises StoreDamaged, or StoreError when the folder cannot be written.
+
+        Only where there is no file a new store is made; an empty file is a damaged store.
+        """
+        if not os.path.lexists(path):
+            _replace(path, Content({}, {}))
         connection = _connect(path)
         try:
             content = _read(connection, path)
@@ -98,13 +112,13 @@ class Store:
 
     @classmethod
     def rebuild(cls, path: str, records: Iterable[ClaimRecord], meta: Mapping[str, str]) -> Store:
-        """Make a new store that holds the records. The file must not be there (see set_aside)."""
-        store = cls.open(path)
-        changes = [Change(put=record) for record in records]
-        store._write_now([*changes, Change(meta=dict(meta))])  # noqa: SLF001  no other thread knows the store yet
-        store.claims.update(store._shadow.claims)  # noqa: SLF001  no other thread knows the store yet
-        store.meta.update(store._shadow.meta)  # noqa: SLF001  no other thread knows the store yet
-        return store
+        """Make a new store that holds the records; what is at the path is set aside. Raises StoreError.
+
+        An interrupted one has changed nothing, or has left no file at the path, or is complete: do it again.
+        """
+        former = _replace(path, Content({record.uid: record for record in records}, dict(meta)))
+        connection = _connect(path)
+        return cls(path, connection, _read(connection, path), former=former)
 
     async def commit(self, change: Change) -> None:
         """Write one change and return when it is on disk. Raises StoreError; the change has then not been made.
@@ -114,6 +128,8 @@ class Store:
         loop = asyncio.get_running_loop()
         pending = _Pending(change, loop, loop.create_future())
         self._queue.put(pending)
+        if not self._thread.is_alive():  # nobody will take it: closed, or the thread has come to an unforeseen end
+            self._refuse_queued()
         await pending.future
 
     def close(self) -> None:
@@ -123,6 +139,25 @@ class Store:
         self._connection.close()
 
     def _write_loop(self) -> None:
+        try:
+            self._write_groups()
+        except BaseException as error:
+            self._ended = error
+            LOG.critical("the store %s can no longer be written", self.path, exc_info=True)
+        self._refuse_queued()
+
+    def _refuse_queued(self) -> None:
+        """Fail what nobody will write any more."""
+        reason = repr(self._ended) if self._ended else "it is closed"
+        left: list[_Pending] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                pending = self._queue.get_nowait()
+                if pending is not None:
+                    left.append(pending)
+        self._answer(left, StoreError(f"The store {self.path} can no longer be written: {reason}"))
+
+    def _write_groups(self) -> None:
         while True:
             first = self._queue.get()
             if first is None:
@@ -142,11 +177,25 @@ class Store:
                 return
 
     def _write_group(self, group: list[_Pending]) -> None:
-        error: AcceleratorError | None = None
         try:
             self._write_now([pending.change for pending in group])
-        except AcceleratorError as raised:
-            error = raised
+        except AcceleratorError as error:
+            self._answer(group, error)
+        except Exception as error:
+            # A change that cannot be written down, whatever is wrong with it, is not its neighbours' fault.
+            if len(group) == 1:
+                LOG.exception("a change could not be written to the store %s", self.path)
+                self._answer(group, StoreError(f"The store {self.path} could not write a change: {error!r}"))
+                return
+            for pending in group:
+                self._write_group([pending])
+        except BaseException as error:
+            self._answer(group, StoreError(f"The store {self.path} can no longer be written: {error!r}"))
+            raise
+        else:
+            self._answer(group, None)
+
+    def _answer(self, group: Iterable[_Pending], error: AcceleratorError | None) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[_Pending]] = {}
         for pending in group:
             by_loop.setdefault(pending.loop, []).append(pending)
@@ -191,13 +240,61 @@ class Store:
         LOG.error("the store %s is damaged (%s); it is set aside and written anew from memory", self.path, error)
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
-        try:
-            set_aside(self.path)
-            self._connection = _connect(self.path)
-            former = [Change(put=record) for record in self._shadow.claims.values()]
-            self._transaction([*former, Change(meta=dict(self._shadow.meta)), *changes])
-        except (sqlite3.Error, OSError, AcceleratorError) as second:
-            raise _unwritable(self.path, second) from second
+        content = Content(dict(self._shadow.claims), dict(self._shadow.meta))
+        for change in changes:
+            _apply(change, content.claims, content.meta)
+        former = _replace(self.path, content)
+        self._connection = _connect(self.path)
+        LOG.warning("the store %s was written anew; the damaged one is %s", self.path, former)
+
+
+def _replace(path: str, content: Content) -> str | None:
+    """Put a new store with this content where the old one is, and return the name under which that was set aside.
+
+    The new one is complete and on the disk before the old one is touched, and the old one's log, which SQLite would
+    take for the new one's, is away before the new one comes. Raises StoreError.
+    """
+    target, new = Path(path), f"{path}.new"
+    try:
+        target.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        _remove_database(new)
+        with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
+            connection.execute("PRAGMA synchronous = FULL")
+            _fill(connection, content)
+        _sync(new)
+        former = set_aside(path)
+        _sync(str(target.parent))
+        Path(new).rename(target)
+        _sync(str(target.parent))
+    except (sqlite3.Error, OSError) as error:
+        with contextlib.suppress(OSError):
+            _remove_database(new)
+        raise _unwritable(path, error) from error
+    return former
+
+
+def _fill(connection: sqlite3.Connection, content: Content) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    for statement in SCHEMA:
+        connection.execute(statement)
+    for record in content.claims.values():
+        _write(connection, Change(put=record))
+    _write(connection, Change(meta={**content.meta, "schema_version": str(SCHEMA_VERSION)}))
+    connection.execute("COMMIT")
+
+
+def _remove_database(path: str) -> None:
+    for suffix in ("", *COMPANIONS):
+        with contextlib.suppress(FileNotFoundError):
+            Path(path + suffix).unlink()
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def set_aside(path: str) -> str | None:
@@ -209,7 +306,8 @@ def set_aside(path: str) -> str | None:
         if not Path(target).exists():
             break
     found = False
-    for suffix in ("", "-wal", "-shm"):
+    # The database goes first: without its log it would be a whole one that lacks what was written last.
+    for suffix in ("", *COMPANIONS):
         with contextlib.suppress(FileNotFoundError):
             Path(path + suffix).rename(f"{target}{suffix}")
             found = True
@@ -226,12 +324,6 @@ def _connect(path: str) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
-        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
-            connection.execute("BEGIN IMMEDIATE")
-            for statement in SCHEMA:
-                connection.execute(statement)
-            connection.execute("INSERT INTO meta (key, value) VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
-            connection.execute("COMMIT")
     except sqlite3.OperationalError as error:
         connection.close()
         raise _unwritable(path, error) from error
