@@ -19,7 +19,7 @@ export RUFF_CACHE_DIR := $(CACHE)/ruff
 export MYPY_CACHE_DIR := $(CACHE)/mypy
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
 
-.PHONY: help demo test test-unit test-simulator test-cluster test-molecule lint format bench clean clean-cache venv venv-importer tree packages
+.PHONY: help demo test prove test-unit test-simulator test-cluster test-molecule lint format bench clean clean-cache venv venv-importer tree packages
 
 help: ## say what the targets are
 	@printf 'usage: make TARGET\n\n'
@@ -31,6 +31,9 @@ demo: venv tree ## a cluster with two 8xH100 nodes, the site playbook, pods that
 
 test: venv venv-importer tree ## every gate and every test: lint, unit, simulator, cluster, molecule
 	@$(PYTHON) tests/tools/suites.py lint unit simulator cluster molecule
+
+prove: venv venv-importer tree ## the same and all that is long: before anything is called done
+	@$(PYTHON) tests/tools/suites.py lint unit simulator cluster molecule prove
 
 test-unit: venv tree ## the core, the daemons' parts and the modules; no cluster
 	@$(PYTHON) tests/tools/suites.py unit

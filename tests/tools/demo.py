@@ -89,7 +89,7 @@ def heading(number: int, text: str) -> None:
 
 def command(step: Step, logs: Path, environment: dict[str, str]) -> Result:
     """Run one command as a step; an error ends the demo."""
-    (result,) = run_steps([step], "demo", logs, environment)
+    (result,) = run_steps([step], logs, environment)
     if result.problem:
         raise DemoFailed(f"{step.name}: {result.problem}")
     return result

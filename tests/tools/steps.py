@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Runs named steps one after the other, shows where it stands, and sums them up in one table.
+"""Runs named steps, shows where it stands, and sums them up in one table.
 
 A step is a command with a name, the time it usually takes and what to do when it fails. Its output goes to a log file;
 on the screen there is a line when it starts, its last line of output every half minute, a line when it ends, and the end
-of the log when it failed. A failed step does not stop the others unless they say that they need it.
+of the log when it failed. Every line begins with the step's number and name, because steps of different lanes run beside
+each other; those of one lane run in their order. A failed step does not stop the others unless they say that they need it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -44,7 +48,7 @@ class Step:
     command writes, where it is a test run of many tests; without one the step itself counts as one test. ``expect``
     and ``refuse`` are pieces of text that the output must and must not hold, for commands whose exit status is not
     to be trusted. ``show`` begins the paragraph of the output that is shown when the step has passed. ``after`` names steps
-    without whose success this one makes no sense.
+    without whose success this one makes no sense; it waits for them, also in another ``lane``.
     """
 
     name: str
@@ -58,6 +62,7 @@ class Step:
     refuse: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     show: str = ""
+    lane: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,64 +119,124 @@ def duration(seconds: float) -> str:
     return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
 
 
+_screen = threading.Lock()
+
+
 def say(text: str = "") -> None:
-    """Print one line at once, also where the output is a file."""
-    print(text, flush=True)
+    """Print lines at once, also where the output is a file; what is said together stays together."""
+    with _screen:
+        print(text, flush=True)
 
 
-def run_steps(steps: Sequence[Step], title: str, logs: Path, environment: Mapping[str, str]) -> list[Result]:
-    """Run ``steps`` in order and return how each ended; prints progress, not the table."""
-    logs.mkdir(parents=True, exist_ok=True)
-    results: list[Result] = []
-    for number, step in enumerate(steps, start=1):
-        failed = {result.step.name for result in results if result.problem}
-        place = f"{title} {number}/{len(steps)}" if len(steps) > 1 else title
-        say(f"[{place}] {step.name} (usually {step.usual})")
-        missing = [name for name in step.after if name in failed]
+class Run:
+    """One run over a graph of steps: a thread for each lane, and what they have to know of each other."""
+
+    def __init__(self, steps: Sequence[Step], logs: Path, environment: Mapping[str, str]) -> None:
+        self._steps = steps
+        self._logs = logs
+        self._environment = environment
+        self._ended = {step.name: threading.Event() for step in steps}
+        self._results: dict[str, Result] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._stopped = threading.Event()
+
+    def all(self) -> list[Result]:
+        """Run every lane to its end; the results are in the order of the steps."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        lanes = list(dict.fromkeys(step.lane for step in self._steps))
+        with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
+            futures = [pool.submit(self._lane, lane) for lane in lanes]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                self._stop()
+                raise
+        return [self._results[step.name] for step in self._steps]
+
+    def _stop(self) -> None:
+        """End what runs; lanes that wait go on to their ends without starting anything."""
+        self._stopped.set()
+        for process in list(self._processes.values()):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+        for event in self._ended.values():
+            event.set()
+
+    def _lane(self, lane: str) -> None:
+        for number, step in enumerate(self._steps, start=1):
+            if step.lane != lane:
+                continue
+            place = f"{number}/{len(self._steps)} {step.name}" if len(self._steps) > 1 else step.name
+            for name in step.after:
+                self._ended[name].wait()
+            if self._stopped.is_set():
+                return
+            try:
+                self._results[step.name] = self._one(step, partial(_tell, place))
+            except BaseException:
+                self._stop()
+                raise
+            self._ended[step.name].set()
+
+    def _one(self, step: Step, tell: Callable[[str], None]) -> Result:
+        missing = ", ".join(name for name in step.after if self._results[name].problem)
         if missing:
-            result = Result(step, 0.0, f"not run: it needs {', '.join(missing)}, which failed", Counts(failed=1), None)
-            say(f"    NOT RUN: it needs {', '.join(missing)}")
-        else:
-            result = _run(step, logs / f"{step.name.replace(' ', '-')}.log", environment)
-            _report(result)
-        results.append(result)
-    return results
+            tell(f"NOT RUN: it needs {missing}")
+            return Result(step, 0.0, f"not run: it needs {missing}, which failed", Counts(failed=1), None)
+        tell(f"begins (usually {step.usual})")
+        result = self._command(step, tell)
+        _report(result, tell)
+        return result
+
+    def _command(self, step: Step, tell: Callable[[str], None]) -> Result:
+        log = self._logs / f"{step.name.replace(' ', '-')}.log"
+        if step.junit is not None:
+            step.junit.parent.mkdir(parents=True, exist_ok=True)
+            step.junit.unlink(missing_ok=True)
+        started = time.monotonic()
+        with log.open("wb") as stream:
+            try:
+                process = subprocess.Popen(
+                    [str(word) for word in step.command],
+                    cwd=step.cwd,
+                    env={**self._environment, **step.environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return Result(step, 0.0, f"{step.command[0]} could not be started: {error}", Counts(failed=1), None)
+            self._processes[step.name] = process
+            code = _wait(process, log, started, tell)
+        seconds = time.monotonic() - started
+        problem = _judge(step, code, log.read_text(encoding="utf-8", errors="replace"))
+        return Result(step, seconds, problem, _count(step, problem), log)
 
 
-def _run(step: Step, log: Path, environment: Mapping[str, str]) -> Result:
-    if step.junit is not None:
-        step.junit.parent.mkdir(parents=True, exist_ok=True)
-        step.junit.unlink(missing_ok=True)
-    started = time.monotonic()
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [str(word) for word in step.command],
-            cwd=step.cwd,
-            env={**environment, **step.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            code = _wait(process, log, started)
-        except KeyboardInterrupt:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
-            raise
-    seconds = time.monotonic() - started
-    text = log.read_text(encoding="utf-8", errors="replace")
-    problem = _judge(step, code, text)
-    return Result(step, seconds, problem, _count(step, problem), log)
+def run_steps(steps: Sequence[Step], logs: Path, environment: Mapping[str, str]) -> list[Result]:
+    """Run ``steps`` and return how each ended; prints progress, not the table."""
+    for position, step in enumerate(steps):
+        earlier = {each.name for each in steps[:position]}
+        if step.name in earlier or not earlier.issuperset(step.after):
+            raise ValueError(
+                f"step {step.name}: its name has to be its own, and what it needs ({step.after}) comes before it"
+            )
+    return Run(steps, logs, environment).all()
 
 
-def _wait(process: subprocess.Popen[bytes], log: Path, started: float) -> int:
+def _tell(place: str, text: str) -> None:
+    say(f"[{place}] {text}")
+
+
+def _wait(process: subprocess.Popen[bytes], log: Path, started: float, tell: Callable[[str], None]) -> int:
     while True:
         try:
             return process.wait(timeout=HEARTBEAT_SECONDS)
         except subprocess.TimeoutExpired:
             lines = _tail(log, 1)
-            say(f"    {duration(time.monotonic() - started)}: {lines[0].strip()[:140] if lines else 'no output yet'}")
+            tell(f"{duration(time.monotonic() - started)}: {lines[0].strip()[:140] if lines else 'no output yet'}")
 
 
 def _judge(step: Step, code: int, text: str) -> str:
@@ -210,27 +275,37 @@ def count_junit(report: Path) -> Counts:
     return counts
 
 
+def slowest(reports: Sequence[Path], number: int) -> list[tuple[float, str]]:
+    """The tests of these JUnit reports that took longest, with their fixtures: seconds and name, the slowest first."""
+    found = []
+    for report in reports:
+        for case in ElementTree.parse(report).getroot().iter("testcase"):
+            module = case.get("classname", "").rpartition(".")[2]
+            found.append((float(case.get("time", 0)), f"{module}::{case.get('name')}"))
+    return sorted(found, reverse=True)[:number]
+
+
 def _tail(log: Path, lines: int) -> list[str]:
     text = log.read_text(encoding="utf-8", errors="replace")
     return [line for line in text.splitlines() if line.strip()][-lines:]
 
 
-def _report(result: Result) -> None:
+def _report(result: Result, tell: Callable[[str], None]) -> None:
     if not result.problem:
-        say(f"    passed in {duration(result.seconds)}")
+        lines = [f"passed in {duration(result.seconds)}"]
         if result.step.show and result.log is not None:
             text = result.log.read_text(encoding="utf-8", errors="replace")
             begin, shown = text.partition(result.step.show)[1:]
-            for line in (begin + shown.partition("\n\n")[0]).splitlines():
-                say(f"    {line}")
+            lines += (begin + shown.partition("\n\n")[0]).splitlines()
+        tell("\n    ".join(lines))
         return
-    say(f"    FAILED after {duration(result.seconds)}: {result.problem}")
+    lines = [f"FAILED after {duration(result.seconds)}: {result.problem}"]
     if result.log is not None:
-        for line in _tail(result.log, TAIL_LINES):
-            say(f"    | {line}")
-        say(f"    The whole log is {result.log}")
+        lines += [f"| {line}" for line in _tail(result.log, TAIL_LINES)]
+        lines.append(f"The whole log is {result.log}")
     if result.step.remedy:
-        say(f"    What to do: {result.step.remedy}")
+        lines.append(f"What to do: {result.step.remedy}")
+    tell("\n    ".join(lines))
 
 
 def print_table(results: Sequence[Result]) -> None:
@@ -243,6 +318,16 @@ def print_table(results: Sequence[Result]) -> None:
             tests += f", {counts.skipped} skipped"
         verdict = "FAILED" if result.problem else "passed"
         say(f"  {verdict}  {result.step.name:<{width}}  {duration(result.seconds):>12}  {tests}".rstrip())
+
+
+def print_slowest(results: Sequence[Result], number: int = 10) -> None:
+    """The tests that took longest over all suites that leave a report: where the time goes."""
+    reports = [result.step.junit for result in results if result.step.junit and result.step.junit.exists()]
+    lines = slowest(reports, number)
+    if lines:
+        say(f"The {len(lines)} slowest tests, with what was set up for them")
+    for seconds, name in lines:
+        say(f"  {duration(seconds):>12}  {name}")
 
 
 def total(results: Sequence[Result]) -> Counts:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Runs suites of tests by name: lint, unit, simulator, cluster, molecule, bench.
+"""Runs suites of tests by name: lint, unit, simulator, cluster, molecule, prove, bench.
 
-All suites that are asked for are run to their end, whatever fails before; a table and one line with the sum close the
-run, and the exit status is 0 only where everything passed.
+All suites that are asked for are run to their end, whatever fails before. What is built for the cluster is built beside
+the suites that need no cluster. A table, the ten slowest tests and one line with the sum close the run, and the exit status
+is 0 only where everything passed.
+
+With the suite `prove` among them, the tests that are marked so run in all of them: what is long and exhaustive.
 """
 
 from __future__ import annotations
@@ -17,16 +20,29 @@ from dataclasses import replace
 from pathlib import Path
 
 from gates import gates
-from steps import ROOT, Result, Step, cache, duration, print_table, run_steps, say, tool_environment, total
+from steps import (
+    ROOT,
+    Step,
+    cache,
+    duration,
+    print_slowest,
+    print_table,
+    run_steps,
+    say,
+    tool_environment,
+    total,
+)
 
 #: One test process for each processor, for tests that have nothing in common but the sources.
 PARALLEL = ("-n", "auto", "--dist", "worksteal")
+#: Takes back the selection of pyproject.toml, which leaves the tests marked `prove` out.
+EVERYTHING = ("-m", "")
 
 
 def pytest_step(name: str, usual: str, folder: str, remedy: str, reports: Path, options: Sequence[str] = ()) -> Step:
     """The step that runs the tests under ``folder`` with pytest."""
     report = reports / f"{name}.xml"
-    command = [sys.executable, "-m", "pytest", folder, "-v", "--tb=short", "--durations=10", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", folder, "-v", "--tb=short", f"--junitxml={report}"]
     command += options
     return Step(name, usual, command, junit=report, remedy=remedy)
 
@@ -44,12 +60,13 @@ def simulator(work: Path) -> list[Step]:
 
 
 def world_build() -> Step:
-    """The test world's programs and images, built before what needs them so that their time shows."""
+    """The test world's programs and images, built beside what does not need them and before what does."""
     return Step(
         "world build",
-        "12 min cold, a few seconds warm",
+        "10 min cold, a few seconds warm",
         [ROOT / "tests/world/world", "build"],
         remedy="read the log; `tests/world/world build` goes on where it stopped.",
+        lane="build",
     )
 
 
@@ -88,6 +105,13 @@ def molecule(_work: Path) -> list[Step]:
     ]
 
 
+def prove(work: Path) -> list[Step]:
+    """What has no place in the other suites: worlds of its own, other versions, hours of the same."""
+    build = world_build()
+    step = pytest_step("prove", "30 min", "tests/prove", "read the log.", work / "reports")
+    return [build, replace(step, after=(build.name,))]
+
+
 def bench(work: Path) -> list[Step]:
     """The figures of the node driver, printed when they are all there."""
     step = pytest_step("bench", "20 min", "tests/bench", "read the log.", work / "reports")
@@ -100,8 +124,20 @@ SUITES: dict[str, Callable[[Path], list[Step]]] = {
     "simulator": simulator,
     "cluster": cluster,
     "molecule": molecule,
+    "prove": prove,
     "bench": bench,
 }
+
+
+def graph(names: Sequence[str], work: Path) -> list[Step]:
+    """The steps of all suites, each step once; what a suite needs stands before it, in whatever suite it was first named."""
+    steps = {step.name: step for name in names for step in SUITES[name](work)}
+    if "prove" in names:
+        steps = {
+            name: replace(step, command=[*step.command, *EVERYTHING]) if step.junit else step
+            for name, step in steps.items()
+        }
+    return list(steps.values())
 
 
 def engine_answers() -> bool:
@@ -130,18 +166,16 @@ def main(names: Sequence[str]) -> int:
     work = root / "results"
     environment = tool_environment(Path(sys.prefix))
     os.environ["PATH"] = environment["PATH"]
-    results: list[Result] = []
     found_engine = engine_answers()
-    for name in names:
-        steps = SUITES[name](work)
-        if not steps:
-            say(f"suites.py: the suite {name} holds nothing to run")
-            return 1
-        results += run_steps(steps, name, work / name, environment)
+    steps = graph(names, work)
+    say(f"{', '.join(names)}: {len(steps)} steps, logs under {work}")
+    results = run_steps(steps, work / "logs", environment)
     if not found_engine and engine_answers():
         stop_engine()
     say()
     print_table(results)
+    say()
+    print_slowest(results)
     counts = total(results)
     say()
     say(f"{', '.join(names)}: {duration(time.monotonic() - started)}; logs are under {work}")

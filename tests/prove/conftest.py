@@ -1,0 +1,23 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""Everything here is long: it carries the mark `prove`, so that only `make prove` runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import bare, clean, cluster, first_run, world
+
+__all__ = ["bare", "clean", "cluster", "first_run", "world"]
+
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what lies in this folder, before the selection by marks is made."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.prove)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Steps run in their lanes, wait for what they need, and are told apart on the screen."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import steps
+import suites
+from steps import Counts, Step, run_steps
+
+REPORT = """<?xml version="1.0"?>
+<testsuites><testsuite>
+<testcase classname="tests.cluster.test_40_kill" name="test_a[one]" time="12.5"/>
+<testcase classname="tests.cluster.test_40_kill" name="test_b" time="0.5"><failure message="no"/></testcase>
+<testcase classname="tests.unit.core.cdi_test" name="test_c" time="3.25"><skipped/></testcase>
+</testsuite></testsuites>
+"""
+
+
+def shell(name: str, script: str, *after: str, lane: str = "") -> Step:
+    return Step(name, "no time", ["sh", "-c", script], after=after, lane=lane)
+
+
+def run(tmp_path: Path, *given: Step) -> list[steps.Result]:
+    return run_steps(given, tmp_path / "logs", {"PATH": os.environ["PATH"], "HERE": str(tmp_path)})
+
+
+def test_lanes_run_beside_each_other(tmp_path: Path) -> None:
+    """Each of the two ends only when the other has begun."""
+    meet = "mkdir $HERE/{0}; for i in $(seq 600); do test -d $HERE/{1} && exit 0; sleep 0.05; done; exit 1"
+    results = run(tmp_path, shell("one", meet.format("a", "b"), lane="x"), shell("two", meet.format("b", "a")))
+    assert [result.problem for result in results] == ["", ""]
+
+
+def test_one_lane_keeps_its_order(tmp_path: Path) -> None:
+    run(tmp_path, *(shell(name, f"echo {name} >>$HERE/order") for name in ("one", "two", "three")))
+    assert (tmp_path / "order").read_text().split() == ["one", "two", "three"]
+
+
+def test_a_step_waits_for_what_it_needs_in_another_lane(tmp_path: Path) -> None:
+    results = run(
+        tmp_path,
+        shell("build", "sleep 0.3; touch $HERE/built", lane="build"),
+        shell("use", "test -e $HERE/built", "build"),
+    )
+    assert [result.problem for result in results] == ["", ""]
+
+
+def test_what_needs_a_failed_step_is_not_run_and_the_others_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = (
+        shell("build", "echo why; exit 3", lane="build"),
+        shell("use", "touch $HERE/used", "build"),
+        shell("use again", "touch $HERE/used", "use"),
+        shell("alone", "true"),
+    )
+    problems = {result.step.name: result.problem for result in run(tmp_path, *given)}
+    assert problems["build"] == "exit status 3"
+    assert problems["use"] == "not run: it needs build, which failed"
+    assert problems["use again"] == "not run: it needs use, which failed"
+    assert problems["alone"] == ""
+    assert not (tmp_path / "used").exists()
+    printed = capsys.readouterr().out
+    assert "[1/4 build] FAILED after" in printed and "    | why\n" in printed
+    assert "[2/4 use] NOT RUN: it needs build" in printed
+
+
+def test_a_program_that_is_missing_is_a_failed_step(tmp_path: Path) -> None:
+    missing = Step("missing", "no time", [tmp_path / "not-there"])
+    results = run(tmp_path, missing, shell("alone", "true"), shell("use", "true", "missing"))
+    assert "not-there" in results[0].problem
+    assert [bool(result.problem) for result in results] == [True, False, True]
+
+
+@pytest.mark.parametrize("given", [("a", "a"), ("a", "b")], ids=["twice", "need that comes later"])
+def test_a_graph_that_cannot_end_is_refused(tmp_path: Path, given: tuple[str, str]) -> None:
+    needs = ("b",) if given == ("a", "b") else ()
+    with pytest.raises(ValueError, match="step a"):
+        run(tmp_path, shell(given[0], "true", *needs), shell(given[1], "true"))
+
+
+def test_tests_are_counted_and_the_slowest_named(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT)
+    assert steps.count_junit(report) == Counts(passed=1, failed=1, skipped=1)
+    assert steps.slowest([report, report], 3) == [
+        (12.5, "test_40_kill::test_a[one]"),
+        (12.5, "test_40_kill::test_a[one]"),
+        (3.25, "cdi_test::test_c"),
+    ]
+
+
+def test_the_world_is_built_once_and_beside_what_does_not_need_it(tmp_path: Path) -> None:
+    given = suites.graph(["unit", "simulator", "cluster", "molecule"], tmp_path)
+    names = [step.name for step in given]
+    assert names.count("world build") == 1
+    assert {step.lane for step in given if step.name != "world build"} == {""}
+    assert next(step for step in given if step.name == "world build").lane
+    assert all("world build" in step.after for step in given if step.name in ("oracles", "cluster", "molecule destroy"))
+    assert not any(set(suites.EVERYTHING) <= set(step.command) for step in given)
+
+
+def test_proving_runs_the_long_tests_of_every_suite(tmp_path: Path) -> None:
+    given = suites.graph(["unit", "cluster", "prove"], tmp_path)
+    runs = [step for step in given if step.junit]
+    assert {step.name for step in runs} == {"unit", "oracles", "cluster", "prove"}
+    assert all(tuple(step.command[-2:]) == suites.EVERYTHING for step in runs)
