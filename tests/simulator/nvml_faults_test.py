@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 
 import pytest
@@ -257,6 +258,69 @@ def test_a_slow_call_holds_nobody_else_up(silicon: Silicon) -> None:
     assert time.monotonic() - begin >= 1.5
 
 
+def test_a_call_that_hangs_holds_nobody_else_up_and_ends_when_the_fault_is_cleared(silicon: Silicon) -> None:
+    stuck, free = silicon.client(), silicon.client()
+    gpu = stuck.gpu()
+    silicon.control("fault 0 call nvmlDeviceGetUUID hang nth 1")
+    stuck.send("nvmlDeviceGetUUID", gpu)
+    assert select.select([stuck.process.stdout], [], [], 0.5)[0] == []
+    assert free("nvmlDeviceGetUUID", free.gpu(1))
+    assert free("nvmlDeviceGetUUID", free.gpu(0))
+    silicon.control("fault 1 thermal")
+    assert silicon.show()["call_faults"][0]["delay_milliseconds"] == -1
+    silicon.control("clear 1")
+    assert select.select([stuck.process.stdout], [], [], 0.5)[0] == []
+    silicon.control("clear 0")
+    assert stuck.receive()["result"].startswith("GPU-")
+
+
+def test_a_fault_of_one_gpu_meets_the_calls_that_find_it(silicon: Silicon) -> None:
+    client = silicon.client()
+    uuid = client("nvmlDeviceGetUUID", client.gpu(1))
+    silicon.control("fault 1 call nvmlDeviceGetHandleByIndex fail 999")
+    silicon.control("fault 1 call nvmlDeviceGetHandleByUUID fail 16")
+    assert client("nvmlDeviceGetCount") == 3
+    assert [client.code("nvmlDeviceGetHandleByIndex", index) for index in range(3)] == [0, 999, 0]
+    assert client.code("nvmlDeviceGetHandleByUUID", uuid) == 16
+    assert client.code("nvmlDeviceGetHandleByPciBusId", "0000:11:00.0") == 0
+    silicon.control("clear 1")
+    assert client("nvmlDeviceGetUUID", client.gpu(1)) == uuid
+
+
+def test_faults_of_calls_without_a_device_are_cleared_with_all_the_others(silicon: Silicon) -> None:
+    silicon.control("fault all call nvmlDeviceGetCount fail 18")
+    silicon.control("fault 2 call nvmlDeviceGetName fail 18")
+    silicon.control("clear 0,1")
+    assert len(silicon.show()["call_faults"]) == 2
+    silicon.control("clear all")
+    assert silicon.show()["call_faults"] == []
+
+
+def test_calls_are_counted_by_function_and_by_process(silicon: Silicon) -> None:
+    silicon.control("calls reset")
+    one, two = silicon.client(), silicon.client()
+    reader = silicon.client(user=65534)
+    for client, times in ((one, 3), (two, 2), (reader, 5)):
+        gpu = client.gpu()
+        for _round in range(times):
+            client("nvmlDeviceGetName", gpu)
+    assert one.code("nvmlDeviceGetName", {"handle": ["device", 4096]}) == INVALID_ARGUMENT
+    silicon.show()
+    counted = silicon.control("calls")
+    assert counted["functions"] == {
+        "nvmlInitWithFlags": 2,
+        "nvmlDeviceGetHandleByIndex_v2": 2,
+        "nvmlDeviceGetName": 6,
+    }
+    assert counted["calls"] == 10
+    assert {entry["pid"]: entry["calls"] for entry in counted["processes"]} == {one.process.pid: 6, two.process.pid: 4}
+    assert silicon.control("calls reset") == counted
+    assert silicon.control("calls")["calls"] == 0
+    one("nvmlDeviceGetCount")
+    assert one("fork_and", "nvmlDeviceGetCount")["result"] == 3
+    assert sorted(entry["calls"] for entry in silicon.control("calls")["processes"]) == [1, 1]
+
+
 WRONG_COMMANDS = [
     "fault",
     "fault 0",
@@ -272,6 +336,8 @@ WRONG_COMMANDS = [
     "fault 0 call GetName fail 3",
     "fault 0 call nvmlX delay -1",
     "fault 0 call nvmlX delay 1 nth 0",
+    "fault 0 call nvmlX hang 3",
+    "calls wrong",
     "fault 0 nvlink 0 down",
     "fault 0 recovery-action 9",
     "fault 0 wrong",

@@ -26,6 +26,7 @@ faults (GPU is an index, a UUID, a PCI address, several by commas, or all):
   fault GPU process PID [GI CI] [memory MIB]
   fault GPU call FUNCTION fail CODE [nth N]
   fault GPU call FUNCTION delay SECONDS [nth N]
+  fault GPU call FUNCTION hang [nth N]  until it is cleared
   fault GPU nvlink LINK down|up
   fault GPU recovery-action N
 """
@@ -70,6 +71,10 @@ def parser() -> argparse.ArgumentParser:
     clear.add_argument("gpu", nargs="?", default="all")
     reset = commands.add_parser("reset", help="reset GPUs, as nvidia-smi --gpu-reset does")
     reset.add_argument("gpu", help="index, UUID or PCI address, several by commas")
+    calls = commands.add_parser(
+        "calls", help="count the NVML calls since the machine was loaded, or since the last reset"
+    )
+    calls.add_argument("--reset", action="store_true", help="show them and begin to count anew")
     show = commands.add_parser("show", help="show the boards and their state")
     show.add_argument("--json", action="store_true", help="everything, as JSON")
     machines = commands.add_parser("machines", help="list the machine profiles")
@@ -97,11 +102,13 @@ def describe_gpu(gpu: Mapping[str, Any]) -> list[str]:
 
 
 def control(arguments: argparse.Namespace, library: Library, output: TextIO) -> None:
-    """The commands that go to the library: fault, clear, reset and show."""
+    """The commands that go to the library: fault, clear, reset, calls and show."""
     if arguments.command == "fault":
         text = " ".join(["fault", *arguments.words])
     elif arguments.command == "show":
         text = "show"
+    elif arguments.command == "calls":
+        text = "calls reset" if arguments.reset else "calls"
     else:
         text = f"{'gpu-reset' if arguments.command == 'reset' else 'clear'} {arguments.gpu}"
     answer = library.command(text)
@@ -119,7 +126,7 @@ def run(arguments: argparse.Namespace, output: TextIO) -> None:
     if arguments.command == "machines":
         list_machines(arguments.json, output)
         return
-    if arguments.command in ("fault", "clear", "reset", "show"):
+    if arguments.command in ("fault", "clear", "reset", "calls", "show"):
         control(arguments, Library(find_library(folder)), output)
         return
     overrides = {key: getattr(arguments, key, None) for key in ("machine", "identity")}

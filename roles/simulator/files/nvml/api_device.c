@@ -18,17 +18,18 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
 }
 ALIAS(nvmlDeviceGetCount, nvmlDeviceGetCount_v2, unsigned *);
 
-static nvmlReturn_t answer_gpu(const struct machine *machine, int gpu, nvmlDevice_t *device)
+static nvmlReturn_t answer_gpu(struct call *call, int gpu, nvmlDevice_t *device)
 {
-    *device = handle_of_gpu(machine, gpu);
-    return machine->gpus[gpu].lost ? GPU_IS_LOST : SUCCESS;
+    nvmlReturn_t result = call_found(call, gpu);
+    *device = handle_of_gpu(call->machine, gpu);
+    return result;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device)
 {
     CALL(call_begin);
     REQUIRE(device && visible_gpu(index) != NO_INSTANCE, INVALID_ARGUMENT);
-    return answer_gpu(call.machine, visible_gpu(index), device);
+    return answer_gpu(&call, visible_gpu(index), device);
 }
 ALIAS(nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2, unsigned, nvmlDevice_t *);
 
@@ -47,12 +48,13 @@ static nvmlReturn_t find_mig(const struct machine *machine, int gpu, const char 
     return NOT_FOUND;
 }
 
-static nvmlReturn_t find_uuid(const struct machine *machine, const char *uuid, nvmlDevice_t *device)
+static nvmlReturn_t find_uuid(struct call *call, const char *uuid, nvmlDevice_t *device)
 {
+    const struct machine *machine = call->machine;
     for (unsigned index = 0; index < visible_count(); index++) {
         int gpu = visible_gpu(index);
         if (strcasecmp(machine->gpus[gpu].board.uuid, uuid) == 0)
-            return answer_gpu(machine, gpu, device);
+            return answer_gpu(call, gpu, device);
         nvmlReturn_t result = find_mig(machine, gpu, uuid, device);
         if (result != NOT_FOUND)
             return result;
@@ -64,7 +66,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *de
 {
     CALL(call_begin);
     REQUIRE(uuid && device, INVALID_ARGUMENT);
-    return find_uuid(call.machine, uuid, device);
+    return find_uuid(&call, uuid, device);
 }
 
 /* A binary UUID has no prefix: it may be a GPU's or a MIG device's. */
@@ -77,17 +79,17 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUIDV(const nvmlUUID_t *uuid, nvmlDevic
     char text[48] = "";
     if (uuid->type == ASCII) {
         copy_text(text, sizeof uuid->value.text + 1, uuid->value.text);
-        return find_uuid(call.machine, text, device);
+        return find_uuid(&call, text, device);
     }
     REQUIRE(uuid->type == BINARY, INVALID_ARGUMENT);
     const unsigned char *b = uuid->value.bytes;
     snprintf(text, sizeof text, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3], b[4],
              b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
-    nvmlReturn_t result = find_uuid(call.machine, text, device);
+    nvmlReturn_t result = find_uuid(&call, text, device);
     if (result != NOT_FOUND)
         return result;
     memcpy(text, "MIG", 3);
-    return find_uuid(call.machine, text, device);
+    return find_uuid(&call, text, device);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevice_t *device)
@@ -97,7 +99,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevic
     REQUIRE(text && device && parse_address(text, &address), INVALID_ARGUMENT);
     for (unsigned index = 0; index < visible_count(); index++) {
         if (same_address(&call.machine->gpus[visible_gpu(index)].board.address, &address))
-            return answer_gpu(call.machine, visible_gpu(index), device);
+            return answer_gpu(&call, visible_gpu(index), device);
     }
     return NOT_FOUND;
 }
@@ -109,7 +111,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t
     REQUIRE(serial && *serial && device, INVALID_ARGUMENT);
     for (unsigned index = 0; index < visible_count(); index++) {
         if (strcmp(call.machine->gpus[visible_gpu(index)].board.serial, serial) == 0)
-            return answer_gpu(call.machine, visible_gpu(index), device);
+            return answer_gpu(&call, visible_gpu(index), device);
     }
     return NOT_FOUND;
 }

@@ -25,36 +25,62 @@ static bool fault_meets(const struct call_fault *fault, const char *function, in
            && (function[length] == '\0' || (is_version_suffix(function + length) && !strstr(fault->function, "_v")));
 }
 
-static void sleep_seconds(double seconds)
+static double monotonic_seconds(void)
 {
-    struct timespec time = { .tv_sec = (time_t)seconds, .tv_nsec = (long)((seconds - floor(seconds)) * 1e9) };
-    while (nanosleep(&time, &time) != 0)
-        continue;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-/* The faults that meet this call: the code of the first that fails, after the longest delay of all. */
-static nvmlReturn_t take_faults(struct call *call)
+/* The call takes its time, without holding other threads up; what the state is after it is read anew. */
+static bool pass_time(struct call *call, double seconds)
+{
+    uint64_t generation = state_copy_generation();
+    process_unlock();
+    state_wait(generation, (int64_t)ceil(fmin(seconds, 1.0) * 1000));
+    process_lock();
+    call->machine = state_refresh();
+    return call->machine != NULL;
+}
+
+/* The fault holds the call up for its time, or until it is cleared. */
+static bool sit_out_fault(struct call *call, unsigned index)
+{
+    const struct call_fault fault = call->machine->faults[index];
+    const double end = monotonic_seconds() + fault.delay;
+    while (call->machine->faults[index].used && call->machine->faults[index].number == fault.number && monotonic_seconds() < end) {
+        if (!pass_time(call, end - monotonic_seconds()))
+            return false;
+    }
+    return true;
+}
+
+static bool sit_out_operation(struct call *call)
+{
+    const double end = monotonic_seconds() + call->machine->operation_delay / 1000.0;
+    const bool instances = strstr(call->function, "GpuInstance") || strstr(call->function, "ComputeInstance");
+    const bool operation = instances && (strstr(call->function, "Create") || strstr(call->function, "Destroy"));
+    while (operation && monotonic_seconds() < end) {
+        if (!pass_time(call, end - monotonic_seconds()))
+            return false;
+    }
+    return true;
+}
+
+/* The faults that meet this call, all or those of one GPU: each is sat out, and the code of the first that fails is the answer. */
+static nvmlReturn_t take_faults(struct call *call, bool only_of_gpu)
 {
     nvmlReturn_t code = SUCCESS;
-    double delay = 0;
+    bool meets[CALL_FAULTS_MAX];
     for (unsigned index = 0; index < CALL_FAULTS_MAX; index++) {
         const struct call_fault *fault = &call->machine->faults[index];
-        if (!fault_meets(fault, call->function, call->gpu_index) || (fault->nth && state_count_call(index) != fault->nth))
-            continue;
-        delay = fmax(delay, fault->delay);
-        if (code == SUCCESS)
+        meets[index] = fault_meets(fault, call->function, call->gpu_index) && !(only_of_gpu && fault->gpu == NO_INSTANCE)
+                       && (!fault->nth || state_count_call(index) == fault->nth);
+        if (meets[index] && code == SUCCESS)
             code = fault->code;
     }
-    if (strstr(call->function, "GpuInstance") && (strstr(call->function, "Create") || strstr(call->function, "Destroy")))
-        delay = fmax(delay, call->machine->operation_delay / 1000.0);
-    else if (strstr(call->function, "ComputeInstance") && (strstr(call->function, "Create") || strstr(call->function, "Destroy")))
-        delay = fmax(delay, call->machine->operation_delay / 1000.0);
-    if (delay > 0) {
-        process_unlock();
-        sleep_seconds(delay);
-        process_lock();
-        call->machine = state_refresh();
-        if (!call->machine)
+    for (unsigned index = 0; index < CALL_FAULTS_MAX; index++) {
+        if (meets[index] && call->machine->faults[index].delay > 0 && !sit_out_fault(call, index))
             return DRIVER_NOT_LOADED;
     }
     return code;
@@ -97,8 +123,11 @@ static nvmlReturn_t begin(struct call *call, const char *function, int kind, con
     if (!call->machine)
         return DRIVER_NOT_LOADED;
     follow_machine(call->machine);
+    count_call(function);
     resolve(call);
-    nvmlReturn_t result = take_faults(call);
+    nvmlReturn_t result = take_faults(call, false);
+    if (!call->machine || !sit_out_operation(call))
+        return DRIVER_NOT_LOADED;
     if (result == SUCCESS)
         result = resolve(call);
     if (result == SUCCESS && kind == KIND_DEVICE && !(accept & (call->compute == NO_INSTANCE ? ACCEPT_GPU : ACCEPT_MIG)))
@@ -121,6 +150,15 @@ nvmlReturn_t call_begin_instance(struct call *call, const char *function, nvmlGp
 nvmlReturn_t call_begin_compute(struct call *call, const char *function, nvmlComputeInstance_t instance)
 {
     return begin(call, function, KIND_COMPUTE, instance, 0);
+}
+
+nvmlReturn_t call_found(struct call *call, int gpu)
+{
+    call->gpu_index = gpu;
+    nvmlReturn_t result = take_faults(call, true);
+    if (result != SUCCESS)
+        return result;
+    return (unsigned)gpu < call->machine->gpu_count && !call->machine->gpus[gpu].lost ? SUCCESS : GPU_IS_LOST;
 }
 
 nvmlReturn_t call_resolve(const struct call *call, nvmlDevice_t device, int *gpu, int *instance, int *compute)

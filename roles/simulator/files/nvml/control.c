@@ -77,12 +77,13 @@ static nvmlReturn_t run_load(int words, char **word, struct json *json, char *er
         snprintf(error, size, "the state file beside the library cannot be made or written: %s", nvmlErrorString(result));
         return result;
     }
-    uint64_t serial = machine->serial, events = machine->events_written, loads = machine->loads, epoch = 0;
+    uint64_t serial = machine->serial, events = machine->events_written, loads = machine->loads, faults = machine->faults_injected, epoch = 0;
     for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++)
         epoch = machine->gpus[gpu].epoch > epoch ? machine->gpus[gpu].epoch : epoch;
     *machine = loaded;
     machine->serial = serial;
     machine->loads = loads + 1;
+    machine->faults_injected = faults;
     machine->events_written = events;
     for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
         machine->gpus[gpu].epoch = epoch;
@@ -90,6 +91,7 @@ static nvmlReturn_t run_load(int words, char **word, struct json *json, char *er
     }
     for (unsigned fault = 0; fault < CALL_FAULTS_MAX; fault++)
         state_reset_call_count(fault);
+    count_nothing_yet();
     json_number(json, "gpus", machine->gpu_count);
     capabilities_commit(machine);
     return SUCCESS;
@@ -241,6 +243,24 @@ static nvmlReturn_t run_event_count(int words, char **word, struct json *json, c
     return SUCCESS;
 }
 
+/* "calls": how many NVML calls there were since the machine was loaded; "calls reset" begins to count anew. */
+static nvmlReturn_t run_calls(int words, char **word, struct json *json, char *error, size_t size)
+{
+    const bool reset = words == 2 && strcmp(word[1], "reset") == 0;
+    if (words == 2 && !reset) {
+        snprintf(error, size, "calls: found \"%s\", expected reset or nothing", word[1]);
+        return INVALID_ARGUMENT;
+    }
+    if (!state_counters(reset)) {
+        snprintf(error, size, "the calls cannot be %s; expected root, on the host, and a machine that is loaded", reset ? "reset" : "read");
+        return NO_PERMISSION;
+    }
+    counters_show(json);
+    if (reset)
+        count_nothing_yet();
+    return SUCCESS;
+}
+
 static nvmlReturn_t run_clear(int words, char **word, struct json *json, char *error, size_t size)
 {
     bool chosen[GPUS_MAX];
@@ -255,7 +275,7 @@ static nvmlReturn_t run_clear(int words, char **word, struct json *json, char *e
     }
     for (unsigned index = 0; index < CALL_FAULTS_MAX; index++) {
         struct call_fault *fault = &machine->faults[index];
-        if (fault->used && (words == 1 || (fault->gpu != NO_INSTANCE && chosen[fault->gpu])))
+        if (fault->used && (fault->gpu == NO_INSTANCE ? words == 1 || strcmp(word[1], "all") == 0 : chosen[fault->gpu]))
             *fault = (struct call_fault){ 0 };
     }
     for (unsigned index = 0; index < machine->gpu_count; index++) {
@@ -281,6 +301,7 @@ static const struct command commands[] = {
     { "gpu-reset", run_gpu_reset, 2, 2, "gpu-reset GPU[,GPU…]" },
     { "timeslice", run_timeslice, 2, 3, "timeslice GPU[,GPU…] [0|1|2|3]" },
     { "event-count", run_event_count, 1, 1, "event-count" },
+    { "calls", run_calls, 1, 2, "calls [reset]" },
     { "clear", run_clear, 1, 2, "clear [GPU]" },
     { "fault", control_fault, 3, COMMAND_WORDS_MAX, "fault GPU xid|ecc|row-remap|lost|thermal|process|call|nvlink|recovery-action …" },
 };
@@ -304,7 +325,7 @@ static nvmlReturn_t run_command(char *line, struct json *json, char *error, size
         return INVALID_ARGUMENT;
     }
     snprintf(error, size, "found \"%.64s\", expected one of load, show, power-cycle, driver-reload, gpu-reset, timeslice, fault, clear, "
-                          "event-count", words ? word[0] : "");
+                          "event-count, calls", words ? word[0] : "");
     return INVALID_ARGUMENT;
 }
 

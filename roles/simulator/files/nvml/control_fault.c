@@ -203,31 +203,36 @@ static bool seconds(const char *text, double *value)
     return end != text && *end == '\0' && isfinite(*value) && *value >= 0 && *value <= 3600;
 }
 
-/* call FUNCTION fail CODE [nth N], call FUNCTION delay SECONDS [nth N] */
+/* call FUNCTION fail CODE [nth N], call FUNCTION delay SECONDS [nth N], call FUNCTION hang [nth N] */
 static bool fault_call(struct fault *fault)
 {
     struct call_fault call = { .used = true, .gpu = fault->index };
     uint64_t code = 0, nth = 0;
-    if (fault->words != 3 && fault->words != 5)
-        return refuse(fault, "call", "call FUNCTION fail CODE|delay SECONDS [nth N]");
+    const bool hang = fault->words > 1 && strcmp(fault->word[1], "hang") == 0;
+    const int given = hang ? 2 : 3;
+    if (fault->words != given && fault->words != given + 2)
+        return refuse(fault, "call", "call FUNCTION fail CODE|delay SECONDS|hang [nth N]");
     if (strncmp(fault->word[0], "nvml", 4) != 0 || strlen(fault->word[0]) >= sizeof call.function)
         return refuse(fault, fault->word[0], "the full name of an NVML function");
     copy_text(call.function, sizeof call.function, fault->word[0]);
-    if (strcmp(fault->word[1], "fail") == 0) {
+    if (hang) {
+        call.delay = HUGE_VAL;
+    } else if (strcmp(fault->word[1], "fail") == 0) {
         if (!word_number(fault, 2, UNKNOWN, "an NVML error number", &code) || code == SUCCESS)
             return refuse(fault, fault->word[2], "an NVML error number");
         call.code = (int32_t)code;
     } else if (strcmp(fault->word[1], "delay") != 0 || !seconds(fault->word[2], &call.delay)) {
-        return refuse(fault, fault->word[1], "fail CODE, or delay and 0 to 3600 seconds");
+        return refuse(fault, fault->word[1], "fail CODE, delay and 0 to 3600 seconds, or hang");
     }
-    if (fault->words == 5) {
-        if (strcmp(fault->word[3], "nth") != 0 || !word_number(fault, 4, UINT32_MAX, "a number from 1", &nth) || nth == 0)
-            return refuse(fault, fault->word[3], "nth and a number from 1");
+    if (fault->words == given + 2) {
+        if (strcmp(fault->word[given], "nth") != 0 || !word_number(fault, given + 1, UINT32_MAX, "a number from 1", &nth) || nth == 0)
+            return refuse(fault, fault->word[given], "nth and a number from 1");
         call.nth = (uint32_t)nth;
     }
     for (unsigned index = 0; index < CALL_FAULTS_MAX; index++) {
         if (fault->machine->faults[index].used)
             continue;
+        call.number = ++fault->machine->faults_injected;
         fault->machine->faults[index] = call;
         state_reset_call_count(index);
         return true;

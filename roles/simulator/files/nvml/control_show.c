@@ -5,6 +5,7 @@
  */
 #include "simulator.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -142,7 +143,7 @@ nvmlReturn_t control_show(struct json *json)
         json_number(json, "gpu", fault->gpu);
         json_text(json, "function", fault->function);
         json_number(json, "code", fault->code);
-        json_number(json, "delay_milliseconds", (long long)(fault->delay * 1000));
+        json_number(json, "delay_milliseconds", isinf(fault->delay) ? -1 : (long long)(fault->delay * 1000));
         json_number(json, "nth", fault->nth);
         json_close(json, '}');
     }

@@ -28,6 +28,8 @@ enum {
     PROCESSES_MAX = 64,
     EVENTS_MAX = 1024,
     CALL_FAULTS_MAX = 64,
+    SYMBOLS_MAX = 512,
+    CALLERS_MAX = 256,
     CPUS_MAX = 1024,
     NAME_MAX_BYTES = 64,
     PROFILE_NAME_MAX_BYTES = 32,
@@ -147,8 +149,17 @@ struct call_fault {
     int32_t gpu;                    /* NO_INSTANCE: any */
     char function[64];
     int32_t code;                   /* SUCCESS: only the delay */
-    double delay;                   /* s */
+    double delay;                   /* s; HUGE_VAL: until the fault is cleared */
     uint32_t nth;                   /* 0: every call */
+    uint64_t number;                /* of the fault, unique for ever */
+};
+
+/* Calls that were made since the machine was loaded, by symbol and by process. Whoever may write the state counts. */
+struct caller { _Atomic uint64_t process, calls; };     /* process: PID namespace and PID, 0: free */
+
+struct counters {
+    _Atomic uint64_t symbols[SYMBOLS_MAX];
+    struct caller callers[CALLERS_MAX];
 };
 
 struct machine {
@@ -157,6 +168,7 @@ struct machine {
     uint32_t cuda_version, caps_major, operation_delay;                     /* ms */
     uint32_t ready_state;
     uint64_t loads;                 /* machines loaded so far: another one has other devices */
+    uint64_t faults_injected;       /* number of the newest fault of a call */
     uint64_t serial;                /* last serial given to an instance */
     uint64_t events_written;        /* sequence of the newest event */
     uint32_t gpu_count;
@@ -179,6 +191,7 @@ uint64_t state_generation(void);
 uint64_t state_copy_generation(void);                /* of what state_refresh returned last */
 uint32_t state_count_call(unsigned fault);          /* number of this call since the fault was set, from 1 */
 void state_reset_call_count(unsigned fault);
+struct counters *state_counters(bool writable);      /* NULL: not open, or not to be written */
 nvmlReturn_t state_create(void);
 void process_lock(void);
 void process_unlock(void);
@@ -209,6 +222,7 @@ nvmlReturn_t call_write(struct call *call);          /* needs privilege; call->w
 nvmlReturn_t call_commit(struct call *call);
 nvmlReturn_t call_commit_instances(struct call *call);   /* the capability tree follows */
 void call_end(struct call *call);
+nvmlReturn_t call_found(struct call *call, int gpu);  /* the GPU that a call without a handle has found: its faults meet the call */
 nvmlReturn_t call_resolve(const struct call *call, nvmlDevice_t device, int *gpu, int *instance, int *compute);
 bool initialized(void);
 void follow_machine(const struct machine *machine);   /* looks at the device nodes anew when another machine was loaded */
@@ -244,6 +258,14 @@ nvmlComputeInstance_t handle_of_compute(const struct machine *machine, int gpu, 
 nvmlReturn_t handle_resolve_device(const struct machine *machine, nvmlDevice_t handle, int *gpu, int *instance, int *compute);
 nvmlReturn_t handle_resolve_instance(const struct machine *machine, nvmlGpuInstance_t handle, int *gpu, int *instance);
 nvmlReturn_t handle_resolve_compute(const struct machine *machine, nvmlComputeInstance_t handle, int *gpu, int *instance, int *compute);
+
+/* counters.c */
+struct json;
+extern const char *const symbol_names[];             /* in the order of strcmp; made by the Makefile */
+extern const unsigned symbol_count;
+void count_call(const char *function);
+void count_nothing_yet(void);
+void counters_show(struct json *json);
 
 /* visibility.c: what this process may see. */
 bool administrator(const struct machine *machine);

@@ -4,7 +4,8 @@
  * The state file: one header and two copies ("slots") of the machine.
  *
  * Generation g is in slot g & 1. A writer holds an exclusive flock, fills the other slot and publishes g + 1 with one atomic
- * store, so that a writer that dies at any instant leaves the last published generation untouched. A reader needs no lock and
+ * store, so that a writer that dies at any instant leaves the last published generation untouched. Who waits for the next one
+ * waits on the low half of that same number: there is no second value that could differ from it. A reader needs no lock and
  * no write access: it copies the slot and takes the copy if the generation has not moved meanwhile. The lock is taken on a file
  * description opened for the transaction, so that processes that were forked with the library open exclude each other too.
  */
@@ -35,8 +36,8 @@ struct state_file {
     Elf64_Ehdr elf;                             /* the name is a library's: whoever reads it as one finds an empty one */
     uint64_t magic, layout;                     /* layout: size of everything, so that another build's file is not misread */
     _Atomic uint64_t generation;                /* 0: nothing was ever loaded */
-    _Atomic uint32_t futex;                     /* low half of the generation, for waiting */
     _Atomic uint32_t calls[CALL_FAULTS_MAX];
+    struct counters counters;
     struct machine slots[2];
 };
 
@@ -174,15 +175,18 @@ nvmlReturn_t state_begin_write(struct machine **machine)
     return SUCCESS;
 }
 
+/* The kernel compares 32 bits: the low half of the generation, which is its first on this architecture. */
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the low half comes first");
+static void *wait_word(struct state_file *file) { return &file->generation; }
+
 /* The new generation is there for everybody; the lock is still held. */
 void state_publish(void)
 {
     uint64_t generation = atomic_load_explicit(&process.file->generation, memory_order_acquire) + 1;
     memcpy(&process.file->slots[generation & 1], &process.copy, used_bytes(&process.copy));
     atomic_store_explicit(&process.file->generation, generation, memory_order_release);
-    atomic_store_explicit(&process.file->futex, (uint32_t)generation, memory_order_release);
     process.generation = generation;
-    syscall(SYS_futex, &process.file->futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    syscall(SYS_futex, wait_word(process.file), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 void state_unlock(void)
@@ -213,7 +217,7 @@ bool state_wait(uint64_t seen_generation, int64_t milliseconds)
     if (!file || state_generation() != seen_generation)
         return true;
     struct timespec time = { .tv_sec = milliseconds / 1000, .tv_nsec = milliseconds % 1000 * 1000000 };
-    if (syscall(SYS_futex, &file->futex, FUTEX_WAIT, (uint32_t)seen_generation, &time, NULL, 0) != 0 && errno != EAGAIN
+    if (syscall(SYS_futex, wait_word(file), FUTEX_WAIT, (uint32_t)seen_generation, &time, NULL, 0) != 0 && errno != EAGAIN
         && errno != ETIMEDOUT && errno != EINTR)
         nanosleep(&(struct timespec){ .tv_nsec = 20000000 }, NULL);   /* no waiting on this mapping here: look now and then */
     return state_generation() != seen_generation;
@@ -229,6 +233,11 @@ uint32_t state_count_call(unsigned fault)
 void state_reset_call_count(unsigned fault)
 {
     atomic_store(&process.file->calls[fault], 0);
+}
+
+struct counters *state_counters(bool writable)
+{
+    return process.file && header_fits(process.file) && (process.writable || !writable) ? &process.file->counters : NULL;
 }
 
 /* Makes the file, or makes the file of another build this one's. The inode stays, for whoever has it mapped. */
