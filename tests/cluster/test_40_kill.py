@@ -4,15 +4,22 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from dra_driver.stages import PREPARE, UNPREPARE
 
+from tests.cluster import stop_at
 from tests.cluster.cluster import DRIVER_UNIT, Cluster
 from tests.cluster.manifests import claim, dynamic, pod
 
 DROP_IN = f"/run/systemd/system/{DRIVER_UNIT}.d/stop-at.conf"
+# The driver as the unit starts it, but for the launcher before its arguments.
+LAUNCHER = "/run/dra-accelerators-stop-at.py"
+PYTHON = "/opt/dra-accelerators/venv/bin/python"
+CONFIGURATION = "/etc/dra-accelerators/driver.yaml"
 
 
 class Killer:
@@ -24,9 +31,11 @@ class Killer:
 
     def arm(self, stage: str) -> None:
         """Restart the driver so that it dies at ``stage``, and stays down until ``disarm``."""
+        launcher = base64.b64encode(Path(stop_at.__file__).read_bytes()).decode()
+        start = f"{PYTHON} {LAUNCHER} {stage} node --config {CONFIGURATION}"
         script = (
-            f"mkdir -p {DROP_IN.rpartition('/')[0]} && "
-            f"printf '[Service]\\nEnvironment=DRA_ACCELERATORS_STOP_AT={stage}\\nRestart=no\\n' > {DROP_IN} && "
+            f"echo {launcher} | base64 -d > {LAUNCHER} && mkdir -p {DROP_IN.rpartition('/')[0]} && "
+            f"printf '[Service]\\nExecStart=\\nExecStart={start}\\nRestart=no\\n' > {DROP_IN} && "
             "systemctl daemon-reload"
         )
         self.cluster.shell(self.node, script)
@@ -46,7 +55,7 @@ class Killer:
     def disarm(self) -> None:
         self.cluster.shell(
             self.node,
-            f"rm -f {DROP_IN} && systemctl daemon-reload && systemctl reset-failed {DRIVER_UNIT} 2>/dev/null; systemctl restart {DRIVER_UNIT}",
+            f"rm -f {DROP_IN} {LAUNCHER} && systemctl daemon-reload && systemctl reset-failed {DRIVER_UNIT} 2>/dev/null; systemctl restart {DRIVER_UNIT}",
         )
         self.cluster.wait_registered(self.node)
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import board_model
 from dra_driver.claims.execute import Hands
+from dra_driver.claims.ownership import Ownership
 from dra_driver.claims.plan import Inventory
 from dra_driver.claims.records import ClaimReference
 from dra_driver.claims.recovery import plan_recovery, stale_marks
@@ -33,7 +34,7 @@ from dra_driver.core.layout import Rule, parse_rules
 from dra_driver.core.model import CounterSet, Device, Health, Offer, Partition, Partitioning, Placement, Process
 from dra_driver.core.nvidia import offers
 from dra_driver.core.system import System
-from dra_driver.inventory import Survey, owned_partitions, survey
+from dra_driver.inventory import Survey, survey
 from dra_driver.metrics import NoMetrics
 
 DRIVER = "gpu.nvidia.com"
@@ -286,6 +287,8 @@ class Node:
         self.reports = Reports()
         self.store = Store.open(str(folder / "state" / "state.db"))
         self.executor = ThreadPoolExecutor(8)
+        self.survey: Survey | None = None
+        self.ownership = Ownership(self.store)
         self.service = ClaimService(
             driver=DRIVER,
             hands=Hands(self.backend, self.system, "/var/run/cdi", reached),
@@ -295,9 +298,10 @@ class Node:
             metrics=NoMetrics(),
             executor=self.executor,
             boot_id=boot_id,
+            inventory=lambda: self.inventory,
+            ownership=self.ownership,
             refresh=self.look,
         )
-        self.survey: Survey | None = None
 
     async def start(self) -> None:
         """What the daemon does when its hardware answers: look, recover, serve."""
@@ -327,13 +331,14 @@ class Node:
         self.service.set_ready()
 
     async def look(self) -> None:
-        devices = self.backend.discover()
-        self.survey = survey(self.backend, devices, self.rules, owned_partitions(self.store.claims.values()))
-        self.service.inventory = self.survey.inventory(POOL)
+        with self.ownership.observe() as observation:
+            devices = self.backend.discover()
+            owned = observation.owned()
+        self.survey = survey(self.backend, devices, self.rules, owned)
 
     @property
     def inventory(self) -> Inventory:
-        return self.service.inventory
+        return self.survey.inventory(POOL) if self.survey else Inventory(pool="", offers={}, dynamic=frozenset())
 
     def cdi_files(self) -> tuple[str, ...]:
         return list_specs(self.system, "/var/run/cdi", self.backend.cdi_kind)

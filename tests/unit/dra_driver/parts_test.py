@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver import logs
+from dra_driver import logs, stages
 from dra_driver.claims.allocation import ClaimError, allocated_here, decode_allocation
 from dra_driver.claims.locks import NamedLocks
 from dra_driver.claims.opaque import check_configs
 from dra_driver.claims.records import ClaimReference
 from dra_driver.config import InvalidConfiguration, load, parse
 from dra_driver.metrics import MetricsRegistry, PrometheusMetrics, Stopwatch
-from dra_driver.stages import STAGES, StopPoint
+
+from tests.cluster.stop_at import StopPoint
 
 DRIVER = "gpu.nvidia.com"
 REFERENCE = ClaimReference("default", "a", "u")
@@ -208,6 +209,16 @@ def test_state_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> No
     assert [entry.message for entry in caplog.records] == ["a", "b", "a"]
 
 
+def test_stages_are_told_to_whoever_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "_listeners", [])
+    stages.reached("planned")  # nobody listens
+    heard: list[str] = []
+    stages.listen(heard.append)
+    for stage in stages.STAGES:
+        stages.reached(stage)
+    assert heard == list(stages.STAGES)
+
+
 def test_stop_point_stops_at_the_nth_time() -> None:
     stopped: list[str] = []
     point = StopPoint("partition-created:2", lambda: stopped.append("now"))
@@ -219,7 +230,7 @@ def test_stop_point_stops_at_the_nth_time() -> None:
     with pytest.raises(ValueError, match="partition-created"):
         StopPoint("nonsense")
     inert = StopPoint()
-    for stage in STAGES:
+    for stage in stages.STAGES:
         inert.reached(stage)
 
 

@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 from dra_driver.claims.records import ClaimReference
-from dra_driver.stages import PREPARE, UNPREPARE, StopPoint
+from dra_driver.stages import PREPARE, UNPREPARE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from machine_model import ALL_DYNAMIC, Claims, Node, copy_of
+
+from tests.cluster.stop_at import StopPoint
 
 DEVICES = (
     "gpu-0",

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 from api_model import ApiModel, kubeconfig
-from dra_driver import vendor as module
+from dra_driver import stages
 from dra_driver.api.client import ApiClient
 from dra_driver.api.events import EventRecorder
 from dra_driver.api.resources import ResourceApi
@@ -24,7 +24,6 @@ from dra_driver.core.system import System
 from dra_driver.kubelet.sockets import SocketError
 from dra_driver.metrics import NoMetrics
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc
-from dra_driver.stages import StopPoint
 from dra_driver.vendor import VendorDriver
 from machine_model import DRIVER, Claims, ModelBackend, ModelGpus
 
@@ -64,7 +63,7 @@ class Scene:
             api=ResourceApi(self.client),
             events=self.events,
             metrics=NoMetrics(),
-            stop_point=StopPoint(),
+            reached=stages.reached,
         )
         self.started = asyncio.Event()
         self.task = asyncio.ensure_future(self.driver.run(self.started))
@@ -125,8 +124,8 @@ def run(folder: Path, scenario: Any) -> None:
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(module, "RETRY_FIRST", 0.05)
-    monkeypatch.setattr(module, "RETRY_LIMIT", 0.1)
+    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.1)
     monkeypatch.setattr("dra_driver.publish.publisher.RETRY_FIRST", 0.05)
     monkeypatch.setattr("dra_driver.publish.publisher.SETTLE_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.claims.service.READY_SECONDS", 0.1)
@@ -340,7 +339,7 @@ def test_second_process_is_refused(short: Path) -> None:
 
 
 def test_claim_that_is_gone_is_dropped_only_when_nothing_uses_it(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RECONCILE_SECONDS", 0.1)
+    monkeypatch.setattr("dra_driver.supervisors.reconciler.RECONCILE_SECONDS", 0.1)
 
     async def scenario(scene: Scene) -> None:
         await scene.api.start()

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from .claims.plan import Inventory
-from .claims.records import ClaimRecord
 from .core.backend import Backend
 from .core.layout import DYNAMIC, Rule, wanted_for
 from .core.model import CounterSet, Device, Offer, OwnedPartition
@@ -26,16 +25,6 @@ class Survey:
     def inventory(self, pool: str) -> Inventory:
         """Return what claims are held against."""
         return Inventory(pool=pool, offers={offer.name: offer for offer in self.offers}, dynamic=self.dynamic)
-
-
-def owned_partitions(records: Collection[ClaimRecord]) -> Mapping[str, frozenset[OwnedPartition]]:
-    """Return the partitions that the driver made, or is about to make, for claims, by device."""
-    found: dict[str, set[OwnedPartition]] = {}
-    for record in records:
-        for held in record.devices:
-            if held.created and held.key is not None:
-                found.setdefault(held.device_uuid, set()).add(held.key)
-    return {uuid: frozenset(keys) for uuid, keys in found.items()}
 
 
 def survey(

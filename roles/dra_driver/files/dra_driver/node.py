@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 
-from . import __version__
+from . import __version__, stages
 from .api.client import ApiClient
 from .api.events import EventRecorder
 from .api.resources import ResourceApi
@@ -21,7 +21,6 @@ from .core.errors import AcceleratorError
 from .core.system import System
 from .logs import fields
 from .metrics import Metrics, MetricsRegistry, NoMetrics, PrometheusMetrics
-from .stages import StopPoint
 from .vendor import VendorDriver
 
 LOG = logging.getLogger(__name__)
@@ -42,7 +41,6 @@ async def run_node(configuration: Configuration) -> int:
     listener = registry.serve(configuration.metrics_address) if registry else None
     client = ApiClient(configuration.kubeconfig, user_agent=f"dra-accelerators-driver/{__version__}")
     events = EventRecorder(client, component="dra-accelerators-driver", node_name=configuration.node_name)
-    stop_point = StopPoint.from_environment()
     drivers, started = [], []
     for name in configuration.backends:
         system = System()
@@ -58,7 +56,7 @@ async def run_node(configuration: Configuration) -> int:
                 api=ResourceApi(client),
                 events=events,
                 metrics=metrics,
-                stop_point=stop_point,
+                reached=stages.reached,
             )
         )
         started.append(asyncio.Event())

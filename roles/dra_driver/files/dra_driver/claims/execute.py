@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable
 
 from ..core.backend import Backend
-from ..core.cdi import ContainerEdits, build_spec, remove_spec, spec_path, write_spec
+from ..core.cdi import ContainerEdits, build_spec, list_specs, remove_spec, spec_path, write_spec
 from ..core.errors import AcceleratorError, DeviceLost, NotFound
 from ..core.model import Device, Partition
 from ..core.system import System
@@ -113,6 +113,10 @@ class Hands:
         """Remove a claim's CDI file; it need not be there."""
         remove_spec(self.system, self.cdi_path(claim_uid))
         self.reached("cdi-removed")
+
+    def cdi_uids(self) -> tuple[str, ...]:
+        """Return the UIDs of the claims that have a CDI file."""
+        return list_specs(self.system, self.cdi_directory, self.backend.cdi_kind)
 
     def cdi_path(self, claim_uid: str) -> str:
         """Return where a claim's CDI file is."""

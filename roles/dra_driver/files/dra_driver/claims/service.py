@@ -24,6 +24,7 @@ from ..metrics import Metrics, Stopwatch
 from .allocation import ClaimError, decode_allocation
 from .execute import Hands
 from .locks import NamedLocks
+from .ownership import Ownership
 from .plan import (
     PARTITIONING_KEY,
     Inventory,
@@ -71,8 +72,8 @@ class Reporter(Protocol):
 class ClaimService:
     """One driver's claims on this node.
 
-    ``inventory`` and ``readiness`` are set by the node: what is published, and why claims cannot be served yet ("" when
-    they can). ``refresh`` looks at the hardware again and sets ``inventory``.
+    ``inventory`` returns what is published at that moment, ``refresh`` looks at the hardware again before it does.
+    The node says with set_ready() whether claims can be served.
     """
 
     def __init__(
@@ -86,17 +87,20 @@ class ClaimService:
         metrics: Metrics,
         executor: ThreadPoolExecutor,
         boot_id: str,
+        inventory: Callable[[], Inventory],
+        ownership: Ownership,
         refresh: Callable[[], Awaitable[None]],
     ) -> None:
         self.driver = driver
         self.hands = hands
         self.store = store
-        self.inventory = Inventory(pool="", offers={}, dynamic=frozenset())
         self._source = source
         self._reporter = reporter
         self._metrics = metrics
         self._executor = executor
         self._boot_id = boot_id
+        self._inventory = inventory
+        self._ownership = ownership
         self._refresh = refresh
         self._claims = NamedLocks()
         self._devices = NamedLocks()
@@ -205,10 +209,10 @@ class ClaimService:
                 claim = await self._source.claim(reference.namespace, reference.name)
             self.hands.reached("claim-fetched")
             allocation = decode_allocation(claim, reference, self.driver)
-            if any(device.device not in self.inventory.offers for device in allocation.devices):
+            if any(device.device not in self._inventory().offers for device in allocation.devices):
                 with watch.stage("refresh"):
                     await self._refresh()
-            uuids = {offer.device_uuid for offer in offers_of(allocation, self.inventory).values()}
+            uuids = {offer.device_uuid for offer in offers_of(allocation, self._inventory()).values()}
             former = record.device_uuids if record is not None else ()
             waiting = time.perf_counter()
             async with self._devices.hold([*uuids, *former]):
@@ -220,7 +224,7 @@ class ClaimService:
                     facts = await self.thread(self.hands.facts, uuids)
                 plan = plan_prepare(
                     allocation,
-                    self.inventory,
+                    self._inventory(),
                     _complete(facts, uuids),
                     self.store.claims,
                     vendor=self.hands.backend.vendor,
@@ -245,6 +249,7 @@ class ClaimService:
     async def _carry_out(self, plan: PreparePlan, facts: Mapping[str, Device], watch: Stopwatch) -> ClaimRecord:
         # The device locks are held. Whatever fails from the first commit on is undone before the error goes out.
         marks = {f"{PARTITIONING_KEY}{mode.device_uuid}": self._boot_id for mode in plan.mode_changes if mode.enabled}
+        self._ownership.note(plan.record)
         with watch.stage("record"):
             await self.store.commit(Change(put=plan.record, meta=marks))
         self.hands.reached("recorded-preparing")
@@ -272,7 +277,7 @@ class ClaimService:
         self.suspect.add(record.uid)
         with watch.stage("restore"):
             facts = await self.thread(self.hands.facts, record.device_uuids)
-            plan = plan_restore(record, facts, self.inventory.dynamic)
+            plan = plan_restore(record, facts, self._inventory().dynamic)
             marks = {
                 f"{PARTITIONING_KEY}{mode.device_uuid}": self._boot_id for mode in plan.mode_changes if mode.enabled
             }

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Which partitions are the driver's own, also while claims come and go beside a look at the hardware."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+from ..core.model import OwnedPartition
+from .records import ClaimRecord
+from .store import Store
+
+
+class Observation:
+    """Collects what is the driver's own while somebody looks at the hardware."""
+
+    def __init__(self, ownership: Ownership) -> None:
+        self._ownership = ownership
+        self._found: dict[str, set[OwnedPartition]] = {}
+        for record in ownership.records:
+            self.note(record)
+
+    def note(self, record: ClaimRecord) -> None:
+        """Take note of the partitions that were, or are about to be, made for a claim."""
+        for held in record.devices:
+            if held.created and held.key is not None:
+                self._found.setdefault(held.device_uuid, set()).add(held.key)
+
+    def owned(self) -> Mapping[str, frozenset[OwnedPartition]]:
+        """Return all that was the driver's own at any moment since the look began, by device."""
+        for record in self._ownership.records:
+            self.note(record)
+        return {uuid: frozenset(keys) for uuid, keys in self._found.items()}
+
+
+class Ownership:
+    """The partitions that are made for claims. Read and noted on the event loop alone."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._observations: list[Observation] = []
+
+    @property
+    def records(self) -> tuple[ClaimRecord, ...]:
+        """The claims that are prepared, or being prepared, at this moment."""
+        return tuple(self._store.claims.values())
+
+    def note(self, record: ClaimRecord) -> None:
+        """Say that a claim's partitions are about to be made. Whoever looks at this moment may meet them.
+
+        It is not enough to compare the store before a look with the store after it: a claim may be prepared and
+        unprepared in between.
+        """
+        for observation in self._observations:
+            observation.note(record)
+
+    @contextlib.contextmanager
+    def observe(self) -> Iterator[Observation]:
+        """Collect what is the driver's own while the hardware is looked at."""
+        observation = Observation(self)
+        self._observations.append(observation)
+        try:
+            yield observation
+        finally:
+            self._observations.remove(observation)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Looks at the hardware, again and again and when asked to, and says what it saw."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from typing import Callable, TypeVar
+
+from ..claims.ownership import Ownership
+from ..core.backend import Backend
+from ..core.errors import AcceleratorError
+from ..core.layout import Rule
+from ..core.model import Device
+from ..inventory import Survey, survey
+from ..logs import StateLog
+from . import shared
+from .shared import Conditions, Shared, Snapshot
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+PART = "hardware"
+# So many failed looks at hardware that answered before, until its devices are withdrawn.
+PATIENCE = 3
+
+
+class HardwareWatch:
+    """One vendor's hardware. Writes ``snapshots``; opens and closes the backend. ``soon`` ends the wait for the next look."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        driver: str,
+        pool: str,
+        rules: tuple[Rule, ...],
+        interval: float,
+        ownership: Ownership,
+        snapshots: Shared[Snapshot],
+        conditions: Conditions,
+        soon: asyncio.Event,
+        report_problem: Callable[[str, str], None],
+    ) -> None:
+        self._backend = backend
+        self._driver = driver
+        self._pool = pool
+        self._rules = rules
+        self._interval = interval
+        self._ownership = ownership
+        self._snapshots = snapshots
+        self._conditions = conditions
+        self._report_problem = report_problem
+        self._state = StateLog(LOG)
+        self._looking = asyncio.Lock()
+        self._soon = soon
+        # Of its own: a look never waits for claims.
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{backend.vendor}-look")
+
+    async def run(self) -> None:
+        """Look until cancelled, through every trouble of the hardware."""
+        delay, failures = shared.RETRY_FIRST, PATIENCE
+        while True:
+            try:
+                if failures >= PATIENCE:
+                    await self._thread(self._backend.open)
+                await self.look()
+                failures, delay = 0, shared.RETRY_FIRST
+                await self._pause(self._interval)
+            except AcceleratorError as error:
+                failures += 1
+                if failures >= PATIENCE:
+                    await self._give_up(error)
+                await self._pause(delay)
+                delay = min(delay * 2, shared.RETRY_LIMIT)
+
+    async def look(self) -> None:
+        """Look at the hardware and put down what is there."""
+        async with self._looking:
+            with self._ownership.observe() as observation:
+                devices = await self._thread(self._backend.discover)
+                owned = observation.owned()
+            found = await self._thread(survey, self._backend, devices, self._rules, owned)
+            self._snapshots.put(Snapshot(survey=found, inventory=found.inventory(self._pool), looked_at=time.time()))
+            self._conditions.report(PART)
+            self._report_devices(found)
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _give_up(self, error: AcceleratorError) -> None:
+        self._state.report(f"no devices: {error}", level=logging.WARNING, driver=self._driver)
+        self._conditions.report(PART, str(error))
+        self._snapshots.put(
+            Snapshot(
+                given_up=str(error),
+                inventory=self._snapshots.value.inventory,
+                looked_at=self._snapshots.value.looked_at,
+            )
+        )
+        with contextlib.suppress(AcceleratorError):
+            await self._thread(self._backend.close)
+
+    def _report_devices(self, found: Survey) -> None:
+        devices: Collection[Device] = found.devices.values()
+        ill = [device for device in devices if not device.health.healthy]
+        faults = [f"{device.describe()} is tainted: {', '.join(device.health.causes)}" for device in ill]
+        faults += [f"one is not published: {text}" for text in self._backend.unanswered]
+        message = f"{len(devices) - len(ill)} devices answer"
+        if not faults:
+            self._state.report(message, driver=self._driver)
+            return
+        message += f", {len(faults)} {'does' if len(faults) == 1 else 'do'} not: {'; '.join(faults)}"
+        if self._state.report(message, level=logging.WARNING, driver=self._driver):
+            self._report_problem("DevicesUnhealthy", message)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._soon.wait(), seconds)
+        self._soon.clear()
+
+    async def _thread(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)

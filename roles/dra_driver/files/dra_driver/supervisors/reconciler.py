@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Holds prepared claims against the API server, and drops those that it no longer knows and nothing uses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any, Protocol
+
+from ..api.client import ApiError
+from ..claims.allocation import allocated_here
+from ..claims.records import ClaimRecord
+from ..claims.recovery import droppable
+from ..claims.service import ClaimService
+from ..core.errors import AcceleratorError
+from ..logs import fields, operation
+from . import shared
+from .shared import Shared, Snapshot
+
+LOG = logging.getLogger(__name__)
+
+# How often claims are held against the API server, and how often one must be missing there before it is dropped.
+RECONCILE_SECONDS = 600.0
+MISSING_LIMIT = 2
+RETRY_LIMIT = 60.0
+
+
+class ClaimSource(Protocol):
+    """Where claims are read."""
+
+    async def claim(self, namespace: str, name: str) -> dict[str, Any]:
+        """Return one ResourceClaim. Raises ApiError."""
+
+
+class Reconciler:
+    """Visits every prepared claim every ten minutes. Nothing is dropped before the hardware has answered."""
+
+    def __init__(
+        self, service: ClaimService, *, source: ClaimSource, pool: str, boot_id: str, snapshots: Shared[Snapshot]
+    ) -> None:
+        self._service = service
+        self._source = source
+        self._pool = pool
+        self._snapshots = snapshots
+        self._former_boot = {uid for uid, record in service.store.claims.items() if record.boot_id != boot_id}
+        self._missing: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Visit the claims until cancelled."""
+        delay = shared.RETRY_FIRST
+        while True:
+            try:
+                if self._snapshots.value.survey is not None:
+                    await self.visit()
+                    await asyncio.sleep(RECONCILE_SECONDS)
+                delay = shared.RETRY_FIRST
+            except AcceleratorError:
+                delay = min(delay * 2, RETRY_LIMIT)  # the publisher reports that the API server does not answer
+            await asyncio.sleep(delay)
+
+    async def visit(self) -> None:
+        """Visit every claim once. Raises ApiError, ApiUnreachable."""
+        for record in tuple(self._service.store.claims.values()):
+            await self._visit(record)
+
+    async def _visit(self, record: ClaimRecord) -> None:
+        service = self._service
+        if not record.prepared:
+            # Either it is being prepared at this moment, or undoing it failed and the kubelet never asked again.
+            if record.uid in service.suspect:
+                with contextlib.suppress(AcceleratorError):
+                    await service.forget(record.uid, prepared_too=False)
+            return
+        if await self._is_allocated_here(record):
+            self._missing.pop(record.uid, None)
+            return
+        self._missing[record.uid] = self._missing.get(record.uid, 0) + 1
+        from_former_boot = record.uid in self._former_boot and record.uid not in service.asked
+        if not from_former_boot and self._missing[record.uid] < MISSING_LIMIT:
+            return
+        devices = await service.thread(service.hands.facts, record.device_uuids)
+        if not droppable(record, devices):
+            return
+        with operation():
+            LOG.info(
+                "claim is gone from the API server and nothing uses its devices: dropped",
+                extra=fields(claim=record.describe(), uid=record.uid),
+            )
+            with contextlib.suppress(AcceleratorError):
+                await service.forget(record.uid)
+                self._missing.pop(record.uid, None)
+
+    async def _is_allocated_here(self, record: ClaimRecord) -> bool:
+        if not record.name:
+            return True
+        try:
+            claim = await self._source.claim(record.namespace, record.name)
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return allocated_here(claim, record.uid, self._service.driver, self._pool)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Lets claims be served as soon as the hardware answers, and first ends what an earlier run has begun."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Any, Callable
+
+from ..claims.recovery import plan_recovery, stale_marks
+from ..claims.service import ClaimService, Reporter
+from ..claims.store import Change
+from ..core.errors import AcceleratorError
+from ..inventory import Survey
+from ..logs import fields, operation
+from .shared import Conditions, Shared, Snapshot
+
+LOG = logging.getLogger(__name__)
+
+PART = "claims"
+
+
+class Recovery:
+    """Follows the hardware: holds claims back while it is given up, and recovers those of an earlier run once."""
+
+    def __init__(
+        self,
+        service: ClaimService,
+        *,
+        snapshots: Shared[Snapshot],
+        conditions: Conditions,
+        reporter: Reporter,
+        look: Callable[[], Awaitable[None]],
+        reached: Callable[[str], None],
+        boot_id: str,
+    ) -> None:
+        self._service = service
+        self._snapshots = snapshots
+        self._conditions = conditions
+        self._reporter = reporter
+        self._look = look
+        self._reached = reached
+        self._boot_id = boot_id
+        self._recovered = False
+
+    async def run(self) -> None:
+        """Follow the hardware until cancelled."""
+        async for snapshot in self._snapshots.follow():
+            if snapshot.survey is not None:
+                if not self._recovered:
+                    await self._recover(snapshot.survey)
+                    self._recovered = True
+                self._service.set_ready()
+                self._conditions.report(PART)
+            elif snapshot.given_up:
+                self._service.set_ready(snapshot.given_up)
+
+    async def _recover(self, current: Survey) -> None:
+        """Bring the claims of an earlier run, or of before a reboot, to an end: prepared or cleanly gone."""
+        service, store = self._service, self._service.store
+        with operation():
+            files = await service.thread(service.hands.cdi_uids)
+            plan = plan_recovery(
+                store.claims,
+                files,
+                current.devices,
+                store.meta,
+                dynamic=current.dynamic,
+                boot_id=self._boot_id,
+            )
+            self._reached("recovery-planned")
+            marks = stale_marks(current.devices, store.meta)
+            if marks:
+                await store.commit(Change(meta=marks))
+            service.suspect.update(plan.restore)
+            for uid in plan.undo:
+                await self._step(service.forget(uid), "undo", uid)
+            for uid in plan.stale_files:
+                await self._step(service.thread(service.hands.remove_cdi, uid), "remove-cdi", uid)
+            for change in plan.mode_changes:
+                await self._step(service.switch_off(change.device_uuid), "switch-off", change.device_uuid)
+            # From here on the kubelet is served: a claim that it asks for is restored then and there.
+            service.set_ready()
+            self._conditions.report(PART)
+            await asyncio.gather(*(self._step(service.restore(uid), "restore", uid) for uid in plan.restore))
+            if plan.undo or plan.restore or plan.stale_files or plan.mode_changes:
+                LOG.info(
+                    "recovered",
+                    extra=fields(undone=len(plan.undo), restored=len(plan.restore), stale_files=len(plan.stale_files)),
+                )
+                await self._look()
+
+    async def _step(self, work: Awaitable[Any], what: str, subject: str) -> None:
+        try:
+            await work
+        except (AcceleratorError, OSError) as error:
+            LOG.warning("recovery: %s failed: %s", what, error, extra=fields(subject=subject))
+            record = self._service.store.claims.get(subject)
+            if record is not None and isinstance(error, AcceleratorError):
+                self._reporter.failed(record.reference, "Restore" if what == "restore" else "Unprepare", error)
+        else:
+            LOG.info("recovery: %s", what, extra=fields(subject=subject))
+        self._reached("recovery-step-done")

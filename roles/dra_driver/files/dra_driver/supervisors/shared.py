@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What the parts of one driver share: values with one writer each, and what each part says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ..claims.plan import Inventory
+from ..inventory import Survey
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+RETRY_FIRST, RETRY_LIMIT = 1.0, 15.0
+
+EMPTY = Inventory(pool="", offers={}, dynamic=frozenset())
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is known of the hardware since the last look.
+
+    ``survey`` is None before the first look, and while the hardware is given up: then ``given_up`` says why.
+    ``looked_at`` is when the hardware was last seen, in seconds since the epoch.
+    """
+
+    survey: Survey | None = None
+    inventory: Inventory = EMPTY
+    given_up: str = ""
+    looked_at: float = 0.0
+
+
+class Shared(Generic[T]):
+    """A value that one part writes and others read, or follow."""
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+        self._changed = asyncio.Event()
+
+    @property
+    def value(self) -> T:
+        """The value as it is."""
+        return self._value
+
+    def put(self, value: T) -> None:
+        """Replace the value and wake all who follow it."""
+        self._value = value
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def follow(self) -> AsyncIterator[T]:
+        """Yield the value as it is, then the latest one after every change; one that was replaced in between is left out."""
+        while True:
+            changed = self._changed
+            yield self._value
+            await changed.wait()
+
+
+class Conditions:
+    """What stands in the way of each part, by its name; nothing when it works. Each part reports its own."""
+
+    def __init__(self, *parts: str) -> None:
+        self._found = dict.fromkeys(parts, "it has not begun yet")
+
+    def report(self, part: str, problem: str = "") -> None:
+        """Say what is wrong with a part, or that nothing is."""
+        if problem:
+            self._found[part] = problem
+        else:
+            self._found.pop(part, None)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """All problems in words, each with the name of its part."""
+        return tuple(f"{part}: {text}" for part, text in self._found.items())
+
+
+async def keep(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Do work that never ends; should it fail in a way that nobody foresaw, say so and begin anew."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            LOG.exception("%s failed and begins anew", name)
+        await asyncio.sleep(RETRY_LIMIT)
