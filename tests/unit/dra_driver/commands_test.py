@@ -20,6 +20,8 @@ from dra_driver.core.model import Placement
 from dra_driver.core.prepared import PreparedClaim, PreparedDevice, wake_driver
 from dra_driver.kubelet.sockets import lock_instance
 from dra_driver.layout_command import arrange, open_when_there
+from dra_driver.supervisors.shared import Snapshot
+from dra_driver.supervisors.status import Status, StatusServer, status_of
 from machine_model import ModelBackend, ModelGpus
 
 STATIC = [{"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 2}}]
@@ -181,6 +183,12 @@ def test_status(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.Capture
     config.write_text(f"node_name: n\nkubelet_root: {folder}\n")
     assert cli.main(["status", "--config", str(config)]) == 1
     assert "does not answer" in capsys.readouterr().out
+    problems: list[str] = []
+
+    def told() -> Status:
+        return status_of(
+            "gpu.nvidia.com", Snapshot(looked_at=5), problems, boot_id="b", published=True, registered=True
+        )
 
     async def main() -> None:
         store = Store.open(str(folder / "plugins/gpu.nvidia.com/state.db"))
@@ -192,15 +200,25 @@ def test_status(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.Capture
             registration_path=str(folder / "plugins_registry/gpu.nvidia.com-reg.sock"),
         )
         await server.start()
+        status = StatusServer(str(folder / "plugins/gpu.nvidia.com/status.sock"), told)
+        telling = asyncio.get_running_loop().create_task(status.run())
+        await asyncio.sleep(0.1)
+        problems.append("hardware: no driver")
+        assert await asyncio.to_thread(cli.main, ["status", "--config", str(config)]) == 1
+        assert "hardware: no driver" in capsys.readouterr().out
+        problems.clear()
         assert await asyncio.to_thread(cli.main, ["status", "--config", str(config)]) == 0
         assert await asyncio.to_thread(cli.main, ["status", "--json", "--config", str(config)]) == 0
         await server.stop()
+        telling.cancel()
         store.close()
 
     asyncio.run(main())
     text = capsys.readouterr().out
     assert "default/claim-u1  prepared  r0       gpu-0-mig-1g10gb-19-0" in text
-    assert json.loads(text[text.index("[\n") :])[0]["claims"][0]["devices"][1]["name"] == "gpu-0-mig-1g10gb-19-1"
+    (entry,) = json.loads(text[text.index("[\n") :])
+    assert (entry["ready"], entry["published"], entry["pid"], entry["looked_at"]) == (True, True, os.getpid(), 5)
+    assert entry["claims"][0]["devices"][1]["name"] == "gpu-0-mig-1g10gb-19-1"
 
 
 def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from dra_driver.core.model import Placement
 from dra_driver.core.system import System
 from dra_driver.kubelet.sockets import SocketError
 from dra_driver.metrics import NoMetrics
-from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc
+from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc, plugin_registration_pb2, plugin_registration_pb2_grpc
+from dra_driver.status_command import living
 from dra_driver.vendor import VendorDriver
 from machine_model import DRIVER, Claims, ModelBackend, ModelGpus
 
@@ -86,6 +88,17 @@ class Scene:
             answer = await getattr(stub, method)(request)
         return str(answer.claims[claim.uid].error)
 
+    async def register(self) -> None:
+        """What the kubelet does when it finds the socket."""
+        path = f"{self.folder}/kubelet/plugins_registry/{DRIVER}-reg.sock"
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            stub = plugin_registration_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
+            await stub.NotifyRegistrationStatus(plugin_registration_pb2.RegistrationStatus(plugin_registered=True))
+
+    async def status(self) -> dict[str, Any]:
+        path = f"{self.folder}/kubelet/plugins/{DRIVER}/status.sock"
+        return await asyncio.to_thread(living, DRIVER, path)
+
     async def prepare(self, name: str, *devices: str) -> str:
         return await self.call("NodePrepareResources", name, *devices)
 
@@ -147,6 +160,37 @@ def test_starts_before_everything_and_gets_there(short: Path) -> None:
         await scene.until(lambda: "gpu-1" in scene.devices())
         assert await scene.prepare("a", SMALL) == ""
         assert await scene.unprepare("a") == ""
+
+    run(short, scenario)
+
+
+def test_status_is_the_living_process_own(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        assert not (await scene.status())["ready"]
+        scene.backend.present = False
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: scene.api.slices)
+        told = await scene.status()
+        assert not told["ready"]
+        assert (told["looked_at"], told["published"], told["devices"]) == (0.0, False, [])
+        assert any("not loaded" in problem for problem in told["problems"])
+        assert any("kubelet" in problem for problem in told["problems"])
+        scene.backend.present = True
+        await scene.register()
+        await scene.until(lambda: len(scene.devices()) == 2 * 26)
+        told = await scene.status()
+        assert (told["ready"], told["problems"], told["pid"]) == (True, [], os.getpid())
+        assert told["published"]
+        assert [device["fault"] for device in told["devices"]] == ["", ""]
+        seen = told["looked_at"]
+        scene.driver.look_again()
+        await asyncio.sleep(0.2)
+        assert (await scene.status())["looked_at"] > seen
+        await scene.stop()
+        told = await scene.status()
+        assert (told["ready"], told["pid"]) == (False, 0)
+        assert "does not answer" in told["problems"][0]
 
     run(short, scenario)
 

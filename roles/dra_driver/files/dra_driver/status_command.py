@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""``status``: is the driver there, does the kubelet reach it, and what is prepared for which claim."""
+"""``status``: how each driver is, in its own words, whether the kubelet reaches it, and what is prepared for which claim."""
 
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -14,45 +15,70 @@ from .core.backend import create
 from .core.prepared import PreparedClaim, prepared_claims
 from .core.system import System
 from .kubelet.sockets import LIMIT
+from .supervisors.status import SOCKET, Status
 
 ANSWER_SECONDS = 2.0
 
 
 def run_status(config_path: str, *, as_json: bool) -> int:
-    """Run the command and return its exit status: 0 when every driver answers."""
+    """Run the command and return its exit status: 0 when every driver is ready."""
     configuration = config.load(config_path)
     found: list[dict[str, Any]] = []
     for vendor in configuration.backends:
         driver = configuration.driver_name or create(vendor, System()).driver_name
         directory = configuration.state_directory_of(driver)
-        socket = f"{configuration.registry_directory}/{driver}-reg.sock"
+        registration = f"{configuration.registry_directory}/{driver}-reg.sock"
         found.append(
             {
-                "driver": driver,
+                **living(driver, f"{directory}/{SOCKET}"),
                 "state": f"{directory}/state.db",
                 "socket": f"{directory}/dra.sock",
-                "answer": ask(socket),
+                "answer": ask(registration),
                 "claims": [_claim(claim) for claim in prepared_claims(f"{directory}/state.db")],
             }
         )
     sys.stdout.write(json.dumps(found, indent=2) + "\n" if as_json else "".join(_table(entry) for entry in found))
-    return 0 if all(entry["answer"]["ok"] for entry in found) else 1
+    return 0 if all(entry["ready"] for entry in found) else 1
 
 
-def ask(socket: str) -> dict[str, Any]:
+def living(driver: str, path: str) -> dict[str, Any]:
+    """Return the status of a driver as it tells it; one that does not answer is not ready."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(ANSWER_SECONDS)
+            connection.connect(path)
+            with connection.makefile("rb") as answer:
+                told: dict[str, Any] = json.loads(answer.read())
+                return told
+    except (OSError, ValueError) as error:
+        return Status(
+            driver=driver,
+            ready=False,
+            problems=(f"the driver does not answer at {path}: {error}",),
+            pid=0,
+            version="",
+            boot_id="",
+            looked_at=0.0,
+            published=False,
+            registered=False,
+            devices=(),
+        ).to_dict()
+
+
+def ask(path: str) -> dict[str, Any]:
     """Ask the registration service who it is, as the kubelet does."""
     import grpc
 
     from .protocol import plugin_registration_pb2, plugin_registration_pb2_grpc
 
-    if len(socket) > LIMIT:
-        return {"ok": False, "message": f"the socket path {socket} is longer than {LIMIT} bytes"}
-    with grpc.insecure_channel(f"unix:{socket}") as channel:
+    if len(path) > LIMIT:
+        return {"ok": False, "message": f"the socket path {path} is longer than {LIMIT} bytes"}
+    with grpc.insecure_channel(f"unix:{path}") as channel:
         stub = plugin_registration_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
         try:
             answer = stub.GetInfo(plugin_registration_pb2.InfoRequest(), timeout=ANSWER_SECONDS)
         except grpc.RpcError as error:
-            return {"ok": False, "message": f"{socket} does not answer: {error.code().name}"}
+            return {"ok": False, "message": f"{path} does not answer: {error.code().name}"}
     return {"ok": True, "message": f"{answer.name} serves {', '.join(answer.supported_versions)} at {answer.endpoint}"}
 
 
@@ -76,7 +102,9 @@ def _claim(claim: PreparedClaim) -> dict[str, Any]:
 
 
 def _table(entry: dict[str, Any]) -> str:
-    lines = [f"{entry['driver']}: {entry['answer']['message']}"]
+    lines = [f"{entry['driver']}: {_state(entry)}", *(f"  {problem}" for problem in entry["problems"])]
+    lines += [f"  {device['name']}: {device['fault']}" for device in entry["devices"] if device["fault"]]
+    lines.append(entry["answer"]["message"])
     rows = [("CLAIM", "STATE", "REQUEST", "DEVICE", "UUID")]
     for claim in entry["claims"]:
         name = f"{claim['namespace']}/{claim['name']}"
@@ -87,6 +115,15 @@ def _table(entry: dict[str, Any]) -> str:
     if len(rows) == 1:
         return "\n".join([*lines, "no claim is prepared"]) + "\n"
     return "\n".join([*lines, *_aligned(rows)]) + "\n"
+
+
+def _state(entry: dict[str, Any]) -> str:
+    if not entry["pid"]:
+        return "not running"
+    words = ["ready" if entry["ready"] else "not ready", f"version {entry['version']}", f"pid {entry['pid']}"]
+    words.append(f"{len(entry['devices'])} devices")
+    words.append("published" if entry["published"] else "not published")
+    return ", ".join(words)
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -33,6 +33,7 @@ from .supervisors.recovery import Recovery
 from .supervisors.reports import Reports
 from .supervisors.shared import Conditions, Shared, Snapshot, keep
 from .supervisors.sockets import SocketKeeper
+from .supervisors.status import SOCKET, Status, StatusServer, status_of
 from .supervisors.storage import StoreKeeper
 
 # NVML calls wait on hardware; this many claims are worked on at once.
@@ -66,6 +67,16 @@ class VendorDriver:
         self._look_soon = asyncio.Event()
         self._reports = Reports(events, driver=self.driver, node_name=configuration.node_name, stale=self.look_again)
         self._snapshots = Shared(Snapshot())
+        self._boot_id = ""
+        self._server: PluginServer | None = None
+        self._publisher = Publisher(
+            api=api,
+            driver=self.driver,
+            pool=self.pool,
+            node_name=configuration.node_name,
+            metrics=metrics,
+            report_problem=self._reports.problem,
+        )
         self._conditions = Conditions(storage.PART, sockets.PART, hardware.PART, recovery.PART)
 
     def look_again(self) -> None:
@@ -89,13 +100,31 @@ class VendorDriver:
                 conditions=self._conditions,
                 report_problem=self._reports.problem,
             )
-            store, rebuilt = await keeper.open()
+            self._boot_id = boot_id
+            status = StatusServer(f"{directory}/{SOCKET}", self.status)
+            telling = asyncio.get_running_loop().create_task(keep("status", status.run))
             executor = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix=self._backend.vendor)
             try:
-                await self._serve(directory, store, executor, boot_id, started, suspect=rebuilt)
+                store, rebuilt = await keeper.open()
+                try:
+                    await self._serve(directory, store, executor, boot_id, started, suspect=rebuilt)
+                finally:
+                    store.close()
             finally:
-                store.close()
                 executor.shutdown(wait=False, cancel_futures=True)
+                telling.cancel()
+                await asyncio.gather(telling, return_exceptions=True)
+
+    def status(self) -> Status:
+        """Return how the driver is at this moment."""
+        return status_of(
+            self.driver,
+            self._snapshots.value,
+            self._conditions.problems,
+            boot_id=self._boot_id,
+            published=self._publisher.published.is_set(),
+            registered=self._server is not None and self._server.registered,
+        )
 
     async def _serve(
         self,
@@ -136,15 +165,7 @@ class VendorDriver:
         )
         if suspect:
             service.suspect.update(store.claims)
-        publisher = Publisher(
-            api=self._api,
-            driver=self.driver,
-            pool=self.pool,
-            node_name=configuration.node_name,
-            metrics=self._metrics,
-            report_problem=self._reports.problem,
-        )
-        server = PluginServer(
+        self._server = server = PluginServer(
             service,
             driver=self.driver,
             service_path=f"{directory}/dra.sock",
@@ -161,7 +182,7 @@ class VendorDriver:
             boot_id=boot_id,
         )
         reconciler = Reconciler(service, source=self._api, pool=self.pool, boot_id=boot_id, snapshots=self._snapshots)
-        pool = PoolKeeper(publisher, self._snapshots)
+        pool = PoolKeeper(self._publisher, self._snapshots)
         await served.start()
         started.set()
         try:
@@ -169,7 +190,7 @@ class VendorDriver:
                 keep("hardware", watch.run),
                 keep("recovery", recovering.run),
                 keep("pool", pool.run),
-                keep("publish", publisher.run),
+                keep("publish", self._publisher.run),
                 keep("reconcile", reconciler.run),
                 keep("sockets", served.run),
             )

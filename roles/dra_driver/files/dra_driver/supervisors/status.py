@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Tells whoever asks how the driver is: over a socket, so that the answer is always a living process's.
+
+One connection, one JSON object, then the end. Nothing is read from who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Callable
+
+from .. import __version__
+from ..kubelet.sockets import check_length, remove
+from ..logs import StateLog
+from .shared import Snapshot
+
+LOG = logging.getLogger(__name__)
+
+SOCKET = "status.sock"
+RETRY_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class DeviceStatus:
+    """One physical device: its UUID ("" if it never told it), its name, and its fault or ""."""
+
+    uuid: str
+    name: str
+    fault: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """How one driver is.
+
+    ``ready`` says that claims are served; ``problems`` says, part by part, why not. The fault of a device is none of
+    the driver's. ``looked_at`` is when the hardware was last seen (seconds since the epoch, 0 for never), ``published``
+    whether the API server holds what was seen then.
+    """
+
+    driver: str
+    ready: bool
+    problems: tuple[str, ...]
+    pid: int
+    version: str
+    boot_id: str
+    looked_at: float
+    published: bool
+    registered: bool
+    devices: tuple[DeviceStatus, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the status as data."""
+        return asdict(self)
+
+
+def status_of(
+    driver: str, snapshot: Snapshot, problems: Sequence[str], *, boot_id: str, published: bool, registered: bool
+) -> Status:
+    """Put a status together."""
+    found = list(problems)
+    if not registered:
+        found.append("kubelet: it has not registered the driver")
+    return Status(
+        driver=driver,
+        ready=not found,
+        problems=tuple(found),
+        pid=os.getpid(),
+        version=__version__,
+        boot_id=boot_id,
+        looked_at=snapshot.looked_at,
+        published=published and snapshot.looked_at > 0,
+        registered=registered,
+        devices=devices_of(snapshot),
+    )
+
+
+def devices_of(snapshot: Snapshot) -> tuple[DeviceStatus, ...]:
+    """Return the devices of the last look, each with its fault."""
+    if snapshot.survey is None:
+        return ()
+    return tuple(
+        DeviceStatus(device.uuid, device.describe(), ", ".join(device.health.causes))
+        for device in snapshot.survey.devices.values()
+    )
+
+
+class StatusServer:
+    """Answers at ``path``. ``look`` returns the status of that moment."""
+
+    def __init__(self, path: str, look: Callable[[], Status]) -> None:
+        check_length(path, "kubelet_root or state_directory")
+        self._path = path
+        self._look = look
+
+    async def run(self) -> None:
+        """Answer until cancelled; serve again when the socket is lost."""
+        state = StateLog(LOG)
+        while True:
+            try:
+                server = await asyncio.start_unix_server(self._answer, self._path)
+            except OSError as error:
+                state.report(f"the socket {self._path} cannot be served: {error}", level=logging.WARNING)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            try:
+                Path(self._path).chmod(0o600)
+                while Path(self._path).exists():
+                    await asyncio.sleep(RETRY_SECONDS)
+            finally:
+                server.close()
+                remove(self._path)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        del reader
+        try:
+            writer.write(json.dumps(self._look().to_dict()).encode())
+            await writer.drain()
+        except ConnectionError:
+            pass  # whoever asked has gone
+        finally:
+            writer.close()
