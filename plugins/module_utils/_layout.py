@@ -26,7 +26,7 @@ from .core.layout import (
     plan_layouts,
     wanted_for,
 )
-from .core.model import Device
+from .core.model import Device, well
 from .core.prepared import PreparedPartition
 
 
@@ -215,7 +215,8 @@ def _put_back(
     undone = list(getattr(error, "undone", ()))
     not_undone = list(getattr(error, "not_undone", ()))
     text = f"{failed.device.describe()}: {error}"
-    wanted = [(device, former.get(device.uuid)) for device in backend.discover()]
+    findings = backend.discover()
+    wanted = [(device, former.get(device.uuid)) for device in well(findings)]
     for (device, _rule), outcome in reversed(tuple(zip(wanted, plan_layouts(wanted)))):
         try:
             if isinstance(outcome, AcceleratorError):
@@ -228,4 +229,8 @@ def _put_back(
         else:
             undone.append(f"{device.describe()} has its former layout again")
             text += f" {device.describe()} has its former layout again."
+    for finding in findings:
+        if finding.fault is not None and finding.uuid in former:
+            not_undone.append(finding.describe())
+            text += f" {finding.name} could not be put back: {finding.fault}"
     return LayoutFailed(text, undone=undone, not_undone=not_undone, code=error.code)

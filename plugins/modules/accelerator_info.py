@@ -273,7 +273,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import (
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, NotFound
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules, wanted_for
-from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, devices_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 
@@ -302,10 +302,11 @@ def ask(backend: Backend, params: dict[str, Any]) -> tuple[dict[str, Any], list[
     rules = parse_rules([{"match": params["match"] or {}, "mode": "dynamic"}])
     backend.open()
     try:
+        findings = backend.discover()
         devices = [
-            facts(backend, device, params) for device in backend.discover() if wanted_for(device, rules) is not None
+            facts(backend, device, params) for device in devices_of(findings) if wanted_for(device, rules) is not None
         ]
-        unanswered = list(backend.unanswered)
+        unanswered = [finding.describe() for finding in findings if finding.device is None]
     finally:
         backend.close()
     driver = {

@@ -417,7 +417,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.layout impor
     parse_rules,
     rules_from_mig_parted,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, well
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import (
     observe,
     prepared_partitions,
@@ -533,9 +533,11 @@ def result(devices: Sequence[Device], assignments: Sequence[Assignment]) -> dict
 
 
 def partition_devices(module: AnsibleModule, backend: Backend) -> dict[str, Any]:
-    devices, claims = observe(module.params["state_path"], backend.discover)
-    for text in backend.unanswered:
-        module.warn(f"One GPU keeps what it has: {text}")
+    findings, claims = observe(module.params["state_path"], backend.discover)
+    devices = well(findings)
+    for finding in findings:
+        if finding.fault is not None:
+            module.warn(f"One GPU keeps what it has: {finding.describe()}")
     rules = read_rules(module, devices)
     assignments, errors = assign(devices, rules, prepared_partitions(claims))
     if errors:

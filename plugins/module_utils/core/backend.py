@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Callable, Protocol
 
 from .cdi import ContainerEdits
-from .model import CounterSet, Device, Offer, OwnedPartition, Partition, Placement
+from .model import CounterSet, Device, Finding, Offer, OwnedPartition, Partition, Placement
 from .nvidia.backend import NvidiaBackend
 from .system import System
 
@@ -18,45 +18,54 @@ class Backend(Protocol):
 
     All methods may be called from several threads. Methods that change a device hold that device's lock, so calls for
     different devices run side by side.
+
+    A fault has an owner. What goes wrong with one physical device is DeviceFaulty, whose code is the cause, for a call
+    about that device, and a Fault in what ``discover`` returns; other devices notice nothing. Every call about a device
+    ends within a deadline: a device that hangs is DeviceFaulty with the cause no-answer, at once for whoever asks next,
+    until the call that hangs has come back. Only BackendUnavailable is about the whole machine.
     """
 
     vendor: str
     driver_name: str
     cdi_kind: str
 
-    @property
-    def unanswered(self) -> tuple[str, ...]:
-        """What the last ``discover`` found but could not read and never knew before, in words; in order of index."""
-
     def open(self) -> None:
         """Reach the vendor's library. Raises BackendUnavailable with the reason; may be called again at any time."""
 
     def close(self) -> None:
-        """Let go of the vendor's library."""
+        """Let go of the vendor's library, of every handle and of what ``wait_for_change`` listens to.
 
-    def discover(self) -> tuple[Device, ...]:
-        """Return fresh facts of all devices, ordered by index. A lost device that was known is returned as such."""
+        Afterwards nothing of this process keeps a device from being reset. Last known facts are kept for ``discover``.
+        """
+
+    def discover(self, full: bool = False) -> tuple[Finding, ...]:
+        """Look at all devices, side by side, and return each one's facts or its fault, ordered by index.
+
+        A device that was known and does not answer any more is among them, one that was taken away is not. Facts that
+        never change are read once; ``full`` reads them again. Raises BackendUnavailable, and nothing else, where the
+        library itself does not work or does not tell which devices there are.
+        """
 
     def device(self, uuid: str) -> Device:
-        """Return fresh facts of one device, cheaply. Raises NotFound, DeviceLost."""
+        """Return fresh facts of one device, cheaply. Raises NotFound, DeviceFaulty, BackendUnavailable."""
 
     def set_partitioning(self, uuid: str, enabled: bool) -> None:
         """Switch partitioning on or off; where a reset is needed the change stays pending.
 
-        Raises InUse, NotPermitted, Unsupported.
+        Raises InUse, NotPermitted, Unsupported, DeviceFaulty.
         """
 
     def reset(self, uuids: Sequence[str]) -> None:
-        """Reset devices together. Raises InUse, NotPermitted, AcceleratorError."""
+        """Reset devices together. Raises InUse, NotPermitted, DeviceFaulty, AcceleratorError."""
 
     def create_partition(self, uuid: str, profile_id: int, placement: Placement) -> Partition:
         """Create a partition at exactly this placement; nothing stays behind on failure.
 
-        Raises DoesNotFit, NotPermitted, Unsupported, NotFound.
+        Raises DoesNotFit, NotPermitted, Unsupported, NotFound, DeviceFaulty.
         """
 
     def destroy_partition(self, uuid: str, instance_id: int) -> None:
-        """Destroy a partition. Raises NotFound, InUse, NotPermitted."""
+        """Destroy a partition. Raises NotFound, InUse, NotPermitted, DeviceFaulty."""
 
     def offers(self, device: Device, dynamic: bool, owned: Collection[OwnedPartition] = ()) -> tuple[Offer, ...]:
         """Return what is published of a device. Pure.

@@ -96,10 +96,10 @@ class BackendUnavailable(AcceleratorError):
     default_code = "backend-unavailable"
 
 
-class DeviceLost(AcceleratorError):
-    """The device has fallen off the bus or no longer answers."""
+class DeviceFaulty(AcceleratorError):
+    """One physical device is ill, and its neighbours are not. ``code`` is the cause of its fault, see model.Fault."""
 
-    default_code = "device-lost"
+    default_code = "unknown-error"
 
 
 class LayoutFailed(AcceleratorError):

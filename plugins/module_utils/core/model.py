@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Union
@@ -165,7 +165,7 @@ class Partitioning:
 
 @dataclass(frozen=True)
 class Health:
-    """What is wrong with a device; ``causes`` are names such as gpu-lost."""
+    """What is wrong with a device; ``causes`` are those of its faults."""
 
     healthy: bool = True
     causes: tuple[str, ...] = ()
@@ -216,6 +216,53 @@ class Device:
     def describe(self) -> str:
         """Name the device for a person."""
         return f"{self.product} {self.index} ({self.uuid}, {self.pci_address})"
+
+
+# The causes of faults that have nothing to do with one vendor's silicon; the others are words of the vendor's folder.
+NO_ANSWER = "no-answer"  # a call did not come back within its deadline
+UNKNOWN_ERROR = "unknown-error"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with one physical device: a stable word for it, which taints carry, and what was found, for people."""
+
+    cause: str
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one look tells of one physical device: its facts, or its fault, or both.
+
+    ``name`` says for a person which device it is, also where little else is known. ``uuid`` is empty where it was never
+    learnt. ``device`` are its facts: fresh ones; where a fault keeps them from being read, those that were read last, with
+    the fault's cause in ``device.health`` and without processes; None where none ever were. ``fault`` is None for a
+    device that is well.
+    """
+
+    index: int
+    name: str
+    uuid: str
+    device: Device | None
+    fault: Fault | None = None
+
+    def describe(self) -> str:
+        """Name the device, and what is wrong with it, for a person."""
+        return f"{self.name}: {self.fault}" if self.fault is not None else self.name
+
+
+def devices_of(findings: Iterable[Finding]) -> tuple[Device, ...]:
+    """Return the devices whose facts are known, those with a fault among them."""
+    return tuple(finding.device for finding in findings if finding.device is not None)
+
+
+def well(findings: Iterable[Finding]) -> tuple[Device, ...]:
+    """Return the devices without a fault, whose facts are fresh: what can be changed."""
+    return tuple(finding.device for finding in findings if finding.device is not None and finding.fault is None)
 
 
 @dataclass(frozen=True)

@@ -47,18 +47,18 @@ def a_mode_that_needs_a_reset(stage: Stage) -> None:
     stage.backend.set_partitioning(gpu.uuid, True)
     stage.backend.reset([gpu.uuid])
     assert stage.backend.device(gpu.uuid).partitioning.enabled
-    others = stage.backend.discover()[1:]
+    others = stage.gpus()[1:]
     assert not any(other.partitioning.enabled or other.partitioning.pending for other in others)
 
 
 @on("4xA30")
 def linked_gpus_are_reset_together(stage: Stage) -> None:
     """What a reset takes from the other GPU of a pair is there again afterwards, or the claim on it is respected."""
-    first, second, *_others = stage.backend.discover()
+    first, second, *_others = stage.gpus()
     assert first.linked == (second.pci_address,) and second.linked == (first.pci_address,)
     static = Rule(Match(), "static", (WantedPartition("2g.12gb", 1), WantedPartition("1g.6gb", 2)))
     stage.lay_out(static)
-    gpus = stage.backend.discover()
+    gpus = stage.gpus()
     assert [gpu.partitioning.enabled for gpu in gpus] == [True, False, False, False]
     before = places(gpus[0])
     held = PreparedPartition("team/train", first.uuid, gpus[0].partitions[0].uuid)
@@ -70,13 +70,13 @@ def linked_gpus_are_reset_together(stage: Stage) -> None:
     assert isinstance(plan, LayoutPlan)
     error = refused(LayoutFailed, execute, stage.backend, plan)
     assert isinstance(error, LayoutFailed) and not error.not_undone, error
-    gpus = stage.backend.discover()
+    gpus = stage.gpus()
     assert places(gpus[0]) == before and [gpu.partitioning.enabled for gpu in gpus] == [True, False, False, False]
     stage.lay_out(static, static)
-    gpus = stage.backend.discover()
+    gpus = stage.gpus()
     assert places(gpus[0]) == before and board_model.multiset(places(gpus[1])) == board_model.multiset(before)
     stage.lay_out(*[Rule(Match(), "whole")] * 4)
-    gpus = stage.backend.discover()
+    gpus = stage.gpus()
     assert not any(gpu.partitioning.enabled or gpu.partitioning.pending or gpu.partitions for gpu in gpus)
 
 
@@ -112,7 +112,7 @@ backend.set_partitioning({gpu.uuid!r}, not state.enabled)
 
 @on("8xH100")
 def eight_gpus_at_once(stage: Stage) -> None:
-    gpus = stage.backend.discover()
+    gpus = stage.gpus()
     errors: list[BaseException] = []
     barrier = threading.Barrier(len(gpus))
 
@@ -132,7 +132,7 @@ def eight_gpus_at_once(stage: Stage) -> None:
     with ThreadPoolExecutor(len(gpus)) as pool:
         list(pool.map(work, gpus))
     assert errors == []
-    assert stage.backend.discover() == gpus
+    assert stage.gpus() == gpus
 
 
 @on("8xH100")
@@ -175,11 +175,11 @@ def mig_parted_files_are_followed(stage: Stage) -> None:
         },
     }
     for name, expected in (("all-balanced", 4), ("all-disabled", 0)):
-        gpus = stage.backend.discover()
+        gpus = stage.gpus()
         for gpu, rule in zip(gpus, rules_from_mig_parted(document, name, gpus)):
             execute(stage.backend, plan_layout(gpu, rule))
-        assert [len(gpu.partitions) for gpu in stage.backend.discover()] == [expected] * 8
-    assert not any(gpu.partitioning.enabled for gpu in stage.backend.discover())
+        assert [len(gpu.partitions) for gpu in stage.gpus()] == [expected] * 8
+    assert not any(gpu.partitioning.enabled for gpu in stage.gpus())
 
 
 @on("8xA100-40")
@@ -191,10 +191,10 @@ def rules_of_the_project_are_followed(stage: Stage) -> None:
             {"match": {}, "mode": "whole"},
         ]
     )
-    for gpu, rule in zip(stage.backend.discover(), [rules[0], rules[1], rules[1], *itertools.repeat(rules[2], 5)]):
+    for gpu, rule in zip(stage.gpus(), [rules[0], rules[1], rules[1], *itertools.repeat(rules[2], 5)]):
         assert rule.match.matches(gpu)
         execute(stage.backend, plan_layout(gpu, rule))
-    after = stage.backend.discover()
+    after = stage.gpus()
     assert [gpu.partitioning.enabled for gpu in after] == [True] * 3 + [False] * 5
     assert [len(gpu.partitions) for gpu in after] == [5] + [0] * 7
     assert len(stage.backend.offers(after[1], dynamic=True)) == 25

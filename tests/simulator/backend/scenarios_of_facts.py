@@ -27,7 +27,7 @@ from tests.unit.core import board_model
 
 @on("8xH100")
 def facts_of_a_server(stage: Stage) -> None:
-    gpus = stage.backend.discover()
+    gpus = stage.gpus()
     assert [gpu.index for gpu in gpus] == list(range(8)) and len({gpu.uuid for gpu in gpus}) == 8
     reference = board_model.device("h100-80")
     for gpu in gpus:
@@ -60,7 +60,7 @@ def facts_of_different_boards(stage: Stage) -> None:
     by_product = {
         board_model.board(name)["name"]: name for name in board_model.board_names() + board_model.board_names(mig=False)
     }
-    gpus = stage.backend.discover()
+    gpus = stage.gpus()
     assert len({gpu.product for gpu in gpus}) > 2
     for gpu in gpus:
         name = by_product[gpu.product]
@@ -229,7 +229,7 @@ def an_older_driver_names_no_profiles(stage: Stage) -> None:
         stage.control("fault", "all", "call", function, "fail", "13")
         stage.control("fault", "0", "call", function, "fail", "13")
     calls = recorded(stage)
-    old = stage.first()
+    old = stage.gpus(full=True)[0]
     assert ("nvmlDeviceGetGpuInstanceProfileInfo", 1) in calls
     assert [profile.name for profile in old.profiles] == [profile.name for profile in new.profiles]
     assert old == new
@@ -246,7 +246,7 @@ for _machine in ("4xA30", "8xH200", "4xGB200", "2xRTX-PRO-6000"):
 def a_driver_that_hides_profiles_while_partitioning_is_off(stage: Stage) -> None:
     for function in ("nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetGpuInstanceProfileInfo"):
         stage.control("fault", "0", "call", function, "fail", "3")
-    gpu = stage.first()
+    gpu = stage.gpus(full=True)[0]
     assert gpu.profiles == () and gpu.partitioning.supported
     (whole,) = stage.backend.offers(gpu, dynamic=True)
     assert (whole.kind, whole.counter_set) == ("device", None)
@@ -254,4 +254,4 @@ def a_driver_that_hides_profiles_while_partitioning_is_off(stage: Stage) -> None
     assert "without partitions first" in str(error)
     execute(stage.backend, plan_layout(gpu, Rule(Match(), "static")))
     stage.control("clear", "0")
-    assert stage.first().profiles
+    assert stage.gpus(full=True)[0].profiles

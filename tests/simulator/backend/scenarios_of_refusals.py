@@ -9,9 +9,8 @@ import subprocess
 
 from dra_driver.core.backend import create
 from dra_driver.core.errors import (
-    AcceleratorError,
     BackendUnavailable,
-    DeviceLost,
+    DeviceFaulty,
     DoesNotFit,
     InUse,
     InvalidLayout,
@@ -27,7 +26,7 @@ from dra_driver.core.layout import (
     execute,
     plan_layout,
 )
-from dra_driver.core.model import Placement, Process
+from dra_driver.core.model import Placement, Process, devices_of, well
 from dra_driver.core.nvidia.backend import NvidiaBackend
 from dra_driver.core.system import System
 
@@ -100,7 +99,7 @@ def a_process_blocks_a_change_of_mode(stage: Stage) -> None:
 def a_failed_compute_instance_leaves_nothing(stage: Stage) -> None:
     gpu = stage.enabled()
     function = "nvmlGpuInstanceCreateComputeInstance"
-    for code, kind in (("19", InUse), ("999", AcceleratorError), ("4", NotPermitted)):
+    for code, kind in (("19", InUse), ("999", DeviceFaulty), ("4", NotPermitted)):
         stage.control("fault", "0", "call", function, "fail", code, "nth", "1")
         refused(kind, stage.backend.create_partition, gpu.uuid, 9, Placement(0, 4))
         assert stage.backend.device(gpu.uuid).partitions == ()
@@ -137,22 +136,26 @@ def a_failed_layout_takes_the_mode_back(stage: Stage) -> None:
 
 @on("8xH100")
 def a_lost_gpu_is_reported_and_hides_no_other(stage: Stage) -> None:
-    gpus = stage.backend.discover()
+    gpus = stage.gpus()
     stage.control("fault", "3", "lost")
-    error = refused(DeviceLost, stage.backend.device, gpus[3].uuid)
+    error = refused(DeviceFaulty, stage.backend.device, gpus[3].uuid)
     assert "bus" in str(error)
-    refused(DeviceLost, stage.backend.set_partitioning, gpus[3].uuid, True)
-    after = stage.backend.discover()
+    assert error.code == "gpu-lost"
+    refused(DeviceFaulty, stage.backend.set_partitioning, gpus[3].uuid, True)
+    findings = stage.backend.discover()
+    after = devices_of(findings)
     assert [gpu.uuid for gpu in after] == [gpu.uuid for gpu in gpus]
     assert [gpu.health.causes for gpu in after] == [("gpu-lost",) if gpu.index == 3 else () for gpu in after]
     assert not after[3].health.healthy
-    assert stage.backend.unanswered == ()
+    assert [finding.index for finding in findings if finding.fault] == [3]
     fresh = create("nvidia", System(str(stage.root)))
     fresh.open()
-    assert [gpu.index for gpu in fresh.discover()] == [0, 1, 2, 4, 5, 6, 7]
-    assert len(fresh.unanswered) == 1 and "GPU 3" in fresh.unanswered[0]
+    findings = fresh.discover()
+    assert [gpu.index for gpu in well(findings)] == [0, 1, 2, 4, 5, 6, 7]
+    assert findings[3].device is None and findings[3].fault and findings[3].fault.cause == "gpu-lost"
+    assert "GPU 3" in findings[3].describe()
     stage.control("clear")
-    assert len(fresh.discover()) == 8 and fresh.unanswered == ()
+    assert len(well(fresh.discover())) == 8
 
 
 @on("8xH100")
@@ -169,12 +172,12 @@ def privileges_are_needed(stage: Stage) -> None:
 
 @on("8xH100")
 def closing_and_opening_again(stage: Stage) -> None:
-    before = stage.backend.discover()
+    before = stage.gpus()
     stage.backend.close()
     refused(BackendUnavailable, stage.backend.discover)
     stage.backend.open()
     stage.backend.open()
-    assert stage.backend.discover() == before
+    assert stage.gpus() == before
 
 
 @on("8xH100")

@@ -22,7 +22,7 @@ from dra_driver.core.layout import (
     execute,
     plan_layouts,
 )
-from dra_driver.core.model import Device
+from dra_driver.core.model import Device, devices_of
 from dra_driver.core.nvidia.backend import NvidiaBackend
 from dra_driver.core.system import System
 
@@ -48,12 +48,18 @@ class Stage:
             [sys.executable, "-c", program, *arguments], env=environment, check=True, stdout=subprocess.DEVNULL
         )
 
+    def gpus(self, full: bool = False) -> tuple[Device, ...]:
+        """All GPUs, every one of them well."""
+        findings = self.backend.discover(full)
+        assert not any(finding.fault for finding in findings), findings
+        return devices_of(findings)
+
     def first(self) -> Device:
-        return self.backend.discover()[0]
+        return self.gpus()[0]
 
     def lay_out(self, *rules: Rule) -> None:
         """Bring the first GPUs to these rules, together with the GPUs that are reset along with them."""
-        for outcome in plan_layouts(list(itertools.zip_longest(self.backend.discover(), rules))):
+        for outcome in plan_layouts(list(itertools.zip_longest(self.gpus(), rules))):
             assert isinstance(outcome, LayoutPlan), outcome
             execute(self.backend, outcome)
 

@@ -16,7 +16,7 @@ import pytest
 from dra_driver import cli, layout_command
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.core.layout import parse_rules
-from dra_driver.core.model import Placement
+from dra_driver.core.model import Placement, well
 from dra_driver.core.prepared import PreparedClaim, PreparedDevice, wake_driver
 from dra_driver.kubelet.sockets import lock_instance
 from dra_driver.layout_command import arrange, open_when_there
@@ -65,11 +65,11 @@ def claim(backend: ModelBackend, profile_id: int, start: int, boot: str, uuid: s
 
 
 def apply(backend: ModelBackend, rules: Sequence[Any], claims: Sequence[PreparedClaim] = ()) -> list[Any]:
-    return arrange(backend, backend.discover(), parse_rules(list(rules)), claims, "boot-1", apply=True)
+    return arrange(backend, well(backend.discover()), parse_rules(list(rules)), claims, "boot-1", apply=True)
 
 
 def test_layout_is_made_once(backend: ModelBackend) -> None:
-    (result,) = arrange(backend, backend.discover(), parse_rules(STATIC), (), "boot-1", apply=False)
+    (result,) = arrange(backend, well(backend.discover()), parse_rules(STATIC), (), "boot-1", apply=False)
     assert not result.done
     assert len(result.steps) == 4
     assert places(backend) == []

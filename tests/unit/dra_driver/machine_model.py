@@ -29,9 +29,21 @@ from dra_driver.claims.recovery import plan_recovery, stale_marks
 from dra_driver.claims.service import ClaimService
 from dra_driver.claims.store import Change, Store
 from dra_driver.core.cdi import ContainerEdits, DeviceNode, list_specs
-from dra_driver.core.errors import AcceleratorError, BackendUnavailable, DoesNotFit, InUse, NotFound
+from dra_driver.core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, DoesNotFit, InUse, NotFound
 from dra_driver.core.layout import Rule, parse_rules
-from dra_driver.core.model import CounterSet, Device, Health, Offer, Partition, Partitioning, Placement, Process
+from dra_driver.core.model import (
+    CounterSet,
+    Device,
+    Fault,
+    Finding,
+    Health,
+    Offer,
+    Partition,
+    Partitioning,
+    Placement,
+    Process,
+    devices_of,
+)
 from dra_driver.core.nvidia import offers
 from dra_driver.core.system import System
 from dra_driver.inventory import Survey, survey
@@ -120,8 +132,8 @@ class ModelBackend:
         self.failures: dict[str, list[AcceleratorError]] = {}
         self.calls: list[tuple[str, Any]] = []
         self.present = True
-        self.causes: dict[int, tuple[str, ...]] = {}
-        self.unanswered: tuple[str, ...] = ()
+        self.faults: dict[int, Fault] = {}  # by index, of GPUs that were known before
+        self.strangers: tuple[Finding, ...] = ()  # GPUs that never answered
         self._lock = threading.Lock()
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -138,19 +150,24 @@ class ModelBackend:
     def close(self) -> None:
         pass
 
-    def discover(self) -> tuple[Device, ...]:
+    def discover(self, full: bool = False) -> tuple[Finding, ...]:
         self._call("discover")
         if not self.present:
             raise BackendUnavailable("The NVIDIA driver is not loaded", hint="Load it.")
-        return tuple(
-            replace(device, health=Health(not self.causes.get(device.index), self.causes.get(device.index, ())))
-            for device in self.gpus.devices()
-        )
+        found = []
+        for device in self.gpus.devices():
+            fault = self.faults.get(device.index)
+            known = replace(device, health=Health(False, (fault.cause,))) if fault else device
+            found.append(Finding(device.index, device.describe(), device.uuid, known, fault))
+        return (*found, *self.strangers)
 
     def device(self, uuid: str) -> Device:
         self._call("device", uuid)
         for device in self.gpus.devices():
             if device.uuid == uuid:
+                fault = self.faults.get(device.index)
+                if fault:
+                    raise DeviceFaulty(fault.message, code=fault.cause)
                 return device
         raise NotFound(f"There is no GPU {uuid}")
 
@@ -332,7 +349,7 @@ class Node:
 
     async def look(self) -> None:
         with self.ownership.observe() as observation:
-            devices = self.backend.discover()
+            devices = devices_of(self.backend.discover())
             owned = observation.owned()
         self.survey = survey(self.backend, devices, self.rules, owned)
 

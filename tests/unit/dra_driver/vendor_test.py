@@ -20,7 +20,7 @@ from dra_driver.api.events import EventRecorder
 from dra_driver.api.resources import ResourceApi
 from dra_driver.config import parse
 from dra_driver.core.errors import AcceleratorError
-from dra_driver.core.model import Placement
+from dra_driver.core.model import Fault, Finding, Placement
 from dra_driver.core.system import System
 from dra_driver.kubelet.sockets import SocketError
 from dra_driver.metrics import NoMetrics
@@ -300,11 +300,11 @@ def test_a_lost_gpu_is_tainted_and_told_of_until_it_is_back(short: Path) -> None
         await scene.start()
         await scene.until(lambda: len(scene.devices()) == 2 * 26)  # slices come one after the other
         before = scene.devices()
-        scene.backend.causes[1] = ("gpu-lost",)
+        scene.backend.faults[1] = Fault("gpu-lost", "It has fallen off the bus")
         await scene.until(lambda: tainted(scene) == {name for name in before if name.startswith("gpu-1")})
         await scene.until(lambda: any(event["reason"] == "DevicesUnhealthy" for event in scene.api.events))
-        scene.backend.causes.clear()
-        scene.backend.unanswered = ("Finding GPU 7: lost",)
+        scene.backend.faults.clear()
+        scene.backend.strangers = (Finding(7, "GPU 7", "", None, Fault("gpu-lost", "It has fallen off the bus")),)
         await scene.until(lambda: not tainted(scene))
         await scene.until(lambda: any("GPU 7" in event["message"] for event in scene.api.events))
         assert sorted(scene.devices()) == sorted(before)

@@ -10,10 +10,21 @@ from dataclasses import replace
 from typing import Any, Callable, TypeVar
 
 from ..cdi import ContainerEdits
-from ..errors import AcceleratorError, BackendUnavailable, DeviceLost, NotFound
-from ..model import CounterSet, Device, Health, Offer, OwnedPartition, Partition, Placement
+from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, NotFound
+from ..model import (
+    UNKNOWN_ERROR,
+    CounterSet,
+    Device,
+    Fault,
+    Finding,
+    Health,
+    Offer,
+    OwnedPartition,
+    Partition,
+    Placement,
+)
 from ..system import System
-from . import discover, edits, offers, partition
+from . import discover, edits, faults, offers, partition
 from .discover import BoardFacts, DriverFacts
 from .nvml import Nvml
 from .offers import DRIVER_NAME
@@ -21,7 +32,7 @@ from .offers import DRIVER_NAME
 Answer = TypeVar("Answer")
 
 # What NVML answers for a handle that a mode change or a reset has made invalid.
-_STALE = ("invalid-argument", "not-found", "gpu-not-found", "nvml-999")
+_STALE = ("invalid-argument", "not-found", "gpu-not-found", UNKNOWN_ERROR)
 
 
 class NvidiaBackend:
@@ -42,7 +53,6 @@ class NvidiaBackend:
         self._driver: DriverFacts | None = None
         self._boards: dict[str, BoardFacts] = {}
         self._last: dict[str, Device] = {}
-        self._unanswered: tuple[str, ...] = ()
         self._device_locks: dict[str, threading.RLock] = {}
         self._driver_edits: tuple[str, ContainerEdits] | None = None
 
@@ -67,38 +77,44 @@ class NvidiaBackend:
         """The version of the loaded driver, as it spells it."""
         return self._facts_of_driver().driver_version
 
-    @property
-    def unanswered(self) -> tuple[str, ...]:
-        """The GPUs that the last discovery could not read and never knew before, each with NVML's reason."""
-        return self._unanswered
-
-    def discover(self) -> tuple[Device, ...]:
-        """Return fresh facts of all GPUs, ordered by index, nothing taken from what was kept before."""
+    def discover(self, full: bool = False) -> tuple[Finding, ...]:
+        """Look at all GPUs and return each one's facts or its fault, ordered by index."""
         count = int(self._nvml.call("nvmlDeviceGetCount", doing="Counting GPUs"))
-        found: dict[str, Device] = {}
-        silent: dict[int, str] = {}
+        found: dict[str, Finding] = {}
+        silent: dict[int, DeviceFaulty] = {}
         for index in range(count):
             try:
                 handle = self._nvml.call("nvmlDeviceGetHandleByIndex", index, doing=f"Finding GPU {index}")
-                board = discover.read_board(self._nvml, self._system, handle, self._facts_of_driver())
-                with self._lock:
-                    self._boards[board.uuid] = board
-                found[board.uuid] = self._remember(discover.read_device(self._nvml, self._system, board))
-            except (DeviceLost, NotFound) as error:
-                silent[index] = str(error)  # one lost GPU does not hide the others; it is looked at below
+                board = self._board_of(handle, index, full)
+                device = self._remember(discover.read_device(self._nvml, self._system, board))
+                found[device.uuid] = Finding(index, device.describe(), device.uuid, device)
+            except BackendUnavailable:
+                raise
+            except AcceleratorError as error:
+                silent[index] = faults.faulty(error)
+        findings = list(found.values())
         for device in self._missing(found):
-            if self._is_lost(device.uuid):
-                health = Health(healthy=False, causes=("gpu-lost",))
-                found[device.uuid] = replace(device, processes=(), health=health)
-                silent.pop(device.index, None)
-        self._unanswered = tuple(silent.values())
-        return tuple(sorted(found.values(), key=lambda device: device.index))
+            reason = silent.pop(device.index, None) or self._fault_of(device)
+            if reason is None:
+                self._last.pop(device.uuid, None)  # taken away
+                continue
+            ill = replace(device, processes=(), health=Health(healthy=False, causes=(reason.code,)))
+            fault = Fault(reason.code, str(reason))
+            findings.append(Finding(device.index, device.describe(), device.uuid, ill, fault))
+        for index, reason in silent.items():
+            findings.append(Finding(index, f"GPU {index}", "", None, Fault(reason.code, str(reason))))
+        return tuple(sorted(findings, key=lambda finding: finding.index))
 
     def device(self, uuid: str) -> Device:
-        """Return fresh facts of one GPU. Raises NotFound, DeviceLost."""
-        return self._with_board(
-            uuid, lambda board: self._remember(discover.read_device(self._nvml, self._system, board))
-        )
+        """Return fresh facts of one GPU. Raises NotFound, DeviceFaulty, BackendUnavailable."""
+        try:
+            return self._with_board(
+                uuid, lambda board: self._remember(discover.read_device(self._nvml, self._system, board))
+            )
+        except (BackendUnavailable, NotFound):
+            raise
+        except AcceleratorError as error:
+            raise faults.faulty(error) from error
 
     def set_partitioning(self, uuid: str, enabled: bool) -> None:
         """Switch MIG on or off; on boards that need a reset the change stays pending."""
@@ -172,6 +188,18 @@ class NvidiaBackend:
             self._boards[uuid] = board
         return board
 
+    def _board_of(self, handle: Any, index: int, full: bool) -> BoardFacts:
+        """Return the facts of the board behind a handle: those that were kept, with the handle, or all read again."""
+        uuid = str(self._nvml.call("nvmlDeviceGetUUID", handle, doing=f"Reading the UUID of GPU {index}"))
+        with self._lock:
+            kept = None if full else self._boards.get(uuid)
+        board = replace(kept, handle=handle, index=index) if kept is not None else None
+        if board is None:
+            board = discover.read_board(self._nvml, self._system, handle, self._facts_of_driver())
+        with self._lock:
+            self._boards[uuid] = board
+        return board
+
     def _with_board(self, uuid: str, use: Callable[[BoardFacts], Answer]) -> Answer:
         """Use a board's kept facts; if its handle has become invalid meanwhile, read them again, once."""
         with self._lock:
@@ -197,18 +225,16 @@ class NvidiaBackend:
         with self._lock:
             return tuple(device for uuid, device in self._last.items() if uuid not in found)
 
-    def _is_lost(self, uuid: str) -> bool:
-        """Whether a GPU that was there is still known to the driver but does not answer; else it was taken away."""
+    def _fault_of(self, device: Device) -> DeviceFaulty | None:
+        """Return why a GPU that was there is not found; None for one that was taken away."""
         try:
-            handle = self._nvml.call("nvmlDeviceGetHandleByUUID", uuid, doing=f"Finding GPU {uuid}")
-            self._nvml.call("nvmlDeviceGetMemoryInfo", handle, doing=f"Asking GPU {uuid}")
-        except DeviceLost:
-            return True
+            handle = self._nvml.call("nvmlDeviceGetHandleByUUID", device.uuid, doing=f"Finding GPU {device.uuid}")
+            self._nvml.call("nvmlDeviceGetMemoryInfo", handle, doing=f"Asking GPU {device.uuid}")
+        except DeviceFaulty as error:
+            return error
         except AcceleratorError:
-            pass
-        with self._lock:
-            self._last.pop(uuid, None)
-        return False
+            return None
+        return None
 
     def _device_lock(self, uuid: str) -> threading.RLock:
         with self._lock:

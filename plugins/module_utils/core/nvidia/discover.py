@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .. import pci
-from ..errors import AcceleratorError, DeviceLost, InvalidLayout, NotFound, NotPermitted, Unsupported
+from ..errors import AcceleratorError, InvalidLayout, NotFound, NotPermitted, Unsupported
 from ..model import (
     AttributeValue,
     Device,
@@ -115,7 +115,7 @@ def architecture(major: int, minor: int) -> str:
 
 
 def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> BoardFacts:
-    """Read everything about a GPU that stays. Raises DeviceLost, AcceleratorError."""
+    """Read everything about a GPU that stays. Raises DeviceFaulty, AcceleratorError."""
     uuid = str(nvml.call("nvmlDeviceGetUUID", handle, doing="Reading a GPU's UUID"))
     doing = f"Reading the facts of GPU {uuid}"
     address = nvml.call("nvmlDeviceGetPciInfo_v3", handle, doing=doing)
@@ -212,15 +212,15 @@ def read_links(nvml: Nvml, handle: Any) -> tuple[str, ...]:
                 found.add(pci.normalise_bus_id(_text(remote.busId)))
         except Unsupported:
             break
-        except DeviceLost:
-            raise
-        except AcceleratorError:
+        except AcceleratorError as error:
+            if error.code != "invalid-argument":
+                raise
             break  # beyond the last link
     return tuple(sorted(found))
 
 
 def read_device(nvml: Nvml, system: System, board: BoardFacts) -> Device:
-    """Read what changes about a GPU, and return it with all else. Raises DeviceLost, AcceleratorError."""
+    """Read what changes about a GPU, and return it with all else. Raises DeviceFaulty, AcceleratorError."""
     partitioning = read_partitioning(nvml, board)
     holders = read_processes(nvml, system, board.handle)
     partitions = read_partitions(nvml, board, holders) if partitioning.enabled else ()

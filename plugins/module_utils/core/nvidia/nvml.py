@@ -16,13 +16,15 @@ from typing import Any
 from ..errors import (
     AcceleratorError,
     BackendUnavailable,
-    DeviceLost,
+    DeviceFaulty,
     DoesNotFit,
     InUse,
     NotFound,
     NotPermitted,
     Unsupported,
 )
+from ..model import NO_ANSWER
+from . import faults
 
 # NVML return values, from the header.
 SUCCESS = 0
@@ -32,17 +34,22 @@ NOT_SUPPORTED = 3
 NO_PERMISSION = 4
 NOT_FOUND = 6
 INSUFFICIENT_SIZE = 7
+INSUFFICIENT_POWER = 8
 DRIVER_NOT_LOADED = 9
+TIMEOUT = 10
+IRQ_ISSUE = 11
 LIBRARY_NOT_FOUND = 12
 FUNCTION_NOT_FOUND = 13
 GPU_IS_LOST = 15
 RESET_REQUIRED = 16
+OPERATING_SYSTEM = 17
 LIB_RM_VERSION_MISMATCH = 18
 IN_USE = 19
 INSUFFICIENT_RESOURCES = 23
 ARGUMENT_VERSION_MISMATCH = 25
 GPU_NOT_FOUND = 28
 INVALID_STATE = 29
+UNKNOWN = 999
 
 INIT_NO_GPUS = 1  # nvmlInitWithFlags: a machine without a GPU is no error
 GPU_INSTANCE_PROFILES = 0x12
@@ -67,13 +74,29 @@ _ERRORS: Mapping[int, tuple[type[AcceleratorError], str, str]] = MappingProxyTyp
             "the library libnvidia-ml.so.1 was not found",
             "Install the NVIDIA driver's user space.",
         ),
+        INSUFFICIENT_POWER: (
+            DeviceFaulty,
+            "the GPU does not get enough power",
+            "See that all its external power cables are connected.",
+        ),
+        TIMEOUT: (DeviceFaulty, "the GPU did not answer in time", "Look for Xid and NVRM lines in the kernel log."),
+        IRQ_ISSUE: (
+            DeviceFaulty,
+            "the driver has trouble with the GPU's interrupts",
+            "Look for NVRM lines in the kernel log.",
+        ),
         FUNCTION_NOT_FOUND: (Unsupported, "the driver's NVML does not have this function", "Use a newer driver."),
         GPU_IS_LOST: (
-            DeviceLost,
+            DeviceFaulty,
             "the GPU is lost: it has fallen off the bus or does not answer",
             "Look for Xid 79 in the kernel log; a power cycle of the machine may be needed.",
         ),
-        RESET_REQUIRED: (AcceleratorError, "the GPU needs a reset", "Reset it with `nvidia-smi --gpu-reset`."),
+        RESET_REQUIRED: (DeviceFaulty, "the GPU needs a reset", "Reset it with `nvidia-smi --gpu-reset`."),
+        OPERATING_SYSTEM: (
+            DeviceFaulty,
+            "the operating system keeps the GPU's device node from the caller",
+            "Look for a device cgroup that does not allow /dev/nvidia*.",
+        ),
         LIB_RM_VERSION_MISMATCH: (
             BackendUnavailable,
             "the loaded kernel module and libnvidia-ml.so.1 have different versions",
@@ -84,12 +107,21 @@ _ERRORS: Mapping[int, tuple[type[AcceleratorError], str, str]] = MappingProxyTyp
         ARGUMENT_VERSION_MISMATCH: (Unsupported, "the driver does not know this version of the call", ""),
         GPU_NOT_FOUND: (NotFound, "there is no such GPU", ""),
         INVALID_STATE: (AcceleratorError, "the device is in a state that does not allow this", ""),
+        UNKNOWN: (
+            DeviceFaulty,
+            "the driver met an error that it has no name for (999)",
+            "Look for Xid and NVRM lines in the kernel log; a reset of the GPU often helps.",
+        ),
     }
 )
 _CODES: Mapping[int, str] = MappingProxyType(
     {
         INVALID_ARGUMENT: "invalid-argument",
-        RESET_REQUIRED: "reset-required",
+        INSUFFICIENT_POWER: faults.INSUFFICIENT_POWER,
+        TIMEOUT: NO_ANSWER,
+        GPU_IS_LOST: faults.GPU_LOST,
+        RESET_REQUIRED: faults.RESET_REQUIRED,
+        OPERATING_SYSTEM: faults.NO_PERMISSION,
         INVALID_STATE: "invalid-state",
         GPU_NOT_FOUND: "gpu-not-found",
         FUNCTION_NOT_FOUND: "function-not-found",

@@ -20,7 +20,7 @@ from . import config
 from .core.backend import BACKENDS, Backend, create
 from .core.errors import AcceleratorError, BackendUnavailable, DoesNotFit, InvalidLayout
 from .core.layout import LayoutPlan, Rule, WantedPartition, execute, parse_rules, plan_layout, plan_layouts, wanted_for
-from .core.model import Device
+from .core.model import Device, well
 from .core.prepared import PreparedClaim, PreparedPartition, observe, prepared_partitions, wake_driver
 from .core.system import System
 
@@ -66,8 +66,11 @@ def run_layout(file: str, config_path: str, *, apply: bool, wait: float, as_json
                 continue
             raise
         try:
-            devices, claims = observe(state_of(backend), backend.discover)
-            done = arrange(backend, devices, rules, claims, System().boot_id(), apply=apply)
+            findings, claims = observe(state_of(backend), backend.discover)
+            for finding in findings:
+                if finding.fault is not None:
+                    sys.stderr.write(f"dra-driver: one device keeps what it has: {finding.describe()}\n")
+            done = arrange(backend, well(findings), rules, claims, System().boot_id(), apply=apply)
             if any(result.done and result.steps for result in done):
                 wake_driver(str(Path(state_of(backend)).parent))
             results += done

@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from ..core.backend import Backend
 from ..core.cdi import ContainerEdits, build_spec, list_specs, remove_spec, spec_path, write_spec
-from ..core.errors import AcceleratorError, DeviceLost, NotFound
+from ..core.errors import AcceleratorError, DeviceFaulty, NotFound
 from ..core.model import Device, Partition
 from ..core.system import System
 from ..logs import fields
@@ -36,7 +36,7 @@ class Hands:
         for uuid in uuids:
             try:
                 found[uuid] = self.backend.device(uuid)
-            except (NotFound, DeviceLost):
+            except (NotFound, DeviceFaulty):
                 continue
         return found
 

@@ -16,8 +16,8 @@ from ..claims.ownership import Ownership
 from ..core.backend import Backend
 from ..core.errors import AcceleratorError
 from ..core.layout import Rule
-from ..core.model import Device
-from ..inventory import Survey, survey
+from ..core.model import Finding, devices_of
+from ..inventory import survey
 from ..logs import StateLog
 from . import shared
 from .shared import Conditions, Shared, Snapshot
@@ -83,12 +83,12 @@ class HardwareWatch:
         """Look at the hardware and put down what is there."""
         async with self._looking:
             with self._ownership.observe() as observation:
-                devices = await self._thread(self._backend.discover)
+                findings = await self._thread(self._backend.discover)
                 owned = observation.owned()
-            found = await self._thread(survey, self._backend, devices, self._rules, owned)
+            found = await self._thread(survey, self._backend, devices_of(findings), self._rules, owned)
             self._snapshots.put(Snapshot(survey=found, inventory=found.inventory(self._pool), looked_at=time.time()))
             self._conditions.report(PART)
-            self._report_devices(found)
+            self._report_devices(findings)
 
     def close(self) -> None:
         """Let go of the threads."""
@@ -107,12 +107,13 @@ class HardwareWatch:
         with contextlib.suppress(AcceleratorError):
             await self._thread(self._backend.close)
 
-    def _report_devices(self, found: Survey) -> None:
-        devices: Collection[Device] = found.devices.values()
-        ill = [device for device in devices if not device.health.healthy]
-        faults = [f"{device.describe()} is tainted: {', '.join(device.health.causes)}" for device in ill]
-        faults += [f"one is not published: {text}" for text in self._backend.unanswered]
-        message = f"{len(devices) - len(ill)} devices answer"
+    def _report_devices(self, findings: Collection[Finding]) -> None:
+        faults = [
+            f"{finding.describe()} ({'tainted' if finding.device else 'not published'}: {finding.fault.cause})"
+            for finding in findings
+            if finding.fault is not None
+        ]
+        message = f"{len(findings) - len(faults)} devices answer"
         if not faults:
             self._state.report(message, driver=self._driver)
             return
