@@ -32,6 +32,7 @@ TOP_LEVEL = {
     "LICENSES",
     "MANIFEST.json",
     "README.md",
+    "REUSE.toml",
     "SECURITY.md",
     "changelogs",
     "docs",
