@@ -38,7 +38,7 @@ prove: venv venv-importer tree ## the same and all that is long: before anything
 test-unit: venv tree ## the core, the daemons' parts and the modules; no cluster
 	@$(PYTHON) tests/tools/suites.py unit
 
-test-simulator: venv tree ## the simulated library, plainly and with sanitizers, and the NVIDIA backend on it
+test-simulator: venv tree ## the simulated library, under sanitizers, and what runs on it: programs, the NVIDIA backend
 	@$(PYTHON) tests/tools/suites.py simulator
 
 test-cluster: venv tree ## what is seen on the real cluster

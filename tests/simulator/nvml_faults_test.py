@@ -18,7 +18,6 @@ from tests.simulator.nvml_support import (
     NOT_TIED,
     TIMEOUT,
     Client,
-    NvmlError,
     Silicon,
     gpu_section,
     machine_text,
@@ -49,14 +48,11 @@ def received(
     client: Client, events: object, milliseconds: int = 0, end: int = TIMEOUT
 ) -> list[tuple[int, int, int, int]]:
     """Everything that is there: type, data, GPU instance, compute instance."""
-    found: list[tuple[int, int, int, int]] = []
-    while True:
-        try:
-            event = client("nvmlEventSetWait_v2", events, milliseconds)
-        except NvmlError as error:
-            assert error.code == end
-            return found
-        found.append((event["eventType"], event["eventData"], event["gpuInstanceId"], event["computeInstanceId"]))
+    found, code = client("drain", events, milliseconds)
+    assert code == end
+    return [
+        (event["eventType"], event["eventData"], event["gpuInstanceId"], event["computeInstanceId"]) for event in found
+    ]
 
 
 def test_an_xid_reaches_every_process_that_registered_and_no_other_gpu(silicon: Silicon) -> None:
@@ -126,13 +122,13 @@ def test_only_registered_and_supported_types(silicon: Silicon) -> None:
 
 def test_the_ring_loses_the_oldest(silicon: Silicon) -> None:
     client, events = listener(silicon, types=1)
-    for _round in range(6):
-        operator = silicon.client(initialize=False)
-        for _round in range(200):
-            operator.send("control", "fault 0 ecc sbe")
-        for _round in range(200):
-            operator.receive()
-    assert len(received(client, events)) == 1024
+    for index in (1, 2):
+        client("nvmlDeviceRegisterEvents", client.gpu(index), 1, events)
+    counts = list(range(1, 361))
+    for count in counts:
+        silicon.control(f"fault all ecc sbe {count}")
+    seen = [event[1] for event in received(client, events)]
+    assert seen == [count for count in counts for _gpu in range(3)][-1024:]
 
 
 def test_ecc(silicon: Silicon) -> None:

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The library, built twice (plain, and under the address and undefined-behaviour sanitizers), and processes that use it."""
+"""A machine of the simulated library in a folder, and processes that use it."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +15,15 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ROOT / "roles/simulator/files/nvml"
+from tests.simulator.nvml_builds import ROOT, SANITIZERS, SOURCES, Build, build
+from tests.simulator.nvml_processes import start
+
 DATA = ROOT / "roles/simulator/files"
 VERSION = "580.95.05"
 LIBRARY = f"libnvidia-ml.so.{VERSION}"
 STATE = f"libnvidia-gpusim.so.{VERSION}"
-WORKER = Path(__file__).with_name("nvml_worker.py")
 
+__all__ = ["SOURCES", "Build"]
 SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION = 0, 1, 2, 3, 4
 NOT_FOUND, INSUFFICIENT_SIZE, DRIVER_NOT_LOADED, TIMEOUT, FUNCTION_NOT_FOUND = 6, 7, 9, 10, 13
 GPU_IS_LOST, RESET_REQUIRED, IN_USE, INSUFFICIENT_RESOURCES, ARGUMENT_VERSION_MISMATCH = 15, 16, 19, 23, 25
@@ -39,32 +38,11 @@ class NvmlError(Exception):
         self.code = code
 
 
-@dataclass
-class Build:
-    """One build of the library."""
-
-    folder: Path
-    sanitizers: str
-
-    def environment(self, folder: Path) -> dict[str, str]:
-        """What a process needs to find a copy of this build in a folder."""
-        environment = dict(os.environ, LD_LIBRARY_PATH=str(folder))
-        if self.sanitizers:
-            libasan = subprocess.run(["gcc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
-            environment["LD_PRELOAD"] = str(Path(libasan.stdout.strip()).resolve())
-            # What CPython keeps until its end is no leak of the library.
-            environment["ASAN_OPTIONS"] = "detect_leaks=0:abort_on_error=0:exitcode=99"
-            environment["UBSAN_OPTIONS"] = "print_stacktrace=1"
-        return environment
-
-
 class Client:
     """A process of its own that calls NVML."""
 
     def __init__(self, environment: dict[str, str], initialize: bool = True, user: int | None = None) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        self.process = start(environment)
         if user is not None:
             self("become", user)
         if initialize:
@@ -114,7 +92,7 @@ class Client:
         """Ends the process; its exit code."""
         assert self.process.stdin and self.process.stdout
         self.process.stdin.close()
-        code = self.process.wait(timeout=20)
+        code = self.process.wait()
         self.process.stdout.close()
         return code
 
@@ -252,15 +230,10 @@ def machine_text(folder: Path, gpus: Sequence[str], statements: Sequence[str] = 
     )
 
 
-@pytest.fixture(scope="session", params=["", "address,undefined"], ids=["plain", "sanitized"])
-def nvml_build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """The library as make builds it."""
-    folder = tmp_path_factory.mktemp("nvml")
-    command = ["make", "-s", "-j2", "-C", str(SOURCES), f"OUT={folder}"]
-    if request.param:
-        command += [f"SANITIZE={request.param}", "CFLAGS=-O1 -g"]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return Build(folder, request.param)
+@pytest.fixture(scope="session", params=[SANITIZERS], ids=["sanitized"])
+def nvml_build(request: pytest.FixtureRequest) -> Build:
+    """The library; the tests of what runs on it ask for the plain one."""
+    return build(request.param)
 
 
 @pytest.fixture

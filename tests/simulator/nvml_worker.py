@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A process that uses NVML through nvidia-ml-py: one JSON request a line in, one JSON answer a line out.
+"""Processes that use NVML through nvidia-ml-py: one JSON request a line in, one JSON answer a line out.
 
 Handles travel as ``{"handle": [type, number]}``, structures as ``{"struct": name, "fields": {…}}``; an answer holds the result, the
 structures that were passed in as they are after the call, or NVML's error number.
@@ -11,7 +11,9 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import socket
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -120,6 +122,16 @@ def symbol(name: str, *arguments: Any) -> list[Any]:
     return [code, *(encode(cell) for cell in cells if isinstance(cell, (ctypes.c_ulonglong, ctypes.Structure)))]
 
 
+def drain(events: Any, milliseconds: int) -> list[Any]:
+    """The events that come until there is none in time, and the error that said so."""
+    found = []
+    while True:
+        try:
+            found.append(pynvml.nvmlEventSetWait_v2(events, milliseconds))
+        except pynvml.NVMLError as error:
+            return [found, error.value]
+
+
 def control(command: str) -> dict[str, Any]:
     """One command to the simulator itself."""
     reply = ctypes.create_string_buffer(1 << 22)
@@ -167,6 +179,7 @@ OWN = (
     gpu_instances,
     compute_instances,
     symbol,
+    drain,
     control,
     become,
     give_administration_up,
@@ -194,11 +207,47 @@ def perform(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def serve(library: str, requests: int, answers: int) -> None:
+    """Loads the library and answers until the input ends."""
+    # Whoever asks for the soname from now on gets this one
+    ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
+    with os.fdopen(requests) as stream, os.fdopen(answers, "w") as output:
+        for line in stream:
+            output.write(json.dumps(perform(json.loads(line))) + "\n")
+            output.flush()
+
+
+def child(library: str, requests: int, answers: int) -> int:
+    """A forked process that serves; its PID."""
+    process = os.fork()
+    if process == 0:
+        status = 1
+        try:
+            serve(library, requests, answers)
+            status = 0
+        finally:
+            if status:
+                traceback.print_exc()
+            os._exit(status)
+    os.close(requests)
+    os.close(answers)
+    return process
+
+
 def main() -> None:
-    """Serves until the input ends."""
-    for line in sys.stdin:
-        sys.stdout.write(json.dumps(perform(json.loads(line))) + "\n")
-        sys.stdout.flush()
+    """Forks a process for each request, and tells the exit status of those that ended, until the socket is closed."""
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        os.set_inheritable(control.fileno(), False)
+        while True:
+            text, descriptors, _flags, _address = socket.recv_fds(control, 65536, 2)
+            if not text:
+                return
+            question = json.loads(text)
+            if "fork" in question:
+                answer = child(question["fork"], *descriptors)
+            else:
+                answer = os.waitstatus_to_exitcode(os.waitpid(question["status"], 0)[1])
+            control.send(str(answer).encode())
 
 
 if __name__ == "__main__":

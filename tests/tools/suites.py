@@ -54,7 +54,7 @@ def unit(work: Path) -> list[Step]:
 
 
 def simulator(work: Path) -> list[Step]:
-    """The tests of the simulated library as it is compiled, plainly and with sanitizers, and of the backend on it."""
+    """The tests of the simulated library under sanitizers, and of what runs on it: programs, the backend."""
     remedy = "they need gcc and root; run one alone with `<cache>/venv/bin/python -m pytest tests/simulator -k NAME`."
     return [pytest_step("simulator", "2 min", "tests/simulator", remedy, work / "reports", PARALLEL)]
 

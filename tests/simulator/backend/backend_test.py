@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from dra_driver.core.backend import BACKENDS, create
 
-from tests.simulator.backend.gpu_machine import Machine, build_library
+from tests.simulator.backend.gpu_machine import Machine
 from tests.simulator.backend.nvml_scenarios import SCENARIOS
+from tests.simulator.nvml_builds import build
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_library(tmp_path_factory.mktemp("nvml"))
+def library() -> Path:
+    return build().folder
 
 
 @pytest.mark.parametrize("scenario", sorted(SCENARIOS))

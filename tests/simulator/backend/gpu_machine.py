@@ -18,13 +18,6 @@ SIMULATOR = REPOSITORY / "roles" / "simulator" / "files"
 LIBRARY_FOLDER = "usr/lib/x86_64-linux-gnu"
 
 
-def build_library(folder: Path) -> Path:
-    """Compile the library and its tool into a folder."""
-    command = ["make", "-s", "-C", str(SIMULATOR / "nvml"), f"OUT={folder}"]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return folder
-
-
 class Machine:
     """One machine profile below ``root``."""
 

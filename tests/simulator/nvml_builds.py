@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The library as make builds it, each kind once for each state of the sources.
+
+The behaviour is tested once, in the build that the address and undefined-behaviour sanitizers watch. What users load is the
+plain one: the backend, the programs beside the library and the cluster run on that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "roles/simulator/files/nvml"
+SANITIZERS = "address,undefined"
+#: Builds that nobody has asked for so long go.
+KEPT_SECONDS = 86400
+
+
+@dataclass(frozen=True)
+class Build:
+    """One build of the library."""
+
+    folder: Path
+    sanitizers: str
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """What a process needs to find a copy of this build in a folder."""
+        environment = dict(os.environ, LD_LIBRARY_PATH=str(folder))
+        if self.sanitizers:
+            libasan = subprocess.run(["gcc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
+            environment["LD_PRELOAD"] = str(Path(libasan.stdout.strip()).resolve())
+            # What CPython keeps until its end is no leak of the library.
+            environment["ASAN_OPTIONS"] = "detect_leaks=0:abort_on_error=0:exitcode=99"
+            environment["UBSAN_OPTIONS"] = "print_stacktrace=1"
+        return environment
+
+
+def cache() -> Path:
+    """The project's cache root."""
+    done = subprocess.run([ROOT / "tests/tools/cache"], check=True, capture_output=True, text=True)
+    return Path(done.stdout.strip()) / "nvml-builds"
+
+
+def digest(words: Sequence[str]) -> str:
+    """What a build depends on: the sources and the words of its make command."""
+    hashed = hashlib.sha256("\0".join(words).encode())
+    for path in sorted(SOURCES.iterdir()):
+        hashed.update(path.name.encode() + b"\0" + path.read_bytes())
+    return hashed.hexdigest()[:20]
+
+
+def prune(folder: Path) -> None:
+    """Removes what has not been used for a day."""
+    for old in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if old.is_dir() and time.time() - old.stat().st_mtime > KEPT_SECONDS:
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def build(sanitizers: str = "", *settings: str) -> Build:
+    """The build of these sources, made now where there is none yet; processes that ask at once make it once."""
+    words = [*settings]
+    if sanitizers:
+        words += [f"SANITIZE={sanitizers}", "CFLAGS=-O1 -g"]
+    folder = cache()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        prune(folder)
+        made = folder / digest(words)
+        if not made.is_dir():
+            new = folder / f".{made.name}"
+            shutil.rmtree(new, ignore_errors=True)
+            command = ["make", "-s", "-j2", "-C", str(SOURCES), f"OUT={new}", *words]
+            subprocess.run(command, check=True, capture_output=True, text=True)
+            shutil.rmtree(new / ".objects")
+            new.rename(made)
+        os.utime(made)
+    return Build(made, sanitizers)
