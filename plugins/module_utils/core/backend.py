@@ -81,7 +81,10 @@ class Backend(Protocol):
         """
 
     def driver_edits(self) -> ContainerEdits:
-        """Return the container edits that all devices of the vendor need, cached for one driver version."""
+        """Return the container edits that all devices of the vendor need, by what is on the disk now; cheap.
+
+        Raises BackendUnavailable, naming it, when something is not there that no container can do without.
+        """
 
     def device_edits(self, device: Device, partition: Partition | None) -> ContainerEdits:
         """Return the container edits of one whole device (no partition) or of one partition."""

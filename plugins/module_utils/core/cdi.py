@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from .system import System
 
@@ -20,6 +20,8 @@ _DEVICE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 _HOOK_NAMES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 _DEVICE_TYPES = ("", "b", "c", "u", "p")
 _OLDEST = (0, 3, 0)
+
+Edit = TypeVar("Edit")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class DeviceNode:
     minor: int | None = None
     file_mode: int | None = None
     permissions: str = ""
+    uid: int | None = None
+    gid: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the node in the file's spelling."""
@@ -45,6 +49,8 @@ class DeviceNode:
                 "minor": self.minor,
                 "fileMode": self.file_mode,
                 "permissions": self.permissions,
+                "uid": self.uid,
+                "gid": self.gid,
             }
         )
 
@@ -132,6 +138,50 @@ class ContainerEdits:
                 "additionalGids": list(self.additional_gids),
             }
         )
+
+    @staticmethod
+    def from_dict(edits: Mapping[str, Any]) -> ContainerEdits:
+        """Read edits in the file's spelling, as another program wrote them.
+
+        Raises ValueError, naming it, for anything that is not known here: what cannot be passed on whole is not passed on.
+        """
+        try:
+            read = ContainerEdits(
+                env=tuple(edits.get("env") or ()),
+                device_nodes=tuple(_read(DeviceNode, _NODE_KEYS, node) for node in edits.get("deviceNodes") or ()),
+                mounts=tuple(_read(Mount, _MOUNT_KEYS, mount) for mount in edits.get("mounts") or ()),
+                hooks=tuple(_read(Hook, _HOOK_KEYS, hook) for hook in edits.get("hooks") or ()),
+                additional_gids=tuple(edits.get("additionalGids") or ()),
+            )
+            unknown = set(edits) - {"env", "deviceNodes", "mounts", "hooks", "additionalGids"}
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"These are no container edits: {error}") from error
+        if unknown:
+            raise ValueError(f"Container edits with unknown keys: {', '.join(sorted(unknown))}")
+        _validate_edits(read.to_dict())
+        return read
+
+
+_NODE_KEYS = {
+    "path": "path",
+    "hostPath": "host_path",
+    "type": "type",
+    "major": "major",
+    "minor": "minor",
+    "fileMode": "file_mode",
+    "permissions": "permissions",
+    "uid": "uid",
+    "gid": "gid",
+}
+_MOUNT_KEYS = {"hostPath": "host_path", "containerPath": "container_path", "options": "options", "type": "type"}
+_HOOK_KEYS = {"hookName": "name", "path": "path", "args": "args", "env": "env", "timeout": "timeout"}
+
+
+def _read(kind: type[Edit], keys: Mapping[str, str], data: Mapping[str, Any]) -> Edit:
+    unknown = set(data) - set(keys)
+    if unknown:
+        raise ValueError(f"{kind.__name__} with unknown keys: {', '.join(sorted(unknown))}")
+    return kind(**{keys[key]: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
 
 
 def build_spec(

@@ -146,6 +146,34 @@ def test_a_version_that_is_too_low_or_a_name_twice_is_refused() -> None:
     cdi.validate_spec({"cdiVersion": "v1.0.0", "kind": KIND, "devices": [device]})
 
 
+def test_edits_of_another_program_are_read_as_they_were_written() -> None:
+    written = {
+        "env": ["A=B"],
+        "deviceNodes": [{"path": "/dev/a", "major": 195, "minor": 0, "fileMode": 438, "permissions": "rwm", "gid": 44}],
+        "mounts": [{"hostPath": "/a", "containerPath": "/b", "options": ["ro", "rbind"], "type": "bind"}],
+        "hooks": [{"hookName": "createContainer", "path": "/x", "args": ["x"], "env": ["D=1"], "timeout": 5}],
+        "additionalGids": [44],
+    }
+    assert ContainerEdits.from_dict(written).to_dict() == written
+    assert ContainerEdits.from_dict({}) == ContainerEdits()
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ({"netDevices": []}, "unknown keys: netDevices"),
+        ({"mounts": [{"hostPath": "/a", "containerPath": "/b", "flags": 1}]}, "Mount with unknown keys: flags"),
+        ({"hooks": [{"hookName": "never", "path": "/x"}]}, "hook 'never'"),
+        ({"deviceNodes": ["/dev/a"]}, "unknown keys"),
+        ({"mounts": 5}, "no container edits"),
+        ([], "no container edits"),
+    ],
+)
+def test_edits_that_cannot_be_passed_on_whole_are_refused(written: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        ContainerEdits.from_dict(written)
+
+
 def test_files_on_disk(tmp_path: Path) -> None:
     system = System(str(tmp_path))
     path = cdi.spec_path("/var/run/cdi/", KIND, "11-22")

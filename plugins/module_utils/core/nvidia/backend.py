@@ -25,6 +25,7 @@ from ..model import (
 )
 from ..system import System
 from . import discover, edits, faults, offers, partition
+from .common_edits import CommonEdits
 from .discover import BoardFacts, DriverFacts
 from .nvml import Nvml
 from .offers import DRIVER_NAME
@@ -54,7 +55,7 @@ class NvidiaBackend:
         self._boards: dict[str, BoardFacts] = {}
         self._last: dict[str, Device] = {}
         self._device_locks: dict[str, threading.RLock] = {}
-        self._driver_edits: tuple[str, ContainerEdits] | None = None
+        self._common_edits = CommonEdits(self._system)
 
     def open(self) -> None:
         """Load NVML and read the driver's version. Raises BackendUnavailable with the reason."""
@@ -69,7 +70,6 @@ class NvidiaBackend:
         with self._lock:
             self._boards.clear()
             self._driver = None
-            self._driver_edits = None
             self._nvml.close()
 
     @property
@@ -158,15 +158,8 @@ class NvidiaBackend:
         return offers.counter_set(device, owned)
 
     def driver_edits(self) -> ContainerEdits:
-        """Return what all GPUs need in a container; looked up once for each driver version."""
-        version = self.driver_version
-        with self._lock:
-            if self._driver_edits is not None and self._driver_edits[0] == version:
-                return self._driver_edits[1]
-        found = edits.driver_edits(self._system, version)
-        with self._lock:
-            self._driver_edits = (version, found)
-        return found
+        """Return what all GPUs need in a container, by what is on the disk now. Raises BackendUnavailable."""
+        return self._common_edits.current(self.driver_version)
 
     def device_edits(self, device: Device, partition: Partition | None) -> ContainerEdits:
         """Return what one GPU or one MIG device needs in a container."""

@@ -48,6 +48,8 @@ class Hands:
         """
         made: list[tuple[DeviceRecord, Partition]] = []
         changed: list[ModeChange] = []
+        if plan.record.devices:
+            self.backend.driver_edits()  # what no container can do without is missed before hardware is changed
         try:
             self._destroy(plan.destructions)
             for change in plan.mode_changes:

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The container edits that all GPUs share, tied to what is on the disk now.
+
+They come from nvidia-ctk where that is installed, else from our own list. Each claim compares a fingerprint of the paths
+that they depend on, which takes microseconds. When it has changed, the claim gets our own list, made anew at once, and
+nvidia-ctk is asked on a thread of its own: no claim waits for a program, unless our list is not complete without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Callable
+
+from ..cdi import ContainerEdits
+from ..errors import AcceleratorError, BackendUnavailable
+from ..system import Stamp, System
+from . import container_toolkit, driver_files
+
+LOG = logging.getLogger(__name__)
+
+# How long after a failure nvidia-ctk is asked again though nothing has changed.
+RETRY_SECONDS = 600.0
+# How often nvidia-ctk is asked in a row when the disk changes while it looks.
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Edits, and the state of the disk that they were made from."""
+
+    driver_version: str
+    paths: tuple[str, ...]
+    seen: tuple[Stamp, ...]
+    edits: ContainerEdits
+    # When nvidia-ctk is to be asked; None when these edits are its own, or it is not there.
+    ask_at: float | None = None
+
+
+class CommonEdits:
+    """Keeps the shared container edits. Safe for threads."""
+
+    def __init__(self, system: System, clock: Callable[[], float] = time.monotonic) -> None:
+        self._system = system
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: _Known | None = None
+        self._asking: threading.Thread | None = None
+        self._refused: tuple[str, tuple[Stamp, ...], float] | None = None
+        self._said = ""
+
+    def current(self, driver_version: str) -> ContainerEdits:
+        """Return the edits that fit what is on the disk at this moment.
+
+        Raises BackendUnavailable, naming it, when something is not there that CUDA needs.
+        """
+        known = self._known
+        if known is None or not self._fits(known, driver_version):
+            with self._lock:
+                known = self._known
+                if known is None or not self._fits(known, driver_version):
+                    self._known = known = self._made_anew(driver_version)
+        if known.ask_at is not None and self._clock() >= known.ask_at:
+            self._ask_aside(driver_version)
+        return known.edits
+
+    def settle(self, seconds: float) -> None:
+        """Wait until nvidia-ctk, if it is being asked at this moment, has answered."""
+        asking = self._asking
+        if asking is not None:
+            asking.join(seconds)
+
+    def _fits(self, known: _Known, driver_version: str) -> bool:
+        return known.driver_version == driver_version and self._system.fingerprint(known.paths) == known.seen
+
+    def _made_anew(self, driver_version: str) -> _Known:
+        driver_files.check_nodes(self._system)
+        paths = _watched(driver_version)
+        seen = self._system.fingerprint(paths)
+        toolkit = container_toolkit.is_installed(self._system)
+        try:
+            edits = driver_files.driver_edits(self._system, driver_version)
+        except BackendUnavailable:
+            # nvidia-ctk may know folders that our list does not, and without it the claim would be refused: here it is waited for.
+            if not toolkit or (self._refused and self._refused[:2] == (driver_version, seen) and not self._is_past()):
+                raise
+            try:
+                return self._from_toolkit(driver_version)
+            except AcceleratorError as error:
+                self._refused = (driver_version, seen, self._clock() + RETRY_SECONDS)
+                self._say(logging.WARNING, f"nvidia-ctk does not help: {error}")
+            raise
+        if not toolkit:
+            self._say(logging.INFO, "container edits come from the driver's own list: nvidia-ctk is not installed")
+        more = tuple(dict.fromkeys((*paths, *_sources(edits))))
+        # Where something came or went meanwhile, nothing fits, and the next claim looks again.
+        seen = self._system.fingerprint(more) if self._system.fingerprint(paths) == seen else ()
+        return _Known(driver_version, more, seen, edits, ask_at=self._clock() if toolkit else None)
+
+    def _is_past(self) -> bool:
+        return self._refused is None or self._clock() >= self._refused[2]
+
+    def _from_toolkit(self, driver_version: str) -> _Known:
+        """Ask nvidia-ctk until nothing has changed while it looked. Raises AcceleratorError."""
+        paths = _watched(driver_version)
+        for _attempt in range(ATTEMPTS):
+            before = self._system.fingerprint(paths)
+            edits = container_toolkit.common_edits(self._system, driver_version)
+            if self._system.fingerprint(paths) == before:
+                more = tuple(dict.fromkeys((*paths, *_sources(edits))))
+                self._say(logging.INFO, f"container edits come from {container_toolkit.PROGRAM}")
+                return _Known(driver_version, more, self._system.fingerprint(more), edits)
+        raise AcceleratorError("The driver's files changed each time nvidia-ctk looked at them", code="toolkit-failed")
+
+    def _ask_aside(self, driver_version: str) -> None:
+        with self._lock:
+            if self._asking is None or not self._asking.is_alive():
+                self._asking = threading.Thread(
+                    target=self._ask, args=(driver_version,), name="container-edits", daemon=True
+                )
+                self._asking.start()
+
+    def _ask(self, driver_version: str) -> None:
+        try:
+            known = self._from_toolkit(driver_version)
+        except Exception as error:  # noqa: BLE001  whatever it is, our own list stays in effect
+            self._say(logging.WARNING, f"container edits come from the driver's own list: {error}")
+            with self._lock:
+                if self._known is not None and self._known.ask_at is not None:
+                    self._known = replace(self._known, ask_at=self._clock() + RETRY_SECONDS)
+            return
+        with self._lock:
+            self._known = known
+
+    def _say(self, level: int, message: str) -> None:
+        if message != self._said:
+            self._said = message
+            LOG.log(level, "%s", message)
+
+
+def _watched(driver_version: str) -> tuple[str, ...]:
+    return (*driver_files.watched_paths(driver_version), container_toolkit.PROGRAM)
+
+
+def _sources(edits: ContainerEdits) -> Iterable[str]:
+    """Return what edits depend on: nodes, mounted files, and of libraries the folder, because others may come to it."""
+    for each in edits.device_nodes:
+        yield each.host_path or each.path
+    for mount in edits.mounts:
+        folder, _slash, name = mount.host_path.rpartition("/")
+        yield folder if ".so" in name else mount.host_path

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The shared container edits follow the disk: what comes is in the next claim, what goes is not, nothing else is read."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver.core.cdi import ContainerEdits
+from dra_driver.core.errors import AcceleratorError, BackendUnavailable
+from dra_driver.core.nvidia.common_edits import RETRY_SECONDS, CommonEdits
+from dra_driver.core.system import Completed
+from node_model import FOLDER, VERSION, Node
+
+SOCKET = "/run/nvidia-persistenced/socket"
+TOOLKIT = "/usr/bin/nvidia-ctk"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    system = Node(tmp_path)
+    system.driver()
+    return system
+
+
+def specification(*more: str, folder: str = FOLDER, **edits: Any) -> Completed:
+    paths = [f"{folder}/libcuda.so.{VERSION}", f"{folder}/libnvidia-ml.so.{VERSION}", *more]
+    common = {
+        "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+        "deviceNodes": [{"path": "/dev/nvidiactl", "major": 195, "minor": 255, "fileMode": 438, "permissions": "rwm"}],
+        "mounts": [{"hostPath": path, "containerPath": path, "options": ["ro"]} for path in paths],
+        "hooks": [{"hookName": "createContainer", "path": TOOLKIT, "args": ["nvidia-ctk", "hook", "chmod"]}],
+        **edits,
+    }
+    document = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [], "containerEdits": common}
+    return Completed(0, json.dumps(document), "")
+
+
+def nodes(edits: ContainerEdits) -> list[str]:
+    return [each.path for each in edits.device_nodes]
+
+
+def mounted(edits: ContainerEdits, path: str) -> bool:
+    return any(mount.host_path == path for mount in edits.mounts)
+
+
+def test_nothing_is_read_again_while_nothing_changes(node: Node) -> None:
+    common = CommonEdits(node)
+    first = common.current(VERSION)
+    looks = node.looks
+    assert common.current(VERSION) is first and node.looks == looks
+
+
+def test_a_claim_before_the_node_is_refused_and_the_next_one_has_it(node: Node) -> None:
+    number = node.nodes.pop("/dev/nvidia-uvm")
+    common = CommonEdits(node)
+    with pytest.raises(BackendUnavailable, match="/dev/nvidia-uvm"):
+        common.current(VERSION)
+    node.nodes["/dev/nvidia-uvm"] = number
+    assert "/dev/nvidia-uvm" in nodes(common.current(VERSION))
+    node.nodes["/dev/nvidia-uvm-tools"] = (510, 1)
+    assert "/dev/nvidia-uvm-tools" in nodes(common.current(VERSION))
+    del node.nodes["/dev/nvidia-uvm"]
+    with pytest.raises(BackendUnavailable, match="/dev/nvidia-uvm"):
+        common.current(VERSION)
+
+
+def test_a_node_with_other_numbers_is_taken_anew(node: Node) -> None:
+    common = CommonEdits(node)
+    common.current(VERSION)
+    node.nodes["/dev/nvidia-uvm"] = (509, 0)
+    assert [each.major for each in common.current(VERSION).device_nodes] == [195, 509]
+
+
+def test_a_socket_that_is_gone_is_in_no_later_claim(node: Node) -> None:
+    node.listen(SOCKET)
+    common = CommonEdits(node)
+    assert mounted(common.current(VERSION), SOCKET)
+    node.path(SOCKET).unlink()
+    assert not mounted(common.current(VERSION), SOCKET)
+    node.listen(SOCKET)
+    assert mounted(common.current(VERSION), SOCKET)
+
+
+def test_a_library_that_comes_or_goes_and_another_driver_are_followed(node: Node) -> None:
+    common = CommonEdits(node)
+    common.current(VERSION)
+    late = f"{FOLDER}/libnvidia-nvvm.so.{VERSION}"
+    node.file(late)
+    assert mounted(common.current(VERSION), late)
+    node.path(late).unlink()
+    assert not mounted(common.current(VERSION), late)
+    node.driver(version="590.1.2")
+    assert mounted(common.current("590.1.2"), f"{FOLDER}/libcuda.so.590.1.2")
+
+
+def test_the_toolkit_s_edits_come_as_soon_as_it_has_answered(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    node.file(TOOLKIT)
+    node.answers = [specification("/gone/since")]
+    common = CommonEdits(node)
+    assert common.current(VERSION).hooks[0].args[2] == "update-ldcache"  # our own list, meanwhile
+    common.settle(10)
+    edits = common.current(VERSION)
+    assert edits.hooks[0].args == ("nvidia-ctk", "hook", "chmod") and not mounted(edits, "/gone/since")
+    assert edits.device_nodes[0].to_dict() == {
+        "path": "/dev/nvidiactl",
+        "major": 195,
+        "minor": 255,
+        "fileMode": 438,
+        "permissions": "rwm",
+    }
+    assert [record.message for record in caplog.records] == [f"container edits come from {TOOLKIT}"]
+    assert common.current(VERSION) is edits and len(node.commands) == 1
+    assert "--device-id=none" in node.commands[0] and f"--nvidia-cdi-hook-path={TOOLKIT}" in node.commands[0]
+
+
+def test_the_toolkit_is_asked_again_when_something_changes_and_no_claim_waits_for_it(node: Node) -> None:
+    node.file(TOOLKIT)
+    node.listen(SOCKET)
+    node.answers = [specification(SOCKET), specification()]
+    common = CommonEdits(node)
+    common.current(VERSION)
+    common.settle(10)
+    assert mounted(common.current(VERSION), SOCKET)
+    node.path(SOCKET).unlink()
+    meanwhile = common.current(VERSION)
+    assert not mounted(meanwhile, SOCKET) and meanwhile.hooks[0].args[2] == "update-ldcache"
+    common.settle(10)
+    edits = common.current(VERSION)
+    assert not mounted(edits, SOCKET) and edits.hooks[0].args[2] == "chmod" and len(node.commands) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (Completed(1, "", "level=error msg=no\nlevel=error msg=not today\n"), "not today"),
+        (Completed(0, "kind: nvidia.com/gpu", ""), "is not understood"),
+        (AcceleratorError("it did not end within 20 s", code="command-timeout"), "did not end"),
+        (specification(netDevices=[{"name": "eth0"}]), "unknown keys: netDevices"),
+        (specification(folder="/elsewhere", mounts=[]), f"libcuda.so.{VERSION}"),
+    ],
+)
+def test_a_toolkit_that_fails_leaves_our_own_list_and_one_line(
+    node: Node, caplog: pytest.LogCaptureFixture, answer: Completed | AcceleratorError, reason: str
+) -> None:
+    node.file(TOOLKIT)
+    node.answers = [answer, answer, specification()]
+    now = 0.0
+    common = CommonEdits(node, clock=lambda: now)
+    own = common.current(VERSION)
+    common.settle(10)
+    assert common.current(VERSION) is own and len(node.commands) == 1
+    now += RETRY_SECONDS
+    assert common.current(VERSION) is own
+    common.settle(10)
+    (line,) = (record.message for record in caplog.records)
+    assert reason in line and "own list" in line and len(node.commands) == 2
+    now += RETRY_SECONDS
+    common.current(VERSION)
+    common.settle(10)
+    assert common.current(VERSION).hooks[0].args[2] == "chmod"
+
+
+def test_an_older_toolkit_is_asked_without_the_newer_flags(node: Node) -> None:
+    node.file(TOOLKIT)
+    node.answers = [Completed(1, "", "Incorrect Usage: flag provided but not defined: -device-id"), specification()]
+    common = CommonEdits(node)
+    common.current(VERSION)
+    common.settle(10)
+    assert common.current(VERSION).hooks[0].args[2] == "chmod"
+    assert "--device-id=none" not in node.commands[1]
+
+
+def test_where_our_list_is_not_enough_the_toolkit_is_waited_for(node: Node) -> None:
+    elsewhere = "/opt/driver/lib"
+    node.driver(elsewhere)
+    for name in ("libcuda", "libnvidia-ml"):
+        node.path(f"{FOLDER}/{name}.so.{VERSION}").unlink()
+    with pytest.raises(BackendUnavailable, match="libcuda"):
+        CommonEdits(node).current(VERSION)
+    node.file(TOOLKIT)
+    failed = Completed(1, "", "not today")
+    node.answers = [failed, specification(folder=elsewhere)]
+    common = CommonEdits(node)
+    for _claim in range(2):
+        with pytest.raises(BackendUnavailable, match="libcuda"):
+            common.current(VERSION)
+    assert len(node.commands) == 1  # it is not asked about the same state at each claim
+    node.file(f"{FOLDER}/another")
+    assert mounted(common.current(VERSION), f"{elsewhere}/libcuda.so.{VERSION}")
+    node.nodes.pop("/dev/nvidia-uvm")
+    with pytest.raises(BackendUnavailable, match="/dev/nvidia-uvm"):
+        common.current(VERSION)
+
+
+def test_without_the_toolkit_that_is_said_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    common = CommonEdits(node)
+    common.current(VERSION)
+    node.listen(SOCKET)
+    common.current(VERSION)
+    assert [record.message for record in caplog.records] == [
+        "container edits come from the driver's own list: nvidia-ctk is not installed"
+    ]
