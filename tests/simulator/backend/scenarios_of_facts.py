@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import stat
 
 from dra_driver.core.errors import (
+    BackendUnavailable,
     DoesNotFit,
     Unsupported,
 )
@@ -205,7 +208,14 @@ def looking_at_one_gpu_is_cheap(stage: Stage) -> None:
 def edits_carry_what_a_container_needs(stage: Stage) -> None:
     gpu = stage.enabled()
     made = stage.backend.create_partition(gpu.uuid, 19, Placement(6, 1))
+    # Below a folder the simulator lays plain files where nodes would be, and a plain file is no node.
+    assert "/dev/nvidiactl" in str(refused(BackendUnavailable, stage.backend.driver_edits))
+    for name, number in (("nvidiactl", (195, 255)), ("nvidia-uvm", (510, 0))):
+        path = stage.root / "dev" / name
+        path.unlink()
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(*number))
     common = stage.backend.driver_edits()
+    assert [node.path for node in common.device_nodes] == ["/dev/nvidiactl", "/dev/nvidia-uvm"]
     inside = {mount.container_path: mount.host_path for mount in common.mounts}
     folder = f"/{LIBRARY_FOLDER}"
     for name in ("libnvidia-ml.so.1", "libnvidia-ml.so.580.95.05", "libcuda.so.1", "libcuda.so"):
