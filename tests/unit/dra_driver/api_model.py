@@ -28,6 +28,11 @@ class ApiModel:
         self.headers: list[dict[str, str]] = []
         self.revision = 100
         self.failures: list[tuple[str, int, str]] = []
+        self.retry_after = ""
+        self.watch_ends_at_once = False
+        # Names of slices that may not be deleted, and the bodies of dry runs.
+        self.kept: set[str] = set()
+        self.dry_runs: list[Json] = []
         self.drop_fields: tuple[str, ...] = ()
         self._watchers: list[asyncio.Queue[Json | None]] = []
         self._runner: web.AppRunner | None = None
@@ -49,7 +54,8 @@ class ApiModel:
             await self._runner.cleanup()
 
     def writes(self) -> list[tuple[str, str]]:
-        return [entry for entry in self.log if entry[0] not in ("GET", "WATCH")]
+        """Method and path of every request that changed something, or would have."""
+        return [entry for entry in self.log if entry[0] not in ("GET", "WATCH", "DRYRUN")]
 
     def end_watches(self) -> None:
         for queue in self._watchers:
@@ -71,15 +77,17 @@ class ApiModel:
         for queue in self._watchers:
             queue.put_nowait({"type": kind, "object": copy.deepcopy(item)})
 
-    @staticmethod
-    def _error(status: int, message: str) -> web.Response:
+    def _error(self, status: int, message: str) -> web.Response:
         return web.json_response(
-            {"kind": "Status", "message": message, "reason": "Test", "code": status}, status=status
+            {"kind": "Status", "message": message, "reason": "Test", "code": status},
+            status=status,
+            headers={"Retry-After": self.retry_after} if self.retry_after and status == 429 else {},
         )
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         path = request.path
         method = "WATCH" if request.query.get("watch") else request.method
+        method = "DRYRUN" if request.query.get("dryRun") == "All" else method
         self.log.append((method, path))
         self.headers.append(dict(request.headers))
         for entry in self.failures:
@@ -122,10 +130,17 @@ class ApiModel:
             return web.json_response(
                 {"items": list(self.slices.values()), "metadata": {"resourceVersion": str(self.revision)}}
             )
+        if method == "DRYRUN":
+            self.dry_runs.append(await request.json())
+            return web.json_response(
+                self._curtailed({**self.dry_runs[-1], "metadata": {"name": "dry-run"}}), status=201
+            )
         self.revision += 1
         if method == "DELETE":
             if name not in self.slices:
                 return self._error(404, "slice not found")
+            if name in self.kept:
+                return self._error(403, "denied by a policy")
             wanted = (await request.json()).get("preconditions", {})
             have = self.slices[name]["metadata"]
             if any(have.get(key) != value for key, value in wanted.items()):
@@ -138,6 +153,8 @@ class ApiModel:
         if method == "POST":
             name = f"{body['metadata']['generateName']}{self.revision}"
             body["metadata"].update({"name": name, "uid": f"uid-{self.revision}"})
+        elif name not in self.slices:
+            return self._error(404, "slice not found")
         elif body["metadata"].get("resourceVersion") != self.slices[name]["metadata"]["resourceVersion"]:
             return self._error(409, "conflict")
         else:
@@ -148,6 +165,7 @@ class ApiModel:
         return web.json_response(body, status=201 if method == "POST" else 200)
 
     def _curtailed(self, body: Json) -> Json:
+        body = copy.deepcopy(body)
         for device in body["spec"].get("devices") or ():
             for field in self.drop_fields:
                 device.pop(field, None)
@@ -160,6 +178,8 @@ class ApiModel:
         await response.prepare(request)
         queue: asyncio.Queue[Json | None] = asyncio.Queue()
         self._watchers.append(queue)
+        if self.watch_ends_at_once:
+            queue.put_nowait(None)
         try:
             while (event := await queue.get()) is not None:
                 data = json.dumps(event).encode() + b"\n"

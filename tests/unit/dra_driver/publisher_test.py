@@ -15,6 +15,7 @@ import pytest
 from api_model import ApiModel, kubeconfig
 from dra_driver.api.client import ApiClient
 from dra_driver.api.resources import ResourceApi
+from dra_driver.core.model import Taint
 from dra_driver.core.nvidia import offers
 from dra_driver.metrics import NoMetrics
 from dra_driver.publish import publisher as module
@@ -193,16 +194,185 @@ def test_conflict_is_resolved_by_looking_again(tmp_path: Path) -> None:
     run(tmp_path, scenario, api)
 
 
-def test_dropped_fields_are_reported_once_and_not_written_again(tmp_path: Path) -> None:
+def test_without_counters_whole_devices_are_published_and_the_gate_is_named(tmp_path: Path) -> None:
+    api = ApiModel()
+    api.drop_fields = ("consumesCounters", "sharedCounters")
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("h100-80", "l4"))
+        await scene.until(scene.publisher.published.is_set)
+        devices = [device["name"] for item in scene.api.slices.values() for device in item["spec"]["devices"]]
+        assert sorted(devices) == ["gpu-0", "gpu-1"]
+        assert [reason for reason, _unused in scene.problems] == ["SliceFieldsDropped"]
+        assert "DRAPartitionableDevices" in scene.problems[0][1]
+        assert await scene.at_rest(0.5) == 0
+        assert len(scene.api.dry_runs) == 1
+        assert len(scene.problems) == 1
+
+    run(tmp_path, scenario, api)
+
+
+def test_without_taints_a_tainted_device_is_never_published(tmp_path: Path) -> None:
+    api = ApiModel()
+    api.drop_fields = ("taints",)
+    bodies: list[str] = []
+    curtailed = api._curtailed
+    api._curtailed = lambda body: (  # type: ignore[method-assign]
+        bodies.append("" if body["metadata"].get("name") == "dry-run" else json.dumps(body)) or curtailed(body)
+    )
+
+    async def scenario(scene: Scene) -> None:
+        healthy = content("l4", "t4", dynamic=False)
+        scene.publisher.set_content(healthy)
+        await scene.until(scene.publisher.published.is_set)
+        assert not scene.api.dry_runs  # there is nothing to ask
+        ill = [replace(healthy.offers[0], taints=(Taint("gpu.nvidia.com/gpu-lost", "NoSchedule"),)), healthy.offers[1]]
+        before = len(bodies)
+        scene.publisher.set_content(replace(healthy, offers=tuple(ill)))
+        await scene.until(scene.publisher.published.is_set)
+        assert "gpu-0" not in "".join(bodies[before:])
+        assert "gpu-1" in "".join(json.dumps(item) for item in scene.api.slices.values())
+        assert "DRADeviceTaints" in scene.problems[0][1]
+        scene.publisher.set_content(healthy)
+        await scene.until(lambda: "gpu-0" in "".join(json.dumps(item["spec"]) for item in scene.api.slices.values()))
+
+    run(tmp_path, scenario, api)
+
+
+def test_server_that_cannot_be_asked_shows_by_what_it_keeps(tmp_path: Path) -> None:
+    api = ApiModel()
+    api.drop_fields = ("consumesCounters", "sharedCounters")
+    api.failures = [("DRYRUN", 400, "a webhook does not do dry runs")]
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("h100-80"))
+        await scene.until(scene.publisher.published.is_set)
+        devices = [device["name"] for item in scene.api.slices.values() for device in item["spec"]["devices"]]
+        assert devices == ["gpu-0"]
+        assert await scene.at_rest(0.5) == 0
+
+    run(tmp_path, scenario, api)
+
+
+def test_gate_that_is_switched_on_is_noticed(tmp_path: Path) -> None:
     api = ApiModel()
     api.drop_fields = ("consumesCounters", "sharedCounters")
 
     async def scenario(scene: Scene) -> None:
         scene.publisher.set_content(content("h100-80"))
         await scene.until(scene.publisher.published.is_set)
-        assert {reason for reason, _unused in scene.problems} == {"SliceFieldsDropped"}
-        assert any("DRAPartitionableDevices" in message for _unused, message in scene.problems)
+        assert len(scene.api.slices) == 1
+        scene.api.drop_fields = ()
+        scene.api.failures = [("WATCH", 500, "restarting")]
+        scene.api.end_watches()
+        await scene.until(lambda: len(scene.api.slices) == 2)
+        await scene.until(scene.publisher.published.is_set)
+        assert await scene.at_rest() == 0
+
+    run(tmp_path, scenario, api)
+
+
+def test_what_the_server_changes_otherwise_is_not_written_again(tmp_path: Path) -> None:
+    api = ApiModel()
+    curtailed = api._curtailed
+
+    def changed(body: Any) -> Any:
+        body = curtailed(body)
+        for device in body["spec"].get("devices") or ():
+            device["attributes"].pop("cudaDriverVersion")
+        return body
+
+    api._curtailed = changed  # type: ignore[method-assign]
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("h100-80"))
+        await scene.until(scene.publisher.published.is_set)
         assert await scene.at_rest(0.5) == 0
+
+    run(tmp_path, scenario, api)
+
+
+def test_watch_that_ends_at_once_is_not_asked_for_without_end(tmp_path: Path) -> None:
+    api = ApiModel()
+    api.watch_ends_at_once = True
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("l4", dynamic=False))
+        await scene.until(scene.publisher.published.is_set)
+        await asyncio.sleep(1.5)
+        # 0.02 s, doubled each time: the seventh comes after 1.3 s or so, one that does not wait is the thousandth.
+        assert len([entry for entry in scene.api.log if entry[0] == "WATCH"]) <= 9
+        scene.publisher.set_content(content("t4", dynamic=False))
+        await scene.until(lambda: "T4" in json.dumps(list(scene.api.slices.values())))
+
+    run(tmp_path, scenario, api)
+
+
+def test_own_change_does_not_wait_for_others_to_settle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SETTLE_SECONDS", 3600.0)
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("l4", dynamic=False))
+        await scene.until(scene.publisher.published.is_set)
+
+        async def disturb() -> None:
+            while True:
+                for name in list(scene.api.slices):
+                    spec = json.loads(json.dumps(scene.api.slices[name]["spec"]))
+                    spec["devices"][0]["capacity"]["memory"]["value"] = "1Gi"
+                    scene.api.change_slice(name, spec)
+                await asyncio.sleep(0.02)
+
+        others = asyncio.ensure_future(disturb())
+        await asyncio.sleep(0.2)
+        assert not scene.publisher.is_current
+        scene.publisher.set_content(content("t4", dynamic=False))
+        await scene.until(lambda: "T4" in json.dumps(list(scene.api.slices.values())))
+        others.cancel()
+
+    run(tmp_path, scenario)
+
+
+def test_retry_after_is_honoured(tmp_path: Path) -> None:
+    api = ApiModel()
+    api.retry_after = "1"
+    api.failures = [("POST", 429, "too many")]
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("l4", dynamic=False))
+        await scene.until(lambda: ("POST", 429, "too many") not in api.failures)
+        await asyncio.sleep(0.9)
+        assert len(scene.api.writes()) == 1
+        await scene.until(scene.publisher.published.is_set)
+
+    run(tmp_path, scenario, api)
+
+
+def test_slice_of_another_pool_that_must_stay_does_not_block(tmp_path: Path) -> None:
+    api = ApiModel()
+    api.slices["old"] = {
+        "metadata": {"name": "old", "uid": "x", "resourceVersion": "7"},
+        "spec": {
+            "driver": DRIVER,
+            "nodeName": "node-1",
+            "pool": {"name": "old-name", "generation": 4, "resourceSliceCount": 1},
+        },
+    }
+    api.kept = {"old"}
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("l4", dynamic=False))
+        await scene.until(scene.publisher.published.is_set)
+        await scene.until(lambda: scene.problems)
+        assert scene.problems[0][0] == "SliceLeftOver"
+        assert "kubectl delete resourceslice old" in scene.problems[0][1]
+        assert await scene.at_rest() == 0
+        assert scene.publisher.is_current
+        scene.publisher.set_content(content("t4", dynamic=False))
+        await scene.until(lambda: "T4" in json.dumps(list(scene.api.slices.values())))
+        assert [entry for entry in scene.api.log if entry[0] == "DELETE"] == [
+            ("DELETE", "/apis/resource.k8s.io/v1/resourceslices/old")
+        ]
 
     run(tmp_path, scenario, api)
 
@@ -233,7 +403,7 @@ def test_pool_of_a_former_name_is_removed(tmp_path: Path) -> None:
 
     async def scenario(scene: Scene) -> None:
         scene.publisher.set_content(Content())
-        await scene.until(scene.publisher.published.is_set)
+        await scene.until(lambda: [item["spec"]["pool"]["name"] for item in scene.api.slices.values()] == ["node-1"])
         (item,) = scene.api.slices.values()
         assert item["spec"]["pool"]["name"] == "node-1"
         assert not item["spec"].get("devices")

@@ -29,6 +29,7 @@ Json = dict[str, Any]
 REQUEST_SECONDS = 15.0
 # A watch that says nothing for longer than its own time limit plus this has lost its connection.
 WATCH_GRACE_SECONDS = 30.0
+LONGEST_RETRY_AFTER = 300.0
 
 
 class ApiUnreachable(AcceleratorError):
@@ -38,14 +39,21 @@ class ApiUnreachable(AcceleratorError):
 
 
 class ApiError(AcceleratorError):
-    """The API server answered with an error. ``status`` is the HTTP status, ``reason`` Kubernetes' own word."""
+    """The API server answered with an error.
+
+    ``status`` is the HTTP status, ``reason`` Kubernetes' own word, ``retry_after`` how many seconds the server wants to be
+    left alone (None: it did not say).
+    """
 
     default_code = "api-error"
 
-    def __init__(self, message: str, *, status: int, reason: str = "", hint: str = "") -> None:
+    def __init__(
+        self, message: str, *, status: int, reason: str = "", hint: str = "", retry_after: float | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
         self.status = status
         self.reason = reason
+        self.retry_after = retry_after
 
 
 @dataclass(frozen=True)
@@ -100,13 +108,13 @@ class ApiClient:
                 server_hostname=access.server_name or None,
             ) as response:
                 payload = await response.read()
-                status = response.status
+                status, asked_for = response.status, response.headers.get("Retry-After", "")
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise self._unreachable(access, error) from error
         if status >= 400:
             if status == 401:
                 self._retire()
-            raise _error(method, path, status, payload)
+            raise _error(method, path, status, payload, asked_for)
         return _object(payload, path)
 
     async def watch(
@@ -138,7 +146,8 @@ class ApiClient:
                 server_hostname=access.server_name or None,
             ) as response:
                 if response.status >= 400:
-                    raise _error("WATCH", path, response.status, await response.read())
+                    asked_for = response.headers.get("Retry-After", "")
+                    raise _error("WATCH", path, response.status, await response.read(), asked_for)
                 async for line in _lines(response.content):
                     event = _object(line, path)
                     if event.get("type") == "ERROR":
@@ -248,7 +257,7 @@ def _object(payload: bytes, path: str) -> Json:
     return value
 
 
-def _error(method: str, path: str, status: int, payload: bytes) -> ApiError:
+def _error(method: str, path: str, status: int, payload: bytes, retry_after: str = "") -> ApiError:
     message, reason = payload[:300].decode(errors="replace").strip(), ""
     with contextlib.suppress(ValueError, AttributeError):
         document = json.loads(payload)
@@ -262,6 +271,8 @@ def _error(method: str, path: str, status: int, payload: bytes) -> ApiError:
         status=status,
         reason=reason,
         hint=hints.get(status, ""),
+        # Kubernetes sends seconds, never a date. Hours would be a mistake of somebody in between.
+        retry_after=min(float(retry_after), LONGEST_RETRY_AFTER) if retry_after.isdigit() else None,
     )
 
 

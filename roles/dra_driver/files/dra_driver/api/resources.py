@@ -86,10 +86,12 @@ class ResourceApi:
         ):
             yield WatchEvent(type=event.type, object=slice_from_version(event.object, version))
 
-    async def create_slice(self, body: Mapping[str, Any]) -> Json:
-        """Create a slice given in v1 form and return what the server made of it."""
+    async def create_slice(self, body: Mapping[str, Any], *, dry_run: bool = False) -> Json:
+        """Create a slice given in v1 form and return what the server made of it; a dry run stores nothing."""
         version = await self.version()
-        answer = await self.client.request("POST", await self._slices_path(), body=slice_to_version(body, version))
+        params = {"dryRun": "All"} if dry_run else None
+        path = await self._slices_path()
+        answer = await self.client.request("POST", path, params=params, body=slice_to_version(body, version))
         return slice_from_version(answer, version)
 
     async def update_slice(self, name: str, body: Mapping[str, Any]) -> Json:

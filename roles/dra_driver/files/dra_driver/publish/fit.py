@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What of a node's devices can be said to an API server that drops fields, and what has to be withheld there.
+
+A taint or a counter that the server drops would not be missed by anybody until a pod gets a GPU that is lost, or a
+partition of one that another pod has whole. What cannot be expressed is therefore not published. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from ..core.model import CounterSet, Offer
+
+TAINTS = "taints"
+COUNTERS = "counters"
+# The feature gate of the API server (and of the scheduler) that each needs.
+GATES = {TAINTS: "DRADeviceTaints", COUNTERS: "DRAPartitionableDevices"}
+# An effect that tells people and keeps nobody away.
+INFORMATIVE = "None"
+WHOLE = "device"
+NAMED = 8
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the pool is to hold."""
+
+    offers: tuple[Offer, ...] = ()
+    counter_sets: tuple[CounterSet, ...] = ()
+
+
+@dataclass(frozen=True)
+class Withheld:
+    """Devices that are not published because the server drops a feature."""
+
+    feature: str
+    names: tuple[str, ...] = field(default_factory=tuple)
+
+    def describe(self) -> str:
+        """Say what is withheld, why, and what mends it."""
+        named = ", ".join(self.names[:NAMED]) + (
+            f" and {len(self.names) - NAMED} more" if len(self.names) > NAMED else ""
+        )
+        why = {
+            TAINTS: "a device that should be tainted would be given to pods",
+            COUNTERS: "devices that overlap would be given away twice",
+        }[self.feature]
+        return (
+            f"the API server drops {self.feature} (feature gate {GATES[self.feature]} is off): {why}, so "
+            f"{len(self.names)} devices are withheld ({named}). Switch the gate on in kube-apiserver and kube-scheduler"
+        )
+
+
+def needs(offer: Offer) -> frozenset[str]:
+    """Return the features without which the offer says too much."""
+    return frozenset(
+        feature for feature, needed in ((TAINTS, bool(offer.taints)), (COUNTERS, bool(offer.counter_set))) if needed
+    )
+
+
+def fit(content: Content, drops: Collection[str]) -> tuple[Content, tuple[Withheld, ...]]:
+    """Return what can be published where the server drops the features, and what is withheld.
+
+    Without taints, tainted devices are. Without counters, of those that share some only a set is left that fits beside
+    each other: whole devices first, then in the order of the offers. Nothing that the server would drop remains.
+    """
+    offers, withheld = content.offers, []
+    if TAINTS in drops:
+        ill = [offer for offer in offers if any(taint.effect != INFORMATIVE for taint in offer.taints)]
+        names = {offer.name for offer in ill}
+        offers = tuple(replace(offer, taints=()) for offer in offers if offer.name not in names)
+        if ill:
+            withheld.append(Withheld(TAINTS, tuple(offer.name for offer in ill)))
+    if COUNTERS not in drops:
+        return Content(offers, content.counter_sets), tuple(withheld)
+    chosen = _beside_each_other(offers, content.counter_sets)
+    left_out = tuple(offer.name for offer in offers if offer.name not in chosen)
+    if left_out:
+        withheld.append(Withheld(COUNTERS, left_out))
+    kept = tuple(replace(offer, counter_set=None, consumes={}) for offer in offers if offer.name in chosen)
+    return Content(kept, ()), tuple(withheld)
+
+
+def _beside_each_other(offers: tuple[Offer, ...], counter_sets: tuple[CounterSet, ...]) -> set[str]:
+    left = {each.name: dict(each.counters) for each in counter_sets}
+    chosen = {offer.name for offer in offers if not offer.counter_set}
+    for offer in sorted((each for each in offers if each.counter_set), key=lambda each: each.kind != WHOLE):
+        have = left.get(offer.counter_set or "", {})
+        if all(have.get(counter, 0) >= amount for counter, amount in offer.consumes.items()):
+            chosen.add(offer.name)
+            for counter, amount in offer.consumes.items():
+                have[counter] -= amount
+    return chosen

@@ -1,0 +1,442 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The publisher's decisions against a small model of the API server, with a clock of their own and others about."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import board_model
+import pytest
+from dra_driver.core.model import Taint
+from dra_driver.core.nvidia import offers
+from dra_driver.core.slices import SliceWrite
+from dra_driver.publish import reducer
+from dra_driver.publish.fit import COUNTERS, TAINTS, Content, fit
+from dra_driver.publish.reducer import Decision, Identity, Pace, State
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+DRIVER = "gpu.nvidia.com"
+IDENTITY = Identity(DRIVER, "node-1", "node-1")
+PACE = Pace()
+OWNER = {"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "node-uid", "controller": True}
+LOST = (Taint("gpu.nvidia.com/gpu-lost", "NoSchedule"),)
+
+
+def content(*boards: str, dynamic: bool = True, ill: int | None = None) -> Content:
+    """A pool's content; ``ill`` is the board whose devices are tainted."""
+    devices = [board_model.device(board, index) for index, board in enumerate(boards)]
+    found = [
+        replace(offer, taints=LOST) if index == ill else offer
+        for index, device in enumerate(devices)
+        for number, offer in enumerate(offers.offers(device, dynamic))
+        if number % 8 == 0 or offer.kind == "device"  # a few of 26 will do, and quicker
+    ]
+    return Content(tuple(found), tuple(offers.counter_set(device) for device in devices if dynamic))
+
+
+CONTENTS = (
+    Content(),
+    content("l4", dynamic=False),
+    content("l4", "t4", dynamic=False, ill=0),
+    content("h100-80", "l4"),
+    content("h100-80", "h100-80", ill=1),
+)
+
+
+class Failure(Exception):
+    def __init__(self, status: int, retry_after: float | None = None) -> None:
+        super().__init__(status)
+        self.status = status
+        self.retry_after = retry_after
+
+
+@dataclass
+class ServerModel:
+    """Slices, conflicts, gates, a policy on removals, and trouble from a time on."""
+
+    drops: frozenset[str] = frozenset()
+    slices: dict[str, Any] = field(default_factory=dict)
+    revision: int = 10
+    kept: set[str] = field(default_factory=set)
+    away_until: float = 0.0
+    throttled_until: float = 0.0
+    events: list[tuple[str, Any]] = field(default_factory=list)
+
+    def answer(self, now: float) -> None:
+        if now < self.away_until:
+            raise Failure(0)
+        if now < self.throttled_until:
+            raise Failure(429, self.throttled_until - now)
+
+    def curtailed(self, body: Any) -> Any:
+        body = copy.deepcopy(body)
+        for device in body["spec"].get("devices", ()):
+            if TAINTS in self.drops:
+                device.pop("taints", None)
+            if COUNTERS in self.drops:
+                device.pop("consumesCounters", None)
+        if COUNTERS in self.drops:
+            body["spec"].pop("sharedCounters", None)
+        return body
+
+    def put(self, name: str, body: Any) -> Any:
+        self.revision += 1
+        body["metadata"] = {**body["metadata"], "name": name, "resourceVersion": str(self.revision)}
+        body["metadata"].setdefault("uid", f"uid-{self.revision}")
+        self.events.append(("MODIFIED" if name in self.slices else "ADDED", copy.deepcopy(body)))
+        self.slices[name] = body
+        return copy.deepcopy(body)
+
+    def remove(self, name: str) -> None:
+        self.revision += 1
+        item = self.slices.pop(name)
+        item["metadata"]["resourceVersion"] = str(self.revision)
+        self.events.append(("DELETED", item))
+
+    def write(self, write: SliceWrite, now: float) -> Any:
+        self.answer(now)
+        if write.verb == "create":
+            assert write.body is not None
+            return self.put(f"{write.body['metadata']['generateName']}{self.revision}", self.curtailed(write.body))
+        present = self.slices.get(write.name)
+        if present is None:
+            if write.body is None:
+                return None
+            raise Failure(404)
+        if any(present["metadata"].get(key) != value for key, value in write.preconditions.items()):
+            raise Failure(409)
+        if write.body is None:
+            if write.name in self.kept:
+                raise Failure(403)
+            self.remove(write.name)
+            return None
+        body = self.curtailed(write.body)
+        body["metadata"]["uid"] = present["metadata"]["uid"]
+        return self.put(write.name, body)
+
+    def devices(self) -> dict[str, Any]:
+        newest = max((item["spec"]["pool"]["generation"] for item in self.own()), default=0)
+        return {
+            device["name"]: device
+            for item in self.own()
+            if item["spec"]["pool"]["generation"] == newest
+            for device in item["spec"].get("devices", ())
+        }
+
+    def complete(self) -> bool:
+        """Whether the scheduler would look at the pool: it passes over one that lacks slices of the newest generation."""
+        newest = max((item["spec"]["pool"]["generation"] for item in self.own()), default=0)
+        pools = [item["spec"]["pool"] for item in self.own() if item["spec"]["pool"]["generation"] == newest]
+        return bool(pools) and all(pool["resourceSliceCount"] == len(pools) for pool in pools)
+
+    def own(self) -> list[Any]:
+        return [item for item in self.slices.values() if item["spec"]["pool"]["name"] == IDENTITY.pool]
+
+
+class World:
+    """The executor's part, in no time: what the reducer decides is done, and what happened is told to it."""
+
+    def __init__(self, server: ServerModel, *, asks: bool = True) -> None:
+        self.server = server
+        self.asks = asks
+        self.now = 0.0
+        self.state = reducer.listed(State(), copy.deepcopy(list(server.slices.values())), 0.0)
+        self.batches: list[tuple[float, Decision]] = []
+        self.refusals: list[float] = []
+        self.history: list[dict[str, Any]] = []
+
+    def want(self, wanted: Content) -> None:
+        self.state = reducer.wanted(self.state, wanted)
+
+    def watch(self) -> None:
+        for kind, item in self.server.events:
+            self.state = reducer.seen(self.state, kind, item, self.now)
+        self.server.events.clear()
+
+    def act(self, decision: Decision) -> None:
+        try:
+            self.server.answer(self.now)
+            if decision.ask_server:
+                assert self.state.content is not None
+                sent = reducer.probe(IDENTITY, self.state.content, "separate", self.state.owner)
+                answer = self.server.curtailed(sent) if sent and self.asks else None
+                self.state = reducer.asked(self.state, (1, 37), sent, answer)
+            elif decision.ask_owner:
+                self.state = reducer.owned(self.state, OWNER)
+            else:
+                self.batches.append((self.now, decision))
+                self.carry_out(decision)
+        except Failure as failure:
+            if failure.status == 429:
+                self.refusals.append(self.now)
+            self.state = reducer.failed(
+                self.state, PACE, self.now, status=failure.status, retry_after=failure.retry_after
+            )
+            if failure.status in reducer.OUTDATED:
+                self.state = reducer.listed(self.state, copy.deepcopy(list(self.server.slices.values())), self.now)
+
+    def carry_out(self, decision: Decision) -> None:
+        before = self.state.server
+        for write in decision.writes:
+            try:
+                answer = self.server.write(write, self.now)
+            except Failure as failure:
+                if decision.leftover and failure.status == 403:
+                    self.state = reducer.refused(self.state, PACE, write.name, self.now)
+                    continue
+                raise
+            self.state = reducer.answered(self.state, write, answer)
+            if self.server.complete():
+                self.history.append(copy.deepcopy(self.server.devices()))
+            if self.state.server != before:
+                return
+        self.state = reducer.written(self.state, PACE, decision, self.now)
+
+    def go_on(self, until: float, *, seen_after: float = 0.0) -> None:
+        """Let time pass; the watch tells of changes at the end of each wait, or ``seen_after`` seconds."""
+        for _round in range(2000):
+            decision = reducer.decide(IDENTITY, PACE, self.state, self.now)
+            if decision.ask_server or decision.ask_owner or decision.writes:
+                self.act(decision)
+                self.watch()
+                continue
+            if decision.current:
+                self.state = reducer.settled(self.state, decision)
+            if decision.wake_at is None or decision.wake_at > until:
+                self.now = until
+                self.watch()
+                return
+            assert decision.wake_at > self.now, "a wait that has ended already would be one without end"
+            self.now = decision.wake_at
+        raise AssertionError("more than 2000 decisions")
+
+
+def expected(wanted: Content, drops: frozenset[str]) -> set[str]:
+    return {offer.name for offer in fit(wanted, drops)[0].offers}
+
+
+OTHERS = st.one_of(
+    st.tuples(st.just("delete"), st.integers(0, 9)),
+    st.tuples(st.just("change"), st.integers(0, 9)),
+    st.tuples(st.just("wipe"), st.just(0)),
+    st.tuples(st.just("away"), st.integers(1, 90)),
+    st.tuples(st.just("throttle"), st.integers(1, 60)),
+    st.tuples(st.just("want"), st.integers(0, len(CONTENTS) - 1)),
+    st.tuples(st.just("interrupt"), st.just(0)),
+)
+
+
+def happen(world: World, what: str, number: int) -> None:
+    server, names = world.server, sorted(world.server.slices)
+    if what == "delete" and names:
+        server.remove(names[number % len(names)])
+    elif what == "change" and names:
+        name = names[number % len(names)]
+        body = copy.deepcopy(server.slices[name])
+        body["spec"]["devices"] = [{"name": "foreign"}]
+        body["spec"].pop("sharedCounters", None)
+        server.put(name, body)
+    elif what == "wipe":
+        for name in names:
+            server.remove(name)
+    elif what == "away":
+        server.away_until = world.now + number
+    elif what == "throttle":
+        server.throttled_until = world.now + number
+    elif what == "want":
+        world.want(CONTENTS[number])
+    elif what == "interrupt":
+        world.state = reducer.interrupted(world.state)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.0, 20.0), OTHERS), max_size=25),
+    st.sets(st.sampled_from([TAINTS, COUNTERS])),
+    st.booleans(),
+)
+def test_the_pool_becomes_what_is_wanted_and_rests(
+    story: list[tuple[float, tuple[str, int]]], drops: set[str], asks: bool
+) -> None:
+    world = World(ServerModel(drops=frozenset(drops)), asks=asks)
+    world.want(CONTENTS[3])
+    for seconds, (what, number) in story:
+        world.go_on(world.now + seconds)
+        happen(world, what, number)
+        world.watch()
+    throttled = world.server.throttled_until
+    # Somebody who waits for everything to end waits no longer than this.
+    world.go_on(max(world.now, world.server.away_until, throttled) + PACE.retry_limit + PACE.settle_limit + 5)
+    wanted = world.state.content
+    assert wanted is not None
+    assert set(world.server.devices()) == expected(wanted, world.server.drops)
+    assert reducer.decide(IDENTITY, PACE, world.state, world.now).current
+    done = len(world.batches)
+    world.go_on(world.now + 3600)
+    assert len(world.batches) == done, "nothing is written at rest"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.floats(0.01, 3.0), st.sampled_from(["delete", "change", "wipe"]), st.integers(0, 9)), max_size=40
+    ),
+    st.integers(0, len(CONTENTS) - 1),
+)
+def test_an_own_change_is_there_within_a_second_whatever_others_do(
+    story: list[tuple[float, str, int]], number: int
+) -> None:
+    world = World(ServerModel())
+    world.want(CONTENTS[3])
+    world.go_on(5)
+    for seconds, what, which in story:
+        world.go_on(world.now + seconds)
+        happen(world, what, which)
+        world.watch()
+    wanted = replace(
+        CONTENTS[number], offers=tuple(offer for offer in CONTENTS[number].offers if offer.name != "gpu-0")
+    )
+    world.want(wanted)
+    world.go_on(world.now + 1.0)
+    assert set(world.server.devices()) == {offer.name for offer in wanted.offers}
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.floats(0.2, 5.0), st.sampled_from(["delete", "change", "wipe"]))
+def test_somebody_who_never_stops_is_answered_ever_more_slowly(every: float, what: str) -> None:
+    world = World(ServerModel())
+    world.want(CONTENTS[1])
+    world.go_on(5)
+    world.batches.clear()
+    while world.now < 305:
+        world.go_on(world.now + every)
+        happen(world, what, 0)
+        world.watch()
+    # 1, 2, 4, 8, 16 and then 30 seconds each; what never settles is answered all the same.
+    assert 9 <= len(world.batches) <= 14
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0.0, 0.2), min_size=20, max_size=60))
+def test_many_own_changes_are_no_storm(pauses: list[float]) -> None:
+    world = World(ServerModel())
+    for number, seconds in enumerate(pauses):
+        world.want(CONTENTS[1 + number % 2])
+        world.go_on(world.now + seconds)
+    assert len(world.batches) <= sum(pauses) / PACE.gap + 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 200), st.lists(st.floats(0.0, 5.0), max_size=20))
+def test_the_server_is_left_alone_as_long_as_it_asks(seconds: int, changes: list[float]) -> None:
+    world = World(ServerModel())
+    world.server.throttled_until = float(seconds)
+    world.want(CONTENTS[1])
+    for number, pause in enumerate(changes):
+        world.go_on(world.now + pause)
+        world.want(CONTENTS[1 + number % 2])
+    world.go_on(float(seconds) + 1)
+    assert len(world.refusals) == 1
+    assert world.server.devices()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, len(CONTENTS) - 1), st.floats(0, 3)), min_size=1, max_size=8),
+    st.sets(st.sampled_from([TAINTS, COUNTERS])),
+)
+def test_what_cannot_be_said_is_at_no_moment_published(changes: list[tuple[int, float]], drops: set[str]) -> None:
+    world = World(ServerModel(drops=frozenset(drops)))
+    former: set[str] = set()
+    for number, seconds in changes:
+        world.history.clear()
+        world.want(CONTENTS[number])
+        world.go_on(world.now + seconds + 1)
+        offered = {offer.name: offer for offer in CONTENTS[number].offers}
+        for devices in world.history:
+            assert set(devices) in (former, expected(CONTENTS[number], world.server.drops))
+        for name, device in world.server.devices().items():
+            assert bool(device.get("taints")) == bool(offered[name].taints)
+        former = set(world.server.devices())
+
+
+def test_a_server_that_learns_is_believed() -> None:
+    world = World(ServerModel(drops=frozenset({TAINTS, COUNTERS})))
+    world.want(CONTENTS[4])
+    world.go_on(5)
+    assert set(world.server.devices()) == {"gpu-0"}
+    world.server.drops = frozenset()
+    world.state = reducer.interrupted(world.state)
+    world.go_on(10)
+    assert set(world.server.devices()) == {offer.name for offer in CONTENTS[4].offers}
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_slices_of_a_former_pool_go_last_and_block_nothing(allowed: bool) -> None:
+    server = ServerModel()
+    spec = {"driver": DRIVER, "nodeName": "node-1", "pool": {"name": "old", "generation": 3, "resourceSliceCount": 1}}
+    server.put("old-slice", {"metadata": {"name": "old-slice"}, "spec": spec})
+    server.events.clear()
+    server.kept = set() if allowed else {"old-slice"}
+    world = World(server)
+    world.want(CONTENTS[1])
+    world.go_on(5)
+    assert set(server.devices()) == {"gpu-0"}
+    assert ("old-slice" in server.slices) != allowed
+    assert reducer.decide(IDENTITY, PACE, world.state, world.now).current
+    world.want(CONTENTS[2])
+    world.go_on(6)
+    assert set(server.devices()) == {"gpu-0", "gpu-1"}
+    tries = [batch for _at, batch in world.batches if batch.leftover]
+    assert len(tries) == 1
+    world.server.kept = set()
+    world.go_on(5 + PACE.leftover + 1)
+    assert "old-slice" not in server.slices
+
+
+def test_content_that_no_server_would_take_is_a_problem_and_no_loop() -> None:
+    world = World(ServerModel())
+    twice = CONTENTS[1].offers * 2
+    world.want(Content(twice))
+    world.go_on(100)
+    decision = reducer.decide(IDENTITY, PACE, world.state, world.now)
+    assert "twice" in decision.problem
+    assert (decision.wake_at, decision.writes) == (None, ())
+    world.want(CONTENTS[1])
+    world.go_on(101)
+    assert set(world.server.devices()) == {"gpu-0"}
+
+
+def test_withheld_devices_are_named_with_the_gate() -> None:
+    kept, withheld = fit(content("h100-80", "l4", ill=1), {TAINTS, COUNTERS})
+    assert [offer.name for offer in kept.offers] == ["gpu-0"]
+    assert not kept.counter_sets
+    assert not kept.offers[0].consumes
+    taints, counters = withheld
+    assert "DRADeviceTaints" in taints.describe()
+    assert "gpu-1" in taints.describe()
+    assert "DRAPartitionableDevices" in counters.describe()
+    assert "4 devices are withheld" in counters.describe()
+
+
+def test_partitions_that_exist_stay_where_counters_are_dropped() -> None:
+    """Beside an administrator's partition no whole GPU is offered; what can be made is, as far as it fits together."""
+    device = board_model.device("h100-80", 0, places=((9, 4),))
+    wanted = Content(offers.offers(device, True), (offers.counter_set(device, ()),))
+    assert not any(offer.kind == "device" for offer in wanted.offers)
+    kept, _withheld = fit(wanted, {COUNTERS})
+    placements = [offer.placement for offer in kept.offers if offer.placement is not None]
+    assert [offer.name for offer in kept.offers if offer.partition_uuid]
+    assert sum(placement.size for placement in placements) > 4
+    assert not any(one.overlaps(other) for one in placements for other in placements if one is not other)
+
+
+def test_a_device_with_an_informative_taint_alone_is_published_without_it() -> None:
+    ill = replace(CONTENTS[1].offers[0], taints=(Taint("gpu.nvidia.com/degraded", "None"),))
+    kept, withheld = fit(Content((ill,)), {TAINTS})
+    assert kept.offers[0].taints == ()
+    assert not withheld
