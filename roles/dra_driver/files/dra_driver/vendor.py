@@ -122,7 +122,7 @@ class VendorDriver:
             self._snapshots.value,
             self._conditions.problems,
             boot_id=self._boot_id,
-            published=self._publisher.published.is_set(),
+            published=self._publisher.is_current,
             registered=self._server is not None and self._server.registered,
         )
 
