@@ -42,7 +42,6 @@ from dra_driver.core.model import (
     Partitioning,
     Placement,
     Process,
-    devices_of,
 )
 from dra_driver.core.nvidia import offers
 from dra_driver.core.system import System
@@ -305,7 +304,7 @@ class Node:
         self.store = Store.open(str(folder / "state" / "state.db"))
         self.executor = ThreadPoolExecutor(8)
         self.survey: Survey | None = None
-        self.ownership = Ownership(self.store)
+        self.ownership = Ownership(self.store, boot_id)
         self.service = ClaimService(
             driver=DRIVER,
             hands=Hands(self.backend, self.system, "/var/run/cdi", reached),
@@ -349,9 +348,9 @@ class Node:
 
     async def look(self) -> None:
         with self.ownership.observe() as observation:
-            devices = devices_of(self.backend.discover())
+            findings = self.backend.discover()
             owned = observation.owned()
-        self.survey = survey(self.backend, devices, self.rules, owned)
+        self.survey = survey(self.backend, findings, self.rules, owned)
 
     @property
     def inventory(self) -> Inventory:

@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from .claims.plan import Inventory
 from .core.backend import Backend
 from .core.layout import DYNAMIC, Rule, wanted_for
-from .core.model import CounterSet, Device, Offer, OwnedPartition
+from .core.model import CounterSet, Device, Finding, Offer, OwnedPartition, devices_of
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The devices, what is offered of them, and which of them are partitioned on demand."""
+    """What a look found, the devices whose facts are known, what is offered, and which are partitioned on demand.
 
+    A device with a fault is offered as it was when it was well, with a taint; one whose facts were never read is not.
+    """
+
+    findings: tuple[Finding, ...]
     devices: Mapping[str, Device]
     offers: tuple[Offer, ...]
     counter_sets: tuple[CounterSet, ...]
@@ -24,12 +28,21 @@ class Survey:
 
     def inventory(self, pool: str) -> Inventory:
         """Return what claims are held against."""
-        return Inventory(pool=pool, offers={offer.name: offer for offer in self.offers}, dynamic=self.dynamic)
+        return Inventory(
+            pool=pool,
+            offers={offer.name: offer for offer in self.offers},
+            dynamic=self.dynamic,
+            faults={
+                finding.uuid: f"{finding.fault.cause}: {finding.fault}"
+                for finding in self.findings
+                if finding.fault is not None and finding.uuid
+            },
+        )
 
 
 def survey(
     backend: Backend,
-    devices: Collection[Device],
+    findings: Collection[Finding],
     rules: tuple[Rule, ...],
     owned: Mapping[str, Collection[OwnedPartition]],
 ) -> Survey:
@@ -41,6 +54,7 @@ def survey(
     offers: list[Offer] = []
     counter_sets: list[CounterSet] = []
     dynamic: set[str] = set()
+    devices = devices_of(findings)
     for device in devices:
         rule = wanted_for(device, rules)
         on_demand = rule is not None and rule.mode == DYNAMIC
@@ -52,6 +66,7 @@ def survey(
         if any(offer.counter_set for offer in found):
             counter_sets.append(backend.counter_set(device, mine))
     return Survey(
+        findings=tuple(findings),
         devices={device.uuid: device for device in devices},
         offers=tuple(offers),
         counter_sets=tuple(counter_sets),

@@ -137,7 +137,7 @@ class VendorDriver:
         suspect: bool,
     ) -> None:
         configuration = self._configuration
-        ownership = Ownership(store)
+        ownership = Ownership(store, boot_id)
         watch = HardwareWatch(
             self._backend,
             driver=self.driver,
@@ -181,7 +181,14 @@ class VendorDriver:
             reached=self._reached,
             boot_id=boot_id,
         )
-        reconciler = Reconciler(service, source=self._api, pool=self.pool, boot_id=boot_id, snapshots=self._snapshots)
+        reconciler = Reconciler(
+            service,
+            source=self._api,
+            reporter=self._reports,
+            pool=self.pool,
+            boot_id=boot_id,
+            snapshots=self._snapshots,
+        )
         pool = PoolKeeper(self._publisher, self._snapshots)
         await served.start()
         started.set()

@@ -11,14 +11,31 @@ from typing import Any, Callable
 
 from ..core.backend import Backend
 from ..core.cdi import ContainerEdits, build_spec, list_specs, remove_spec, spec_path, write_spec
-from ..core.errors import AcceleratorError, DeviceFaulty, NotFound
+from ..core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, NotFound, NotPermitted
 from ..core.model import Device, Partition
 from ..core.system import System
 from ..logs import fields
+from .debts import Debt
 from .plan import Destruction, ModeChange, PreparePlan, UndoPlan
 from .records import ANNOTATION, DEVICE, ClaimRecord, DeviceRecord
 
 LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Fresh facts of devices by UUID, and what keeps others from telling theirs; one that is not there is in neither."""
+
+    devices: Mapping[str, Device]
+    faults: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Undone:
+    """What became of an undo plan: the devices on which partitioning went off, and the partitions that are owed now."""
+
+    switched_off: tuple[str, ...]
+    debts: tuple[Debt, ...]
 
 
 @dataclass(frozen=True)
@@ -30,15 +47,18 @@ class Hands:
     cdi_directory: str
     reached: Callable[[str], None]
 
-    def facts(self, uuids: Iterable[str]) -> dict[str, Device]:
-        """Return fresh facts of the devices named; one that is not there, or no longer answers, is left out."""
-        found = {}
+    def facts(self, uuids: Iterable[str]) -> Facts:
+        """Return fresh facts of the devices named. Raises BackendUnavailable."""
+        found: dict[str, Device] = {}
+        faults: dict[str, str] = {}
         for uuid in uuids:
             try:
                 found[uuid] = self.backend.device(uuid)
-            except (NotFound, DeviceFaulty):
+            except NotFound:
                 continue
-        return found
+            except DeviceFaulty as error:
+                faults[uuid] = str(error)
+        return Facts(found, faults)
 
     def carry_out(self, plan: PreparePlan) -> tuple[ClaimRecord, dict[str, Partition]]:
         """Do the hardware's part of a plan; return the completed record and the partitions made, by CDI name.
@@ -95,21 +115,34 @@ class Hands:
             annotations={ANNOTATION: record.to_document()},
         )
 
-    def undo(self, plan: UndoPlan) -> bool:
-        """Destroy what is ours and switch partitioning off where that is due; return whether all modes were changed.
+    def undo(self, plan: UndoPlan) -> Undone:
+        """Destroy what is ours and switch partitioning off where that is due.
 
-        Raises the backend's error when a partition cannot be destroyed, InUse with the pids for one that is in use.
+        A partition that its device does not let go of, because of a fault, is owed. Raises InUse with the pids for one
+        that is in use, NotPermitted and BackendUnavailable.
         """
-        self._destroy(plan.destructions)
-        complete = True
+        debts = list(plan.debts)
+        for destruction in plan.destructions:
+            try:
+                self._destroy([destruction])
+            except (InUse, NotPermitted, BackendUnavailable):
+                raise
+            except AcceleratorError as error:
+                LOG.warning("%s is destroyed later: %s", destruction.description, error)
+                debts.append(destruction.debt)
+        owing = {debt.device_uuid for debt in debts}
+        switched_off = []
         for change in plan.mode_changes:
+            if change.device_uuid in owing:
+                continue
             try:
                 self.backend.set_partitioning(change.device_uuid, change.enabled)
                 self.reached("partitioning-restored")
             except AcceleratorError as error:
-                complete = False
                 LOG.warning("partitioning stays on: %s", error, extra=fields(device=change.device_uuid))
-        return complete
+            else:
+                switched_off.append(change.device_uuid)
+        return Undone(tuple(switched_off), tuple(debts))
 
     def remove_cdi(self, claim_uid: str) -> None:
         """Remove a claim's CDI file; it need not be there."""

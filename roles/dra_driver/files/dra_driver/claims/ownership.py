@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 from ..core.model import OwnedPartition
+from .debts import Debt, debts_in
 from .records import ClaimRecord
 from .store import Store
 
@@ -18,8 +19,7 @@ class Observation:
     def __init__(self, ownership: Ownership) -> None:
         self._ownership = ownership
         self._found: dict[str, set[OwnedPartition]] = {}
-        for record in ownership.records:
-            self.note(record)
+        self._note_all()
 
     def note(self, record: ClaimRecord) -> None:
         """Take note of the partitions that were, or are about to be, made for a claim."""
@@ -29,22 +29,33 @@ class Observation:
 
     def owned(self) -> Mapping[str, frozenset[OwnedPartition]]:
         """Return all that was the driver's own at any moment since the look began, by device."""
+        self._note_all()
+        return {uuid: frozenset(keys) for uuid, keys in self._found.items()}
+
+    def _note_all(self) -> None:
         for record in self._ownership.records:
             self.note(record)
-        return {uuid: frozenset(keys) for uuid, keys in self._found.items()}
+        for debt in self._ownership.debts:
+            self._found.setdefault(debt.device_uuid, set()).add(debt.partition)
 
 
 class Ownership:
-    """The partitions that are made for claims. Read and noted on the event loop alone."""
+    """The partitions that are made for claims, and those that are owed. Read and noted on the event loop alone."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, boot_id: str) -> None:
         self._store = store
+        self._boot_id = boot_id
         self._observations: list[Observation] = []
 
     @property
     def records(self) -> tuple[ClaimRecord, ...]:
         """The claims that are prepared, or being prepared, at this moment."""
         return tuple(self._store.claims.values())
+
+    @property
+    def debts(self) -> tuple[Debt, ...]:
+        """The partitions that are to be destroyed when their devices answer again."""
+        return debts_in(self._store.meta, self._boot_id)
 
     def note(self, record: ClaimRecord) -> None:
         """Say that a claim's partitions are about to be made. Whoever looks at this moment may meet them.

@@ -4,15 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from ..core.errors import InUse
-from ..core.model import Device, Offer, Partition
+from ..core.model import Device, Offer, OwnedPartition, Partition
 from ..core.prepared import PREPARING
 from .allocation import AllocatedDevice, Allocation, ClaimError
+from .debts import Debt
 from .opaque import check_configs
-from .records import DEVICE, PARTITION, ClaimRecord, DeviceRecord
+from .records import DEVICE, PARTITION, ClaimRecord, ClaimReference, DeviceRecord
 
 # In the store's meta table, with the device's UUID behind it: the driver has switched partitioning on, and switches it
 # off again with the last partition. The value is the boot id.
@@ -21,11 +22,15 @@ PARTITIONING_KEY = "partitioning-enabled:"
 
 @dataclass(frozen=True)
 class Inventory:
-    """What this node publishes: its pool, the offers by name and the devices that the driver partitions on demand."""
+    """What this node publishes: its pool, the offers by name and the devices that the driver partitions on demand.
+
+    ``faults`` says in words what is wrong with a device, by its UUID; one that is well is not in it.
+    """
 
     pool: str
     offers: Mapping[str, Offer]
     dynamic: frozenset[str]
+    faults: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,12 @@ class Destruction:
     device_uuid: str
     instance_id: int
     description: str
+    partition: OwnedPartition
+
+    @property
+    def debt(self) -> Debt:
+        """What is owed when it cannot be destroyed now."""
+        return Debt(self.device_uuid, self.partition)
 
 
 @dataclass(frozen=True)
@@ -67,10 +78,12 @@ class UndoPlan:
     """How to take back what was done for a claim, wholly or half-way done.
 
     ``mode_changes`` are tried after the destructions and may fail without harm: a later unprepare tries again.
+    ``debts`` are partitions on devices that do not answer, to be destroyed when they do.
     """
 
     destructions: tuple[Destruction, ...] = ()
     mode_changes: tuple[ModeChange, ...] = ()
+    debts: tuple[Debt, ...] = ()
 
 
 def offers_of(allocation: Allocation, inventory: Inventory) -> Mapping[str, Offer]:
@@ -94,6 +107,18 @@ def offers_of(allocation: Allocation, inventory: Inventory) -> Mapping[str, Offe
             )
         found[device.device] = offer
     return found
+
+
+def refuse_faulty(claim: ClaimReference, uuids: Iterable[str], faults: Mapping[str, str]) -> None:
+    """Refuse a claim for any device that has a fault. Raises ClaimError, naming the devices and what is wrong."""
+    found = [f"device {uuid} is faulty ({faults[uuid]})" for uuid in sorted(uuids) if uuid in faults]
+    if found:
+        raise ClaimError(
+            f"Claim {claim.describe()} cannot be prepared: {'; '.join(found)}",
+            hint="Mend the device, or delete the pod so that the claim is allocated elsewhere. Other devices of the "
+            "node are served.",
+            code="device-faulty",
+        )
 
 
 def plan_prepare(
@@ -233,7 +258,7 @@ def _whole(entry: DeviceRecord, device: Device, dynamic: bool) -> ModeChange | N
 
 
 def _destruction(device_uuid: str, partition: Partition) -> Destruction:
-    return Destruction(device_uuid, partition.instance_id, f"{partition.describe()} on {device_uuid}")
+    return Destruction(device_uuid, partition.instance_id, f"{partition.describe()} on {device_uuid}", partition.key)
 
 
 def _partition_at(device: Device, key: tuple[int, int, int] | None) -> Partition | None:
@@ -299,11 +324,14 @@ def restore_is_needed(plan: PreparePlan, record: ClaimRecord) -> bool:
     return bool(plan.mode_changes or plan.destructions) or plan.record.devices != record.devices
 
 
-def plan_undo(record: ClaimRecord, devices: Mapping[str, Device], meta: Mapping[str, str]) -> UndoPlan:
+def plan_undo(
+    record: ClaimRecord, devices: Mapping[str, Device], meta: Mapping[str, str], faulty: Collection[str] = ()
+) -> UndoPlan:
     """Decide how to take back a claim from what is stored of it.
 
     Only partitions that the record says the driver made are destroyed, wherever they are now; a partition that is not
     there needs nothing. Where the driver had switched partitioning on and nothing else remains, it goes off again.
+    What cannot be looked at, because its device is one of the ``faulty``, is owed.
     """
     destructions: list[Destruction] = []
     doomed: set[tuple[str, int]] = set()
@@ -318,7 +346,24 @@ def plan_undo(record: ClaimRecord, devices: Mapping[str, Device], meta: Mapping[
         for uuid in record.device_uuids
         if uuid in devices and mode_goes_off(devices[uuid], meta, doomed)
     ]
-    return UndoPlan(destructions=tuple(destructions), mode_changes=tuple(modes))
+    debts = [
+        Debt(held.device_uuid, held.key)
+        for held in record.devices
+        if held.created and held.key is not None and held.device_uuid in faulty
+    ]
+    return UndoPlan(destructions=tuple(destructions), mode_changes=tuple(modes), debts=tuple(debts))
+
+
+def plan_payment(device: Device, debts: Iterable[Debt], meta: Mapping[str, str]) -> UndoPlan:
+    """Decide how to pay what is owed on one device that answers again; what is not there any more is paid."""
+    owed = {debt.partition for debt in debts if debt.device_uuid == device.uuid}
+    found = [partition for partition in device.partitions if partition.key in owed]
+    doomed = {(device.uuid, partition.instance_id) for partition in found}
+    off = mode_goes_off(device, meta, doomed)
+    return UndoPlan(
+        destructions=tuple(_destruction(device.uuid, partition) for partition in found),
+        mode_changes=(ModeChange(device.uuid, enabled=False),) if off else (),
+    )
 
 
 def mode_goes_off(device: Device, meta: Mapping[str, str], doomed: Collection[tuple[str, int]] = ()) -> bool:

@@ -102,15 +102,22 @@ def droppable(record: ClaimRecord, devices: Mapping[str, Device]) -> bool:
     The kubelet unprepares a claim when its pod has ended, unless it has forgotten it; processes on the claim's devices
     show that a pod has not ended.
     """
+    return not users(record, devices)
+
+
+def users(record: ClaimRecord, devices: Mapping[str, Device]) -> tuple[int, ...]:
+    """Return the processes on the devices of a claim."""
+    found: set[int] = set()
     for held in record.devices:
         device = devices.get(held.device_uuid)
         if device is None:
             continue
-        if held.key is None and device.processes:
-            return False
-        if any(partition.key == held.key and partition.processes for partition in device.partitions):
-            return False
-    return True
+        if held.key is None:
+            found.update(process.pid for process in device.processes)
+        for partition in device.partitions:
+            if held.key is not None and partition.key == held.key:
+                found.update(process.pid for process in partition.processes)
+    return tuple(sorted(found))
 
 
 def records_in_files(system: System, directory: str, kind: str) -> tuple[ClaimRecord, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Callable, Protocol, TypeVar
@@ -21,8 +21,10 @@ from ..core.errors import AcceleratorError, BackendUnavailable
 from ..core.model import Device
 from ..logs import fields, operation
 from ..metrics import Metrics, Stopwatch
-from .allocation import ClaimError, decode_allocation
-from .execute import Hands
+from .allocation import Allocation, ClaimError, decode_allocation
+from .compare import reallocated, refuse_in_use
+from .debts import Debt, incurred
+from .execute import Hands, Undone
 from .locks import NamedLocks
 from .ownership import Ownership
 from .plan import (
@@ -31,9 +33,11 @@ from .plan import (
     PreparePlan,
     mode_goes_off,
     offers_of,
+    plan_payment,
     plan_prepare,
     plan_restore,
     plan_undo,
+    refuse_faulty,
 )
 from .records import ClaimRecord, ClaimReference
 from .store import Change, Store
@@ -45,6 +49,10 @@ T = TypeVar("T")
 ANSWER_SECONDS = 40.0
 # How long a call waits for a driver that is still starting.
 READY_SECONDS = 5.0
+# How long the API server may take to say what a claim that is prepared already has now.
+COMPARE_SECONDS = 5.0
+# In the store's meta table, with the claim's UID behind it: partitions are being made again in the boot that is the value.
+RESTORING_KEY = "restoring:"
 
 
 @dataclass(frozen=True)
@@ -109,8 +117,15 @@ class ClaimService:
         self.suspect: set[str] = set()
         # Claims that the kubelet has asked for since this process started.
         self.asked: set[str] = set()
+        # When the allocation of a claim was last read, by its UID.
+        self._compared: dict[str, float] = {}
         self._ready = asyncio.Event()
         self._reason = "the driver is starting"
+
+    @property
+    def debts(self) -> tuple[Debt, ...]:
+        """The partitions that are to be destroyed when their devices answer again."""
+        return self._ownership.debts
 
     def set_ready(self, reason: str = "") -> None:
         """Let claims be served, or hold them back for a reason."""
@@ -199,33 +214,35 @@ class ClaimService:
     # ------------------------------------------------------------------ prepare
 
     async def _prepare(self, reference: ClaimReference, watch: Stopwatch) -> ClaimRecord:
+        asked = time.monotonic()
         with watch.stage("ready"):
             await self._wait_until_ready()
         async with self._claims.hold([reference.uid]):
             record = self.store.claims.get(reference.uid)
-            if record is not None and record.prepared:
-                return await self._again(record, watch)
             with watch.stage("fetch"):
-                claim = await self._source.claim(reference.namespace, reference.name)
+                allocation = await self._allocation(reference, record, asked)
+            if record is not None and record.prepared and (allocation is None or not reallocated(record, allocation)):
+                return await self._again(record, watch)
+            assert allocation is not None  # noqa: S101  only a prepared claim goes without
             self.hands.reached("claim-fetched")
-            allocation = decode_allocation(claim, reference, self.driver)
             if any(device.device not in self._inventory().offers for device in allocation.devices):
                 with watch.stage("refresh"):
                     await self._refresh()
             uuids = {offer.device_uuid for offer in offers_of(allocation, self._inventory()).values()}
+            refuse_faulty(reference, uuids, self._inventory().faults)
             former = record.device_uuids if record is not None else ()
             waiting = time.perf_counter()
             async with self._devices.hold([*uuids, *former]):
                 self._metrics.stage("prepare", "device-lock", "success", time.perf_counter() - waiting)
                 if record is not None:
                     with watch.stage("undo"):
-                        await self._undo(record)
+                        await self._undo_former(record, allocation)
                 with watch.stage("facts"):
-                    facts = await self.thread(self.hands.facts, uuids)
+                    facts = await self._facts(reference, uuids)
                 plan = plan_prepare(
                     allocation,
                     self._inventory(),
-                    _complete(facts, uuids),
+                    facts,
                     self.store.claims,
                     vendor=self.hands.backend.vendor,
                     cdi_kind=self.hands.backend.cdi_kind,
@@ -234,6 +251,59 @@ class ClaimService:
                 )
                 self.hands.reached("planned")
                 return await self._carry_out(plan, facts, watch)
+
+    async def _allocation(
+        self, reference: ClaimReference, record: ClaimRecord | None, asked: float
+    ) -> Allocation | None:
+        """Return what a claim has now; None where a prepared one stands as it is, because the API server does not answer.
+
+        What was read after the kubelet had asked is not read again: it asks for one claim several times at once.
+        """
+        prepared = record is not None and record.prepared
+        if prepared and self._compared.get(reference.uid, 0.0) > asked:
+            return None
+        began = time.monotonic()
+        read = self._source.claim(reference.namespace, reference.name)
+        if prepared:
+            try:
+                claim = await asyncio.wait_for(read, COMPARE_SECONDS)
+            except (AcceleratorError, asyncio.TimeoutError):
+                return None
+        else:
+            claim = await read
+        allocation = decode_allocation(claim, reference, self.driver)
+        self._compared[reference.uid] = began
+        return allocation
+
+    async def _undo_former(self, record: ClaimRecord, allocation: Allocation) -> None:
+        """Undo what an earlier call has left of a claim, or what it had before it was allocated anew."""
+        if record.prepared:
+            held = await self.thread(self.hands.facts, record.device_uuids)
+            refuse_in_use(record, allocation, held.devices, held.faults)
+            LOG.info(
+                "claim was given other devices: undone",
+                extra=fields(claim=record.describe(), had=[device.name for device in record.devices]),
+            )
+        await self._undo(record)
+
+    async def _facts(self, reference: ClaimReference, uuids: Collection[str]) -> Mapping[str, Device]:
+        """Return fresh facts of devices whose locks are held; what is owed on them is paid first. Raises ClaimError."""
+        found = await self.thread(self.hands.facts, uuids)
+        refuse_faulty(reference, uuids, found.faults)
+        owing = {debt.device_uuid for debt in self._ownership.debts} & set(uuids)
+        if owing:
+            for uuid in sorted(owing & set(found.devices)):
+                await self._pay(found.devices[uuid])
+            found = await self.thread(self.hands.facts, uuids)
+            refuse_faulty(reference, uuids, found.faults)
+        missing = sorted(set(uuids) - set(found.devices))
+        if missing:
+            raise ClaimError(
+                f"Device {', '.join(missing)} is no longer on this node",
+                hint="Delete the pod, so that the claim is allocated anew.",
+                code="device-gone",
+            )
+        return found.devices
 
     async def _again(self, record: ClaimRecord, watch: Stopwatch) -> ClaimRecord:
         """Answer for a claim that is prepared, and make true what the record says if it may not be."""
@@ -276,17 +346,21 @@ class ClaimService:
     async def _restore(self, record: ClaimRecord, watch: Stopwatch) -> ClaimRecord | None:
         self.suspect.add(record.uid)
         with watch.stage("restore"):
-            facts = await self.thread(self.hands.facts, record.device_uuids)
-            plan = plan_restore(record, facts, self._inventory().dynamic)
+            found = await self.thread(self.hands.facts, record.device_uuids)
+            refuse_faulty(record.reference, record.device_uuids, found.faults)
+            plan = plan_restore(record, found.devices, self._inventory().dynamic)
             marks = {
                 f"{PARTITIONING_KEY}{mode.device_uuid}": self._boot_id for mode in plan.mode_changes if mode.enabled
             }
+            restoring = f"{RESTORING_KEY}{record.uid}"
+            if plan.creates and record.boot_id != self._boot_id:
+                marks[restoring] = self._boot_id
             if marks:
                 await self.store.commit(Change(meta=marks))
             # The record stays "prepared" all the while: a crash in between is followed by another restore.
-            restored = await self.thread(self._make, plan, facts)
+            restored = await self.thread(self._make, plan, found.devices)
             done = restored.as_prepared(restored.devices, self._boot_id)
-            await self.store.commit(Change(put=done))
+            await self.store.commit(Change(put=done, meta=self._cleared([restoring])))
             self.suspect.discard(record.uid)
             return done
 
@@ -305,13 +379,14 @@ class ClaimService:
         async with self._claims.hold([reference.uid]):
             record = self.store.claims.get(reference.uid)
             if record is None:
+                self._compared.pop(reference.uid, None)
                 with watch.stage("cdi"):
                     await self.thread(self.hands.remove_cdi, reference.uid)
                 return None
-            if self._needs_hardware(record):
+            if self._needs_hardware(record) and not self._went_with_the_boot(record):
                 with watch.stage("ready"):
                     await self._wait_until_ready()
-            # A pod with a whole device can end although the GPU's driver is gone.
+            # A pod with a whole device can end although the GPU's driver is gone; so can, after a reboot, any other.
             async with self._devices.hold(record.device_uuids):
                 self.hands.reached("unprepare-started")
                 with watch.stage("undo"):
@@ -326,14 +401,42 @@ class ClaimService:
                 async with self._devices.hold(record.device_uuids):
                     await self._undo(record)
 
+    async def forget_reallocated(self, record: ClaimRecord, allocation: Allocation) -> None:
+        """Undo a claim that was prepared with other devices than it has now, unless it has changed since ``record``.
+
+        Raises AcceleratorError: InUse where the former devices are in use.
+        """
+        async with self._claims.hold([record.uid]):
+            if self.store.claims.get(record.uid) == record:
+                async with self._devices.hold(record.device_uuids):
+                    await self._undo_former(record, allocation)
+
     async def switch_off(self, device_uuid: str) -> None:
         """Switch partitioning off where the driver left it on with nothing on it. Raises AcceleratorError."""
         key = f"{PARTITIONING_KEY}{device_uuid}"
         async with self._devices.hold([device_uuid]):
-            facts = await self.thread(self.hands.facts, [device_uuid])
-            if device_uuid in facts and mode_goes_off(facts[device_uuid], self.store.meta):
+            found = (await self.thread(self.hands.facts, [device_uuid])).devices
+            if device_uuid in found and mode_goes_off(found[device_uuid], self.store.meta):
                 await self.thread(self.hands.backend.set_partitioning, device_uuid, False)
                 await self.store.commit(Change(meta={key: None}))
+
+    async def settle(self, device_uuid: str) -> None:
+        """Pay what is owed on a device that answers again. Raises AcceleratorError: InUse where it is still in use."""
+        async with self._devices.hold([device_uuid]):
+            found = (await self.thread(self.hands.facts, [device_uuid])).devices
+            if device_uuid in found:
+                await self._pay(found[device_uuid])
+
+    async def _pay(self, device: Device) -> None:
+        # The device's lock is held.
+        debts = [debt for debt in self._ownership.debts if debt.device_uuid == device.uuid]
+        if not debts:
+            return
+        undone = await self.thread(self.hands.undo, plan_payment(device, debts, self.store.meta))
+        paid = [debt.key for debt in debts if debt not in undone.debts]
+        off = [f"{PARTITIONING_KEY}{uuid}" for uuid in undone.switched_off]
+        await self.store.commit(Change(meta=self._cleared([*paid, *off])))
+        LOG.info("what was owed on a device is undone", extra=fields(device=device.describe(), partitions=len(paid)))
 
     def _needs_hardware(self, record: ClaimRecord) -> bool:
         """Whether undoing a claim destroys a partition or may switch partitioning off."""
@@ -341,43 +444,53 @@ class ClaimService:
             device.created or f"{PARTITIONING_KEY}{device.device_uuid}" in self.store.meta for device in record.devices
         )
 
+    def _went_with_the_boot(self, record: ClaimRecord) -> bool:
+        """Whether what was made for a claim cannot exist any more: it was made in a former boot, and not again in this."""
+        return self._boot_id not in (record.boot_id, self.store.meta.get(f"{RESTORING_KEY}{record.uid}"))
+
+    def _cleared(self, keys: Iterable[str]) -> dict[str, None]:
+        return {key: None for key in keys if key in self.store.meta}
+
     async def _undo(self, record: ClaimRecord) -> None:
         # Until the commit the record stands as it was; a crash in between is followed by the same again.
-        marked = [uuid for uuid in record.device_uuids if f"{PARTITIONING_KEY}{uuid}" in self.store.meta]
         touches = self._needs_hardware(record)
         self.suspect.add(record.uid)
-        cleared = await self.thread(self._take_back, record, dict(self.store.meta), touches)
+        undone = await self.thread(
+            self._take_back, record, dict(self.store.meta), touches, self._went_with_the_boot(record)
+        )
+        cleared = [f"{PARTITIONING_KEY}{uuid}" for uuid in undone.switched_off]
         await self.store.commit(
-            Change(delete=record.uid, meta={f"{PARTITIONING_KEY}{uuid}": None for uuid in cleared if uuid in marked})
+            Change(
+                delete=record.uid,
+                meta={
+                    **self._cleared([*cleared, f"{RESTORING_KEY}{record.uid}"]),
+                    **incurred(undone.debts, self._boot_id),
+                },
+            )
         )
         self.suspect.discard(record.uid)
         self.asked.discard(record.uid)
+        self._compared.pop(record.uid, None)
         self.hands.reached("record-removed")
 
-    def _take_back(self, record: ClaimRecord, meta: Mapping[str, str], touches: bool) -> tuple[str, ...]:
-        cleared: tuple[str, ...] = ()
+    def _take_back(self, record: ClaimRecord, meta: Mapping[str, str], touches: bool, gone: bool) -> Undone:
+        """Undo a claim; a device on which partitioning is off afterwards counts as switched off."""
+        undone = Undone((), ())
         if touches:
-            facts = self.hands.facts(record.device_uuids)
-            plan = plan_undo(record, facts, meta)
-            complete = self.hands.undo(plan)
-            off = {mode.device_uuid for mode in plan.mode_changes} if complete else set()
-            cleared = tuple(uuid for uuid, device in facts.items() if uuid in off or not device.partitioning.enabled)
+            try:
+                found = self.hands.facts(record.device_uuids)
+                undone = self.hands.undo(plan_undo(record, found.devices, meta, () if gone else tuple(found.faults)))
+            except BackendUnavailable:
+                if not gone:
+                    raise
+            else:
+                off = [uuid for uuid, device in found.devices.items() if not device.partitioning.enabled]
+                undone = Undone((*undone.switched_off, *off), undone.debts)
         self.hands.remove_cdi(record.uid)
-        return cleared
+        return undone
 
     async def _undo_quietly(self, record: ClaimRecord) -> None:
         try:
             await self._undo(record)
         except Exception:
             LOG.exception("claim %s is left half prepared; it is undone at the next call", record.describe())
-
-
-def _complete(facts: Mapping[str, Device], uuids: set[str]) -> Mapping[str, Device]:
-    missing = sorted(uuids - set(facts))
-    if missing:
-        raise ClaimError(
-            f"Device {', '.join(missing)} is no longer on this node",
-            hint="Delete the pod, so that the claim is allocated anew.",
-            code="device-gone",
-        )
-    return facts

@@ -16,7 +16,7 @@ from ..claims.ownership import Ownership
 from ..core.backend import Backend
 from ..core.errors import AcceleratorError
 from ..core.layout import Rule
-from ..core.model import Finding, devices_of
+from ..core.model import Finding
 from ..inventory import survey
 from ..logs import StateLog
 from . import shared
@@ -85,7 +85,7 @@ class HardwareWatch:
             with self._ownership.observe() as observation:
                 findings = await self._thread(self._backend.discover)
                 owned = observation.owned()
-            found = await self._thread(survey, self._backend, devices_of(findings), self._rules, owned)
+            found = await self._thread(survey, self._backend, findings, self._rules, owned)
             self._snapshots.put(Snapshot(survey=found, inventory=found.inventory(self._pool), looked_at=time.time()))
             self._conditions.report(PART)
             self._report_devices(findings)

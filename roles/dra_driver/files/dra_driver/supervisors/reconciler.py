@@ -7,13 +7,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ..api.client import ApiError
-from ..claims.allocation import allocated_here
+from ..claims.allocation import allocated_here, decode_allocation
+from ..claims.compare import reallocated
 from ..claims.records import ClaimRecord
 from ..claims.recovery import droppable
-from ..claims.service import ClaimService
+from ..claims.service import ClaimService, Reporter
 from ..core.errors import AcceleratorError
 from ..logs import fields, operation
 from . import shared
@@ -38,9 +40,17 @@ class Reconciler:
     """Visits every prepared claim every ten minutes. Nothing is dropped before the hardware has answered."""
 
     def __init__(
-        self, service: ClaimService, *, source: ClaimSource, pool: str, boot_id: str, snapshots: Shared[Snapshot]
+        self,
+        service: ClaimService,
+        *,
+        source: ClaimSource,
+        reporter: Reporter,
+        pool: str,
+        boot_id: str,
+        snapshots: Shared[Snapshot],
     ) -> None:
         self._service = service
+        self._reporter = reporter
         self._source = source
         self._pool = pool
         self._snapshots = snapshots
@@ -73,15 +83,18 @@ class Reconciler:
                 with contextlib.suppress(AcceleratorError):
                     await service.forget(record.uid, prepared_too=False)
             return
-        if await self._is_allocated_here(record):
+        claim = await self._claim(record)
+        if claim is None or allocated_here(claim, record.uid, service.driver, self._pool):
             self._missing.pop(record.uid, None)
+            if claim is not None:
+                await self._compare(record, claim)
             return
         self._missing[record.uid] = self._missing.get(record.uid, 0) + 1
         from_former_boot = record.uid in self._former_boot and record.uid not in service.asked
         if not from_former_boot and self._missing[record.uid] < MISSING_LIMIT:
             return
-        devices = await service.thread(service.hands.facts, record.device_uuids)
-        if not droppable(record, devices):
+        found = await service.thread(service.hands.facts, record.device_uuids)
+        if not droppable(record, found.devices):
             return
         with operation():
             LOG.info(
@@ -92,13 +105,23 @@ class Reconciler:
                 await service.forget(record.uid)
                 self._missing.pop(record.uid, None)
 
-    async def _is_allocated_here(self, record: ClaimRecord) -> bool:
-        if not record.name:
-            return True
+    async def _compare(self, record: ClaimRecord, claim: Mapping[str, Any]) -> None:
+        """Undo a claim that was prepared with other devices than it has now; the kubelet has it prepared anew."""
         try:
-            claim = await self._source.claim(record.namespace, record.name)
+            allocation = decode_allocation(claim, record.reference, self._service.driver)
+            if reallocated(record, allocation):
+                with operation():
+                    await self._service.forget_reallocated(record, allocation)
+        except AcceleratorError as error:
+            self._reporter.failed(record.reference, "Prepare", error)
+
+    async def _claim(self, record: ClaimRecord) -> Mapping[str, Any] | None:
+        """Return a claim as the API server has it, empty for one that it has not; None for a record without a name."""
+        if not record.name:
+            return None
+        try:
+            return await self._source.claim(record.namespace, record.name)
         except ApiError as error:
             if error.status == 404:
-                return False
+                return {}
             raise
-        return allocated_here(claim, record.uid, self._service.driver, self._pool)

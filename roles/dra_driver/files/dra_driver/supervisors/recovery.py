@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import Any, Callable
 
+from ..claims.debts import void_debts
 from ..claims.recovery import plan_recovery, stale_marks
 from ..claims.service import ClaimService, Reporter
 from ..claims.store import Change
 from ..core.errors import AcceleratorError
 from ..inventory import Survey
-from ..logs import fields, operation
+from ..logs import StateLog, fields, operation
 from .shared import Conditions, Shared, Snapshot
 
 LOG = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ class Recovery:
         self._reached = reached
         self._boot_id = boot_id
         self._recovered = False
+        self._faulty: frozenset[str] = frozenset()
+        self._owing = StateLog(LOG)
 
     async def run(self) -> None:
         """Follow the hardware until cancelled."""
@@ -52,6 +55,9 @@ class Recovery:
                 if not self._recovered:
                     await self._recover(snapshot.survey)
                     self._recovered = True
+                else:
+                    await self._catch_up(snapshot.inventory.faults)
+                self._faulty = frozenset(snapshot.inventory.faults)
                 self._service.set_ready()
                 self._conditions.report(PART)
             elif snapshot.given_up:
@@ -71,7 +77,7 @@ class Recovery:
                 boot_id=self._boot_id,
             )
             self._reached("recovery-planned")
-            marks = stale_marks(current.devices, store.meta)
+            marks = {**stale_marks(current.devices, store.meta), **void_debts(store.meta, self._boot_id)}
             if marks:
                 await store.commit(Change(meta=marks))
             service.suspect.update(plan.restore)
@@ -91,6 +97,22 @@ class Recovery:
                     extra=fields(undone=len(plan.undo), restored=len(plan.restore), stale_files=len(plan.stale_files)),
                 )
                 await self._look()
+
+    async def _catch_up(self, faults: Collection[str]) -> None:
+        """Do on devices that answer again what had to wait: undo what is owed, make prepared claims exist again."""
+        service = self._service
+        healed = self._faulty - set(faults)
+        for uuid in sorted({debt.device_uuid for debt in service.debts} - set(faults)):
+            try:
+                await service.settle(uuid)
+            except AcceleratorError as error:
+                self._owing.report(f"what is owed on {uuid} cannot be undone yet: {error}", level=logging.WARNING)
+            else:
+                self._owing.report("nothing is owed", level=logging.DEBUG)
+        for uid in sorted(service.suspect):
+            record = service.store.claims.get(uid)
+            if record is not None and record.prepared and healed & set(record.device_uuids):
+                await self._step(service.restore(uid), "restore", uid)
 
     async def _step(self, work: Awaitable[Any], what: str, subject: str) -> None:
         try:

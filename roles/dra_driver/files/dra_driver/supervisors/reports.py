@@ -11,7 +11,15 @@ from ..claims.records import ClaimReference
 from ..core.errors import AcceleratorError
 
 # Errors that say that the hardware is not what was published.
-STALE_CODES = ("in-use", "device-gone", "partition-gone", "partitioning-on", "partitioning-off", "does-not-fit")
+STALE_CODES = (
+    "in-use",
+    "device-gone",
+    "device-faulty",
+    "partition-gone",
+    "partitioning-on",
+    "partitioning-off",
+    "does-not-fit",
+)
 
 
 class Reports:

@@ -87,8 +87,10 @@ def devices_of(snapshot: Snapshot) -> tuple[DeviceStatus, ...]:
     if snapshot.survey is None:
         return ()
     return tuple(
-        DeviceStatus(device.uuid, device.describe(), ", ".join(device.health.causes))
-        for device in snapshot.survey.devices.values()
+        DeviceStatus(
+            finding.uuid, finding.name, f"{finding.fault.cause}: {finding.fault}" if finding.fault is not None else ""
+        )
+        for finding in snapshot.survey.findings
     )
 
 

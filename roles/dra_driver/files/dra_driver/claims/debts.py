@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Partitions that the driver owes: made for a claim that has gone, and not destroyed because their device was faulty.
+
+They are remembered in the store's meta table until the device answers again. None outlives a reboot, because no
+partition does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from ..core.model import OwnedPartition
+
+# In the store's meta table, with the device's UUID, profile id, start and size behind it. The value is the boot id.
+OWED_KEY = "owed:"
+
+
+@dataclass(frozen=True)
+class Debt:
+    """One partition to destroy as soon as its device answers: profile id, start and size on a device."""
+
+    device_uuid: str
+    partition: OwnedPartition
+
+    @property
+    def key(self) -> str:
+        """The debt's key in the meta table."""
+        return ":".join((OWED_KEY.rstrip(":"), self.device_uuid, *map(str, self.partition)))
+
+
+def debts_in(meta: Mapping[str, str], boot_id: str) -> tuple[Debt, ...]:
+    """Return the debts of this boot."""
+    found = []
+    for key, value in meta.items():
+        if key.startswith(OWED_KEY) and value == boot_id:
+            uuid, *numbers = key[len(OWED_KEY) :].rsplit(":", 3)
+            profile_id, start, size = map(int, numbers)
+            found.append(Debt(uuid, (profile_id, start, size)))
+    return tuple(found)
+
+
+def void_debts(meta: Mapping[str, str], boot_id: str) -> dict[str, None]:
+    """Return the debts of former boots, as changes of the meta table: they went with their partitions."""
+    return {key: None for key, value in meta.items() if key.startswith(OWED_KEY) and value != boot_id}
+
+
+def incurred(debts: Collection[Debt], boot_id: str) -> dict[str, str]:
+    """Return new debts as changes of the meta table."""
+    return {debt.key: boot_id for debt in debts}

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A fault belongs to one device: its neighbours are served, what it held can always be given back, and debts are paid."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver.claims.debts import Debt, debts_in, incurred, void_debts
+from dra_driver.claims.records import ClaimReference
+from dra_driver.core.errors import AcceleratorError, DeviceFaulty, InUse
+from dra_driver.core.model import Fault
+from hypothesis import given
+from hypothesis import strategies as st
+from machine_model import Claims, Node
+
+SMALL = "gpu-0-mig-1g10gb-19-0"
+NEIGHBOUR = "gpu-1-mig-1g10gb-19-0"
+UNKNOWN = Fault("unknown-error", "NVML returned error 999")
+
+
+def run(folder: Path, scenario: Callable[[Node, Claims], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        claims = Claims()
+        node = Node(folder, claims, **options)
+        await node.start()
+        try:
+            await scenario(node, claims)
+        finally:
+            node.close()
+
+    asyncio.run(main())
+
+
+async def prepare(node: Node, reference: ClaimReference) -> str:
+    return (await node.service.prepare([reference]))[reference.uid].error
+
+
+async def unprepare(node: Node, reference: ClaimReference) -> str:
+    return (await node.service.unprepare([reference]))[reference.uid].error
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_prepare_on_a_faulty_device_is_refused_by_name_and_others_go_on(tmp_path: Path, seen: bool) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        node.backend.faults[0] = UNKNOWN
+        if seen:
+            await node.look()
+        error = await prepare(node, claims.allocate("ill", SMALL))
+        assert node.gpus.template(0).uuid in error
+        assert "999" in error
+        assert "Other devices" in error
+        assert await prepare(node, claims.allocate("well", NEIGHBOUR)) == ""
+        (_claim, verb, told) = node.reports.failures[0]
+        assert (verb, told.code) == ("Prepare", "device-faulty")
+        node.backend.faults.clear()
+        await node.look()
+        assert await prepare(node, claims.allocate("ill", SMALL)) == ""
+
+    run(tmp_path, scenario)
+
+
+def test_what_a_faulty_device_held_is_given_back_and_undone_when_it_answers(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", SMALL)
+        assert await prepare(node, claim) == ""
+        node.backend.faults[0] = UNKNOWN
+        await node.look()
+        assert await unprepare(node, claim) == ""
+        assert (node.store.claims, node.cdi_files()) == ({}, ())
+        assert len(node.partitions()) == 1
+        gpu = node.gpus.template(0).uuid
+        assert node.service.debts == (Debt(gpu, (19, 0, 1)),)
+        # It is not taken for an administrator's meanwhile, nor when the device answers again.
+        node.backend.faults.clear()
+        await node.look()
+        assert "gpu-0" in node.inventory.offers
+        await node.service.settle(gpu)
+        assert (node.partitions(), node.service.debts) == ([], ())
+        assert not node.gpus.devices()[0].partitioning.enabled
+        assert set(node.store.meta) == {"schema_version"}
+
+    run(tmp_path, scenario)
+
+
+def test_debt_in_the_way_of_a_claim_is_paid_first(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        first = claims.allocate("first", SMALL)
+        assert await prepare(node, first) == ""
+        node.backend.faults[0] = UNKNOWN
+        assert await unprepare(node, first) == ""
+        node.backend.faults.clear()
+        second = claims.allocate("second", SMALL)
+        assert await prepare(node, second) == ""
+        assert len(node.partitions()) == 1
+        assert any(name == "destroy_partition" for name, _arguments in node.backend.calls)
+        assert node.service.debts == ()
+        assert node.store.claims[second.uid].devices[0].created
+        assert await unprepare(node, second) == ""
+        assert node.partitions() == []
+
+    run(tmp_path, scenario)
+
+
+def test_debt_whose_partition_is_in_use_stays_a_debt(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", SMALL)
+        assert await prepare(node, claim) == ""
+        node.backend.faults[0] = UNKNOWN
+        assert await unprepare(node, claim) == ""
+        node.backend.faults.clear()
+        gpu = node.gpus.template(0).uuid
+        with node.gpus.state() as state:
+            state[gpu]["partitions"][0]["pids"] = [4711]
+        with pytest.raises(InUse):
+            await node.service.settle(gpu)
+        assert len(node.service.debts) == 1
+        with node.gpus.state() as state:
+            state[gpu]["partitions"][0]["pids"] = []
+        await node.service.settle(gpu)
+        assert (node.partitions(), node.service.debts) == ([], ())
+
+    run(tmp_path, scenario)
+
+
+def test_partition_that_its_device_does_not_let_go_of_is_owed(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", SMALL)
+        assert await prepare(node, claim) == ""
+        node.backend.failures["destroy_partition"] = [DeviceFaulty("it hangs", code="no-answer")]
+        assert await unprepare(node, claim) == ""
+        assert (node.store.claims, node.cdi_files(), len(node.service.debts)) == ({}, (), 1)
+        assert node.gpus.devices()[0].partitioning.enabled
+        await node.service.settle(node.gpus.template(0).uuid)
+        assert node.partitions() == []
+        assert not node.gpus.devices()[0].partitioning.enabled
+
+    run(tmp_path, scenario)
+
+
+def test_failed_preparation_on_a_device_that_falls_ill_leaves_a_debt_and_no_record(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        real = node.backend.create_partition
+
+        def falls_ill(*arguments: Any) -> Any:
+            real(*arguments)
+            node.backend.faults[0] = UNKNOWN
+            raise DeviceFaulty("NVML returned error 999")
+
+        node.backend.create_partition = falls_ill  # type: ignore[method-assign]
+        assert "999" in await prepare(node, claims.allocate("a", SMALL))
+        node.backend.create_partition = real  # type: ignore[method-assign]
+        assert (node.store.claims, node.cdi_files(), len(node.partitions())) == ({}, (), 1)
+        node.backend.faults.clear()
+        await node.service.settle(node.gpus.template(0).uuid)
+        assert node.partitions() == []
+
+    run(tmp_path, scenario)
+
+
+def test_device_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        import threading
+
+        gate = threading.Event()
+        real, ill = node.backend.device, node.gpus.template(0).uuid
+
+        def hangs(uuid: str) -> Any:
+            if uuid == ill:
+                assert gate.wait(30)
+            return real(uuid)
+
+        node.backend.device = hangs  # type: ignore[method-assign]
+        stuck = [claims.allocate(f"stuck-{number}", f"gpu-0-mig-1g10gb-19-{number}") for number in range(7)]
+        waiting = asyncio.gather(*(prepare(node, claim) for claim in stuck))
+        await asyncio.sleep(0.05)
+        assert await asyncio.wait_for(prepare(node, claims.allocate("well", NEIGHBOUR)), 10) == ""
+        await asyncio.wait_for(node.look(), 10)
+        assert not waiting.done()
+        gate.set()
+        assert await waiting == [""] * 7
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("driver", ["gone", "there"])
+def test_nothing_of_a_former_boot_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
+    monkeypatch.setattr("dra_driver.claims.service.READY_SECONDS", 0.01)
+    claims = Claims()
+    claim = claims.allocate("a", SMALL)
+
+    async def before() -> None:
+        node = Node(tmp_path, claims)
+        await node.start()
+        assert await prepare(node, claim) == ""
+        node.close()
+
+    async def after() -> None:
+        from machine_model import ModelGpus
+
+        ModelGpus(tmp_path / "gpus.json").reboot()
+        node = Node(tmp_path, claims, boot_id="boot-2")
+        node.backend.present = driver == "there"
+        node.service.set_ready("The NVIDIA driver is not loaded")
+        assert await unprepare(node, claim) == ""
+        assert (node.store.claims, node.cdi_files(), node.service.debts) == ({}, (), ())
+        assert node.reports.failures == []
+        node.close()
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
+def test_what_was_restored_in_this_boot_waits_for_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.claims.service.READY_SECONDS", 0.01)
+    claims = Claims()
+    claim = claims.allocate("a", SMALL)
+
+    async def before() -> None:
+        node = Node(tmp_path, claims)
+        await node.start()
+        assert await prepare(node, claim) == ""
+        node.close()
+
+    async def killed_while_restoring() -> None:
+        from machine_model import ModelGpus
+
+        ModelGpus(tmp_path / "gpus.json").reboot()
+        node = Node(tmp_path, claims, boot_id="boot-2")
+        real = node.backend.create_partition
+
+        def killed(*arguments: Any) -> Any:
+            real(*arguments)
+            raise AcceleratorError("killed here")
+
+        node.backend.create_partition = killed  # type: ignore[method-assign]
+        await node.look()
+        with pytest.raises(AcceleratorError):
+            await node.service.restore(claim.uid)
+        node.close()
+
+    async def after() -> None:
+        node = Node(tmp_path, claims, boot_id="boot-2")
+        node.backend.present = False
+        node.service.set_ready("The NVIDIA driver is not loaded")
+        assert "not loaded" in await unprepare(node, claim)
+        node.backend.present = True
+        await node.start()
+        assert await unprepare(node, claim) == ""
+        assert node.partitions() == []
+        assert set(node.store.meta) == {"schema_version"}
+        node.close()
+
+    for life in (before, killed_while_restoring, after):
+        asyncio.run(life())
+
+
+debts = st.builds(
+    Debt,
+    st.from_regex(r"GPU-[0-9a-f]{4,8}", fullmatch=True),
+    st.tuples(st.integers(0, 99), st.integers(0, 7), st.integers(1, 8)),
+)
+
+
+@given(st.sets(debts), st.sets(debts))
+def test_debts_are_written_and_read_and_void_after_a_reboot(now: set[Debt], former: set[Debt]) -> None:
+    meta = {"schema_version": "1", **incurred(former - now, "boot-1"), **incurred(now, "boot-2")}
+    assert set(debts_in(meta, "boot-2")) == now
+    assert set(void_debts(meta, "boot-2")) == {debt.key for debt in former - now}
