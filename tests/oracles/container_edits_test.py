@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""nvidia-ctk and our own list of container edits, point by point, on a node with Debian's packages of NVIDIA's user space.
+
+The kernel's side is the simulator's, and so is libnvidia-ml, because the real one asks a kernel module. Every difference is in EXPLAINED,
+with the words of docs/container-edits.md; an explanation that explains nothing any more is an error as well.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driver_root import COMPUTE, GRAPHICS, driver_root
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ROOT / "roles/simulator/files"
+CURRENT = "/usr/lib/x86_64-linux-gnu/nvidia/current"
+SOCKET = "/run/nvidia-persistenced/socket"
+
+#: What nvidia-ctk has and our list has not, or has otherwise.
+EXPLAINED = {
+    "env NVIDIA_CTK_LIBCUDA_DIR": "nothing in driver or toolkit reads it",
+    "hook create-symlinks": "each name is a mount of the library",
+    "hook enable-cuda-compat": "a newer CUDA in the image than in the driver needs the toolkit",
+    "hook disable-device-node-modification": "making nodes is not allowed in the first place",
+    "hook update-application-profile": "what can be opened is restricted anyway",
+    "permissions rwm": "a container has no reason to make nodes",
+    "fileMode": "its control group decides what it may open",
+}
+ON_A_NODE = """
+set -eu
+mount --make-rprivate /
+mkdir -p /var/lib/gpu-simulator
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /var/lib/gpu-simulator
+mkdir /run/layer; mount -t tmpfs tmpfs /run/layer; mkdir /run/layer/above /run/layer/work /run/layer/node
+node=/run/layer/node
+mount -t overlay overlay -o lowerdir={root},upperdir=/run/layer/above,workdir=/run/layer/work $node
+install -m 644 {library}/libnvidia-ml.so.{version} $node{current}/
+simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from gpu_simulator.cli import main; sys.exit(main())' "$@"; }}
+simulator --configuration {work}/machine.json --library-folder $node{current} power-on >&2
+mkdir -p $node/proc $node/sys $node/dev $node/oracle $node/work
+for folder in proc sys dev; do mount --rbind /$folder $node/$folder; done
+mount --bind {core} $node/oracle; mount --bind {work} $node/work
+[ -z "{ctk}" ] || install -m 755 {ctk} $node/usr/bin/nvidia-ctk
+exec chroot $node /usr/bin/python3 -B /work/inside.py
+"""
+INSIDE = """
+import importlib, json, os, socket, subprocess, sys, types
+os.makedirs("/run/nvidia-persistenced")
+socket.socket(socket.AF_UNIX).bind("/run/nvidia-persistenced/socket")
+package = types.ModuleType("core"); package.__path__ = ["/oracle"]; sys.modules["core"] = package
+files = importlib.import_module("core.nvidia.driver_files")
+common_edits = importlib.import_module("core.nvidia.common_edits")
+edits = importlib.import_module("core.nvidia.edits")
+System = importlib.import_module("core.system").System
+version = sys.argv[1] if len(sys.argv) > 1 else open("/work/version").read()
+system, said = System(), {}
+said["ours"] = files.driver_edits(system, version).to_dict()
+theirs = ["/usr/bin/nvidia-ctk", "--quiet", "cdi", "generate", "--mode=nvml", "--format=json"]
+done = subprocess.run([*theirs, "--nvidia-cdi-hook-path=/usr/bin/nvidia-ctk"], stdout=subprocess.PIPE, check=True)
+said["theirs"] = json.loads(done.stdout)
+kept = common_edits.CommonEdits(system)
+said["first"] = kept.current(version).to_dict()
+kept.settle(60)
+said["settled"] = kept.current(version).to_dict()
+os.unlink("/run/nvidia-persistenced/socket")
+said["gone"] = kept.current(version).to_dict()
+class Gpu: minor, pci_address = 3, "0000:00:00.0"
+said["gpu"] = edits.device_edits(system, Gpu, None).to_dict()
+with open("/work/said.json", "w") as file:
+    json.dump(said, file)
+"""
+
+
+@dataclass(frozen=True)
+class Points:
+    """Container edits, one point after the other."""
+
+    env: frozenset[str]
+    nodes: frozenset[tuple[str, int, int]]
+    permissions: frozenset[str]
+    modes: frozenset[int]
+    mounts: frozenset[tuple[str, str, tuple[str, ...]]]
+    names: Mapping[str, str]
+    hooks: Mapping[str, tuple[str, ...]]
+
+
+def points(edits: Mapping[str, Any]) -> Points:
+    """Take edits apart. A name of a library, made by a link or by a mount, counts with the library that it leads to."""
+    hooks: dict[str, tuple[str, ...]] = {}
+    links: dict[str, str] = {}
+    for hook in edits.get("hooks", ()):
+        assert hook["args"][:2] == ["nvidia-ctk", "hook"] and hook["path"] == "/usr/bin/nvidia-ctk"
+        verb, arguments = hook["args"][2], tuple(hook["args"][3:])
+        if verb == "create-symlinks":
+            for text in arguments[1::2]:
+                target, _between, link = text.partition("::")
+                links[link] = posixpath.normpath(posixpath.join(posixpath.dirname(link), target))
+        hooks[verb] = hooks.get(verb, ()) + arguments
+    names = {}
+    for link, target in links.items():
+        while target in links:
+            target = links[target]
+        names[link] = target
+    mounts = set()
+    for mount in edits["mounts"]:
+        host, inside = mount["hostPath"], mount["containerPath"]
+        if ".so" in inside and host != inside:
+            names[inside] = host
+        else:
+            mounts.add((host, inside, tuple(mount["options"])))
+    nodes = edits["deviceNodes"]
+    return Points(
+        env=frozenset(entry.partition("=")[0] for entry in edits["env"]),
+        nodes=frozenset((node["path"], node["major"], node.get("minor", 0)) for node in nodes),
+        permissions=frozenset(node["permissions"] for node in nodes),
+        modes=frozenset(node["fileMode"] for node in nodes if "fileMode" in node),
+        mounts=frozenset(mounts),
+        names=names,
+        hooks=hooks,
+    )
+
+
+def differences(theirs: Points, ours: Points) -> set[str]:
+    """What the two lists do not share, in short words. Names of libraries that only our list has are checked apart."""
+    found = {f"env {name}" for name in theirs.env ^ ours.env}
+    found |= {f"node {node}" for node in theirs.nodes ^ ours.nodes}
+    found |= {f"mount {mount}" for mount in theirs.mounts ^ ours.mounts}
+    found |= {f"permissions {each}" for each in theirs.permissions - ours.permissions}
+    found |= {"fileMode"} if theirs.modes != ours.modes else set()
+    found |= {f"hook {verb}" for verb in set(theirs.hooks) ^ set(ours.hooks)}
+    found |= {f"hook {verb}: {theirs.hooks[verb]} {ours.hooks[verb]}" for verb in set(theirs.hooks) & set(ours.hooks)
+              if sorted(theirs.hooks[verb]) != sorted(ours.hooks[verb])}  # fmt: skip
+    return found | {f"name {name} -> {to}" for name, to in theirs.names.items() if ours.names.get(name) != to}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(COMPUTE, id="compute"), pytest.param(GRAPHICS, id="graphics", marks=pytest.mark.prove)],
+)
+def said(
+    request: pytest.FixtureRequest, nvidia_ctk: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
+    """What nvidia-ctk and our code say on the node."""
+    root, version = driver_root(request.param)
+    work = tmp_path_factory.mktemp("work")
+    library = tmp_path_factory.mktemp("library")
+    subprocess.run(["make", "-s", "-C", FILES / "nvml", f"OUT={library}", f"DRIVER_VERSION={version}"], check=True)
+    machine = {"machine": "8xH100", "identity": "oracle", "driver_version": version}
+    (work / "machine.json").write_text(json.dumps(machine))
+    (work / "version").write_text(version)
+    (work / "inside.py").write_text(INSIDE)
+    script = ON_A_NODE.format(
+        root=root,
+        library=library,
+        version=version,
+        current=CURRENT,
+        files=FILES,
+        python="python3",
+        work=work,
+        core=ROOT / "plugins/module_utils/core",
+        ctk=nvidia_ctk,
+    )
+    run = subprocess.run(["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found: dict[str, dict[str, Any]] = json.loads((work / "said.json").read_text())
+    return found
+
+
+def test_our_list_is_nvidia_s_but_for_what_is_explained(said: dict[str, dict[str, Any]]) -> None:
+    theirs, ours = points(said["theirs"]["containerEdits"]), points(said["ours"])
+    assert differences(theirs, ours) == set(EXPLAINED)
+    # Names that only our list has are the host's own, in folders of its loader.
+    beyond = {name: to for name, to in ours.names.items() if name not in theirs.names}
+    assert beyond and all(to.startswith("/usr/lib/") for to in beyond.values())
+    assert {"libcuda.so.1", "libnvidia-ml.so.1"} <= {posixpath.basename(name) for name in beyond}
+
+
+def test_the_docs_explain_what_the_test_explains() -> None:
+    page = " ".join((ROOT / "docs/container-edits.md").read_text().split())
+    for words in EXPLAINED.values():
+        assert words in page
+
+
+def test_the_shared_edits_are_nvidia_s_once_it_has_answered_and_follow_the_disk(
+    said: dict[str, dict[str, Any]],
+) -> None:
+    assert said["first"] == said["ours"]
+    assert points(said["settled"]) == points(said["theirs"]["containerEdits"])
+    assert SOCKET in {mount["hostPath"] for mount in said["settled"]["mounts"]}
+    assert SOCKET not in {mount["hostPath"] for mount in said["gone"]["mounts"]}
+
+
+def test_a_gpu_has_the_node_that_nvidia_gives_it(said: dict[str, dict[str, Any]]) -> None:
+    (theirs,) = (device for device in said["theirs"]["devices"] if device["name"] == "3")
+    nodes = theirs["containerEdits"]["deviceNodes"]
+    assert [(node["path"], node["major"], node["minor"]) for node in nodes] == [
+        (node["path"], node["major"], node["minor"]) for node in said["gpu"]["deviceNodes"]
+    ]
