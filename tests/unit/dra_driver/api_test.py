@@ -166,10 +166,19 @@ def test_events_are_repeated_by_count_and_limited(tmp_path: Path) -> None:
         recorder.warning(claim, "PrepareFailed", "no room", action="Prepare")
         await recorder.close()
         assert [entry["count"] for entry in api.events] == [2]
+        api.failures = [("PATCH", 404, "events are kept for an hour")]
+        now[0] += events_module.REPEAT_SECONDS + 1
+        recorder.warning(claim, "PrepareFailed", "no room", action="Prepare")
+        await recorder.close()
+        assert [(entry["count"], entry["message"]) for entry in api.events] == [(2, "no room"), (1, "no room")]
+        now[0] += events_module.REPEAT_SECONDS + 1
+        recorder.warning(claim, "PrepareFailed", "no room", action="Prepare")
+        await recorder.close()
+        assert [entry["count"] for entry in api.events] == [2, 2]
         for number in range(200):
             recorder.warning(claim, "PrepareFailed", f"reason {number}", action="Prepare")
         await recorder.close()
-        assert len(api.events) <= events_module.BURST + 1
+        assert len(api.events) <= events_module.BURST + 2
         api.failures = [("POST", 403, "forbidden")]
         now[0] += 1000
         recorder.normal(claim, "Fine", "x" * 5000, action="Prepare")  # a failure disturbs nothing

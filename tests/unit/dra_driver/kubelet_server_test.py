@@ -18,7 +18,7 @@ from dra_driver.claims.records import ClaimRecord, ClaimReference, DeviceRecord
 from dra_driver.claims.service import Outcome
 from dra_driver.kubelet import sockets
 from dra_driver.kubelet.server import PluginServer
-from dra_driver.kubelet.sockets import SocketError
+from dra_driver.kubelet.sockets import FolderReplaced, SocketError
 from dra_driver.protocol import (
     dra_v1_pb2,
     dra_v1_pb2_grpc,
@@ -28,6 +28,7 @@ from dra_driver.protocol import (
     plugin_registration_pb2,
     plugin_registration_pb2_grpc,
 )
+from dra_driver.supervisors.shared import keep
 
 CLAIM = {"namespace": "default", "name": "a", "uid": "u1"}
 
@@ -221,6 +222,105 @@ def test_sockets_that_disappear_come_back(short: Path) -> None:
         watcher.cancel()
 
     run(short, scenario)
+
+
+def test_folder_that_is_made_anew_gets_the_socket_again(short: Path) -> None:
+    """What kubeadm reset does to the kubelet's folder: the names are the same, the folder is not."""
+
+    async def scenario(plugin: PluginServer, claims: Recorded) -> None:
+        watcher = asyncio.ensure_future(plugin.watch_sockets(interval=0.02))
+        folder = short / "plugins_registry"
+        folder.rename(short / "former")
+        folder.mkdir()
+        while not (folder / "gpu.nvidia.com-reg.sock").exists():
+            assert not watcher.done()
+            await asyncio.sleep(0.02)
+        async with grpc.aio.insecure_channel(f"unix:{folder}/gpu.nvidia.com-reg.sock") as channel:
+            stub = plugin_registration_pb2_grpc.RegistrationStub(channel)
+            info = await stub.GetInfo(plugin_registration_pb2.InfoRequest(), wait_for_ready=True)
+            assert info.name == "gpu.nvidia.com"
+        watcher.cancel()
+
+    run(short, scenario)
+
+
+def test_folder_that_is_out_of_reach_ends_the_process(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a service's own mount namespace the new folder is read-only: only a new process gets there."""
+
+    async def scenario(plugin: PluginServer, claims: Recorded) -> None:
+        def refuse(path: str) -> None:
+            raise SocketError("read-only")
+
+        monkeypatch.setattr(sockets, "make_room", refuse)
+        (short / "plugins_registry").rename(short / "former")
+        with pytest.raises(FolderReplaced, match="plugins_registry was removed or made anew"):
+            await asyncio.wait_for(plugin.watch_sockets(interval=0.02), 10)
+
+    run(short, scenario)
+
+
+def test_folder_of_the_state_that_is_removed_ends_the_process(short: Path) -> None:
+    async def scenario(plugin: PluginServer, claims: Recorded) -> None:
+        (short / "plugins/gpu.nvidia.com").rename(short / "former")
+        (short / "plugins/gpu.nvidia.com").mkdir()
+        with pytest.raises(FolderReplaced, match="state was removed"):
+            await asyncio.wait_for(plugin.watch_sockets(interval=0.02), 10)
+
+    run(short, scenario)
+
+
+def test_part_that_needs_a_new_process_is_not_begun_anew() -> None:
+    async def main() -> None:
+        async def part() -> None:
+            raise FolderReplaced("gone")
+
+        with pytest.raises(FolderReplaced):
+            await asyncio.wait_for(keep("sockets", part), 10)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["plugins/gpu.nvidia.com/dra.sock", "plugins_registry/gpu.nvidia.com-reg.sock"])
+def test_socket_that_somebody_serves_is_left_alone_and_who_it_is_said(short: Path, name: str) -> None:
+    path = short / name
+    path.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+
+        async def main() -> None:
+            plugin = server(short, Recorded())
+            with pytest.raises(SocketError, match=rf"{path} is served by process {os.getpid()} \(") as found:
+                await plugin.start()
+            assert found.value.code == "socket-taken"
+            await plugin.stop()
+
+        asyncio.run(main())
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+
+
+def test_socket_of_a_successor_survives_the_end_of_the_former_server(short: Path) -> None:
+    paths = [short / "plugins/gpu.nvidia.com/dra.sock", short / "plugins_registry/gpu.nvidia.com-reg.sock"]
+    others = []
+
+    async def main() -> None:
+        plugin = server(short, Recorded())
+        await plugin.start()
+        for path in paths:
+            other = socket.socket(socket.AF_UNIX)
+            others.append(other)
+            other.bind(f"{path}.new")
+            other.listen()
+            Path(f"{path}.new").rename(path)
+        await plugin.stop()
+
+    asyncio.run(main())
+    for path, other in zip(paths, others):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+        other.close()
+        assert os.listdir(path.parent) == [path.name]
 
 
 def test_path_that_the_kernel_does_not_take() -> None:

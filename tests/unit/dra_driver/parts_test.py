@@ -272,6 +272,39 @@ def test_metrics_listener() -> None:
     server.server_close()
 
 
+def test_metrics_port_that_is_taken_is_waited_for_beside_the_work(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import socket
+    import urllib.request
+
+    monkeypatch.setattr("dra_driver.metrics.RETRY_SECONDS", 0.02)
+    registry = MetricsRegistry()
+
+    def ask(port: int) -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return bytes(answer.read())
+
+    async def main() -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            port = other.getsockname()[1]
+            serving = asyncio.ensure_future(registry.keep_serving(f"127.0.0.1:{port}"))
+            await asyncio.sleep(0.3)
+            assert not serving.done()
+        while "metrics are served" not in caplog.text:
+            assert not serving.done()
+            await asyncio.sleep(0.02)
+        assert b"prepared_claims" in await asyncio.to_thread(ask, port)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    with caplog.at_level("INFO"):
+        asyncio.run(main())
+    assert caplog.text.count("metrics are not served") == 1
+
+
 def test_locks_never_wait_for_each_other_and_leave_nothing() -> None:
     async def main() -> None:
         locks = NamedLocks()

@@ -7,11 +7,19 @@ With no address configured nothing is collected and the metrics library is not e
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from .logs import StateLog
+
+LOG = logging.getLogger(__name__)
+
+# How often a port that something else has is tried again.
+RETRY_SECONDS = 10.0
 # Seconds. A prepare of a whole device takes milliseconds, switching partitioning on takes seconds, 45 is the limit.
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 45.0)
 
@@ -126,6 +134,26 @@ class MetricsRegistry:
         host, _colon, port = address.rpartition(":")
         server, _thread = start_http_server(int(port), addr=host.strip("[]"), registry=self._collector)
         return server
+
+    async def keep_serving(self, address: str) -> None:
+        """Serve /metrics until cancelled; while something else has the port, the driver goes on without."""
+        state = StateLog(LOG)
+        while True:
+            try:
+                server = self.serve(address)
+            except OSError as error:
+                message = (
+                    f"metrics are not served at {address}: {error.strerror or error}; tried again until it is free"
+                )
+                state.report(message, level=logging.WARNING)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            state.report(f"metrics are served at {address}")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.to_thread(server.shutdown)
+                server.server_close()
 
 
 class Stopwatch:

@@ -38,7 +38,6 @@ async def run_node(configuration: Configuration) -> int:
         extra=fields(version=__version__, node=configuration.node_name, backends=list(configuration.backends)),
     )
     registry = MetricsRegistry() if configuration.metrics_address else None
-    listener = registry.serve(configuration.metrics_address) if registry else None
     client = ApiClient(configuration.kubeconfig, user_agent=f"dra-accelerators-driver/{__version__}")
     events = EventRecorder(client, component="dra-accelerators-driver", node_name=configuration.node_name)
     drivers, started = [], []
@@ -72,6 +71,8 @@ async def run_node(configuration: Configuration) -> int:
     loop.add_signal_handler(signal.SIGHUP, look_again)
     work = [loop.create_task(driver.run(event)) for driver, event in zip(drivers, started)]
     helpers = [loop.create_task(_announce(started)), loop.create_task(_renew(client))]
+    if registry is not None:
+        helpers.append(loop.create_task(registry.keep_serving(configuration.metrics_address)))
     waiter = loop.create_task(stop.wait())
     status = 0
     try:
@@ -93,8 +94,6 @@ async def run_node(configuration: Configuration) -> int:
         await asyncio.gather(*work, *helpers, waiter, return_exceptions=True)
         await events.close()
         await client.close()
-        if listener is not None:
-            await asyncio.to_thread(listener.shutdown)
     LOG.info("stopped")
     return status
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Callable
 
 from ..core.errors import AcceleratorError
-from .client import ApiClient, Json
+from .client import ApiClient, ApiError, Json
 
 LOG = logging.getLogger(__name__)
 
@@ -108,13 +108,7 @@ class EventRecorder:
         path = f"/api/v1/namespaces/{written.namespace}/events"
         stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         try:
-            if written.name:
-                await self._api.request(
-                    "PATCH",
-                    f"{path}/{written.name}",
-                    body={"count": written.count, "lastTimestamp": stamp},
-                    content_type="application/merge-patch+json",
-                )
+            if written.name and await self._raise_count(path, written, stamp):
                 return
             answer = await self._api.request(
                 "POST", path, body=self._body(written, kind, subject, reason, message, action, stamp)
@@ -122,6 +116,20 @@ class EventRecorder:
             written.name = str(answer.get("metadata", {}).get("name", ""))
         except AcceleratorError as error:
             LOG.warning("an Event could not be written: %s", error)
+
+    async def _raise_count(self, path: str, written: _Written, stamp: str) -> bool:
+        """Say that it happened again; False when the Event is gone: the server keeps one for an hour or so."""
+        body = {"count": written.count, "lastTimestamp": stamp}
+        try:
+            await self._api.request(
+                "PATCH", f"{path}/{written.name}", body=body, content_type="application/merge-patch+json"
+            )
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            written.name, written.count = "", 1
+            return False
+        return True
 
     def _body(
         self,

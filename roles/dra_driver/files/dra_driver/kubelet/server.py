@@ -9,6 +9,7 @@ under way are finished, then the service stops. Facts: kubelet plugin registrati
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -132,6 +133,8 @@ class PluginServer:
         self._registration = _Registration(driver, service_path)
         self._service_server: grpc.aio.Server | None = None
         self._registration_server: grpc.aio.Server | None = None
+        # What was made, by path: a socket, or a folder, that has the same name and is another one is not ours.
+        self._made: dict[str, sockets.Identity | None] = {}
 
     @property
     def registered(self) -> bool:
@@ -143,19 +146,36 @@ class PluginServer:
         await self._start_service()
         await self._start_registration()
 
-    async def watch_sockets(self, interval: float = 10.0) -> None:
-        """Serve again whenever a socket file has disappeared; runs until cancelled."""
+    async def watch_sockets(self, interval: float = 5.0) -> None:
+        """Serve again whenever a socket has disappeared or is another one; runs until cancelled.
+
+        Raises SocketError when it cannot be served, FolderReplaced when the folder with the driver's state is gone, or
+        when the kubelet's was made anew (kubeadm reset) where this process does not reach it.
+        """
         while True:
             await asyncio.sleep(interval)
-            if not Path(self._service_path).exists():
-                LOG.warning("the socket %s has disappeared and is made again", self._service_path)
-                await self._stop_registration()
-                await self._stop_service()
-                await self.start()
-            elif not Path(self._registration_path).exists():
-                LOG.warning("the socket %s has disappeared and is made again", self._registration_path)
-                await self._stop_registration()
-                await self._start_registration()
+            state, registry = (str(Path(path).parent) for path in (self._service_path, self._registration_path))
+            if self._is_another(state):
+                raise sockets.FolderReplaced(f"The folder {state} with the driver's state was removed")
+            try:
+                if self._is_another(self._service_path):
+                    LOG.warning("the socket %s has disappeared and is made again", self._service_path)
+                    await self._stop_registration()
+                    await self._stop_service()
+                    await self.start()
+                elif self._is_another(self._registration_path):
+                    LOG.warning("the socket %s has disappeared and is made again", self._registration_path)
+                    await self._stop_registration()
+                    await self._start_registration()
+            except sockets.SocketError as error:
+                if self._is_another(registry):
+                    raise sockets.FolderReplaced(
+                        f"The folder {registry} was removed or made anew, and the new one is out of reach: {error}"
+                    ) from error
+                raise
+
+    def _is_another(self, path: str) -> bool:
+        return path not in self._made or sockets.identity_of(path) != self._made[path]
 
     async def stop(self) -> None:
         """Withdraw the registration, finish calls under way, stop the service and remove both sockets."""
@@ -168,7 +188,7 @@ class PluginServer:
         v1beta1 = _Service(self._claims, dra_v1beta1_pb2, share_ids=False)
         dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(v1, server)  # type: ignore[no-untyped-call]
         dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(v1beta1, server)  # type: ignore[no-untyped-call]
-        await _listen(server, self._service_path)
+        await self._listen(server, self._service_path)
         self._service_server = server
 
     async def _start_registration(self) -> None:
@@ -176,35 +196,44 @@ class PluginServer:
         plugin_registration_pb2_grpc.add_RegistrationServicer_to_server(  # type: ignore[no-untyped-call]
             self._registration, server
         )
-        await _listen(server, self._registration_path)
+        await self._listen(server, self._registration_path)
         self._registration_server = server
 
     async def _stop_registration(self) -> None:
         server, self._registration_server = self._registration_server, None
         self._registration.registered = False
         if server is not None:
-            sockets.remove(self._registration_path)
+            self._remove(self._registration_path)
             await server.stop(grace=1.0)
 
     async def _stop_service(self) -> None:
         server, self._service_server = self._service_server, None
         if server is not None:
             await server.stop(grace=DRAIN_SECONDS)
-            sockets.remove(self._service_path)
+            self._remove(self._service_path)
+
+    def _remove(self, path: str) -> None:
+        made = self._made.pop(path, None)
+        if made is not None:
+            sockets.remove(path, made)
+
+    async def _listen(self, server: grpc.aio.Server, path: str) -> None:
+        sockets.make_room(path)
+        private = sockets.private_path(path)
+        try:
+            server.add_insecure_port(f"unix:{private}")
+            await server.start()
+            self._made[path] = sockets.put_in_place(private, path)
+        except (RuntimeError, OSError) as error:
+            sockets.remove(private)
+            read_only = isinstance(error, OSError) and error.errno == errno.EROFS
+            raise (sockets.FolderReplaced if read_only else sockets.SocketError)(
+                f"The socket {path} cannot be served: {error}", hint="The driver must run as root; check its folder."
+            ) from error
+        folder = str(Path(path).parent)
+        self._made[folder] = sockets.identity_of(folder)
 
 
 def _server() -> grpc.aio.Server:
     # Claims of one pod come in one call, but a node starts many pods at once: no limit on concurrent calls is set.
     return grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-
-
-async def _listen(server: grpc.aio.Server, path: str) -> None:
-    sockets.make_room(path)
-    try:
-        server.add_insecure_port(f"unix:{path}")
-        await server.start()
-        sockets.restrict(path)
-    except (RuntimeError, OSError) as error:
-        raise sockets.SocketError(
-            f"The socket {path} cannot be served: {error}", hint="The driver must run as root; check its folder."
-        ) from error

@@ -3,27 +3,42 @@
 """Unix sockets where the kubelet expects them: short enough, in folders that exist, never another instance's.
 
 Facts: the kernel's limit leaves 107 bytes for a path; grpcio silently unlinks whatever is at the path that it binds to,
-and unlinks it again when the server stops, even if a newer server owns it by then.
+and unlinks it again when the server stops, even if a newer server owns it by then. It is therefore given a name of its own
+(private_path) and the socket is renamed into its place. The kubelet passes over names that begin with a dot.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import itertools
 import os
+import socket
 import stat
+import struct
 from pathlib import Path
 from typing import IO
 
 from ..core.errors import AcceleratorError
 
 LIMIT = 107
+# Whoever serves a socket takes a connection at once; the kernel does it for him.
+CONNECT_SECONDS = 2.0
+_NUMBERS = itertools.count()
+Identity = tuple[int, int]
 
 
 class SocketError(AcceleratorError):
     """A socket cannot be served at its path."""
 
     default_code = "socket-unusable"
+
+
+class FolderReplaced(SocketError):
+    """The folder of a socket is gone or is another one, and this process cannot reach the new one."""
+
+    default_code = "folder-replaced"
 
 
 def check_length(path: str, setting: str) -> None:
@@ -36,7 +51,10 @@ def check_length(path: str, setting: str) -> None:
 
 
 def make_room(path: str) -> None:
-    """Make the socket's folder and remove a stale socket. Raises SocketError for anything that is no socket."""
+    """Make the socket's folder and remove a stale socket.
+
+    Raises SocketError for anything that is no socket, and for a socket that another process serves.
+    """
     target = Path(path)
     try:
         target.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -44,16 +62,67 @@ def make_room(path: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise SocketError(f"The folder of the socket {path} cannot be used: {error.strerror}") from error
+        kind = FolderReplaced if error.errno == errno.EROFS else SocketError
+        raise kind(f"The folder of the socket {path} cannot be used: {error.strerror}") from error
     if not stat.S_ISSOCK(status.st_mode):
         raise SocketError(f"{path} is there and is no socket", hint="Find out what put it there, and remove it.")
+    server = server_of(path)
+    if server is not None:
+        raise SocketError(
+            f"The socket {path} is served by {server}",
+            hint="Another driver publishes under this name on this node. Stop it, or give one of them another driver_name.",
+            code="socket-taken",
+        )
     remove(path)
 
 
-def remove(path: str) -> None:
-    """Remove a socket; it need not be there."""
-    with contextlib.suppress(FileNotFoundError):
+def server_of(path: str) -> str | None:
+    """Name the process that serves a socket; None when nobody does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        connection.settimeout(CONNECT_SECONDS)
+        try:
+            connection.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return None
+        except OSError as error:
+            return f"a process that cannot be asked ({error.strerror or error})"
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid = struct.unpack("3i", credentials)[0]
+    if pid <= 0:  # of a namespace that this process does not see into
+        return "a process of another container"
+    name = "unknown"
+    with contextlib.suppress(OSError):
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    return f"process {pid} ({name})"
+
+
+def remove(path: str, identity: Identity | None = None) -> None:
+    """Remove a socket; it need not be there. With ``identity``, only if it is still that one."""
+    if identity is not None and identity_of(path) != identity:
+        return
+    with contextlib.suppress(OSError):
         Path(path).unlink()
+
+
+def identity_of(path: str) -> Identity | None:
+    """Return what tells a file or folder from another one that has its name later; None when nothing is there."""
+    try:
+        status = Path(path).lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def private_path(path: str) -> str:
+    """Return the name under which a socket is made, beside its place."""
+    return str(Path(path).parent / f".{os.getpid()}-{next(_NUMBERS)}")
+
+
+def put_in_place(private: str, path: str) -> Identity | None:
+    """Restrict a socket to its owner, move it to its place and return its identity. Raises OSError."""
+    restrict(private)
+    Path(private).rename(path)
+    return identity_of(path)
 
 
 def restrict(path: str) -> None:

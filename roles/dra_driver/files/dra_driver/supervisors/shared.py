@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from ..claims.plan import Inventory
 from ..inventory import Survey
+from ..kubelet.sockets import FolderReplaced
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -81,10 +82,15 @@ class Conditions:
 
 
 async def keep(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Do work that never ends; should it fail in a way that nobody foresaw, say so and begin anew."""
+    """Do work that never ends; should it fail in a way that nobody foresaw, say so and begin anew.
+
+    Raises FolderReplaced: only a new process finds its folders again.
+    """
     while True:
         try:
             await work()
+        except FolderReplaced:
+            raise
         except Exception:
             LOG.exception("%s failed and begins anew", name)
         await asyncio.sleep(RETRY_LIMIT)

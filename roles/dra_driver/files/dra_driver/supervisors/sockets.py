@@ -8,7 +8,7 @@ import asyncio
 import logging
 
 from ..kubelet.server import PluginServer
-from ..kubelet.sockets import SocketError
+from ..kubelet.sockets import FolderReplaced, SocketError
 from ..logs import StateLog, fields
 from .shared import Conditions
 
@@ -27,11 +27,13 @@ class SocketKeeper:
         self._conditions = conditions
 
     async def start(self) -> None:
-        """Serve; tries until the sockets can be made."""
+        """Serve; tries until the sockets can be made. Raises FolderReplaced."""
         state = StateLog(LOG)
         while True:
             try:
                 await self._server.start()
+            except FolderReplaced:
+                raise
             except SocketError as error:
                 state.report(str(error), level=logging.ERROR)
                 self._conditions.report(PART, str(error))
@@ -43,8 +45,18 @@ class SocketKeeper:
                 return
 
     async def run(self) -> None:
-        """Serve again whenever a socket is lost, until cancelled."""
-        await self._server.watch_sockets()
+        """Serve again whenever a socket is lost, until cancelled. Raises FolderReplaced: the process has to begin anew."""
+        while True:
+            try:
+                await self._server.watch_sockets()
+            except FolderReplaced:
+                raise
+            except SocketError as error:
+                LOG.error("%s", error)  # noqa: TRY400  the machine is at fault, not the code
+                self._conditions.report(PART, str(error))
+                await self._server.stop()
+                await asyncio.sleep(RETRY_SECONDS)
+                await self.start()
 
     async def stop(self) -> None:
         """Withdraw from the kubelet."""
