@@ -43,3 +43,15 @@ def mig_parted(built: Path) -> Path:
 def nvidia_ctk(built: Path) -> Path:
     """The program nvidia-ctk."""
     return newest(built, "nvidia-ctk")
+
+
+@pytest.fixture(scope="session")
+def containerd(built: Path) -> Path:
+    """The containerd of the world's nodes."""
+    return newest(built, "containerd")
+
+
+@pytest.fixture(scope="session")
+def old_containerd(built: Path) -> Path:
+    """containerd 1.7."""
+    return newest(built, "containerd-1.7")

@@ -15,7 +15,7 @@ from pathlib import Path
 from . import cache
 from .commands import execute
 from .errors import WorldError
-from .pins import COMPONENTS, GO_MINIMUM, GO_PACKAGE, WORLD_FOLDER, Component
+from .pins import COMPONENTS, GO_MINIMUM, GO_PACKAGE, NODE_PROGRAMS, WORLD_FOLDER, Component
 from .progress import step
 
 BUILD_JOBS = 2
@@ -125,5 +125,7 @@ def program(name: str) -> Path:
 
 
 def all_keys() -> str:
-    """One key over every component."""
-    return cache.digest(*(component_folder(component).name for component in COMPONENTS))
+    """One key over every component that nodes have a program of."""
+    inside = {name for programs in NODE_PROGRAMS.values() for name in programs}
+    used = (component for component in COMPONENTS if inside & component.programs.keys())
+    return cache.digest(*(component_folder(component).name for component in used))

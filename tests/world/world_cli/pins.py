@@ -12,6 +12,8 @@ COLLECTION_FOLDER = WORLD_FOLDER.parent.parent
 
 KUBERNETES_VERSION = "1.37.0"
 CONTAINERD_VERSION = "2.3.7"
+#: The release before the present one: what long-lived sites run. No node of the world does; roles are tried on it.
+OLD_CONTAINERD_VERSION = "1.7.35"
 ETCD_VERSION = "3.6.5"
 CNI_PLUGINS_VERSION = "1.9.1"
 CRICTL_VERSION = "1.36.0"
@@ -72,6 +74,7 @@ USUAL_SECONDS = {
     "docker engine": 5,
     "build kubernetes": 360,
     "build containerd": 45,
+    "build containerd-1.7": 60,
     "build etcd": 25,
     "build cni": 10,
     "build crictl": 25,
@@ -114,6 +117,7 @@ _KUBERNETES_COMMANDS = (
 _KUBERNETES_MAJOR, _KUBERNETES_MINOR, _KUBERNETES_PATCH = KUBERNETES_VERSION.split(".")
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 _CONTAINERD = "github.com/containerd/containerd/v2"
+_OLD_CONTAINERD = "github.com/containerd/containerd"
 _CNI = "github.com/containernetworking/plugins/plugins"
 
 COMPONENTS = (
@@ -122,6 +126,12 @@ COMPONENTS = (
         CONTAINERD_VERSION,
         {name: f"{_CONTAINERD}/cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
         {f"{_CONTAINERD}/version.Version": f"v{CONTAINERD_VERSION}"},
+    ),
+    Component(
+        "containerd-1.7",
+        OLD_CONTAINERD_VERSION,
+        {"containerd-1.7": f"{_OLD_CONTAINERD}/cmd/containerd"},
+        {f"{_OLD_CONTAINERD}/version.Version": f"v{OLD_CONTAINERD_VERSION}"},
     ),
     Component("etcd", ETCD_VERSION, {"etcd": "go.etcd.io/etcd/server/v3"}, {}),
     Component(

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Which of containerd's files are to change, and what is ours of them: the record of what was changed, for the way back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._containerd import (
+    DROP_IN,
+    MARK,
+    Change,
+    File,
+    Settings,
+    candidates,
+    differences,
+    says_nothing,
+    taken_back,
+    values_in,
+)
+from ._containerd_daemon import ContainerdError, Daemon
+from .core.errors import AcceleratorError
+
+#: A copy of a file that was there before us lies beside it under its name and this.
+BACKUP = ".before-dra-accelerators"
+RECORD_VERSION = 1
+_SHOWN_DIFFERENCES = 5
+
+
+def fingerprint(text: str) -> str:
+    """Return the digest by which a text is known."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file that we changed: whether we made it, what it was written as, and what it said before."""
+
+    created: bool
+    written: str
+    before: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is ours on the node, and whether a restart is still owed."""
+
+    files: Mapping[str, Entry] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+    restart: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.files or self.folders or self.restart)
+
+    def to_text(self) -> str:
+        """Return the record as it is written."""
+        files = {
+            path: {"created": entry.created, "written": entry.written, "before": dict(entry.before)}
+            for path, entry in sorted(self.files.items())
+        }
+        content = {"version": RECORD_VERSION, "files": files, "folders": list(self.folders), "restart": self.restart}
+        return json.dumps(content, indent=1) + "\n"
+
+
+def read_record(text: str | None, path: str) -> Record:
+    """Read a record; an empty one where there is none. Raises AcceleratorError."""
+    if text is None:
+        return Record()
+    try:
+        content = json.loads(text)
+        if content["version"] != RECORD_VERSION:
+            raise ValueError(f"version {content['version']}")
+        files = {
+            name: Entry(bool(entry["created"]), str(entry["written"]), dict(entry["before"]))
+            for name, entry in content["files"].items()
+        }
+        return Record(files, tuple(content["folders"]), bool(content["restart"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AcceleratorError(
+            f"{path}, in which is written what was changed for containerd, cannot be read: {error!r}",
+            hint=f"Look at containerd's files for lines that name {MARK}, take them back by hand if they are to go, "
+            "and remove the record.",
+            code="damaged-record",
+        ) from error
+
+
+def plan_present(
+    daemon: Daemon, settings: Settings, imported: Sequence[File], wanted: Sequence[str], preferred: str
+) -> list[Change]:
+    """Return the change that switches CDI on and does nothing else; none where it is on. Raises ContainerdError."""
+    if not settings.known:
+        raise ContainerdError(
+            "The settings of containerd have no cdi_spec_dirs: it is older than 1.7, or its plugin for the kubelet is off",
+            hint=f'Expected containerd 1.7.2 or newer. Upgrade it, or take "cri" out of disabled_plugins in {daemon.config}.',
+            code="no-cdi",
+        )
+    if settings.reads(wanted):
+        return []
+    undisturbed = _baseline(daemon, settings, imported)
+    folder = daemon.drop_in_folder(settings, preferred)
+    refused = []
+    for each in candidates(settings, daemon.read(daemon.config), daemon.config, imported, folder, wanted):
+        after = daemon.aside(settings, imported, [each])
+        if after is None:
+            refused.append(f"{each.path}: containerd refuses the file")
+            continue
+        other = list(differences(undisturbed.rest, after.rest))
+        if not other and after.reads(wanted):
+            return [each]
+        why = f"it would change more than CDI ({_few(other)})" if other else "CDI would stay off"
+        refused.append(f"{each.path}: {why}")
+    raise ContainerdError(
+        f"CDI cannot be switched on for containerd by changing one file: {'; '.join(refused)}",
+        hint=f"Set enable_cdi = true in the plugin's table by hand, so that "
+        f"`{daemon.command} --config {daemon.config} config dump` shows it. Nothing was changed.",
+        code="no-safe-change",
+    )
+
+
+def plan_absent(daemon: Daemon, record: Record, drop_in_folders: Sequence[str]) -> list[Change]:
+    """Return the changes that take back what is ours. Files that were changed since keep all but our keys."""
+    changes = []
+    ours = dict(record.files)
+    for folder in drop_in_folders:
+        path = posixpath.join(folder, DROP_IN)
+        found = daemon.read(path)
+        if path not in ours and found is not None and MARK in found.text.partition("\n")[0]:
+            ours[path] = Entry(True, fingerprint(found.text), {})
+    for path, entry in sorted(ours.items()):
+        found = daemon.read(path)
+        if found is None:
+            continue
+        after = text_before(daemon, found, entry)
+        if after != found.text:
+            changes.append(Change(path, found.text, after))
+    return changes
+
+
+def text_before(daemon: Daemon, file: File, entry: Entry) -> str | None:
+    """Return a file's text without us; None for a file that is to go."""
+    untouched = fingerprint(file.text) == entry.written
+    if entry.created:
+        rest = None if untouched else taken_back(file, dict.fromkeys(values_in(file)))
+        return None if rest is None or says_nothing(File(file.path, rest)) else rest
+    backup = daemon.read(file.path + BACKUP)
+    if untouched and backup is not None:
+        return backup.text
+    return taken_back(file, entry.before)
+
+
+def see_nothing_else(daemon: Daemon, settings: Settings, imported: Sequence[File], changes: Sequence[Change]) -> None:
+    """See that the changes concern CDI alone. Raises ContainerdError."""
+    undisturbed = _baseline(daemon, settings, imported)
+    after = daemon.aside(settings, imported, changes)
+    other = ["containerd refuses the files"] if after is None else list(differences(undisturbed.rest, after.rest))
+    if other:
+        raise ContainerdError(
+            f"Taking back the change of {', '.join(each.path for each in changes)} would change more than CDI: {_few(other)}",
+            hint=f"Take the lines that name {MARK} out by hand. Nothing was changed.",
+            code="no-safe-change",
+        )
+
+
+def recorded(record: Record, changes: Sequence[Change]) -> Record:
+    """Return the record after these changes, with the restart still owed. What was there before us is kept from the first time."""
+    files = dict(record.files)
+    for each in changes:
+        if each.after is None:
+            files.pop(each.path, None)
+            continue
+        known = files.get(each.path)
+        created = known.created if known else each.before is None
+        before = known.before if known else {} if each.before is None else values_in(File(each.path, each.before))
+        files[each.path] = Entry(created, fingerprint(each.after), before)
+    return Record(files, record.folders, restart=True)
+
+
+def _baseline(daemon: Daemon, settings: Settings, imported: Sequence[File]) -> Settings:
+    found = daemon.aside(settings, imported, [])
+    other = ["it refuses them"] if found is None else list(differences(settings.rest, found.rest))
+    if found is None or other:
+        raise ContainerdError(
+            f"containerd reads copies of {daemon.config} and its imported files otherwise than the files ({_few(other)}), "
+            "so that a change cannot be tried before it is made",
+            hint="Set enable_cdi = true in the table of its plugin for the kubelet by hand.",
+            code="no-trial",
+        )
+    return found
+
+
+def _few(sentences: Sequence[str]) -> str:
+    shown = "; ".join(each[:200] for each in sentences[:_SHOWN_DIFFERENCES])
+    return shown if len(sentences) <= _SHOWN_DIFFERENCES else f"{shown}; and {len(sentences) - _SHOWN_DIFFERENCES} more"
