@@ -218,6 +218,7 @@ class ModelBackend:
         return offers.counter_set(device, owned)
 
     def driver_edits(self) -> ContainerEdits:
+        self._call("driver_edits")
         return ContainerEdits(env=("NVIDIA_VISIBLE_DEVICES=void",))
 
     def device_edits(self, device: Device, partition: Partition | None) -> ContainerEdits:

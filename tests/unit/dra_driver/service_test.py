@@ -124,7 +124,7 @@ def test_one_prepare_costs_one_read_two_commits_and_one_file(tmp_path: Path) -> 
         claim = claims.allocate("a", WHOLE)
         assert await prepare(node, claim) == [""]
         assert (claims.reads, len(commits)) == (1, 2)
-        assert [call for call in node.backend.calls if call[0] not in ("device", "discover")] == []
+        assert [call for call in node.backend.calls if call[0] not in ("device", "discover", "driver_edits")] == []
         commits.clear()
         assert await unprepare(node, claim) == [""]
         assert len(commits) == 1

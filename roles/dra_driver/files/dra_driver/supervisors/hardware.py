@@ -57,6 +57,7 @@ class HardwareWatch:
         self._conditions = conditions
         self._report_problem = report_problem
         self._state = StateLog(LOG)
+        self._edits = StateLog(LOG)
         self._looking = asyncio.Lock()
         self._soon = soon
         # Of its own: a look never waits for claims.
@@ -89,6 +90,7 @@ class HardwareWatch:
             self._snapshots.put(Snapshot(survey=found, inventory=found.inventory(self._pool), looked_at=time.time()))
             self._conditions.report(PART)
             self._report_devices(findings)
+            await self._look_at_edits()
 
     def close(self) -> None:
         """Let go of the threads."""
@@ -120,6 +122,17 @@ class HardwareWatch:
         message += f", {len(faults)} {'does' if len(faults) == 1 else 'do'} not: {'; '.join(faults)}"
         if self._state.report(message, level=logging.WARNING, driver=self._driver):
             self._report_problem("DevicesUnhealthy", message)
+
+    async def _look_at_edits(self) -> None:
+        """Say what claims would be refused for; and what takes time about container edits is done before a claim needs them."""
+        try:
+            await self._thread(self._backend.driver_edits)
+        except AcceleratorError as error:
+            message = f"claims are refused until it is there: {error}"
+            if self._edits.report(message, level=logging.WARNING, driver=self._driver):
+                self._report_problem("DriverIncomplete", message)
+        else:
+            self._edits.report("what every container needs is there", driver=self._driver)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):

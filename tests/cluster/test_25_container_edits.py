@@ -1,0 +1,104 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""What containers get follows the node as it is now: a socket that goes, a device node that comes late, nvidia-ctk."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.cluster.cluster import DRIVER_UNIT, ROOT, Cluster, Recap, execute
+from tests.cluster.manifests import claim, dynamic, pod
+
+SOCKET = "/run/nvidia-persistenced/socket"
+BIND = "import os, socket, sys; os.makedirs(os.path.dirname(sys.argv[1]), exist_ok=True); socket.socket(socket.AF_UNIX).bind(sys.argv[1])"
+TOOLKIT = "/usr/bin/nvidia-ctk"
+
+
+def shared_edits(cluster: Cluster, node: str, name: str) -> dict[str, Any]:
+    """What the CDI file of a claim gives to containers besides the devices."""
+    uid = cluster.get("resourceclaim", name)["metadata"]["uid"]
+    text = cluster.run(node, "cat", f"/var/run/cdi/k8s.gpu.nvidia.com-claim_{uid}.json")
+    edits: dict[str, Any] = json.loads(text)["containerEdits"]
+    return edits
+
+
+def sources(edits: dict[str, Any]) -> set[str]:
+    return {mount["hostPath"] for mount in edits["mounts"]}
+
+
+def run_pod(cluster: Cluster, node: str, name: str) -> dict[str, Any]:
+    """Start a pod with a partition of its own and return what its container got besides."""
+    cluster.apply(claim(name, device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod(name, name, node=node))
+    cluster.wait_running(name)
+    return shared_edits(cluster, node, name)
+
+
+def test_a_socket_that_was_there_once_fails_no_new_container(clean: Cluster) -> None:
+    node = clean.nodes()[1]
+    process = clean.driver_pid(node)
+    clean.run(node, "python3", "-c", BIND, SOCKET)
+    try:
+        assert SOCKET in sources(run_pod(clean, node, "with-socket"))
+    finally:
+        clean.run(node, "rm", "-f", SOCKET)
+    assert SOCKET not in sources(run_pod(clean, node, "without-socket"))
+    assert clean.driver_pid(node) == process
+
+
+def test_a_claim_before_a_device_node_is_refused_by_its_name_and_served_when_it_comes(clean: Cluster) -> None:
+    node = clean.nodes()[1]
+    process, before = clean.driver_pid(node), clean.instances(node)
+    clean.run(node, "mv", "/dev/nvidia-uvm", "/dev/nvidia-uvm.away")
+    try:
+        clean.apply(
+            claim("early", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")),
+            pod("early", "early", node=node),
+        )
+        event = clean.wait(
+            "the refusal, with what to do",
+            lambda: [
+                each["note"] if "note" in each else each["message"]
+                for each in clean.get("events")["items"]
+                if "/dev/nvidia-uvm" in json.dumps(each) and "nvidia-modprobe -c 0 -u" in json.dumps(each)
+            ],
+        )
+        assert event and clean.pod("early")["status"]["phase"] == "Pending"
+        assert clean.instances(node) == before, "no partition is made for a claim that cannot be served"
+    finally:
+        clean.run(node, "mv", "/dev/nvidia-uvm.away", "/dev/nvidia-uvm")
+    clean.wait_running("early", timeout=240)
+    clean.kubectl("exec", "early", "--", "test", "-c", "/dev/nvidia-uvm")
+    assert clean.driver_pid(node) == process
+
+
+def test_where_nvidia_ctk_is_installed_the_shared_edits_come_from_it(clean: Cluster) -> None:
+    node = clean.nodes()[1]
+    cache = execute([ROOT / "tests/tools/cache"]).stdout.strip()
+    built = execute(["sh", "-c", f"ls -t {cache}/world/binaries/nvidia-ctk-*/nvidia-ctk"]).stdout.split()[0]
+    own = run_pod(clean, node, "own")
+    assert not own.get("hooks")
+    execute(["docker", "cp", built, f"{node}:{TOOLKIT}"])
+    try:
+        since = clean.run(node, "date", "+%Y-%m-%d %H:%M:%S").strip()
+        run_pod(clean, node, "meanwhile")
+        clean.wait(
+            "the driver says where the edits come from",
+            lambda: (
+                f"container edits come from {TOOLKIT}"
+                in clean.run(node, "journalctl", "-u", DRIVER_UNIT, "--since", since, "--no-pager")
+            ),
+        )
+        theirs = run_pod(clean, node, "theirs")
+        verbs = {hook["args"][2] for hook in theirs["hooks"] if hook["path"] == TOOLKIT}
+        assert {"create-symlinks", "update-ldcache"} <= verbs
+        # The hooks have run: the loader of the container knows the driver's libraries, and the programs work.
+        clean.kubectl("exec", "theirs", "--", "grep", "-q", "libcuda.so.1", "/etc/ld.so.cache")
+        assert "MIG 1g.10gb" in clean.wait("the pod's list", lambda: clean.log("theirs"))
+    finally:
+        clean.run(node, "rm", "-f", TOOLKIT)
+    assert not run_pod(clean, node, "own-again").get("hooks")
+
+
+def test_the_pre_flight_says_that_images_of_another_family_need_the_toolkit(clean: Cluster, first_run: Recap) -> None:
+    assert "Container toolkit: neither nvidia-cdi-hook nor nvidia-ctk" in first_run.output

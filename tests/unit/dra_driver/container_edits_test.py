@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What a container cannot do without is missed before hardware is changed, and said before a claim asks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+from dra_driver.claims.ownership import Ownership
+from dra_driver.core.errors import BackendUnavailable
+from dra_driver.supervisors.hardware import HardwareWatch
+from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
+from machine_model import DRIVER, Claims, Node
+
+SMALL = "gpu-0-mig-1g10gb-19-0"
+
+
+def missing() -> BackendUnavailable:
+    return BackendUnavailable("/dev/nvidia-uvm is no device node of this machine", hint="Load nvidia-uvm.")
+
+
+def test_a_claim_that_no_container_could_use_changes_no_hardware(tmp_path: Path) -> None:
+    async def main() -> None:
+        claims = Claims()
+        node = Node(tmp_path, claims)
+        await node.start()
+        try:
+            claim = claims.allocate("a", SMALL)
+            node.backend.failures["driver_edits"] = [missing()]
+            node.backend.calls.clear()
+            error = (await node.service.prepare([claim]))[claim.uid].error
+            assert "/dev/nvidia-uvm" in error and "Load nvidia-uvm" in error
+            assert not {"create_partition", "set_partitioning"} & {name for name, _arguments in node.backend.calls}
+            assert not node.store.claims and not node.partitions()
+            assert (await node.service.prepare([claim]))[claim.uid].error == ""
+        finally:
+            node.close()
+
+    asyncio.run(main())
+
+
+def test_each_look_says_what_is_missing_once_and_when_it_is_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def main() -> list[tuple[str, str]]:
+        node = Node(tmp_path, Claims())
+        await node.start()
+        told: list[tuple[str, str]] = []
+        watch = HardwareWatch(
+            node.backend,
+            driver=DRIVER,
+            pool="node-1",
+            rules=(),
+            interval=1.0,
+            ownership=Ownership(node.store, "boot"),
+            snapshots=Shared(Snapshot()),
+            conditions=Conditions(),
+            soon=asyncio.Event(),
+            report_problem=lambda reason, message: told.append((reason, message)),
+        )
+        node.backend.failures["driver_edits"] = [missing(), missing()]
+        try:
+            for _look in range(4):
+                await watch.look()
+        finally:
+            watch.close()
+            node.close()
+        return told
+
+    ((reason, message),) = asyncio.run(main())
+    assert reason == "DriverIncomplete" and "/dev/nvidia-uvm" in message
+    lines = [record.message for record in caplog.records if record.name.endswith("hardware")]
+    assert [line.partition(":")[0] for line in lines if "devices answer" not in line] == [
+        "claims are refused until it is there",
+        "what every container needs is there",
+    ]
