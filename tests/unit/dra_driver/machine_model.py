@@ -22,6 +22,7 @@ from typing import Any
 
 import board_model
 from dra_driver.claims.execute import Hands
+from dra_driver.claims.guard import DeviceGuard
 from dra_driver.claims.ownership import Ownership
 from dra_driver.claims.plan import Inventory
 from dra_driver.claims.records import ClaimReference
@@ -29,6 +30,7 @@ from dra_driver.claims.recovery import plan_recovery, stale_marks
 from dra_driver.claims.service import ClaimService
 from dra_driver.claims.store import Change, Store
 from dra_driver.core.cdi import ContainerEdits, DeviceNode, list_specs
+from dra_driver.core.device_locks import DeviceLocks
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, DoesNotFit, InUse, NotFound
 from dra_driver.core.layout import Rule, parse_rules
 from dra_driver.core.model import (
@@ -317,6 +319,7 @@ class Node:
             boot_id=boot_id,
             inventory=lambda: self.inventory,
             ownership=self.ownership,
+            devices=DeviceGuard(DeviceLocks(str(folder / "state"), "the driver")),
             refresh=self.look,
         )
 

@@ -15,11 +15,13 @@ from typing import Callable
 from .api.events import EventRecorder
 from .api.resources import ResourceApi
 from .claims.execute import Hands
+from .claims.guard import DeviceGuard
 from .claims.ownership import Ownership
 from .claims.service import ClaimService
 from .claims.store import Store
 from .config import Configuration
 from .core.backend import Backend
+from .core.device_locks import DeviceLocks
 from .core.system import System
 from .kubelet.server import PluginServer
 from .kubelet.sockets import lock_instance
@@ -27,6 +29,7 @@ from .metrics import Metrics
 from .publish.publisher import Publisher
 from .supervisors import hardware, recovery, sockets, storage
 from .supervisors.hardware import HardwareWatch
+from .supervisors.lending import Lending
 from .supervisors.pool import PoolKeeper
 from .supervisors.reconciler import Reconciler
 from .supervisors.recovery import Recovery
@@ -36,8 +39,8 @@ from .supervisors.sockets import SocketKeeper
 from .supervisors.status import SOCKET, Status, StatusServer, status_of
 from .supervisors.storage import StoreKeeper
 
-# NVML calls wait on hardware; this many claims are worked on at once.
-THREADS = 16
+# Calls to the hardware wait; this many devices are worked on at once, those that do not answer among them.
+THREADS = 32
 # Operations under way when the driver is stopped get this long to finish.
 DRAIN_SECONDS = 10
 
@@ -138,6 +141,8 @@ class VendorDriver:
     ) -> None:
         configuration = self._configuration
         ownership = Ownership(store, boot_id)
+        locks = DeviceLocks(directory, f"the driver {self.driver}")
+        guard = DeviceGuard(locks)
         watch = HardwareWatch(
             self._backend,
             driver=self.driver,
@@ -147,6 +152,7 @@ class VendorDriver:
             ownership=ownership,
             snapshots=self._snapshots,
             conditions=self._conditions,
+            lending=Lending(locks, guard),
             soon=self._look_soon,
             report_problem=self._reports.problem,
         )
@@ -161,6 +167,7 @@ class VendorDriver:
             boot_id=boot_id,
             inventory=lambda: self._snapshots.value.inventory,
             ownership=ownership,
+            devices=guard,
             refresh=watch.look,
         )
         if suspect:
@@ -205,3 +212,4 @@ class VendorDriver:
             await served.stop()
             await service.drain(DRAIN_SECONDS)
             watch.close()
+            locks.drop_all()

@@ -25,6 +25,7 @@ from .allocation import Allocation, ClaimError, decode_allocation
 from .compare import reallocated, refuse_in_use
 from .debts import Debt, incurred
 from .execute import Hands, Undone
+from .guard import DeviceGuard
 from .locks import NamedLocks
 from .ownership import Ownership
 from .plan import (
@@ -97,6 +98,7 @@ class ClaimService:
         boot_id: str,
         inventory: Callable[[], Inventory],
         ownership: Ownership,
+        devices: DeviceGuard,
         refresh: Callable[[], Awaitable[None]],
     ) -> None:
         self.driver = driver
@@ -111,7 +113,7 @@ class ClaimService:
         self._ownership = ownership
         self._refresh = refresh
         self._claims = NamedLocks()
-        self._devices = NamedLocks()
+        self._devices = devices
         self._running: set[asyncio.Task[Any]] = set()
         # Claims whose partitions or CDI file may not be what the record says; they are restored when asked for.
         self.suspect: set[str] = set()

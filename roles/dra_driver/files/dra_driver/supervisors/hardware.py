@@ -14,12 +14,13 @@ from typing import Callable, TypeVar
 
 from ..claims.ownership import Ownership
 from ..core.backend import Backend
-from ..core.errors import AcceleratorError
+from ..core.errors import AcceleratorError, BackendUnavailable
 from ..core.layout import Rule
 from ..core.model import Finding
 from ..inventory import survey
 from ..logs import StateLog
 from . import shared
+from .lending import Lending
 from .shared import Conditions, Shared, Snapshot
 
 LOG = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class HardwareWatch:
         ownership: Ownership,
         snapshots: Shared[Snapshot],
         conditions: Conditions,
+        lending: Lending,
         soon: asyncio.Event,
         report_problem: Callable[[str, str], None],
     ) -> None:
@@ -60,16 +62,23 @@ class HardwareWatch:
         self._edits = StateLog(LOG)
         self._looking = asyncio.Lock()
         self._soon = soon
+        self._lending = lending
+        self._lent = False
         # Of its own: a look never waits for claims.
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{backend.vendor}-look")
 
     async def run(self) -> None:
         """Look until cancelled, through every trouble of the hardware."""
-        delay, failures = shared.RETRY_FIRST, PATIENCE
+        delay, failures, is_open = shared.RETRY_FIRST, PATIENCE, False
         while True:
             try:
-                if failures >= PATIENCE:
+                if is_open and self._lending.is_asked_for:
+                    is_open = False
+                    await self._lend()
+                if not is_open:
+                    self._lending.take()
                     await self._thread(self._backend.open)
+                    is_open = True
                 await self.look()
                 failures, delay = 0, shared.RETRY_FIRST
                 await self._pause(self._interval)
@@ -77,11 +86,18 @@ class HardwareWatch:
                 failures += 1
                 if failures >= PATIENCE:
                     await self._give_up(error)
+                    is_open = False
                 await self._pause(delay)
                 delay = min(delay * 2, shared.RETRY_LIMIT)
 
     async def look(self) -> None:
-        """Look at the hardware and put down what is there."""
+        """Look at the hardware and put down what is there. Raises BackendUnavailable."""
+        if self._lent:
+            raise BackendUnavailable(
+                f"The vendor's library is lent to {self._lending.holder}",
+                hint="A device is being reset.",
+                code="library-lent",
+            )
         async with self._looking:
             with self._ownership.observe() as observation:
                 findings = await self._thread(self._backend.discover)
@@ -106,6 +122,20 @@ class HardwareWatch:
                 looked_at=self._snapshots.value.looked_at,
             )
         )
+        await self._close()
+        self._lending.drop()
+
+    async def _lend(self) -> None:
+        """Let go of the library for whoever resets a device. What is published stays."""
+        async with self._looking:
+            self._lent = True
+            self._conditions.report(PART, f"the library is lent to {self._lending.holder}, which resets a device")
+            try:
+                await self._lending.give_way(self._close, lambda: self._thread(self._backend.open))
+            finally:
+                self._lent = False
+
+    async def _close(self) -> None:
         with contextlib.suppress(AcceleratorError):
             await self._thread(self._backend.close)
 

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Locks that the node driver shares with whoever changes the layout of its devices: a module, or the layout command.
+
+One file for each device, in the driver's state folder: whoever holds its lock may change the device, and what it saw of
+the device stays so until then. Two more are about the vendor's library: the driver holds ``library`` as long as it has
+the library open, and lets go of it while somebody holds ``request``. A lock ends with the process that holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from .errors import AcceleratorError, InUse
+
+FOLDER = "locks"
+LIBRARY = "library"
+REQUEST = "request"
+POLL_SECONDS = 0.1
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+class DeviceLocks:
+    """The locks in one driver's state folder, for one holder at a time in this object.
+
+    ``holder`` says for others who this is. Where the folder is not there no driver has ever run, and nothing is locked.
+    """
+
+    def __init__(self, state_directory: str, holder: str) -> None:
+        self._state_directory = Path(state_directory)
+        self._holder = holder
+        self._held: dict[str, int] = {}
+
+    def take(self, name: str) -> bool:
+        """Take a lock if nobody has it, and return whether it was to be had; does not wait. Raises AcceleratorError."""
+        if name in self._held:
+            return False
+        while True:
+            descriptor = self._open(name)
+            if descriptor is None:
+                return True
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                return False
+            if self._is_current(descriptor, name):
+                break
+            os.close(descriptor)  # the folder was removed and made anew meanwhile
+        self._held[name] = descriptor
+        with contextlib.suppress(OSError):  # a full disk, or a folder that only the driver may write
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{self._holder} (pid {os.getpid()})\n".encode(), 0)
+        return True
+
+    def drop(self, name: str) -> None:
+        """Give a lock back; one that is not held is left alone."""
+        descriptor = self._held.pop(name, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def drop_all(self) -> None:
+        """Give back all that are held."""
+        for name in tuple(self._held):
+            self.drop(name)
+
+    def holds(self, name: str) -> bool:
+        """Whether this object has a lock."""
+        return name in self._held
+
+    def is_taken(self, name: str) -> bool:
+        """Whether somebody, who may be this object, holds a lock."""
+        if name in self._held or not self.take(name):
+            return True
+        self.drop(name)
+        return False
+
+    def holder_of(self, name: str) -> str:
+        """Say who holds a lock, as far as it is written there."""
+        try:
+            return self._path(name).read_text(encoding="utf-8", errors="replace").strip() or "somebody"
+        except OSError:
+            return "somebody"
+
+    @contextlib.contextmanager
+    def hold(
+        self,
+        names: Iterable[str],
+        seconds: float,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Iterator[None]:
+        """Hold several locks, in sorted order, so that two who want the same never wait for each other.
+
+        Raises InUse, which names who holds one, when they are not to be had within the time.
+        """
+        deadline = clock() + seconds
+        taken: list[str] = []
+        try:
+            for name in sorted(set(names)):
+                while not self.take(name):
+                    if clock() >= deadline:
+                        raise self.refusal(name, seconds)
+                    sleep(POLL_SECONDS)
+                taken.append(name)
+            yield
+        finally:
+            for name in taken:
+                self.drop(name)
+
+    def refusal(self, name: str, seconds: float) -> InUse:
+        """Return the error for a lock that was not to be had."""
+        what = "The vendor's library" if name in (LIBRARY, REQUEST) else f"Device {name}"
+        return InUse(
+            f"{what} is being worked on by {self.holder_of(name)}, for more than {seconds:g} s",
+            hint="Try again when that has ended.",
+            code="device-locked",
+        )
+
+    def _path(self, name: str) -> Path:
+        return self._state_directory / FOLDER / f"{name}.lock"
+
+    def _open(self, name: str) -> int | None:
+        path = self._path(name)
+        try:
+            if not self._state_directory.is_dir():
+                return None
+            try:
+                path.parent.mkdir(mode=0o750, exist_ok=True)
+                return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                if error.errno not in _NOT_WRITABLE:
+                    raise
+            # A confined program may only read there. A lock that was never made was never taken.
+            try:
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+        except OSError as error:
+            raise AcceleratorError(
+                f"The lock {path} cannot be used: {error.strerror}",
+                hint="Check the folder and its disk.",
+                code="lock-unusable",
+            ) from error
+
+    def _is_current(self, descriptor: int, name: str) -> bool:
+        try:
+            there = self._path(name).stat()
+        except OSError:
+            return False
+        mine = os.fstat(descriptor)
+        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
+
+@contextlib.contextmanager
+def library_alone(locks: DeviceLocks, wake: Callable[[], object], seconds: float) -> Iterator[None]:
+    """Have the node driver let go of the vendor's library meanwhile, as a reset of a device needs it.
+
+    ``wake`` makes the driver look; where none runs there is nothing to wait for. The driver takes up again afterwards,
+    also when this process dies. Raises InUse when it does not let go within the time.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.callback(wake)  # last: when both locks are given back
+        stack.enter_context(locks.hold([REQUEST], seconds))
+        wake()
+        stack.enter_context(locks.hold([LIBRARY], seconds))
+        yield

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Who may touch which device: one claim at a time, no claim while its layout changes, and none while the library is lent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterable
+
+from ..core.device_locks import DeviceLocks
+from ..core.errors import BackendUnavailable
+from .locks import NamedLocks
+
+# How long a claim waits for a layout change of its device, and for a library that is lent. The kubelet asks again.
+LOCK_SECONDS = 10.0
+LENT_SECONDS = 5.0
+POLL_SECONDS = 0.05
+
+
+class DeviceGuard:
+    """Locks of physical devices: this process's own, and those that are shared with whoever changes layouts."""
+
+    def __init__(self, shared: DeviceLocks) -> None:
+        self._shared = shared
+        self._own = NamedLocks()
+        self._inside = 0
+        self._left = asyncio.Event()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._lent_to = ""
+
+    @contextlib.asynccontextmanager
+    async def hold(self, uuids: Iterable[str]) -> AsyncIterator[None]:
+        """Hold devices, to look at them and change them. Raises InUse or BackendUnavailable, naming who has them."""
+        wanted = sorted(set(uuids))
+        async with self._own.hold(wanted):
+            await self._wait_until_open()
+            self._inside += 1
+            taken: list[str] = []
+            try:
+                await self._take(wanted, taken)
+                yield
+            finally:
+                for uuid in taken:
+                    self._shared.drop(uuid)
+                self._inside -= 1
+                self._left.set()
+
+    @contextlib.asynccontextmanager
+    async def lent(self, holder: str, seconds: float) -> AsyncIterator[bool]:
+        """Let nobody in, and yield whether all who were in have left within the time."""
+        self._lent_to = holder
+        self._open.clear()
+        try:
+            deadline = time.monotonic() + seconds
+            while self._inside and time.monotonic() < deadline:
+                self._left.clear()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._left.wait(), max(deadline - time.monotonic(), 0.01))
+            yield not self._inside
+        finally:
+            self._open.set()
+
+    async def _wait_until_open(self) -> None:
+        if self._open.is_set():
+            return
+        try:
+            await asyncio.wait_for(self._open.wait(), LENT_SECONDS)
+        except asyncio.TimeoutError:
+            raise BackendUnavailable(
+                f"The vendor's library is lent to {self._lent_to}",
+                hint="A device is being reset. The kubelet asks again.",
+                code="library-lent",
+            ) from None
+
+    async def _take(self, uuids: list[str], taken: list[str]) -> None:
+        deadline = time.monotonic() + LOCK_SECONDS
+        for uuid in uuids:
+            while not self._shared.take(uuid):
+                if time.monotonic() >= deadline:
+                    raise self._shared.refusal(uuid, LOCK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
+            taken.append(uuid)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Lends the vendor's library to whoever resets a device: a reset is refused while any process has the device open."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable
+from typing import Callable
+
+from ..claims.guard import DeviceGuard
+from ..core.device_locks import LIBRARY, REQUEST, DeviceLocks
+from ..core.errors import AcceleratorError
+
+LOG = logging.getLogger(__name__)
+
+# So long claims under way may take, and so long the library is lent. A reset may take five minutes.
+DRAIN_SECONDS = 20.0
+LEND_SECONDS = 360.0
+POLL_SECONDS = 0.1
+
+
+class Lending:
+    """The library's lock: ``take`` before the library is opened, ``give_way`` when somebody may have asked for it."""
+
+    def __init__(self, locks: DeviceLocks, guard: DeviceGuard) -> None:
+        self._locks = locks
+        self._guard = guard
+
+    def take(self) -> None:
+        """Take the library, before it is opened. Raises AcceleratorError, which names who has it."""
+        if not self._locks.holds(LIBRARY) and not self._locks.take(LIBRARY):
+            raise AcceleratorError(
+                f"The vendor's library is lent to {self._locks.holder_of(LIBRARY)}", code="library-lent"
+            )
+
+    def drop(self) -> None:
+        """Give the library back: it is closed."""
+        self._locks.drop(LIBRARY)
+
+    @property
+    def holder(self) -> str:
+        """Who waits for the library, or has it."""
+        return self._locks.holder_of(REQUEST)
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether somebody waits for the library, or has it."""
+        return self._locks.is_taken(REQUEST)
+
+    async def give_way(self, close: Callable[[], Awaitable[None]], reopen: Callable[[], Awaitable[None]]) -> None:
+        """Close the library, lend it until it comes back or its time is up, take it again and open it.
+
+        Claims wait meanwhile. Where claims under way do not end in time nothing is lent, and who asked is refused.
+        """
+        holder = self.holder
+        async with self._guard.lent(holder, DRAIN_SECONDS) as drained:
+            if not drained:
+                LOG.warning("the library is not lent to %s: claims are under way", holder)
+                await self._until_withdrawn(DRAIN_SECONDS)
+                return
+            LOG.info("the library is lent to %s", holder)
+            await close()
+            self._locks.drop(LIBRARY)
+            if await self._until_withdrawn(LEND_SECONDS):
+                LOG.info("the library is taken up again")
+            else:
+                LOG.error(
+                    "%s keeps the library for more than %g s; it is taken up again all the same", holder, LEND_SECONDS
+                )
+            self._locks.take(LIBRARY)
+            await reopen()
+
+    async def _until_withdrawn(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self.is_asked_for:
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(POLL_SECONDS)
+        return True

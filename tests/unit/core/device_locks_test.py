@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Locks between processes: one holder at a time, an end to every wait, and nothing left behind by the dead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks, library_alone
+from dra_driver.core.errors import AcceleratorError, InUse
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_one_holder_at_a_time_and_the_refusal_names_it(tmp_path: Path) -> None:
+    driver, module = DeviceLocks(str(tmp_path), "the driver"), DeviceLocks(str(tmp_path), "a layout")
+    clock = Clock()
+    assert driver.take("GPU-1")
+    assert not driver.take("GPU-1")
+    assert not module.take("GPU-1")
+    assert module.take("GPU-2")
+    module.drop("GPU-2")
+    assert module.is_taken("GPU-1")
+    waiting = module.hold(["GPU-2", "GPU-1"], 5, sleep=clock.sleep, clock=clock)
+    with pytest.raises(InUse, match=rf"GPU-1.*the driver \(pid {os.getpid()}\).*5 s") as refused, waiting:
+        raise AssertionError("it was not to be had")
+    assert refused.value.code == "device-locked"
+    assert clock.now >= 5
+    assert not driver.is_taken("GPU-2")  # nothing of the attempt stays
+    driver.drop("GPU-1")
+    with module.hold(["GPU-2", "GPU-1"], 5, sleep=clock.sleep, clock=clock):
+        assert driver.is_taken("GPU-1") and driver.is_taken("GPU-2")
+    assert not driver.is_taken("GPU-1")
+
+
+def test_two_who_want_the_same_never_wait_for_each_other(tmp_path: Path) -> None:
+    held: list[str] = []
+
+    def work(name: str, order: list[str]) -> None:
+        for _round in range(50):
+            with DeviceLocks(str(tmp_path), name).hold(order, 30):
+                held.append(name)
+                assert held == [name]
+                held.remove(name)
+
+    workers = [threading.Thread(target=work, args=(str(n), ["A", "B", "C"][:: 1 - 2 * (n % 2)])) for n in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert not worker.is_alive()
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    script = (
+        "import sys, time\n"
+        "from dra_driver.core.device_locks import DeviceLocks\n"
+        "assert DeviceLocks(sys.argv[1], 'the dead').take('GPU-1')\n"
+        "print('taken', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"taken\n"
+    locks = DeviceLocks(str(tmp_path), "the living")
+    assert locks.is_taken("GPU-1")
+    assert "the dead" in locks.holder_of("GPU-1")
+    process.kill()
+    process.wait()
+    assert locks.take("GPU-1")
+
+
+def test_where_no_driver_ever_ran_nothing_is_locked_and_nothing_is_made(tmp_path: Path) -> None:
+    locks = DeviceLocks(str(tmp_path / "none"), "a layout")
+    with locks.hold(["GPU-1"], 0):
+        assert not (tmp_path / "none").exists()
+
+
+def test_a_folder_that_was_made_anew_holds_the_lock(tmp_path: Path) -> None:
+    old, new = DeviceLocks(str(tmp_path), "old"), DeviceLocks(str(tmp_path), "new")
+    assert old.take("GPU-1")
+    (tmp_path / "locks/GPU-1.lock").unlink()
+    assert new.take("GPU-1")
+    third = DeviceLocks(str(tmp_path), "third")
+    assert not third.take("GPU-1")
+    assert third.holder_of("GPU-1").startswith("new")
+
+
+def test_what_is_no_folder_is_said(tmp_path: Path) -> None:
+    (tmp_path / "locks").write_text("in the way")
+    with pytest.raises(AcceleratorError, match="locks") as refused:
+        DeviceLocks(str(tmp_path), "a layout").take("GPU-1")
+    assert refused.value.code == "lock-unusable"
+
+
+def test_the_library_is_alone_with_whoever_asked(tmp_path: Path) -> None:
+    driver, module = DeviceLocks(str(tmp_path), "the driver"), DeviceLocks(str(tmp_path), "a layout")
+    told: list[str] = []
+    assert driver.take(LIBRARY)
+
+    def wake() -> None:
+        if driver.is_taken(REQUEST):
+            told.append("let go")
+            driver.drop(LIBRARY)
+        else:
+            told.append("take up")
+            assert driver.take(LIBRARY)
+
+    with library_alone(module, wake, 5):
+        assert told == ["let go"]
+        assert driver.is_taken(LIBRARY)
+    assert told == ["let go", "take up"]
+
+
+def test_a_driver_that_does_not_let_go_is_named(tmp_path: Path) -> None:
+    driver, module = DeviceLocks(str(tmp_path), "the driver"), DeviceLocks(str(tmp_path), "a layout")
+    assert driver.take(LIBRARY)
+    with pytest.raises(InUse, match=r"library.*the driver"), library_alone(module, lambda: None, 0.2):
+        raise AssertionError("it was not to be had")
+    assert not driver.is_taken(REQUEST)
