@@ -5,7 +5,8 @@
 Standard input: a JSON object ``{"rounds": n, "claims": [{"namespace", "name", "uid"}, …], "parallel": n}``. Standard output: a
 JSON object of lists of seconds: ``prepare`` and ``unprepare`` (one for each call), ``prepare_all`` (one for each round: until
 the last of its parallel calls has answered), and the cost of the parts, measured in the same process on the same disk and API:
-``fsync`` (4 KiB written and synced), ``get`` (one claim over a connection that is open), ``cdi`` (one CDI file written).
+``fsync`` (4 KiB written and synced), ``get`` (one claim over a connection that is open), ``cdi`` (one CDI file written), ``edits`` (the
+shared container edits held against the disk).
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
 from dra_driver.api.client import ApiClient
 from dra_driver.core.cdi import ContainerEdits, DeviceNode, build_spec, write_spec
+from dra_driver.core.nvidia.common_edits import CommonEdits
 from dra_driver.core.system import System
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc
 
@@ -65,6 +68,21 @@ def cost_of_cdi() -> list[float]:
     return seconds
 
 
+def cost_of_edits() -> list[float]:
+    """Seconds of what each prepare pays to know that the shared container edits still fit the disk."""
+    version = Path("/sys/module/nvidia/version").read_text(encoding="utf-8").strip()
+    edits = CommonEdits(System())
+    edits.current(version)
+    edits.settle(30)
+    edits.current(version)
+    seconds = []
+    for _round in range(PARTS):
+        start = time.perf_counter()
+        edits.current(version)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
 async def cost_of_get(claim: dict[str, str]) -> list[float]:
     """Seconds of reading one claim over an open connection."""
     client = ApiClient(KUBECONFIG)
@@ -92,6 +110,7 @@ async def main() -> None:
     result: dict[str, list[float]] = {"prepare": [], "unprepare": [], "prepare_all": [], "unprepare_all": []}
     result["fsync"] = cost_of_fsync()
     result["cdi"] = cost_of_cdi()
+    result["edits"] = cost_of_edits()
     result["get"] = await cost_of_get(order["claims"][0])
     claims = messages(order["claims"][: order["parallel"]])
     async with grpc.aio.insecure_channel(f"unix:{DIRECTORY}/dra.sock") as channel:

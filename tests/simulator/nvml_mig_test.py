@@ -378,23 +378,25 @@ def test_boards_without_mig(bare_silicon: Silicon) -> None:
 
 
 def test_only_administrators_change_and_list(bare_silicon: Silicon) -> None:
-    load(bare_silicon, "H100-80")
+    load(bare_silicon, "H100-80", "L4", extra=("mig-mode yes", "maximum-clocks graphics=1980"))
     root = bare_silicon.client()
     instance = root("nvmlDeviceCreateGpuInstance", root.gpu(), 19)
     root("nvmlGpuInstanceCreateComputeInstance", instance, 0)
+    made = root("nvmlGpuInstanceGetInfo", instance)["id"]
     nobody = bare_silicon.client(user=65534)
     gpu = nobody.gpu()
-    for call, arguments in {
-        "nvmlDeviceSetMigMode": (0,),
-        "nvmlDeviceCreateGpuInstance": (19,),
-        "nvmlDeviceSetPowerManagementLimit": (200000,),
-        "nvmlDeviceSetComputeMode": (0,),
-        "nvmlDeviceSetPersistenceMode": (1,),
-        "nvmlDeviceSetGpuLockedClocks": (0, 0),
-        "nvmlDeviceGetGpuInstanceById": (9,),
-    }.items():
-        assert nobody.code(call, gpu, *arguments) in {NO_PERMISSION, NOT_SUPPORTED}, call
-    assert nobody.code("nvmlDeviceCreateGpuInstance", gpu, 19) == NO_PERMISSION
+    # Each is refused for the privilege alone: the administrator may do the same to the same board.
+    for call, index, arguments in (
+        ("nvmlDeviceSetPowerManagementLimit", 0, (300000,)),
+        ("nvmlDeviceSetComputeMode", 1, (0,)),
+        ("nvmlDeviceSetPersistenceMode", 0, (1,)),
+        ("nvmlDeviceSetGpuLockedClocks", 0, (210, 210)),
+        ("nvmlDeviceGetGpuInstanceById", 0, (made,)),
+        ("nvmlDeviceCreateGpuInstance", 0, (19,)),
+    ):
+        assert nobody.code(call, nobody.gpu(index), *arguments) == NO_PERMISSION, call
+        assert root.code(call, root.gpu(index), *arguments) == 0, call
+    assert nobody.code("nvmlDeviceSetMigMode", gpu, 0) == NO_PERMISSION
     assert nobody.code("gpu_instances", gpu, 19) == NO_PERMISSION
     assert nobody("control", "power-cycle")["code"] == NO_PERMISSION
     assert nobody("nvmlDeviceGetMigMode", gpu) == [1, 1]
