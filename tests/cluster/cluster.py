@@ -222,6 +222,30 @@ class Cluster:
         """Names of our claims' CDI files on a node."""
         return self.shell(node, "ls /var/run/cdi 2>/dev/null | grep '^k8s.gpu.nvidia.com-claim' || true").split()
 
+    def status(self, node: str) -> dict[str, Any]:
+        """What the driver's ``status`` command says of our driver: how it is, and what is written down as prepared."""
+        said = self.run(
+            node,
+            *("env", "PYTHONPATH=/opt/dra-accelerators/current", "/opt/dra-accelerators/venv/bin/python"),
+            *("-m", "dra_driver.cli", "status", "--json"),
+            check=False,
+        )
+        (found,) = (each for each in json.loads(said) if each["driver"] == DRIVER)
+        return dict(found)
+
+    def recorded(self, node: str) -> dict[str, str]:
+        """The claims in the store of a node's driver: their state (preparing, prepared) by UID."""
+        return {claim["uid"]: claim["state"] for claim in self.status(node)["claims"]}
+
+    def uid(self, claim: str) -> str:
+        """The UID of a claim in the default namespace."""
+        return str(self.get("resourceclaim", claim, "-n", "default")["metadata"]["uid"])
+
+    def said(self, node: str, *texts: str) -> int:
+        """How many lines of a node's driver, since the node's start, hold all these texts."""
+        lines = self.run(node, "journalctl", "-b", "-u", DRIVER_UNIT, "-o", "cat", "--no-pager").splitlines()
+        return sum(all(text in line for text in texts) for line in lines)
+
     def driver_pid(self, node: str) -> int:
         return int(self.run(node, "systemctl", "show", "--property=MainPID", "--value", DRIVER_UNIT).strip())
 

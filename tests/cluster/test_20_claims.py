@@ -109,11 +109,16 @@ def test_prepare_is_repeated_without_harm_after_a_kubelet_restart(clean: Cluster
     clean.apply(claim("again", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("again", "again"))
     clean.wait_running("again")
     node = clean.pod("again")["spec"]["nodeName"]
-    before = clean.instances(node)
+    uid = clean.uid("again")
+    before, prepared = clean.instances(node), clean.said(node, ": prepared claim", uid)
+    assert prepared == 1
     clean.run(node, "systemctl", "restart", "kubelet.service")
-    clean.wait("slices are published again", lambda: len(clean.slices(node)) > 0)
+    clean.wait(
+        "the kubelet, which forgot, has asked for the claim again",
+        lambda: clean.said(node, ": prepared claim", uid) > prepared,
+    )
     clean.wait_running("again")
-    assert clean.instances(node) == before
+    assert clean.instances(node) == before and clean.recorded(node) == {uid: "prepared"}
 
 
 #: Runs on a node, with the driver's own stubs: the call of a kubelet that speaks v1beta1 only.

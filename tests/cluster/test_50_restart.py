@@ -57,17 +57,23 @@ def test_pod_deleted_while_its_node_was_down_leaves_nothing(clean: Cluster) -> N
         claim("lost", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("lost", "lost", node=node)
     )
     clean.wait_running("lost")
+    # A reboot takes the partition and the CDI file by itself; what stays is the record, and only the driver ends it.
+    assert clean.recorded(node) == {clean.uid("lost"): "prepared"}
     clean.world("stop", node)
     clean.kubectl("delete", "pod", "lost", "--force", "--grace-period=0")
     clean.kubectl("delete", "resourceclaim", "lost", "--wait=false")
     clean.world("start", node)
     clean.wait_registered(node, timeout=180)
-    clean.wait("nothing is left", lambda: clean.instances(node) == [] and clean.cdi_files(node) == [], timeout=180)
+    clean.wait(
+        "the claim's record is ended", lambda: clean.status(node)["ready"] and not clean.recorded(node), timeout=180
+    )
+    assert (clean.instances(node), clean.cdi_files(node)) == ([], [])
 
 
 def test_driver_starts_before_the_kubelet_and_before_the_api_server(clean: Cluster) -> None:
     node = clean.nodes()[1]
     clean.run(node, "systemctl", "stop", "kubelet.service", DRIVER_UNIT)
+    clean.kubectl("delete", "resourceslices", "--field-selector", f"spec.nodeName={node}")
     clean.world("component", "stop", "apiserver")
     clean.run(node, "systemctl", "start", DRIVER_UNIT)
     clean.wait_registered(node)
@@ -96,8 +102,10 @@ def test_driver_starts_without_the_gpu_driver_and_publishes_when_it_comes(clean:
 
 def test_deleted_slices_are_published_again(clean: Cluster) -> None:
     node = clean.nodes()[1]
+    before = {item["metadata"]["uid"] for item in clean.slices(node)}
     clean.kubectl("delete", "resourceslices", "--field-selector", f"spec.nodeName={node}")
     clean.wait("all devices are published again", lambda: len(clean.devices(node)) == 8 * 26, timeout=120)
+    assert before.isdisjoint(item["metadata"]["uid"] for item in clean.slices(node))
 
 
 def test_corrupt_store_is_set_aside_and_claims_survive(clean: Cluster) -> None:
@@ -113,12 +121,12 @@ def test_corrupt_store_is_set_aside_and_claims_survive(clean: Cluster) -> None:
         f"systemctl stop {DRIVER_UNIT} && rm -f {store}-wal {store}-shm && "
         f"printf 'not a database, long enough to be read as a header page' > {store} && systemctl start {DRIVER_UNIT}",
     )
-    clean.wait_registered(node)
+    # The partition and its CDI file lie where they lay whatever the driver does; the record was in the store alone.
     clean.wait(
-        "the driver is up and has kept the partition",
-        lambda: clean.instances(node) == before and clean.cdi_files(node),
-        timeout=60,
+        "the claim is in the new store",
+        lambda: clean.status(node)["ready"] and clean.recorded(node) == {clean.uid("kept"): "prepared"},
     )
+    assert clean.instances(node) == before and len(clean.cdi_files(node)) == 1
     assert "state.db.damaged-" in clean.shell(node, "ls /var/lib/kubelet/plugins/gpu.nvidia.com")
     clean.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
     clean.wait("the partition is gone with its claim", lambda: clean.instances(node) == [], timeout=120)

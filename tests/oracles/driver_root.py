@@ -41,6 +41,8 @@ INSTALL = """
 set -eu
 mount --make-rprivate /
 mount -t proc proc {root}/proc
+mount -t tmpfs tmpfs {root}/dev
+for node in "null 3" "zero 5" "random 8" "urandom 9"; do mknod -m 666 {root}/dev/${{node% *}} c 1 ${{node#* }}; done
 printf 'exit 101\\n' > {root}/usr/sbin/policy-rc.d; chmod 755 {root}/usr/sbin/policy-rc.d
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C PATH=/usr/sbin:/usr/bin:/sbin:/bin
 chroot {root} apt-get update -q
