@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .core.backend import Backend
-from .core.errors import AcceleratorError, LayoutFailed, Unsupported
+from .core.device_locks import DeviceLocks, library_alone
+from .core.errors import AcceleratorError, InUse, LayoutFailed, Unsupported
 from .core.layout import (
     CreatePartition,
     DestroyPartition,
@@ -28,6 +30,9 @@ from .core.layout import (
 )
 from .core.model import Device, well
 from .core.prepared import PreparedPartition
+
+# How long a layout change waits for claims of a device to end, and for the driver to let go of the library.
+LOCK_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -191,6 +196,51 @@ def former_rule(device: Device) -> Rule:
         "static",
         tuple(WantedPartition(one.profile, 1, one.placement.start) for one in device.partitions),
     )
+
+
+def concerned(assignments: Sequence[Assignment]) -> frozenset[str]:
+    """Return the UUIDs of the devices that the steps concern."""
+    return frozenset(
+        uuid
+        for one in assignments
+        for step in one.plan.steps
+        for uuid in (step.device_uuids if isinstance(step, ResetDevice) else (step.device_uuid,))
+    )
+
+
+@contextlib.contextmanager
+def undisturbed(
+    locks: DeviceLocks, devices: Collection[str], seconds: float = LOCK_SECONDS
+) -> Iterator[Callable[[Sequence[Assignment]], None]]:
+    """Hold devices against the node driver from the look to the act: what is seen inside stays so until it is changed.
+
+    Yields a check that the steps of a plan made inside concern no other device. Raises InUse, which names who holds one.
+    """
+    with locks.hold(devices, seconds):
+
+        def check(assignments: Sequence[Assignment]) -> None:
+            others = sorted(concerned(assignments) - set(devices))
+            if others:
+                raise InUse(
+                    f"What has to be done has changed while the locks were waited for: it concerns {', '.join(others)} as "
+                    "well. Nothing was changed",
+                    hint="Run this again.",
+                    code="changed-meanwhile",
+                )
+
+        yield check
+
+
+@contextlib.contextmanager
+def library_for_resets(
+    locks: DeviceLocks, assignments: Sequence[Assignment], wake: Callable[[], object], seconds: float = LOCK_SECONDS
+) -> Iterator[None]:
+    """Have the node driver let go of the vendor's library if a device is reset. Raises InUse when it does not."""
+    if any(isinstance(step, ResetDevice) for one in assignments for step in one.plan.steps):
+        with library_alone(locks, wake, seconds):
+            yield
+    else:
+        yield
 
 
 def apply(backend: Backend, assignments: Sequence[Assignment]) -> None:

@@ -17,6 +17,9 @@ description:
     resource claim holds anything that would have to go, nothing is touched on any GPU, and the error names the process
     IDs and the claims.
   - If a step fails, the steps before it are undone, on all GPUs.
+  - GPUs that change are locked against the node driver from the look to the last step. Claims on them wait, claims on
+    others go on. If a claim is being worked on for longer than a minute, the module fails and says who has the lock.
+  - For a reset the node driver lets go of the NVIDIA library and takes it up again afterwards.
 notes:
   - No partition survives a reboot, and from the Hopper generation on neither does the MIG mode. The role
     P(dra.accelerators.nvidia_mig#role) has the layout applied again at every boot.
@@ -395,11 +398,14 @@ from ansible_collections.dra.accelerators.plugins.module_utils._layout import (
     Assignment,
     apply,
     assign,
+    concerned,
     consent,
     difference,
+    library_for_resets,
     predict,
     state,
     steps_on,
+    undisturbed,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     INTERPRETER_OPTION,
@@ -408,6 +414,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     run,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend
+from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import DeviceLocks
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, InvalidLayout
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import (
     DestroyPartition,
@@ -532,29 +539,41 @@ def result(devices: Sequence[Device], assignments: Sequence[Assignment]) -> dict
     }
 
 
-def partition_devices(module: AnsibleModule, backend: Backend) -> dict[str, Any]:
+def decide(module: AnsibleModule, backend: Backend) -> tuple[tuple[Device, ...], tuple[Assignment, ...], list[str]]:
+    """Look at the GPUs and plan; returns the GPUs that the layout is about, what each is to become, and warnings."""
     findings, claims = observe(module.params["state_path"], backend.discover)
     devices = well(findings)
-    for finding in findings:
-        if finding.fault is not None:
-            module.warn(f"One GPU keeps what it has: {finding.describe()}")
+    warnings = [f"One GPU keeps what it has: {each.describe()}" for each in findings if each.fault is not None]
     rules = read_rules(module, devices)
     assignments, errors = assign(devices, rules, prepared_partitions(claims))
     if errors:
         fail_all(module, errors)
     assignments = consent(assignments, module.params["reset"])
     if not assignments:
-        module.warn(f"No rule of the layout matches any of the {len(devices)} GPUs of this node: nothing to do.")
-    concerned = touched(devices, assignments)
-    answer = result(concerned, assignments)
-    if module.check_mode or not answer["changed"]:
-        return answer
-    try:
-        apply(backend, assignments)
-    finally:
-        wake_driver(str(Path(module.params["state_path"]).parent))
-    answer["after"] = [state(backend.device(device.uuid)) for device in concerned]
-    answer["diff"] = difference(answer["before"], answer["after"])
+        warnings.append(f"No rule of the layout matches any of the {len(devices)} GPUs of this node: nothing to do.")
+    return touched(devices, assignments), assignments, warnings
+
+
+def partition_devices(module: AnsibleModule, backend: Backend) -> dict[str, Any]:
+    devices, assignments, warnings = decide(module, backend)
+    answer = result(devices, assignments)
+    if answer["changed"] and not module.check_mode:
+        directory = str(Path(module.params["state_path"]).parent)
+        locks = DeviceLocks(directory, "the module nvidia_mig")
+        with undisturbed(locks, concerned(assignments)) as check:
+            devices, assignments, warnings = decide(module, backend)
+            check(assignments)
+            answer = result(devices, assignments)
+            if answer["changed"]:
+                try:
+                    with library_for_resets(locks, assignments, lambda: wake_driver(directory)):
+                        apply(backend, assignments)
+                finally:
+                    wake_driver(directory)
+                answer["after"] = [state(backend.device(device.uuid)) for device in devices]
+                answer["diff"] = difference(answer["before"], answer["after"])
+    for text in warnings:
+        module.warn(text)
     return answer
 
 

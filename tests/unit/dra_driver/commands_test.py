@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from dra_driver import cli, layout_command
-from dra_driver.core.errors import BackendUnavailable
+from dra_driver.core.device_locks import DeviceLocks
+from dra_driver.core.errors import BackendUnavailable, InUse
 from dra_driver.core.layout import parse_rules
 from dra_driver.core.model import Placement, well
 from dra_driver.core.prepared import PreparedClaim, PreparedDevice, wake_driver
@@ -64,12 +65,15 @@ def claim(backend: ModelBackend, profile_id: int, start: int, boot: str, uuid: s
     )
 
 
+EVERY = frozenset(ModelGpus.uuids(2))
+
+
 def apply(backend: ModelBackend, rules: Sequence[Any], claims: Sequence[PreparedClaim] = ()) -> list[Any]:
-    return arrange(backend, well(backend.discover()), parse_rules(list(rules)), claims, "boot-1", apply=True)
+    return arrange(backend, well(backend.discover()), parse_rules(list(rules)), claims, "boot-1", locked=EVERY)
 
 
 def test_layout_is_made_once(backend: ModelBackend) -> None:
-    (result,) = arrange(backend, well(backend.discover()), parse_rules(STATIC), (), "boot-1", apply=False)
+    (result,) = arrange(backend, well(backend.discover()), parse_rules(STATIC), (), "boot-1", locked=None)
     assert not result.done
     assert len(result.steps) == 4
     assert places(backend) == []
@@ -219,6 +223,52 @@ def test_status(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.Capture
     (entry,) = json.loads(text[text.index("[\n") :])
     assert (entry["ready"], entry["published"], entry["pid"], entry["looked_at"]) == (True, True, os.getpid(), 5)
     assert entry["claims"][0]["devices"][1]["name"] == "gpu-0-mig-1g10gb-19-1"
+
+
+def changing(backend: ModelBackend, state: Path, seconds: float = 0.3) -> Any:
+    return layout_command.bring_about(
+        backend, parse_rules(STATIC), str(state / "state.db"), "boot-1", apply=True, seconds=seconds
+    )
+
+
+def test_layout_waits_for_a_claim_on_the_device_and_names_the_driver(backend: ModelBackend, tmp_path: Path) -> None:
+    driver = DeviceLocks(str(tmp_path), "the driver")
+    assert driver.take(backend.gpus.template(0).uuid)
+    with pytest.raises(InUse, match="the driver"):
+        changing(backend, tmp_path)
+    assert places(backend) == []
+    driver.drop_all()
+    assert driver.take(backend.gpus.template(1).uuid)  # another device's claims disturb nothing
+    (result,) = changing(backend, tmp_path)
+    assert result.done
+    assert len(places(backend)) == 3
+    driver.drop_all()
+    assert driver.take(backend.gpus.template(0).uuid)  # and where there is nothing to do, no lock is needed
+    (result,) = changing(backend, tmp_path)
+    assert (result.done, result.steps) == (True, [])
+
+
+def test_layout_sees_what_was_claimed_before_it_got_the_lock(
+    backend: ModelBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the act a claim was prepared on the partition that would have gone: it stays."""
+    gpu = backend.gpus.template(0).uuid
+    backend.set_partitioning(gpu, True)
+    made = backend.create_partition(gpu, 9, Placement(0, 4))
+    backend.create_partition(gpu, 9, Placement(4, 4))
+    looks: list[Any] = []
+
+    def observed(path: str, look: Any) -> Any:
+        looks.append(DeviceLocks(str(tmp_path), "anyone").is_taken(gpu))
+        late = () if len(looks) == 1 else (claim(backend, 9, 0, "boot-1", made.uuid), claim(backend, 9, 4, "boot-1"))
+        return look(), late
+
+    monkeypatch.setattr(layout_command, "observe", observed)
+    (result,) = changing(backend, tmp_path)
+    assert looks == [False, True]
+    assert result.error is not None
+    assert result.error.code == "in-use"
+    assert len(places(backend)) == 2
 
 
 def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,10 @@ class ModelGpus:
     def template(self, index: int) -> Device:
         return board_model.device(self.board, index)
 
+    @staticmethod
+    def uuids(count: int) -> list[str]:
+        return [board_model.device(BOARD, index).uuid for index in range(count)]
+
     def _save(self, state: Mapping[str, Any]) -> None:
         temporary = self.path.with_suffix(".new")
         temporary.write_text(json.dumps(state))

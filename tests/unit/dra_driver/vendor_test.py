@@ -7,8 +7,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import grpc
 import grpc.aio
@@ -19,6 +20,7 @@ from dra_driver.api.client import ApiClient
 from dra_driver.api.events import EventRecorder
 from dra_driver.api.resources import ResourceApi
 from dra_driver.config import parse
+from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.model import Fault, Finding, Placement
 from dra_driver.core.system import System
@@ -111,6 +113,14 @@ class Scene:
         while not condition():
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.02)
+
+    @staticmethod
+    async def eventually(answer: Callable[[], Awaitable[str]], seconds: float = 8.0) -> str:
+        """Ask until there is no error, as the kubelet does."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while (error := await answer()) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.05)
+        return error
 
     def devices(self) -> list[str]:
         return [device["name"] for item in self.api.slices.values() for device in item["spec"].get("devices", ())]
@@ -326,6 +336,67 @@ def test_hardware_that_goes_away_is_withdrawn_and_comes_back(short: Path) -> Non
         scene.backend.failures["discover"] = [AcceleratorError("NVML timed out")]  # once is no reason
         await asyncio.sleep(1.3)
         assert "gpu-0" in scene.devices()
+
+    run(short, scenario)
+
+
+@pytest.mark.parametrize("end", ["returned", "died"])
+def test_the_library_is_lent_for_a_reset_and_taken_up_again(
+    short: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr("dra_driver.claims.guard.LENT_SECONDS", 0.1)
+
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.register()
+        await scene.until(scene.devices)
+        assert await scene.prepare("before", SMALL) == ""
+        closed: list[str] = []
+        real = scene.backend.close
+        scene.backend.close = lambda: (closed.append("closed"), real())[1]  # type: ignore[method-assign]
+        directory = str(short / f"kubelet/plugins/{DRIVER}")
+        module = DeviceLocks(directory, "a module")
+        assert not module.take(LIBRARY)
+        assert module.take(REQUEST)
+        scene.driver.look_again()
+        await scene.until(lambda: module.take(LIBRARY))
+        assert closed == ["closed"]
+        devices, looks = scene.devices(), scene.backend.calls.count(("discover", ()))
+        assert "a module" in await scene.prepare("late", "gpu-1")
+        assert any("a module" in problem for problem in (await scene.status())["problems"])
+        assert await scene.prepare("before") == ""  # what is prepared needs no library
+        assert scene.backend.calls.count(("discover", ())) == looks
+        assert scene.devices() == devices
+        if end == "returned":
+            module.drop(LIBRARY)
+            module.drop(REQUEST)
+        else:
+            module.drop_all()  # as the kernel does
+        assert await scene.eventually(lambda: scene.prepare("late", "gpu-1")) == ""
+        assert not module.take(LIBRARY)
+        assert await scene.unprepare("before") == ""
+
+    run(short, scenario)
+
+
+def test_a_claim_waits_for_the_layout_of_its_device_only(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.claims.guard.LOCK_SECONDS", 0.2)
+
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(scene.devices)
+        layout = DeviceLocks(str(short / f"kubelet/plugins/{DRIVER}"), "a layout")
+        assert layout.take(scene.backend.gpus.template(0).uuid)
+        assert "a layout" in await scene.prepare("a", SMALL)
+        assert await scene.prepare("b", "gpu-1") == ""
+        layout.drop_all()
+        assert await scene.prepare("a", SMALL) == ""
+        assert layout.take(scene.backend.gpus.template(0).uuid)
+        assert "a layout" in await scene.unprepare("a")
+        layout.drop_all()
+        assert await scene.unprepare("a") == ""
 
     run(short, scenario)
 

@@ -8,23 +8,37 @@ as it is, the others are brought to what is wanted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from . import config
 from .core.backend import BACKENDS, Backend, create
-from .core.errors import AcceleratorError, BackendUnavailable, DoesNotFit, InvalidLayout
-from .core.layout import LayoutPlan, Rule, WantedPartition, execute, parse_rules, plan_layout, plan_layouts, wanted_for
+from .core.device_locks import DeviceLocks, library_alone
+from .core.errors import AcceleratorError, BackendUnavailable, DoesNotFit, InUse, InvalidLayout
+from .core.layout import (
+    LayoutPlan,
+    ResetDevice,
+    Rule,
+    WantedPartition,
+    execute,
+    parse_rules,
+    plan_layout,
+    plan_layouts,
+    wanted_for,
+)
 from .core.model import Device, well
 from .core.prepared import PreparedClaim, PreparedPartition, observe, prepared_partitions, wake_driver
 from .core.system import System
 
 RETRY_SECONDS = 2.0
+# How long the command waits for claims of a device to end, and for the driver to let go of the library.
+LOCK_SECONDS = 60.0
 
 
 @dataclass
@@ -66,14 +80,7 @@ def run_layout(file: str, config_path: str, *, apply: bool, wait: float, as_json
                 continue
             raise
         try:
-            findings, claims = observe(state_of(backend), backend.discover)
-            for finding in findings:
-                if finding.fault is not None:
-                    sys.stderr.write(f"dra-driver: one device keeps what it has: {finding.describe()}\n")
-            done = arrange(backend, well(findings), rules, claims, System().boot_id(), apply=apply)
-            if any(result.done and result.steps for result in done):
-                wake_driver(str(Path(state_of(backend)).parent))
-            results += done
+            results += bring_about(backend, rules, state_of(backend), System().boot_id(), apply=apply)
         finally:
             backend.close()
     if as_json:
@@ -81,6 +88,50 @@ def run_layout(file: str, config_path: str, *, apply: bool, wait: float, as_json
     else:
         sys.stdout.write(_table(results, apply=apply))
     return 1 if any(result.error for result in results) else 0
+
+
+def bring_about(
+    backend: Backend, rules: tuple[Rule, ...], state: str, boot_id: str, *, apply: bool, seconds: float = LOCK_SECONDS
+) -> list[DeviceResult]:
+    """Plan the layout of all devices and, with ``apply``, make it, with the devices that change locked from the look on."""
+
+    def look(locked: frozenset[str] | None) -> list[DeviceResult]:
+        findings, claims = observe(state, backend.discover)
+        for finding in findings:
+            if finding.fault is not None and locked is None:
+                sys.stderr.write(f"dra-driver: one device keeps what it has: {finding.describe()}\n")
+        return arrange(backend, well(findings), rules, claims, boot_id, locked=locked)
+
+    results = look(None)
+    changing = frozenset(uuid for result in results if result.plan is not None for uuid in devices_of(result.plan))
+    if not apply or not changing:
+        for result in results:
+            result.done = apply and result.error is None
+        return results
+    directory = str(Path(state).parent)
+    locks = DeviceLocks(directory, "the layout command")
+
+    def wake() -> bool:
+        return wake_driver(directory)
+
+    resets = any(isinstance(step, ResetDevice) for result in results if result.plan for step in result.plan.steps)
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(locks.hold(changing, seconds))
+            if resets:
+                stack.enter_context(library_alone(locks, wake, seconds))
+            return look(changing)
+    finally:
+        wake()
+
+
+def devices_of(plan: LayoutPlan) -> frozenset[str]:
+    """Return the UUIDs of the devices that a plan changes."""
+    return frozenset(
+        uuid
+        for step in plan.steps
+        for uuid in (step.device_uuids if isinstance(step, ResetDevice) else (step.device_uuid,))
+    )
 
 
 def open_when_there(
@@ -114,9 +165,11 @@ def arrange(
     claims: Sequence[PreparedClaim],
     boot_id: str,
     *,
-    apply: bool,
+    locked: Collection[str] | None,
 ) -> list[DeviceResult]:
-    """Plan the layout of every matched device and, with ``apply``, make it; one device's failure stops no other.
+    """Plan the layout of every matched device, and make it where all that it changes is ``locked`` by the caller.
+
+    With None nothing is made. One device's failure stops no other.
 
     Claims prepared in this boot hold what they have. Those of a former boot hold nothing that still exists, but their
     pods come back: their partitions are made at the places that they had.
@@ -136,7 +189,13 @@ def arrange(
                 raise outcome
             result.plan = outcome
             result.steps = [step.describe() for step in result.plan.steps]
-            if apply:
+            if locked is not None:
+                if not devices_of(result.plan) <= set(locked):
+                    raise InUse(
+                        f"{device.describe()} has changed while the locks were waited for, and is left as it is",
+                        hint="Apply the layout again.",
+                        code="changed-meanwhile",
+                    )
                 execute(backend, result.plan)
                 result.done = True
         except AcceleratorError as error:
