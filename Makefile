@@ -19,7 +19,7 @@ export RUFF_CACHE_DIR := $(CACHE)/ruff
 export MYPY_CACHE_DIR := $(CACHE)/mypy
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
 
-.PHONY: help demo test prove test-unit test-simulator test-cluster test-molecule lint format bench clean clean-cache venv venv-importer tree packages
+.PHONY: help demo test prove test-unit test-simulator test-cluster test-molecule lint format bench clean clean-cache venv tree packages
 
 help: ## say what the targets are
 	@printf 'usage: make TARGET\n\n'
@@ -29,10 +29,10 @@ help: ## say what the targets are
 demo: venv tree ## a cluster with two 8xH100 nodes, the site playbook, pods that claim GPUs (cold: about 15 minutes)
 	@$(PYTHON) tests/tools/demo.py
 
-test: venv venv-importer tree ## every gate and every test: lint, unit, simulator, cluster, molecule
+test: venv tree ## every gate and every test: lint, unit, simulator, cluster, molecule
 	@$(PYTHON) tests/tools/suites.py lint unit simulator cluster molecule
 
-prove: venv venv-importer tree ## the same and all that is long: before anything is called done
+prove: venv tree ## the same and all that is long: before anything is called done
 	@$(PYTHON) tests/tools/suites.py lint unit simulator cluster molecule prove
 
 test-unit: venv tree ## the core, the daemons' parts and the modules; no cluster
@@ -47,7 +47,7 @@ test-cluster: venv tree ## what is seen on the real cluster
 test-molecule: venv tree ## the molecule scenarios
 	@$(PYTHON) tests/tools/suites.py molecule
 
-lint: venv venv-importer tree ## every gate that needs no cluster
+lint: venv tree ## every gate that needs no cluster
 	@$(PYTHON) tests/tools/suites.py lint
 
 format: venv ## let ruff format and sort the Python files
@@ -67,9 +67,6 @@ packages:
 
 venv: packages
 	@tests/tools/venv dev >/dev/null
-
-venv-importer: packages
-	@tests/tools/venv importer >/dev/null
 
 tree:
 	@tests/tools/tree >/dev/null

@@ -129,10 +129,16 @@ def tarball_gates(root: Path) -> list[Step]:
             remedy="a new file belongs in the list of checks/tarball.py or in build_ignore of galaxy.yml.",
         ),
         Step(
+            "importer tools",
+            "1 min cold, nothing warm",
+            [ROOT / "tests/tools/venv", "importer"],
+            remedy="read the log; it says what pip could not install.",
+        ),
+        Step(
             "galaxy-importer",
             "1 min",
             [sys.executable, checks / "importer.py", root / "venv-importer", folder],
-            after=("tarball",),
+            after=("tarball", "importer tools"),
             remedy="mend what it calls an error; Galaxy would refuse the release.",
         ),
     ]
