@@ -182,7 +182,9 @@ def main(names: Sequence[str]) -> int:
     if counts.failed:
         failed = ", ".join(result.step.name for result in results if result.problem)
         say(f"What failed: {failed}")
-    say(f"{counts.passed} passed, {counts.failed} failed")
+    summary = f"{counts.passed} passed, {counts.failed} failed"
+    (work / "summary").write_text(f"{summary}\n", encoding="utf-8")
+    say(summary)
     return 1 if any(result.problem for result in results) else 0
 
 
