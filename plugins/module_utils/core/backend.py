@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Callable, Protocol
 
 from .cdi import ContainerEdits
-from .model import CounterSet, Device, Finding, Offer, OwnedPartition, Partition, Placement
+from .model import CounterSet, Device, Finding, Notice, Offer, OwnedPartition, Partition, Placement
 from .nvidia.backend import NvidiaBackend
 from .system import System
 
@@ -48,6 +48,15 @@ class Backend(Protocol):
 
     def device(self, uuid: str) -> Device:
         """Return fresh facts of one device, cheaply. Raises NotFound, DeviceFaulty, BackendUnavailable."""
+
+    def wait_for_change(self, seconds: float) -> tuple[Notice, ...]:
+        """Wait until a device tells of something, for so many seconds at most; nothing said means nothing was told.
+
+        What is told (an error, a change of partitioning that somebody else has made) is a reason to look at once, no more:
+        vendors tell of some changes and not of others, and a look is what tells the facts. Blocks, so it wants a thread of
+        its own; returns early when the backend is closed. While somebody waits, looks may leave out what would have been
+        told. Raises BackendUnavailable when the backend is not open.
+        """
 
     def set_partitioning(self, uuid: str, enabled: bool) -> None:
         """Switch partitioning on or off; where a reset is needed the change stays pending.

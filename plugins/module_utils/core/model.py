@@ -266,6 +266,14 @@ def well(findings: Iterable[Finding]) -> tuple[Device, ...]:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """What a device told of without being asked; ``uuid`` is empty where it is not known which device it was."""
+
+    uuid: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Taint:
     """A device taint as published in a ResourceSlice."""
 

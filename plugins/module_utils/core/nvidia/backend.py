@@ -4,150 +4,178 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Collection, Sequence
-from dataclasses import replace
-from typing import Any, Callable, TypeVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Callable, TypeVar
 
 from ..cdi import ContainerEdits
 from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, NotFound
+from ..lanes import Call, DeviceBusy, Lanes
 from ..model import (
-    UNKNOWN_ERROR,
     CounterSet,
     Device,
     Fault,
     Finding,
     Health,
+    Notice,
     Offer,
     OwnedPartition,
     Partition,
     Placement,
 )
 from ..system import System
-from . import discover, edits, faults, offers, partition
+from . import discover, edits, faults, names, offers, partition
+from .boards import Boards
 from .common_edits import CommonEdits
-from .discover import BoardFacts, DriverFacts
 from .nvml import Nvml
 from .offers import DRIVER_NAME
+from .watch import Watch
 
 Answer = TypeVar("Answer")
 
-# What NVML answers for a handle that a mode change or a reset has made invalid.
-_STALE = ("invalid-argument", "not-found", "gpu-not-found", UNKNOWN_ERROR)
+LIBRARY = "library"  # the lane of calls about no GPU; no UUID is spelled so
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """How many seconds calls may take until they count as not coming back.
+
+    The first look at a GPU may have to wake it; a change of its MIG mode may reset it.
+    """
+
+    library: float = 60.0
+    look: float = 10.0
+    full_look: float = 30.0
+    change: float = 60.0
 
 
 class NvidiaBackend:
-    """The GPUs of this machine. Safe for threads; changes of different GPUs run side by side.
+    """The GPUs of this machine. Safe for threads; each GPU has a lane, and what concerns different GPUs runs side by side.
 
-    What stays about a board (names, profiles, placements, handle) is read once and kept until its mode changes or it is
-    reset, so that looking at one GPU costs a few calls.
+    What stays about a board (names, profiles, placements, handle) is read once and kept until it is reset or replaced, so
+    that looking at a GPU costs a few calls.
     """
 
     vendor = "nvidia"
     driver_name = DRIVER_NAME
     cdi_kind = "k8s.gpu.nvidia.com/claim"
 
-    def __init__(self, system: System | None = None) -> None:
+    def __init__(self, system: System | None = None, deadlines: Deadlines | None = None) -> None:
         self._system = system or System()
+        self._deadlines = deadlines or Deadlines()
         self._nvml = Nvml()
+        self._lanes = Lanes(self.vendor)
+        self._watch = Watch(self._nvml, self._lanes)
+        self._boards = Boards(self._nvml, self._system, self._watch)
         self._lock = threading.Lock()
-        self._driver: DriverFacts | None = None
-        self._boards: dict[str, BoardFacts] = {}
-        self._last: dict[str, Device] = {}
-        self._device_locks: dict[str, threading.RLock] = {}
+        self._count: int | None = None
+        self._ill: frozenset[str] = frozenset()
         self._common_edits = CommonEdits(self._system)
 
     def open(self) -> None:
         """Load NVML and read the driver's version. Raises BackendUnavailable with the reason."""
-        with self._lock:
-            if self._driver is not None and self._nvml.is_open:
-                return
-            self._nvml.open()
-            self._driver = discover.read_driver(self._nvml)
+        self._of_library(self._open, "Opening NVML")
 
     def close(self) -> None:
-        """Shut NVML down and forget all handles."""
-        with self._lock:
-            self._boards.clear()
-            self._driver = None
-            self._nvml.close()
+        """Shut NVML down and let go of all handles; changes that are under way are waited for."""
+        self._watch.close()
+        self._lanes.rest(self._deadlines.change)
+        self._of_library(self._close, "Closing NVML")
+        self._lanes.close()
 
     @property
     def driver_version(self) -> str:
         """The version of the loaded driver, as it spells it."""
-        return self._facts_of_driver().driver_version
+        return self._boards.driver.driver_version
 
     def discover(self, full: bool = False) -> tuple[Finding, ...]:
-        """Look at all GPUs and return each one's facts or its fault, ordered by index."""
-        count = int(self._nvml.call("nvmlDeviceGetCount", doing="Counting GPUs"))
-        found: dict[str, Finding] = {}
-        silent: dict[int, DeviceFaulty] = {}
+        """Look at all GPUs side by side and return each one's facts or its fault, ordered by index."""
+        count = self._of_library(
+            lambda: int(self._nvml.call("nvmlDeviceGetCount", doing="Counting GPUs")), "Counting GPUs"
+        )
+        with self._lock:
+            by_index = full or count != self._count
+            self._count = count
+        deadline = self._deadlines.full_look if by_index else self._deadlines.look
+        until = time.monotonic() + deadline
+        looks: dict[int, Call[Device]] = {}
         for index in range(count):
+            look = partial(self._boards.look, index, by_index, full)
+            key = self._boards.uuid_at(index) or f"index {index}"
+            looks[index] = self._lanes.submit(key, look, deadline, doing=f"Looking at GPU {index}")
+        found: dict[str, Device] = {}
+        silent: dict[int, DeviceFaulty] = {}
+        unavailable: list[BackendUnavailable] = []
+        for index, call in looks.items():
             try:
-                handle = self._nvml.call("nvmlDeviceGetHandleByIndex", index, doing=f"Finding GPU {index}")
-                board = self._board_of(handle, index, full)
-                device = self._remember(discover.read_device(self._nvml, self._system, board))
-                found[device.uuid] = Finding(index, device.describe(), device.uuid, device)
-            except BackendUnavailable:
-                raise
+                device = self._answer(index, call, until)
+                found[device.uuid] = device
             except AcceleratorError as error:
+                if isinstance(error, BackendUnavailable):
+                    unavailable.append(error)
                 silent[index] = faults.faulty(error)
-        findings = list(found.values())
-        for device in self._missing(found):
-            reason = silent.pop(device.index, None) or self._fault_of(device)
-            if reason is None:
-                self._last.pop(device.uuid, None)  # taken away
-                continue
-            ill = replace(device, processes=(), health=Health(healthy=False, causes=(reason.code,)))
-            fault = Fault(reason.code, str(reason))
-            findings.append(Finding(device.index, device.describe(), device.uuid, ill, fault))
-        for index, reason in silent.items():
-            findings.append(Finding(index, f"GPU {index}", "", None, Fault(reason.code, str(reason))))
-        return tuple(sorted(findings, key=lambda finding: finding.index))
+        if unavailable and len(unavailable) == count:
+            raise unavailable[0]
+        return self._findings(found, silent)
 
     def device(self, uuid: str) -> Device:
         """Return fresh facts of one GPU. Raises NotFound, DeviceFaulty, BackendUnavailable."""
-        try:
-            return self._with_board(
-                uuid, lambda board: self._remember(discover.read_device(self._nvml, self._system, board))
-            )
-        except (BackendUnavailable, NotFound):
-            raise
-        except AcceleratorError as error:
-            raise faults.faulty(error) from error
+        return self._lanes.run(
+            uuid, partial(self._read, uuid), self._deadlines.look, doing=f"Reading the facts of GPU {uuid}"
+        )
+
+    def wait_for_change(self, seconds: float) -> tuple[Notice, ...]:
+        """Wait until a GPU tells of an error or of a change of its partitioning, for so many seconds at most."""
+        if not self._nvml.is_open:
+            raise BackendUnavailable("NVML is not open", hint="Open the backend first.")
+        boards = [board for board in self._boards.kept() if board.uuid not in self._ill]
+        return self._watch.wait(boards, seconds)
 
     def set_partitioning(self, uuid: str, enabled: bool) -> None:
         """Switch MIG on or off; on boards that need a reset the change stays pending."""
-        with self._device_lock(uuid):
-            now = self.device(uuid)
+
+        def change() -> None:
+            now = self._read(uuid)
             if now.partitioning.enabled == now.partitioning.pending == enabled and now.partitioning.supported:
                 return
-            try:
-                partition.set_mode(self._nvml, self._board(uuid), now, enabled)
-            finally:
-                self._forget(uuid)
+            partition.set_mode(self._nvml, self._boards.board(uuid), now, enabled)
+
+        self._change(uuid, change, f"Switching MIG {'on' if enabled else 'off'} on GPU {uuid}")
 
     def reset(self, uuids: Sequence[str]) -> None:
         """Reset GPUs together with nvidia-smi."""
-        try:
-            partition.reset(self._system, uuids)
-        finally:
+        with contextlib.ExitStack() as changes:
             for uuid in uuids:
-                self._forget(uuid)
+                changes.enter_context(self._watch.own_change(uuid))
+            try:
+                partition.reset(self._system, uuids)
+            finally:
+                for uuid in uuids:
+                    self._boards.forget(uuid)
 
     def create_partition(self, uuid: str, profile_id: int, placement: Placement) -> Partition:
         """Create a GPU instance at exactly this placement and the compute instance that fills it."""
-        with self._device_lock(uuid):
-            now = self.device(uuid)
-            return partition.create(self._nvml, self._board(uuid), now, profile_id, placement)
+
+        def create() -> Partition:
+            now = self._read(uuid)
+            return partition.create(self._nvml, self._boards.board(uuid), now, profile_id, placement)
+
+        return self._change(
+            uuid,
+            create,
+            f"Creating a partition at {placement} on GPU {uuid}",
+            late=lambda made: self._destroy(uuid, made.instance_id),
+        )
 
     def destroy_partition(self, uuid: str, instance_id: int) -> None:
         """Destroy a GPU instance with its compute instances."""
-        with self._device_lock(uuid):
-            now = self.device(uuid)
-            if all(each.instance_id != instance_id for each in now.partitions):
-                raise NotFound(f"GPU {uuid} has no GPU instance {instance_id}")
-            partition.destroy(self._nvml, self._board(uuid), now, instance_id)
+        self._change(
+            uuid, partial(self._destroy, uuid, instance_id), f"Destroying GPU instance {instance_id} of GPU {uuid}"
+        )
 
     def offers(self, device: Device, dynamic: bool, owned: Collection[OwnedPartition] = ()) -> tuple[Offer, ...]:
         """Return what is published of a GPU. Pure."""
@@ -165,70 +193,96 @@ class NvidiaBackend:
         """Return what one GPU or one MIG device needs in a container."""
         return edits.device_edits(self._system, device, partition)
 
-    def _facts_of_driver(self) -> DriverFacts:
-        if self._driver is None:
-            raise BackendUnavailable("NVML is not open", hint="Open the backend first.")
-        return self._driver
+    def _open(self) -> None:
+        self._nvml.open()
+        self._boards.begin(discover.read_driver(self._nvml))
+        self._watch.begin()
 
-    def _board(self, uuid: str) -> BoardFacts:
+    def _close(self) -> None:
+        self._boards.end()
         with self._lock:
-            known = self._boards.get(uuid)
-        if known is not None:
-            return known
-        handle: Any = self._nvml.call("nvmlDeviceGetHandleByUUID", uuid, doing=f"Finding GPU {uuid}")
-        board = discover.read_board(self._nvml, self._system, handle, self._facts_of_driver())
-        with self._lock:
-            self._boards[uuid] = board
-        return board
+            self._count = None
+        self._nvml.close()
 
-    def _board_of(self, handle: Any, index: int, full: bool) -> BoardFacts:
-        """Return the facts of the board behind a handle: those that were kept, with the handle, or all read again."""
-        uuid = str(self._nvml.call("nvmlDeviceGetUUID", handle, doing=f"Reading the UUID of GPU {index}"))
-        with self._lock:
-            kept = None if full else self._boards.get(uuid)
-        board = replace(kept, handle=handle, index=index) if kept is not None else None
-        if board is None:
-            board = discover.read_board(self._nvml, self._system, handle, self._facts_of_driver())
-        with self._lock:
-            self._boards[uuid] = board
-        return board
-
-    def _with_board(self, uuid: str, use: Callable[[BoardFacts], Answer]) -> Answer:
-        """Use a board's kept facts; if its handle has become invalid meanwhile, read them again, once."""
-        with self._lock:
-            kept = uuid in self._boards
+    def _of_library(self, function: Callable[[], Answer], doing: str) -> Answer:
+        """Make a call about no GPU; whatever goes wrong with it is the machine's."""
         try:
-            return use(self._board(uuid))
+            return self._lanes.run(LIBRARY, function, self._deadlines.library, doing=doing)
+        except BackendUnavailable:
+            raise
         except AcceleratorError as error:
-            if not kept or error.code not in _STALE:
-                raise
-            self._forget(uuid)
-        return use(self._board(uuid))
+            raise BackendUnavailable(error.message, hint=error.hint) from error
 
-    def _forget(self, uuid: str) -> None:
-        with self._lock:
-            self._boards.pop(uuid, None)
+    def _change(
+        self,
+        uuid: str,
+        change: Callable[[], Answer],
+        doing: str,
+        late: Callable[[Answer], object] | None = None,
+    ) -> Answer:
+        def changing() -> Answer:
+            with self._watch.own_change(uuid):
+                return change()
 
-    def _remember(self, device: Device) -> Device:
-        with self._lock:
-            self._last[device.uuid] = device
-        return device
+        return self._lanes.run(uuid, changing, self._deadlines.change, doing=doing, late=late)
 
-    def _missing(self, found: Collection[str]) -> tuple[Device, ...]:
-        with self._lock:
-            return tuple(device for uuid, device in self._last.items() if uuid not in found)
+    def _destroy(self, uuid: str, instance_id: int) -> None:
+        now = self._read(uuid)
+        if all(each.instance_id != instance_id for each in now.partitions):
+            raise NotFound(f"GPU {uuid} has no GPU instance {instance_id}")
+        partition.destroy(self._nvml, self._boards.board(uuid), now, instance_id)
 
-    def _fault_of(self, device: Device) -> DeviceFaulty | None:
-        """Return why a GPU that was there is not found; None for one that was taken away."""
+    def _read(self, uuid: str) -> Device:
+        """Read what changes about a GPU, on its lane."""
         try:
+            return self._boards.read(uuid)
+        except (BackendUnavailable, NotFound):
+            raise
+        except AcceleratorError as error:
+            raise faults.faulty(error) from error
+
+    def _answer(self, index: int, call: Call[Device], until: float) -> Device:
+        """Return what a look tells; of a GPU that is being changed, what the look before told."""
+        try:
+            return call.result(until)
+        except DeviceBusy:
+            last = self._boards.last(self._boards.uuid_at(index))
+            if last is None:
+                raise
+            return last
+
+    def _findings(self, found: dict[str, Device], silent: dict[int, DeviceFaulty]) -> tuple[Finding, ...]:
+        """Put together what a look found, what it met with a fault, and what was there before and is not now."""
+        findings = [Finding(device.index, device.describe(), device.uuid, device) for device in found.values()]
+        for device in self._boards.known():
+            if device.uuid in found:
+                continue
+            reason = silent.pop(device.index, None) or self._why_missing(device)
+            if reason is None:
+                self._boards.forget(device.uuid, taken_away=True)
+                continue
+            ill = replace(device, processes=(), health=Health(healthy=False, causes=(reason.code,)))
+            findings.append(Finding(device.index, device.describe(), device.uuid, ill, Fault(reason.code, str(reason))))
+        addresses = {finding.device.pci_address for finding in findings if finding.device is not None}
+        by_kernel = names.unnamed(self._system, addresses, list(silent)) if silent else {}
+        for index, error in silent.items():
+            gpu = by_kernel.get(index)
+            name, uuid = (gpu.describe(index), gpu.uuid) if gpu is not None else (f"GPU {index}", "")
+            findings.append(Finding(index, name, uuid, None, Fault(error.code, str(error))))
+        self._ill = frozenset(finding.uuid for finding in findings if finding.fault is not None)
+        return tuple(sorted(findings, key=lambda finding: finding.index))
+
+    def _why_missing(self, device: Device) -> DeviceFaulty | None:
+        """Return why a GPU that was there is not found; None for one that was taken away."""
+
+        def ask() -> None:
             handle = self._nvml.call("nvmlDeviceGetHandleByUUID", device.uuid, doing=f"Finding GPU {device.uuid}")
             self._nvml.call("nvmlDeviceGetMemoryInfo", handle, doing=f"Asking GPU {device.uuid}")
+
+        try:
+            self._lanes.run(device.uuid, ask, self._deadlines.look, doing=f"Asking GPU {device.uuid}")
         except DeviceFaulty as error:
             return error
         except AcceleratorError:
             return None
         return None
-
-    def _device_lock(self, uuid: str) -> threading.RLock:
-        with self._lock:
-            return self._device_locks.setdefault(uuid, threading.RLock())

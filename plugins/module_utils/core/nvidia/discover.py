@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -66,9 +66,11 @@ class ComputeProfile:
 
 @dataclass
 class BoardFacts:
-    """What does not change about a GPU until its mode changes or it is reset, with its NVML handle.
+    """What does not change about a GPU until it is reset or replaced, with its NVML handle. Used on the GPU's lane alone.
 
-    ``compute_profiles`` is filled per profile id as GPU instances are seen, because NVML tells it of instances only.
+    ``profiles`` are those of the MIG mode ``mode``, because some drivers tell of them only in one of the two; those of the
+    other mode, if they were read, wait in ``of_mode``. ``compute_profiles`` is filled per profile id as GPU instances are
+    seen, because NVML tells it of instances only.
     """
 
     handle: Any
@@ -84,9 +86,11 @@ class BoardFacts:
     memory_bytes: int
     needs_reset: bool
     attributes: Mapping[str, AttributeValue]
-    profiles: tuple[Profile, ...]
     linked: tuple[str, ...] = ()
+    mode: bool | None = None
+    profiles: tuple[Profile, ...] = ()
     compute_profiles: dict[int, tuple[ComputeProfile, ...]] = field(default_factory=dict)
+    of_mode: dict[bool, tuple[tuple[Profile, ...], dict[int, tuple[ComputeProfile, ...]]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -115,18 +119,19 @@ def architecture(major: int, minor: int) -> str:
 
 
 def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> BoardFacts:
-    """Read everything about a GPU that stays. Raises DeviceFaulty, AcceleratorError."""
+    """Read everything about a GPU that stays, but for its profiles. Raises DeviceFaulty, AcceleratorError."""
     uuid = str(nvml.call("nvmlDeviceGetUUID", handle, doing="Reading a GPU's UUID"))
     doing = f"Reading the facts of GPU {uuid}"
     address = nvml.call("nvmlDeviceGetPciInfo_v3", handle, doing=doing)
     bus_id = pci.normalise_bus_id(_text(address.busId))
     product = str(nvml.call("nvmlDeviceGetName", handle, doing=doing))
-    memory_bytes = int(nvml.call("nvmlDeviceGetMemoryInfo", handle, doing=doing).total)
+    memory = nvml.optional("nvmlDeviceGetMemoryInfo", handle, doing=doing)  # what shares the host's memory has none
+    memory_bytes = int(memory.total) if memory is not None else 0
     major, minor = nvml.call("nvmlDeviceGetCudaComputeCapability", handle, doing=doing)
     root, node = pci.pcie_root(system, bus_id), pci.numa_node(system, bus_id)
     attributes: dict[str, AttributeValue] = {
         "productName": product,
-        "brand": _BRANDS.get(nvml.optional("nvmlDeviceGetBrand", handle, default=0), "Unknown"),
+        "brand": _BRANDS.get(nvml.optional("nvmlDeviceGetBrand", handle, default=0, doing=doing), "Unknown"),
         "architecture": architecture(major, minor),
         "cudaComputeCapability": Version(f"{major}.{minor}.0"),
         "driverVersion": Version.coerce(driver.driver_version),
@@ -137,7 +142,7 @@ def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> 
         attributes["resource.kubernetes.io/pcieRoot"] = root
     if node is not None:
         attributes["resource.kubernetes.io/numaNode"] = node
-    mode = nvml.optional("nvmlDeviceGetAddressingMode", handle)
+    mode = nvml.optional("nvmlDeviceGetAddressingMode", handle, doing=doing)
     if mode in _ADDRESSING_MODES:
         attributes["addressingMode"] = _ADDRESSING_MODES[mode]
     return BoardFacts(
@@ -154,8 +159,7 @@ def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> 
         memory_bytes=memory_bytes,
         needs_reset=(major, minor) < _FIRST_WITHOUT_RESET,
         attributes=MappingProxyType(attributes),
-        profiles=read_profiles(nvml, handle, memory_bytes, int(address.pciDeviceId)),
-        linked=read_links(nvml, handle) if (major, minor) < _FIRST_WITHOUT_RESET else (),
+        linked=read_links(nvml, handle, doing) if (major, minor) < _FIRST_WITHOUT_RESET else (),
     )
 
 
@@ -200,15 +204,15 @@ def read_profiles(nvml: Nvml, handle: Any, memory_bytes: int, pci_device_id: int
     return tuple(found)
 
 
-def read_links(nvml: Nvml, handle: Any) -> tuple[str, ...]:
+def read_links(nvml: Nvml, handle: Any, doing: str = "Reading the links of a GPU") -> tuple[str, ...]:
     """Return the PCI addresses of the GPUs that NVLink connects directly, without a switch; a reset takes them along."""
     found: set[str] = set()
     for link in range(NVLINKS):
         try:
-            if not nvml.call("nvmlDeviceGetNvLinkState", handle, link):
+            if not nvml.call("nvmlDeviceGetNvLinkState", handle, link, doing=doing):
                 continue
-            if nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == NVLINK_TO_GPU:
-                remote = nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+            if nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link, doing=doing) == NVLINK_TO_GPU:
+                remote = nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, doing=doing)
                 found.add(pci.normalise_bus_id(_text(remote.busId)))
         except Unsupported:
             break
@@ -219,11 +223,20 @@ def read_links(nvml: Nvml, handle: Any) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def read_device(nvml: Nvml, system: System, board: BoardFacts) -> Device:
-    """Read what changes about a GPU, and return it with all else. Raises DeviceFaulty, AcceleratorError."""
+def read_device(nvml: Nvml, system: System, board: BoardFacts, known: Sequence[Partition] | None = None) -> Device:
+    """Read what changes about a GPU, and return it with all else. Raises DeviceFaulty, AcceleratorError.
+
+    ``known`` are the partitions, where it is known that they are what they were; they are not read then.
+    """
     partitioning = read_partitioning(nvml, board)
-    holders = read_processes(nvml, system, board.handle)
-    partitions = read_partitions(nvml, board, holders) if partitioning.enabled else ()
+    if partitioning.supported:
+        _settle_profiles(nvml, board, partitioning.enabled)
+    holders = read_processes(nvml, system, board.handle, board.uuid)
+    partitions: tuple[Partition, ...] = ()
+    if partitioning.enabled and known is not None:
+        partitions = tuple(replace(each, processes=holders.get(each.instance_id, ())) for each in known)
+    elif partitioning.enabled:
+        partitions = read_partitions(nvml, board, holders)
     return Device(
         vendor="nvidia",
         index=board.index,
@@ -236,7 +249,7 @@ def read_device(nvml: Nvml, system: System, board: BoardFacts) -> Device:
         memory_bytes=board.memory_bytes,
         memory_slices=max((each.end for profile in board.profiles for each in profile.placements), default=0),
         attributes=board.attributes,
-        capacities=frozen({"memory": board.memory_bytes}),
+        capacities=frozen({"memory": board.memory_bytes} if board.memory_bytes else {}),
         partitioning=partitioning,
         profiles=board.profiles,
         partitions=partitions,
@@ -245,6 +258,11 @@ def read_device(nvml: Nvml, system: System, board: BoardFacts) -> Device:
         pci_subsystem_id=board.pci_subsystem_id,
         linked=board.linked,
     )
+
+
+def probe(nvml: Nvml, board: BoardFacts) -> None:
+    """Ask the GPU itself for something: what is known of modes may come from the driver's memory alone."""
+    nvml.optional("nvmlDeviceGetMemoryInfo", board.handle, doing=f"Asking GPU {board.uuid}")
 
 
 def read_partitioning(nvml: Nvml, board: BoardFacts) -> Partitioning:
@@ -258,12 +276,12 @@ def read_partitioning(nvml: Nvml, board: BoardFacts) -> Partitioning:
     return Partitioning(True, bool(current), bool(pending), board.needs_reset)
 
 
-def read_processes(nvml: Nvml, system: System, handle: Any) -> dict[int | None, tuple[Process, ...]]:
+def read_processes(nvml: Nvml, system: System, handle: Any, uuid: str) -> dict[int | None, tuple[Process, ...]]:
     """Return the processes that use a GPU, by the id of the GPU instance they use (None for the GPU itself)."""
     found: dict[int | None, dict[int, Process]] = {}
     for function in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"):
         try:
-            running = nvml.optional(function, handle, default=())
+            running = nvml.optional(function, handle, default=(), doing=f"Reading the processes of {uuid}")
         except NotPermitted:
             running = ()
         for each in running:
@@ -371,6 +389,18 @@ def full_profile(kinds: tuple[ComputeProfile, ...], profile: Profile) -> Compute
     wanted = profile.capacities["multiprocessors"]
     exact = [kind for kind in kinds if kind.multiprocessors == wanted]
     return exact[0] if exact else max(kinds, key=lambda kind: (kind.multiprocessors, kind.slices))
+
+
+def _settle_profiles(nvml: Nvml, board: BoardFacts, mode: bool) -> None:
+    """Have the profiles of a MIG mode in the board's facts; read once for each mode."""
+    if board.mode == mode:
+        return
+    if board.mode is not None:
+        board.of_mode[board.mode] = (board.profiles, board.compute_profiles)
+    if mode not in board.of_mode:
+        board.of_mode[mode] = (read_profiles(nvml, board.handle, board.memory_bytes, board.pci_device_id), {})
+    board.profiles, board.compute_profiles = board.of_mode[mode]
+    board.mode = mode
 
 
 def _profile_info(nvml: Nvml, handle: Any, number: int) -> Any:

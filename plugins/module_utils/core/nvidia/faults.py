@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from ..errors import AcceleratorError, DeviceFaulty, NotPermitted
+from ..lanes import DeviceBusy
 from ..model import NO_ANSWER, UNKNOWN_ERROR
 
 RESET_REQUIRED = "reset-required"
@@ -20,5 +21,9 @@ def faulty(error: AcceleratorError) -> DeviceFaulty:
     """Return what an error means for a GPU when it kept something from being read that can always be read."""
     if isinstance(error, DeviceFaulty):
         return error
-    cause = NO_PERMISSION if isinstance(error, NotPermitted) else UNKNOWN_ERROR
+    cause = UNKNOWN_ERROR
+    if isinstance(error, NotPermitted):
+        cause = NO_PERMISSION
+    elif isinstance(error, DeviceBusy):
+        cause = NO_ANSWER
     return DeviceFaulty(error.message, hint=error.hint, code=cause)

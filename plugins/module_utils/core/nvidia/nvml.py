@@ -188,10 +188,10 @@ class Nvml:
         except binding.NVMLError as error:
             raise error_of(error.value, doing or function) from error
 
-    def optional(self, function: str, *arguments: Any, default: Any = None) -> Any:
+    def optional(self, function: str, *arguments: Any, default: Any = None, doing: str = "") -> Any:
         """Call a function whose answer not every driver and board has; ``default`` where it is not supported."""
         try:
-            return self.call(function, *arguments)
+            return self.call(function, *arguments, doing=doing)
         except Unsupported:
             return default
 

@@ -26,7 +26,7 @@ def pids(processes: Iterable[Process]) -> str:
 def set_mode(nvml: Nvml, board: BoardFacts, device: Device, enabled: bool) -> None:
     """Ask for a MIG mode; judge the answer by the activation status and by current and pending mode read afterwards.
 
-    The handle in ``board`` is not to be used after this. Raises InUse, NotPermitted, Unsupported, AcceleratorError.
+    Raises InUse, NotPermitted, Unsupported, DeviceFaulty, AcceleratorError.
     """
     word = "on" if enabled else "off"
     doing = f"Switching MIG {word} on GPU {board.uuid}"
@@ -42,6 +42,7 @@ def set_mode(nvml: Nvml, board: BoardFacts, device: Device, enabled: bool) -> No
     if status not in (SUCCESS, RESET_REQUIRED, IN_USE):
         raise error_of(status, f"{doing} (activation)")
     handle = nvml.call("nvmlDeviceGetHandleByUUID", board.uuid, doing=f"Finding GPU {board.uuid} again")
+    board.handle = handle
     current, pending = nvml.call("nvmlDeviceGetMigMode", handle, doing=f"Reading the MIG mode of {board.uuid}")
     if bool(current) == enabled:
         return

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Calls that may hang, each on the lane of the device that it is about, each with a deadline.
+
+A call into a vendor's library cannot be taken back. So each device has one thread of its own, on which its calls go one
+after the other; who asked waits for the answer until the deadline. A call that has not come back by then keeps its lane:
+whoever wants the same device next is refused at once, all other devices go on, and when the call comes back after all the
+lane serves again. So there is never more than one thread for a device, however long it hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from typing import Any, Callable, Generic, TypeVar, cast
+
+from .errors import AcceleratorError, DeviceFaulty
+from .model import NO_ANSWER
+
+Answer = TypeVar("Answer")
+
+_QUEUED, _RUNNING, _DONE = range(3)
+
+
+class DeviceBusy(AcceleratorError):
+    """The device works on something else, within its deadline, for longer than the caller wanted to wait."""
+
+    default_code = "busy"
+
+
+class Call(Generic[Answer]):
+    """A call that was given to a lane."""
+
+    def __init__(
+        self,
+        lane: _Lane,
+        function: Callable[[], Answer],
+        deadline: float,
+        doing: str,
+        late: Callable[[Answer], object] | None,
+    ) -> None:
+        self.lane = lane
+        self.function = function
+        self.deadline = deadline
+        self.doing = doing
+        self.late = late
+        self.state = _QUEUED
+        self.started = 0.0
+        self.given_up = False
+        self.answer: Answer | None = None
+        self.error: BaseException | None = None
+
+    @property
+    def due(self) -> float:
+        """When the call has to be back; only of one that runs."""
+        return self.started + self.deadline
+
+    def result(self, until: float | None = None) -> Answer:
+        """Wait for the answer, or raise what the call raised.
+
+        Raises DeviceFaulty with the cause no-answer when the call, or one before it, is not back by its deadline; with
+        ``until``, a time of ``time.monotonic``, DeviceBusy when it is not back by then though no deadline is over.
+        """
+        lane = self.lane
+        with lane.changed:
+            while self.state != _DONE:
+                now = time.monotonic()
+                ahead = lane.running
+                if ahead is not None and now >= ahead.due:
+                    lane.hangs = True
+                    lane.changed.notify_all()
+                if lane.hangs:
+                    self._give_up()
+                    raise lane.no_answer(self.doing)
+                if until is not None and now >= until:
+                    self._give_up()
+                    raise DeviceBusy(
+                        f"{self.doing}: the device is still busy" + (f" ({ahead.doing})" if ahead is not None else ""),
+                        hint="Try again when that is done.",
+                    )
+                ends = [ahead.due] if ahead is not None else []
+                ends += [until] if until is not None else []
+                lane.changed.wait(min(ends) - now if ends else None)
+        if self.error is not None:
+            raise self.error
+        return cast("Answer", self.answer)
+
+    def _give_up(self) -> None:
+        self.given_up = True
+        with contextlib.suppress(ValueError):
+            self.lane.waiting.remove(self)
+
+
+class _Lane:
+    """One device's calls. Everything is read and changed with ``changed`` held."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.changed = threading.Condition()
+        self.waiting: deque[Call[Any]] = deque()
+        self.running: Call[Any] | None = None
+        self.thread: threading.Thread | None = None
+        self.hangs = False
+        self.ending = False
+
+    def no_answer(self, doing: str) -> DeviceFaulty:
+        """Return what is said to whoever wants something of a device that hangs."""
+        hung = self.running
+        if hung is None:
+            return DeviceFaulty(f"{doing}: the device did not answer", code=NO_ANSWER)
+        since = time.monotonic() - hung.started
+        what = "it" if hung.doing == doing else f"a call before it ({hung.doing})"
+        return DeviceFaulty(
+            f"{doing}: {what} has not come back for {since:.0f} s, expected were {hung.deadline:g} s at most",
+            hint="Look for the device in the kernel log; it is asked again when that call has come back.",
+            code=NO_ANSWER,
+        )
+
+    def put(self, call: Call[Any]) -> None:
+        with self.changed:
+            if self.hangs:
+                call.state = _DONE
+                call.error = self.no_answer(call.doing)
+                return
+            self.waiting.append(call)
+            self.ending = False
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._work, name=self.name, daemon=True)
+                self.thread.start()
+            else:
+                self.changed.notify_all()
+
+    def end(self) -> None:
+        with self.changed:
+            self.ending = True
+            self.changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self.changed:
+                while not self.waiting:
+                    if self.ending:
+                        self.thread = None
+                        return
+                    self.changed.wait()
+                call = self.waiting.popleft()
+                call.state, call.started = _RUNNING, time.monotonic()
+                self.running = call
+                self.changed.notify_all()
+            try:
+                call.answer = call.function()
+            except BaseException as error:  # noqa: BLE001  it is raised again where the answer is awaited
+                call.error = error
+            with self.changed:
+                given_up = call.given_up
+                if not given_up:
+                    self._finish(call)
+            if given_up:
+                if call.late is not None and call.error is None:
+                    with contextlib.suppress(Exception):  # nobody is left who could be told
+                        call.late(call.answer)
+                with self.changed:
+                    self._finish(call)
+            del call
+
+    def _finish(self, call: Call[Any]) -> None:
+        call.state = _DONE
+        self.running = None
+        self.hangs = False
+        self.changed.notify_all()
+
+
+class Lanes:
+    """Lanes by name, made when needed. Safe for threads."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._lock = threading.Lock()
+        self._lanes: dict[str, _Lane] = {}
+
+    def submit(
+        self,
+        key: str,
+        function: Callable[[], Answer],
+        deadline: float,
+        *,
+        doing: str = "",
+        late: Callable[[Answer], object] | None = None,
+    ) -> Call[Answer]:
+        """Have a function called on the lane ``key``; ``deadline`` is in seconds from when its turn comes.
+
+        ``late`` gets the answer, on the lane, if nobody waits for it any more when it comes: to take back what was done.
+        """
+        with self._lock:
+            lane = self._lanes.get(key)
+            if lane is None:
+                lane = self._lanes[key] = _Lane(f"{self._prefix}-{key}")
+        call = Call(lane, function, deadline, doing or key, late)
+        lane.put(call)
+        return call
+
+    def run(
+        self,
+        key: str,
+        function: Callable[[], Answer],
+        deadline: float,
+        *,
+        doing: str = "",
+        late: Callable[[Answer], object] | None = None,
+    ) -> Answer:
+        """Call a function on the lane ``key`` and return its answer; like ``submit`` and ``result``.
+
+        Raises what the function raises, and DeviceFaulty with the cause no-answer.
+        """
+        return self.submit(key, function, deadline, doing=doing, late=late).result()
+
+    def hung(self) -> tuple[str, ...]:
+        """Return the lanes whose call has not come back within its deadline."""
+        with self._lock:
+            lanes = dict(self._lanes)
+        return tuple(key for key, lane in lanes.items() if lane.hangs)
+
+    def rest(self, seconds: float) -> bool:
+        """Wait until no lane but those that hang has anything to do, for so long at most; return whether it is so."""
+        deadline = time.monotonic() + seconds
+        with self._lock:
+            lanes = tuple(self._lanes.values())
+        for lane in lanes:
+            with lane.changed:
+                while (lane.running is not None or lane.waiting) and not lane.hangs:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        return False
+                    lane.changed.wait(left)
+        return True
+
+    def close(self) -> None:
+        """Let all threads end that have nothing to do, the others when they have; the lanes can be used again."""
+        with self._lock:
+            lanes = tuple(self._lanes.values())
+        for lane in lanes:
+            lane.end()

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What is kept of each GPU between two looks: facts that stay, the handle, and what was read last.
+
+Whatever asks NVML here is called on the lane of the GPU that it asks about.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable, TypeVar
+
+from ..errors import AcceleratorError, BackendUnavailable
+from ..model import UNKNOWN_ERROR, Device
+from ..system import System
+from . import discover
+from .discover import BoardFacts, DriverFacts
+from .nvml import Nvml
+from .watch import Watch
+
+Answer = TypeVar("Answer")
+
+# What NVML answers for a handle that a mode change or a reset has made invalid.
+_STALE = ("invalid-argument", "not-found", "gpu-not-found", UNKNOWN_ERROR)
+
+
+class Boards:
+    """The GPUs that were met, by UUID. Safe for threads."""
+
+    def __init__(self, nvml: Nvml, system: System, watch: Watch) -> None:
+        self._nvml = nvml
+        self._system = system
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._driver: DriverFacts | None = None
+        self._kept: dict[str, BoardFacts] = {}
+        self._last: dict[str, Device] = {}
+        self._read_at: dict[str, int | None] = {}  # what the watch said when the partitions were read
+
+    @property
+    def driver(self) -> DriverFacts:
+        """What holds for all GPUs. Raises BackendUnavailable before it is known."""
+        if self._driver is None:
+            raise BackendUnavailable("NVML is not open", hint="Open the backend first.")
+        return self._driver
+
+    def begin(self, driver: DriverFacts) -> None:
+        """Begin a session with the library."""
+        with self._lock:
+            self._driver = driver
+
+    def end(self) -> None:
+        """Forget all that holds for a session: every handle. What was read last is kept."""
+        with self._lock:
+            self._driver = None
+            self._kept.clear()
+            self._read_at.clear()
+
+    def kept(self) -> tuple[BoardFacts, ...]:
+        """Return the facts that are kept, in the order of their indices."""
+        with self._lock:
+            return tuple(sorted(self._kept.values(), key=lambda board: board.index))
+
+    def known(self) -> tuple[Device, ...]:
+        """Return what was read last of each GPU."""
+        with self._lock:
+            return tuple(self._last.values())
+
+    def last(self, uuid: str) -> Device | None:
+        """Return what was read last of a GPU; None for one that was never met."""
+        with self._lock:
+            return self._last.get(uuid)
+
+    def uuid_at(self, index: int) -> str:
+        """Return the UUID of the GPU that had this index last; empty where none had."""
+        with self._lock:
+            return next((device.uuid for device in self._last.values() if device.index == index), "")
+
+    def forget(self, uuid: str, taken_away: bool = False) -> None:
+        """Forget a handle and the facts behind it; for a GPU that was taken away everything."""
+        with self._lock:
+            self._kept.pop(uuid, None)
+            self._read_at.pop(uuid, None)
+            if taken_away:
+                self._last.pop(uuid, None)
+        self._watch.forget(uuid)
+
+    def read(self, uuid: str) -> Device:
+        """Read what changes about a GPU. Raises NotFound, DeviceFaulty, AcceleratorError."""
+        return self._use(self._get(uuid), lambda: self._find(uuid), self._read)
+
+    def board(self, uuid: str) -> BoardFacts:
+        """Return the facts of a GPU that stay, for a change of it; right after ``read``, whose handle was good."""
+        return self._get(uuid) or self._find(uuid)
+
+    def look(self, index: int, by_index: bool, full: bool) -> Device:
+        """Look at the GPU with this index: ask it something, and read what changes, or with ``full`` everything.
+
+        ``by_index`` is for when the indices may be those of other GPUs than they were.
+        """
+        with self._lock:
+            kept = next((board for board in self._kept.values() if board.index == index), None)
+
+        def ask(board: BoardFacts) -> Device:
+            discover.probe(self._nvml, board)
+            return self._read(board, None if full else self._unchanged(board.uuid))
+
+        return self._use(None if by_index or full else kept, lambda: self._meet(index, full), ask)
+
+    def _use(
+        self, kept: BoardFacts | None, find: Callable[[], BoardFacts], action: Callable[[BoardFacts], Answer]
+    ) -> Answer:
+        """Do something with kept facts; if their handle has become invalid meanwhile, with new ones, once."""
+        if kept is not None:
+            try:
+                return action(kept)
+            except AcceleratorError as error:
+                if error.code not in _STALE:
+                    raise
+                self.forget(kept.uuid)
+        return action(find())
+
+    def _get(self, uuid: str) -> BoardFacts | None:
+        with self._lock:
+            return self._kept.get(uuid)
+
+    def _find(self, uuid: str) -> BoardFacts:
+        return self._keep(self._nvml.call("nvmlDeviceGetHandleByUUID", uuid, doing=f"Finding GPU {uuid}"))
+
+    def _meet(self, index: int, full: bool) -> BoardFacts:
+        handle: Any = self._nvml.call("nvmlDeviceGetHandleByIndex", index, doing=f"Finding GPU {index}")
+        uuid = str(self._nvml.call("nvmlDeviceGetUUID", handle, doing=f"Reading the UUID of GPU {index}"))
+        kept = None if full else self._get(uuid)
+        if kept is None:
+            return self._keep(handle)
+        kept.handle, kept.index = handle, index
+        return kept
+
+    def _keep(self, handle: Any) -> BoardFacts:
+        board = discover.read_board(self._nvml, self._system, handle, self.driver)
+        self._watch.forget(board.uuid)
+        with self._lock:
+            self._kept[board.uuid] = board
+        return board
+
+    def _read(self, board: BoardFacts, known: Device | None = None) -> Device:
+        state = self._watch.state_of(board.uuid)
+        device = discover.read_device(self._nvml, self._system, board, known.partitions if known is not None else None)
+        with self._lock:
+            self._last[board.uuid] = device
+            if known is None:
+                self._read_at[board.uuid] = state
+        return device
+
+    def _unchanged(self, uuid: str) -> Device | None:
+        """Return what was read last of a GPU whose partitions nobody can have changed since without its being told."""
+        state = self._watch.state_of(uuid)
+        with self._lock:
+            last = self._last.get(uuid)
+            if state is None or last is None or not last.partitioning.enabled or self._read_at.get(uuid) != state:
+                return None
+            return last

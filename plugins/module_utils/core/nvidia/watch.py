@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What GPUs tell of without being asked: NVML's events of errors and of changes of their partitioning."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from ..errors import AcceleratorError, DeviceFaulty
+from ..lanes import Lanes
+from ..model import NO_ANSWER, Notice
+from .discover import BoardFacts
+from .nvml import Nvml
+
+LANE = "events"
+# A wait is cut into pieces of this length, in seconds: so long it may take until a watch ends.
+SLICE = 5.0
+# What NVML may take longer than it was asked to wait, and for registering one GPU.
+PATIENCE = 10.0
+# After a piece that failed, so that nothing spins; twice as long each time that it fails again.
+PAUSE, LONGEST_PAUSE = 5.0, 300.0
+# A change of partitioning that is told of so soon after one of ours is ours.
+OURS = 2.0
+# The most events that are taken together.
+TOGETHER = 64
+
+# Of the header, nvmlEventType…
+XID = 0x8
+MIG_CONFIGURATION = 0x100
+_NAMES: Mapping[int, str] = MappingProxyType(
+    {
+        0x2: "double-bit ECC error",
+        XID: "Xid",
+        MIG_CONFIGURATION: "change of its MIG configuration",
+        0x800: "failure to retire memory",
+        0x2000: "fatal poison error",
+        0x4000: "error that makes it unavailable",
+        0x8000: "change of the recovery action that it needs",
+    }
+)
+
+
+class Watch:
+    """NVML's event set, made when somebody waits and given up by ``close``."""
+
+    def __init__(self, nvml: Nvml, lanes: Lanes) -> None:
+        self._nvml = nvml
+        self._lanes = lanes
+        self._lock = threading.Lock()
+        self._set: Any = None
+        self._types: dict[str, int] = {}  # registered, by UUID
+        self._handles: dict[int | None, str] = {}
+        self._changes: dict[str, int] = {}
+        self._own: dict[str, float] = {}
+        self._heard = float("-inf")
+        self._failures = 0
+        self._closing = threading.Event()
+        self._waiting = threading.Lock()
+
+    def begin(self) -> None:
+        """Allow waiting, after ``close``."""
+        self._closing.clear()
+
+    def close(self) -> None:
+        """Have all waiting end, and free the event set."""
+        self._closing.set()
+        if not self._waiting.acquire(timeout=SLICE + 2 * PATIENCE):
+            return  # it hangs in NVML, and ends with it
+        try:
+            with contextlib.suppress(AcceleratorError):
+                self._let_go()
+        finally:
+            self._waiting.release()
+
+    @contextlib.contextmanager
+    def own_change(self, uuid: str) -> Iterator[None]:
+        """Change the partitioning of a GPU without being told of it."""
+        with self._lock:
+            self._own[uuid] = float("inf")
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._changes[uuid] = self._changes.get(uuid, 0) + 1
+                self._own[uuid] = time.monotonic()
+
+    def state_of(self, uuid: str) -> int | None:
+        """Return a number that differs whenever the partitioning may have changed; None when nobody would notice."""
+        with self._lock:
+            heard = time.monotonic() - self._heard < SLICE + PATIENCE
+            if not heard or not self._types.get(uuid, 0) & MIG_CONFIGURATION:
+                return None
+            return self._changes.get(uuid, 0)
+
+    def wait(self, boards: Sequence[BoardFacts], seconds: float) -> tuple[Notice, ...]:
+        """Wait until one of the GPUs tells of something, for so many seconds at most."""
+        deadline, pause = time.monotonic() + seconds, 0.0
+        while not self._closing.is_set():
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._waiting.acquire(timeout=left):
+                break
+            try:
+                notices = () if self._closing.is_set() else self._piece(boards, min(left, SLICE))
+                self._failures = 0
+            except AcceleratorError as error:
+                # A GPU of the set is gone, or NVML has no events. The next wait makes another set, of what is well then.
+                with contextlib.suppress(AcceleratorError):
+                    self._let_go()
+                pause = min(PAUSE * 2**self._failures, LONGEST_PAUSE)
+                self._failures = min(self._failures + 1, 10)
+                if isinstance(error, DeviceFaulty):
+                    return (Notice("", str(error)),)
+            finally:
+                self._waiting.release()
+            if self._failures:
+                self._closing.wait(min(pause, max(deadline - time.monotonic(), 0)))
+            elif notices:
+                return notices
+        return ()
+
+    def forget(self, uuid: str) -> None:
+        """Register a GPU again at the next wait: its handle is another one."""
+        with self._lock:
+            self._types.pop(uuid, None)
+
+    def _piece(self, boards: Sequence[BoardFacts], seconds: float) -> tuple[Notice, ...]:
+        self._register(boards)
+        listen = partial(self._listen, int(seconds * 1000))
+        return self._lanes.run(LANE, listen, seconds + PATIENCE, doing="Waiting for events")
+
+    def _register(self, boards: Sequence[BoardFacts]) -> None:
+        with self._lock:
+            known = self._set is not None
+            new = [board for board in boards if board.uuid not in self._types]
+        if not known:
+            self._lanes.run(LANE, self._make, PATIENCE, doing="Making NVML's event set")
+        for board in new if known else boards:
+            doing = f"Registering for the events of GPU {board.uuid}"
+            try:
+                self._lanes.run(board.uuid, partial(self._add, board, doing), PATIENCE, doing=doing)
+            except AcceleratorError as error:
+                if error.code != NO_ANSWER:
+                    self._known_as(board, 0)
+
+    def _make(self) -> None:
+        made = self._nvml.call("nvmlEventSetCreate", doing="Making NVML's event set")
+        with self._lock:
+            self._set = made
+            self._types.clear()
+            self._handles.clear()
+
+    def _add(self, board: BoardFacts, doing: str) -> None:
+        found = self._nvml.call("nvmlDeviceGetSupportedEventTypes", board.handle, doing=doing)
+        types = int(getattr(found, "value", found)) & sum(_NAMES)
+        if types:
+            self._nvml.call("nvmlDeviceRegisterEvents", board.handle, types, self._set, doing=doing)
+        self._known_as(board, types)
+
+    def _known_as(self, board: BoardFacts, types: int) -> None:
+        with self._lock:
+            self._types[board.uuid] = types
+            self._handles[_address(board.handle)] = board.uuid
+            self._changes[board.uuid] = self._changes.get(board.uuid, 0) + 1  # whatever happened before was not heard
+
+    def _listen(self, milliseconds: int) -> tuple[Notice, ...]:
+        """Wait for the first event and take what else is there. On the lane of events."""
+        notices: dict[Notice, None] = {}
+        while len(notices) < TOGETHER:
+            try:
+                data = self._nvml.call("nvmlEventSetWait_v2", self._set, milliseconds, doing="Waiting for events")
+            except AcceleratorError as error:
+                if error.code != NO_ANSWER:
+                    raise
+                break  # the time is over
+            milliseconds = 0
+            notice = self._notice(data)
+            if notice is not None:
+                notices[notice] = None
+        with self._lock:
+            self._heard = time.monotonic()
+        return tuple(notices)
+
+    def _notice(self, data: Any) -> Notice | None:
+        kind, number = int(data.eventType), int(data.eventData)
+        with self._lock:
+            uuid = self._handles.get(_address(data.device), "")
+            ours = time.monotonic() - self._own.get(uuid, float("-inf")) < OURS
+            self._changes[uuid] = self._changes.get(uuid, 0) + 1
+        if kind == MIG_CONFIGURATION and ours:
+            return None
+        told = f"Xid {number}" if kind == XID else _NAMES.get(kind, f"event {kind:#x}")
+        return Notice(uuid, f"GPU {uuid or 'of unknown UUID'} tells of {told}")
+
+    def _let_go(self) -> None:
+        with self._lock:
+            self._heard = float("-inf")
+            there = self._set is not None
+        if there and LANE not in self._lanes.hung():
+            self._lanes.run(LANE, self._free, PATIENCE, doing="Freeing NVML's event set")
+
+    def _free(self) -> None:
+        with self._lock:
+            freed, self._set = self._set, None
+            self._types.clear()
+            self._handles.clear()
+            self._heard = float("-inf")
+        if freed is not None and self._nvml.is_open:
+            self._nvml.call("nvmlEventSetFree", freed, doing="Freeing NVML's event set")
+
+
+def _address(handle: Any) -> int | None:
+    """Return what tells two handles of the binding apart."""
+    return ctypes.cast(handle, ctypes.c_void_p).value

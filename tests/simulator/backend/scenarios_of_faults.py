@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What a fault of one GPU costs: that GPU, with a word for what is wrong, and none of its neighbours."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dra_driver.core.errors import DeviceFaulty, NotFound
+from dra_driver.core.model import Device, Finding, Placement, well
+from dra_driver.core.nvidia.backend import Deadlines, NvidiaBackend
+from dra_driver.core.system import System
+
+from tests.simulator.backend.stage import Stage, on, refused
+
+SICK = 3
+ALWAYS_READ = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMigMode", "nvmlDeviceGetComputeRunningProcesses_v3")
+READ_ONCE = (
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetPciInfo_v3",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetCudaComputeCapability",
+    "nvmlDeviceGetMinorNumber",
+    "nvmlDeviceGetBrand",
+)
+PROFILES = ("nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetGpuInstancePossiblePlacements_v2")
+CAUSES = {
+    "999": "unknown-error",
+    "15": "gpu-lost",
+    "16": "reset-required",
+    "4": "no-permission",
+    "8": "insufficient-power",
+    "10": "no-answer",
+    "11": "unknown-error",
+    "17": "no-permission",
+}
+SOON = 3  # a deadline that a call that hangs is sure to miss
+
+
+def fresh(stage: Stage, **deadlines: float) -> NvidiaBackend:
+    """A backend that has never looked, as a driver has that was just started."""
+    backend = NvidiaBackend(System(str(stage.root)), Deadlines(**deadlines))
+    backend.open()
+    return backend
+
+
+def only_the_sick_one(findings: tuple[Finding, ...], cause: str, what: Any = None) -> Finding:
+    assert [finding.index for finding in findings] == list(range(8)), what
+    faults = {finding.index: finding.fault for finding in findings if finding.fault}
+    assert list(faults) == [SICK] and faults[SICK].cause == cause and faults[SICK].message, (what, faults)
+    sick = findings[SICK]
+    return sick
+
+
+def ill(findings: tuple[Finding, ...]) -> list[int]:
+    return [finding.index for finding in findings if finding.fault]
+
+
+def works(backend: NvidiaBackend, gpu: Device) -> None:
+    """A GPU takes a change of its mode and a partition as if nothing were."""
+    backend.set_partitioning(gpu.uuid, True)
+    made = backend.create_partition(gpu.uuid, 19, Placement(0, 1))
+    assert backend.device(gpu.uuid).partitions == (made,)
+    backend.destroy_partition(gpu.uuid, made.instance_id)
+    backend.set_partitioning(gpu.uuid, False)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.01)
+
+
+@on("8xH100")
+def one_sick_gpu_costs_no_other(stage: Stage) -> None:
+    gpus = stage.gpus()
+    for full, functions in ((False, ALWAYS_READ), (True, READ_ONCE + PROFILES)):
+        for function in functions:
+            stage.control("fault", str(SICK), "call", function, "fail", "999")
+            sick = only_the_sick_one(stage.backend.discover(full), "unknown-error", function)
+            assert sick.name == gpus[SICK].describe() and sick.uuid == gpus[SICK].uuid
+            assert sick.device is not None and sick.device.health.causes == ("unknown-error",)
+            assert sick.device.profiles == gpus[SICK].profiles
+            stage.control("clear", str(SICK))
+            assert stage.gpus() == gpus
+    stage.control("fault", str(SICK), "call", "nvmlDeviceGetMemoryInfo", "fail", "999")
+    stage.control("fault", str(SICK), "call", "nvmlDeviceGetMigMode", "fail", "999")
+    only_the_sick_one(stage.backend.discover(), "unknown-error")
+    assert refused(DeviceFaulty, stage.backend.device, gpus[SICK].uuid).code == "unknown-error"
+    assert refused(DeviceFaulty, stage.backend.set_partitioning, gpus[SICK].uuid, True).code == "unknown-error"
+    for gpu in (*gpus[:SICK], *gpus[SICK + 1 :]):
+        works(stage.backend, gpu)
+
+
+@on("8xH100")
+def each_error_has_its_cause(stage: Stage) -> None:
+    gpus = stage.gpus()
+    for code, cause in CAUSES.items():
+        stage.control("fault", str(SICK), "call", "nvmlDeviceGetMemoryInfo", "fail", code)
+        only_the_sick_one(stage.backend.discover(), cause, code)
+        sick = only_the_sick_one(fresh(stage).discover(), cause, code)
+        assert sick.device is None
+        stage.control("clear", str(SICK))
+    # What a board does not have is no fault.
+    for function in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetBrand", "nvmlDeviceGetAddressingMode"):
+        stage.control("fault", str(SICK), "call", function, "fail", "3")
+    (without,) = [gpu for gpu in well(fresh(stage).discover()) if gpu.index == SICK]
+    assert "memory" not in without.capacities and without.attributes["brand"] == "Unknown"
+    assert "addressingMode" not in without.attributes
+    assert without.pci_address == gpus[SICK].pci_address
+
+
+@on("8xH100")
+def a_gpu_that_is_sick_from_the_start_is_named(stage: Stage) -> None:
+    gpus = stage.gpus()
+    for function in READ_ONCE:
+        stage.control("fault", str(SICK), "call", function, "fail", "16")
+        sick = only_the_sick_one(fresh(stage).discover(), "reset-required", function)
+        assert sick.device is None and sick.uuid == gpus[SICK].uuid
+        assert sick.name == f"NVIDIA H100 80GB HBM3 {SICK} ({gpus[SICK].uuid}, {gpus[SICK].pci_address})"
+        stage.control("clear", str(SICK))
+    # Without the driver's files there is still the kernel's.
+    (stage.root / "proc/driver/nvidia/gpus").rename(stage.root / "gpus")
+    stage.control("fault", str(SICK), "call", "nvmlDeviceGetName", "fail", "16")
+    sick = only_the_sick_one(fresh(stage).discover(), "reset-required")
+    assert sick.name == f"GPU {SICK} ({gpus[SICK].pci_address})" and sick.uuid == ""
+
+
+@on("8xH100")
+def a_gpu_that_hangs_costs_no_other(stage: Stage) -> None:
+    backend = fresh(stage, look=SOON, full_look=60, change=60)
+    gpus = well(backend.discover())
+    stage.control("fault", str(SICK), "call", "nvmlDeviceGetMigMode", "hang")
+    until(lambda: ill(backend.discover()) == [SICK])  # on a machine under load others may miss so short a deadline
+    sick = only_the_sick_one(backend.discover(), "no-answer")
+    assert sick.device is not None and sick.name == gpus[SICK].describe()
+    before = threading.active_count()
+    for _look in range(3):
+        only_the_sick_one(backend.discover(), "no-answer")
+    assert threading.active_count() == before
+    assert refused(DeviceFaulty, backend.device, gpus[SICK].uuid).code == "no-answer"
+    refused(DeviceFaulty, backend.create_partition, gpus[SICK].uuid, 19, Placement(0, 1))
+    for gpu in (*gpus[:SICK], *gpus[SICK + 1 :]):
+        works(backend, gpu)
+    stage.control("clear", str(SICK))
+    until(lambda: len(well(backend.discover())) == 8)
+    works(backend, gpus[SICK])
+    assert threading.active_count() == before
+
+
+@on("8xH100")
+def a_gpu_that_hangs_from_the_start_costs_no_other(stage: Stage) -> None:
+    backend = fresh(stage, full_look=SOON)
+    stage.control("fault", str(SICK), "call", "nvmlDeviceGetHandleByIndex_v2", "hang")
+    until(lambda: ill(backend.discover()) == [SICK])
+    sick = only_the_sick_one(backend.discover(), "no-answer")
+    assert sick.device is None and sick.uuid
+    only_the_sick_one(backend.discover(), "no-answer")
+    stage.control("clear", str(SICK))
+    until(lambda: len(well(backend.discover())) == 8)
+
+
+@on("8xH100")
+def a_partition_that_comes_too_late_is_taken_back(stage: Stage) -> None:
+    backend = fresh(stage, change=2)
+    gpu = well(backend.discover())[0]
+    backend.set_partitioning(gpu.uuid, True)
+    stage.control("fault", "0", "call", "nvmlGpuInstanceCreateComputeInstance", "hang")
+    error = refused(DeviceFaulty, backend.create_partition, gpu.uuid, 9, Placement(0, 4))
+    assert error.code == "no-answer"
+    assert ill(backend.discover()) == [0]
+    stage.control("clear", "0")
+    until(lambda: len(well(backend.discover())) == 8)
+    assert backend.device(gpu.uuid).partitions == ()
+    works(backend, gpu)
+
+
+@on("8xH100")
+def a_gpu_that_was_taken_away_is_forgotten(stage: Stage) -> None:
+    gpus = stage.gpus()
+    for function in ("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMigMode"):
+        stage.control("fault", str(SICK), "call", function, "fail", "6")
+    # NVML still counts it, so it is there; that it is not found is its fault.
+    only_the_sick_one(stage.backend.discover(full=True), "unknown-error")
+    refused(NotFound, stage.backend.device, gpus[SICK].uuid)

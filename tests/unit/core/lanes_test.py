@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Lanes: a call that hangs costs its own device and nobody else, and no thread is left behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from dra_driver.core.errors import DeviceFaulty
+from dra_driver.core.lanes import DeviceBusy, Lanes
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+LONG = 60.0  # never over in a test that goes well
+SHORT = 0.01  # always over for a call that hangs
+
+
+@pytest.fixture
+def lanes() -> Iterator[Lanes]:
+    made = Lanes("test")
+    yield made
+    made.close()
+
+
+class Gate:
+    """A call that hangs until it is let through."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.open = threading.Event()
+
+    def __call__(self) -> str:
+        self.entered.set()
+        assert self.open.wait(LONG)
+        return "late"
+
+
+def threads(name: str) -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
+
+
+def ends(name: str) -> None:
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join(LONG)
+            assert not thread.is_alive()
+
+
+def test_answers_and_errors_come_back(lanes: Lanes) -> None:
+    assert lanes.run("a", lambda: 5, LONG) == 5
+    with pytest.raises(ZeroDivisionError):
+        lanes.run("a", lambda: 1 // 0, LONG)
+    assert lanes.run("a", threading.get_ident, LONG) != threading.get_ident()
+
+
+def test_calls_of_one_lane_go_one_after_the_other(lanes: Lanes) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+
+    def call() -> None:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0)
+        inside.pop()
+
+    with ThreadPoolExecutor(8) as pool:
+        for _done in pool.map(lambda _number: lanes.run("a", call, LONG), range(200)):
+            pass
+    assert len(most) == 200 and set(most) == {1}
+    assert threads("test-a") == 1
+
+
+def test_a_call_that_hangs_refuses_the_next_at_once_and_no_other_lane(lanes: Lanes) -> None:
+    gate = Gate()
+    with pytest.raises(DeviceFaulty) as refused:
+        lanes.run("a", gate, SHORT, doing="Asking a")
+    assert refused.value.code == "no-answer" and "Asking a: it has not come back" in str(refused.value)
+    assert lanes.hung() == ("a",)
+    with pytest.raises(DeviceFaulty, match="a call before it \\(Asking a\\)"):
+        lanes.run("a", lambda: 1, LONG)
+    assert lanes.run("b", lambda: 2, LONG) == 2
+    assert threads("test-a") == 1
+    gate.open.set()
+    assert lanes.rest(LONG)
+    while lanes.hung():
+        time.sleep(0)
+    assert lanes.run("a", lambda: 3, LONG) == 3
+    assert threads("test-a") == 1
+
+
+def test_who_waits_behind_a_call_that_hangs_is_refused_with_it(lanes: Lanes) -> None:
+    gate = Gate()
+    first = lanes.submit("a", gate, 0.3)
+    assert gate.entered.wait(LONG)
+    ran: list[int] = []
+    second = lanes.submit("a", lambda: ran.append(1), LONG)
+    with pytest.raises(DeviceFaulty):
+        second.result()
+    with pytest.raises(DeviceFaulty):
+        first.result()
+    gate.open.set()
+    while lanes.hung():
+        time.sleep(0)
+    assert lanes.run("a", lambda: 3, LONG) == 3
+    assert ran == []
+
+
+def test_a_device_that_works_is_busy_and_not_ill(lanes: Lanes) -> None:
+    gate = Gate()
+    first = lanes.submit("a", gate, LONG, doing="Making a partition")
+    assert gate.entered.wait(LONG)
+    with pytest.raises(DeviceBusy, match="Making a partition"):
+        lanes.submit("a", lambda: 1, LONG).result(time.monotonic())
+    gate.open.set()
+    assert first.result() == "late"
+    assert lanes.run("a", lambda: 1, LONG) == 1
+
+
+def test_what_comes_too_late_is_taken_back(lanes: Lanes) -> None:
+    gate, back = Gate(), threading.Event()
+    taken: list[str] = []
+
+    def take_back(answer: str) -> None:
+        taken.append(answer)
+        back.set()
+        raise RuntimeError("nobody hears this")
+
+    with pytest.raises(DeviceFaulty):
+        lanes.run("a", gate, SHORT, late=take_back)
+    gate.open.set()
+    assert back.wait(LONG) and taken == ["late"]
+    while lanes.hung():
+        time.sleep(0)
+    assert lanes.run("a", lambda: 1, LONG, late=take_back) == 1
+    assert taken == ["late"]
+
+
+def test_closing_ends_the_threads_and_the_lanes_serve_again(lanes: Lanes) -> None:
+    gate = Gate()
+    lanes.run("b", lambda: 1, LONG)
+    with pytest.raises(DeviceFaulty):
+        lanes.run("a", gate, SHORT)
+    lanes.close()
+    ends("test-b")
+    assert lanes.run("b", lambda: 2, LONG) == 2
+    with pytest.raises(DeviceFaulty):
+        lanes.run("a", lambda: 1, LONG)
+    lanes.close()
+    gate.open.set()
+    ends("test-a")
+    assert lanes.run("a", lambda: 3, LONG) == 3
+
+
+class LaneMachine(RuleBasedStateMachine):
+    """Three devices, of which any may hang at any time, for any number of callers."""
+
+    KEYS = st.sampled_from(["a", "b", "c"])
+
+    @initialize()
+    def begin(self) -> None:
+        self.lanes = Lanes(f"machine{id(self)}")
+        self.hanging: dict[str, Gate] = {}
+        self.late: list[str] = []
+        self.expected_late = 0
+
+    def teardown(self) -> None:
+        for gate in self.hanging.values():
+            gate.open.set()
+        self.lanes.close()
+        for key in ("a", "b", "c"):
+            ends(f"machine{id(self)}-{key}")
+
+    @rule(key=KEYS, answer=st.integers())
+    def call(self, key: str, answer: int) -> None:
+        if key in self.hanging:
+            with pytest.raises(DeviceFaulty) as refused:
+                self.lanes.run(key, lambda: answer, LONG)
+            assert refused.value.code == "no-answer"
+        else:
+            assert self.lanes.run(key, lambda: answer, LONG) == answer
+
+    @rule(key=KEYS)
+    def fail(self, key: str) -> None:
+        def failing() -> None:
+            raise KeyError(key)
+
+        with pytest.raises(DeviceFaulty if key in self.hanging else KeyError):
+            self.lanes.run(key, failing, LONG)
+
+    @rule(key=KEYS, callers=st.integers(1, 4))
+    def hang(self, key: str, callers: int) -> None:
+        if key in self.hanging:
+            return
+        gate = Gate()
+        self.hanging[key] = gate
+        self.expected_late += 1
+        calls = [self.lanes.submit(key, gate, SHORT, late=self.late.append) for _caller in range(callers)]
+        for each in calls:
+            with pytest.raises(DeviceFaulty):
+                each.result()
+
+    @precondition(lambda self: self.hanging)
+    @rule(data=st.data())
+    def come_back(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.hanging)))
+        self.hanging.pop(key).open.set()
+        while key in self.lanes.hung():
+            time.sleep(0)
+        assert self.lanes.run(key, lambda: 7, LONG) == 7
+
+    @rule()
+    def close(self) -> None:
+        self.lanes.close()
+
+    @invariant()
+    def one_thread_for_a_device_and_only_who_hangs_is_hung(self) -> None:
+        assert set(self.lanes.hung()) == set(self.hanging)
+        assert len(self.late) == self.expected_late - len(self.hanging)
+        for key in ("a", "b", "c"):
+            name = f"machine{id(self)}-{key}"
+            # One that was told to end may be on its way out beside the one that serves now.
+            assert threads(name) <= 2
+            assert key not in self.hanging or threads(name) >= 1
+
+
+LaneMachine.TestCase.settings = __import__("hypothesis").settings(
+    max_examples=40, stateful_step_count=25, deadline=None
+)
+TestLaneMachine = LaneMachine.TestCase
