@@ -52,8 +52,7 @@ def only_the_sick_one(findings: tuple[Finding, ...], cause: str, what: Any = Non
     assert [finding.index for finding in findings] == list(range(8)), what
     faults = {finding.index: finding.fault for finding in findings if finding.fault}
     assert list(faults) == [SICK] and faults[SICK].cause == cause and faults[SICK].message, (what, faults)
-    sick = findings[SICK]
-    return sick
+    return findings[SICK]
 
 
 def ill(findings: tuple[Finding, ...]) -> list[int]:

@@ -228,7 +228,5 @@ class LaneMachine(RuleBasedStateMachine):
             assert key not in self.hanging or threads(name) >= 1
 
 
-LaneMachine.TestCase.settings = __import__("hypothesis").settings(
-    max_examples=40, stateful_step_count=25, deadline=None
-)
+LaneMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestLaneMachine = LaneMachine.TestCase

@@ -9,8 +9,10 @@ SQLite, CDI files are files. State in a file outlives a process that is killed, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
+import queue
 import shutil
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -39,6 +41,7 @@ from dra_driver.core.model import (
     Fault,
     Finding,
     Health,
+    Notice,
     Offer,
     Partition,
     Partitioning,
@@ -137,6 +140,7 @@ class ModelBackend:
         self.failures: dict[str, list[AcceleratorError]] = {}
         self.calls: list[tuple[str, Any]] = []
         self.present = True
+        self.notices: queue.Queue[Notice] = queue.Queue()
         self.faults: dict[int, Fault] = {}  # by index, of GPUs that were known before
         self.strangers: tuple[Finding, ...] = ()  # GPUs that never answered
         self._lock = threading.Lock()
@@ -165,6 +169,14 @@ class ModelBackend:
             known = replace(device, health=Health(False, (fault.cause,))) if fault else device
             found.append(Finding(device.index, device.describe(), device.uuid, known, fault))
         return (*found, *self.strangers)
+
+    def wait_for_change(self, seconds: float) -> tuple[Notice, ...]:
+        """Wait for what a test puts into ``notices``; a driver that is not there cannot be waited for."""
+        if not self.present:
+            raise BackendUnavailable("The NVIDIA driver is not loaded", hint="Load it.")
+        with contextlib.suppress(queue.Empty):
+            return (self.notices.get(timeout=min(seconds, 0.2)),)
+        return ()
 
     def device(self, uuid: str) -> Device:
         self._call("device", uuid)
