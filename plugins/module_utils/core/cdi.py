@@ -288,6 +288,16 @@ def list_specs(system: System, directory: str, kind: str) -> tuple[str, ...]:
     )
 
 
+def remove_leftovers(system: System, directory: str, kind: str) -> int:
+    """Remove what a writer that was killed has left beside the files of this kind; return how many there were.
+
+    For when nobody writes such files: they are those that a write has made and not yet renamed.
+    """
+    prefix = f".{_file_prefix(kind)}"
+    found = [name for name in system.list_directory(directory) if name.startswith(prefix) and name.endswith(".tmp")]
+    return sum(system.remove(f"{directory.rstrip('/')}/{name}") for name in found)
+
+
 def _file_prefix(kind: str) -> str:
     return kind.replace("/", "-", 1) + "_"
 

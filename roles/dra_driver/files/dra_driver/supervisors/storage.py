@@ -13,8 +13,9 @@ from ..claims.plan import PARTITIONING_KEY
 from ..claims.records import ClaimRecord
 from ..claims.recovery import records_in_files
 from ..claims.store import Store, StoreDamaged, StoreError
+from ..core.cdi import remove_leftovers
 from ..core.system import System
-from ..logs import StateLog
+from ..logs import StateLog, fields
 from .shared import Conditions
 
 LOG = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class StoreKeeper:
     async def open(self) -> tuple[Store, bool]:
         """Return the store, and whether it had to be rebuilt; tries until it can be written."""
         state = StateLog(LOG)
+        self._tidy()
         while True:
             try:
                 found = self._open()
@@ -58,6 +60,16 @@ class StoreKeeper:
             else:
                 self._conditions.report(PART)
                 return found
+
+    def _tidy(self) -> None:
+        """Remove half-written CDI files of a process that was killed. This one alone writes them now."""
+        try:
+            removed = remove_leftovers(self._system, self._cdi_directory, self._cdi_kind)
+        except OSError as error:
+            LOG.warning("half-written files in %s cannot be removed: %s", self._cdi_directory, error)
+        else:
+            if removed:
+                LOG.info("removed half-written CDI files", extra=fields(folder=self._cdi_directory, files=removed))
 
     def _open(self) -> tuple[Store, bool]:
         try:

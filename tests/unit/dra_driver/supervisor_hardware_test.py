@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The look at the hardware: what it puts down, when it gives up, and whom it disturbs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver.claims.guard import DeviceGuard
+from dra_driver.core.device_locks import DeviceLocks
+from dra_driver.core.errors import BackendUnavailable
+from dra_driver.core.model import Fault, Finding
+from dra_driver.supervisors.hardware import HardwareWatch
+from dra_driver.supervisors.lending import Lending
+from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
+from faults_test import SMALL, prepare, unprepare
+from machine_model import DRIVER, POOL, Claims, Node
+
+
+class Scene:
+    """A watch over a node's GPUs, and all that it writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.node = Node(folder, Claims())
+        self.snapshots = Shared(Snapshot())
+        self.conditions = Conditions("hardware")
+        self.problems: list[tuple[str, str]] = []
+        self.soon = asyncio.Event()
+        locks = DeviceLocks(str(folder / "state"), "the driver")
+        self.watch = HardwareWatch(
+            self.node.backend,
+            driver=DRIVER,
+            pool=POOL,
+            rules=self.node.rules,
+            interval=0.05,
+            ownership=self.node.ownership,
+            snapshots=self.snapshots,
+            conditions=self.conditions,
+            lending=Lending(locks, DeviceGuard(locks)),
+            soon=self.soon,
+            report_problem=lambda reason, message: self.problems.append((reason, message)),
+        )
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        deadline = asyncio.get_running_loop().time() + 8
+        while not condition():
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.01)
+
+
+def run(folder: Path, scenario: Callable[[Scene], Awaitable[None]], *, watching: bool = True) -> None:
+    async def main() -> None:
+        scene = Scene(folder)
+        work = asyncio.ensure_future(scene.watch.run()) if watching else None
+        try:
+            await scenario(scene)
+        finally:
+            if work is not None:
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+            scene.watch.close()
+            scene.node.close()
+
+    asyncio.run(main())
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.01)
+    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.02)
+
+
+def test_a_look_is_put_down_with_its_time(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        assert scene.conditions.problems
+        await scene.watch.look()
+        snapshot = scene.snapshots.value
+        assert snapshot.survey is not None
+        assert len(snapshot.inventory.offers) == 2 * 26
+        assert (snapshot.given_up, scene.conditions.problems) == ("", ())
+        assert snapshot.looked_at > 0
+
+    run(tmp_path, scenario, watching=False)
+
+
+def test_hardware_is_given_up_after_some_looks_and_taken_up_again(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.until(lambda: scene.snapshots.value.survey)
+        scene.node.backend.failures["discover"] = [BackendUnavailable("hiccup")] * 2
+        await scene.until(lambda: not scene.node.backend.failures["discover"])
+        assert scene.snapshots.value.survey is not None
+        scene.node.backend.present = False
+        await scene.until(lambda: scene.snapshots.value.given_up)
+        assert scene.snapshots.value.survey is None
+        assert "not loaded" in scene.conditions.problems[0]
+        scene.node.backend.present = True
+        await scene.until(lambda: scene.snapshots.value.survey)
+        assert scene.conditions.problems == ()
+
+    run(tmp_path, scenario)
+
+
+def test_a_fault_withdraws_nothing_and_is_told_once(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.until(lambda: scene.snapshots.value.survey)
+        offers = set(scene.snapshots.value.inventory.offers)
+        scene.node.backend.faults[1] = Fault("reset-required", "It needs a reset")
+        scene.node.backend.strangers = (Finding(7, "GPU 7", "", None, Fault("no-answer", "It hangs")),)
+        await scene.until(lambda: scene.snapshots.value.inventory.faults)
+        inventory = scene.snapshots.value.inventory
+        assert set(inventory.offers) == offers
+        ill = scene.node.gpus.template(1).uuid
+        assert list(inventory.faults) == [ill]
+        tainted = {offer.device_uuid for offer in inventory.offers.values() if offer.taints}
+        assert tainted == {ill}
+        await asyncio.sleep(0.3)
+        ((reason, message),) = scene.problems
+        assert reason == "DevicesUnhealthy"
+        assert "GPU 7" in message and "no-answer" in message and "reset-required" in message
+        assert scene.conditions.problems == ()
+
+    run(tmp_path, scenario)
+
+
+def test_a_partition_prepared_and_unprepared_during_one_look_is_nobody_else_s(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        node = scene.node
+        await node.start()
+        entered, look_now, looked, finish = (threading.Event() for _each in range(4))
+        real = node.backend.discover
+
+        def slow(full: bool = False) -> Any:
+            entered.set()
+            assert look_now.wait(10)
+            found = real(full)
+            looked.set()
+            assert finish.wait(10)
+            return found
+
+        node.backend.discover = slow  # type: ignore[method-assign]
+        looking = asyncio.ensure_future(scene.watch.look())
+        assert await asyncio.to_thread(entered.wait, 10)
+        claim = node.claims.allocate("short", SMALL)
+        assert await prepare(node, claim) == ""
+        look_now.set()
+        assert await asyncio.to_thread(looked.wait, 10)
+        assert await unprepare(node, claim) == ""
+        finish.set()
+        await looking
+        survey = scene.snapshots.value.survey
+        assert survey is not None
+        assert len(survey.devices[node.gpus.template(0).uuid].partitions) == 1, "the look met it"
+        assert "gpu-0" in scene.snapshots.value.inventory.offers
+
+    run(tmp_path, scenario, watching=False)

@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What the parts share, the store's keeper, the pool's keeper, recovery and lending: each alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver.claims.guard import DeviceGuard
+from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks
+from dra_driver.core.errors import AcceleratorError, BackendUnavailable, InUse
+from dra_driver.core.model import Fault
+from dra_driver.core.system import System
+from dra_driver.kubelet.sockets import SocketError
+from dra_driver.publish.publisher import Content
+from dra_driver.supervisors.lending import Lending
+from dra_driver.supervisors.pool import content_of
+from dra_driver.supervisors.recovery import Recovery
+from dra_driver.supervisors.shared import Conditions, Shared, Snapshot, keep
+from dra_driver.supervisors.sockets import SocketKeeper
+from dra_driver.supervisors.status import status_of
+from dra_driver.supervisors.storage import StoreKeeper
+from faults_test import SMALL, prepare, run, unprepare
+from machine_model import POOL, Claims, Node
+
+KIND = "k8s.gpu.nvidia.com/claim"
+
+
+# ---------------------------------------------------------------- shared
+
+
+def test_who_follows_sees_the_latest_value_and_misses_no_last_one() -> None:
+    async def main() -> None:
+        shared = Shared(0)
+        seen: list[int] = []
+
+        async def follow() -> None:
+            async for value in shared.follow():
+                seen.append(value)
+                await asyncio.sleep(0)
+
+        follower = asyncio.ensure_future(follow())
+        await asyncio.sleep(0.01)
+        for value in range(1, 100):
+            shared.put(value)
+            if value % 10 == 0:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        follower.cancel()
+        assert seen[0] == 0
+        assert seen[-1] == shared.value == 99
+        assert seen == sorted(set(seen))
+
+    asyncio.run(main())
+
+
+def test_each_part_reports_its_own_condition() -> None:
+    conditions = Conditions("store", "hardware")
+    assert [problem.partition(":")[0] for problem in conditions.problems] == ["store", "hardware"]
+    conditions.report("store")
+    conditions.report("hardware", "no driver")
+    assert conditions.problems == ("hardware: no driver",)
+    conditions.report("hardware")
+    assert conditions.problems == ()
+
+
+def test_what_fails_unforeseen_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.001)
+
+    async def main() -> None:
+        runs: list[int] = []
+
+        async def work() -> None:
+            runs.append(len(runs))
+            raise KeyError("surprise")
+
+        task = asyncio.ensure_future(keep("work", work))
+        while len(runs) < 3:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+# ---------------------------------------------------------------- storage
+
+
+def keeper(folder: Path, conditions: Conditions, problems: list[str]) -> StoreKeeper:
+    return StoreKeeper(
+        str(folder / "state" / "state.db"),
+        system=System(str(folder / "root")),
+        cdi_directory="/var/run/cdi",
+        cdi_kind=KIND,
+        boot_id="boot-1",
+        conditions=conditions,
+        report_problem=lambda reason, message: problems.append(f"{reason}: {message}"),
+    )
+
+
+def test_half_written_files_of_a_killed_writer_go_and_no_others(tmp_path: Path) -> None:
+    folder = tmp_path / "root/var/run/cdi"
+    folder.mkdir(parents=True)
+    ours = [".k8s.gpu.nvidia.com-claim_u1.json.abc123.tmp", ".k8s.gpu.nvidia.com-claim_u2.json.x.tmp"]
+    others = [
+        "k8s.gpu.nvidia.com-claim_u1.json",
+        ".other.com-claim_u1.json.abc.tmp",
+        ".k8s.gpu.nvidia.com-claim_u1.json",
+    ]
+    for name in (*ours, *others):
+        (folder / name).write_text("{}")
+
+    async def main() -> None:
+        store, _rebuilt = await keeper(tmp_path, Conditions(), []).open()
+        store.close()
+
+    asyncio.run(main())
+    assert sorted(path.name for path in folder.iterdir()) == sorted(others)
+
+
+def test_store_that_cannot_be_written_is_a_condition_until_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.storage.RETRY_SECONDS", 0.01)
+    (tmp_path / "state").write_text("in the way of the folder")
+    conditions = Conditions("store")
+
+    async def main() -> None:
+        opening = asyncio.ensure_future(keeper(tmp_path, conditions, []).open())
+        while not any("state.db" in problem for problem in conditions.problems):
+            await asyncio.sleep(0.01)
+        (tmp_path / "state").unlink()
+        store, rebuilt = await asyncio.wait_for(opening, 8)
+        assert (conditions.problems, rebuilt) == ((), False)
+        store.close()
+
+    asyncio.run(main())
+
+
+def test_lost_store_is_rebuilt_and_told(tmp_path: Path) -> None:
+    async def before(node: Node, claims: Claims) -> None:
+        assert await prepare(node, claims.allocate("a", SMALL)) == ""
+
+    run(tmp_path, before)
+    (tmp_path / "state/state.db").unlink()
+    problems: list[str] = []
+
+    async def main() -> None:
+        store, rebuilt = await keeper(tmp_path, Conditions("store"), problems).open()
+        assert rebuilt
+        assert list(store.claims) == ["0uid-a"]
+        assert any(key.startswith("partitioning-enabled:") for key in store.meta)
+        store.close()
+
+    asyncio.run(main())
+    assert "StoreRebuilt" in problems[0]
+
+
+# ---------------------------------------------------------------- sockets
+
+
+class Server:
+    """Fails to start as often as it is told to."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.stops = 0
+        self.registered = False
+
+    async def start(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise SocketError("the folder is read-only")
+
+    async def stop(self) -> None:
+        self.stops += 1
+
+    async def watch_sockets(self) -> None:
+        await asyncio.Event().wait()
+
+
+def test_sockets_that_cannot_be_made_are_a_condition_until_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.sockets.RETRY_SECONDS", 0.05)
+    conditions = Conditions("sockets")
+
+    async def main() -> None:
+        server = Server(2)
+        sockets = SocketKeeper(server, driver="d", conditions=conditions)  # type: ignore[arg-type]
+        starting = asyncio.ensure_future(sockets.start())
+        await asyncio.sleep(0.02)
+        assert conditions.problems == ("sockets: the folder is read-only",)
+        await asyncio.wait_for(starting, 8)
+        assert (conditions.problems, server.stops) == ((), 2)
+
+    asyncio.run(main())
+
+
+# ---------------------------------------------------------------- pool and status
+
+
+def test_the_pool_is_left_alone_before_the_first_look_and_empty_while_the_hardware_is_given_up(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        assert node.survey is not None
+        assert content_of(Snapshot()) is None
+        assert content_of(Snapshot(given_up="no driver")) == Content()
+        content = content_of(Snapshot(survey=node.survey))
+        assert content is not None
+        assert content.offers == node.survey.offers
+
+    run(tmp_path, scenario)
+
+
+def test_status_tells_of_faults_and_a_faulty_device_is_not_the_drivers_problem(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        node.backend.faults[1] = Fault("gpu-lost", "It fell off the bus")
+        await node.look()
+        assert node.survey is not None
+        snapshot = Snapshot(survey=node.survey, looked_at=5.0)
+        status = status_of("d", snapshot, (), boot_id="b", published=True, registered=True)
+        assert (status.ready, status.problems, status.published) == (True, (), True)
+        assert [device.fault for device in status.devices] == ["", "gpu-lost: It fell off the bus"]
+        assert json.loads(json.dumps(status.to_dict()))["devices"][1]["uuid"] == node.gpus.template(1).uuid
+        unknown = status_of("d", Snapshot(), ("hardware: none",), boot_id="b", published=True, registered=False)
+        assert (unknown.ready, unknown.published, len(unknown.problems)) == (False, False, 2)
+
+    run(tmp_path, scenario)
+
+
+# ---------------------------------------------------------------- recovery
+
+
+def recovery(node: Node, snapshots: Shared[Snapshot], conditions: Conditions) -> Recovery:
+    return Recovery(
+        node.service,
+        snapshots=snapshots,
+        conditions=conditions,
+        reporter=node.reports,
+        look=node.look,
+        reached=lambda stage: None,
+        boot_id=node.boot_id,
+    )
+
+
+def snapshot_of(node: Node) -> Snapshot:
+    assert node.survey is not None
+    return Snapshot(survey=node.survey, inventory=node.survey.inventory(POOL), looked_at=1.0)
+
+
+async def until(condition: Any) -> None:
+    deadline = asyncio.get_running_loop().time() + 8
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.01)
+
+
+def test_claims_are_served_while_the_hardware_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.claims.service.READY_SECONDS", 0.01)
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        node.service.set_ready("the driver is starting")
+        snapshots, conditions = Shared(Snapshot()), Conditions("claims")
+        work = asyncio.ensure_future(recovery(node, snapshots, conditions).run())
+        await asyncio.sleep(0.02)
+        assert "starting" in await prepare(node, claims.allocate("a", "gpu-1"))
+        snapshots.put(snapshot_of(node))
+        await until(lambda: not conditions.problems)
+        assert await prepare(node, claims.allocate("a", "gpu-1")) == ""
+        snapshots.put(Snapshot(given_up="no driver"))
+        await asyncio.sleep(0.02)
+        assert "no driver" in await prepare(node, claims.allocate("b", SMALL))
+        work.cancel()
+
+    run(tmp_path, scenario)
+
+
+def test_debts_are_paid_and_claims_restored_when_their_device_answers_again(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        snapshots = Shared(Snapshot())
+        work = asyncio.ensure_future(recovery(node, snapshots, Conditions("claims")).run())
+        owed, kept = claims.allocate("owed", SMALL), claims.allocate("kept", "gpu-0-mig-1g10gb-19-1")
+        assert await prepare(node, owed) == ""
+        assert await prepare(node, kept) == ""
+        await node.look()
+        snapshots.put(snapshot_of(node))
+        node.backend.faults[0] = Fault("unknown-error", "999")
+        await node.look()
+        snapshots.put(snapshot_of(node))
+        await asyncio.sleep(0.02)
+        assert await unprepare(node, owed) == ""
+        node.service.hands.remove_cdi(kept.uid)
+        assert "999" in await prepare(node, kept)
+        assert len(node.partitions()) == 2
+        node.backend.faults.clear()
+        await node.look()
+        snapshots.put(snapshot_of(node))
+        await until(lambda: len(node.partitions()) == 1 and node.cdi_files() == (kept.uid,))
+        assert node.service.debts == ()
+        work.cancel()
+
+    run(tmp_path, scenario)
+
+
+# ---------------------------------------------------------------- guard and lending
+
+
+def test_lending_waits_for_claims_under_way_and_lets_nobody_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.claims.guard.LENT_SECONDS", 0.05)
+
+    async def main() -> None:
+        locks, module = DeviceLocks(str(tmp_path), "the driver"), DeviceLocks(str(tmp_path), "a module")
+        guard = DeviceGuard(locks)
+        lending = Lending(locks, guard)
+        lending.take()
+        lending.take()  # it is ours already
+        events: list[str] = []
+
+        async def note(what: str) -> None:
+            events.append(what)
+
+        release = asyncio.Event()
+
+        async def claim() -> None:
+            async with guard.hold(["GPU-1"]):
+                await release.wait()
+                events.append("claim")
+
+        working = asyncio.ensure_future(claim())
+        await asyncio.sleep(0)
+        assert not lending.is_asked_for
+        assert module.take(REQUEST)
+        assert lending.is_asked_for
+        giving = asyncio.ensure_future(lending.give_way(lambda: note("close"), lambda: note("open")))
+        await asyncio.sleep(0.05)
+        assert events == []
+        release.set()
+        await until(lambda: module.take(LIBRARY))
+        assert events == ["claim", "close"]
+        with pytest.raises(BackendUnavailable, match="a module"):
+            async with guard.hold(["GPU-2"]):
+                raise AssertionError("nobody gets in")
+        with pytest.raises(AcceleratorError, match="a module"):
+            lending.take()
+        module.drop_all()
+        await asyncio.wait_for(giving, 8)
+        assert events == ["claim", "close", "open"]
+        assert not module.take(LIBRARY)
+        async with guard.hold(["GPU-2"]):
+            assert module.is_taken("GPU-2")
+        assert not module.is_taken("GPU-2")
+        await working
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seconds", ["DRAIN_SECONDS", "LEND_SECONDS"])
+def test_lending_ends_whatever_the_other_side_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: str
+) -> None:
+    monkeypatch.setattr(f"dra_driver.supervisors.lending.{seconds}", 0.05)
+
+    async def main() -> None:
+        locks, module = DeviceLocks(str(tmp_path), "the driver"), DeviceLocks(str(tmp_path), "a module")
+        guard = DeviceGuard(locks)
+        lending = Lending(locks, guard)
+        lending.take()
+        events: list[str] = []
+
+        async def note(what: str) -> None:
+            events.append(what)
+
+        assert module.take(REQUEST)  # and keeps it, without ever taking the library
+        if seconds == "DRAIN_SECONDS":  # a claim that does not end
+            async with guard.hold(["GPU-1"]):
+                await asyncio.wait_for(lending.give_way(lambda: note("close"), lambda: note("open")), 8)
+                assert events == []
+        else:
+            await asyncio.wait_for(lending.give_way(lambda: note("close"), lambda: note("open")), 8)
+            assert events == ["close", "open"]
+        async with guard.hold(["GPU-2"]):
+            pass
+
+    asyncio.run(main())
+
+
+def test_a_lock_that_another_program_keeps_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.claims.guard.LOCK_SECONDS", 0.05)
+
+    async def main() -> None:
+        guard = DeviceGuard(DeviceLocks(str(tmp_path), "the driver"))
+        layout = DeviceLocks(str(tmp_path), "a layout")
+        assert layout.take("GPU-2")
+        with pytest.raises(InUse, match="a layout"):
+            async with guard.hold(["GPU-1", "GPU-2"]):
+                raise AssertionError("it was not to be had")
+        assert not layout.is_taken("GPU-1")
+
+    asyncio.run(main())
