@@ -57,7 +57,8 @@ options:
   lifetime:
     description:
       - How long the token is to be valid, in seconds.
-      - The API server may shorten it, see its option C(--service-account-max-token-expiration).
+      - The API server may shorten it, see its option C(--service-account-max-token-expiration). The module then warns, and
+        RV(lifetime) is what was granted.
     type: int
     default: 2592000
   renew_below:
@@ -114,6 +115,11 @@ expires:
   returned: success
   type: int
   sample: 1798761600
+lifetime:
+  description: For how many seconds the API server has granted the token, from its beginning. 0 as with RV(expires).
+  returned: success
+  type: int
+  sample: 2592000
 """
 
 import base64
@@ -132,6 +138,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes impor
     connect,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
+
+# A server rounds; less than this part of what was asked for is a shorter life.
+NEARLY = 0.99
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:
@@ -157,6 +166,12 @@ def claims_of(token: str) -> Mapping[str, Any] | None:
     except (binascii.Error, ValueError):
         return None
     return claims if isinstance(claims, dict) else None
+
+
+def dates_of(claims: Mapping[str, Any]) -> dict[str, int]:
+    """Return when a token ends and how long it lasts in all, for the result."""
+    expires = int(claims.get("exp", 0))
+    return {"expires": expires, "lifetime": max(expires - int(claims.get("iat", expires)), 0)}
 
 
 def reason_to_renew(
@@ -227,9 +242,9 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             renew_below=params["renew_below"],
         ) or review(api, token)
     if not reason:
-        return {"changed": False, "token": "", "reason": "", "expires": int((claims_of(token) or {}).get("exp", 0))}
+        return {"changed": False, "token": "", "reason": "", **dates_of(claims_of(token) or {})}
     if module.check_mode:
-        return {"changed": True, "token": "", "reason": reason, "expires": 0}
+        return {"changed": True, "token": "", "reason": reason, "expires": 0, "lifetime": 0}
     token = request_token(
         api,
         name=params["name"],
@@ -246,7 +261,14 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             hint="Expected Kubernetes 1.32 or newer with ServiceAccountTokenNodeBinding on.",
             code="unbound-token",
         )
-    return {"changed": True, "token": token, "reason": reason, "expires": int(claims.get("exp", 0))}
+    dates = dates_of(claims)
+    if dates["lifetime"] < NEARLY * params["lifetime"]:
+        module.warn(
+            f"The API server grants tokens for {dates['lifetime']} seconds and not for the {params['lifetime']} that were asked for"
+            " (its option --service-account-max-token-expiration). The node renews it by its own dates; one that is off for longer"
+            " than that needs another run of the playbook."
+        )
+    return {"changed": True, "token": token, "reason": reason, **dates}
 
 
 def main() -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
 import time
@@ -12,6 +13,11 @@ from pathlib import Path
 import pytest
 from dra_driver import renew_token
 from dra_driver.api.kubeconfig import load_access
+from dra_driver.api.token import Claims, refusal
+from dra_driver.core.system import System
+from dra_driver.supervisors.identity import IdentityKeeper
+from hypothesis import given
+from hypothesis import strategies as st
 from token_server import TokenServer, web_token
 
 ACCOUNT = "system:serviceaccount:dra-accelerators:driver-node-1"
@@ -27,7 +33,7 @@ def renew(kubeconfig: Path) -> int:
 
 
 def test_young_token_is_left_alone(server: TokenServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token_of(server, age=LIFETIME * 0.3))
+    kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token_of(server, age=LIFETIME * 0.6))
     before = kubeconfig.read_text(encoding="utf-8")
     assert renew(kubeconfig) == 0
     assert "nothing was done" in capsys.readouterr().out
@@ -36,7 +42,7 @@ def test_young_token_is_left_alone(server: TokenServer, tmp_path: Path, capsys: 
 
 
 def test_older_token_is_renewed_by_itself(server: TokenServer, tmp_path: Path) -> None:
-    old = token_of(server, age=LIFETIME * 0.4)
+    old = token_of(server, age=LIFETIME * 0.7)
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", old)
     assert renew(kubeconfig) == 0
     (request,) = server.requests
@@ -48,6 +54,116 @@ def test_older_token_is_renewed_by_itself(server: TokenServer, tmp_path: Path) -
     assert stat.S_IMODE(kubeconfig.stat().st_mode) == 0o600
     expected = server.kubeconfig(tmp_path / "as the role writes it", new)
     assert kubeconfig.read_text(encoding="utf-8") == expected.read_text(encoding="utf-8")
+
+
+def test_shorter_life_than_asked_is_said(
+    server: TokenServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.longest = 3600
+    kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token_of(server, age=LIFETIME * 0.7))
+    assert renew(kubeconfig) == 0
+    assert "for 3600 seconds and not for the 2592000" in capsys.readouterr().err
+
+
+@given(st.floats(600, 1e8), st.floats(0, 2))
+def test_every_life_is_looked_at_in_time(life: float, age: float) -> None:
+    """Whatever the server grants: due with a third left, looked at four times in a life, and again before it ends."""
+    claims = Claims("a", 1000.0, 1000.0 + life, "n", "u")
+    now = 1000.0 + life * age
+    assert claims.due(now) == (claims.expires - now <= life / 3)
+    wait = claims.next_look(now)
+    assert 0 < wait <= max(life / 4, 5.0)
+    if not claims.due(now):
+        assert now + wait <= claims.expires - life / 3 + 5.0
+
+
+@given(st.floats(600, 1e7), st.integers(1, 30))
+def test_a_token_that_is_renewed_at_its_looks_never_ends(life: float, lives: int) -> None:
+    now, claims = 0.0, Claims("a", 0.0, life, "n", "u")
+    while now < life * lives:
+        assert now < claims.expires
+        if claims.due(now):
+            claims = Claims("a", now, now + life, "n", "u")
+        now += claims.next_look(now)
+
+
+class KeptClient:
+    """A client whose credentials are read again when told to."""
+
+    def __init__(self) -> None:
+        self.read_again = 0
+
+    async def reload_if_changed(self) -> bool:
+        self.read_again += 1
+        return False
+
+
+def keeper(kubeconfig: Path, lifetime: int = LIFETIME) -> tuple[IdentityKeeper, KeptClient]:
+    client = KeptClient()
+    return IdentityKeeper(client, str(kubeconfig), lifetime=lifetime, system=System()), client  # type: ignore[arg-type]
+
+
+def test_the_driver_renews_by_the_granted_life(
+    server: TokenServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.longest = 600
+    uid = server.nodes["node-1"]
+    old = web_token(ACCOUNT, "node-1", uid, issued=time.time() - 500, lifetime=600)
+    kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", old)
+    kept, _client = keeper(kubeconfig)
+    with caplog.at_level("INFO"):
+        wait = kept.look()
+        assert load_access(str(kubeconfig)).token in server.valid
+        assert wait <= 150
+        assert kept.look() <= 150
+    assert len(server.requests) == 1
+    assert "The token was renewed" in caplog.text
+    assert caplog.text.count("for 600 seconds and not for") == 1
+
+
+def test_the_driver_goes_on_trying_and_says_what_to_do(
+    server: TokenServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token_of(server, age=LIFETIME * 0.9))
+    server.refuse_callers = True
+    kept, client = keeper(kubeconfig)
+    waits = [kept.look() for _round in range(8)]
+    assert waits == [10, 20, 40, 80, 160, 320, 600, 600]
+    assert caplog.text.count("is not renewed") == 1
+    assert "ansible-playbook dra.accelerators.site --limit node-1" in caplog.text
+    server.refuse_callers = False
+    assert kept.look() > 600
+
+    async def main() -> None:
+        running = asyncio.ensure_future(kept.run())
+        while client.read_again < 2:
+            await asyncio.sleep(0.01)
+        running.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_credentials_that_somebody_else_looks_after_are_left_alone(server: TokenServer, tmp_path: Path) -> None:
+    kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", "opaque")
+    before = kubeconfig.read_text(encoding="utf-8")
+    assert keeper(kubeconfig)[0].look() == 600
+    assert keeper(tmp_path / "none")[0].look() == 10
+    assert kubeconfig.read_text(encoding="utf-8") == before
+
+
+@pytest.mark.parametrize(
+    ("age", "node", "words"),
+    [
+        (0.1, "node-1", ["Node object node-1", "was deleted", "--limit node-1"]),
+        (1.5, "node-1", ["ended at", "--limit node-1"]),
+        (0.1, "", ["the service account was deleted"]),
+    ],
+)
+def test_refusal_says_why_and_which_command(server: TokenServer, age: float, node: str, words: list[str]) -> None:
+    text = refusal(token_of(server, LIFETIME * age, node), time.time())
+    for word in [*words, "ansible-playbook dra.accelerators.site"]:
+        assert word in text
+    assert "run the dra_driver role" in refusal("opaque", 0)
 
 
 @pytest.mark.parametrize("case", ["refused", "unreachable", "unbound", "not a token"])

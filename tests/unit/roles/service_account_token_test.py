@@ -65,6 +65,18 @@ def test_first_token_is_bound_to_the_node(server: TokenServer, run: Run) -> None
     assert abs(result["expires"] - time.time() - LIFETIME) < 60
 
 
+def test_shorter_life_than_asked_is_said(server: TokenServer, run: Run) -> None:
+    result = run()
+    assert result["lifetime"] == LIFETIME
+    assert not result.get("warnings")
+    server.longest = 3600
+    result = run()
+    assert result["lifetime"] == 3600
+    (warning,) = result["warnings"]
+    text = str(warning)
+    assert "3600 seconds" in text and str(LIFETIME) in text and "--service-account-max-token-expiration" in text
+
+
 def test_good_token_is_kept(server: TokenServer, run: Run) -> None:
     result = run(token=present(server, age=LIFETIME / 2))
     assert not result["changed"], result

@@ -39,6 +39,8 @@ class TokenServer:
         self.valid: set[str] = set()
         self.requests: list[dict[str, Any]] = []
         self.binds = True
+        self.longest = 1 << 40
+        self.refuse_callers = False
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -56,6 +58,9 @@ class TokenServer:
                     self.answer(201, {"status": {"authenticated": known, "error": "" if known else "unknown key"}})
                     return
                 server.requests.append({"path": self.path, "caller": self.headers["Authorization"], **body["spec"]})
+                if server.refuse_callers:
+                    self.answer(401, {"reason": "Unauthorized", "message": "Unauthorized"})
+                    return
                 words = self.path.split("/")
                 if words[-2] not in server.accounts:
                     self.answer(404, {"reason": "NotFound", "message": f'serviceaccounts "{words[-2]}" not found'})
@@ -66,7 +71,7 @@ class TokenServer:
                     bound.get("name", ""),
                     bound.get("uid", ""),
                     issued=time.time(),
-                    lifetime=body["spec"]["expirationSeconds"],
+                    lifetime=min(body["spec"]["expirationSeconds"], server.longest),
                     signature=f"issue{len(server.requests)}",
                 )
                 server.valid.add(token)

@@ -38,7 +38,8 @@ class Configuration:
     """Everything the node driver is told.
 
     Paths are absolute. ``kubeconfig`` "" means the service account of the pod that the driver runs in.
-    ``metrics_address`` is "host:port" or "" for no listener. ``inventory_interval`` is in seconds.
+    ``metrics_address`` is "host:port" or "" for no listener. ``inventory_interval`` and
+    ``token_lifetime``, which the driver asks for when it renews its token, are in seconds.
     """
 
     node_name: str
@@ -53,6 +54,7 @@ class Configuration:
     layout_rules: tuple[Mapping[str, Any], ...] = ()
     metrics_address: str = ""
     inventory_interval: float = 10.0
+    token_lifetime: int = 2592000
     log: LogConfiguration = field(default_factory=LogConfiguration)
 
     def state_directory_of(self, driver_name: str) -> str:
@@ -91,7 +93,7 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
         document = {}
     if not isinstance(document, dict):
         raise InvalidConfiguration(f"{source} holds {_kind(document)}; expected a mapping of keys to values")
-    known = set(_PATHS) | set(_TEXTS) | {"backends", "layout", "inventory_interval", "log"}
+    known = set(_PATHS) | set(_TEXTS) | {"backends", "layout", "inventory_interval", "token_lifetime", "log"}
     unknown = sorted(str(key) for key in document if key not in known)
     if unknown:
         raise InvalidConfiguration(
@@ -120,6 +122,8 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
     values["layout_rules"] = tuple(rules)
     if "inventory_interval" in document:
         values["inventory_interval"] = _interval(document["inventory_interval"], source)
+    if "token_lifetime" in document:
+        values["token_lifetime"] = _lifetime(document["token_lifetime"], source)
     values["log"] = _log(document.get("log"), source)
     _check_address(values.get("metrics_address", ""), source)
     return Configuration(**values)
@@ -153,6 +157,15 @@ def _interval(value: Any, source: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= 3600:
         raise InvalidConfiguration(f"inventory_interval in {source} is {value!r}; expected 1 to 3600 seconds")
     return float(value)
+
+
+def _lifetime(value: Any, source: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 600:
+        raise InvalidConfiguration(
+            f"token_lifetime in {source} is {value!r}; expected a number of seconds, 600 at least",
+            hint="The API server issues no token for less than ten minutes.",
+        )
+    return value
 
 
 def _log(value: Any, source: str) -> LogConfiguration:

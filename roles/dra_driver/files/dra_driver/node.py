@@ -21,11 +21,11 @@ from .core.errors import AcceleratorError
 from .core.system import System
 from .logs import fields
 from .metrics import Metrics, MetricsRegistry, NoMetrics, PrometheusMetrics
+from .supervisors.identity import IdentityKeeper
+from .supervisors.shared import keep
 from .vendor import VendorDriver
 
 LOG = logging.getLogger(__name__)
-
-CREDENTIALS_SECONDS = 30.0
 
 
 async def run_node(configuration: Configuration) -> int:
@@ -69,8 +69,9 @@ async def run_node(configuration: Configuration) -> int:
             driver.look_again()
 
     loop.add_signal_handler(signal.SIGHUP, look_again)
+    identity = IdentityKeeper(client, configuration.kubeconfig, lifetime=configuration.token_lifetime, system=System())
     work = [loop.create_task(driver.run(event)) for driver, event in zip(drivers, started)]
-    helpers = [loop.create_task(_announce(started)), loop.create_task(_renew(client))]
+    helpers = [loop.create_task(_announce(started)), loop.create_task(keep("identity", identity.run))]
     if registry is not None:
         helpers.append(loop.create_task(registry.keep_serving(configuration.metrics_address)))
     waiter = loop.create_task(stop.wait())
@@ -102,13 +103,6 @@ async def _announce(started: list[asyncio.Event]) -> None:
     for event in started:
         await event.wait()
     _notify("READY=1")
-
-
-async def _renew(client: ApiClient) -> None:
-    while True:
-        await asyncio.sleep(CREDENTIALS_SECONDS)
-        if await client.reload_if_changed():
-            LOG.info("the kubeconfig has changed and was read again")
 
 
 def _notify(message: str) -> None:

@@ -2,9 +2,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Renews the token inside the driver's kubeconfig, with that token itself.
 
-The driver's service account may request tokens for itself alone. A systemd timer runs this program once a day, so that a
-node that is up keeps its identity without anybody looking after it; one that was off for longer than a token's life gets
-a new token from the next run of the playbook.
+The driver's service account may request tokens for itself alone. The driver does this by the token's own dates; a systemd
+timer runs this program once a day beside it, so that a node keeps its identity also while its driver is stopped. One that
+was off for longer than a token's life gets a new token from the next run of the playbook.
 
     python -m dra_driver.renew_token --kubeconfig /etc/dra-accelerators/kubeconfig
 """
@@ -12,22 +12,24 @@ a new token from the next run of the playbook.
 from __future__ import annotations
 
 import argparse
-import base64
-import binascii
 import json
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .api.kubeconfig import Access, load_access
+from .api.token import RENEW_BELOW, Claims, read_claims, refusal, shortened
 from .core.errors import AcceleratorError
 from .core.system import System
 
 TIMEOUT_SECONDS = 30
+# What the API server takes.
+SHORTEST_LIFETIME = 600
 PREFIX = "system:serviceaccount:"
 
 
@@ -37,42 +39,38 @@ class RenewalFailed(AcceleratorError):
     default_code = "renewal-failed"
 
 
-def claims_of(token: str) -> Mapping[str, Any]:
+@dataclass(frozen=True)
+class Renewal:
+    """What was done: a sentence, whether the token is another one, what it claims, and in what it falls short ("")."""
+
+    text: str
+    renewed: bool
+    claims: Claims
+    shortened: str = ""
+
+
+def claims_of(token: str) -> Claims:
     """Return what a JSON web token claims, unverified. Raises RenewalFailed for anything else."""
-    parts = token.split(".")
-    try:
-        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-        if not isinstance(claims, dict):
-            raise TypeError(claims)
-    except (IndexError, TypeError, ValueError, binascii.Error):
-        raise RenewalFailed(
-            "The kubeconfig's token is not a JSON web token", hint="Run playbooks/site.yml again."
-        ) from None
+    claims = read_claims(token)
+    if claims is None:
+        raise RenewalFailed("The kubeconfig's token is not a JSON web token", hint="Run playbooks/site.yml again.")
     return claims
 
 
-def due(claims: Mapping[str, Any], *, now: float, renew_below: float) -> bool:
-    """Whether less than ``renew_below`` (0 to 1) of the token's life is left at ``now`` (seconds since 1970)."""
-    issued, expires = float(claims.get("iat", 0)), float(claims.get("exp", 0))
-    return expires - now < renew_below * (expires - issued)
-
-
-def token_request(claims: Mapping[str, Any], *, lifetime: int) -> tuple[str, dict[str, Any]]:
+def token_request(claims: Claims, *, lifetime: int) -> tuple[str, dict[str, Any]]:
     """Return path and body of the request for a token like the present one: same account, bound to the same node."""
-    subject = str(claims.get("sub", ""))
-    node = (claims.get("kubernetes.io") or {}).get("node") or {}
-    if not subject.startswith(PREFIX) or not node.get("name"):
+    if not claims.subject.startswith(PREFIX) or not claims.node:
         raise RenewalFailed(
-            f"The kubeconfig's token belongs to {subject or 'nobody'} and is bound to "
-            f"{'node ' + node['name'] if node.get('name') else 'no node'}; expected a service account's token bound to a node",
+            f"The kubeconfig's token belongs to {claims.subject or 'nobody'} and is bound to "
+            f"{'node ' + claims.node if claims.node else 'no node'}; expected a service account's token bound to a node",
             hint="Run playbooks/site.yml again.",
         )
-    namespace, _colon, name = subject[len(PREFIX) :].partition(":")
-    bound = {"apiVersion": "v1", "kind": "Node", "name": node["name"], "uid": node.get("uid", "")}
+    namespace, _colon, name = claims.subject[len(PREFIX) :].partition(":")
+    bound = {"apiVersion": "v1", "kind": "Node", "name": claims.node, "uid": claims.node_uid}
     return f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token", {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",
-        "spec": {"expirationSeconds": lifetime, "boundObjectRef": bound},
+        "spec": {"expirationSeconds": max(lifetime, SHORTEST_LIFETIME), "boundObjectRef": bound},
     }
 
 
@@ -93,7 +91,8 @@ def post(access: Access, path: str, body: Mapping[str, Any]) -> Mapping[str, Any
     except urllib.error.HTTPError as error:
         detail = error.read(2000).decode("utf-8", "replace")
         raise RenewalFailed(
-            f"{access.server} refused to renew the token with HTTP status {error.code}: {detail}"
+            f"{access.server} refused to renew the token with HTTP status {error.code}: {detail.strip()}",
+            hint=refusal(access.token, time.time()) if error.code == 401 else "",
         ) from error
     except (OSError, ValueError) as error:
         raise RenewalFailed(f"{access.server} could not be asked to renew the token: {error}") from error
@@ -109,22 +108,29 @@ def replaced(document: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
     return {**document, "users": users}
 
 
-def renew(kubeconfig: str, *, lifetime: int, renew_below: float, system: System) -> str:
-    """Renew the token if it is due; returns a sentence on what was done. Raises AcceleratorError."""
+def renew(kubeconfig: str, *, lifetime: int, system: System, renew_below: float = RENEW_BELOW) -> Renewal:
+    """Renew the token if it is due. Raises AcceleratorError."""
     import yaml
 
     access = load_access(kubeconfig)
     claims = claims_of(access.token)
-    if not due(claims, now=time.time(), renew_below=renew_below):
-        return f"The token is good for another {int(float(claims['exp']) - time.time())} seconds; nothing was done."
+    if not claims.due(time.time(), renew_below):
+        left = int(claims.expires - time.time())
+        return Renewal(f"The token is good for another {left} seconds; nothing was done.", False, claims)
     path, body = token_request(claims, lifetime=lifetime)
     token = str((post(access, path, body).get("status") or {}).get("token", ""))
-    seconds = int(float(claims_of(token)["exp"]) - time.time())
+    new = claims_of(token)
     document = yaml.safe_load(Path(kubeconfig).read_text(encoding="utf-8"))
     # JSON is YAML too, and has one form only: the role writes the same one and sees no difference.
     data = json.dumps(replaced(document, access.token, token), indent=2, sort_keys=True) + "\n"
-    system.write_atomic(kubeconfig, data.encode(), mode=0o600)
-    return f"The token was renewed; the new one is good for {seconds} seconds."
+    try:
+        system.write_atomic(kubeconfig, data.encode(), mode=0o600)
+    except OSError as error:
+        raise RenewalFailed(f"{kubeconfig} cannot be written: {error.strerror or error}") from error
+    seconds = int(new.expires - time.time())
+    return Renewal(
+        f"The token was renewed; the new one is good for {seconds} seconds.", True, new, shortened(new, lifetime)
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -135,7 +141,7 @@ def main(arguments: Sequence[str]) -> int:
         "--lifetime", type=int, default=2592000, help="seconds the new token is to be valid (default: 30 days)"
     )
     parser.add_argument(
-        "--renew-below", type=float, default=0.67, help="renew when less than this part of the life is left"
+        "--renew-below", type=float, default=RENEW_BELOW, help="renew when no more than this part of the life is left"
     )
     options = parser.parse_args(arguments)
     try:
@@ -143,7 +149,9 @@ def main(arguments: Sequence[str]) -> int:
     except AcceleratorError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    sys.stdout.write(f"{done}\n")
+    sys.stdout.write(f"{done.text}\n")
+    if done.shortened:
+        sys.stderr.write(f"{done.shortened}\n")
     return 0
 
 

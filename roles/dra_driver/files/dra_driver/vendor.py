@@ -120,10 +120,11 @@ class VendorDriver:
 
     def status(self) -> Status:
         """Return how the driver is at this moment."""
+        publishing = self._publisher.problem
         return status_of(
             self.driver,
             self._snapshots.value,
-            self._conditions.problems,
+            [*self._conditions.problems, *([f"publish: {publishing}"] if publishing else [])],
             boot_id=self._boot_id,
             published=self._publisher.is_current,
             registered=self._server is not None and self._server.registered,

@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import random
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ import aiohttp
 
 from ..core.errors import AcceleratorError
 from .kubeconfig import Access, InvalidKubeconfig, load_access
+from .token import refusal
 
 LOG = logging.getLogger(__name__)
 Json = dict[str, Any]
@@ -114,7 +116,7 @@ class ApiClient:
         if status >= 400:
             if status == 401:
                 self._retire()
-            raise _error(method, path, status, payload, asked_for)
+            raise _error(method, path, status, payload, asked_for, headers)
         return _object(payload, path)
 
     async def watch(
@@ -147,7 +149,7 @@ class ApiClient:
             ) as response:
                 if response.status >= 400:
                     asked_for = response.headers.get("Retry-After", "")
-                    raise _error("WATCH", path, response.status, await response.read(), asked_for)
+                    raise _error("WATCH", path, response.status, await response.read(), asked_for, headers)
                 async for line in _lines(response.content):
                     event = _object(line, path)
                     if event.get("type") == "ERROR":
@@ -257,13 +259,15 @@ def _object(payload: bytes, path: str) -> Json:
     return value
 
 
-def _error(method: str, path: str, status: int, payload: bytes, retry_after: str = "") -> ApiError:
+def _error(
+    method: str, path: str, status: int, payload: bytes, retry_after: str, headers: Mapping[str, str]
+) -> ApiError:
     message, reason = payload[:300].decode(errors="replace").strip(), ""
     with contextlib.suppress(ValueError, AttributeError):
         document = json.loads(payload)
         message, reason = str(document.get("message") or message), str(document.get("reason") or "")
     hints = {
-        401: "The credentials in the kubeconfig are not accepted; run the dra_driver role to renew them.",
+        401: refusal(headers.get("Authorization", "").partition(" ")[2], time.time()),
         403: "The driver's identity lacks a right; run the dra_driver role, which grants what is needed.",
     }
     return ApiError(

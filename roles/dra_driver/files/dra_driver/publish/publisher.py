@@ -60,6 +60,12 @@ class Publisher:
         # A list must not be older than a write that it is taken to show.
         self._gate = asyncio.Lock()
         self.published = asyncio.Event()
+        self._problems: dict[str, str] = {}
+
+    @property
+    def problem(self) -> str:
+        """What keeps the pool from being published, or watched; "" when nothing does."""
+        return "; ".join(dict.fromkeys(self._problems.values()))
 
     @property
     def is_current(self) -> bool:
@@ -106,11 +112,13 @@ class Publisher:
         if decision.current:
             self._state = reducer.settled(self._state, decision)
             self.published.set()
+            self._problems.pop("write", None)
             self._writes_log.report(f"the pool {self._identity.pool} is published", driver=self._identity.driver)
         else:
             self.published.clear()
         if decision.problem:
             text = f"the pool {self._identity.pool} cannot be published: {decision.problem}"
+            self._problems["write"] = text
             if self._writes_log.report(text, level=logging.ERROR, code="invalid-pool"):
                 self._report_problem("SlicesRefused", text)
         if decision.pool is not None and decision.withheld != self._withheld:
@@ -141,7 +149,8 @@ class Publisher:
         self._state = reducer.failed(self._state, self._pace, time.monotonic(), status=status, retry_after=retry_after)
         if status in reducer.OUTDATED and self._state.failures < 3:
             return  # somebody wrote in between; the next try knows of it
-        self._writes_log.report(f"slices cannot be published: {error}", level=logging.WARNING, code=error.code)
+        self._problems["write"] = f"slices cannot be published: {error}"
+        self._writes_log.report(self._problems["write"], level=logging.WARNING, code=error.code)
         if status == 422:
             self._report_problem("SlicesRefused", str(error))
 
@@ -243,12 +252,14 @@ class Publisher:
             self._api.forget()  # the cluster may have been upgraded
             try:
                 version = await self._list()
+                self._problems.pop("watch", None)
                 self._watch_log.report("the API server shows the slices", driver=self._identity.driver)
                 await self._watch(version)
             except AcceleratorError as error:
                 self._state = reducer.interrupted(self._state)
                 told = (error.retry_after or 0.0) if isinstance(error, ApiError) else 0.0
-                self._watch_log.report(f"slices cannot be watched: {error}", level=logging.WARNING, code=error.code)
+                self._problems["watch"] = f"slices cannot be watched: {error}"
+                self._watch_log.report(self._problems["watch"], level=logging.WARNING, code=error.code)
             quick = 1 if time.monotonic() - began > LASTING_SECONDS else quick + 1
             await asyncio.sleep(max(told, self._backoff(quick)))
 

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Keeps the node's identity alive: the token in the kubeconfig is renewed by its own dates, whatever life it was given."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Callable
+
+from ..api.client import ApiClient
+from ..api.kubeconfig import load_access
+from ..api.token import read_claims
+from ..core.errors import AcceleratorError
+from ..core.system import System
+from ..logs import StateLog
+from ..renew_token import renew
+
+LOG = logging.getLogger(__name__)
+
+# How often the kubeconfig is looked at for another's change.
+TICK_SECONDS = 30.0
+RETRY_FIRST, RETRY_LIMIT = 10.0, 600.0
+
+
+class IdentityKeeper:
+    """The token in one kubeconfig. ``lifetime`` is asked for, in seconds; the server may grant less."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        kubeconfig: str,
+        *,
+        lifetime: int,
+        system: System,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._kubeconfig = kubeconfig
+        self._lifetime = lifetime
+        self._system = system
+        self._clock = clock
+        self._state = StateLog(LOG)
+        self._retry = RETRY_FIRST
+
+    async def run(self) -> None:
+        """Look at the token when it is time and read the kubeconfig again when it has changed, until cancelled."""
+        look_at = self._clock()
+        while True:
+            if await self._client.reload_if_changed():
+                LOG.info("the kubeconfig has changed and was read again")
+                look_at = self._clock()
+            if self._clock() >= look_at:
+                look_at = self._clock() + await asyncio.to_thread(self.look)
+                await self._client.reload_if_changed()
+            await asyncio.sleep(min(TICK_SECONDS, max(look_at - self._clock(), 1.0)))
+
+    def look(self) -> float:
+        """Renew the token if it is due; returns the seconds until the next look. Failures are logged."""
+        try:
+            access = load_access(self._kubeconfig)
+            claims = read_claims(access.token) if access.token else None
+            if claims is None or not claims.node:
+                return RETRY_LIMIT  # a certificate, a pod's token, or one that somebody else looks after
+            done = renew(self._kubeconfig, lifetime=self._lifetime, system=self._system)
+        except (AcceleratorError, OSError) as error:
+            self._state.report(f"the token of this node's identity is not renewed: {error}", level=logging.WARNING)
+            wait, self._retry = self._retry, min(self._retry * 2, RETRY_LIMIT)
+            return wait
+        self._retry = RETRY_FIRST
+        if done.renewed:
+            LOG.info("%s", done.text)
+        if done.shortened:
+            self._state.report(done.shortened, level=logging.WARNING)
+        return done.claims.next_look(self._clock())
