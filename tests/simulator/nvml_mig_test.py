@@ -311,8 +311,6 @@ def test_hopper_changes_at_once_and_forgets(bare_silicon: Silicon) -> None:
     client = bare_silicon.client()
     gpu = client.gpu()
     assert client("nvmlDeviceSetMigMode", gpu, 1) == SUCCESS
-    assert client.code("nvmlDeviceGetMigMode", gpu) == INVALID_ARGUMENT
-    gpu = client.gpu()
     assert client("nvmlDeviceGetMigMode", gpu) == [1, 1]
     instance = client("nvmlDeviceCreateGpuInstance", gpu, 0)
     assert client("nvmlDeviceSetMigMode", gpu, 0) == IN_USE
@@ -323,12 +321,63 @@ def test_hopper_changes_at_once_and_forgets(bare_silicon: Silicon) -> None:
     assert client("nvmlDeviceGetMigMode", client.gpu()) == [0, 0]
 
 
-def test_handles_can_outlive_a_mode_change_where_the_description_says_so(bare_silicon: Silicon) -> None:
-    load(bare_silicon, "H100-80", extra=(), statements=("mode-change-keeps-handles yes",))
+def test_a_handle_outlives_changes_of_mode_and_ends_with_a_reset(bare_silicon: Silicon) -> None:
+    """In the order of NVIDIA's DRA driver, which takes its handle at the start and keeps it."""
+    load(bare_silicon, "H100-80", "A100-40", extra=())
+    client, other = bare_silicon.client(), bare_silicon.client()
+    gpu, ampere = client.gpu(0), client.gpu(1)
+    for _round in range(2):
+        assert client("nvmlDeviceSetMigMode", gpu, 1) == SUCCESS
+        assert client("nvmlDeviceGetGpuInstanceProfileInfo", gpu, 0)["id"] == 19
+        assert client("possible_placements", gpu, 19) == [[start, 1] for start in range(7)]
+        instance = client("create_at", gpu, 19, 4, 1)
+        identifier = client("nvmlGpuInstanceGetInfo", instance)["id"]
+        compute = client("nvmlGpuInstanceCreateComputeInstance", instance, 0)
+        device = client("nvmlComputeInstanceGetInfo", compute)["device"]
+        assert client("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device) == gpu
+        client("nvmlComputeInstanceDestroy", compute)
+        client("nvmlGpuInstanceDestroy", instance)
+        assert client.code("nvmlDeviceGetUUID", device) == INVALID_ARGUMENT
+        assert client.code("nvmlComputeInstanceGetInfo", compute) == INVALID_ARGUMENT
+        again = client("create_at", gpu, 19, 4, 1)
+        assert client("nvmlGpuInstanceGetInfo", again)["id"] == identifier
+        assert client.code("nvmlGpuInstanceGetInfo", instance) == INVALID_ARGUMENT
+        client("nvmlGpuInstanceDestroy", again)
+        assert other("nvmlDeviceSetMigMode", other.gpu(), 0) == SUCCESS
+        assert client("nvmlDeviceGetMigMode", gpu) == [0, 0]
+    assert client("nvmlDeviceSetMigMode", ampere, 1) == RESET_REQUIRED
+    assert client("nvmlDeviceGetMigMode", ampere) == [0, 1]
+    assert bare_silicon.control("gpu-reset 1")["ok"]
+    assert client.code("nvmlDeviceGetMigMode", ampere) == INVALID_ARGUMENT
+    assert client("nvmlDeviceGetMigMode", client.gpu(1)) == [1, 1]
+    assert client("nvmlDeviceGetMigMode", gpu) == [0, 0]
+    bare_silicon.control("driver-reload")
+    assert client.code("nvmlDeviceGetMigMode", gpu) == INVALID_ARGUMENT
+
+
+def test_a_mode_change_may_move_the_minor(bare_silicon: Silicon) -> None:
+    load(bare_silicon, "H100-80", "H100-80", extra=(), statements=("mode-change-moves-minor yes",))
+    information = bare_silicon.folder / "proc/driver/nvidia/gpus/0000:10:00.0/information"
+    information.parent.mkdir(parents=True)
+    information.write_text("Model: \t\t NVIDIA H100\nDevice Minor: \t 0\nGPU Excluded:\t No\n")
     client = bare_silicon.client()
     gpu = client.gpu()
     client("nvmlDeviceSetMigMode", gpu, 1)
-    assert client("nvmlDeviceGetMigMode", gpu) == [1, 1]
+    assert client("nvmlDeviceGetMinorNumber", gpu) == 2
+    instance = client("create_at", gpu, 0, 0, 8)
+    client("nvmlGpuInstanceCreateComputeInstance", instance, 4)
+    assert {path.name for path in bare_silicon.capabilities.iterdir()} == {"gpu1", "gpu2"}
+    assert (bare_silicon.capabilities / "gpu2/mig/gi0/ci0/access").is_file()
+    assert not (bare_silicon.dev / "nvidia0").exists()
+    assert "Device Minor: \t 2\nGPU Excluded:" in information.read_text()
+    assert bare_silicon.client()("nvmlDeviceGetCount") == 2
+    shown = bare_silicon.show()["gpus"]
+    assert [(entry["index"], entry["minor"]) for entry in shown] == [(0, 2), (1, 1)]
+    bare_silicon.control("power-cycle")
+    assert client("nvmlDeviceGetMinorNumber", client.gpu()) == 0
+    assert (bare_silicon.dev / "nvidia0").exists()
+    assert not (bare_silicon.dev / "nvidia2").exists()
+    assert {path.name for path in bare_silicon.capabilities.iterdir()} == {"gpu0", "gpu1"}
 
 
 def test_processes_are_in_the_way(bare_silicon: Silicon) -> None:

@@ -123,6 +123,13 @@ class Silicon:
         self.clients.append(Client(self.environment, initialize, user))
         return self.clients[-1]
 
+    def container(self) -> Client:
+        """A process as in a pod: not an administrator."""
+        client = self.client(initialize=False)
+        client("give_administration_up")
+        client("nvmlInit")
+        return client
+
     def control(self, command: str) -> dict[str, Any]:
         """One command from a process that does nothing else."""
         if self.operator is None:

@@ -15,9 +15,12 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pynvml
+
+_library = ""
 
 HANDLES = {
     "device": pynvml.c_nvmlDevice_t,
@@ -140,6 +143,11 @@ def control(command: str) -> dict[str, Any]:
     return {"code": code, **json.loads(reply.value)}
 
 
+def cuda(function: str, *arguments: int) -> int:
+    """A call of the CUDA driver that lies beside the library."""
+    return int(getattr(ctypes.CDLL(str(Path(_library).with_name("libcuda.so.1"))), function)(*arguments))
+
+
 def become(user: int) -> None:
     """Gives root up for good."""
     os.setgroups([])
@@ -181,6 +189,7 @@ OWN = (
     symbol,
     drain,
     control,
+    cuda,
     become,
     give_administration_up,
     fork_and,
@@ -209,6 +218,8 @@ def perform(request: dict[str, Any]) -> dict[str, Any]:
 
 def serve(library: str, requests: int, answers: int) -> None:
     """Loads the library and answers until the input ends."""
+    global _library
+    _library = library
     # Whoever asks for the soname from now on gets this one
     ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
     with os.fdopen(requests) as stream, os.fdopen(answers, "w") as output:

@@ -125,7 +125,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)
 {
     DEVICE_CALL(device, ACCEPT_ANY);
     REQUIRE(index, INVALID_ARGUMENT);
-    *index = call.compute == NO_INSTANCE ? (unsigned)visible_index(call.gpu_index) : addressed_compute(&call)->mig_index;
+    *index = call.compute == NO_INSTANCE ? (unsigned)visible_index(call.gpu_index)
+                                         : mig_index_seen(call.machine, call.gpu_index, call.instance, call.compute);
     return SUCCESS;
 }
 
@@ -168,7 +169,7 @@ TEXT_OF_GPU(nvmlDeviceGetBoardPartNumber, part_number)
 TEXT_OF_GPU(nvmlDeviceGetVbiosVersion, vbios_version)
 TEXT_OF_GPU(nvmlDeviceGetInforomImageVersion, inforom_version)
 
-NUMBER_OF_GPU(nvmlDeviceGetMinorNumber, unsigned, ACCEPT_GPU, board->uuid[0], board->minor)
+NUMBER_OF_GPU(nvmlDeviceGetMinorNumber, unsigned, ACCEPT_GPU, board->uuid[0], call.gpu->minor)
 NUMBER_OF_GPU(nvmlDeviceGetBrand, unsigned, ACCEPT_ANY, board->uuid[0], board->brand)
 NUMBER_OF_GPU(nvmlDeviceGetArchitecture, unsigned, ACCEPT_ANY, board->uuid[0], board->architecture)
 NUMBER_OF_GPU(nvmlDeviceGetBoardId, unsigned, ACCEPT_GPU, board->uuid[0], board->board_id)
@@ -321,8 +322,11 @@ EXPORT nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned words
 
 static uint64_t free_memory(uint64_t total, uint64_t taken) { return total > taken ? total - taken : 0; }
 
+/* Who asks what a MIG device uses has it open from then on. */
 static void memory_of(const struct call *call, uint64_t *total, uint64_t *reserved, uint64_t *used)
 {
+    if (call->compute != NO_INSTANCE)
+        client_of_instance(call->machine, call->gpu_index, call->instance, call->compute);
     const struct gpu *gpu = call->gpu;
     *total = call->compute == NO_INSTANCE ? gpu->board.memory_total : gpu->board.profiles[gpu->instances[call->instance].profile].memory;
     *reserved = call->compute == NO_INSTANCE ? gpu->board.memory_reserved : 0;

@@ -29,7 +29,7 @@ EXPORT nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned mode, nvm
     *activation = SUCCESS;
     gpu->mig_pending = mode;
     if (mode != gpu->mig_current) {
-        if (gpu_in_use(gpu) || any_instance(gpu))
+        if (gpu_in_use(gpu) || gpu_has_clients(call.gpu_index) || any_instance(gpu))
             *activation = IN_USE;
         else if (gpu->board.mig == MIG_PENDING)
             *activation = RESET_REQUIRED;
@@ -63,8 +63,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, uns
     for (int instance = 0; instance < INSTANCES_MAX; instance++) {
         const struct gpu_instance *owner = &call.gpu->instances[instance];
         for (int compute = 0; owner->serial && compute < COMPUTE_INSTANCES_MAX; compute++) {
-            if (owner->compute[compute].serial && owner->compute[compute].mig_index == index) {
-                REQUIRE(mig_visible(call.machine, call.gpu_index, instance, compute), NOT_FOUND);
+            if (owner->compute[compute].serial && mig_visible(call.machine, call.gpu_index, instance, compute)
+                && mig_index_seen(call.machine, call.gpu_index, instance, compute) == index) {
                 *mig = handle_of_mig(call.machine, call.gpu_index, instance, compute);
                 return SUCCESS;
             }
@@ -291,7 +291,8 @@ EXPORT nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t instance)
     CALL(call_begin_instance, instance);
     WRITE_CALL();
     struct gpu_instance *target = &call.gpu_write->instances[call.instance];
-    REQUIRE(!any_compute(target) && !instance_in_use(call.gpu, call.instance, NO_INSTANCE), IN_USE);
+    REQUIRE(!any_compute(target) && !instance_in_use(call.gpu, call.instance, NO_INSTANCE)
+            && !instance_has_clients(call.machine, call.gpu_index, call.instance, NO_INSTANCE), IN_USE);
     *target = (struct gpu_instance){ 0 };
     event_add(call.write, call.gpu_index, 0x100, 0, (uint32_t)call.instance, NOT_TIED);
     return call_commit_instances(&call);

@@ -146,7 +146,8 @@ EXPORT nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t instance)
 {
     CALL(call_begin_compute, instance);
     WRITE_CALL();
-    REQUIRE(!instance_in_use(call.gpu, call.instance, call.compute), IN_USE);
+    REQUIRE(!instance_in_use(call.gpu, call.instance, call.compute)
+            && !instance_has_clients(call.machine, call.gpu_index, call.instance, call.compute), IN_USE);
     call.gpu_write->instances[call.instance].compute[call.compute] = (struct compute_instance){ 0 };
     event_add(call.write, call.gpu_index, 0x100, 0, (uint32_t)call.instance, (uint32_t)call.compute);
     return call_commit_instances(&call);

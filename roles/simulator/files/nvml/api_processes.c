@@ -22,6 +22,8 @@ static nvmlReturn_t list_processes(const struct call *call, unsigned *count, voi
 {
     REQUIRE(count, INVALID_ARGUMENT);
     unsigned room = list ? *count : 0, found = 0;
+    if (call->compute != NO_INSTANCE)
+        client_of_instance(call->machine, call->gpu_index, call->instance, call->compute);
     for (unsigned index = 0; index < PROCESSES_MAX; index++) {
         const struct process *process = &call->gpu->processes[index];
         if (!belongs(call, process))

@@ -21,7 +21,7 @@ void follow_machine(const struct machine *machine)
     }
 }
 
-static nvmlReturn_t initialize(void)
+static nvmlReturn_t initialize(bool attach)
 {
     process_lock();
     nvmlReturn_t result = references ? SUCCESS : state_open();
@@ -31,41 +31,50 @@ static nvmlReturn_t initialize(void)
     if (result == SUCCESS && !references) {
         scanned = 0;
         follow_machine(machine);
+        client_enter(machine, attach);
     }
     references += result == SUCCESS;
     process_unlock();
     return result;
 }
 
-/* Injected faults meet the initialization as well: it stays undone when they make it fail. */
-static nvmlReturn_t initialize_with_faults(const char *function)
+static void leave(void)
 {
-    nvmlReturn_t result = initialize();
+    references--;
+    if (!references)
+        client_leave();
+}
+
+/* Injected faults meet the initialization as well: it stays undone when they make it fail. */
+static nvmlReturn_t initialize_with_faults(const char *function, bool attach)
+{
+    nvmlReturn_t result = initialize(attach);
     if (result == SUCCESS) {
         result = stub_answer(function, SUCCESS);
         if (result != SUCCESS) {
             process_lock();
-            references--;
+            leave();
             process_unlock();
         }
     }
     return result;
 }
 
-EXPORT nvmlReturn_t nvmlInit_v2(void) { return initialize_with_faults(__func__); }
+EXPORT nvmlReturn_t nvmlInit_v2(void) { return initialize_with_faults(__func__, true); }
 ALIAS(nvmlInit, nvmlInit_v2, void);
 
 EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags)
 {
     enum { NO_GPUS = 1, NO_ATTACH = 2 };
-    return flags & ~(unsigned)(NO_GPUS | NO_ATTACH) ? INVALID_ARGUMENT : initialize_with_faults(__func__);
+    return flags & ~(unsigned)(NO_GPUS | NO_ATTACH) ? INVALID_ARGUMENT : initialize_with_faults(__func__, !(flags & NO_ATTACH));
 }
 
 EXPORT nvmlReturn_t nvmlShutdown(void)
 {
     process_lock();
     nvmlReturn_t result = references ? SUCCESS : UNINITIALIZED;
-    references -= references > 0;
+    if (references)
+        leave();
     process_unlock();
     return result;
 }

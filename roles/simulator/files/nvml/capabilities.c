@@ -20,7 +20,7 @@ enum { PATH_BYTES = 2 * PATH_MAX_BYTES, MINOR_CONFIG = 1, MINOR_MONITOR = 2, MIN
 /* As in the driver's mig-minors: 135 numbers for each GPU, 9 for each instance: itself and its 8 compute instances. */
 unsigned capability_minor_instance(const struct gpu *gpu, int instance)
 {
-    return MINOR_FIRST + 135 * gpu->board.minor + 9 * (unsigned)instance;
+    return MINOR_FIRST + 135 * gpu->minor + 9 * (unsigned)instance;
 }
 
 unsigned capability_minor_compute(const struct gpu *gpu, int instance, int compute)
@@ -30,7 +30,7 @@ unsigned capability_minor_compute(const struct gpu *gpu, int instance, int compu
 
 void capability_path(const struct machine *machine, int gpu, int instance, int compute, char *path, size_t size)
 {
-    int length = snprintf(path, size, "%s/capabilities/gpu%u/mig/gi%d", machine->proc_root, machine->gpus[gpu].board.minor, instance);
+    int length = snprintf(path, size, "%s/capabilities/gpu%u/mig/gi%d", machine->proc_root, machine->gpus[gpu].minor, instance);
     if (length > 0 && (size_t)length < size) {
         if (compute == NO_INSTANCE)
             snprintf(path + length, size - (size_t)length, "/access");
@@ -148,9 +148,9 @@ static void add_gpu(const struct machine *machine, int index)
 {
     const struct gpu *gpu = &machine->gpus[index];
     char path[PATH_BYTES];
-    snprintf(path, sizeof path, "%s/capabilities/gpu%u/mig/config", machine->proc_root, gpu->board.minor);
+    snprintf(path, sizeof path, "%s/capabilities/gpu%u/mig/config", machine->proc_root, gpu->minor);
     write_access(path, MINOR_CONFIG, MODE_ROOT);
-    snprintf(path, sizeof path, "%s/capabilities/gpu%u/mig/monitor", machine->proc_root, gpu->board.minor);
+    snprintf(path, sizeof path, "%s/capabilities/gpu%u/mig/monitor", machine->proc_root, gpu->minor);
     write_access(path, MINOR_MONITOR, MODE_ALL);
     for (int instance = 0; instance < INSTANCES_MAX; instance++) {
         if (gpu->instances[instance].serial)
@@ -186,8 +186,61 @@ static void prune_gpu(const struct machine *machine, int index)
         *strrchr(path, '/') = '\0';
         remove_others(path, "ci", compute_wanted, COMPUTE_INSTANCES_MAX);
     }
-    snprintf(path, sizeof path, "%s/capabilities/gpu%u/mig", machine->proc_root, gpu->board.minor);
+    snprintf(path, sizeof path, "%s/capabilities/gpu%u/mig", machine->proc_root, gpu->minor);
     remove_others(path, "gi", wanted, INSTANCES_MAX);
+}
+
+/* The node of a GPU that has moved: of the kind that it had. */
+static void add_moved(const struct machine *machine, const struct gpu *gpu)
+{
+    char old[PATH_BYTES], new[PATH_BYTES];
+    struct stat status;
+    snprintf(old, sizeof old, "%s/nvidia%u", machine->dev_root, gpu->former_minor);
+    snprintf(new, sizeof new, "%s/nvidia%u", machine->dev_root, gpu->minor);
+    if (access(new, F_OK) == 0 || stat(old, &status) != 0)
+        return;
+    if (mknod(new, status.st_mode, makedev(major(status.st_rdev), gpu->minor)) == 0 && chmod(new, status.st_mode & 07777) != 0)
+        unlink(new);
+}
+
+/* /proc/driver/nvidia/gpus/<address>/information names the minor. */
+static void rewrite_information(const struct machine *machine, const struct gpu *gpu)
+{
+    char address[16], path[PATH_BYTES], text[4096], *line;
+    format_address_sysfs(&gpu->board.address, address);
+    snprintf(path, sizeof path, "%s/gpus/%s/information", machine->proc_root, address);
+    FILE *file = fopen(path, "r+e");
+    if (!file)
+        return;
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    line = strstr(text, "Device Minor:");
+    char *end = line ? strchr(line, '\n') : NULL;
+    if (end && fseek(file, line - text, SEEK_SET) == 0) {
+        int written = fprintf(file, "Device Minor: \t %u%s", gpu->minor, end);
+        if (fflush(file) != 0 || written < 0 || ftruncate(fileno(file), line - text + written) != 0)
+            perror(path);
+    }
+    fclose(file);
+}
+
+static void prune_moved(const struct machine *machine, const struct gpu *gpu)
+{
+    char path[PATH_BYTES];
+    static const char *const parts[] = { "/mig/config", "/mig/monitor", "/mig", "" };
+    static const bool none[INSTANCES_MAX];
+    for (unsigned index = 0; index < machine->gpu_count; index++) {
+        if (machine->gpus[index].minor == gpu->former_minor)
+            return;
+    }
+    snprintf(path, sizeof path, "%s/nvidia%u", machine->dev_root, gpu->former_minor);
+    unlink(path);
+    snprintf(path, sizeof path, "%s/capabilities/gpu%u/mig", machine->proc_root, gpu->former_minor);
+    remove_others(path, "gi", none, INSTANCES_MAX);
+    for (size_t part = 0; part < COUNT_OF(parts); part++) {
+        snprintf(path, sizeof path, "%s/capabilities/gpu%u%s", machine->proc_root, gpu->former_minor, parts[part]);
+        remove(path);
+    }
+    rewrite_information(machine, gpu);
 }
 
 /* Files come before the instance is there for others and go after it is gone: a process that is killed in between leaves a file too
@@ -198,6 +251,8 @@ void capabilities_commit(const struct machine *machine)
     snprintf(path, sizeof path, "%s/capabilities/", machine->proc_root);
     bool writable = access(path, F_OK) == 0 ? access(path, W_OK) == 0 : make_folders(path);
     for (unsigned index = 0; writable && index < machine->gpu_count; index++) {
+        if (machine->gpus[index].minor != machine->gpus[index].former_minor)
+            add_moved(machine, &machine->gpus[index]);
         if (machine->gpus[index].board.mig != MIG_NONE)
             add_gpu(machine, (int)index);
     }
@@ -205,6 +260,8 @@ void capabilities_commit(const struct machine *machine)
     for (unsigned index = 0; writable && index < machine->gpu_count; index++) {
         if (machine->gpus[index].board.mig != MIG_NONE)
             prune_gpu(machine, (int)index);
+        if (machine->gpus[index].minor != machine->gpus[index].former_minor)
+            prune_moved(machine, &machine->gpus[index]);
     }
     state_unlock();
 }

@@ -140,7 +140,7 @@ static nvmlReturn_t check_reset(const struct machine *machine, const bool chosen
             snprintf(error, size, "GPU %u is lost; expected one that answers: power-cycle the machine", gpu);
             return GPU_IS_LOST;
         }
-        if (gpu_in_use(target)) {
+        if (gpu_in_use(target) || gpu_has_clients((int)gpu)) {
             snprintf(error, size, "GPU %u is in use by another client; stop its processes first", gpu);
             return IN_USE;
         }

@@ -54,6 +54,7 @@ static void show_instances(struct json *json, const struct machine *machine, int
         json_number(json, "size", each->size);
         json_number(json, "capability_minor", capability_minor_instance(gpu, instance));
         json_text(json, "capability", path);
+        json_bool(json, "open", instance_has_clients(machine, index, instance, NO_INSTANCE));
         show_compute(json, machine, index, instance);
         json_close(json, '}');
     }
@@ -88,7 +89,7 @@ static void show_gpu(struct json *json, const struct machine *machine, int index
     format_address(&board->address, address);
     json_open(json, NULL, '{');
     json_number(json, "index", index);
-    json_number(json, "minor", board->minor);
+    json_number(json, "minor", gpu->minor);
     json_text(json, "uuid", board->uuid);
     json_text(json, "name", board->name);
     json_text(json, "serial", board->serial);
@@ -115,6 +116,7 @@ static void show_gpu(struct json *json, const struct machine *machine, int index
     json_bool(json, "row_remap_pending", gpu->remap_pending);
     json_bool(json, "row_remap_failure", gpu->remap_failure);
     json_number(json, "recovery_action", gpu->recovery_action);
+    json_bool(json, "open", gpu_has_clients(index));
     show_processes(json, gpu);
     show_instances(json, machine, index);
     json_close(json, '}');

@@ -7,18 +7,29 @@
 
 #include <string.h>
 
-static void detach(struct machine *machine, struct gpu *gpu)
+/* The lowest number that no GPU has, for who comes anew before his old one is free. */
+static void move_minor(const struct machine *machine, struct gpu *gpu)
 {
-    memset(gpu->instances, 0, sizeof gpu->instances);
-    gpu->epoch += !machine->mode_change_keeps_handles;
+    bool taken[GPUS_MAX] = { false };
+    for (unsigned index = 0; index < machine->gpu_count; index++)
+        taken[machine->gpus[index].minor % GPUS_MAX] = true;
+    for (unsigned minor = 0; minor < GPUS_MAX; minor++) {
+        if (!taken[minor]) {
+            gpu->former_minor = gpu->minor;
+            gpu->minor = minor;
+            return;
+        }
+    }
 }
 
-/* The mode takes effect: the GPU is attached anew, without instances. */
+/* The mode takes effect: the GPU has no instances. Its own handle stays valid: NVIDIA's programs keep it over the change. */
 void gpu_apply_mig_mode(struct machine *machine, struct gpu *gpu, unsigned mode)
 {
     gpu->mig_current = gpu->mig_pending = mode;
     gpu->compute_mode = 0;
-    detach(machine, gpu);
+    memset(gpu->instances, 0, sizeof gpu->instances);
+    if (machine->mode_change_moves_minor)
+        move_minor(machine, gpu);
     event_add(machine, (int)(gpu - machine->gpus), 0x100, mode, NOT_TIED, NOT_TIED);
 }
 
@@ -44,8 +55,8 @@ void gpu_reset(struct machine *machine, struct gpu *gpu)
     if (gpu->mig_pending != gpu->mig_current)
         gpu_apply_mig_mode(machine, gpu, gpu->mig_pending);
     else
-        detach(machine, gpu);
-    gpu->epoch += machine->mode_change_keeps_handles;      /* a reset invalidates handles on any driver */
+        memset(gpu->instances, 0, sizeof gpu->instances);
+    gpu->epoch++;                   /* a reset ends all handles */
 }
 
 /* first: as it comes from the factory. */
@@ -63,6 +74,8 @@ void gpu_power_on(struct gpu *gpu, bool first)
     memset(gpu->instances, 0, sizeof gpu->instances);
     memset(gpu->processes, 0, sizeof gpu->processes);
     gpu->epoch++;
+    gpu->former_minor = first ? board->minor : gpu->minor;
+    gpu->minor = board->minor;
     gpu->lost = false;
     gpu->compute_mode = gpu->accounting = gpu->time_slice = 0;
     gpu->persistence = board->persistence;

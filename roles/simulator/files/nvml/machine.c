@@ -111,10 +111,10 @@ static bool parse_version(struct parser *parser, const char *text)
 
 static bool parse_machine_statement(struct parser *parser, char *value)
 {
-    static const char *const administrators[] = { "capability", "root", NULL };
+    static const char *const administrators[] = { "capability", "root", NULL }, *const orders[] = { "ascending", "reversed", NULL };
     static const char *const keys[] = { "driver-version", "nvml-version", "cuda-version", "proc-root", "dev-root", "sys-root",
-        "caps-major", "cap-nodes", "profile-info-versions", "profiles-need-mig-mode", "mode-change-keeps-handles", "operation-delay",
-        "confidential-computing", "administrator" };
+        "caps-major", "cap-nodes", "profile-info-versions", "profiles-need-mig-mode", "mode-change-moves-minor", "operation-delay",
+        "confidential-computing", "mig-id-order", "clients-hold-gpus", "administrator" };
     struct machine *machine = parser->machine;
     size_t key = 0;
     while (key < COUNT_OF(keys) && strcmp(keys[key], parser->key) != 0)
@@ -136,9 +136,15 @@ static bool parse_machine_statement(struct parser *parser, char *value)
     case 7: return read_bool(parser, value, &machine->cap_nodes);
     case 8: return read_bool(parser, value, &machine->profile_info_versions);
     case 9: return read_bool(parser, value, &machine->profiles_need_mig_mode);
-    case 10: return read_bool(parser, value, &machine->mode_change_keeps_handles);
+    case 10: return read_bool(parser, value, &machine->mode_change_moves_minor);
     case 11: return read_number(parser, value, FIELD_U32, &machine->operation_delay, 600000);
     case 12: return read_bool(parser, value, &machine->confidential);
+    case 13:
+        if (!read_choice(parser, value, orders, &choice))
+            return false;
+        machine->mig_reversed = choice == 1;
+        return true;
+    case 14: return read_bool(parser, value, &machine->clients_hold_gpus);
     default:
         if (!read_choice(parser, value, administrators, &choice))
             return false;
@@ -163,6 +169,7 @@ static bool start_gpu(struct parser *parser, const char *value)
     memset(parser->gpu, 0, sizeof *parser->gpu);
     struct board *board = &parser->gpu->board;
     board->minor = machine->gpu_count - 1;
+    board->mig_reversed = machine->mig_reversed;
     board->pci_class = 0x030200;
     board->pcie_generation = 4;
     board->pcie_width = 16;

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void *library;
 
@@ -126,6 +127,7 @@ static void usage(void)
          "nvidia-smi -L                                  GPUs and MIG devices with their UUIDs\n"
          "nvidia-smi --query-gpu=FIELD,… --format=csv[,noheader][,nounits] [-i GPU,…]\n"
          "nvidia-smi --help-query-gpu                    the fields\n"
+         "nvidia-smi … -l SECONDS                        again and again, with the devices kept open\n"
          "nvidia-smi --gpu-reset -i GPU,…                reset\n"
          "nvidia-smi -mig 0|1 | -pm 0|1 | -pl WATT | -c MODE | -lgc MIN,MAX | -rgc  [-i GPU,…]\n"
          "nvidia-smi compute-policy [-l] [--set-timeslice=0..3] [-i GPU,…]\n"
@@ -146,6 +148,15 @@ static bool is(const char *word, const char *option)
 {
     size_t length = strlen(option);
     return !strncmp(word, option, length) && (word[length] == '\0' || (option[1] == '-' && word[length] == '='));
+}
+
+static unsigned loop_seconds(const char *text)
+{
+    char *end;
+    unsigned long seconds = strtoul(text, &end, 10);
+    if (end == text || *end || !seconds || seconds > 86400)
+        fail(SUCCESS, "-l needs a number of seconds, found %s; `nvidia-smi --help` lists the options", text);
+    return (unsigned)seconds;
 }
 
 static void parse(struct options *options, int argc, char **argv)
@@ -180,6 +191,7 @@ static void parse(struct options *options, int argc, char **argv)
             else fail(SUCCESS, "%s: no such option of mig; `nvidia-smi --help` lists them", word);
         } else if (options->group && is(word, "--set-timeslice")) options->action = ACTION_TIMESLICE, options->value = value_of(word, argc, argv, &position);
         else if (options->group && is(word, "-l")) options->action = ACTION_SHOW_TIMESLICE;
+        else if (is(word, "-l") || is(word, "--loop")) options->loop = loop_seconds(value_of(word, argc, argv, &position));
         else if (is(word, "-c")) options->action = ACTION_COMPUTE_MODE, options->value = value_of(word, argc, argv, &position);
         else fail(SUCCESS, "Invalid combination of input arguments: %s; `nvidia-smi --help` lists the options", word);
     }
@@ -209,6 +221,11 @@ int main(int argc, char **argv)
         return exit_code(code);
     }
     int result = run_action(&options);
+    while (options.loop && result == 0) {
+        fflush(stdout);
+        sleep(options.loop);
+        result = run_action(&options);
+    }
     ((nvmlReturn_t (*)(void))nvml_symbol("nvmlShutdown"))();
     return result;
 }

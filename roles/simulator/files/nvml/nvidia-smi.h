@@ -21,6 +21,7 @@ struct options {
     enum action action;
     const char *group, *gpus, *value, *format, *instance;
     bool with_compute_instance;
+    unsigned loop;                  /* s; 0: once */
 };
 
 /* Calls an NVML function by name; every one returns nvmlReturn_t. */

@@ -124,6 +124,7 @@ struct process {
 struct gpu {
     struct board board;
     uint64_t epoch;                 /* of the attachment: handles of an earlier one are invalid */
+    uint32_t minor, former_minor;   /* a change of the MIG mode may move it */
     bool lost, thermal;
     uint32_t mig_current, mig_pending, ecc_current, ecc_pending, compute_mode, persistence, accounting, time_slice;
     int64_t power_limit;
@@ -163,7 +164,7 @@ struct counters {
 };
 
 struct machine {
-    bool loaded, cap_nodes, profile_info_versions, profiles_need_mig_mode, mode_change_keeps_handles, confidential, administrator_root;
+    bool loaded, cap_nodes, profile_info_versions, profiles_need_mig_mode, mode_change_moves_minor, mig_reversed, confidential, administrator_root, clients_hold_gpus;
     char driver_version[32], nvml_version[40], proc_root[PATH_MAX_BYTES], dev_root[PATH_MAX_BYTES], sys_root[PATH_MAX_BYTES];
     uint32_t cuda_version, caps_major, operation_delay;                     /* ms */
     uint32_t ready_state;
@@ -193,6 +194,7 @@ uint32_t state_count_call(unsigned fault);          /* number of this call since
 void state_reset_call_count(unsigned fault);
 struct counters *state_counters(bool writable);      /* NULL: not open, or not to be written */
 nvmlReturn_t state_create(void);
+int state_descriptor(void);                         /* a new one, for reading, on the file that this process has mapped */
 void process_lock(void);
 void process_unlock(void);
 uint64_t now_microseconds(void);
@@ -273,6 +275,7 @@ bool monitor(const struct machine *machine);
 bool control_node_openable(const struct machine *machine);
 void visibility_scan(const struct machine *machine);
 bool mig_visible(const struct machine *machine, int gpu, int instance, int compute);
+unsigned mig_index_seen(const struct machine *machine, int gpu, int instance, int compute);
 unsigned visible_count(void);
 int visible_gpu(unsigned index);                     /* NVML index of this process -> place, or NO_INSTANCE */
 int visible_index(int gpu);
@@ -301,6 +304,14 @@ bool any_compute(const struct gpu_instance *instance);
 unsigned free_mig_index(const struct gpu *gpu);
 void mig_device_name(const struct gpu *gpu, int instance, int compute, char *name, size_t size);
 void mig_uuid(const struct gpu *gpu, int instance, int compute, char uuid[48]);
+
+/* clients.c: who has a GPU or an instance open; locks that end with their process. */
+void client_enter(const struct machine *machine, bool attach);      /* the first initialization of a process */
+void client_leave(void);
+void client_of_gpu(int gpu);
+void client_of_instance(const struct machine *machine, int gpu, int instance, int compute);
+bool gpu_has_clients(int gpu);                       /* others than this process */
+bool instance_has_clients(const struct machine *machine, int gpu, int instance, int compute);
 
 /* life.c: what resets and power do to a GPU. */
 void gpu_power_on(struct gpu *gpu, bool first);

@@ -240,6 +240,12 @@ struct counters *state_counters(bool writable)
     return process.file && header_fits(process.file) && (process.writable || !writable) ? &process.file->counters : NULL;
 }
 
+int state_descriptor(void)
+{
+    char path[PATH_MAX];
+    return process.file && state_path(path) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+}
+
 /* Makes the file, or makes the file of another build this one's. The inode stays, for whoever has it mapped. */
 nvmlReturn_t state_create(void)
 {

@@ -86,10 +86,17 @@ void visibility_scan(const struct machine *machine)
     order_count = 0;
     for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
         char path[PATH_MAX_BYTES + 64];
-        snprintf(path, sizeof path, "%s/nvidia%u", machine->dev_root, machine->gpus[gpu].board.minor);
+        snprintf(path, sizeof path, "%s/nvidia%u", machine->dev_root, machine->gpus[gpu].minor);
         if (openable(path, O_RDWR) && held_by_nvidia(machine, &machine->gpus[gpu]))
             order[order_count++] = (int)gpu;
     }
+}
+
+static bool capabilities_known(const struct machine *machine, int gpu)
+{
+    char path[PATH_MAX_BYTES + 64];
+    snprintf(path, sizeof path, "%s/capabilities/gpu%u/mig", machine->proc_root, machine->gpus[gpu].minor);
+    return access(path, F_OK) == 0;
 }
 
 /* On the host root reaches an instance through its access file; anybody else needs the two capability nodes. */
@@ -101,8 +108,26 @@ bool mig_visible(const struct machine *machine, int gpu, int instance, int compu
         if (access(path, F_OK) == 0)
             return true;
     }
-    return capability_node_openable(machine, capability_minor_instance(&machine->gpus[gpu], instance))
-           && capability_node_openable(machine, capability_minor_compute(&machine->gpus[gpu], instance, compute));
+    if (!capability_node_openable(machine, capability_minor_instance(&machine->gpus[gpu], instance))
+        || !capability_node_openable(machine, capability_minor_compute(&machine->gpus[gpu], instance, compute)))
+        return false;
+    client_of_instance(machine, gpu, instance, compute);
+    return true;
+}
+
+/* Whoever sees all of them finds holes where instances are gone; who sees some, as in a container, counts these from 0. */
+unsigned mig_index_seen(const struct machine *machine, int gpu, int instance, int compute)
+{
+    const unsigned own = machine->gpus[gpu].instances[instance].compute[compute].mig_index;
+    unsigned before = 0;
+    if (administrator(machine) && capabilities_known(machine, gpu))
+        return own;
+    for (int i = 0; i < INSTANCES_MAX; i++) {
+        const struct gpu_instance *owner = &machine->gpus[gpu].instances[i];
+        for (int c = 0; owner->serial && c < COMPUTE_INSTANCES_MAX; c++)
+            before += owner->compute[c].serial && owner->compute[c].mig_index < own && mig_visible(machine, gpu, i, c);
+    }
+    return before;
 }
 
 unsigned visible_count(void) { return order_count; }

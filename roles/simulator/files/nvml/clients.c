@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright (c) 2026 The dra.accelerators authors
+ *
+ * Clients: processes that have a GPU or a MIG device open. A real driver sees them by the files that they hold open. Here each holds
+ * read locks on bytes far behind the end of the state file, a byte for each GPU and for each instance: every process that has the
+ * library has that file, in a container as well, where it is bound read-only; and a lock ends with its process, however that ends.
+ *
+ * In a container, where capability nodes say what exists, the initialization opens all of it, as a CUDA context does. An administrator
+ * on the host, who may see everything, holds what he asks for its memory or its processes, as a monitor does, and his GPUs only where
+ * the description says so.
+ */
+#include "simulator.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#define FIRST_GPU (1ll << 40)
+#define FIRST_INSTANCE (1ll << 41)
+
+static int own = -1;                /* under the process lock; its locks are not in this process's own way */
+
+static bool lock(long long byte)
+{
+    struct flock range = { .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1 };
+    return own >= 0 && fcntl(own, F_OFD_SETLK, &range) == 0;
+}
+
+static bool locked(long long byte)
+{
+    int descriptor = own >= 0 ? own : state_descriptor();
+    struct flock range = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1 };
+    bool found = descriptor >= 0 && fcntl(descriptor, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
+    if (descriptor != own && descriptor >= 0)
+        close(descriptor);
+    return found;
+}
+
+void client_of_gpu(int gpu) { lock(FIRST_GPU + gpu); }
+
+void client_of_instance(const struct machine *machine, int gpu, int instance, int compute)
+{
+    const struct gpu_instance *owner = &machine->gpus[gpu].instances[instance];
+    lock(FIRST_INSTANCE + (long long)owner->serial);
+    if (compute != NO_INSTANCE)
+        lock(FIRST_INSTANCE + (long long)owner->compute[compute].serial);
+}
+
+void client_enter(const struct machine *machine, bool attach)
+{
+    own = state_descriptor();
+    const bool all = !administrator(machine);
+    for (unsigned index = 0; attach && index < visible_count(); index++) {
+        const int gpu = visible_gpu(index);
+        if (all || machine->clients_hold_gpus)
+            client_of_gpu(gpu);
+        for (int instance = 0; instance < INSTANCES_MAX; instance++) {
+            for (int compute = 0; compute < COMPUTE_INSTANCES_MAX; compute++) {
+                if (machine->gpus[gpu].instances[instance].compute[compute].serial)
+                    mig_visible(machine, gpu, instance, compute);   /* opens what it finds by its nodes */
+            }
+        }
+    }
+}
+
+void client_leave(void)
+{
+    if (own >= 0)
+        close(own);
+    own = -1;
+}
+
+bool gpu_has_clients(int gpu) { return locked(FIRST_GPU + gpu); }
+
+bool instance_has_clients(const struct machine *machine, int gpu, int instance, int compute)
+{
+    const struct gpu_instance *owner = &machine->gpus[gpu].instances[instance];
+    return locked(FIRST_INSTANCE + (long long)(compute == NO_INSTANCE ? owner->serial : owner->compute[compute].serial));
+}

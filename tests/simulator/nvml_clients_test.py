@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Processes that have a GPU or a MIG device open, and who is in whose way."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.simulator.nvml_boards import BOARDS
+from tests.simulator.nvml_support import IN_USE, SUCCESS, Client, Silicon, gpu_section, machine_text
+
+
+def load(silicon: Silicon, *statements: str) -> Client:
+    """Two H100 in MIG mode; a process that administers them."""
+    sections = [gpu_section(BOARDS["H100-80"], number, ("mig-mode yes",)) for number in range(2)]
+    assert silicon.load(machine_text(silicon.folder, sections, statements))["ok"]
+    return silicon.client()
+
+
+def make(silicon: Silicon, root: Client, start: int) -> tuple[Any, Any]:
+    """A 1g.10gb with its compute instance and the nodes that a container with it has."""
+    instance = root("create_at", root.gpu(), 19, start, 1)
+    compute = root("nvmlGpuInstanceCreateComputeInstance", instance, 0)
+    return instance, compute
+
+
+def give_nodes(silicon: Silicon, identifier: int) -> None:
+    shown = next(entry for entry in silicon.show()["gpus"][0]["gpu_instances"] if entry["id"] == identifier)
+    for minor in (shown["capability_minor"], shown["compute_instances"][0]["capability_minor"]):
+        (silicon.dev / f"nvidia-caps/nvidia-cap{minor}").touch()
+
+
+def opened(silicon: Silicon) -> dict[int, bool]:
+    return {entry["id"]: entry["open"] for entry in silicon.show()["gpus"][0]["gpu_instances"]}
+
+
+@pytest.mark.parametrize("end", ["shutdown", "exit", "kill"])
+def test_a_process_in_a_container_keeps_its_instance(bare_silicon: Silicon, end: str) -> None:
+    root = load(bare_silicon)
+    kept, free = make(bare_silicon, root, 0), make(bare_silicon, root, 3)
+    give_nodes(bare_silicon, 7)
+    pod = bare_silicon.container()
+    assert opened(bare_silicon) == {7: True, 10: False}
+    assert root.code("nvmlComputeInstanceDestroy", kept[1]) == IN_USE
+    assert root.code("nvmlComputeInstanceDestroy", free[1]) == SUCCESS
+    assert root.code("nvmlGpuInstanceDestroy", free[0]) == SUCCESS
+    if end == "shutdown":
+        pod("nvmlShutdown")
+    elif end == "exit":
+        pod.close()
+    else:
+        pod.process.kill()
+        pod.process.wait()
+    assert opened(bare_silicon) == {7: False}
+    assert root.code("nvmlComputeInstanceDestroy", kept[1]) == SUCCESS
+    assert root.code("nvmlGpuInstanceDestroy", kept[0]) == SUCCESS
+
+
+def test_each_initialization_has_its_own_shutdown(bare_silicon: Silicon) -> None:
+    root = load(bare_silicon)
+    make(bare_silicon, root, 0)
+    give_nodes(bare_silicon, 7)
+    pod = bare_silicon.container()
+    pod("nvmlInit")
+    pod("nvmlShutdown")
+    assert opened(bare_silicon) == {7: True}
+    pod("nvmlShutdown")
+    assert opened(bare_silicon) == {7: False}
+
+
+def test_what_an_administrator_only_looks_at_is_free_and_what_is_monitored_is_not(bare_silicon: Silicon) -> None:
+    root, monitor = load(bare_silicon), bare_silicon.client()
+    instance, compute = make(bare_silicon, root, 0)
+    device = monitor("nvmlDeviceGetMigDeviceHandleByIndex", monitor.gpu(), 0)
+    for call in ("nvmlDeviceGetUUID", "nvmlDeviceGetAttributes", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetName"):
+        monitor(call, device)
+    assert opened(bare_silicon) == {7: False}
+    monitor("nvmlDeviceGetMemoryInfo", device)
+    assert root.code("nvmlComputeInstanceDestroy", compute) == IN_USE
+    assert root.code("nvmlGpuInstanceDestroy", instance) == IN_USE
+    # Nobody is in his own way
+    assert monitor.code("nvmlComputeInstanceDestroy", compute) == SUCCESS
+
+
+def test_a_container_keeps_its_gpu_from_mode_changes_and_resets(bare_silicon: Silicon) -> None:
+    root = load(bare_silicon)
+    pod = bare_silicon.container()
+    assert root("nvmlDeviceSetMigMode", root.gpu(), 0) == IN_USE
+    assert bare_silicon.control("gpu-reset 1")["code"] == IN_USE
+    pod("nvmlShutdown")
+    assert root("nvmlDeviceSetMigMode", root.gpu(), 0) == SUCCESS
+    assert bare_silicon.control("gpu-reset 1")["ok"]
+
+
+def test_processes_on_the_host_keep_their_gpus_where_the_description_says_so(bare_silicon: Silicon) -> None:
+    root = load(bare_silicon, "clients-hold-gpus yes")
+    other = bare_silicon.client()
+    assert root("nvmlDeviceSetMigMode", root.gpu(), 0) == IN_USE
+    assert bare_silicon.smi("--gpu-reset", "-i", "1").returncode != 0
+    other("nvmlShutdown")
+    assert root("nvmlDeviceSetMigMode", root.gpu(), 0) == SUCCESS
+    assert bare_silicon.smi("--gpu-reset", "-i", "1").returncode != 0
+    root("nvmlShutdown")
+    assert bare_silicon.smi("--gpu-reset", "-i", "1").returncode == 0
+
+
+def test_a_cuda_context_and_a_looping_nvidia_smi_are_clients(bare_silicon: Silicon) -> None:
+    root = load(bare_silicon)
+    make(bare_silicon, root, 0)
+    give_nodes(bare_silicon, 7)
+    command = ["setpriv", "--bounding-set=-sys_admin", str(bare_silicon.folder / "lib/nvidia-smi"), "-L", "-l", "3600"]
+    with subprocess.Popen(command, env=bare_silicon.environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        lines = [process.stdout.readline().split(":")[0] for _line in range(3)]
+        assert [line.strip() for line in lines] == ["GPU 0", "MIG 1g.10gb     Device  0", "GPU 1"]
+        assert opened(bare_silicon) == {7: True}
+        process.kill()
+    assert opened(bare_silicon) == {7: False}
+    pod = bare_silicon.client(initialize=False)
+    pod("give_administration_up")
+    assert pod("cuda", "cuInit", 0) == SUCCESS
+    assert opened(bare_silicon) == {7: True}
+    pod.close()
+    assert opened(bare_silicon) == {7: False}

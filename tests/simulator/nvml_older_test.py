@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What older drivers do otherwise: instance ids from the other end, symbols that are not there yet."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulator.backend.gpu_machine import Machine
+from tests.simulator.nvml_boards import BOARDS
+from tests.simulator.nvml_builds import build
+from tests.simulator.nvml_support import LIBRARY, Silicon, gpu_section, machine_text
+
+#: What a driver of the branch R535 lacks of what the backend asks for.
+ABSENT = (
+    "nvmlDeviceGetAddressingMode",
+    "nvmlDeviceGetGpuInstanceProfileInfoByIdV",
+    "nvmlDeviceGetGpuInstanceProfileInfoV",
+)
+PARTITION = """
+import json, sys
+from dra_driver.core.model import Placement, devices_of
+from dra_driver.core.nvidia.backend import NvidiaBackend
+from dra_driver.core.system import System
+backend = NvidiaBackend(System(sys.argv[1]))
+backend.open()
+before = devices_of(backend.discover())[0]
+backend.set_partitioning(before.uuid, True)
+made = backend.create_partition(before.uuid, 9, Placement(4, 4))
+gpu = backend.device(before.uuid)
+ids = sorted(profile.profile_id for profile in gpu.profiles)
+assert [partition.uuid for partition in gpu.partitions] == [made.uuid]
+paths = [node.path for node in backend.device_edits(gpu, made).device_nodes]
+print(json.dumps([ids, made.instance_id, before.minor, gpu.minor, paths]))
+"""
+
+
+def test_ids_are_reversed_for_a_whole_machine(bare_silicon: Silicon) -> None:
+    own = {**BOARDS["H100-80"], "order": "ascending"}
+    plain = gpu_section(BOARDS["H100-80"], 0, ("mig-mode yes",)).replace("mig-id-order ascending\n", "")
+    sections = [plain, gpu_section(own, 1, ("mig-mode yes",))]
+    assert bare_silicon.load(machine_text(bare_silicon.folder, sections, ("mig-id-order reversed",)))["ok"]
+    client = bare_silicon.client()
+    ids = {}
+    for index in (0, 1):
+        for start in (0, 4):
+            instance = client("create_at", client.gpu(index), 9, start, 4)
+            ids[index, start] = client("nvmlGpuInstanceGetInfo", instance)["id"]
+    assert ids == {(0, 0): 2, (0, 4): 1, (1, 0): 1, (1, 4): 2}
+
+
+@pytest.mark.parametrize("nvml_build", [""], indirect=True, ids=["plain"])
+def test_absent_symbols_are_not_there(bare_silicon: Silicon) -> None:
+    shutil.copy(build("", f"ABSENT={' '.join(ABSENT)}").folder / LIBRARY, bare_silicon.folder / "lib" / LIBRARY)
+    bare_silicon.load(machine_text(bare_silicon.folder, [gpu_section(BOARDS["H100-80"], 0, ("mig-mode yes",))]))
+    client = bare_silicon.client()
+    program = """
+import ctypes, json, sys
+library = ctypes.CDLL("libnvidia-ml.so.1")
+print(json.dumps([hasattr(library, name) for name in sys.argv[1:]]))
+"""
+    names = [*ABSENT, "nvmlDeviceGetGpuInstanceProfileInfo"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *names],
+        env=bare_silicon.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == [False, False, False, True]
+    assert client("symbol", "nvmlDeviceGetCount_v2", {"out": 0}) == [0, 1]
+
+
+def test_the_backend_partitions_on_such_a_driver(tmp_path: Path) -> None:
+    """Symbols that are absent, ids from the other end, and a minor that is another one after the change of mode."""
+    root = tmp_path / "root"
+    (root / "etc/gpu-simulator").mkdir(parents=True)
+    settings = {"mig-id-order": "reversed", "mode-change-moves-minor": True}
+    (root / "etc/gpu-simulator/machine.json").write_text(json.dumps({"library": settings}))
+    machine = Machine(root, "8xH100", build("", f"ABSENT={' '.join(ABSENT)}").folder)
+    done = subprocess.run(
+        [sys.executable, "-c", PARTITION, str(root)],
+        env=machine.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    ids, instance, before, after, paths = json.loads(done.stdout)
+    assert (ids, instance, before, after) == ([0, 5, 9, 14, 15, 19, 20], 1, 0, 8)
+    assert "/dev/nvidia8" in paths
+    assert "/dev/nvidia0" not in paths
