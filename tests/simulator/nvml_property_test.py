@@ -5,7 +5,11 @@
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import random
+import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from tests.simulator.nvml_model import Model, cells
 from tests.simulator.nvml_support import (
     INSUFFICIENT_RESOURCES,
     INVALID_ARGUMENT,
+    STATE,
     SUCCESS,
     Client,
     NvmlError,
@@ -180,6 +185,35 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_state(bare_silicon: Silico
             survivor("nvmlGpuInstanceDestroy", survivor("nvmlDeviceGetGpuInstanceById", survivor.gpu(), identifier))
         survivor("nvmlGpuInstanceDestroy", survivor("create_at", survivor.gpu(), 0, 0, 8))
         assert {path.name for path in (bare_silicon.capabilities / "gpu0/mig").iterdir()} == {"config", "monitor"}
+
+
+def sleeps_in_a_futex(process: int) -> bool:
+    """Whether the process is, within twenty seconds, found asleep in the call that waits on a word of memory."""
+    number = {"x86_64": "202", "aarch64": "98"}[os.uname().machine]
+    for _round in range(1000):
+        if Path(f"/proc/{process}/syscall").read_text().split()[0] == number:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_writer_killed_after_its_last_store_leaves_nobody_spinning(bare_silicon: Silicon) -> None:
+    """The generation is one store: whoever sees the new one waits on that, woken by the writer or not."""
+    section = gpu_section(BOARDS["H100-80"], 0)
+    bare_silicon.load(machine_text(bare_silicon.folder, [section]))
+    client = bare_silicon.client()
+    events = client("nvmlEventSetCreate")
+    client("nvmlDeviceRegisterEvents", client.gpu(), 8, events)
+    # What two writers have done that were killed before they woke anybody: the same slot again, two generations on.
+    after_header_magic_and_layout = 64 + 8 + 8
+    with (bare_silicon.folder / "lib" / STATE).open("r+b") as file, mmap.mmap(file.fileno(), 0) as state:
+        (generation,) = struct.unpack_from("<Q", state, after_header_magic_and_layout)
+        assert generation == bare_silicon.show()["generation"]
+        struct.pack_into("<Q", state, after_header_magic_and_layout, generation + 2)
+    client.send("nvmlEventSetWait_v2", events, 60000)
+    assert sleeps_in_a_futex(client.process.pid)
+    bare_silicon.control("fault 0 xid 94")
+    assert client.receive()["result"]["eventData"] == 94
 
 
 def test_a_forked_child_takes_the_same_lock(bare_silicon: Silicon) -> None:

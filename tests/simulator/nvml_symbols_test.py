@@ -12,7 +12,18 @@ import pynvml
 import pytest
 
 from tests.simulator.nvml_boards import BOARDS
-from tests.simulator.nvml_support import LIBRARY, SOURCES, UNINITIALIZED, Silicon, gpu_section, machine_text
+from tests.simulator.nvml_support import (
+    INVALID_ARGUMENT,
+    LIBRARY,
+    NOT_SUPPORTED,
+    SOURCES,
+    SUCCESS,
+    UNINITIALIZED,
+    Client,
+    Silicon,
+    gpu_section,
+    machine_text,
+)
 
 
 def exported(silicon: Silicon) -> set[str]:
@@ -71,3 +82,74 @@ def test_what_has_no_behaviour_answers_as_the_table_says(bare_silicon: Silicon) 
     assert answers == stubs
     client("nvmlShutdown")
     assert {client("symbol", name)[0] for name in list(stubs)[:20]} == {UNINITIALIZED}
+
+
+#: Symbols that begin with a handle by their name and take something else first: a place for the answer, a text.
+WITHOUT_HANDLE = re.compile(
+    r"nvmlDeviceGet(Count|HandleBy)|nvmlEventSetCreate|nvmlDevice(Discover|Remove|Modify|Query)"
+)
+#: What does not look at the handle: it frees nothing and answers for the process.
+HANDLED = ("nvmlDevice", "nvmlGpuInstance", "nvmlComputeInstance", "nvmlEventSet")
+
+
+def handles(client: Client) -> dict[str, object]:
+    """No handle, handles of what is gone, of what never was, and of other things than the symbol is about."""
+    gpu = client.gpu(0)
+    instance = client("create_at", gpu, 19, 0, 1)
+    compute = client("nvmlGpuInstanceCreateComputeInstance", instance, 0)
+    mig = client("nvmlComputeInstanceGetInfo", compute)["device"]
+    client("nvmlComputeInstanceDestroy", compute)
+    client("nvmlGpuInstanceDestroy", instance)
+    return {
+        "null": None,
+        "stale compute instance": compute,
+        "stale GPU instance": instance,
+        "stale MIG device": mig,
+        "small": {"handle": ["device", 8]},
+        "pointer": {"handle": ["device", 0x7FFF00001000]},
+        "ones": {"handle": ["device", 2**64 - 1]},
+    }
+
+
+def test_every_symbol_refuses_no_stale_and_foreign_handles(bare_silicon: Silicon) -> None:
+    """The sanitizers watch: nothing is read or written that a handle only seems to lead to."""
+    bare_silicon.load(machine_text(bare_silicon.folder, [gpu_section(BOARDS["H100-80"], 0, ("mig-mode yes",))]))
+    client = bare_silicon.client()
+    wrong = handles(client)
+    names = [name for name in table() if name.startswith(HANDLED) and not WITHOUT_HANDLE.match(name)]
+    assert len(names) > 300
+    refusals = {INVALID_ARGUMENT, NOT_SUPPORTED}
+    for what, handle in wrong.items():
+        answers = client("every_symbol", names, handle)
+        assert {name: code for name, code in answers.items() if code not in refusals} == {}, what
+        real = {name for name, code in answers.items() if table()[name] == "real" and code != INVALID_ARGUMENT}
+        assert real == set(), what
+    others = sorted(set(table()) - set(names) - {"nvmlShutdown", "nvmlErrorString"})
+    answers = client("every_symbol", others, None)
+    harmless = {"nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags"}
+    assert {name for name, code in answers.items() if code == SUCCESS} == harmless
+
+
+def test_every_symbol_survives_a_live_handle_and_nothing_else(bare_silicon: Silicon) -> None:
+    bare_silicon.load(machine_text(bare_silicon.folder, [gpu_section(BOARDS["H100-80"], 0, ("mig-mode yes",))]))
+    client = bare_silicon.client()
+    gpu = client.gpu()
+    instance = client("create_at", gpu, 19, 0, 1)
+    compute = client("nvmlGpuInstanceCreateComputeInstance", instance, 0)
+    mig = client("nvmlComputeInstanceGetInfo", compute)["device"]
+    ends = {"nvmlGpuInstanceDestroy", "nvmlComputeInstanceDestroy"}
+    names = [
+        name for name in table() if name.startswith(HANDLED) and not WITHOUT_HANDLE.match(name) and name not in ends
+    ]
+    own = {"nvmlDevice": gpu, "nvmlGpuInstance": instance, "nvmlComputeInstance": compute}
+    for kind, handle in own.items():
+        answers = client("every_symbol", names, handle)
+        foreign = {n: c for n, c in answers.items() if not n.startswith(kind) and table()[n] == "real"}
+        assert set(foreign.values()) == {INVALID_ARGUMENT}, kind
+    client("every_symbol", [name for name in names if name.startswith("nvmlDevice")], mig)
+    (left,) = bare_silicon.show()["gpus"][0]["gpu_instances"]
+    assert len(left["compute_instances"]) == 1
+    for name in ("nvmlShutdown",):
+        assert client("every_symbol", [name], None) == {name: SUCCESS}
+    answers = client("every_symbol", names, gpu)
+    assert set(answers.values()) == {UNINITIALIZED}

@@ -125,6 +125,11 @@ def symbol(name: str, *arguments: Any) -> list[Any]:
     return [code, *(encode(cell) for cell in cells if isinstance(cell, (ctypes.c_ulonglong, ctypes.Structure)))]
 
 
+def every_symbol(names: list[str], handle: Any) -> dict[str, int]:
+    """The answers of symbols to a handle, or NULL, and NULL for whatever else they take."""
+    return {name: getattr(pynvml.nvmlLib, name)(decode(handle), *[None] * 7) for name in names}
+
+
 def drain(events: Any, milliseconds: int) -> list[Any]:
     """The events that come until there is none in time, and the error that said so."""
     found = []
@@ -187,6 +192,7 @@ OWN = (
     gpu_instances,
     compute_instances,
     symbol,
+    every_symbol,
     drain,
     control,
     cuda,
