@@ -160,7 +160,7 @@ class ModelBackend:
         pass
 
     def discover(self, full: bool = False) -> tuple[Finding, ...]:
-        self._call("discover")
+        self._call("discover", full)
         if not self.present:
             raise BackendUnavailable("The NVIDIA driver is not loaded", hint="Load it.")
         found = []

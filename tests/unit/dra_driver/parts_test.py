@@ -126,7 +126,7 @@ def test_configuration_with_everything(tmp_path: Path) -> None:
     file.write_text(
         "node_name: Node-1\nkubeconfig: /etc/k\nkubelet_root: /data/kubelet/\npool_name: pool\n"
         "layout: [{match: {index: 0}, mode: whole}, {match: {}, mode: dynamic}]\n"
-        "backends: [nvidia]\nmetrics_address: '[::1]:9100'\ninventory_interval: 5\nlog: {level: debug, format: json}\n"
+        "backends: [nvidia]\nmetrics_address: '[::1]:9100'\ninventory_interval: 5\nfull_inventory_interval: 60\nlog: {level: debug, format: json}\n"
     )
     found = load(str(file))
     assert (found.node_name, found.kubelet_root, found.pool_name) == ("node-1", "/data/kubelet", "pool")
@@ -134,6 +134,7 @@ def test_configuration_with_everything(tmp_path: Path) -> None:
     assert found.state_directory_of(DRIVER) == "/data/kubelet/plugins/gpu.nvidia.com"
     assert found.registry_directory == "/data/kubelet/plugins_registry"
     assert (found.log.level, found.log.format, found.inventory_interval) == ("debug", "json", 5.0)
+    assert found.full_inventory_interval == 60.0
     assert parse(None).node_name
 
 
@@ -151,6 +152,7 @@ def test_configuration_with_everything(tmp_path: Path) -> None:
         ({"layout": ["x"]}, "list of rules"),
         ({"inventory_interval": True}, "1 to 3600"),
         ({"inventory_interval": 0}, "1 to 3600"),
+        ({"full_inventory_interval": 0}, "full_inventory_interval .*1 to 3600"),
         ({"metrics_address": "9100"}, "host:port"),
         ({"metrics_address": "h:99999"}, "host:port"),
         ({"log": {"level": "loud"}}, "loud"),

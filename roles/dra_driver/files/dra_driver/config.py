@@ -38,8 +38,9 @@ class Configuration:
     """Everything the node driver is told.
 
     Paths are absolute. ``kubeconfig`` "" means the service account of the pod that the driver runs in.
-    ``metrics_address`` is "host:port" or "" for no listener. ``inventory_interval`` and
-    ``token_lifetime``, which the driver asks for when it renews its token, are in seconds.
+    ``metrics_address`` is "host:port" or "" for no listener. In seconds are ``inventory_interval`` between looks at what
+    changes of the devices, ``full_inventory_interval`` between looks at everything, and ``token_lifetime``, which the
+    driver asks for when it renews its token.
     """
 
     node_name: str
@@ -54,6 +55,7 @@ class Configuration:
     layout_rules: tuple[Mapping[str, Any], ...] = ()
     metrics_address: str = ""
     inventory_interval: float = 10.0
+    full_inventory_interval: float = 300.0
     token_lifetime: int = 2592000
     log: LogConfiguration = field(default_factory=LogConfiguration)
 
@@ -69,6 +71,7 @@ class Configuration:
 
 _PATHS = ("kubeconfig", "kubelet_root", "cdi_directory", "state_directory")
 _TEXTS = ("node_name", "driver_name", "pool_name", "metrics_address")
+_INTERVALS = ("inventory_interval", "full_inventory_interval")
 
 
 def load(path: str) -> Configuration:
@@ -93,7 +96,7 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
         document = {}
     if not isinstance(document, dict):
         raise InvalidConfiguration(f"{source} holds {_kind(document)}; expected a mapping of keys to values")
-    known = set(_PATHS) | set(_TEXTS) | {"backends", "layout", "inventory_interval", "token_lifetime", "log"}
+    known = set(_PATHS) | set(_TEXTS) | {"backends", "layout", *_INTERVALS, "token_lifetime", "log"}
     unknown = sorted(str(key) for key in document if key not in known)
     if unknown:
         raise InvalidConfiguration(
@@ -120,8 +123,7 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
     except AcceleratorError as error:
         raise InvalidConfiguration(f"layout in {source}: {error}") from error
     values["layout_rules"] = tuple(rules)
-    if "inventory_interval" in document:
-        values["inventory_interval"] = _interval(document["inventory_interval"], source)
+    values.update({key: _interval(document, key, source) for key in _INTERVALS if key in document})
     if "token_lifetime" in document:
         values["token_lifetime"] = _lifetime(document["token_lifetime"], source)
     values["log"] = _log(document.get("log"), source)
@@ -153,9 +155,10 @@ def _backends(value: Any, source: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
-def _interval(value: Any, source: str) -> float:
+def _interval(document: Mapping[str, Any], key: str, source: str) -> float:
+    value = document[key]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= 3600:
-        raise InvalidConfiguration(f"inventory_interval in {source} is {value!r}; expected 1 to 3600 seconds")
+        raise InvalidConfiguration(f"{key} in {source} is {value!r}; expected 1 to 3600 seconds")
     return float(value)
 
 

@@ -30,6 +30,7 @@ from .publish.publisher import Publisher
 from .supervisors import hardware, recovery, sockets, storage
 from .supervisors.hardware import HardwareWatch
 from .supervisors.lending import Lending
+from .supervisors.listener import Listener
 from .supervisors.pool import PoolKeeper
 from .supervisors.reconciler import Reconciler
 from .supervisors.recovery import Recovery
@@ -150,6 +151,7 @@ class VendorDriver:
             pool=self.pool,
             rules=configuration.layout,
             interval=configuration.inventory_interval,
+            full_interval=configuration.full_inventory_interval,
             ownership=ownership,
             snapshots=self._snapshots,
             conditions=self._conditions,
@@ -197,12 +199,14 @@ class VendorDriver:
             boot_id=boot_id,
             snapshots=self._snapshots,
         )
+        listener = Listener(self._backend, driver=self.driver, soon=self._look_soon)
         pool = PoolKeeper(self._publisher, self._snapshots)
         await served.start()
         started.set()
         try:
             await asyncio.gather(
                 keep("hardware", watch.run),
+                keep("listen", listener.run),
                 keep("recovery", recovering.run),
                 keep("pool", pool.run),
                 keep("publish", self._publisher.run),

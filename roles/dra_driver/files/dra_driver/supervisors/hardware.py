@@ -42,6 +42,7 @@ class HardwareWatch:
         pool: str,
         rules: tuple[Rule, ...],
         interval: float,
+        full_interval: float,
         ownership: Ownership,
         snapshots: Shared[Snapshot],
         conditions: Conditions,
@@ -54,6 +55,8 @@ class HardwareWatch:
         self._pool = pool
         self._rules = rules
         self._interval = interval
+        self._full_interval = full_interval
+        self._full_look = float("-inf")  # when everything was read, on the loop's clock
         self._ownership = ownership
         self._snapshots = snapshots
         self._conditions = conditions
@@ -100,13 +103,22 @@ class HardwareWatch:
             )
         async with self._looking:
             with self._ownership.observe() as observation:
-                findings = await self._thread(self._backend.discover)
+                findings = await self._discover()
                 owned = observation.owned()
             found = await self._thread(survey, self._backend, findings, self._rules, owned)
             self._snapshots.put(Snapshot(survey=found, inventory=found.inventory(self._pool), looked_at=time.time()))
             self._conditions.report(PART)
             self._report_devices(findings)
             await self._look_at_edits()
+
+    async def _discover(self) -> tuple[Finding, ...]:
+        """Look at what changes, and now and then at everything: what no event tells of is found then."""
+        now = asyncio.get_running_loop().time()
+        full = now - self._full_look >= self._full_interval
+        findings = await self._thread(self._backend.discover, full)
+        if full:
+            self._full_look = now
+        return findings
 
     def close(self) -> None:
         """Let go of the threads."""
