@@ -155,6 +155,8 @@ def test_configuration_with_everything(tmp_path: Path) -> None:
         ({"full_inventory_interval": 0}, "full_inventory_interval .*1 to 3600"),
         ({"metrics_address": "9100"}, "host:port"),
         ({"metrics_address": "h:99999"}, "host:port"),
+        ({"token_lifetime": 599}, "600 at least"),
+        ({"token_lifetime": "1d"}, "600 at least"),
         ({"log": {"level": "loud"}}, "loud"),
         ({"log": {"colour": "red"}}, "colour"),
     ],
