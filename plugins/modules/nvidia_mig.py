@@ -422,9 +422,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.layout impor
     Rule,
     Step,
     parse_rules,
-    rules_from_mig_parted,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, well
+from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.mig_parted import rules_from_mig_parted
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import (
     observe,
     prepared_partitions,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Callable, Protocol
 
 from .cdi import ContainerEdits
-from .model import CounterSet, Device, Finding, Notice, Offer, OwnedPartition, Partition, Placement
+from .model import ConfigKind, CounterSet, Device, Finding, Notice, Offer, OwnedPartition, Partition, Placement
 from .nvidia.backend import NvidiaBackend
 from .system import System
 
@@ -28,6 +28,7 @@ class Backend(Protocol):
     vendor: str
     driver_name: str
     cdi_kind: str
+    config_kinds: tuple[ConfigKind, ...]
 
     def open(self) -> None:
         """Reach the vendor's library. Raises BackendUnavailable with the reason; may be called again at any time."""

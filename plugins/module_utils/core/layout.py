@@ -28,7 +28,6 @@ from .layout_rules import (
     wanted_for,
 )
 from .model import Device, Partition, Placement, Process
-from .nvidia.mig_parted import rules_from_mig_parted
 from .prepared import PreparedPartition
 
 __all__ = [
@@ -51,7 +50,6 @@ __all__ = [
     "parse_rules",
     "plan_layout",
     "plan_layouts",
-    "rules_from_mig_parted",
     "wanted_for",
 ]
 

@@ -85,9 +85,10 @@ class Placement:
 class Profile:
     """One kind of partition that a device can be cut into.
 
-    ``capacities`` has the keys multiprocessors, copyEngines, decoders, encoders, jpegEngines, ofaEngines (counts) and
-    memory (bytes). ``maximum`` is how many of this profile the board takes at once, ``number`` the vendor's second
-    number for it where there is one (NVML's enumeration value). ``aliases`` are other spellings that users may write.
+    ``capacities`` is what one partition gets of each thing that the device shares out, by the names that are published:
+    counts, and memory in bytes. All profiles of a device have the same names. ``maximum`` is how many of this profile the
+    board takes at once, ``number`` the vendor's second number for it where there is one. ``aliases`` are other spellings
+    that users may write.
     """
 
     name: str
@@ -126,7 +127,7 @@ class Process:
 class Partition:
     """A partition that exists.
 
-    ``uuid`` is empty for a GPU instance without a compute instance: it takes room and has no handle. When
+    ``uuid`` is empty for one without a compute instance: it takes room and has no handle. When
     ``compute_instances`` is not 1, or the one instance does not fill the partition, the partition was made by hand.
     """
 
@@ -302,6 +303,20 @@ class Offer:
     counter_set: str | None = None
     consumes: Mapping[str, int] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
+
+
+@dataclass(frozen=True)
+class ConfigKind:
+    """One kind of opaque configuration that a vendor's manifests may carry.
+
+    ``device_kind`` says which offers it is for (see Offer.kind). ``refused_fields`` are its optional fields, each with why
+    it is refused; ``{strategy}`` in the text stands for what was asked for. Without them the kind asks for nothing.
+    """
+
+    api_version: str
+    name: str
+    device_kind: str
+    refused_fields: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

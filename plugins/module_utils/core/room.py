@@ -11,9 +11,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from .model import Device, Placement, Profile
 
-CAPACITY_KEYS = ("multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines", "memory")
+MEMORY = "memory"  # the one capacity that every vendor's partitions share out, in bytes
 
 Place = tuple[Profile, Placement]
+
+
+def capacity_keys(profiles: Collection[Profile]) -> tuple[str, ...]:
+    """Return the names of what a device shares out among partitions: those of its profiles, and memory."""
+    return tuple(dict.fromkeys([*(key for profile in profiles for key in profile.capacities), MEMORY]))
 
 
 def totals(device: Device) -> Mapping[str, int]:
@@ -23,23 +28,23 @@ def totals(device: Device) -> Mapping[str, int]:
     take more, fit at once.
     """
     found: dict[str, int] = {}
-    for key in CAPACITY_KEYS:
+    for key in capacity_keys(device.profiles):
         shares = [profile.capacities.get(key, 0) * max(profile.maximum, 1) for profile in device.profiles]
-        found[key] = max([*shares, device.memory_bytes if key == "memory" else 0], default=0)
+        found[key] = max([*shares, device.memory_bytes if key == MEMORY else 0], default=0)
     return found
 
 
 def counted_profiles(profiles: Collection[Profile]) -> tuple[Profile, ...]:
     """Return the profiles whose maximum neither their placements nor the shared engines enforce."""
     counted: list[Profile] = []
+    keys = [key for key in capacity_keys(profiles) if key != MEMORY]
     for profile in profiles:
         if profile.maximum >= disjoint(profile.placements):
             continue
         enforced = any(
             profile.capacities.get(key, 0) * (profile.maximum + 1)
             > max(each.capacities.get(key, 0) * max(each.maximum, 1) for each in profiles)
-            for key in CAPACITY_KEYS
-            if key != "memory"
+            for key in keys
         )
         if not enforced:
             counted.append(profile)
@@ -68,8 +73,8 @@ def fits(device: Device, places: Sequence[Place]) -> bool:
         counts[profile.profile_id] = counts.get(profile.profile_id, 0) + 1
         if counts[profile.profile_id] > profile.maximum:
             return False
-        for key in CAPACITY_KEYS:
-            left[key] -= profile.capacities.get(key, 0)
+        for key, amount in profile.capacities.items():
+            left[key] -= amount
             if left[key] < 0:
                 return False
     return True

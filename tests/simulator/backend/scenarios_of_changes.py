@@ -26,9 +26,9 @@ from dra_driver.core.layout import (
     parse_rules,
     plan_layout,
     plan_layouts,
-    rules_from_mig_parted,
 )
 from dra_driver.core.model import Device, Partition, Placement
+from dra_driver.core.nvidia.mig_parted import rules_from_mig_parted
 from dra_driver.core.prepared import PreparedPartition
 
 from tests.simulator.backend.stage import Stage, on, places, refused

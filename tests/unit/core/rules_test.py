@@ -16,9 +16,9 @@ from dra_driver.core.layout import (
     WantedPartition,
     parse_rules,
     plan_layout,
-    rules_from_mig_parted,
     wanted_for,
 )
+from dra_driver.core.nvidia.mig_parted import rules_from_mig_parted
 from dra_driver.core.nvidia.profiles import parse_name
 from hypothesis import given
 from hypothesis import strategies as st

@@ -49,6 +49,7 @@ from dra_driver.core.model import (
     Process,
 )
 from dra_driver.core.nvidia import offers
+from dra_driver.core.nvidia.configs import CONFIG_KINDS
 from dra_driver.core.system import System
 from dra_driver.inventory import Survey, survey
 from dra_driver.metrics import NoMetrics
@@ -134,6 +135,7 @@ class ModelBackend:
     vendor = "nvidia"
     driver_name = DRIVER
     cdi_kind = "k8s.gpu.nvidia.com/claim"
+    config_kinds = CONFIG_KINDS
 
     def __init__(self, gpus: ModelGpus) -> None:
         self.gpus = gpus

@@ -17,6 +17,7 @@ from dra_driver.claims.locks import NamedLocks
 from dra_driver.claims.opaque import check_configs
 from dra_driver.claims.records import ClaimReference
 from dra_driver.config import InvalidConfiguration, load, parse
+from dra_driver.core.nvidia.configs import CONFIG_KINDS
 from dra_driver.metrics import MetricsRegistry, PrometheusMetrics, Stopwatch
 
 from tests.cluster.stop_at import StopPoint
@@ -113,10 +114,10 @@ V = "resource.nvidia.com/v1beta1"
 def test_opaque_configs(parameters: dict[str, Any], requests: list[str], kind: str, message: str | None) -> None:
     configs = configs_of(parameters, *requests)
     if message is None:
-        check_configs("nvidia", configs, request="r", device_kind=kind)
+        check_configs(CONFIG_KINDS, configs, request="r", device_kind=kind)
     else:
         with pytest.raises(ClaimError, match=message) as found:
-            check_configs("nvidia", configs, request="r", device_kind=kind)
+            check_configs(CONFIG_KINDS, configs, request="r", device_kind=kind)
         assert found.value.hint
         assert found.value.code == "config-refused"
 

@@ -31,6 +31,7 @@ from ..system import System
 from . import discover, edits, faults, names, offers, partition
 from .boards import Boards
 from .common_edits import CommonEdits
+from .configs import CONFIG_KINDS
 from .nvml import Nvml
 from .offers import DRIVER_NAME
 from .watch import Watch
@@ -63,6 +64,7 @@ class NvidiaBackend:
     vendor = "nvidia"
     driver_name = DRIVER_NAME
     cdi_kind = "k8s.gpu.nvidia.com/claim"
+    config_kinds = CONFIG_KINDS
 
     def __init__(self, system: System | None = None, deadlines: Deadlines | None = None) -> None:
         self._system = system or System()

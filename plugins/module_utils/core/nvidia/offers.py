@@ -25,7 +25,6 @@ from ..model import (
     Taint,
     frozen,
 )
-from ..room import CAPACITY_KEYS
 from ..slices import MOST_ATTRIBUTES_AND_CAPACITIES
 
 DRIVER_NAME = "gpu.nvidia.com"
@@ -128,7 +127,7 @@ def _adopted(device: Device, owned: Collection[OwnedPartition]) -> tuple[Partiti
 def _whole(device: Device, counters: Mapping[str, int] | None = None) -> Offer:
     capacities: dict[str, int] = dict(device.capacities)
     if counters is not None:
-        for key in CAPACITY_KEYS:
+        for key in room.capacity_keys(device.profiles):
             largest = max((profile.capacities[key] for profile in device.profiles), default=0)
             capacities[key] = max(capacities.get(key, 0), largest)
     return Offer(
@@ -192,7 +191,7 @@ def _attributes(device: Device, own: Mapping[str, AttributeValue]) -> Mapping[st
 
 
 def _consumed(device: Device, profile: Profile, placement: Placement) -> Mapping[str, int]:
-    consumed = {_counter(key): profile.capacities[key] for key in CAPACITY_KEYS if profile.capacities[key]}
+    consumed = {_counter(key): amount for key, amount in profile.capacities.items() if amount}
     consumed.update({f"memory-slice-{number}": 1 for number in placement.slices})
     if profile in room.counted_profiles(device.profiles):
         consumed[_profile_counter(profile)] = 1

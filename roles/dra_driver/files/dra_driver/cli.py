@@ -43,7 +43,11 @@ def _parser() -> argparse.ArgumentParser:
         action.add_argument("--file", required=True, help="JSON file with the list of layout rules")
         action.add_argument("--config", default=config.DEFAULT_PATH, help="the driver's configuration, for its state")
         action.add_argument(
-            "--wait", type=float, default=60.0, metavar="SECONDS", help="wait so long for the GPU driver (default 60)"
+            "--wait",
+            type=float,
+            default=60.0,
+            metavar="SECONDS",
+            help="wait so long for the vendor's driver (default 60)",
         )
         action.add_argument("--json", action="store_true", help="print the result as JSON")
         action.set_defaults(run=_layout, apply=name == "apply")

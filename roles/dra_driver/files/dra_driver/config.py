@@ -50,7 +50,7 @@ class Configuration:
     cdi_directory: str = "/var/run/cdi"
     state_directory: str = ""
     pool_name: str = ""
-    backends: tuple[str, ...] = ("nvidia",)
+    backends: tuple[str, ...] = tuple(BACKENDS)
     layout: tuple[Rule, ...] = ()
     layout_rules: tuple[Mapping[str, Any], ...] = ()
     metrics_address: str = ""
@@ -109,7 +109,7 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
         if key in values:
             values[key] = values[key].rstrip("/") if key != "kubeconfig" else values[key]
     values["node_name"] = (values.get("node_name") or socket.gethostname()).lower()
-    values["backends"] = _backends(document.get("backends", ["nvidia"]), source)
+    values["backends"] = _backends(document.get("backends", list(BACKENDS)), source)
     if len(values["backends"]) > 1 and (values.get("driver_name") or values.get("state_directory")):
         raise InvalidConfiguration(
             f"{source} sets driver_name or state_directory with {len(values['backends'])} backends",

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """One vendor's driver on this node: its parts, brought up in any order.
 
-Nothing has to be there when it starts: not the kubelet, not the API server, not the GPU's driver, not a GPU. Each part
+Nothing has to be there when it starts: not the kubelet, not the API server, not the devices' driver, not a device. Each part
 keeps trying on its own and logs one line whenever its state changes. What the parts share is in ``supervisors.shared``.
 """
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Opaque configurations of claims and classes: the kinds that each vendor's driver knows, decoded strictly.
+"""Opaque configurations of claims and classes, decoded strictly by the kinds that the vendor's folder names.
 
 A manifest written for the vendor's driver is understood; what it asks for beyond the defaults and this version does not
 do is refused by name, never silently ignored.
@@ -8,42 +8,23 @@ do is refused by name, never silently ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..core.model import ConfigKind
 from .allocation import ClaimError, OpaqueConfig
-from .records import DEVICE, PARTITION
 
 
-@dataclass(frozen=True)
-class Kind:
-    """One kind of configuration: for which kind of device it is, and its optional fields with why each is refused."""
-
-    api_version: str
-    name: str
-    device_kind: str
-    refused_fields: Mapping[str, str]
-
-
-_SHARING = "sharing ({strategy}) is not offered by this version: a device or partition is given to one claim alone"
-
-KINDS: Mapping[str, tuple[Kind, ...]] = {
-    "nvidia": (
-        Kind("resource.nvidia.com/v1beta1", "GpuConfig", DEVICE, {"sharing": _SHARING}),
-        Kind("resource.nvidia.com/v1beta1", "MigDeviceConfig", PARTITION, {"sharing": _SHARING}),
-    ),
-}
-
-
-def check_configs(vendor: str, configs: Iterable[OpaqueConfig], *, request: str, device_kind: str) -> None:
+def check_configs(
+    kinds: Sequence[ConfigKind], configs: Iterable[OpaqueConfig], *, request: str, device_kind: str
+) -> None:
     """Check all configurations that apply to one device. Raises ClaimError with code config-refused.
 
     A configuration that names the request must fit its kind of device; one for all requests passes by the devices that
     it is not made for.
     """
     for config in configs:
-        kind = _kind(vendor, config, request)
+        kind = _kind(kinds, config, request)
         if kind.device_kind != device_kind:
             if config.requests:
                 raise _refused(
@@ -55,9 +36,8 @@ def check_configs(vendor: str, configs: Iterable[OpaqueConfig], *, request: str,
         _check_fields(kind, config.parameters, request)
 
 
-def _kind(vendor: str, config: OpaqueConfig, request: str) -> Kind:
+def _kind(known: Sequence[ConfigKind], config: OpaqueConfig, request: str) -> ConfigKind:
     api_version, name = config.parameters.get("apiVersion"), config.parameters.get("kind")
-    known = KINDS.get(vendor, ())
     for kind in known:
         if (kind.api_version, kind.name) == (api_version, name):
             return kind
@@ -65,7 +45,7 @@ def _kind(vendor: str, config: OpaqueConfig, request: str) -> Kind:
     raise _refused(request, f"its kind is {api_version} {name}", f"This version knows {names}.")
 
 
-def _check_fields(kind: Kind, parameters: Mapping[str, Any], request: str) -> None:
+def _check_fields(kind: ConfigKind, parameters: Mapping[str, Any], request: str) -> None:
     for field, value in parameters.items():
         if field in ("apiVersion", "kind"):
             continue

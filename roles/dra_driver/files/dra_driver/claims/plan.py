@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..core.errors import InUse
-from ..core.model import Device, Offer, OwnedPartition, Partition
+from ..core.model import ConfigKind, Device, Offer, OwnedPartition, Partition
 from ..core.prepared import PREPARING
 from .allocation import AllocatedDevice, Allocation, ClaimError
 from .debts import Debt
@@ -127,7 +127,7 @@ def plan_prepare(
     devices: Mapping[str, Device],
     records: Mapping[str, ClaimRecord],
     *,
-    vendor: str,
+    config_kinds: Sequence[ConfigKind],
     cdi_kind: str,
     boot_id: str,
     now: float,
@@ -143,7 +143,7 @@ def plan_prepare(
     modes: dict[str, ModeChange] = {}
     for allocated in allocation.devices:
         offer = offers[allocated.device]
-        check_configs(vendor, allocated.configs, request=allocated.request, device_kind=offer.kind)
+        check_configs(config_kinds, allocated.configs, request=allocated.request, device_kind=offer.kind)
         entry = _entry(allocated, offer, cdi_kind=cdi_kind, claim_uid=allocation.claim.uid)
         for record in others:
             for held in record.devices:

@@ -246,7 +246,7 @@ class ClaimService:
                     self._inventory(),
                     facts,
                     self.store.claims,
-                    vendor=self.hands.backend.vendor,
+                    config_kinds=self.hands.backend.config_kinds,
                     cdi_kind=self.hands.backend.cdi_kind,
                     boot_id=self._boot_id,
                     now=time.time(),
@@ -388,7 +388,7 @@ class ClaimService:
             if self._needs_hardware(record) and not self._went_with_the_boot(record):
                 with watch.stage("ready"):
                     await self._wait_until_ready()
-            # A pod with a whole device can end although the GPU's driver is gone; so can, after a reboot, any other.
+            # A pod with a whole device can end although the device's driver is gone; so can, after a reboot, any other.
             async with self._devices.hold(record.device_uuids):
                 self.hands.reached("unprepare-started")
                 with watch.stage("undo"):

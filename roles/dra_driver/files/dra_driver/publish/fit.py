@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """What of a node's devices can be said to an API server that drops fields, and what has to be withheld there.
 
-A taint or a counter that the server drops would not be missed by anybody until a pod gets a GPU that is lost, or a
+A taint or a counter that the server drops would not be missed by anybody until a pod gets a device that is lost, or a
 partition of one that another pod has whole. What cannot be expressed is therefore not published. Pure.
 """
 

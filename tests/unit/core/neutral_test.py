@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What is one vendor's lies in that vendor's folder: neither the core's own files nor the daemons name a vendor or its words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from dra_driver import core
+from dra_driver.core.backend import BACKENDS, create
+
+ROOT = Path(__file__).resolve().parents[3]
+CORE = Path(core.__file__).parent
+DAEMONS = ROOT / "roles/dra_driver/files/dra_driver"
+FILES = sorted(
+    path for path in (*CORE.glob("*.py"), *DAEMONS.rglob("*.py")) if not re.search("_pb2(_grpc)?$", path.stem)
+)
+# "npu" is among them before there is one.
+VENDOR_WORDS = re.compile(
+    r"nvidia|nvml|cuda|gpu|\bxid\b|\bmig(?!rat)|ascend|huawei|\bnpu|\bamd\b|multiprocessor|(copy|jpeg|ofa)Engine",
+    re.IGNORECASE,
+)
+# The list of vendors is the one place that knows them all.
+REGISTRY = re.compile(r"from \.(\w+)\.backend import \w+Backend\n|\nBACKENDS: .*\n")
+
+
+def vendor_words(text: str) -> list[str]:
+    return [found.group() for found in VENDOR_WORDS.finditer(text)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: "/".join(path.parts[-2:]))
+def test_no_vendor_is_named(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    if path.name == "backend.py" and path.parent == CORE:
+        text = REGISTRY.sub("", text)
+    assert vendor_words(text) == []
+
+
+def test_the_words_are_found_where_they_are_at_home() -> None:
+    assert len(FILES) > 40
+    assert vendor_words("a GPU, MIG and nvml_call; migration and input are no vendor's") == ["GPU", "MIG", "nvml"]
+    for vendor in BACKENDS:
+        assert any(vendor_words(path.read_text(encoding="utf-8")) for path in (CORE / vendor).glob("*.py"))
+
+
+@pytest.mark.parametrize("vendor", BACKENDS)
+def test_what_the_daemons_ask_of_a_vendor_is_there(vendor: str) -> None:
+    backend = create(vendor)
+    assert backend.vendor == vendor and backend.driver_name and backend.cdi_kind
+    assert {kind.device_kind for kind in backend.config_kinds} <= {"device", "partition"}
