@@ -16,7 +16,7 @@ import pytest
 from world_cli import archive, binaries, certificates, pods, state
 from world_cli.archive import Entry, Image
 from world_cli.errors import WorldError
-from world_cli.pins import COMPONENTS, NODE_PROGRAMS, WORLD_FOLDER, Component
+from world_cli.pins import COMPONENTS, NODE_PROGRAMS, OLDEST_KUBERNETES, Component
 from world_cli.state import World
 
 WORLD = World("w", 215, state.plan_nodes("w", 1, []))
@@ -140,14 +140,44 @@ def test_certificates_are_kept_and_a_new_authority_renews_the_nodes() -> None:
     openssl("verify", "-CAfile", certificates.authority_folder(WORLD) / "ca.crt", node)
 
 
-@pytest.mark.parametrize("component", COMPONENTS, ids=lambda component: component.name)
+ALL = (*COMPONENTS, OLDEST_KUBERNETES)
+
+
+@pytest.mark.parametrize("component", ALL, ids=lambda component: component.name)
 def test_pins_and_module_files_say_the_same(component: Component) -> None:
-    text = (WORLD_FOLDER / "go" / component.name / "go.mod").read_text()
-    tools = set(component.programs.values())
+    text = (component.module_folder / f"{component.module}.mod").read_text()
+    own = re.findall(r"^module (\S+)$", text, re.MULTILINE)[0]
+    sources = [path.read_text() for path in component.module_folder.glob("*.go")]
+    tools = {package for package in component.programs.values() if package != own}
     assert all(f"{package}\n" in text for package in tools)
+    tools |= {name for source in sources for name in re.findall(r'"(k8s.io/kubernetes/\S+)"', source)}
     required = dict(re.findall(r"^(?:require )?\s*(\S+) v(\S+)(?: // indirect)?$", text, re.MULTILINE))
     modules = {module for module in required for package in tools if f"{package}/".startswith(f"{module}/")}
     assert {required[module] for module in modules} == {component.version}
+    assert (component.module_folder / f"{component.module}.sum").read_text()
+
+
+def test_the_services_of_kubernetes_are_one_program_that_knows_all_its_names() -> None:
+    source = (OLDEST_KUBERNETES.module_folder / "main.go").read_text()
+    for component in (each for each in ALL if each.name.startswith("kubernetes")):
+        services = set(component.programs) - {"kubectl"}
+        assert len({component.programs[name] for name in services}) == 1
+        assert set(re.findall(r'^\t"([a-z-]+)": ', source, re.MULTILINE)) == services
+
+
+def test_names_that_share_a_package_are_one_file(tmp_path: Path) -> None:
+    component = Component("a", "1", {"one": "x/v2/all", "two": "x/v2/all", "other": "x/other"}, {})
+    built = tmp_path / "built"
+    built.mkdir()
+    for name in ("all", "other"):
+        (built / name).write_text(name)
+    binaries.link_programs(component, built, tmp_path)
+    assert {name: (tmp_path / name).read_text() for name in component.programs} == {
+        "one": "all",
+        "two": "all",
+        "other": "other",
+    }
+    assert (tmp_path / "one").samefile(tmp_path / "two")
 
 
 def test_every_program_of_a_node_is_built() -> None:
@@ -162,7 +192,9 @@ def test_a_change_of_what_is_compiled_changes_the_key(tmp_path: Path) -> None:
     keys = [binaries.component_key(each, tmp_path) for each in (plain, Component("a", "1", {"a": "x/a"}, {"v": "1"}))]
     (tmp_path / "go.sum").write_text("x")
     keys.append(binaries.component_key(plain, tmp_path))
-    assert len(set(keys)) == 3
+    (tmp_path / "main.go").write_text("package main")
+    keys.append(binaries.component_key(plain, tmp_path))
+    assert len(set(keys)) == 4
 
 
 @pytest.mark.parametrize(

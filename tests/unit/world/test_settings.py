@@ -71,6 +71,14 @@ def test_the_api_server_is_a_real_one() -> None:
     assert "resource.k8s.io/v1beta2=true" in runtime
 
 
+def test_gates_are_set_in_every_component_or_in_none() -> None:
+    for gates in ({"A": True, "B": False}, {}):
+        units = settings.control_units(WORLD, gates)
+        kubernetes = [text for name, text in units.items() if name.startswith("kube-")]
+        assert [text.count("--feature-gates=A=true,B=false") for text in kubernetes] == [int(bool(gates))] * 3
+        assert [text.count("--feature-gates") for text in kubernetes] == [int(bool(gates))] * 3
+
+
 def test_units_hold_their_whole_command() -> None:
     for name, text in settings.control_units(WORLD, {"A": True}).items():
         start = text.split("ExecStart=", 1)[1].split("\nRestart=")[0].replace("\\\n", " ")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from world_cli import cluster, state
 from world_cli.errors import WorldError
+from world_cli.pins import OLDEST, PINNED
 from world_cli.state import Node, World
 
 
@@ -132,3 +133,21 @@ def test_a_present_world_keeps_its_network_nodes_and_profiles() -> None:
     assert [node.silicon for node in larger.nodes] == ["mixed", "8xH100", None]
     assert [node.name for node in cluster.plan("w", 1, [], present, block).nodes] == ["w-node1"]
     assert [node.silicon for node in cluster.plan("w", None, ["1xT4"], present, block).nodes] == ["1xT4", "1xT4"]
+
+
+def test_what_a_world_is_made_of_is_said_when_it_begins_and_kept() -> None:
+    nodes = state.plan_nodes("w", cluster.DEFAULT_NODES, [])
+    assert cluster.plan("w", None, [], None, block, PINNED, own_gates=True) == World("w", 230, nodes, PINNED, True)
+    # The file of gates is about the pinned release.
+    oldest = cluster.plan("w", None, [], None, block, OLDEST)
+    assert oldest == World("w", 230, nodes, OLDEST, True)
+    state.save(oldest)
+    assert state.load("w") == oldest
+    assert cluster.plan("w", None, [], oldest, block) == oldest
+    assert cluster.plan("w", None, [], oldest, block, OLDEST, own_gates=True) == oldest
+
+
+@pytest.mark.parametrize(("release", "own_gates"), [(OLDEST, False), (None, True)])
+def test_a_world_that_is_up_is_not_made_of_something_else(release: str | None, own_gates: bool) -> None:
+    with pytest.raises(WorldError, match="is up with the pinned Kubernetes and the gates of"):
+        cluster.plan("w", None, [], world(), block, release, own_gates)

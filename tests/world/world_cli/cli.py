@@ -14,6 +14,7 @@ from pathlib import Path
 
 from . import binaries, cluster, engine, gates, host, image, inventory, nodes, state
 from .errors import WorldError
+from .pins import PINNED, RELEASES
 from .progress import say, step
 from .state import World
 
@@ -37,7 +38,8 @@ def parser() -> argparse.ArgumentParser:
         return verbs.add_parser(name, help=text, description=text, parents=[naming])
 
     build = verb("build", "make programs and images; what is there and whole is kept")
-    build.add_argument("--prune", action="store_true", help="then remove what belongs to other pins and other releases")
+    build.add_argument("--prune", action="store_true", help="then remove what belongs to other pins")
+    build.add_argument("--release", choices=tuple(RELEASES), default=PINNED, help="which Kubernetes")
     build.add_argument("--verify", action="store_true", help="read every cached file and compare it with its stamp")
     up = verb("up", "bring a world up, or to what is asked for")
     up.add_argument(
@@ -49,6 +51,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="PROFILE[,PROFILE...]",
         help="accelerators of the nodes: one profile for all, or one for each",
     )
+    up.add_argument(
+        "--release",
+        choices=tuple(RELEASES),
+        help=f"Kubernetes of a new world (default {PINNED}); any but {PINNED} has its own gates",
+    )
+    up.add_argument("--own-gates", action="store_true", help="a new world with no feature gate set")
     up.add_argument("--no-silicon-setup", action="store_true", help="write the profiles down, but leave the nodes bare")
     down = verb("down", "remove a world, and all that it is made of")
     down.add_argument("--all", action="store_true", help="remove every world")
@@ -104,7 +112,7 @@ def _interactive() -> list[str]:
 
 def _up(arguments: argparse.Namespace, name: str) -> int:
     profiles = [profile for profile in arguments.silicon.split(",") if profile]
-    world = cluster.up(name, arguments.nodes, profiles)
+    world = cluster.up(name, arguments.nodes, profiles, arguments.release, arguments.own_gates)
     if any(node.silicon for node in world.nodes) and not arguments.no_silicon_setup:
         with step("silicon", ", ".join(node.silicon or "none" for node in world.nodes)):
             inventory.apply_silicon(world)
@@ -162,9 +170,10 @@ def dispatch(arguments: argparse.Namespace) -> int:
     """Do what was asked for; return the exit status."""
     name = state.check_name(getattr(arguments, "name", DEFAULT_NAME))
     if arguments.verb == "build":
-        cluster.prepare_host(arguments.verify)
+        cluster.prepare_host(arguments.verify, arguments.release)
         for removed in image.prune() if arguments.prune else []:
             say(f"removed {removed}")
+        print(image.node_image(arguments.release))
         return 0
     if arguments.verb == "up":
         return _up(arguments, name)
@@ -199,7 +208,7 @@ def _on_world(arguments: argparse.Namespace, world: World) -> int:
             raise WorldError("\n".join(["the API server and gates.json differ:", *found]))
         print(f"{len(gates.feature_gates())} gates are as gates.json says")
     elif verb == "kubectl":
-        command = [str(binaries.program("kubectl")), f"--kubeconfig={cluster.kubeconfig_path(world)}"]
+        command = [str(binaries.program("kubectl", world.release)), f"--kubeconfig={cluster.kubeconfig_path(world)}"]
         os.environ.update(cluster.kubectl_environment(world))
         return _replace_by([*command, *_without_separator(arguments.arguments)])
     elif verb == "shell":

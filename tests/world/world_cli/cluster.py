@@ -17,7 +17,7 @@ from . import binaries, cache, certificates, engine, host, image, nodes, setting
 from .commands import execute, wait_until
 from .errors import WorldError
 from .host import Host
-from .pins import LABEL
+from .pins import LABEL, PINNED
 from .progress import say, step
 from .state import Node, World
 
@@ -39,7 +39,7 @@ def kubectl(
     world: World, *arguments: str, check: bool = True, input_text: str | None = None, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
     """Run kubectl of the pinned version on a world and capture what it says."""
-    command = [str(binaries.program("kubectl")), f"--kubeconfig={kubeconfig_path(world)}", *arguments]
+    command = [str(binaries.program("kubectl", world.release)), f"--kubeconfig={kubeconfig_path(world)}", *arguments]
     return execute(command, check=check, input_text=input_text, timeout=timeout, environment=kubectl_environment(world))
 
 
@@ -61,26 +61,39 @@ def in_parallel(jobs: Iterable[Callable[[], object]]) -> None:
         raise WorldError("\n".join(known))
 
 
-def prepare_host(thorough: bool = False) -> None:
+def prepare_host(thorough: bool = False, release: str = PINNED) -> None:
     """Everything that is the same for all worlds: packages, engine, limits, programs and images."""
     host.require_root()
     host.install_packages()
     engine.ensure_running()
     host.raise_inotify_limit()
-    image.build(thorough)
+    image.build(thorough, release)
 
 
 def plan(
-    name: str, count: int | None, profiles: list[str], present: World | None, find_block: Callable[[], int]
+    name: str,
+    count: int | None,
+    profiles: list[str],
+    present: World | None,
+    find_block: Callable[[], int],
+    release: str | None = None,
+    own_gates: bool = False,
 ) -> World:
     """The world that is wanted: networks stay as they are, nodes and profiles follow what is asked for.
 
-    Without a count the present number of nodes stays; without profiles so do the present ones.
+    Without a count the present number of nodes stays; without profiles so do the present ones. What a world is made of
+    is said when it begins; another release has gates of its own.
     """
     wanted = count or (len(present.nodes) if present and present.nodes else DEFAULT_NODES)
     planned = state.plan_nodes(name, wanted, profiles)
     if present is None:
-        return World(name, find_block(), planned)
+        made_of = release or PINNED
+        return World(name, find_block(), planned, made_of, own_gates or made_of != PINNED)
+    if (release or present.release) != present.release or (own_gates and not present.own_gates):
+        gates = "their own gates" if present.own_gates else "the gates of gates.json"
+        raise WorldError(
+            f"world {name} is up with the {present.release} Kubernetes and {gates}: take it down before it is made of something else."
+        )
     if not profiles:
         kept = {node.index: node.silicon for node in present.nodes}
         planned = tuple(replace(node, silicon=kept.get(node.index)) for node in planned)
@@ -199,16 +212,23 @@ def wait_for_nodes(world: World, names: Iterable[str]) -> None:
     wait_until(f"readiness of {', '.join(wanted)}", lambda: not lacking(), READY_SECONDS, pause=0.5, remedy=report)
 
 
-def up(name: str, count: int | None = None, profiles: list[str] | None = None) -> World:
+def up(
+    name: str,
+    count: int | None = None,
+    profiles: list[str] | None = None,
+    release: str | None = None,
+    own_gates: bool = False,
+) -> World:
     """Bring a world up, or to what is asked for. What is already so is left alone; what a killed run left is put right."""
     state.check_name(name)
-    prepare_host()
+    written = state.load(name)
+    prepare_host(release=release or (written.release if written else PINNED))
     facts = host.inspect_host()
     with cache.locked(_lock(name)):
         present = state.load(name)
         _clear_leftovers(name, present)
         with cache.locked(_lock("networks of all")):
-            world = plan(name, count, profiles or [], present, _find_block)
+            world = plan(name, count, profiles or [], present, _find_block, release, own_gates)
             state.save(world)
         _drop_nodes(
             world,
@@ -217,7 +237,7 @@ def up(name: str, count: int | None = None, profiles: list[str] | None = None) -
             else [],
         )
         for container in (world.control, *(node.name for node in world.nodes)):
-            if not nodes.runs_present_image(container):
+            if not nodes.runs_present_image(container, world.release):
                 say(
                     f"{container} was made from an older node image and stays as it is: `down` and `up` again to renew it"
                 )
@@ -265,9 +285,10 @@ def status(world: World) -> list[str]:
     ready = ready_nodes(world) if answering and nodes.status_of(world.control) == "running" else {}
     lines = [
         f"world       {world.name}",
+        f"Kubernetes  {world.release}, {'gates of its own' if world.own_gates else 'gates of gates.json'}",
         f"API server  {world.server}",
         f"kubeconfig  {kubeconfig_path(world)}",
-        f"programs    {binaries.program('kubectl').parent}",
+        f"programs    {binaries.program('kubectl', world.release).parent}",
         f"control     {world.control}: {nodes.status_of(world.control) if answering else 'Docker Engine does not answer'}",
     ]
     for node in world.nodes:

@@ -14,7 +14,16 @@ from typing import IO
 from . import binaries, cache, engine, host, pods
 from .commands import execute
 from .errors import WorldError
-from .pins import COMPONENTS, DEBIAN_SUITE, LABEL, NODE_IMAGE, NODE_PACKAGES, NODE_PROGRAMS, WORLD_FOLDER
+from .pins import (
+    DEBIAN_SUITE,
+    LABEL,
+    NODE_IMAGE,
+    NODE_PACKAGES,
+    NODE_PROGRAMS,
+    PINNED,
+    RELEASES,
+    WORLD_FOLDER,
+)
 from .progress import step
 
 NODE_FILES = WORLD_FOLDER / "node"
@@ -46,12 +55,12 @@ def pod_images() -> Path:
     return pods_folder() / pods.IMAGES_ARCHIVE
 
 
-def node_image() -> str:
+def node_image(release: str = PINNED) -> str:
     """Full name of the node image that the present pins ask for."""
     files = sorted(NODE_FILES.iterdir())
     key = cache.digest(
         bootstrap_folder().name,
-        binaries.all_keys(),
+        binaries.all_keys(release),
         repr(NODE_PROGRAMS),
         repr(node_links()),
         repr(_NODE_CHANGES),
@@ -103,7 +112,7 @@ def node_links() -> dict[str, str]:
     return links
 
 
-def _write_node_layer(stream: IO[bytes]) -> None:
+def _write_node_layer(stream: IO[bytes], release: str) -> None:
     with tarfile.open(fileobj=stream, mode="w|") as archive:
 
         def add(path: Path, name: str, mode: int) -> None:
@@ -116,7 +125,7 @@ def _write_node_layer(stream: IO[bytes]) -> None:
 
         for folder, programs in NODE_PROGRAMS.items():
             for name in programs:
-                add(binaries.program(name), f"{folder}/{name}", 0o755)
+                add(binaries.program(name, release), f"{folder}/{name}", 0o755)
         for path in sorted(NODE_FILES.iterdir()):
             if path.suffix == ".service":
                 add(path, f"{UNIT_FOLDER}/{path.name}", 0o644)
@@ -131,7 +140,7 @@ def _write_node_layer(stream: IO[bytes]) -> None:
         archive.addfile(journal)
 
 
-def make_node_image(name: str) -> None:
+def make_node_image(name: str, release: str) -> None:
     """Import the bootstrap, lay the cluster's programs and units over it, and tag the result."""
     changes = [word for change in _NODE_CHANGES for word in ("--change", change)]
     left = engine.docker("ps", "--all", "--quiet", "--filter", f"label={_BUILD_LABEL}").stdout.split()
@@ -150,7 +159,7 @@ def make_node_image(name: str) -> None:
             if copy.stdin is None or copy.stderr is None:
                 raise WorldError("docker cp was started without pipes.")
             try:
-                _write_node_layer(copy.stdin)
+                _write_node_layer(copy.stdin, release)
                 copy.stdin.close()
             except BrokenPipeError:
                 pass  # docker's own words follow
@@ -162,9 +171,9 @@ def make_node_image(name: str) -> None:
         engine.docker("rm", "--force", container)
 
 
-def build(thorough: bool = False) -> None:
+def build(thorough: bool = False, release: str = PINNED) -> None:
     """Make everything that a world is started from: programs, bootstrap, pod images, node image."""
-    binaries.build_all(thorough)
+    binaries.build_all(thorough, release)
     for kind, folder, make in (
         ("bootstrap", bootstrap_folder(), bootstrap),
         ("pod images", pods_folder(), make_pod_images),
@@ -172,11 +181,11 @@ def build(thorough: bool = False) -> None:
         if cache.damage(folder, thorough) is not None:
             with step(kind):
                 cache.ensure(folder, make, thorough)
-    name = node_image()
+    name = node_image(release)
     with cache.locked(cache.world_cache() / ".node-image.lock"):
         if engine.inspect("image", name) is None:
             with step("node image", name):
-                make_node_image(name)
+                make_node_image(name, release)
 
 
 def prune() -> list[str]:
@@ -184,7 +193,9 @@ def prune() -> list[str]:
 
     An image that a container still runs on stays.
     """
-    kept = {bootstrap_folder().name, pods_folder().name, *(binaries.component_folder(each).name for each in COMPONENTS)}
+    components = [component for release in RELEASES.values() for component in release]
+    kept = {bootstrap_folder().name, pods_folder().name, *(binaries.component_folder(each).name for each in components)}
+    images = {node_image(release) for release in RELEASES}
     folders = [*cache.world_cache().glob("*/" + cache.STAMP), *cache.world_cache().glob("binaries/*/" + cache.STAMP)]
     removed: list[str] = []
     for folder in sorted(path.parent for path in folders):
@@ -195,7 +206,7 @@ def prune() -> list[str]:
             removed.append(str(folder))
     listed = engine.docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", NODE_IMAGE).stdout.split()
     for name in listed:
-        if name != node_image() and engine.docker("image", "rm", name, check=False).returncode == 0:
+        if name not in images and engine.docker("image", "rm", name, check=False).returncode == 0:
             removed.append(name)
     engine.docker("image", "prune", "--force", "--filter", f"label={_BUILD_LABEL}=base")
     return removed

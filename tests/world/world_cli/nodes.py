@@ -60,6 +60,11 @@ def common_files(world: World, own: Node | None) -> list[Entry]:
     return files
 
 
+def gates_of(world: World) -> dict[str, bool]:
+    """The feature gates that the world sets; the file that lists them is about the pinned Kubernetes."""
+    return {} if world.own_gates else feature_gates()
+
+
 def control_files(world: World) -> list[Entry]:
     """All files of the control plane."""
     folder = certificates.authority_folder(world)
@@ -74,7 +79,7 @@ def control_files(world: World) -> list[Entry]:
     files.append(
         Entry("etc/kubernetes/scheduler.json", json.dumps(settings.scheduler_configuration(), indent=2).encode())
     )
-    units = settings.control_units(world, feature_gates())
+    units = settings.control_units(world, gates_of(world))
     files += [Entry(f"etc/systemd/system/{name}", text.encode()) for name, text in units.items()]
     return files + _enabled(CONTROL_SERVICES)
 
@@ -84,7 +89,7 @@ def worker_files(world: World, node: Node, facts: Host) -> list[Entry]:
     authority = certificates.authority_folder(world)
     resolver = host.resolver_settings(Path("/etc/resolv.conf").read_text())
     resolvers = [line.split()[1] for line in resolver.splitlines()]
-    kubelet = settings.kubelet_configuration(world, facts, feature_gates(), resolvers)
+    kubelet = settings.kubelet_configuration(world, facts, gates_of(world), resolvers)
     identity = certificates.kubeconfig_of(world, certificates.node_folder(world, node), "kubelet")
     proxy = certificates.kubeconfig_of(world, authority, "kube-proxy")
     return [
@@ -185,7 +190,8 @@ def ensure_container(
         if volume:
             engine.docker("volume", "create", "--label", f"{LABEL}={world.name}", volume)
         variables = host.proxy_variables(os.environ, world.cluster_subnet)
-        engine.docker("create", *run_arguments(world, name, address, facts, variables, volume), image.node_image())
+        arguments = run_arguments(world, name, address, facts, variables, volume)
+        engine.docker("create", *arguments, image.node_image(world.release))
     elif present == "paused":
         engine.docker("unpause", name)
         present = "running"
@@ -281,7 +287,7 @@ def reboot(name: str, hard: bool = False) -> None:
         engine.docker("restart", "--time", str(STOP_SECONDS), name)
 
 
-def runs_present_image(name: str) -> bool:
+def runs_present_image(name: str, release: str) -> bool:
     """Whether a container was made from the node image that the present pins ask for."""
     made_from = image_of(name)
-    return made_from is None or not made_from.startswith(NODE_IMAGE) or made_from == image.node_image()
+    return made_from is None or not made_from.startswith(NODE_IMAGE) or made_from == image.node_image(release)

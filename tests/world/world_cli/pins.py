@@ -11,6 +11,7 @@ WORLD_FOLDER = Path(__file__).resolve().parent.parent
 COLLECTION_FOLDER = WORLD_FOLDER.parent.parent
 
 KUBERNETES_VERSION = "1.37.0"
+OLDEST_KUBERNETES_VERSION = "1.34.4"
 CONTAINERD_VERSION = "2.3.7"
 #: The release before the present one: what long-lived sites run. No node of the world does; roles are tried on it.
 OLD_CONTAINERD_VERSION = "1.7.35"
@@ -96,7 +97,9 @@ USUAL_SECONDS = {
 class Component:
     """One Go module of our own under ``tests/world/go`` and the programs built from it.
 
-    ``programs`` maps the name of the finished program to its main package; ``variables`` are linker values.
+    ``programs`` maps the name of the finished program to its main package; names that share a package are links to one
+    program, which does what its name says. ``variables`` are linker values. ``module`` is the module in whose ``folder``
+    the component is built, where another component shares the sources.
     """
 
     name: str
@@ -104,21 +107,37 @@ class Component:
     programs: dict[str, str]
     variables: dict[str, str]
     cgo: bool = False
+    folder: str = ""
+    module: str = "go"
+
+    @property
+    def module_folder(self) -> Path:
+        """Folder of the module."""
+        return WORLD_FOLDER / "go" / (self.folder or self.name)
 
 
-_KUBERNETES_COMMANDS = (
-    "kube-apiserver",
-    "kube-controller-manager",
-    "kube-scheduler",
-    "kubelet",
-    "kubectl",
-    "kube-proxy",
-)
-_KUBERNETES_MAJOR, _KUBERNETES_MINOR, _KUBERNETES_PATCH = KUBERNETES_VERSION.split(".")
+#: Services of Kubernetes, which are one program; kubectl is another one.
+_KUBERNETES_SERVICES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
+_KUBERNETES_PROGRAM = "dra.accelerators/tests/world/kubernetes"
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 _CONTAINERD = "github.com/containerd/containerd/v2"
 _OLD_CONTAINERD = "github.com/containerd/containerd"
 _CNI = "github.com/containernetworking/plugins/plugins"
+
+
+def _kubernetes(name: str, version: str, module: str) -> Component:
+    """All parts of one version of Kubernetes, which say that version of themselves."""
+    major, minor, _patch = version.split(".")
+    said = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor}
+    return Component(
+        name,
+        version,
+        {**dict.fromkeys(_KUBERNETES_SERVICES, _KUBERNETES_PROGRAM), "kubectl": "k8s.io/kubernetes/cmd/kubectl"},
+        {f"{_VERSION_PACKAGE}.{variable}": value for variable, value in said.items()},
+        folder="kubernetes",
+        module=module,
+    )
+
 
 COMPONENTS = (
     Component(
@@ -166,17 +185,18 @@ COMPONENTS = (
         {},
         cgo=True,
     ),
-    Component(
-        "kubernetes",
-        KUBERNETES_VERSION,
-        {name: f"k8s.io/kubernetes/cmd/{name}" for name in _KUBERNETES_COMMANDS},
-        {
-            f"{_VERSION_PACKAGE}.gitVersion": f"v{KUBERNETES_VERSION}",
-            f"{_VERSION_PACKAGE}.gitMajor": _KUBERNETES_MAJOR,
-            f"{_VERSION_PACKAGE}.gitMinor": _KUBERNETES_MINOR,
-        },
-    ),
+    _kubernetes("kubernetes", KUBERNETES_VERSION, "go"),
 )
+
+OLDEST_KUBERNETES = _kubernetes("kubernetes-oldest", OLDEST_KUBERNETES_VERSION, "oldest")
+
+#: What a world can be made of: the pinned Kubernetes, or the oldest that the collection works with, which is built only
+#: for a world that asks for it.
+PINNED, OLDEST = "pinned", "oldest"
+RELEASES = {
+    PINNED: COMPONENTS,
+    OLDEST: (*(each for each in COMPONENTS if each.name != "kubernetes"), OLDEST_KUBERNETES),
+}
 
 #: Programs of the node image, by folder. The host keeps the rest (kubectl is in both places).
 NODE_PROGRAMS = {

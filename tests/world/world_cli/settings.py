@@ -31,6 +31,11 @@ def unit(description: str, command: Sequence[str], after: str = "network.target"
     )
 
 
+def gates_flag(gates: dict[str, bool]) -> list[str]:
+    """The flag that sets feature gates; none where a component keeps its own."""
+    return [f"--feature-gates={as_flag(gates)}"] if gates else []
+
+
 def etcd_command() -> list[str]:
     """etcd for tests: what a machine would lose with its power is lost here, for a third of the time."""
     return [
@@ -76,7 +81,7 @@ def apiserver_command(world: World, gates: dict[str, bool]) -> list[str]:
         # The control plane runs no kube-proxy: webhooks are called at their pods' addresses.
         "--enable-aggregator-routing=true",
         f"--runtime-config={','.join(RUNTIME_CONFIGURATION)}",
-        f"--feature-gates={as_flag(gates)}",
+        *gates_flag(gates),
         "--profiling=false",
         "--v=1",
     ]
@@ -97,7 +102,7 @@ def controller_manager_command(gates: dict[str, bool]) -> list[str]:
         f"--service-account-private-key-file={PKI}/service-account.key",
         "--use-service-account-credentials=true",
         "--leader-elect=false",
-        f"--feature-gates={as_flag(gates)}",
+        *gates_flag(gates),
         "--v=1",
     ]
 
@@ -121,7 +126,7 @@ def scheduler_command(gates: dict[str, bool]) -> list[str]:
         f"--authentication-kubeconfig={configuration}",
         f"--authorization-kubeconfig={configuration}",
         f"--client-ca-file={PKI}/ca.crt",
-        f"--feature-gates={as_flag(gates)}",
+        *gates_flag(gates),
         "--v=1",
     ]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from . import cache
 from .errors import WorldError
+from .pins import PINNED
 
 NAME_PATTERN = re.compile(r"[a-z]([a-z0-9-]{0,29}[a-z0-9])?")
 LARGEST_WORLD = 100
@@ -31,11 +32,16 @@ class Node:
 
 @dataclass(frozen=True)
 class World:
-    """One world. ``block`` is the second byte of its networks."""
+    """One world. ``block`` is the second byte of its networks; ``release`` names what it is made of.
+
+    ``own_gates`` says that every component has the feature gates that it would have by itself, not those of gates.json.
+    """
 
     name: str
     block: int
     nodes: tuple[Node, ...] = field(default_factory=tuple)
+    release: str = PINNED
+    own_gates: bool = False
 
     @property
     def control(self) -> str:
@@ -145,7 +151,9 @@ def load(name: str) -> World | None:
     """A world by its name; None when nothing, or nothing readable, is written about it."""
     try:
         values = json.loads((folder(name) / "world.json").read_text())
-        return World(values["name"], int(values["block"]), tuple(Node(**node) for node in values["nodes"]))
+        nodes = tuple(Node(**node) for node in values["nodes"])
+        release, own_gates = values.get("release", PINNED), bool(values.get("own_gates", False))
+        return World(values["name"], int(values["block"]), nodes, release, own_gates)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
