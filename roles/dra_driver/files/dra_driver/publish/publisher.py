@@ -197,11 +197,15 @@ class Publisher:
                 self._report_leftover(write.name, error)
                 continue
             self._state = reducer.answered(self._state, write, answer)
+            if decision.leftover:
+                LOG.info("removed a slice of a former pool", extra=fields(slice=write.name))
             if self._state.server != server:
                 return  # it keeps less than was thought: what is published changes first of all
         self._state = reducer.written(self._state, self._pace, decision, time.monotonic())
+        if decision.leftover:
+            return
         LOG.info(
-            "removed slices of a former pool" if decision.leftover else "published the pool",
+            "published the pool",
             extra=fields(
                 pool=self._identity.pool,
                 generation=decision.generation,
@@ -231,7 +235,10 @@ class Publisher:
         self._state = reducer.refused(self._state, self._pace, name, time.monotonic())
         if known:
             return
-        text = f"slice {name} is of another pool of this node and may not be removed: {error}. kubectl delete resourceslice {name}"
+        text = (
+            f"slice {name} is of another pool of this node and the driver may not remove it ({error.message}). "
+            f"Remove it: kubectl delete resourceslice {name}"
+        )
         LOG.warning("%s", text, extra=fields(slice=name))
         self._report_problem("SliceLeftOver", text)
 
