@@ -9,8 +9,8 @@ under way are finished, then the service stops. Facts: kubelet plugin registrati
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -226,7 +226,7 @@ class PluginServer:
             self._made[path] = sockets.put_in_place(private, path)
         except (RuntimeError, OSError) as error:
             sockets.remove(private)
-            read_only = isinstance(error, OSError) and error.errno == errno.EROFS
+            read_only = not os.access(Path(path).parent, os.W_OK)  # not even for root: out of this process's reach
             raise (sockets.FolderReplaced if read_only else sockets.SocketError)(
                 f"The socket {path} cannot be served: {error}", hint="The driver must run as root; check its folder."
             ) from error
