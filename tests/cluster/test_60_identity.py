@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.cluster import DRIVER, Cluster
+from tests.cluster.cluster import DRIVER, DRIVER_UNIT, Cluster
 
 KUBECONFIG = "/etc/dra-accelerators/kubeconfig"
 
@@ -89,3 +90,96 @@ def test_rights_that_are_not_used_are_not_held(
 
 def test_the_kubeconfig_is_for_root_alone(cluster: Cluster) -> None:
     assert cluster.run(cluster.nodes()[0], "stat", "-c", "%a %U", KUBECONFIG).strip() == "600 root"
+
+
+RENEW = (
+    "PYTHONPATH=/opt/dra-accelerators/current /opt/dra-accelerators/venv/bin/python -m dra_driver.renew_token "
+    f"--kubeconfig {KUBECONFIG} --lifetime 2592000 --renew-below 1"
+)
+API_SERVER = "/etc/systemd/system/kube-apiserver.service"
+
+
+def claims_of(cluster: Cluster, node: str) -> dict[str, Any]:
+    """What the token in a node's kubeconfig claims."""
+    token = json.loads(cluster.run(node, "cat", KUBECONFIG))["users"][0]["user"]["token"]
+    part = token.split(".")[1]
+    claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    return claims
+
+
+@pytest.fixture()
+def short_tokens(cluster: Cluster) -> Iterator[int]:
+    """An API server that grants tokens for an hour at most; yields that, in seconds."""
+    restart = "systemctl daemon-reload && systemctl restart kube-apiserver"
+
+    def answers() -> bool:
+        return cluster.kubectl("get", "--raw=/readyz", check=False).strip() == "ok"
+
+    option = "--service-account-max-token-expiration=1h"
+    change = f"sed -i 's#/usr/local/bin/kube-apiserver#& {option}#' {API_SERVER}"
+    cluster.shell("control", f"cp {API_SERVER} /root/api-server.unit && {change} && {restart}")
+    cluster.wait("the API server answers", answers, timeout=180)
+    yield 3600
+    cluster.shell("control", f"cp /root/api-server.unit {API_SERVER} && {restart}")
+    cluster.wait("the API server answers", answers, timeout=180)
+
+
+def test_a_shorter_life_is_taken_and_said(cluster: Cluster, short_tokens: int) -> None:
+    node = cluster.nodes()[0]
+    said = cluster.shell(node, f"{RENEW} 2>&1")
+    assert f"for {short_tokens} seconds and not for the 2592000" in said
+    claims = claims_of(cluster, node)
+    assert claims["exp"] - claims["iat"] == short_tokens
+    cluster.wait(
+        "the driver reads it again", lambda: cluster.said(node, "the kubeconfig has changed and was read again")
+    )
+
+
+@pytest.mark.prove
+def test_the_driver_renews_its_own_token(cluster: Cluster) -> None:
+    """The shortest token there is, ten minutes, is renewed by the driver, in its unit's confinement, in its last third."""
+    node = cluster.nodes()[0]
+    old = claims_of(cluster, node)
+    bound = ("--bound-object-kind=Node", f"--bound-object-name={node}", "--duration=600s")
+    token = cluster.kubectl("create", "token", f"driver-{node}", "-n", "dra-accelerators", *bound).strip()
+    document = json.loads(cluster.run(node, "cat", KUBECONFIG))
+    document["users"][0]["user"]["token"] = token
+    cluster.shell(node, f"cat > {KUBECONFIG} <<'END'\n{json.dumps(document)}\nEND")
+    cluster.wait(
+        "the driver has renewed it when two thirds of ten minutes are over",
+        lambda: claims_of(cluster, node)["exp"] - claims_of(cluster, node)["iat"] > 600,
+        timeout=600,
+        interval=5,
+    )
+    new = claims_of(cluster, node)
+    assert new["exp"] - new["iat"] == 2592000
+    assert new["sub"] == old["sub"]
+
+
+def test_the_kubelets_credentials_get_nobody_the_drivers_token(cluster: Cluster, tmp_path: Path) -> None:
+    """Why a node that was deleted and joined again needs the operator: nothing that is on it may request the token."""
+    node = cluster.nodes()[0]
+    kubeconfig = tmp_path / "kubelet.conf"
+    kubeconfig.touch(mode=0o600)
+    kubeconfig.write_text(cluster.run(node, "cat", "/etc/kubernetes/kubelet.conf"), encoding="utf-8")
+    wanted = ("create", "token", f"driver-{node}", "-n", "dra-accelerators")
+    bound = ("--bound-object-kind=Node", f"--bound-object-name={node}")
+    answer = cluster.kubectl("--kubeconfig", kubeconfig, *wanted, *bound, check=False, merge=True)
+    assert "forbidden" in answer.lower(), answer
+
+
+def test_a_node_that_was_deleted_and_joined_again_is_told_the_command(cluster: Cluster) -> None:
+    """Nobody on the node can get the driver a new identity: it says so in one line, and the status does."""
+    node = cluster.nodes()[0]
+    cluster.kubectl("delete", "node", node)
+    cluster.shell(node, "systemctl restart kubelet")
+    cluster.wait("the node has joined again", lambda: node in cluster.nodes())
+    command = f"ansible-playbook dra.accelerators.site --limit {node}"
+    cluster.run(node, "systemctl", "restart", DRIVER_UNIT)
+    cluster.wait("the log says which command", lambda: cluster.said(node, "Node object", "deleted", command))
+    status = cluster.status(node)
+    assert not status["ready"] and any(command in problem for problem in status["problems"])
+    recap = cluster.playbook("site.yml", "--limit", node)
+    assert not recap.failed, recap.output
+    cluster.wait("the devices are published again", lambda: len(cluster.devices(node)) == 8 * 26, timeout=120)
+    cluster.wait("the driver is well again", lambda: cluster.status(node)["ready"], timeout=60)

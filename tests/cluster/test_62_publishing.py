@@ -1,0 +1,158 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the driver tells the API server and the kubelet, where others are in its way: gates, folders, sockets, pools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import DRIVER, DRIVER_UNIT, Cluster
+from tests.cluster.manifests import claim, pod
+
+ALL = 8 * 26
+REGISTRY = "/var/lib/kubelet/plugins_registry"
+REGISTRATION = f"{REGISTRY}/{DRIVER}-reg.sock"
+API_SERVER = "/etc/systemd/system/kube-apiserver.service"
+# What counters and taints need, with the gates that need those.
+GATES = ("DRAPartitionableDevices", "DRAPartitionableDevicesType", "DRADeviceTaints", "DRADeviceTaintRules")
+
+
+def published(cluster: Cluster, node: str) -> set[str]:
+    return set(cluster.devices(node))
+
+
+def problems(cluster: Cluster, node: str, reason: str) -> str:
+    """The messages of the Events on a node with this reason."""
+    items = cluster.get("events", "-n", "default", "--field-selector", f"involvedObject.name={node}")["items"]
+    return "\n".join(item["message"] for item in items if item["reason"] == reason)
+
+
+def is_well(cluster: Cluster, node: str) -> bool:
+    status = cluster.status(node)
+    return bool(status["ready"] and status["published"] and status["registered"])
+
+
+@pytest.fixture()
+def node(clean: Cluster) -> Iterator[str]:
+    """The first node, with its whole pool before and after."""
+    name = clean.nodes()[0]
+    clean.wait(
+        "all devices are published", lambda: len(clean.devices(name)) == ALL and is_well(clean, name), timeout=180
+    )
+    yield name
+    clean.run(name, "gpu-simulator", "clear")
+    clean.wait(
+        "all devices are published", lambda: len(clean.devices(name)) == ALL and is_well(clean, name), timeout=240
+    )
+
+
+def uses_a_gpu(cluster: Cluster, node: str, name: str) -> None:
+    cluster.apply(claim(name, device_class="gpu.nvidia.com"), pod(name, name, node=node))
+    cluster.wait_running(name)
+
+
+def test_the_kubelets_folder_is_removed_and_made_anew(clean: Cluster, node: str) -> None:
+    """What `kubeadm reset` and a new join do to it."""
+    before = clean.driver_pid(node)
+    clean.shell(node, f"systemctl stop kubelet && rm -rf {REGISTRY} && systemctl start kubelet")
+    clean.wait(
+        "the socket is in the new folder", lambda: clean.shell(node, f"test -S {REGISTRATION} && echo yes", check=False)
+    )
+    clean.wait("the kubelet has registered the driver", lambda: is_well(clean, node), timeout=120)
+    # The new folder is outside the old process's view of the files: only a new process serves there.
+    assert clean.driver_pid(node) != before
+    uses_a_gpu(clean, node, "anew")
+
+
+def test_a_socket_that_another_program_serves_is_left_alone(clean: Cluster, node: str) -> None:
+    listen = (
+        f"import socket, time; s = socket.socket(socket.AF_UNIX); s.bind('{REGISTRATION}'); s.listen(); time.sleep(600)"
+    )
+    clean.run(node, "systemctl", "stop", DRIVER_UNIT)
+    clean.run(node, "systemd-run", "--unit=squatter", "/opt/dra-accelerators/venv/bin/python", "-c", listen)
+    try:
+        clean.wait("the socket is taken", lambda: clean.shell(node, f"test -S {REGISTRATION} && echo yes", check=False))
+        pid = clean.run(node, "systemctl", "show", "--property=MainPID", "--value", "squatter").strip()
+        clean.run(node, "systemctl", "start", "--no-block", DRIVER_UNIT)
+        clean.wait(
+            "the driver names the process", lambda: clean.said(node, REGISTRATION, f"is served by process {pid} ")
+        )
+        assert clean.run(node, "systemctl", "is-active", "squatter").strip() == "active"
+        assert clean.shell(node, f"test -S {REGISTRATION} && echo yes").strip() == "yes"
+    finally:
+        clean.shell(node, f"systemctl stop squatter; systemctl start {DRIVER_UNIT}")
+    clean.wait("the driver serves when the socket is free", lambda: is_well(clean, node), timeout=120)
+
+
+def test_a_slice_of_another_pool_blocks_nothing(clean: Cluster, node: str) -> None:
+    name = "leftover-of-a-former-name"
+    spec: dict[str, Any] = {
+        "driver": DRIVER,
+        "nodeName": node,
+        "pool": {"name": "former-name", "generation": 1, "resourceSliceCount": 1},
+        "devices": [],
+    }
+    document = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+    clean.apply(document)
+    try:
+        clean.wait(
+            "the driver says what to do",
+            lambda: f"kubectl delete resourceslice {name}" in problems(clean, node, "SliceLeftOver"),
+        )
+        assert is_well(clean, node)
+        own = next(
+            item for item in clean.slices(node) if item["spec"].get("devices") and item["metadata"]["name"] != name
+        )
+        clean.kubectl("delete", "resourceslice", own["metadata"]["name"])
+        clean.wait("the own pool is kept up all the same", lambda: len(clean.devices(node)) == ALL)
+    finally:
+        clean.kubectl("delete", "resourceslice", name, "--ignore-not-found")
+
+
+def test_the_driver_may_make_character_devices_and_no_others(clean: Cluster, node: str) -> None:
+    """The unit's capability and its device rules say the same: NVML's helper makes nodes as this process."""
+    enter = f"echo $$ > /sys/fs/cgroup$(systemctl show --property=ControlGroup --value {DRIVER_UNIT})/cgroup.procs"
+    made = "mknod /run/probe-c c 195 200 && rm /run/probe-c && echo made"
+    assert clean.shell(node, f"{enter} && {made}").strip() == "made"
+    refused = clean.shell(node, f"{enter}; mknod /run/probe-b b 7 200 2>&1; rm -f /run/probe-b")
+    assert "not permitted" in refused
+    bounding = clean.run(node, "systemctl", "show", "--property=CapabilityBoundingSet", "--value", DRIVER_UNIT)
+    assert "cap_mknod" in bounding.split()
+
+
+@pytest.fixture()
+def without_gates(clean: Cluster, node: str) -> Iterator[str]:
+    """The API server without counters and taints."""
+    switched = "; ".join(f"s/{gate}=true/{gate}=false/" for gate in GATES)
+    clean.shell("control", f"cp {API_SERVER} /root/api-server.unit && sed -i '{switched}' {API_SERVER}")
+    restart = "systemctl daemon-reload && systemctl restart kube-apiserver"
+
+    def answers() -> bool:
+        return clean.kubectl("get", "--raw=/readyz", check=False).strip() == "ok"
+
+    clean.shell("control", restart)
+    clean.wait("the API server answers", answers, timeout=180)
+    yield node
+    clean.shell("control", f"cp /root/api-server.unit {API_SERVER} && {restart}")
+    clean.wait("the API server answers", answers, timeout=180)
+
+
+def test_a_server_that_drops_fields_gets_what_it_can_express(clean: Cluster, without_gates: str) -> None:
+    node = without_gates
+    whole = {f"gpu-{number}" for number in range(8)}
+    clean.wait("whole GPUs alone are published", lambda: published(clean, node) == whole, timeout=180)
+    text = problems(clean, node, "SliceFieldsDropped")
+    assert "DRAPartitionableDevices" in text and "200 devices are withheld" in text
+    clean.run(node, "gpu-simulator", "fault", "3", "lost")
+    clean.wait("the lost GPU is withheld", lambda: published(clean, node) == whole - {"gpu-3"}, timeout=180)
+    clean.wait("the gate is named", lambda: "DRADeviceTaints" in problems(clean, node, "SliceFieldsDropped"))
+    assert clean.status(node)["published"]
+    uses_a_gpu(clean, node, "whole")
