@@ -159,3 +159,50 @@ def test_nvidia_smi_lists_each_machine_as_its_data_describe_it(box: Box, name: s
         uuid, address = gpu_uuid("n", gpu.address), f"0000{gpu.address}".upper()
         expected.append((str(index), board.name, uuid, address, str(board.memory["total_mib"]), mode))
     assert found == expected
+
+
+FACTS = """
+import ctypes, json, pynvml
+pynvml.nvmlInit()
+def ask(name, *arguments):
+    try:
+        answer = getattr(pynvml, name)(*arguments)
+    except pynvml.NVMLError as error:
+        return f"error {error.value}"
+    return answer.decode() if isinstance(answer, bytes) else answer
+def filled(name, structure, gpu, field):
+    made = getattr(pynvml, structure)()
+    code = getattr(pynvml.nvmlLib, name)(gpu, ctypes.byref(made))
+    return getattr(made, field) if code == 0 else f"error {code}"
+rows = []
+for index in range(pynvml.nvmlDeviceGetCount()):
+    gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+    histogram = ask("nvmlDeviceGetRowRemapperHistogram", gpu)
+    mode = pynvml.c_nvmlDeviceAddressingMode_t()
+    code = pynvml.nvmlLib.nvmlDeviceGetAddressingMode(gpu, ctypes.byref(mode))
+    rows.append([ask("nvmlDeviceGetBrand", gpu), ask("nvmlDeviceGetNvLinkVersion", gpu, 0), ask("nvmlDeviceGetNumaNodeId", gpu),
+                 filled("nvmlDeviceGetC2cModeInfoV", "c_nvmlC2cModeInfo_v1_t", gpu, "isC2cEnabled"), mode.value if code == 0 else code,
+                 ask("nvmlDeviceGetDefaultApplicationsClock", gpu, 0), getattr(histogram, "max", histogram),
+                 filled("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t", gpu, "state")])
+print(json.dumps(rows))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("4xGB200", [[14, 7, node, 1, 2, 2062, 3968, 3] for node in (2, 10, 18, 26)]),
+        ("8xH100", [[14, 6, "error 3", 0, 0, 1980, 2560, 3]] * 8),
+        ("8xA100-40", [[14, 4, "error 3", 0, 0, 1095, 640, "error 3"]] * 8),
+        ("1xL4", [[14, "error 3", "error 3", 0, 0, 2040, 192, "error 3"]]),
+        ("2xRTX-PRO-6000", [[14, "error 3", "error 3", 0, 0, 2430, 1536, "error 3"]] * 2),
+    ],
+)
+def test_the_library_answers_what_boards_tell(box: Box, name: str, expected: list[list[Any]]) -> None:
+    """Brand, NVLink version, memory's NUMA node, C2C, addressing mode, application clock, remapper banks, fabric state."""
+    box.command("power-on", "--machine", name)
+    done = subprocess.run(
+        [sys.executable, "-c", FACTS], capture_output=True, text=True, env=box.environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == expected

@@ -134,6 +134,10 @@ def board(
 A100_ENGINES = {"copy": 7, "decoder": 5, "jpeg": 1, "ofa": 1}
 H100_ENGINES = {"copy": 8, "decoder": 7, "jpeg": 7, "ofa": 1}
 HOPPER_SHAPE = ((16, 26, 32, 60, 64, 132), (1, 1, 2, 3, 4, 8), (1, 1, 2, 3, 4, 7), True)
+# Two copy engines for each of the small profiles: `nvidia-smi mig -lgip` of B200 (mig-parted pull requests 166, 187) and GB200
+# (mig-parted issue 227, gpu-operator pull request 1303); 6, 8 and 16 above 2g: the MIG user guide's table of the B200.
+BLACKWELL_SHAPE = ((2, 2, 4, 6, 8, 16), (1, 1, 2, 3, 4, 7), True)
+BLACKWELL_ENGINES = {"copy": 16, "decoder": 7, "jpeg": 7, "ofa": 1}
 A100_SHAPE = ((14, 14, 28, 42, 56, 98), (1, 1, 2, 3, 4, 7), (0, 1, 1, 2, 2, 5), False)
 
 
@@ -207,8 +211,8 @@ BOARDS: dict[str, dict[str, Any]] = {
         "0x290110de",
         183359,
         "immediate",
-        eight_slices(names("23 45 90 180"), sizes(22, 44.25, 89, 178), (18, 30, 36, 70, 72, 148), *HOPPER_SHAPE[1:]),
-        engines=H100_ENGINES,
+        eight_slices(names("23 45 90 180"), sizes(20.5, 44.25, 89, 178.5), (18, 30, 36, 70, 72, 148), *BLACKWELL_SHAPE),
+        engines=BLACKWELL_ENGINES,
     ),
     "GB200": board(
         "NVIDIA GB200",
@@ -217,8 +221,8 @@ BOARDS: dict[str, dict[str, Any]] = {
         "0x294110de",
         189471,
         "immediate",
-        eight_slices(names("23 47 93 186"), sizes(22, 45.5, 92, 184), (18, 32, 38, 70, 72, 152), *HOPPER_SHAPE[1:]),
-        engines=H100_ENGINES,
+        eight_slices(names("23 47 93 186"), sizes(22, 45.5, 92, 184.5), (18, 32, 38, 74, 76, 152), *BLACKWELL_SHAPE),
+        engines=BLACKWELL_ENGINES,
     ),
     "RTX-PRO-6000": board(
         "NVIDIA RTX PRO 6000 Blackwell Server Edition",

@@ -24,7 +24,7 @@ from tests.simulator.nvml_support import (
 @pytest.fixture
 def silicon(bare_silicon: Silicon) -> Silicon:
     sections = [
-        gpu_section(BOARDS["H100-80"], 0, ("mig-mode yes", "page-retirement yes")),
+        gpu_section(BOARDS["H100-80"], 0, ("mig-mode yes", "page-retirement yes", "nvlink 0 version=6 state=inactive")),
         gpu_section(BOARDS["A30"], 1, ("maximum-clocks graphics=1440 sm=1440 memory=1215 video=1305",)),
     ]
     bare_silicon.load(machine_text(bare_silicon.folder, sections))

@@ -200,6 +200,7 @@ def gpu_section(board: dict[str, Any], number: int, extra: Sequence[str] = ()) -
         "power default=300000 minimum=100000 maximum=400000 usage=60000",
         "ecc yes",
         "row-remapping yes",
+        "row-remapper-banks 640",
         f"engines {engines}",
     ]
     if board["profiles"]:

@@ -11,7 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import DescriptionError
-from .hardware import ARCHITECTURES, BRANDS, MODE_CHANGES, Board, Catalogue, Device, Machine, Mig, Profile
+from .hardware import (
+    ARCHITECTURES,
+    BRANDS,
+    MODE_CHANGES,
+    NVLINK_VERSIONS,
+    Board,
+    Catalogue,
+    Device,
+    Machine,
+    Mig,
+    Profile,
+)
 
 IDENTITY_NAMESPACE = uuid.UUID("0b8f7a0e-6f1d-5a53-9c1e-2f4f5be6a0d1")
 # NVML_COMPUTE_INSTANCE_PROFILE_* by slices, and the one that fills a double-memory 1g with more than one slice's SMs
@@ -165,7 +176,8 @@ def _mig_lines(mig: Mig) -> Iterator[str]:
 
 
 def _nvlink_lines(machine: Machine, device: Device, board: Board) -> Iterator[str]:
-    links, speed, version = board.nvlink["links"], board.nvlink["mb_per_second"], board.nvlink["version"]
+    links, speed = board.nvlink["links"], board.nvlink["mb_per_second"]
+    version = NVLINK_VERSIONS[board.nvlink["version"]]
     switches = [entry.address for entry in machine.devices if entry.kind == "nvswitch"]
     peers = [
         other for pair in machine.nvlink_pairs if device.address in pair for other in pair if other != device.address
@@ -242,6 +254,10 @@ def _gpu_lines(machine: Machine, device: Device, board: Board, settings: Setting
     yield "pci-path {}".format("/".join(device.path))
     yield "pcie {}".format(_pairs(generation=pci["max_link_generation"], width=pci["max_link_width"]))
     yield f"numa-node {device.numa}"
+    if device.memory_numa is not None:
+        # Memory that CPUs reach as their own: over NVLink C2C, with the CPU's page tables
+        yield f"coherent-numa-node {device.memory_numa}"
+        yield "addressing-mode ats"
     yield f"cpu-affinity {machine.numa_node(device.numa).cpus}"
     yield "memory {}".format(_pairs(total=memory["total_mib"], reserved=memory["reserved_mib"], used=0))
     yield f"memory-bus-width {memory['bus_width_bits']}"
@@ -275,8 +291,13 @@ def _gpu_lines(machine: Machine, device: Device, board: Board, settings: Setting
     yield "maximum-clocks {}".format(
         _pairs(graphics=highest, sm=highest, memory=clocks["memory_mhz"], video=clocks["video_maximum_mhz"])
     )
+    yield "application-clocks {}".format(
+        _pairs(graphics=clocks["graphics_application_mhz"], memory=clocks["memory_mhz"])
+    )
     yield f"ecc {_flag(board.ecc)}"
     yield f"row-remapping {_flag(not before_ampere)}"
+    if not before_ampere:
+        yield "row-remapper-banks {}".format(memory["row_remap_banks"])
     yield f"page-retirement {_flag(before_ampere)}"
     yield "persistence yes"
     if device.module is not None:

@@ -44,7 +44,9 @@ GPU_INSTANCE_PROFILES = {
 }
 # NVML_DEVICE_ARCH_* and NVML_BRAND_* of nvml.h
 ARCHITECTURES = {"turing": 6, "ampere": 7, "ada": 8, "hopper": 9, "blackwell": 10}
-BRANDS = {"quadro": 1, "tesla": 2, "nvidia-rtx": 12, "quadro-rtx": 13, "nvidia": 14}
+BRANDS = {"quadro": 1, "tesla": 2, "quadro-rtx": 12, "nvidia-rtx": 13, "nvidia": 14}
+# NVML_NVLINK_VERSION_* by the generation that product briefs name
+NVLINK_VERSIONS = {0: 0, 3: 4, 4: 6, 5: 7}
 MODE_CHANGES = {"reset": "pending", "immediate": "immediate"}
 MAXIMUM_GPUS = 32
 MAXIMUM_GPU_INSTANCE_PROFILES = 16
@@ -149,6 +151,7 @@ class Device:
     component: str | None = None
     minor: int | None = None
     module: int | None = None
+    memory_numa: int | None = None
     interface: str | None = None
     rdma: str | None = None
 
@@ -314,6 +317,10 @@ def parse_board(data: Mapping[str, Any], where: str) -> Board:
         raise DescriptionError(f"{where}: architecture {architecture!r}, expected one of {', '.join(ARCHITECTURES)}")
     if brand not in BRANDS:
         raise DescriptionError(f"{where}: brand {brand!r}, expected one of {', '.join(BRANDS)}")
+    if _take(data, "nvlink", dict, where).get("version") not in NVLINK_VERSIONS:
+        raise DescriptionError(
+            f"{where}: nvlink.version is {data['nvlink'].get('version')!r}, expected one of {sorted(NVLINK_VERSIONS)}"
+        )
     pci, memory, multiprocessors = (
         _take(data, "pci", dict, where),
         _take(data, "memory", dict, where),
@@ -429,6 +436,7 @@ def parse_machine(data: Mapping[str, Any], catalogue: Catalogue, where: str) -> 
                     component=None if kind == "gpu" else model,
                     minor=_take(entry, "minor", int, where) if kind == "gpu" else None,
                     module=entry.get("module"),
+                    memory_numa=entry.get("memory_numa"),
                     interface=entry.get("interface"),
                     rdma=entry.get("rdma"),
                 )

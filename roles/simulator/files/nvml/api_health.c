@@ -104,14 +104,13 @@ EXPORT nvmlReturn_t nvmlDeviceGetRemappedRows_v2(nvmlDevice_t device, nvmlRemapp
 /* Banks by the spare rows they have left; a failed remap means a bank without any. */
 EXPORT nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemapperHistogramValues_t *histogram)
 {
-    enum { BANKS_OF_A_GIGABYTE = 32, MIB_OF_A_GIGABYTE = 1024 };
     DEVICE_CALL(device, ACCEPT_GPU);
     REQUIRE(histogram, INVALID_ARGUMENT);
     REQUIRE(call.gpu->board.row_remapping, NOT_SUPPORTED);
-    unsigned banks = (unsigned)(call.gpu->board.memory_total / MIB_OF_A_GIGABYTE * BANKS_OF_A_GIGABYTE);
+    const unsigned banks = call.gpu->board.remapper_banks;
     unsigned used = call.gpu->remapped_correctable + call.gpu->remapped_uncorrectable;
     *histogram = (nvmlRowRemapperHistogramValues_t){ .high = used < banks ? used : banks, .none = call.gpu->remap_failure };
-    histogram->max = banks - histogram->high - histogram->none;
+    histogram->max = banks > histogram->high + histogram->none ? banks - histogram->high - histogram->none : 0;
     return SUCCESS;
 }
 

@@ -117,10 +117,10 @@ static unsigned current_clock(const struct gpu *gpu, unsigned type)
 CLOCK_READING(nvmlDeviceGetClockInfo, current_clock(call.gpu, type))
 CLOCK_READING(nvmlDeviceGetMaxClockInfo, call.gpu->board.maximum_clocks[type])
 CLOCK_READING(nvmlDeviceGetMaxCustomerBoostClock, call.gpu->board.maximum_clocks[type])
-CLOCK_READING(nvmlDeviceGetDefaultApplicationsClock, type == VIDEO ? 0 : call.gpu->board.maximum_clocks[type])
+CLOCK_READING(nvmlDeviceGetDefaultApplicationsClock, type == VIDEO ? 0 : call.gpu->board.application_clocks[type])
 CLOCK_READING(nvmlDeviceGetApplicationsClock, type == VIDEO ? 0
-              : type == MEMORY_CLOCK ? (call.gpu->application_memory ? call.gpu->application_memory : call.gpu->board.maximum_clocks[type])
-              : call.gpu->application_graphics ? call.gpu->application_graphics : call.gpu->board.maximum_clocks[type])
+              : type == MEMORY_CLOCK ? (call.gpu->application_memory ? call.gpu->application_memory : call.gpu->board.application_clocks[type])
+              : call.gpu->application_graphics ? call.gpu->application_graphics : call.gpu->board.application_clocks[type])
 
 EXPORT nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, unsigned type, unsigned which, unsigned *megahertz)
 {

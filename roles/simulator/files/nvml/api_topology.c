@@ -239,11 +239,14 @@ EXPORT nvmlReturn_t nvmlDeviceGetC2cModeInfoV(nvmlDevice_t device, nvmlC2cModeIn
     return SUCCESS;
 }
 
-/* State NOT_SUPPORTED is an answer, not an error, on boards that have NVLink at all. */
+/* Hopper and later know it, on boards that have NVLink; there the state NOT_SUPPORTED is an answer, not an error. */
 static nvmlReturn_t fabric_answerable(const struct call *call)
 {
-    enum { AMPERE = 7 };
-    return call->gpu->board.architecture > AMPERE ? SUCCESS : NOT_SUPPORTED;
+    enum { HOPPER = 9 };
+    bool links = false;
+    for (unsigned link = 0; link < LINKS_MAX; link++)
+        links |= call->gpu->board.links[link].present;
+    return links && call->gpu->board.architecture >= HOPPER ? SUCCESS : NOT_SUPPORTED;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *info)

@@ -225,6 +225,10 @@ static bool parse_nature(struct parser *parser, char *value, bool *known)
         return read_bool(parser, value, &board->persistence);
     if (strcmp(key, "display-mode") == 0)
         return read_bool(parser, value, &board->display);
+    if (strcmp(key, "application-clocks") == 0)
+        return READ(U32("graphics", board->application_clocks[0]), U32("memory", board->application_clocks[2]));
+    if (strcmp(key, "row-remapper-banks") == 0)
+        return read_number(parser, value, FIELD_U32, &board->remapper_banks, 65535);
     if (strcmp(key, "addressing-mode") == 0)
         return read_choice(parser, value, modes, &board->addressing_mode);
     if (strcmp(key, "fabric") == 0)
@@ -245,7 +249,8 @@ static bool once(struct parser *parser)
     static const char *const keys[] = { "uuid", "minor", "name", "serial", "board-part-number", "board-id", "vbios-version",
         "inforom-image-version", "brand", "architecture", "module-id", "compute-capability", "pci-address", "pci-device-id",
         "pci-subsystem-id", "pci-class", "pci-path", "pcie", "numa-node", "coherent-numa-node", "cpu-affinity", "memory",
-        "memory-bus-width", "bar1-memory", "cores", "power", "temperature", "fan", "clocks", "maximum-clocks", "ecc", "row-remapping",
+        "memory-bus-width", "bar1-memory", "cores", "power", "temperature", "fan", "clocks", "maximum-clocks", "application-clocks", "ecc", "row-remapping",
+        "row-remapper-banks",
         "page-retirement", "persistence", "display-mode", "addressing-mode", "fabric", "platform", "engines", "mig", "mig-mode",
         "mig-slices", "mig-id-order" };
     for (size_t index = 0; index < COUNT_OF(keys); index++) {
@@ -290,6 +295,11 @@ bool finish_gpu(struct parser *parser)
         return fail(parser, board->uuid, "memory reserved + used not above total");
     if (board->power_default != ABSENT && (board->power_default < board->power_minimum || board->power_default > board->power_maximum))
         return fail(parser, board->uuid, "power minimum <= default <= maximum");
+    board->application_clocks[1] = board->application_clocks[0];
+    for (size_t type = 0; type < COUNT_OF(board->application_clocks); type++) {
+        if (!board->application_clocks[type])
+            board->application_clocks[type] = board->maximum_clocks[type];
+    }
     if (!board->board_id)
         board->board_id = (board->address.domain & 0xFFFF) << 16 | board->address.bus << 8;
     return finish_mig(parser);

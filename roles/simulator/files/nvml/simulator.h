@@ -83,7 +83,8 @@ struct board {
     int32_t fans, fan_speed;
     uint32_t memory_clock_count;
     struct memory_clock memory_clocks[MEMORY_CLOCKS_MAX];
-    uint32_t clocks[4], maximum_clocks[4];                                  /* by NVML clock type, MHz */
+    uint32_t clocks[4], maximum_clocks[4], application_clocks[4];           /* by NVML clock type, MHz */
+    uint32_t remapper_banks;
     int32_t ecc;                                                            /* ABSENT: unsupported */
     bool row_remapping, page_retirement, persistence, display;
     uint32_t addressing_mode;
