@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import select
+import time
 from typing import Any
 
 import pytest
@@ -496,14 +497,37 @@ def test_capability_files_follow_the_instances(bare_silicon: Silicon) -> None:
     assert list(nodes.iterdir()) == []
 
 
-def test_creating_and_destroying_takes_the_time_that_it_should(bare_silicon: Silicon, tmp_path: Path) -> None:
-    load(bare_silicon, "H100-80", "H100-80", statements=("operation-delay 400",))
-    clients = [bare_silicon.client() for _round in range(2)]
-    gpus = [client.gpu(index) for index, client in enumerate(clients)]
-    for client, gpu in zip(clients, gpus):
-        client.send("nvmlDeviceCreateGpuInstance", gpu, 19)
-    for client in clients:
-        client.receive()
+def test_an_operation_takes_its_time_and_holds_nobody_else_up(bare_silicon: Silicon) -> None:
+    load(bare_silicon, "H100-80", "H100-80", statements=("operation-delay 600000",))
+    busy, other = bare_silicon.client(), bare_silicon.client()
+    busy.send("nvmlDeviceCreateGpuInstance", busy.gpu(0), 19)
+    assert other("gpu_instances", other.gpu(0), 19) == []
+    assert other("nvmlDeviceGetName", other.gpu(1))
+    assert other.code("nvmlDeviceSetMigMode", other.gpu(1), 0) == SUCCESS
+    assert select.select([busy.process.stdout], [], [], 0.5)[0] == []
+    # Killed in the middle, it has made nothing
+    busy.process.kill()
+    busy.process.wait()
+    assert bare_silicon.show()["gpus"][0]["gpu_instances"] == []
+
+
+def test_every_operation_takes_its_time(bare_silicon: Silicon) -> None:
+    load(bare_silicon, "H100-80", statements=("operation-delay 300",))
+    client = bare_silicon.client()
+    gpu = client.gpu()
+
+    def timed(call: str, *arguments: object) -> Any:
+        begin = time.monotonic()
+        answer = client(call, *arguments)
+        assert time.monotonic() - begin >= 0.3, call
+        return answer
+
+    instance = timed("nvmlDeviceCreateGpuInstance", gpu, 19)
+    compute = timed("nvmlGpuInstanceCreateComputeInstance", instance, 0)
+    timed("nvmlComputeInstanceDestroy", compute)
+    timed("nvmlGpuInstanceDestroy", instance)
+    again = timed("create_at", gpu, 19, 3, 1)
     with pytest.raises(NvmlError):
-        clients[0]("nvmlDeviceCreateGpuInstance", gpus[0], 12345)
-    assert len(bare_silicon.show()["gpus"][0]["gpu_instances"]) == 1
+        timed("nvmlDeviceCreateGpuInstance", gpu, 12345)
+    assert len(client("gpu_instances", gpu, 19)) == 1
+    timed("nvmlGpuInstanceDestroy", again)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 
 from dra_driver.core.backend import create
 from dra_driver.core.errors import (
@@ -46,6 +47,31 @@ def what_is_wrong_is_refused(stage: Stage) -> None:
     first = stage.backend.create_partition(gpu.uuid, 9, Placement(4, 4))
     error = refused(DoesNotFit, stage.backend.create_partition, gpu.uuid, 14, Placement(4, 2))
     assert isinstance(error, DoesNotFit) and error.blockers == (first,)
+
+
+MONITOR = """
+import sys, pynvml
+pynvml.nvmlInit()
+gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0))
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@on("8xH100")
+def a_partition_that_a_monitor_has_open_is_in_use_until_the_monitor_ends(stage: Stage) -> None:
+    gpu = stage.enabled()
+    made = stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
+    with subprocess.Popen(
+        [sys.executable, "-c", MONITOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as monitor:
+        assert monitor.stdout and monitor.stdout.readline() == "open\n"
+        refused(InUse, stage.backend.destroy_partition, gpu.uuid, made.instance_id)
+        (left,) = stage.backend.device(gpu.uuid).partitions
+        assert left == made
+    stage.backend.destroy_partition(gpu.uuid, made.instance_id)
+    assert stage.backend.device(gpu.uuid).partitions == ()
 
 
 @on("1xL4")
