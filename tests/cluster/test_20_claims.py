@@ -106,18 +106,26 @@ def test_pod_sees_nothing_but_its_partition(clean: Cluster) -> None:
 
 
 def test_prepare_is_repeated_without_harm_after_a_kubelet_restart(clean: Cluster) -> None:
-    clean.apply(claim("again", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("again", "again"))
-    clean.wait_running("again")
-    node = clean.pod("again")["spec"]["nodeName"]
-    uid = clean.uid("again")
-    before, prepared = clean.instances(node), clean.said(node, ": prepared claim", uid)
-    assert prepared == 1
-    clean.run(node, "systemctl", "restart", "kubelet.service")
-    clean.wait(
-        "the kubelet, which forgot, has asked for the claim again",
-        lambda: clean.said(node, ": prepared claim", uid) > prepared,
+    """A kubelet that was restarted does not know what it has prepared; it asks again when it makes the pod's sandbox anew."""
+    clean.apply(
+        claim("again", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")),
+        pod("again", "again", restart="Always"),
     )
     clean.wait_running("again")
+    node, uid = clean.pod("again")["spec"]["nodeName"], clean.uid("again")
+    before = clean.instances(node)
+    assert clean.said(node, ": prepared claim", uid) == 1
+    clean.run(node, "systemctl", "stop", "kubelet.service")
+    clean.shell(node, "crictl stopp $(crictl pods --quiet --name again)")
+    clean.run(node, "systemctl", "start", "kubelet.service")
+    clean.wait("the kubelet asks for the claim again", lambda: clean.said(node, ": prepared claim", uid) == 2)
+    clean.wait(
+        "the pod runs in its new sandbox",
+        lambda: (
+            clean.pod("again")["status"]["containerStatuses"][0]["restartCount"] == 1
+            and "MIG 1g.10gb" in clean.log("again")
+        ),
+    )
     assert clean.instances(node) == before and clean.recorded(node) == {uid: "prepared"}
 
 

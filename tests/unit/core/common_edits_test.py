@@ -33,7 +33,10 @@ def specification(*more: str, folder: str = FOLDER, **edits: Any) -> Completed:
         "env": ["NVIDIA_VISIBLE_DEVICES=void"],
         "deviceNodes": [{"path": "/dev/nvidiactl", "major": 195, "minor": 255, "fileMode": 438, "permissions": "rwm"}],
         "mounts": [{"hostPath": path, "containerPath": path, "options": ["ro"]} for path in paths],
-        "hooks": [{"hookName": "createContainer", "path": TOOLKIT, "args": ["nvidia-ctk", "hook", "chmod"]}],
+        "hooks": [
+            {"hookName": "createContainer", "path": TOOLKIT, "args": ["nvidia-ctk", "hook", verb]}
+            for verb in ("chmod", "disable-device-node-modification")
+        ],
         **edits,
     }
     document = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [], "containerEdits": common}
@@ -106,13 +109,14 @@ def test_the_toolkit_s_edits_come_as_soon_as_it_has_answered(node: Node, caplog:
     assert common.current(VERSION).hooks[0].args[2] == "update-ldcache"  # our own list, meanwhile
     common.settle(10)
     edits = common.current(VERSION)
-    assert edits.hooks[0].args == ("nvidia-ctk", "hook", "chmod") and not mounted(edits, "/gone/since")
+    assert [hook.args for hook in edits.hooks] == [("nvidia-ctk", "hook", "chmod")]
+    assert not mounted(edits, "/gone/since")
     assert edits.device_nodes[0].to_dict() == {
         "path": "/dev/nvidiactl",
         "major": 195,
         "minor": 255,
         "fileMode": 438,
-        "permissions": "rwm",
+        "permissions": "rw",
     }
     assert [record.message for record in caplog.records] == [f"container edits come from {TOOLKIT}"]
     assert common.current(VERSION) is edits and len(node.commands) == 1

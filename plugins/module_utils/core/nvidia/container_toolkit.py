@@ -19,6 +19,9 @@ PROGRAM = "/usr/bin/nvidia-ctk"
 TIMEOUT = 20.0
 _GENERATE = (PROGRAM, "--quiet", "cdi", "generate", "--mode=nvml", "--format=json")
 # No device is looked at, so that one that is ill does not stand in the way of the others.
+# It keeps programs in a container from making device nodes, which no container of ours may make in the first place; and it fails
+# a container whose /proc does not show the driver.
+_NOT_TAKEN = "disable-device-node-modification"
 _COMMON_ONLY = ("--device-id=none", "--no-all-device")
 
 
@@ -52,7 +55,12 @@ def common_edits(system: System, driver_version: str) -> ContainerEdits:
             f"What {PROGRAM} cdi generate said is not understood: {error}", code="toolkit-failed"
         ) from error
     check_libraries(edits.mounts, driver_version)
-    return replace(edits, mounts=tuple(_present(system, edits.mounts)))
+    return replace(
+        edits,
+        device_nodes=tuple(replace(node, permissions=node.permissions.replace("m", "")) for node in edits.device_nodes),
+        mounts=tuple(_present(system, edits.mounts)),
+        hooks=tuple(hook for hook in edits.hooks if _NOT_TAKEN not in hook.args),
+    )
 
 
 def _present(system: System, mounts: tuple[Mount, ...]) -> list[Mount]:

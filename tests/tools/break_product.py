@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Breaks the product on purpose, one place after the other, and demands that a test turns red each time.
+
+It works in a throw-away copy of the checkout. The named tests are run as the product is, and must pass; then each break is made
+alone, and at least one of its tests must fail. A test that stays green there would not see the fault in the product either.
+
+usage: break_product.py [--list] [--check] [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from steps import ROOT, say
+
+DRIVER = "roles/dra_driver/files/dra_driver"
+CORE = "plugins/module_utils/core"
+NVML = "roles/simulator/files/nvml"
+
+
+@dataclass(frozen=True)
+class Break:
+    """One place: what is broken, in words; the file, the text in it and what it becomes; and the tests that must see it."""
+
+    name: str
+    what: str
+    file: str
+    text: str
+    instead: str
+    tests: tuple[str, ...]
+
+    def problem(self, root: Path) -> str:
+        """Why this break cannot be made in a checkout; "" if it can."""
+        path = root / self.file
+        found = path.read_text(encoding="utf-8").count(self.text) if path.is_file() else 0
+        missing = [each for each in self.tests if not _is_there(root, each)]
+        if found != 1:
+            return f"{self.file} holds the text of {self.name} {found} times, not once: bring the list up to date"
+        return f"{self.name} names {', '.join(missing)}, which is not there" if missing else ""
+
+
+def _is_there(root: Path, test: str) -> bool:
+    file, _colons, name = test.partition("::")
+    path = root / file
+    return path.is_file() and (not name or f"def {name}(" in path.read_text(encoding="utf-8"))
+
+
+BREAKS = (
+    Break(
+        "same-device-twice",
+        "a device that another claim holds is given to the next claim",
+        f"{DRIVER}/claims/plan.py",
+        "    if one.admin or other.admin or one.device_uuid != other.device_uuid:\n        return False\n",
+        "    if one.admin or other.admin or one.device_uuid == other.device_uuid:\n        return False\n",
+        ("tests/unit/dra_driver/service_test.py::test_overlap_is_refused_naming_the_other_claim",),
+    ),
+    Break(
+        "half-prepared",
+        "recovery leaves half-prepared claims as they are",
+        f"{DRIVER}/claims/recovery.py",
+        "        if not record.prepared:\n            undo.append(record.uid)\n",
+        "        if not record.prepared:\n            continue\n",
+        ("tests/unit/dra_driver/recovery_test.py::test_killed_at_each_stage_of_prepare",),
+    ),
+    Break(
+        "restart-forgets",
+        "a reboot's claims are taken for whole although their partitions are gone",
+        f"{DRIVER}/claims/recovery.py",
+        "    if record.boot_id != boot_id or (record.devices and record.uid not in cdi_uids):\n        return True\n",
+        "    if record.devices and record.uid not in cdi_uids:\n        return False\n",
+        (
+            "tests/unit/dra_driver/recovery_test.py::test_killed_at_each_stage_of_prepare",
+            "tests/unit/dra_driver/recovery_test.py::test_static_partition_comes_back_with_the_layout",
+        ),
+    ),
+    Break(
+        "store-empty",
+        "a store that is made anew lacks the claims",
+        f"{DRIVER}/claims/store.py",
+        "    for record in content.claims.values():\n        _write(connection, Change(put=record))\n",
+        "",
+        ("tests/unit/dra_driver/store_test.py::test_store_made_anew_on_a_failing_disk_is_whole_or_not_there",),
+    ),
+    Break(
+        "store-hangs",
+        "a change that cannot be written is never answered",
+        f"{DRIVER}/claims/store.py",
+        '                self._answer(group, StoreError(f"The store {self.path} could not write a change: {error!r}"))\n',
+        "",
+        ("tests/unit/dra_driver/store_test.py::test_a_change_that_cannot_be_written_down_fails_alone",),
+    ),
+    Break(
+        "foreign-socket",
+        "a socket that another program serves is removed",
+        f"{DRIVER}/kubelet/sockets.py",
+        "    if server is not None:\n        raise SocketError(",
+        "    if server == path:\n        raise SocketError(",
+        (
+            "tests/unit/dra_driver/kubelet_server_test.py::test_socket_that_somebody_serves_is_left_alone_and_who_it_is_said",
+        ),
+    ),
+    Break(
+        "write-storm",
+        "the publisher does not wait as long as the API server asks for",
+        f"{DRIVER}/publish/reducer.py",
+        "    return replace(found, told=now + retry_after) if retry_after is not None else found\n",
+        "    return found\n",
+        ("tests/unit/dra_driver/reducer_test.py::test_the_server_is_left_alone_as_long_as_it_asks",),
+    ),
+    Break(
+        "generation",
+        "slices of a pool are rewritten under the old generation",
+        f"{CORE}/slices.py",
+        "newest = max((int(",
+        "newest = min((int(",
+        (
+            "tests/unit/core/slices_test.py::test_a_pool_follows_what_is_wanted_and_then_rests",
+            "tests/unit/core/slices_test.py::test_whatever_lies_around_is_put_in_order",
+        ),
+    ),
+    Break(
+        "static-in-use",
+        "a layout change destroys partitions that processes or claims hold",
+        f"{CORE}/layout.py",
+        "    if blockers and refuse:\n        raise _in_use(device, rule, blockers)\n    return LayoutPlan(",
+        "    if blockers and not refuse:\n        raise _in_use(device, rule, blockers)\n    return LayoutPlan(",
+        ("tests/unit/core/layout_test.py::test_a_claim_that_holds_what_is_in_the_way_is_named",),
+    ),
+    Break(
+        "edits-frozen",
+        "container edits are kept whatever changes on the disk",
+        f"{CORE}/nvidia/common_edits.py",
+        "return known.driver_version == driver_version and self._system.fingerprint(known.paths) == known.seen",
+        "return known.driver_version == driver_version",
+        ("tests/unit/core/common_edits_test.py::test_a_socket_that_is_gone_is_in_no_later_claim",),
+    ),
+    Break(
+        "wrong-capability",
+        "a container gets the capability nodes of another partition",
+        f"{CORE}/nvidia/edits.py",
+        "_CAPABILITIES_OF_INSTANCE = 9\n",
+        "_CAPABILITIES_OF_INSTANCE = 8\n",
+        ("tests/unit/core/edits_test.py::test_a_partition_has_capability_nodes_by_proc_or_by_rule",),
+    ),
+    Break(
+        "placements-overlap",
+        "the simulated board makes instances where others are",
+        f"{NVML}/mig.c",
+        "    if (!placement_free(gpu, start, size) || ",
+        "    if (",
+        ("tests/simulator/nvml_mig_test.py::test_wrong_placements_and_full_places_are_told_apart",),
+    ),
+    Break(
+        "everybody-may",
+        "the simulated driver lets everybody change a board",
+        f"{NVML}/api_modes.c",
+        "    WRITE_CALL();\n    call.gpu_write->compute_mode = mode;\n",
+        "    call.gpu_write->compute_mode = mode;\n",
+        ("tests/simulator/nvml_mig_test.py::test_only_administrators_change_and_list",),
+    ),
+)
+
+
+def copy_of(root: Path, target: Path) -> None:
+    """Copy what git tracks, and what it would track, as it lies in the checkout."""
+    listed = subprocess.run(
+        ["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    for name in filter(None, listed.split("\0")):
+        source, destination = root / name, target / name
+        if source.is_file() or source.is_symlink():
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, destination, follow_symlinks=False)
+
+
+def run_tests(copy: Path, tests: tuple[str, ...], *, stop: bool, seconds: float) -> tuple[bool, str]:
+    """Run tests in the copy; return whether all passed, and the names of those that did not. What hangs has not passed."""
+    command = [sys.executable, "-m", "pytest", *tests, "-q", "--tb=no", *(["-x"] if stop else [])]
+    # Nothing of the checkout's own, and no bytecode of a source that was another a moment ago.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(copy / ".pycache")}
+    try:
+        done = subprocess.run(
+            command, cwd=copy, capture_output=True, text=True, check=False, timeout=seconds, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"no end within {seconds:.0f} s"
+    failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"pytest ended with {done.returncode} in {copy}:\n{done.stdout}{done.stderr}")
+    return done.returncode == 0, ", ".join(failed)
+
+
+def prove(chosen: tuple[Break, ...], copy: Path) -> list[str]:
+    """Run everything in a copy; return what is wrong, in words."""
+    copy_of(ROOT, copy)
+    tests = tuple(dict.fromkeys(test for each in chosen for test in each.tests))
+    say(f"the product as it is, {len(tests)} tests")
+    passed, failed = run_tests(copy, tests, stop=False, seconds=3600)
+    if not passed:
+        return [f"tests fail without any break, which proves nothing: {failed}"]
+    wrong = []
+    for each in chosen:
+        path = copy / each.file
+        whole = path.read_text(encoding="utf-8")
+        path.write_text(whole.replace(each.text, each.instead), encoding="utf-8")
+        started = time.monotonic()
+        try:
+            passed, failed = run_tests(copy, each.tests, stop=True, seconds=900)
+        finally:
+            path.write_text(whole, encoding="utf-8")
+        seconds = time.monotonic() - started
+        say(f"{'STAYS GREEN' if passed else 'red'}  {each.name}: {each.what} ({seconds:.0f} s) {failed}")
+        if passed:
+            wrong.append(f"no test sees that {each.what} ({each.name}, {each.file})")
+    return wrong
+
+
+def forget(copy: Path) -> None:
+    """Remove the tree of links that the copy's tests have made in the cache."""
+    program = copy / "tests/tools/tree"
+    if program.exists():
+        tree = subprocess.run([program], check=True, capture_output=True, text=True).stdout.strip()
+        shutil.rmtree(tree)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; 0 when every break turns a test red."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these breaks")
+    parser.add_argument("--list", action="store_true", help="say what there is, and break nothing")
+    parser.add_argument("--check", action="store_true", help="only see whether each break can still be made")
+    options = parser.parse_args(arguments)
+    unknown = set(options.names) - {each.name for each in BREAKS}
+    if unknown:
+        parser.error(f"there is no {', '.join(sorted(unknown))}; --list tells the names")
+    chosen = tuple(each for each in BREAKS if not options.names or each.name in options.names)
+    if options.list:
+        for each in chosen:
+            say(f"{each.name}: {each.what} ({each.file}; {', '.join(each.tests)})")
+        return 0
+    wrong = [problem for each in chosen if (problem := each.problem(ROOT))]
+    if not wrong and not options.check:
+        with tempfile.TemporaryDirectory(prefix="dra-accelerators-broken-") as folder:
+            copy = Path(folder).resolve()
+            try:
+                wrong = prove(chosen, copy)
+            finally:
+                forget(copy)
+    for line in wrong:
+        say(f"error: {line}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

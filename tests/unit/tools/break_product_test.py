@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The list of breaks is up to date: each can be made in this checkout, and the tests' README names them all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from break_product import BREAKS, ROOT, Break
+
+
+def test_every_break_can_still_be_made() -> None:
+    assert len(BREAKS) >= 10
+    assert [problem for each in BREAKS if (problem := each.problem(ROOT))] == []
+    assert all(each.text != each.instead for each in BREAKS)
+    assert len({each.name for each in BREAKS}) == len(BREAKS)
+
+
+def test_the_readme_lists_them() -> None:
+    readme = (ROOT / "tests/README.md").read_text(encoding="utf-8")
+    for each in BREAKS:
+        assert f"| `{each.name}` | {each.what} | `{each.file}` |" in readme
+
+
+@pytest.mark.parametrize(("content", "count"), [("one two", "0 times"), ("three three", "2 times")])
+def test_a_break_that_cannot_be_made_says_so(tmp_path: Path, content: str, count: str) -> None:
+    (tmp_path / "file").write_text(content)
+    made = Break("name", "what", "file", "three", "four", ())
+    assert count in made.problem(tmp_path)
+    assert "0 times" in Break("name", "what", "missing", "three", "four", ()).problem(tmp_path)
+    assert "there" in Break("name", "what", "file", content, "", ("gone.py",)).problem(tmp_path)
