@@ -7,11 +7,24 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.simulator.backend import scenarios_of_changes, scenarios_of_facts, scenarios_of_faults, scenarios_of_refusals
+from tests.simulator.backend import (
+    scenarios_of_changes,
+    scenarios_of_facts,
+    scenarios_of_faults,
+    scenarios_of_refusals,
+    scenarios_of_watching,
+)
 from tests.simulator.backend.stage import SCENARIOS, Stage
 
 # Each of these rooms has registered its scenarios.
-__all__ = ["SCENARIOS", "scenarios_of_changes", "scenarios_of_facts", "scenarios_of_faults", "scenarios_of_refusals"]
+__all__ = [
+    "SCENARIOS",
+    "scenarios_of_changes",
+    "scenarios_of_facts",
+    "scenarios_of_faults",
+    "scenarios_of_refusals",
+    "scenarios_of_watching",
+]
 
 
 def main() -> None:

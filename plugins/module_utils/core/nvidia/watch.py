@@ -115,7 +115,7 @@ class Watch:
                     self._let_go()
                 pause = min(PAUSE * 2**self._failures, LONGEST_PAUSE)
                 self._failures = min(self._failures + 1, 10)
-                if isinstance(error, DeviceFaulty):
+                if isinstance(error, DeviceFaulty) and self._failures == 1:
                     return (Notice("", str(error)),)
             finally:
                 self._waiting.release()
@@ -176,9 +176,9 @@ class Watch:
             try:
                 data = self._nvml.call("nvmlEventSetWait_v2", self._set, milliseconds, doing="Waiting for events")
             except AcceleratorError as error:
-                if error.code != NO_ANSWER:
+                if error.code != NO_ANSWER and not notices:
                     raise
-                break  # the time is over
+                break  # the time is over; or what was heard before is told first
             milliseconds = 0
             notice = self._notice(data)
             if notice is not None:

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What a look costs when nothing has changed, and what GPUs tell of without being asked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+from dra_driver.core.errors import BackendUnavailable
+from dra_driver.core.model import Device, Notice, Placement
+
+from tests.simulator.backend.stage import Stage, on, recorded, refused
+
+LONG = 120.0
+# What a look asks of each GPU, once: whether it answers, its mode, and who uses it.
+OF_EACH = {
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+}
+LISTING = "nvmlDeviceGetGpuInstances"
+
+
+def asked(stage: Stage) -> Counter[str]:
+    """The calls of one look, by function."""
+    calls = recorded(stage)
+    stage.gpus()
+    found = Counter(function for function, _argument in calls)
+    stage.backend._nvml.call = type(stage.backend._nvml).call.__get__(stage.backend._nvml)  # type: ignore[method-assign]
+    return found
+
+
+def another_process(program: str) -> None:
+    head = "from dra_driver.core.backend import create\nfrom dra_driver.core.model import Placement\n"
+    head += 'backend = create("nvidia")\nbackend.open()\n'
+    subprocess.run([sys.executable, "-c", head + program], check=True)
+
+
+class Listening:
+    """Somebody who waits for changes all the time, as the driver does."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.told: list[Notice] = []
+        self.some = threading.Condition()
+        self.ended = False
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        while not self.ended:
+            try:
+                found = self.stage.backend.wait_for_change(LONG)
+            except BackendUnavailable:
+                break
+            with self.some:
+                self.told += found
+                self.some.notify_all()
+        with self.some:
+            self.ended = True
+            self.some.notify_all()
+
+    def until(self, words: str, gpu: Device | None = None) -> None:
+        def heard() -> bool:
+            return any(words in each.message and gpu in (None, each.uuid) for each in self.told)
+
+        gpu = gpu.uuid if gpu else None  # type: ignore[assignment]
+        with self.some:
+            assert self.some.wait_for(heard, LONG), (words, self.told)
+
+    def registered(self, gpus: tuple[Device, ...]) -> None:
+        """Wait until every GPU is listened to, and a look has been taken since."""
+        watch = self.stage.backend._watch
+        while any(watch.state_of(gpu.uuid) is None for gpu in gpus):
+            threading.Event().wait(0.01)
+        self.stage.gpus()
+
+
+@on("8xH100")
+def facts_that_stay_are_read_once(stage: Stage) -> None:
+    stage.gpus()
+    once = asked(stage)
+    assert once == Counter({"nvmlDeviceGetCount": 1, **dict.fromkeys(OF_EACH, 8)})
+    calls = recorded(stage)
+    stage.gpus(full=True)
+    assert {"nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetHandleByIndex"} <= {call for call, _ in calls}
+    # A mode's profiles are read when it is met first, and then never again.
+    gpu = stage.gpus()[0]
+    for enabled, reads in ((True, True), (False, False), (True, False)):
+        calls.clear()
+        stage.backend.set_partitioning(gpu.uuid, enabled)
+        assert stage.backend.device(gpu.uuid).profiles == gpu.profiles
+        functions = {call for call, _argument in calls}
+        assert ("nvmlDeviceGetGpuInstanceProfileInfo" in functions) == reads, (enabled, functions)
+        assert "nvmlDeviceGetName" not in functions
+    stage.backend.close()
+    stage.backend.open()
+    calls.clear()
+    stage.gpus()
+    assert "nvmlDeviceGetName" in {call for call, _argument in calls}
+
+
+@on("8xH100")
+def partitions_are_listed_when_they_may_have_changed(stage: Stage) -> None:
+    gpu = stage.enabled()
+    made = stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
+    assert asked(stage)[LISTING] == len(gpu.profiles) == asked(stage)[LISTING]  # nobody listens
+    listening = Listening(stage)
+    listening.registered((gpu,))
+    assert asked(stage) == Counter({"nvmlDeviceGetCount": 1, **dict.fromkeys(OF_EACH, 8), "nvmlEventSetWait_v2": 0})
+    assert stage.gpus()[0].partitions == (made,)
+    stage.backend.destroy_partition(gpu.uuid, made.instance_id)
+    assert stage.gpus()[0].partitions == ()
+    stage.gpus()
+    assert asked(stage)[LISTING] == 0
+    another_process(f"backend.create_partition({gpu.uuid!r}, 9, Placement(4, 4))")
+    listening.until("MIG", gpu)
+    assert [each.profile for each in stage.gpus()[0].partitions] == ["3g.40gb"]
+    # Its own changes are not told.
+    before = len(listening.told)
+    stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
+    stage.control("fault", "5", "xid", "31")
+    listening.until("Xid 31")
+    assert len(listening.told) == before + 1
+
+
+@on("8xH100")
+def errors_are_told_and_a_lost_gpu_silences_no_other(stage: Stage) -> None:
+    gpus = stage.gpus()
+    listening = Listening(stage)
+    listening.registered(gpus)
+    stage.control("fault", "2", "xid", "48")
+    listening.until("Xid 48", gpus[2])
+    stage.control("fault", "3", "lost")
+    listening.until("Xid 79", gpus[3])
+    assert [finding.index for finding in stage.backend.discover() if finding.fault] == [3]
+    listening.registered(gpus[:3])
+    stage.control("fault", "1", "xid", "63")
+    listening.until("Xid 63", gpus[1])
+
+
+@on("8xH100")
+def closing_ends_the_wait_and_a_reset_is_possible(stage: Stage) -> None:
+    gpus = stage.gpus()
+    listening = Listening(stage)
+    listening.registered(gpus)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(stage.backend.close).result(LONG)
+    with listening.some:
+        assert listening.some.wait_for(lambda: listening.ended, LONG)
+    refused(BackendUnavailable, stage.backend.wait_for_change, 1.0)
+    done = subprocess.run(["nvidia-smi", "--gpu-reset", "-i", "0"], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    stage.backend.open()
+    assert stage.gpus() == gpus
+    again = Listening(stage)
+    again.registered(gpus)
+    stage.control("fault", "2", "xid", "48")
+    again.until("Xid 48", gpus[2])
