@@ -253,7 +253,9 @@ drivers:
       returned: success
       sample: ""
     unanswered:
-      description: The devices that the driver knows of but that do not answer, each with the reason. A warning says the same.
+      description:
+        - The devices that are there and could not be read, each with the reason, for example that it is lost, needs a reset, or
+          did not answer within the deadline. A warning says the same.
       type: list
       elements: str
       returned: success

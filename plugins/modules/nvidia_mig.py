@@ -486,11 +486,11 @@ def read_config(module: AnsibleModule) -> dict[str, Any]:
     return content
 
 
-def read_rules(module: AnsibleModule, devices: Sequence[Device]) -> tuple[Rule, ...]:
-    """Return the rules that the parameters stand for on these devices."""
+def read_rules(module: AnsibleModule, devices: Sequence[Device], unread: Sequence[int]) -> tuple[Rule, ...]:
+    """Return the rules that the parameters stand for on these devices; ``unread`` are the numbers of those with a fault."""
     if module.params["layout"] is not None:
         return parse_rules(module.params["layout"])
-    return rules_from_mig_parted(read_config(module), module.params["config_name"], devices)
+    return rules_from_mig_parted(read_config(module), module.params["config_name"], devices, unread)
 
 
 def touched(devices: Sequence[Device], assignments: Sequence[Assignment]) -> tuple[Device, ...]:
@@ -544,7 +544,7 @@ def decide(module: AnsibleModule, backend: Backend) -> tuple[tuple[Device, ...],
     findings, claims = observe(module.params["state_path"], backend.discover)
     devices = well(findings)
     warnings = [f"One GPU keeps what it has: {each.describe()}" for each in findings if each.fault is not None]
-    rules = read_rules(module, devices)
+    rules = read_rules(module, devices, [each.index for each in findings if each.fault is not None])
     assignments, errors = assign(devices, rules, prepared_partitions(claims))
     if errors:
         fail_all(module, errors)

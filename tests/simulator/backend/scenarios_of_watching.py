@@ -77,7 +77,7 @@ class Listening:
         watch = self.stage.backend._watch
         while any(watch.state_of(gpu.uuid) is None for gpu in gpus):
             threading.Event().wait(0.01)
-        self.stage.gpus()
+        self.stage.backend.discover()
 
 
 @on("8xH100")
@@ -137,6 +137,7 @@ def errors_are_told_and_a_lost_gpu_silences_no_other(stage: Stage) -> None:
     listening.until("Xid 48", gpus[2])
     stage.control("fault", "3", "lost")
     listening.until("Xid 79", gpus[3])
+    listening.until("the GPU is lost")  # NVML waits for no other then; they are listened to again without it
     assert [finding.index for finding in stage.backend.discover() if finding.fault] == [3]
     listening.registered(gpus[:3])
     stage.control("fault", "1", "xid", "63")

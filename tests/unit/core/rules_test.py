@@ -264,3 +264,9 @@ def test_spellings_of_one_profile_are_added_up() -> None:
 def test_what_is_wrong_in_a_mig_parted_file_is_named(document: Any, error: type[AcceleratorError], text: str) -> None:
     with pytest.raises(error, match=text):
         rules_from_mig_parted(document, "chosen", [device("a100-40")])
+
+
+def test_a_gpu_that_cannot_be_read_gives_its_number_to_no_other() -> None:
+    gpus = [device("a100-40", index) for index in (0, 1, 3)]
+    rules = rules_from_mig_parted(parted({**ALL_ENABLED, "devices": [1, 2, 3]}), "chosen", gpus, unread=[2])
+    assert [rule.match.uuid for rule in rules] == [(gpus[1].uuid,), (gpus[2].uuid,)]

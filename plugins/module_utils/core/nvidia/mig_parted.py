@@ -9,7 +9,7 @@ entry that matches is applied in turn, so that a later one wins; ``devices: all`
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ..errors import InvalidLayout, Unsupported
@@ -22,17 +22,21 @@ _ENTRY_KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
 _FILTER = re.compile(r"0x([0-9a-fA-F]{8})(?::0x([0-9a-fA-F]{8}))?")
 
 
-def rules_from_mig_parted(document: Any, config_name: str, devices: Sequence[Device]) -> tuple[Rule, ...]:
+def rules_from_mig_parted(
+    document: Any, config_name: str, devices: Sequence[Device], unread: Collection[int] = ()
+) -> tuple[Rule, ...]:
     """Return what a configuration of a parsed mig-parted file wants, as one rule for each GPU that it matches.
 
-    GPUs that no entry matches have no rule and are not touched. Raises InvalidLayout that names the configuration, the
+    GPUs that no entry matches have no rule and are not touched. ``unread`` are the numbers of GPUs that are there and could
+    not be read: the files go by numbers, and those of the others are no others for it. Raises InvalidLayout that names the configuration, the
     entry (counted from 1) and the key; Unsupported for an entry that names a GPU without MIG by its index, or for
     compute instances that do not fill their GPU instance.
     """
     entries = _entries(document, config_name)
     ordered = sorted(devices, key=lambda device: device.pci_address)
     chosen: dict[str, Rule] = {}
-    for index, device in enumerate(ordered):
+    numbers = (number for number in range(len(ordered) + len(unread)) if number not in unread)
+    for index, device in zip(numbers, ordered):
         for number, entry in enumerate(entries, start=1):
             where = f"mig-parted configuration {config_name!r}, entry {number}"
             if not _matches(entry, index, device):
