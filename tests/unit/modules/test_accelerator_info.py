@@ -141,7 +141,6 @@ def test_bad_input(shared_node: Node, options: dict[str, Any], named: str) -> No
     assert named in result["msg"]
 
 
-@pytest.mark.slow
 def test_as_ansible_runs_it(node: Node, bare_python: Path) -> None:
     result = node.ansible("accelerator_info", {"match": {"index": 2}}, bare_python)
     assert [device["index"] for device in result["devices"]] == [2]

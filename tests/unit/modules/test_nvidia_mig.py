@@ -386,7 +386,6 @@ def test_without_the_binding(node: Node, bare_python: Path) -> None:
     assert "nvidia-ml-py" in result["msg"]
 
 
-@pytest.mark.slow
 def test_as_ansible_runs_it(node: Node, bare_python: Path) -> None:
     """Packed by Ansible, started by an interpreter that lacks the binding, and run again by one that has it."""
     options = {"layout": [static(0, MIXED)], "state_path": str(node.root / "state.db")}
