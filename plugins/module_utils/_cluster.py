@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""What a cluster knows of its accelerator nodes: pure readers of API objects, and the one function that asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from ._kubernetes import Api, ApiError
+
+GROUP = "resource.k8s.io"
+MANAGED_BY = "app.kubernetes.io/managed-by=dra-accelerators"
+# Every kind of object that the collection makes, in the order in which they can be removed.
+KINDS = (
+    ("resource.k8s.io/v1", "DeviceClass", "/apis/resource.k8s.io/v1/deviceclasses"),
+    (
+        "admissionregistration.k8s.io/v1",
+        "ValidatingAdmissionPolicyBinding",
+        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+    ),
+    (
+        "admissionregistration.k8s.io/v1",
+        "ValidatingAdmissionPolicy",
+        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    ),
+    (
+        "rbac.authorization.k8s.io/v1",
+        "RoleBinding",
+        "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
+    ),
+    ("rbac.authorization.k8s.io/v1", "Role", "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles"),
+    ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"),
+    ("rbac.authorization.k8s.io/v1", "ClusterRole", "/apis/rbac.authorization.k8s.io/v1/clusterroles"),
+    ("v1", "ServiceAccount", "/api/v1/namespaces/{namespace}/serviceaccounts"),
+    ("v1", "Namespace", "/api/v1/namespaces"),
+)
+
+
+def node_facts(node: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is returned of a Node object."""
+    metadata, status = (node or {}).get("metadata") or {}, (node or {}).get("status") or {}
+    system = status.get("nodeInfo") or {}
+    ready = [one["status"] for one in status.get("conditions") or [] if one.get("type") == "Ready"]
+    return {
+        "exists": node is not None,
+        "uid": metadata.get("uid", ""),
+        "ready": ready[0] if ready else "Unknown",
+        "kubelet": system.get("kubeletVersion", ""),
+        "runtime": system.get("containerRuntimeVersion", ""),
+        "unschedulable": bool(((node or {}).get("spec") or {}).get("unschedulable")),
+        "annotations": metadata.get("annotations") or {},
+        "labels": metadata.get("labels") or {},
+        "allocatable": status.get("allocatable") or {},
+        "slices": [],
+    }
+
+
+def slice_facts(item: Mapping[str, Any]) -> dict[str, Any]:
+    """What is returned of a ResourceSlice."""
+    spec = item["spec"]
+    managers = [str(one.get("manager", "")) for one in item["metadata"].get("managedFields") or []]
+    return {
+        "name": item["metadata"]["name"],
+        "driver": spec["driver"],
+        "pool": spec["pool"]["name"],
+        "generation": spec["pool"]["generation"],
+        "expected": spec["pool"]["resourceSliceCount"],
+        "ours": any(manager.startswith("dra-accelerators") for manager in managers),
+        "devices": [device_facts(device) for device in spec.get("devices") or []],
+        "object": object_facts(f"{GROUP}/v1", "ResourceSlice", item),
+    }
+
+
+def device_facts(device: Mapping[str, Any]) -> dict[str, str]:
+    """What is returned of a published device; an attribute that a driver does not publish is empty."""
+    attributes = device.get("attributes") or {}
+
+    def text(name: str) -> str:
+        return str((attributes.get(name) or {}).get("string", ""))
+
+    return {
+        "name": device["name"],
+        "type": text("type"),
+        "product": text("productName"),
+        "profile": text("profile"),
+        "uuid": text("uuid"),
+    }
+
+
+def object_facts(version: str, kind: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    """What is returned of an object of the collection's own: as much as names it."""
+    metadata = {key: item["metadata"][key] for key in ("name", "namespace") if item["metadata"].get(key)}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata}
+
+
+def claim_facts(claim: Mapping[str, Any], nodes: Iterable[str], drivers: Iterable[str]) -> dict[str, Any] | None:
+    """What is returned of a ResourceClaim, or None if it holds no device of these drivers in the nodes' own pools."""
+    status = claim.get("status") or {}
+    results = (((status.get("allocation") or {}).get("devices")) or {}).get("results") or []
+    known, named = set(nodes), set(drivers)
+    mine = [one for one in results if one.get("pool") in known and one.get("driver") in named]
+    if not mine:
+        return None
+    return {
+        "namespace": claim["metadata"]["namespace"],
+        "name": claim["metadata"]["name"],
+        "nodes": sorted({one["pool"] for one in mine}),
+        "pods": [one["name"] for one in status.get("reservedFor") or [] if one.get("resource") == "pods"],
+    }
+
+
+def probe(node: str) -> dict[str, Any]:
+    """The slice with counters that is offered to the API server for a dry run."""
+    return {
+        "apiVersion": f"{GROUP}/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": "dra-accelerators-preflight"},
+        "spec": {
+            "driver": "preflight.dra-accelerators",
+            "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+            "sharedCounters": [{"name": "probe", "counters": {"probe": {"value": "1"}}}],
+        },
+    }
+
+
+def ask_counters(api: Api, node: str) -> dict[str, Any]:
+    """Learn by a dry run whether the API server keeps counters; nothing is stored."""
+    try:
+        answer = api.request("POST", f"/apis/{GROUP}/v1/resourceslices", query={"dryRun": "All"}, body=probe(node))
+    except ApiError as error:
+        # A server without the gate drops the counters, and then finds a slice with nothing in it.
+        return {"kept": None if error.status == 0 else False, "problem": str(error)}
+    kept = bool((answer.get("spec") or {}).get("sharedCounters"))
+    return {"kept": kept, "problem": "" if kept else "it answered without the counters"}
+
+
+def found_or_none(api: Api, path: str) -> dict[str, Any] | None:
+    """Return an object, or None if it is not there. Raises ApiError."""
+    try:
+        return api.request("GET", path)
+    except ApiError as error:
+        if error.status == 404:
+            return None
+        raise
+
+
+def ask(
+    api: Api | None,
+    problem: str,
+    *,
+    nodes: Sequence[str],
+    namespace: str,
+    counters: bool,
+    drivers: Sequence[str],
+) -> dict[str, Any]:
+    """Ask for everything; changes nothing. ``problem`` says why there is no connection, ``drivers`` whose claims are asked for."""
+    answer: dict[str, Any] = {
+        "reached": False,
+        "problem": problem,
+        "versions": [],
+        "counters": {"kept": None, "problem": ""},
+        "namespace": {"exists": False},
+        "accounts": [],
+        "classes": {},
+        "own": [],
+        "nodes": {name: node_facts(None) for name in nodes},
+        "claims": [],
+    }
+    if api is None:
+        return answer
+    try:
+        _ask(api, answer, nodes=nodes, namespace=namespace, counters=counters, drivers=drivers)
+    except ApiError as error:
+        answer["problem"] = str(error)
+    else:
+        answer["reached"] = True
+    return answer
+
+
+def _ask(
+    api: Api, answer: dict[str, Any], *, nodes: Sequence[str], namespace: str, counters: bool, drivers: Sequence[str]
+) -> None:
+    group = found_or_none(api, f"/apis/{GROUP}")
+    answer["versions"] = [one["version"] for one in (group or {}).get("versions") or []]
+    served = "v1" in answer["versions"]
+    for name in nodes:
+        answer["nodes"][name] = node_facts(found_or_none(api, f"/api/v1/nodes/{quote(name)}"))
+        if served:
+            listed = api.list_all(f"/apis/{GROUP}/v1/resourceslices", {"fieldSelector": f"spec.nodeName={name}"})
+            answer["nodes"][name]["slices"] = sorted(map(slice_facts, listed), key=lambda one: str(one["name"]))
+    if served and counters and nodes:
+        answer["counters"] = ask_counters(api, nodes[0])
+    answer["namespace"]["exists"] = found_or_none(api, f"/api/v1/namespaces/{quote(namespace)}") is not None
+    for version, kind, path in KINDS:
+        if path.startswith(f"/apis/{GROUP}/") and not served:
+            continue
+        listed = api.list_all(path.format(namespace=quote(namespace)), {"labelSelector": MANAGED_BY})
+        answer["own"] += [object_facts(version, kind, one) for one in listed]
+    answer["accounts"] = sorted(one["metadata"]["name"] for one in answer["own"] if one["kind"] == "ServiceAccount")
+    if served:
+        listed = api.list_all(f"/apis/{GROUP}/v1/deviceclasses", {})
+        mine = {one["metadata"]["name"] for one in answer["own"] if one["kind"] == "DeviceClass"}
+        answer["classes"] = {one["metadata"]["name"]: one["metadata"]["name"] in mine for one in listed}
+    if served and drivers:
+        listed = api.list_all(f"/apis/{GROUP}/v1/resourceclaims", {})
+        answer["claims"] = [facts for facts in (claim_facts(one, nodes, drivers) for one in listed) if facts]

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""A set of files as data: what is there, what is wanted, and the changes that lead from one to the other."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .core.errors import AcceleratorError
+
+NOT_SHOWN = "(not shown)\n"
+ABSENT, FILE, DIRECTORY, LINK, OTHER = "absent", "file", "directory", "link", "other"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is at a path, links not followed."""
+
+    kind: str = ABSENT
+    content: bytes = b""
+    target: str = ""
+    mode: int | None = None
+    owner: str = ""
+    group: str = ""
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be at a path. None for anything means that it is left as it is."""
+
+    path: str
+    kind: str
+    content: bytes | None = None
+    secret: bool = False
+    target: str = ""
+    mode: int | None = None
+    owner: str | None = None
+    group: str | None = None
+    marker: str = ""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One path on the way from what is there to what is wanted; ``what`` names the properties that differ."""
+
+    wanted: Wanted
+    before: Entry
+    what: tuple[str, ...]
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether something is made, replaced or removed, and not only its mode or owner changed."""
+        return bool({"kind", "content", "target"} & set(self.what))
+
+
+class FileSetError(AcceleratorError):
+    """Something else than expected is at a path, and it is not this set's to replace."""
+
+    default_code = "file-set"
+
+
+def look(path: str) -> Entry:
+    """Return what is at a path. Raises OSError for what cannot be read."""
+    try:
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return Entry()
+    facts: dict[str, Any] = {
+        "mode": stat.S_IMODE(found.st_mode),
+        "owner": _name(pwd.getpwuid, found.st_uid),
+        "group": _name(grp.getgrgid, found.st_gid),
+    }
+    if stat.S_ISLNK(found.st_mode):
+        return Entry(kind=LINK, target=str(Path(path).readlink()), **facts)
+    if stat.S_ISDIR(found.st_mode):
+        return Entry(kind=DIRECTORY, names=tuple(sorted(one.name for one in Path(path).iterdir())), **facts)
+    if stat.S_ISREG(found.st_mode):
+        return Entry(kind=FILE, content=Path(path).read_bytes(), **facts)
+    return Entry(kind=OTHER, **facts)
+
+
+def _name(find: Any, number: int) -> str:
+    try:
+        return str(find(number)[0])
+    except KeyError:
+        return str(number)
+
+
+def plan(wanted: Sequence[Wanted], present: Mapping[str, Entry]) -> tuple[Change, ...]:
+    """Decide what changes, in the order given. Raises FileSetError for what this set may not replace or remove."""
+    changes = (_change(one, present.get(one.path, Entry())) for one in wanted)
+    return tuple(change for change in changes if change.what)
+
+
+def _change(wanted: Wanted, before: Entry) -> Change:
+    if wanted.kind == ABSENT:
+        return Change(wanted, before, () if before.kind == ABSENT or not _removable(wanted, before) else ("kind",))
+    if before.kind != wanted.kind:
+        if before.kind not in (ABSENT, LINK) or (before.kind == LINK and wanted.kind == DIRECTORY):
+            raise FileSetError(
+                f"{wanted.path} is a {before.kind}, expected a {wanted.kind} or nothing",
+                hint="Look at what it is, and move it away.",
+            )
+        if wanted.kind == FILE and wanted.content is None:
+            raise FileSetError(
+                f"{wanted.path} is not there as a file, and no content was given for it",
+                hint="Give content, or take the entry out.",
+            )
+        return Change(wanted, before, ("kind",))
+    what = []
+    if wanted.content is not None and wanted.content != before.content:
+        what.append("content")
+    if wanted.kind == LINK and wanted.target != before.target:
+        what.append("target")
+    if wanted.kind != LINK and wanted.mode is not None and wanted.mode != before.mode:
+        what.append("mode")
+    for name in ("owner", "group"):
+        value = getattr(wanted, name)
+        if value is not None and value != getattr(before, name):
+            what.append(name)
+    return Change(wanted, before, tuple(what))
+
+
+def _removable(wanted: Wanted, before: Entry) -> bool:
+    """Whether what is there may be removed: a folder when it is empty, a file when it bears the marker."""
+    if before.kind == DIRECTORY:
+        return not before.names
+    if wanted.marker and before.kind == FILE:
+        return wanted.marker.encode() in before.content
+    return True
+
+
+def empties(wanted: Sequence[Wanted], present: Mapping[str, Entry]) -> dict[str, Entry]:
+    """What is present, with the folders among it as they are once the removals before them have been done."""
+    seen = dict(present)
+    gone: set[str] = set()
+    for one in wanted:
+        if one.kind != ABSENT:
+            continue
+        entry = seen.get(one.path, Entry())
+        if entry.kind == DIRECTORY:
+            left = tuple(name for name in entry.names if f"{one.path}/{name}" not in gone)
+            entry = Entry(DIRECTORY, mode=entry.mode, owner=entry.owner, group=entry.group, names=left)
+            seen[one.path] = entry
+        if entry.kind == ABSENT or _removable(one, entry):
+            gone.add(one.path)
+    return seen
+
+
+def describe(entry: Entry, *, secret: bool) -> str:
+    """What the diff shows of an entry."""
+    if entry.kind == FILE:
+        if secret:
+            return NOT_SHOWN
+        text = entry.content.decode("utf-8", "replace")
+        return text if text.endswith("\n") or not text else text + "\n"
+    return {ABSENT: "", DIRECTORY: "(folder)\n", LINK: f"-> {entry.target}\n"}.get(entry.kind, f"({entry.kind})\n")
+
+
+def result_of(change: Change) -> Entry:
+    """What is at the path after the change."""
+    wanted, before = change.wanted, change.before
+    if wanted.kind == ABSENT:
+        return Entry()
+    content = wanted.content if wanted.content is not None else before.content
+    return Entry(
+        kind=wanted.kind,
+        content=content if wanted.kind == FILE else b"",
+        target=wanted.target,
+        mode=wanted.mode if wanted.mode is not None else before.mode,
+        owner=wanted.owner or before.owner,
+        group=wanted.group or before.group,
+    )
+
+
+def differences(changes: Sequence[Change]) -> list[dict[str, str]]:
+    """The diff of all changes, in Ansible's form: contents, and modes and owners where only these change."""
+    shown = []
+    for change in changes:
+        after = result_of(change)
+        texts = []
+        for entry in (change.before, after):
+            text = describe(entry, secret=change.wanted.secret)
+            if not change.rewrites:
+                text = f"mode {entry.mode or 0:04o}, owner {entry.owner}, group {entry.group}\n"
+            elif change.wanted.secret and entry is after and "content" in change.what:
+                text = "(not shown, changed)\n"
+            texts.append(text)
+        shown.append(
+            {
+                "before": texts[0],
+                "after": texts[1],
+                "before_header": change.wanted.path,
+                "after_header": change.wanted.path,
+            }
+        )
+    return shown
+
+
+def former(changes: Sequence[Change]) -> list[dict[str, Any]]:
+    """What brings back the state before the changes, in the form of the module's option; without what is secret.
+
+    In the reverse order, so that a folder is emptied before it is removed.
+    """
+    back: list[dict[str, Any]] = []
+    for change in reversed(changes):
+        before = change.before
+        if change.wanted.secret:
+            continue
+        one: dict[str, Any] = {"path": change.wanted.path, "state": before.kind}
+        if before.kind == FILE:
+            one["content"] = before.content.decode("utf-8", "replace")
+        if before.kind == LINK:
+            one["target"] = before.target
+        if before.kind in (FILE, DIRECTORY):
+            one.update(mode=f"{before.mode:04o}", owner=before.owner, group=before.group)
+        if before.kind != OTHER:
+            back.append(one)
+    return back

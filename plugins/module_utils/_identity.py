@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""The node driver's identity, looked at on the node: what its token claims, and whether the API server takes it.
+
+The token itself never leaves the node. Needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import http.client
+import json
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+SECONDS = 10.0
+REVIEW = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+
+
+def look(text: str | None, *, verify: bool, now: float | None = None) -> dict[str, Any]:
+    """Return what is known of the identity in the driver's kubeconfig.
+
+    ``accepted`` is what the API server says of the token: true, false, or None where it was not asked or did not
+    answer; ``problem`` then says why.
+    """
+    found: dict[str, Any] = {
+        "exists": text is not None,
+        "cluster": {},
+        "account": "",
+        "node": "",
+        "node_uid": "",
+        "seconds_left": 0,
+        "lifetime": 0,
+        "accepted": None,
+        "problem": "",
+    }
+    if text is None:
+        return {**found, "problem": "there is none"}
+    cluster, token = read(text)
+    claims = claims_of(token)
+    if claims is None:
+        return {**found, "cluster": cluster, "problem": "what is there is not a token"}
+    bound = (claims.get("kubernetes.io") or {}).get("node") or {}
+    issued, expires = claims.get("iat"), claims.get("exp")
+    if isinstance(issued, (int, float)) and isinstance(expires, (int, float)):
+        found["seconds_left"] = max(0, int(expires - (time.time() if now is None else now)))
+        found["lifetime"] = int(expires - issued)
+    found.update(
+        cluster=cluster,
+        account=str(claims.get("sub", "")),
+        node=str(bound.get("name", "")),
+        node_uid=str(bound.get("uid", "")),
+    )
+    if verify:
+        found["accepted"], found["problem"] = review(cluster, token)
+    return found
+
+
+def read(text: str) -> tuple[dict[str, Any], str]:
+    """Return the cluster's entry and the token of a kubeconfig in the one form that the role writes, which is JSON."""
+    try:
+        document = json.loads(text)
+        cluster = document["clusters"][0]["cluster"]
+        token = document["users"][0]["user"]["token"]
+    except (ValueError, LookupError, TypeError):
+        return {}, ""
+    return (cluster if isinstance(cluster, dict) else {}), str(token or "")
+
+
+def claims_of(token: str) -> Mapping[str, Any] | None:
+    """Return what a JSON web token claims, unverified, or None if it is none."""
+    parts = token.strip().split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (binascii.Error, ValueError):
+        return None
+    return claims if isinstance(claims, dict) else None
+
+
+def review(cluster: Mapping[str, Any], token: str) -> tuple[bool | None, str]:
+    """Ask the API server, as the node reaches it, who the token's bearer is."""
+    try:
+        connection = connect(cluster)
+        try:
+            body = json.dumps({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"})
+            headers = {"Authorization": f"Bearer {token.strip()}", "Content-Type": "application/json"}
+            connection.request("POST", REVIEW, body=body, headers=headers)
+            answer = connection.getresponse()
+            answer.read()
+        finally:
+            connection.close()
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return None, f"the API server at {cluster.get('server', 'no address')} cannot be asked: {error}"
+    if answer.status == 401:
+        return False, "the API server does not accept it"
+    # Whoever is refused this one right was recognised.
+    return True, ""
+
+
+def connect(cluster: Mapping[str, Any]) -> http.client.HTTPConnection:
+    """Connect to the server of a kubeconfig's entry. Raises OSError, ValueError."""
+    address = urlsplit(str(cluster["server"]) if cluster.get("server") else "")
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ValueError("there is no address in the kubeconfig")
+    port = address.port or (443 if address.scheme == "https" else 80)
+    connection = http.client.HTTPConnection(address.hostname, port, timeout=SECONDS)
+    plain = socket.create_connection((address.hostname, port), timeout=SECONDS)
+    if address.scheme == "http":
+        connection.sock = plain
+        return connection
+    try:
+        connection.sock = trust(cluster).wrap_socket(
+            plain, server_hostname=str(cluster.get("tls-server-name") or address.hostname)
+        )
+    except BaseException:
+        plain.close()
+        raise
+    return connection
+
+
+def trust(cluster: Mapping[str, Any]) -> ssl.SSLContext:
+    """Return whom the entry trusts. Raises OSError, ValueError."""
+    if cluster.get("certificate-authority-data"):
+        authority = base64.b64decode(cluster["certificate-authority-data"]).decode("ascii")
+        context = ssl.create_default_context(cadata=authority)
+    else:
+        context = ssl.create_default_context(cafile=cluster.get("certificate-authority") or None)
+    if cluster.get("insecure-skip-tls-verify"):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

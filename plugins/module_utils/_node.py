@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""What a node is: pure readers of what its files and commands say, and the one function that asks them all.
+
+Needs the standard library alone, because it also runs where nothing is installed yet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ._identity import look as look_at_identity
+from .core.errors import AcceleratorError
+from .core.layout_rules import parse_rules
+from .core.system import System
+
+MARKER = "https://github.com/dra-accelerators/dra.accelerators"
+UNIT_FOLDER = "/etc/systemd/system"
+DRIVER_UNIT = "dra-accelerators-driver.service"
+OWN_UNITS = (
+    DRIVER_UNIT,
+    "dra-accelerators-token.service",
+    "dra-accelerators-token.timer",
+    "dra-accelerators-layout.service",
+)
+# The programs that hand out GPUs, or cut them up, without knowing of claims.
+FOREIGN_UNITS = ("nvidia-mig-manager.service",)
+RUNTIME_UNITS = (
+    "containerd.service",
+    "crio.service",
+    "cri-docker.service",
+    "k3s.service",
+    "k3s-agent.service",
+    "rke2-server.service",
+    "rke2-agent.service",
+)
+KUBELET_UNITS = ("kubelet.service",)
+UNIT_PROPERTIES = (
+    "Id",
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "UnitFileState",
+    "FragmentPath",
+    "NeedDaemonReload",
+    "MainPID",
+    "NRestarts",
+    "Type",
+)
+# Programs of NVIDIA's container toolkit that make libraries known inside containers.
+TOOLKIT = ("/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk")
+COMMAND_SECONDS = 30.0
+# The kubeconfig's sections that say how the cluster is reached; the kubelet's identity is in another.
+OPEN_SECTIONS = ("apiVersion", "kind", "clusters", "contexts", "current-context")
+FINGERPRINT = "DRA_ACCELERATORS_FINGERPRINT"
+ASK_INTERPRETER = (
+    "import importlib.util as u, json, platform, sys\n"
+    "print(json.dumps({'version': platform.python_version(), 'identity': sys.version,"
+    " 'venv': all(u.find_spec(m) for m in ('venv', 'ensurepip'))}))"
+)
+
+
+def parse_units(text: str) -> dict[str, dict[str, str]]:
+    """Read the answer of ``systemctl show`` on several units: one block of properties for each."""
+    units = {}
+    for block in text.strip().split("\n\n"):
+        facts = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if facts.get("Id"):
+            units[facts["Id"]] = facts
+    return units
+
+
+def unit_facts(found: Mapping[str, str], text: str | None) -> dict[str, Any]:
+    """What is returned of a unit: systemd's words for it, and whether its file bears the collection's mark."""
+    return {
+        "exists": found.get("LoadState") not in (None, "", "not-found"),
+        "active": found.get("ActiveState", "inactive"),
+        "enabled": found.get("UnitFileState", ""),
+        "file": found.get("FragmentPath", ""),
+        "ours": text is not None and MARKER in text,
+        "need_reload": found.get("NeedDaemonReload") == "yes",
+        "main_pid": int(found.get("MainPID") or 0),
+        "restarts": int(found.get("NRestarts") or 0),
+        "type": found.get("Type", ""),
+    }
+
+
+def open_sections(text: str) -> str:
+    """Return of a kubeconfig what everybody may see: all but the users, which hold the identity."""
+    if text.lstrip().startswith("{"):
+        try:
+            document = json.loads(text)
+        except ValueError:
+            return ""
+        return json.dumps({key: value for key, value in document.items() if key in OPEN_SECTIONS})
+    kept, keep = [], False
+    for line in text.splitlines():
+        # A list may stand at the margin too, below its key.
+        if line and not line[0].isspace() and not line.startswith(("- ", "-\t")) and line != "-":
+            key = re.match(r"""^["']?([A-Za-z-]+)["']?\s*:""", line)
+            keep = bool(key) and key.group(1) in OPEN_SECTIONS  # type: ignore[union-attr]
+        if keep:
+            kept.append(line)
+    return "\n".join(kept) + "\n" if kept else ""
+
+
+def parse_os_release(text: str) -> dict[str, str]:
+    """Read /etc/os-release."""
+    found = {}
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        if equals and re.fullmatch(r"[A-Z_]+", key):
+            found[key.lower()] = value.strip().strip("\"'")
+    return found
+
+
+def started_from(environment: bytes) -> str:
+    """Return the fingerprint in a process's environment, or nothing."""
+    for word in environment.split(b"\0"):
+        name, _equals, value = word.partition(b"=")
+        if name.decode("utf-8", "replace") == FINGERPRINT:
+            return value.decode("utf-8", "replace")
+    return ""
+
+
+def ask_units(system: System, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return what systemd knows of units, one answer for all. A node without systemd has none."""
+    try:
+        shown = system.run(["systemctl", "show", f"--property={','.join(UNIT_PROPERTIES)}", *names], COMMAND_SECONDS)
+    except AcceleratorError:
+        found: dict[str, dict[str, str]] = {}
+    else:
+        found = parse_units(shown.stdout)
+    return {name: unit_facts(found.get(name, {}), text_of(system, f"{UNIT_FOLDER}/{name}")) for name in names}
+
+
+def text_of(system: System, path: str) -> str | None:
+    """Return a file's text, or None where there is none."""
+    try:
+        return system.read_text(path)
+    except OSError:
+        return None
+
+
+def ask_interpreter(system: System, path: str) -> dict[str, Any]:
+    """Return what a Python interpreter of the node says of itself."""
+    nothing = {"version": "", "identity": "", "venv": False}
+    try:
+        answer = system.run([path, "-c", ASK_INTERPRETER], COMMAND_SECONDS)
+    except AcceleratorError as error:
+        return {**nothing, "problem": str(error)}
+    except OSError as error:
+        return {**nothing, "problem": f"{path}: {error.strerror}"}
+    try:
+        return {**nothing, **json.loads(answer.stdout), "problem": ""}
+    except ValueError:
+        words = answer.stderr.strip() or answer.stdout.strip() or "no output"
+        return {**nothing, "problem": f"{path} ended with status {answer.returncode}: {words[-300:]}"}
+
+
+def ask_nvidia(system: System) -> dict[str, Any]:
+    """Return the version of NVIDIA's driver, as its own tool says it."""
+    try:
+        answer = system.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], COMMAND_SECONDS)
+    except AcceleratorError as error:
+        return {"answers": False, "version": "", "problem": str(error)}
+    words = f"{answer.stdout.strip()} {answer.stderr.strip()}".strip() or "no output"
+    if answer.returncode != 0:
+        return {"answers": False, "version": "", "problem": words[:300]}
+    # A GPU that is sick shows words in the place of a version; the driver is the same for all.
+    versions = [line.strip() for line in answer.stdout.splitlines() if re.fullmatch(r"\s*\d+(\.\d+)+\s*", line)]
+    return {"answers": True, "version": versions[0] if versions else "", "problem": "" if versions else words[:300]}
+
+
+def ask_kubelet(system: System, root: str, kubeconfigs: Sequence[str]) -> dict[str, Any]:
+    """Return where the kubelet keeps things, which sockets it has been given, and how it reaches its cluster."""
+    found = next((path for path in kubeconfigs if system.exists(path)), "")
+    registry, plugins = f"{root}/plugins_registry", f"{root}/device-plugins"
+    return {
+        "root": root,
+        "folders": all(system.exists(path) for path in (f"{root}/plugins", registry)),
+        "sockets": [f"{registry}/{name}" for name in system.list_directory(registry) if name.endswith(".sock")],
+        "device_plugins": [
+            f"{plugins}/{name}"
+            for name in system.list_directory(plugins)
+            if name.endswith(".sock") and name != "kubelet.sock"
+        ],
+        "kubeconfig": found,
+        "cluster": open_sections(text_of(system, found) or "") if found else "",
+    }
+
+
+def ask_root(system: System, root: str) -> dict[str, Any]:
+    """Return what the folder of environment and releases holds: what is in use, what is complete, all newest first."""
+    times = {}
+    for kind in ("releases", "venvs"):
+        for name in system.list_directory(f"{root}/{kind}"):
+            times[f"{kind}/{name}"] = system.path(f"{root}/{kind}/{name}").stat().st_mtime
+    names = sorted(times, key=lambda name: (-times[name], name))
+    complete = [name for name in names if system.exists(f"{root}/{name}/complete")]
+
+    def link(name: str) -> str:
+        path = system.path(f"{root}/{name}")
+        return path.readlink().name if path.is_symlink() else ""
+
+    return {
+        "path": root,
+        "exists": system.exists(root),
+        "release": link("current"),
+        "environment": link("venv"),
+        "releases": [name.partition("/")[2] for name in complete if name.startswith("releases/")],
+        "environments": [name.partition("/")[2] for name in complete if name.startswith("venvs/")],
+        "names": names,
+        "usable": system.exists(f"{root}/venv/bin/python"),
+    }
+
+
+def ask_driver(system: System, unit: Mapping[str, Any], configuration: str, *, verify: bool) -> dict[str, Any]:
+    """Return what the node driver was started from, and what its identity is worth."""
+    fingerprint = ""
+    if unit["main_pid"]:
+        try:
+            fingerprint = started_from(system.read_bytes(f"/proc/{unit['main_pid']}/environ"))
+        except OSError:
+            fingerprint = ""
+    return {
+        "configuration": system.list_directory(configuration),
+        "fingerprint": fingerprint,
+        "identity": look_at_identity(text_of(system, f"{configuration}/kubeconfig"), verify=verify),
+    }
+
+
+def layout_problem(layout: Any) -> str:
+    """Return what is wrong with the rules of a layout, or nothing. No GPU and no driver is needed to know."""
+    try:
+        parse_rules(layout)
+    except AcceleratorError as error:
+        return str(error)
+    return ""
+
+
+def ask(
+    system: System,
+    *,
+    kubelet_root: str,
+    kubeconfigs: Sequence[str],
+    root: str,
+    configuration: str,
+    interpreters: Sequence[str],
+    verify: bool,
+) -> dict[str, Any]:
+    """Ask for everything; changes nothing."""
+    units = ask_units(system, (*OWN_UNITS, *FOREIGN_UNITS, *RUNTIME_UNITS, *KUBELET_UNITS))
+    uname = os.uname()
+    return {
+        "platform": {
+            "system": uname.sysname,
+            "machine": uname.machine,
+            "kernel": uname.release,
+            "systemd": system.exists("/run/systemd/system"),
+            "os_release": parse_os_release(text_of(system, "/etc/os-release") or ""),
+        },
+        "interpreters": {path: ask_interpreter(system, path) for path in interpreters},
+        "units": {name: units[name] for name in OWN_UNITS},
+        "runtime": {name: units[name] for name in RUNTIME_UNITS},
+        "managers": [name for name in FOREIGN_UNITS if units[name]["exists"] and _runs(units[name])],
+        "kubelet": {**ask_kubelet(system, kubelet_root, kubeconfigs), "unit": units[KUBELET_UNITS[0]]},
+        "nvidia": {**ask_nvidia(system), "toolkit": [path for path in TOOLKIT if system.exists(path)]},
+        "programs": ask_root(system, root),
+        "driver": ask_driver(system, units[DRIVER_UNIT], configuration, verify=verify),
+    }
+
+
+def _runs(unit: Mapping[str, Any]) -> bool:
+    return unit["active"] in ("active", "activating", "reloading") or unit["enabled"] in ("enabled", "enabled-runtime")

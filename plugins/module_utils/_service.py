@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""The node driver as a service: which steps lead to it, and when it counts as started."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of systemctl, and why."""
+
+    action: str
+    unit: str
+    reason: str
+
+    def argv(self) -> list[str]:
+        """The command that takes the step."""
+        return ["systemctl", self.action, *([self.unit] if self.unit else [])]
+
+    def to_dict(self) -> dict[str, str]:
+        """The step as a module returns it."""
+        return {"action": self.action, "unit": self.unit, "reason": self.reason}
+
+
+def plan_start(
+    units: Mapping[str, Mapping[str, Any]],
+    *,
+    driver: str,
+    helpers: Sequence[str],
+    running: str,
+    wanted: str,
+    changed: bool,
+) -> tuple[Step, ...]:
+    """Decide what systemd has to be told so that the driver runs from what is wanted, now and at every boot.
+
+    ``running`` and ``wanted`` are fingerprints of what the process was and is to be started from; ``changed`` says that
+    files of the units have just been written, or would have been.
+    """
+    steps = []
+    if changed or any(units[name]["need_reload"] for name in (driver, *helpers)):
+        steps.append(Step("daemon-reload", "", "the units' files have changed"))
+    steps += [
+        Step("enable", name, f"it is {units[name]['enabled'] or 'not installed'}")
+        for name in (driver, *helpers)
+        if units[name]["enabled"] not in ("enabled", "static", "indirect")
+    ]
+    if units[driver]["active"] not in ("active", "reloading"):
+        # A process that is starting may have been started from something else: start alone would wait for it.
+        action = "restart" if units[driver]["main_pid"] else "start"
+        steps.append(Step(action, driver, f"it is {units[driver]['active']}"))
+    elif running != wanted:
+        steps.append(Step("restart", driver, "it runs from another release, environment or configuration"))
+    steps += [
+        Step("start", name, f"it is {units[name]['active']}") for name in helpers if units[name]["active"] != "active"
+    ]
+    return tuple(steps)
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at the driver: its process as systemd knows it, how long that has run, and what ``status`` answers.
+
+    ``age`` is None where no process runs; ``drivers`` is None where ``status`` did not answer.
+    """
+
+    pid: int
+    age: float | None
+    restarts: int
+    active: str
+    drivers: Sequence[Mapping[str, Any]] | None
+    problem: str = ""
+
+
+def missing(look: Look, *, fingerprint: str, running: str, steady: float) -> tuple[str, ...]:
+    """Return what is still missing until the driver counts as started; nothing when it is.
+
+    Started means: systemd has it as active, one and the same process has run for ``steady`` seconds, it was started from
+    what is wanted, and each of its drivers says that it is ready and has published what it has last seen.
+    """
+    if look.active != "active" or not look.pid or look.age is None:
+        again = f", and was started again {look.restarts} times" if look.restarts else ""
+        return (f"its unit is {look.active}{again}",)
+    found = []
+    if fingerprint and running != fingerprint:
+        found.append("its process was not started from the wanted release, environment and configuration")
+    if look.age < steady:
+        found.append(f"its process {look.pid} has run for {look.age:.0f} of {steady:.0f} seconds")
+    if look.drivers is None:
+        found.append(look.problem or "its status does not answer")
+        return tuple(found)
+    if not look.drivers:
+        found.append("its status names no driver")
+    for one in look.drivers:
+        name = one.get("driver", "the driver")
+        if one.get("pid") not in (None, look.pid):
+            found.append(f"{name} answers from the process {one['pid']}, and the unit's process is {look.pid}")
+        words = "; ".join(str(problem) for problem in one.get("problems") or [])
+        if not one.get("ready"):
+            found.append(f"{name} is not ready" + (f": {words}" if words else ""))
+        elif not one.get("published"):
+            found.append(f"{name} has not published its devices" + (f": {words}" if words else ""))
+    return tuple(found)
+
+
+def age_of(stat: str, uptime: str, ticks: int) -> float:
+    """How long a process has run, in seconds, from /proc/PID/stat, /proc/uptime and the clock's ticks. Raises ValueError."""
+    # The program's name stands in parentheses and may hold anything.
+    fields = stat.rpartition(")")[2].split()
+    if len(fields) < 20:
+        raise ValueError(f"/proc/PID/stat has {len(fields)} fields after the name, expected 20 or more")
+    return max(0.0, float(uptime.split()[0]) - int(fields[19]) / ticks)
+
+
+STORE = "state.db"
+# What the driver makes in its folder below the kubelet's.
+OWN_NAMES = re.compile(
+    r"driver\.lock|state\.db(-wal|-shm|-journal)?|state\.db\.(damaged|new|rebuilt)[^/]*|[a-z]+\.sock"
+)
+
+
+@dataclass(frozen=True)
+class State:
+    """What is in the kubelet's folders under one driver's name. ``alive`` are the sockets on which somebody listens."""
+
+    folder: str
+    exists: bool
+    names: tuple[str, ...]
+    ours: bool
+    registration: str
+    sockets: tuple[str, ...]
+    alive: tuple[str, ...]
+
+
+def plan_stop(units: Mapping[str, Mapping[str, Any]]) -> tuple[Step, ...]:
+    """Decide which units are disabled and stopped: those whose files bear the collection's mark."""
+    steps = []
+    for name, unit in units.items():
+        if not unit["ours"]:
+            continue
+        if unit["enabled"] in ("enabled", "enabled-runtime"):
+            steps.append(Step("disable", name, "it is no longer wanted"))
+        if unit["active"] not in ("inactive", "failed"):
+            steps.append(Step("stop", name, "it is no longer wanted"))
+    return tuple(steps)
+
+
+def leftovers(state: State, *, stopping: bool) -> tuple[list[str], list[str]]:
+    """Decide what of a driver's state is removed, in that order, and what stays and why.
+
+    ``stopping`` says that the driver is this one's, and only about to be stopped: then its sockets are still alive.
+    """
+    if not state.exists and not state.registration:
+        return [], []
+    alive = () if stopping else state.alive
+    if alive:
+        return [], [f"{path}: another program listens there" for path in alive]
+    if not state.ours:
+        return [], ([f"{state.folder}: it is not the state of this driver"] if state.exists else [])
+    mine = [name for name in state.names if OWN_NAMES.fullmatch(name)]
+    others = [name for name in state.names if name not in mine]
+    removed = [f"{state.folder}/{name}" for name in mine] + ([state.registration] if state.registration else [])
+    if not others:
+        removed.append(state.folder)
+    return removed, [f"{state.folder}/{name}: not a file of this driver" for name in others]

@@ -1,0 +1,412 @@
+#!/usr/bin/python
+
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: node_driver
+version_added: 0.1.0
+short_description: Run the node driver as a service, and see that it works
+description:
+  - Has systemd read the units again, enables them, and starts the node driver, or starts it again where the process that
+    runs was started from another release, environment or configuration.
+  - Then waits until the driver has started, which is more than a unit that systemd calls active. One and the same process has
+    run for some seconds, and its own C(status) says that it is ready and has published its devices. What the API server
+    still holds of a former process is not believed.
+  - A driver that ends again and again, or that is not ready in time, is a failure that quotes what the driver said last.
+  - With O(state=absent), stops the units and removes what the driver has left in the kubelet's folders, but only what is
+    shown to be this driver's. Its own unit's file bears the collection's mark, its state is a store of its own, and nobody
+    listens on its sockets any more. Another driver of the same name keeps everything.
+author:
+  - The dra.accelerators authors (@dra-accelerators)
+extends_documentation_fragment:
+  - dra.accelerators._attributes
+  - dra.accelerators._attributes.actiongroup
+attributes:
+  check_mode:
+    support: full
+    details:
+      - Nothing is waited for.
+  diff_mode:
+    support: full
+  idempotent:
+    support: full
+  platform:
+    support: full
+    platforms: linux
+options:
+  state:
+    description: Whether the driver is to run, or to be gone.
+    type: str
+    choices: [started, absent]
+    default: started
+  fingerprint:
+    description:
+      - What the driver is to run from, in one word that its unit puts into C(DRA_ACCELERATORS_FINGERPRINT).
+      - Empty starts a driver that does not run, and takes one that runs as it is.
+    type: str
+    default: ""
+  units_changed:
+    description: Whether files of the units were written, or would have been in check mode.
+    type: bool
+    default: false
+  helpers:
+    description: Further units that are enabled and started, and not waited for; or stopped.
+    type: list
+    elements: str
+    default: []
+  kubelet_root:
+    description: With O(state=absent), the kubelet's root folder.
+    type: path
+    default: /var/lib/kubelet
+  names:
+    description: With O(state=absent), the driver names whose state and sockets are looked for.
+    type: list
+    elements: str
+    default: [gpu.nvidia.com]
+  root:
+    description: Folder of the Python environment and the releases.
+    type: path
+    default: /opt/dra-accelerators
+  configuration:
+    description: The driver's configuration file.
+    type: path
+    default: /etc/dra-accelerators/driver.yaml
+  steady:
+    description: How long one and the same process has to have run, in seconds.
+    type: float
+    default: 5
+  timeout:
+    description: How long the driver may take until it counts as started, in seconds.
+    type: float
+    default: 90
+seealso:
+  - module: dra.accelerators.node_info
+"""
+
+EXAMPLES = r"""
+- name: Run the driver
+  dra.accelerators.node_driver:
+    fingerprint: 1f2e3d4c5b6a7988
+    helpers: [dra-accelerators-token.timer]
+
+- name: Stop it, and remove what it has left
+  dra.accelerators.node_driver:
+    state: absent
+    helpers: [dra-accelerators-token.timer]
+"""
+
+RETURN = r"""
+steps:
+  description: What systemd was told, or would be, each with C(action), C(unit) and C(reason).
+  returned: success
+  type: list
+  elements: dict
+  sample:
+    - action: restart
+      unit: dra-accelerators-driver.service
+      reason: it runs from another release, environment or configuration
+drivers:
+  description: What the driver's C(status) says, one entry for each driver name; empty in check mode.
+  returned: success
+  type: list
+  elements: dict
+  sample:
+    - {driver: gpu.nvidia.com, ready: true, pid: 411, version: 0.1.0, published: true, problems: []}
+removed:
+  description: With O(state=absent), the files and folders that were removed, or would be.
+  returned: success
+  type: list
+  elements: str
+  sample: [/var/lib/kubelet/plugins/gpu.nvidia.com/state.db]
+kept:
+  description: With O(state=absent), what is somebody else's and stays, with the reason.
+  returned: success
+  type: list
+  elements: str
+  sample: ["/var/lib/kubelet/plugins/gpu.nvidia.com/checkpoint.json: not a file of this driver"]
+pid:
+  description: The driver's process; 0 in check mode if none runs.
+  returned: success
+  type: int
+  sample: 411
+"""
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dra.accelerators.plugins.module_utils._module import run
+from ansible_collections.dra.accelerators.plugins.module_utils._node import (
+    DRIVER_UNIT,
+    ask_units,
+    started_from,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._service import (
+    STORE,
+    Look,
+    State,
+    Step,
+    age_of,
+    leftovers,
+    missing,
+    plan_start,
+    plan_stop,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
+from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import (
+    CLAIMS_TABLE,
+    DEVICES_TABLE,
+    META_TABLE,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+
+COMMAND_SECONDS = 60.0
+STATUS_SECONDS = 20.0
+PROBE_SECONDS = 2.0
+PAUSE_SECONDS = 0.5
+LAST_LINES = 30
+
+
+def argument_spec() -> dict[str, dict[str, Any]]:
+    """Return the module's options."""
+    return {
+        "state": {"type": "str", "choices": ["started", "absent"], "default": "started"},
+        "fingerprint": {"type": "str", "default": ""},
+        "units_changed": {"type": "bool", "default": False},
+        "helpers": {"type": "list", "elements": "str", "default": []},
+        "kubelet_root": {"type": "path", "default": "/var/lib/kubelet"},
+        "names": {"type": "list", "elements": "str", "default": ["gpu.nvidia.com"]},
+        "root": {"type": "path", "default": "/opt/dra-accelerators"},
+        "configuration": {"type": "path", "default": "/etc/dra-accelerators/driver.yaml"},
+        "steady": {"type": "float", "default": 5.0},
+        "timeout": {"type": "float", "default": 90.0},
+    }
+
+
+class NotStarted(AcceleratorError):
+    """The driver did not start in time, or systemd refused a step."""
+
+    default_code = "driver-not-started"
+
+    def __init__(self, message: str, *, hint: str = "", journal: list[str] | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.journal = journal or []
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the error with the driver's last words."""
+        return {**super().to_dict(), "journal": self.journal}
+
+
+class Service:
+    """The driver's service on this node."""
+
+    def __init__(self, system: System, params: dict[str, Any]) -> None:
+        self.system = system
+        self.params = params
+        self.ticks = os.sysconf("SC_CLK_TCK")
+
+    def running(self, pid: int) -> str:
+        """Return the fingerprint of a process; nothing if it is gone."""
+        try:
+            return started_from(self.system.read_bytes(f"/proc/{pid}/environ")) if pid else ""
+        except OSError:
+            return ""
+
+    def age(self, pid: int) -> float | None:
+        """Return how long a process has run, in seconds; None if it is gone."""
+        try:
+            return age_of(self.system.read_text(f"/proc/{pid}/stat"), self.system.read_text("/proc/uptime"), self.ticks)
+        except (OSError, ValueError):
+            return None
+
+    def status(self) -> tuple[list[dict[str, Any]] | None, str]:
+        """Return what the driver's own status says, or None and why there is no answer."""
+        root = self.params["root"]
+        words = ["status", "--json", "--config", self.params["configuration"]]
+        argv = ["env", f"PYTHONPATH={root}/current", f"{root}/venv/bin/python", "-m", "dra_driver.cli", *words]
+        try:
+            answer = self.system.run(argv, STATUS_SECONDS)
+        except AcceleratorError as error:
+            return None, str(error)
+        try:
+            found = json.loads(answer.stdout)
+        except ValueError:
+            said = answer.stderr.strip() or answer.stdout.strip() or "nothing"
+            return None, f"its status ended with {answer.returncode} and said: {said[-300:]}"
+        return [one for one in found if isinstance(one, dict)], ""
+
+    def look(self) -> Look:
+        """Look at the driver once."""
+        unit = ask_units(self.system, [DRIVER_UNIT])[DRIVER_UNIT]
+        pid = unit["main_pid"]
+        drivers, problem = self.status() if pid and unit["active"] == "active" else (None, "")
+        # The same process before and after the answer: the answer is its.
+        after = ask_units(self.system, [DRIVER_UNIT])[DRIVER_UNIT] if drivers is not None else unit
+        if after["main_pid"] != pid:
+            return Look(after["main_pid"], None, after["restarts"], after["active"], None)
+        return Look(pid, self.age(pid) if pid else None, unit["restarts"], unit["active"], drivers, problem)
+
+    def journal(self) -> list[str]:
+        """Return the driver's last words."""
+        argv = ["journalctl", "--unit", DRIVER_UNIT, "--lines", str(LAST_LINES), "--no-pager", "--output", "cat"]
+        try:
+            return self.system.run(argv, COMMAND_SECONDS).stdout.splitlines()
+        except AcceleratorError:
+            return []
+
+    def wait(self) -> Look:
+        """Wait until the driver counts as started. Raises NotStarted with what is still missing then."""
+        deadline = time.monotonic() + self.params["timeout"]
+        while True:
+            look = self.look()
+            lacks = missing(
+                look,
+                fingerprint=self.params["fingerprint"],
+                running=self.running(look.pid),
+                steady=self.params["steady"],
+            )
+            if not lacks:
+                return look
+            if time.monotonic() >= deadline:
+                raise NotStarted(
+                    f"The node driver has not started within {self.params['timeout']:.0f} s: {'; '.join(lacks)}",
+                    hint=f"Read `journalctl --unit {DRIVER_UNIT}`.",
+                    journal=self.journal(),
+                )
+            time.sleep(PAUSE_SECONDS)
+
+
+def start(module: AnsibleModule, service: Service) -> dict[str, Any]:
+    """Run the driver and see that it works. Raises NotStarted."""
+    params = module.params
+    units = ask_units(service.system, [DRIVER_UNIT, *params["helpers"]])
+    pid = units[DRIVER_UNIT]["main_pid"]
+    running = service.running(pid)
+    steps = plan_start(
+        units,
+        driver=DRIVER_UNIT,
+        helpers=params["helpers"],
+        running=running,
+        wanted=params["fingerprint"] or running,
+        changed=params["units_changed"],
+    )
+    result = {**outcome(steps), "pid": pid}
+    if module.check_mode:
+        return result
+    take(service.system, steps, params["timeout"])
+    look = service.wait()
+    return {**result, "drivers": list(look.drivers or []), "pid": look.pid}
+
+
+def remove(module: AnsibleModule, service: Service) -> dict[str, Any]:
+    """Stop the driver and remove what is its. Raises NotStarted, OSError."""
+    params, system = module.params, service.system
+    units = ask_units(system, [DRIVER_UNIT, *params["helpers"]])
+    steps = plan_stop(units)
+    if not module.check_mode:
+        take(system, steps, params["timeout"])
+    folders = {name: f"{params['kubelet_root']}/plugins/{name}" for name in params["names"]}
+    owned, kept = [], []
+    for name, folder in folders.items():
+        registration = f"{params['kubelet_root']}/plugins_registry/{name}-reg.sock"
+        mine, others = leftovers(
+            look_at_state(system, folder, registration), stopping=bool(steps) and module.check_mode
+        )
+        owned += mine
+        kept += others
+    if not module.check_mode:
+        for path in owned:
+            target = system.path(path)
+            target.rmdir() if target.is_dir() and not target.is_symlink() else target.unlink()
+    result = outcome(steps)
+    result["diff"]["after"] += "".join(f"remove {path}\n" for path in owned)
+    return {**result, "changed": bool(steps or owned), "removed": owned, "kept": kept, "pid": 0}
+
+
+def look_at_state(system: System, folder: str, registration: str) -> State:
+    """Look at what a driver of one name has left in the kubelet's folders."""
+    names = system.list_directory(folder)
+    sockets = [f"{folder}/{name}" for name in names if system.is_socket(f"{folder}/{name}")]
+    if system.is_socket(registration):
+        sockets.append(registration)
+    return State(
+        folder=folder,
+        exists=system.exists(folder),
+        names=names,
+        ours=(f"{STORE}" in names and store_is_ours(system, f"{folder}/{STORE}")) or "driver.lock" in names,
+        registration=registration if system.is_socket(registration) else "",
+        sockets=tuple(sockets),
+        alive=tuple(path for path in sockets if listens(system, path)),
+    )
+
+
+def store_is_ours(system: System, path: str) -> bool:
+    """Whether a file is a database with the driver's own table of claims; a damaged one is not known to be."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(system.path(path)))}?mode=ro", uri=True)) as store:
+            rows = store.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    except sqlite3.Error:
+        return False
+    return {META_TABLE, CLAIMS_TABLE, DEVICES_TABLE} <= {str(row[0]) for row in rows}
+
+
+def listens(system: System, path: str) -> bool:
+    """Whether a process listens on a socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_SECONDS)
+        try:
+            probe.connect(str(system.path(path)))
+        except ConnectionRefusedError:
+            return False
+        except OSError as error:
+            return error.errno != errno.ENOENT
+    return True
+
+
+def outcome(steps: Sequence[Step]) -> dict[str, Any]:
+    """The module's result as far as the steps make it."""
+    lines = [f"{step.action} {step.unit}".strip() + f": {step.reason}\n" for step in steps]
+    return {
+        "changed": bool(steps),
+        "steps": [step.to_dict() for step in steps],
+        "drivers": [],
+        "removed": [],
+        "kept": [],
+        "diff": {"before": "", "after": "".join(lines)},
+    }
+
+
+def take(system: System, steps: Sequence[Step], timeout: float) -> None:
+    """Take the steps. Raises NotStarted for one that systemd refuses."""
+    for step in steps:
+        done = system.run(step.argv(), max(COMMAND_SECONDS, timeout))
+        # A driver that does not start is better explained by what it says itself, afterwards.
+        if done.returncode != 0 and not (step.unit == DRIVER_UNIT and step.action in ("start", "restart")):
+            raise NotStarted(f"{' '.join(step.argv())} failed: {done.stderr.strip() or done.stdout.strip()}")
+
+
+def work(module: AnsibleModule) -> dict[str, Any]:
+    """Run the driver, or take it away; returns the module's result. Raises NotStarted."""
+    service = Service(System(), module.params)
+    return start(module, service) if module.params["state"] == "started" else remove(module, service)
+
+
+def main() -> None:
+    """Entry point."""
+    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True), work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The node driver as a service: what systemd is told, when the driver counts as started, and what removal leaves alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils._node import DRIVER_UNIT
+from ansible_collections.dra.accelerators.plugins.module_utils._service import (
+    Look,
+    age_of,
+    leftovers,
+    missing,
+    plan_start,
+    plan_stop,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import SCHEMA
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.modules.node_driver import look_at_state
+
+TIMER = "dra-accelerators-token.timer"
+
+
+def unit(**other: Any) -> dict[str, Any]:
+    return {
+        "exists": True,
+        "ours": True,
+        "active": "active",
+        "enabled": "enabled",
+        "need_reload": False,
+        "main_pid": 411,
+        "restarts": 0,
+        **other,
+    }
+
+
+def steps(driver: dict[str, Any], *, running: str = "a", wanted: str = "a", changed: bool = False) -> list[str]:
+    units = {DRIVER_UNIT: driver, TIMER: unit()}
+    plan = plan_start(units, driver=DRIVER_UNIT, helpers=[TIMER], running=running, wanted=wanted, changed=changed)
+    return [" ".join(step.argv()[1:]) for step in plan]
+
+
+def test_a_driver_that_runs_from_what_is_wanted_is_left_alone() -> None:
+    assert steps(unit()) == []
+
+
+@pytest.mark.parametrize(
+    ("driver", "more", "expected"),
+    [
+        (unit(), {"wanted": "b"}, [f"restart {DRIVER_UNIT}"]),
+        (unit(need_reload=True), {}, ["daemon-reload"]),
+        (unit(enabled="disabled"), {}, [f"enable {DRIVER_UNIT}"]),
+        (
+            unit(exists=False, active="inactive", enabled="", main_pid=0),
+            {"running": "", "changed": True},
+            ["daemon-reload", f"enable {DRIVER_UNIT}", f"start {DRIVER_UNIT}"],
+        ),
+        # Between two attempts of a crash loop there is no process; during one there is, from whatever it was started.
+        (unit(active="activating", main_pid=0), {"running": ""}, [f"start {DRIVER_UNIT}"]),
+        (unit(active="activating"), {"running": "b"}, [f"restart {DRIVER_UNIT}"]),
+    ],
+)
+def test_what_systemd_is_told(driver: dict[str, Any], more: dict[str, Any], expected: list[str]) -> None:
+    assert steps(driver, **more) == expected
+
+
+def lacks(*, running: str = "a", **other: Any) -> str:
+    told = {"driver": "gpu.nvidia.com", "ready": True, "published": True, "pid": 411, "problems": []}
+    facts: dict[str, Any] = {"pid": 411, "age": 60.0, "restarts": 0, "active": "active", "drivers": [told]}
+    facts.update({key: value for key, value in other.items() if key in facts or key == "problem"})
+    facts["drivers"] = [{**told, **other.get("told", {})}] if facts["drivers"] else facts["drivers"]
+    return "; ".join(missing(Look(**facts), fingerprint="a", running=running, steady=5))
+
+
+def test_started_means_ready_published_and_the_same_process_for_a_while() -> None:
+    assert lacks() == ""
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"active": "activating", "pid": 0, "age": None, "restarts": 7}, "started again 7 times"),
+        ({"age": 1.0}, "has run for 1 of 5 seconds"),
+        ({"running": "b"}, "not started from the wanted release"),
+        ({"drivers": None, "problem": "its status ended with 1"}, "its status ended with 1"),
+        ({"drivers": []}, "names no driver"),
+        ({"told": {"ready": False, "problems": ["kubelet: it has not registered"]}}, "not ready: kubelet"),
+        ({"told": {"published": False}}, "has not published"),
+        ({"told": {"pid": 9}}, "answers from the process 9"),
+    ],
+)
+def test_what_is_missing_is_named(facts: dict[str, Any], words: str) -> None:
+    assert words in lacks(**facts)
+
+
+def test_age_of_a_process() -> None:
+    stat = "411 (a) b) S " + " ".join(["0"] * 18) + " 1000 0 0"
+    assert age_of(stat, "60.50 100.00", 100) == pytest.approx(50.5)
+    with pytest.raises(ValueError, match="fields"):
+        age_of("411 (a) S 1", "60.50 1", 100)
+
+
+def test_only_units_that_bear_the_mark_are_stopped() -> None:
+    plan = plan_stop({DRIVER_UNIT: unit(), TIMER: unit(ours=False)})
+    assert [" ".join(step.argv()[1:]) for step in plan] == [f"disable {DRIVER_UNIT}", f"stop {DRIVER_UNIT}"]
+
+
+FOLDER = "/kubelet/plugins/gpu.nvidia.com"
+REGISTRATION = "/kubelet/plugins_registry/gpu.nvidia.com-reg.sock"
+
+
+def make_state(root: Path, *, store: bool) -> Path:
+    folder = root / FOLDER.lstrip("/")
+    folder.mkdir(parents=True)
+    (root / "kubelet/plugins_registry").mkdir()
+    if store:
+        with contextlib.closing(sqlite3.connect(folder / "state.db")) as database:
+            for statement in SCHEMA:
+                database.execute(statement)
+        for name in ("driver.lock", "state.db.damaged-20260101T000000"):
+            (folder / name).touch()
+    return folder
+
+
+def sort_out(root: Path, *, stopping: bool = False) -> tuple[list[str], list[str]]:
+    return leftovers(look_at_state(System(str(root)), FOLDER, REGISTRATION), stopping=stopping)
+
+
+def test_the_drivers_own_state_goes_whole(tmp_path: Path) -> None:
+    make_state(tmp_path, store=True)
+    removed, kept = sort_out(tmp_path)
+    assert kept == []
+    assert removed[-1] == FOLDER
+    assert {Path(path).name for path in removed[:-1]} == {"state.db", "driver.lock", "state.db.damaged-20260101T000000"}
+
+
+def test_a_file_of_somebody_elses_stays_with_its_folder(tmp_path: Path) -> None:
+    (make_state(tmp_path, store=True) / "checkpoint.json").touch()
+    removed, kept = sort_out(tmp_path)
+    assert FOLDER not in removed and f"{FOLDER}/state.db" in removed
+    assert kept == [f"{FOLDER}/checkpoint.json: not a file of this driver"]
+
+
+def test_another_drivers_state_stays(tmp_path: Path) -> None:
+    folder = make_state(tmp_path, store=False)
+    for name in ("checkpoint.json", "dra.sock"):
+        (folder / name).touch()
+    assert sort_out(tmp_path) == ([], [f"{FOLDER}: it is not the state of this driver"])
+    (folder / "state.db").write_bytes(b"something else")
+    assert sort_out(tmp_path)[0] == []
+
+
+def test_a_socket_on_which_somebody_listens_stays_and_a_dead_one_goes(tmp_path: Path) -> None:
+    folder = make_state(tmp_path, store=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as alive:
+        alive.bind(str(folder / "dra.sock"))
+        alive.listen()
+        removed, kept = sort_out(tmp_path)
+        assert removed == [] and kept == [f"{FOLDER}/dra.sock: another program listens there"]
+        assert f"{FOLDER}/dra.sock" in sort_out(tmp_path, stopping=True)[0]
+    assert f"{FOLDER}/dra.sock" in sort_out(tmp_path)[0]
+
+
+def test_nothing_there_is_nothing_to_remove(tmp_path: Path) -> None:
+    assert sort_out(tmp_path) == ([], [])
+
+
+SYSTEMCTL = """\
+#!/bin/sh
+# systemd as far as the module sees it: a unit whose process is this test's, and a note of what was asked
+echo "$*" >> "{folder}/asked"
+case "$1" in
+  show)
+    for name; do case "$name" in
+      show|--property=*) ;;
+      {unit}) cat "{folder}/driver"; echo "Id=$name"; echo ;;
+      *) echo "Id=$name"; echo "LoadState=loaded"; echo "ActiveState=active"; echo "UnitFileState=enabled"; echo ;;
+    esac; done ;;
+  restart|start)
+    cp "{folder}/started" "{folder}/driver" ;;
+esac
+"""
+PYTHON = """\
+#!/bin/sh
+cat "{folder}/status"
+"""
+
+
+class Node:
+    """A machine whose systemd and whose driver's status are files of the test."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+        self.folder, self.run = folder, run
+        programs = folder / "programs"
+        interpreter = folder / "opt/venv/bin/python"
+        interpreter.parent.mkdir(parents=True)
+        programs.mkdir()
+        for path, text in ((programs / "systemctl", SYSTEMCTL), (interpreter, PYTHON)):
+            path.write_text(text.replace("{folder}", str(folder)).replace("{unit}", DRIVER_UNIT), encoding="utf-8")
+            path.chmod(0o755)
+        (programs / "journalctl").write_text("#!/bin/sh\necho its last words\n", encoding="utf-8")
+        (programs / "journalctl").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+        self.process = subprocess.Popen(["sleep", "600"], env={**os.environ, "DRA_ACCELERATORS_FINGERPRINT": "b"})
+        self.unit("driver", active="active", pid=self.process.pid)
+        self.unit("started", active="active", pid=self.process.pid)
+        self.status(ready=True)
+
+    def unit(self, name: str, *, active: str, pid: int) -> None:
+        text = f"LoadState=loaded\nActiveState={active}\nUnitFileState=enabled\nMainPID={pid}\nNRestarts=3\n"
+        (self.folder / name).write_text(text, encoding="utf-8")
+
+    def status(self, *, ready: bool) -> None:
+        told = {
+            "driver": "gpu.nvidia.com",
+            "ready": ready,
+            "published": ready,
+            "pid": self.process.pid,
+            "problems": ["why"],
+        }
+        (self.folder / "status").write_text(json.dumps([told]), encoding="utf-8")
+
+    def module(self, *, check: bool = False, **options: Any) -> dict[str, Any]:
+        whole = {"fingerprint": "b", "root": str(self.folder / "opt"), "steady": 0.1, "timeout": 1, **options}
+        result: dict[str, Any] = self.run("node_driver", whole, check=check)
+        return result
+
+    def told(self) -> list[str]:
+        lines = (self.folder / "asked").read_text("utf-8").splitlines()
+        return [line for line in lines if not line.startswith("show")]
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_here: Any) -> Iterator[Node]:
+    machine = Node(tmp_path, monkeypatch, run_here)
+    yield machine
+    machine.process.kill()
+    machine.process.wait()
+
+
+def test_a_driver_that_works_is_left_alone(node: Node) -> None:
+    result = node.module()
+    assert not result["changed"] and result["pid"] == node.process.pid, result
+    assert result["drivers"][0]["driver"] == "gpu.nvidia.com"
+    assert node.told() == []
+
+
+def test_check_mode_tells_of_the_restart(node: Node) -> None:
+    result = node.module(check=True, fingerprint="c", units_changed=True)
+    assert [step["action"] for step in result["steps"]] == ["daemon-reload", "restart"]
+    assert f"restart {DRIVER_UNIT}: it runs from another release" in result["diff"]["after"]
+    assert node.told() == []
+
+
+def test_a_crash_loop_is_a_failure_with_its_last_words(node: Node) -> None:
+    node.unit("started", active="activating", pid=0)
+    result = node.module(fingerprint="c")
+    assert result["failed"] and node.told() == [f"restart {DRIVER_UNIT}"]
+    assert "its unit is activating, and was started again 3 times" in result["msg"]
+    assert result["journal"] == ["its last words"]
+
+
+def test_a_driver_that_is_not_ready_is_a_failure_that_says_why(node: Node) -> None:
+    node.status(ready=False)
+    result = node.module()
+    assert result["failed"] and "gpu.nvidia.com is not ready: why" in result["msg"], result

@@ -1,0 +1,229 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module node_info and its readers: units, kubeconfigs, tokens, releases; nothing secret is returned."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.dra.accelerators.plugins.module_utils import _identity, _node
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+
+SHOWN = """\
+Type=notify
+Restart=always
+MainPID=411
+NRestarts=2
+Id=dra-accelerators-driver.service
+LoadState=loaded
+ActiveState=active
+SubState=running
+FragmentPath=/etc/systemd/system/dra-accelerators-driver.service
+UnitFileState=enabled
+NeedDaemonReload=yes
+
+MainPID=0
+Id=nvidia-mig-manager.service
+LoadState=not-found
+ActiveState=inactive
+UnitFileState=
+NeedDaemonReload=no
+"""
+KUBECONFIGS = {
+    "kubeadm": """\
+apiVersion: v1
+clusters:
+- cluster:
+    certificate-authority-data: QUJD
+    server: https://10.0.0.1:6443
+  name: default-cluster
+contexts:
+- context:
+    cluster: default-cluster
+    namespace: default
+    user: default-auth
+  name: default-context
+current-context: default-context
+kind: Config
+users:
+- name: default-auth
+  user:
+    client-certificate: /var/lib/kubelet/pki/secret.pem
+    token: secret-word
+preferences: {}
+""",
+    "users first, with comments": """\
+# secret-word in a comment stays where it is
+users:
+  - name: a
+    user: {token: secret-word}
+
+# between
+kind: Config
+"clusters":
+  - {name: c, cluster: {server: "https://10.0.0.1:6443"}}
+contexts: [{name: x, context: {cluster: c, user: a}}]
+current-context: x
+""",
+    "json": json.dumps(
+        {
+            "clusters": [{"name": "c", "cluster": {"server": "https://10.0.0.1:6443"}}],
+            "users": [{"name": "a", "user": {"token": "secret-word"}}],
+            "current-context": "x",
+        }
+    ),
+}
+
+
+def test_units_are_read_from_one_answer() -> None:
+    units = _node.parse_units(SHOWN)
+    driver = _node.unit_facts(units[_node.DRIVER_UNIT], f"Documentation={_node.MARKER}\n")
+    assert driver == {
+        "exists": True,
+        "active": "active",
+        "enabled": "enabled",
+        "file": "/etc/systemd/system/dra-accelerators-driver.service",
+        "ours": True,
+        "need_reload": True,
+        "main_pid": 411,
+        "restarts": 2,
+        "type": "notify",
+    }
+    assert not _node.unit_facts(units["nvidia-mig-manager.service"], None)["exists"]
+    assert not _node.unit_facts(units[_node.DRIVER_UNIT], "Documentation=https://example.com\n")["ours"]
+
+
+@pytest.mark.parametrize("text", KUBECONFIGS.values(), ids=KUBECONFIGS)
+def test_a_kubeconfig_without_its_users(text: str) -> None:
+    shown = _node.open_sections(text)
+    assert "secret" not in shown
+    document = yaml.safe_load(shown)
+    assert document["clusters"][0]["cluster"]["server"] == "https://10.0.0.1:6443"
+    assert "users" not in document
+    assert document["current-context"] == yaml.safe_load(text)["current-context"]
+
+
+def test_a_kubeconfig_in_another_form_is_not_shown() -> None:
+    assert _node.open_sections("{clusters: [], users: [{name: a}]}\n") == ""
+
+
+def test_releases_newest_first_and_only_whole_ones(tmp_path: Path) -> None:
+    for number, (name, whole) in enumerate({"1": True, "2": False, "3": True}.items()):
+        folder = tmp_path / "opt/releases" / name
+        folder.mkdir(parents=True)
+        if whole:
+            (folder / "complete").touch()
+        os.utime(folder, (1000 + number, 1000 + number))
+    (tmp_path / "opt/current").symlink_to("releases/1")
+    found = _node.ask_root(System(str(tmp_path)), "/opt")
+    assert found["release"] == "1" and found["environment"] == ""
+    assert found["releases"] == ["3", "1"]
+    assert found["names"] == ["releases/3", "releases/2", "releases/1"]
+
+
+def test_an_interpreter_that_is_not_there_is_a_problem_and_no_failure() -> None:
+    found = _node.ask_interpreter(System(), "/nowhere/python3")
+    assert found["version"] == "" and "/nowhere/python3" in found["problem"]
+
+
+def test_a_layout_is_read_without_a_device(run_here: Callable[..., dict[str, Any]]) -> None:
+    result = run_here("node_info", {"layout": [{"match": {"indx": 0}, "mode": "whole"}], "verify_identity": False})
+    assert "unknown key indx" in result["layout_problem"]
+    assert not result["changed"]
+    result = run_here("node_info", {"layout": [{"match": {"index": 0}, "mode": "whole"}], "verify_identity": False})
+    assert result["layout_problem"] == ""
+
+
+class Server:
+    """An API server that knows one token."""
+
+    def __init__(self, known: str) -> None:
+        self.asked: list[str] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                server.asked.append(self.path)
+                self.send_response(201 if self.headers["Authorization"] == f"Bearer {known}" else 401)
+                self.end_headers()
+
+            def log_message(self, *_arguments: object) -> None:
+                return
+
+        self.http = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+
+
+def token(node: str = "node-1", lifetime: int = 3000) -> str:
+    claims = {
+        "sub": f"system:serviceaccount:dra-accelerators:driver-{node}",
+        "iat": 1000,
+        "exp": 1000 + lifetime,
+        "kubernetes.io": {"node": {"name": node, "uid": "u-1"}},
+    }
+    words = [
+        base64.urlsafe_b64encode(json.dumps(one).encode()).decode().rstrip("=") for one in ({"alg": "none"}, claims)
+    ]
+    return ".".join([*words, "c2lnbmF0dXJl"])
+
+
+def kubeconfig(server: str, word: str) -> str:
+    return json.dumps(
+        {
+            "clusters": [{"name": "cluster", "cluster": {"server": server}}],
+            "users": [{"name": "driver-node-1", "user": {"token": word}}],
+        }
+    )
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    running = Server(token())
+    threading.Thread(target=running.http.serve_forever, daemon=True).start()
+    yield running
+    running.http.shutdown()
+    running.http.server_close()
+
+
+def test_an_identity_that_the_api_server_accepts(server: Server) -> None:
+    found = _identity.look(kubeconfig(server.url, token()), verify=True, now=2000)
+    assert server.asked == [_identity.REVIEW]
+    assert found == {
+        "exists": True,
+        "cluster": {"server": server.url},
+        "account": "system:serviceaccount:dra-accelerators:driver-node-1",
+        "node": "node-1",
+        "node_uid": "u-1",
+        "seconds_left": 2000,
+        "lifetime": 3000,
+        "accepted": True,
+        "problem": "",
+    }
+    assert token() not in json.dumps(found)
+
+
+def test_an_identity_that_it_does_not_accept(server: Server) -> None:
+    found = _identity.look(kubeconfig(server.url, token("node-2")), verify=True, now=2000)
+    assert found["accepted"] is False and "does not accept" in found["problem"]
+
+
+def test_an_api_server_that_is_not_there_says_nothing_of_the_token() -> None:
+    found = _identity.look(kubeconfig("http://127.0.0.1:9", token()), verify=True, now=2000)
+    assert found["accepted"] is None and "127.0.0.1:9" in found["problem"]
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", "not json", kubeconfig("http://127.0.0.1:9", "word")])
+def test_no_identity(text: str | None) -> None:
+    found = _identity.look(text, verify=True)
+    assert found["accepted"] is None and found["account"] == "" and found["problem"]
