@@ -261,7 +261,6 @@ class Files:
         if text is None:
             self.system.remove(path)
             return
-        self.system.path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         new = Path(self.module.tmpdir, Path(path).name)
         new.write_text(text, encoding="utf-8")
         if not self.system.exists(path):
@@ -277,10 +276,32 @@ class Files:
                     found.append(str(path))
         return found
 
-    def make_folder(self, path: str) -> None:
-        """Make one folder that everybody may read."""
-        Path(path).mkdir(mode=0o755, exist_ok=True)
-        Path(path).chmod(0o755)
+    def make_folders(self, paths: list[str]) -> None:
+        """Make folders that everybody may read, after writing down that they are ours."""
+        if paths:
+            record = self.record()
+            self.keep(Record(record.files, tuple(dict.fromkeys([*record.folders, *paths])), record.restart))
+        for path in paths:
+            Path(path).mkdir(mode=0o755, exist_ok=True)
+            Path(path).chmod(0o755)
+
+    def remove_folders(self, paths: list[str]) -> None:
+        """Remove folders that are ours, as far as they are empty."""
+        for path in sorted(paths, key=len, reverse=True):
+            self.remove_folder(path)
+        record = self.record()
+        left = tuple(path for path in record.folders if path not in paths)
+        self.keep(Record(record.files, left, record.restart))
+
+    def emptied(self, folders: list[str], changes: list[Change]) -> list[str]:
+        """Return which folders are empty once the changes are made, the innermost first."""
+        gone = {path for each in changes if each.after is None for path in (each.path, each.path + BACKUP)}
+        found: list[str] = []
+        for folder in sorted(folders, key=len, reverse=True):
+            if Path(folder).is_dir() and all(str(path) in gone for path in Path(folder).iterdir()):
+                found.append(folder)
+                gone.add(folder)
+        return found
 
     def remove_folder(self, path: str) -> bool:
         """Remove a folder if it is empty; whether it was."""
@@ -417,10 +438,15 @@ def present(module: AnsibleModule, files: Files, daemon: Daemon) -> dict[str, An
         if not reason and record.restart and not module.check_mode:
             # The process knows its settings, so the restart that was owed has happened by other hands.
             files.keep(Record(record.files, record.folders, restart=False))
-    folders = files.missing(wanted)
+    folders = files.missing([*(str(Path(each.path).parent) for each in changes), *wanted])
     if not module.check_mode:
+        files.make_folders(folders)
         if changes and settings:
-            enabled = carry_out(module, files, daemon, settings, changes, on=True).enabled
+            try:
+                enabled = carry_out(module, files, daemon, settings, changes, on=True).enabled
+            except ContainerdError:
+                files.remove_folders(folders)
+                raise
         elif reason and settings:
             problem = daemon.restart(settings)
             if problem:
@@ -431,11 +457,6 @@ def present(module: AnsibleModule, files: Files, daemon: Daemon) -> dict[str, An
                 )
             record = files.record()
             files.keep(Record(record.files, record.folders, restart=False))
-        if folders:
-            record = files.record()
-            files.keep(Record(record.files, tuple(dict.fromkeys([*record.folders, *folders])), record.restart))
-            for folder in folders:
-                files.make_folder(folder)
     return {
         "changed": bool(changes or reason or folders),
         "files": [each.path for each in changes],
@@ -463,7 +484,7 @@ def absent(module: AnsibleModule, files: Files, daemon: Daemon) -> dict[str, Any
     changes = plan_absent(daemon, record, sorted(each for each in places if each))
     if settings and changes:
         see_nothing_else(daemon, settings, imported, changes)
-    folders = [each for each in reversed(record.folders) if Path(each).is_dir() and not any(Path(each).iterdir())]
+    folders = files.emptied(list(record.folders), changes)
     active = settings is not None and daemon.process()[0]
     reason = CHANGED if active and (changes or record.restart) else ""
     if not module.check_mode and (changes or record):
@@ -477,8 +498,7 @@ def absent(module: AnsibleModule, files: Files, daemon: Daemon) -> dict[str, Any
                     raise ContainerdError(f"containerd did not come back: {problem}", code="restart-failed")
         for path in record.files:
             daemon.system.remove(path + BACKUP)
-        for folder in folders:
-            files.remove_folder(folder)
+        files.remove_folders(folders)
         files.keep(Record())
     result: dict[str, Any] = {
         "changed": bool(changes or record),

@@ -55,3 +55,9 @@ def containerd(built: Path) -> Path:
 def old_containerd(built: Path) -> Path:
     """containerd 1.7."""
     return newest(built, "containerd-1.7")
+
+
+@pytest.fixture(scope="session")
+def crictl(built: Path) -> Path:
+    """The program that asks a container runtime."""
+    return newest(built, "crictl")

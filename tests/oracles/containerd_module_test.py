@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The module containerd_config on a real containerd 1.7 that runs: changes, restarts, what goes wrong, and the way back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MODULE = "ansible_collections.dra.accelerators.plugins.modules.containerd_config"
+PROGRAM = f"""
+import importlib, json, sys
+from ansible.module_utils.testing import patch_module_args
+with patch_module_args(json.load(sys.stdin)):
+    importlib.import_module("{MODULE}").main()
+"""
+TABLE = '[plugins."io.containerd.grpc.v1.cri"]'
+MANAGER = Path(__file__).with_name("service_manager.py")
+
+Result = dict[str, Any]
+
+
+class Machine:
+    """A node with a containerd of its own, below a folder."""
+
+    def __init__(self, folder: Path, containerd: Path, crictl: Path) -> None:
+        self.folder = folder
+        self.containerd = containerd
+        self.socket = folder / "containerd.sock"
+        self.programs = folder / "bin"
+        self.programs.mkdir()
+        for name in ("systemctl", "journalctl"):
+            program = self.programs / name
+            program.write_text(f"#!{sys.executable}\n{MANAGER.read_text()}")
+            program.chmod(0o755)
+        (self.programs / "crictl").symlink_to(crictl)
+        self.main = folder / "etc" / "config.toml"
+        self.main.parent.mkdir()
+        self.start_with("")
+
+    def start_with(self, text: str, check: str = "true") -> None:
+        """Start containerd with this in its main file; ``check`` is what its unit does before each start."""
+        self.main.write_text(
+            f"version = 2\nroot = '{self.folder}/root'\nstate = '{self.folder}/state'\n"
+            f"imports = ['{self.main.parent}/conf.d/*.toml']\n[grpc]\n  address = '{self.socket}'\n{text}"
+        )
+        daemon = f"{self.containerd} --config {self.main}"
+        (self.folder / "command").write_text(f"{check} && exec {daemon}\n{self.socket}\n")
+        self.systemctl("restart", "containerd.service")
+
+    def environment(self) -> dict[str, str]:
+        """What the module's process finds."""
+        folders = [str(self.programs), os.environ["PATH"]]
+        return {**os.environ, "PATH": ":".join(folders), "SERVICE_MANAGER_FOLDER": str(self.folder)}
+
+    def systemctl(self, *words: str) -> str:
+        """Ask the service manager."""
+        command = [self.programs / "systemctl", *words]
+        return subprocess.run(command, env=self.environment(), capture_output=True, text=True, check=False).stdout
+
+    def stop(self) -> None:
+        """End the daemon."""
+        (self.folder / "command").write_text(f"false\n{self.socket}\n")
+        self.systemctl("restart", "containerd.service")
+
+    def module(self, *, check: bool = False, **options: Any) -> Result:
+        """Run the module."""
+        given = {
+            "runtime": "auto",
+            "command": str(self.containerd),
+            "config": str(self.main),
+            "drop_ins": str(self.main.parent / "conf.d"),
+            "cdi_folders": [str(self.folder / "cdi/etc"), str(self.folder / "cdi/run")],
+            "record": str(self.folder / "record/containerd.json"),
+            "timeout": 30,
+            "_ansible_check_mode": check,
+            "_ansible_diff": True,
+            **options,
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            input=json.dumps(given),
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        try:
+            result: Result = json.loads(done.stdout)
+        except ValueError:
+            raise AssertionError(f"the module said {done.stdout}{done.stderr}") from None
+        return result
+
+    def knows(self) -> bool:
+        """Whether the running containerd says that CDI is on."""
+        done = subprocess.run(
+            [self.programs / "crictl", "--runtime-endpoint", f"unix://{self.socket}", "info"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return bool(json.loads(done.stdout)["config"]["enableCDI"])
+
+    def files(self) -> dict[str, str]:
+        """What can be changed on the machine: configuration, record, CDI folders."""
+        found = {}
+        for name in ("etc", "record", "cdi"):
+            for path in sorted([self.folder / name, *(self.folder / name).rglob("*")]):
+                if path.exists():
+                    found[str(path.relative_to(self.folder))] = path.read_text() if path.is_file() else "folder"
+        return found
+
+    def pid(self) -> str:
+        """The daemon's process."""
+        return (self.folder / "pid").read_text()
+
+
+@pytest.fixture
+def machine(old_containerd: Path, crictl: Path) -> Iterator[Machine]:
+    """A node whose containerd 1.7 runs with CDI off. A socket's path has to be short."""
+    with tempfile.TemporaryDirectory(prefix="dra-", ignore_cleanup_errors=True) as folder:
+        node = Machine(Path(folder), old_containerd, crictl)
+        assert not node.knows()
+        yield node
+        node.stop()
+
+
+def test_there_and_back_again(machine: Machine) -> None:
+    before, pid = machine.files(), machine.pid()
+    said = machine.module(check=True)
+    assert machine.files() == before
+    assert machine.pid() == pid
+    done = machine.module()
+    assert {key: said[key] for key in ("changed", "files", "folders", "restarted", "diff")} == {
+        key: done[key] for key in ("changed", "files", "folders", "restarted", "diff")
+    }
+    assert done["files"] == [str(machine.main.parent / "conf.d/60-dra-accelerators.toml")]
+    assert "+  enable_cdi = true" in done["diff"]["prepared"]
+    assert machine.knows()
+    assert machine.pid() != pid
+    after, pid = machine.files(), machine.pid()
+    again = machine.module()
+    assert not again["changed"], again
+    assert machine.files() == after
+    assert machine.pid() == pid
+    back = machine.module(state="absent")
+    assert back["restarted"]
+    assert not machine.knows()
+    # The folder of drop-ins was not there before, either.
+    assert machine.files() == before
+    assert not machine.module(state="absent")["changed"]
+
+
+def test_a_table_in_the_main_file_is_changed_there_and_becomes_what_it_was(machine: Machine) -> None:
+    machine.start_with(f"# Ours.\n{TABLE}\n  sandbox_image = 'localhost/pause:1' # keep\n  enable_cdi = false\n")
+    before = machine.files()
+    assert machine.module()["files"] == [str(machine.main)]
+    assert machine.knows()
+    assert "sandbox_image = 'localhost/pause:1' # keep" in machine.main.read_text()
+    assert machine.module(state="absent")["changed"]
+    assert machine.files() == before
+    assert not machine.knows()
+
+
+def test_what_containerd_does_not_start_with_is_undone(machine: Machine) -> None:
+    machine.start_with("", check=f"! grep -rq 'enable_cdi = true' {machine.main.parent}")
+    before = machine.files()
+    failed = machine.module()
+    assert failed["failed"]
+    assert failed["error_code"] == "restart-failed"
+    assert "It runs with its files as they were" in failed["msg"]
+    assert not machine.knows()
+    assert machine.files() == before
+
+
+def test_a_restart_that_a_killed_run_owes_is_made_up_for(machine: Machine) -> None:
+    machine.module()
+    text = machine.files()["etc/conf.d/60-dra-accelerators.toml"]
+    machine.module(state="absent")
+    # The file is there and the daemon has not been restarted, as after a kill between the two.
+    (machine.main.parent / "conf.d").mkdir()
+    (machine.main.parent / "conf.d/60-dra-accelerators.toml").write_text(text)
+    assert not machine.knows()
+    done = machine.module()
+    assert done["restarted"]
+    assert done["files"] == []
+    assert "does not know" in done["reason"]
+    assert machine.knows()
+    # Where nobody can ask it, a file that is younger than the process tells.
+    (machine.programs / "crictl").unlink()
+    pid = machine.pid()
+    assert not machine.module()["restarted"]
+    os.utime(machine.main.parent / "conf.d/60-dra-accelerators.toml")
+    done = machine.module()
+    assert done["restarted"]
+    assert "was written after" in done["reason"]
+    assert machine.pid() != pid
+    assert not machine.module()["restarted"]
+
+
+def test_a_failed_restart_is_tried_again_by_the_next_run(machine: Machine) -> None:
+    machine.module()
+    (machine.folder / "command").write_text(f"false\n{machine.socket}\n")
+    machine.systemctl("restart", "containerd.service")
+    failed = machine.module(runtime="containerd")
+    assert failed["error_code"] == "restart-failed"
+    assert "is not running" in failed["msg"]
+    (machine.folder / "command").write_text(f"exec {machine.containerd} --config {machine.main}\n{machine.socket}\n")
+    done = machine.module(runtime="containerd")
+    assert done["restarted"]
+    assert machine.knows()

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The node programs on the oldest Python that is promised, with the wheels that an index has for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OLDEST = "3.10"
+#: What the tests themselves need beside the nodes' own list; pins as in tests/tools/requirements.txt.
+TEST_PACKAGES = ("pytest", "hypothesis", "jsonschema", "grpcio-tools==1.85.1")
+
+
+@pytest.fixture(scope="module")
+def oldest() -> str:
+    """An interpreter of that version: DRA_ACCELERATORS_OLDEST_PYTHON, one on the PATH, or one of pyenv's."""
+    pyenv = sorted(Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions").glob(f"{OLDEST}.*"))
+    named = os.environ.get("DRA_ACCELERATORS_OLDEST_PYTHON")
+    for candidate in [*([named] if named else []), *(str(path / "bin/python3") for path in pyenv), f"python{OLDEST}"]:
+        found = shutil.which(candidate)
+        if found is None:
+            continue
+        words = "import sys, sqlite3, ssl, venv; print('%d.%d' % sys.version_info[:2])"
+        said = subprocess.run([found, "-c", words], capture_output=True, text=True, check=False).stdout.strip()
+        if said == OLDEST:
+            return found
+    pytest.fail(
+        f"No Python {OLDEST} with sqlite3 and venv was found: install one (Ubuntu 22.04 has it, `pyenv install {OLDEST}` makes "
+        "one) or name it in DRA_ACCELERATORS_OLDEST_PYTHON."
+    )
+
+
+def test_the_node_programs_run_on_it(oldest: str, tmp_path: Path) -> None:
+    python = tmp_path / "venv/bin/python"
+    tree = subprocess.run([ROOT / "tests/tools/tree"], check=True, capture_output=True, text=True).stdout.strip()
+    environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree}/python", "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([oldest, "-m", "venv", tmp_path / "venv"], check=True, env=environment)
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
+    requirements = ROOT / "roles/python_environment/files/requirements.txt"
+    subprocess.run([*install, "-r", requirements, *TEST_PACKAGES], check=True, env=environment)
+    tests = ["tests/unit/core", "tests/unit/dra_driver"]
+    done = subprocess.run(
+        [python, "-m", "pytest", "-q", *tests], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    reader = (
+        "from ansible_collections.dra.accelerators.plugins.module_utils._toml import reader; print(reader().__name__)"
+    )
+    said = subprocess.run([python, "-c", reader], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "tomli"

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The role python_environment with a package index that wants a password: no process list shows it, no file keeps it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from package_index import PASSWORD, USER, PackageIndex
+
+ROOT = Path(__file__).resolve().parents[3]
+FILES = ROOT / "roles/python_environment/files"
+#: What each requirement is served as: its lowest version.
+VERSIONS = dict(re.findall(r"(?m)^([A-Za-z][\w.-]*)>=([\d.]+)", (FILES / "requirements.txt").read_text("utf-8")))
+
+
+def run(folder: Path, variables: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the role on this machine, below a folder of its own."""
+    playbook, given = folder / "playbook.json", folder / "variables.json"
+    role = {"ansible.builtin.include_role": {"name": "dra.accelerators.python_environment"}}
+    playbook.write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "tasks": [role]}]))
+    settings = {
+        "python_environment_root": str(folder / "opt"),
+        "python_environment_interpreter": sys.executable,
+        "ansible_python_interpreter": sys.executable,
+        **variables,
+    }
+    given.write_text(json.dumps(settings))
+    environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("PIP_")}
+    environment |= {
+        "HOME": str(folder),
+        "ANSIBLE_LOCAL_TEMP": str(folder / "local"),
+        "ANSIBLE_LOCALHOST_WARNING": "false",
+    }
+    return subprocess.run(
+        [
+            *(Path(sys.executable).with_name("ansible-playbook"), "--connection", "local", "--inventory", "localhost,"),
+            *("--extra-vars", f"@{given}", "-vv", *options, playbook),
+        ],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Files below the folder in which the password stands, but those of the test."""
+    found = [path for path in folder.rglob("*") if path.is_file() and path.parent != folder]
+    return [str(path) for path in found if PASSWORD.encode() in path.read_bytes()]
+
+
+def test_a_password_of_the_index_shows_nowhere(tmp_path: Path) -> None:
+    with PackageIndex(VERSIONS) as index:
+        url = f"http://{USER}:{PASSWORD}@{index.address}/simple"
+        done = run(tmp_path, {"python_environment_index_url": url})
+        assert done.returncode == 0, done.stdout + done.stderr
+        again = run(tmp_path, {"python_environment_index_url": url})
+    assert index.installers, "pip was not seen at work"
+    assert index.exposed == []
+    assert any(known for _target, known, _proxy in index.requests)
+    assert PASSWORD not in done.stdout + done.stderr
+    assert leftovers(tmp_path) == []
+    listed = subprocess.run(
+        [tmp_path / "opt/venv/bin/python", "-m", "pip", "list", "--format=json"], capture_output=True, check=True
+    )
+    assert {"grpcio", "kubernetes", "protobuf"} <= {each["name"] for each in json.loads(listed.stdout)}
+    assert (tmp_path / "opt/current/dra_driver").is_dir()
+    assert re.search(r"changed=0 .*failed=0", again.stdout), again.stdout
+
+
+def test_a_password_of_a_proxy_shows_nowhere_also_where_pip_fails(tmp_path: Path) -> None:
+    with PackageIndex({"grpcio": "1.0"}) as index:
+        done = run(
+            tmp_path,
+            {
+                "python_environment_pip_arguments": ["--index-url", f"http://{USER}:{PASSWORD}@index.invalid/simple"],
+                "python_environment_proxy": {"http_proxy": f"http://way:{PASSWORD}@{index.address}"},
+            },
+        )
+    assert done.returncode != 0
+    assert "No matching distribution found for grpcio" in done.stdout
+    assert index.installers
+    assert index.exposed == []
+    assert all(target.startswith("http://index.invalid/") for target, _known, _proxy in index.requests)
+    assert all(proxy.startswith("Basic ") for _target, _known, proxy in index.requests)
+    assert PASSWORD not in done.stdout + done.stderr
+    assert leftovers(tmp_path) == []
+
+
+def test_an_interpreter_that_is_too_old_is_refused_by_name(tmp_path: Path) -> None:
+    old = tmp_path / "old-python"
+    # It is this one, and calls itself 3.9.
+    old.write_text(f'#!/bin/sh\n{sys.executable} "$@" | sed -E "s/3[.]1[0-9][.][0-9]+/3.9.18/"\n')
+    old.chmod(0o755)
+    done = run(tmp_path, {"python_environment_interpreter": str(old)}, "--check")
+    assert done.returncode != 0
+    said = " ".join(done.stdout.split())
+    assert "is Python 3.9.18, and 3.10 or newer is expected" in said
+    assert not (tmp_path / "opt").exists()
+
+
+def test_check_mode_on_a_bare_node_changes_nothing(tmp_path: Path) -> None:
+    done = run(tmp_path, {}, "--check", "--diff")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"changed=[1-9]", done.stdout)
+    assert not (tmp_path / "opt").exists()
