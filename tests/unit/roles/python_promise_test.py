@@ -22,6 +22,7 @@ def test_every_place_names_the_same_version() -> None:
     found = {
         "pyproject.toml": re.findall(r"3\.\d+", tomllib.loads(read("pyproject.toml"))["project"]["requires-python"]),
         "README.md": re.findall(r"Python (3\.\d+) or newer with `venv`", read("README.md")),
+        "preflight": re.findall(r"version\('(3\.\d+)', '<'\)", read("roles/preflight/vars/main.yml")),
         "defaults": re.findall(r"(3\.\d+) or newer", read("roles/python_environment/defaults/main.yml")),
         "proof": re.findall(r'OLDEST = "(3\.\d+)"', read("tests/prove/test_oldest_python.py")),
     }
