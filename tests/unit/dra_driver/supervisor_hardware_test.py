@@ -38,6 +38,7 @@ class Scene:
             pool=POOL,
             rules=self.node.rules,
             interval=0.05,
+            full_interval=300.0,
             ownership=self.node.ownership,
             snapshots=self.snapshots,
             conditions=self.conditions,
