@@ -261,12 +261,12 @@ def test_what_was_restored_in_this_boot_waits_for_the_driver(tmp_path: Path, mon
 
 debts = st.builds(
     Debt,
-    st.from_regex(r"GPU-[0-9a-f]{4,8}", fullmatch=True),
+    st.sampled_from(["GPU-0", "GPU-1", "GPU-5-a:b"]),
     st.tuples(st.integers(0, 99), st.integers(0, 7), st.integers(1, 8)),
 )
 
 
-@given(st.sets(debts), st.sets(debts))
+@given(st.sets(debts, max_size=5), st.sets(debts, max_size=5))
 def test_debts_are_written_and_read_and_void_after_a_reboot(now: set[Debt], former: set[Debt]) -> None:
     meta = {"schema_version": "1", **incurred(former - now, "boot-1"), **incurred(now, "boot-2")}
     assert set(debts_in(meta, "boot-2")) == now

@@ -7,6 +7,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from dra_driver.config import InvalidConfiguration, load, parse
 from dra_driver.core.nvidia.configs import CONFIG_KINDS
 from dra_driver.metrics import MetricsRegistry, PrometheusMetrics, Stopwatch
 
+from tests.cluster import stop_at
 from tests.cluster.stop_at import StopPoint
 
 DRIVER = "gpu.nvidia.com"
@@ -334,3 +338,22 @@ def test_locks_never_wait_for_each_other_and_leave_nothing() -> None:
         assert len(locks) == 0
 
     asyncio.run(main())
+
+
+def test_the_launcher_of_the_kill_tests_ends_the_process_as_a_crash_does(tmp_path: Path) -> None:
+    """On a node it is started by its path, with the driver's own command line behind the stage."""
+    script = (
+        "import runpy, sys\n"
+        "from dra_driver import cli, stages\n"
+        "cli.main = lambda arguments: stages.reached('planned') or stages.reached('planned') or print(arguments)\n"
+        "sys.argv = sys.argv[1:]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+
+    def launch(stage: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", script, str(Path(stop_at.__file__)), stage, "node", "--config", "x"]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert launch("planned:2").returncode == -signal.SIGKILL
+    spared = launch("planned:3")
+    assert (spared.returncode, spared.stdout) == (0, "['node', '--config', 'x']\n")
