@@ -23,6 +23,7 @@ FOLDER = "locks"
 LIBRARY = "library"
 REQUEST = "request"
 POLL_SECONDS = 0.1
+TEXT_BYTES = 128
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -54,9 +55,11 @@ class DeviceLocks:
                 break
             os.close(descriptor)  # the folder was removed and made anew meanwhile
         self._held[name] = descriptor
+        # Of one length and only when it differs, so that taking a lock again and again leaves the disk nothing to do.
+        text = f"{self._holder} (pid {os.getpid()})".encode()[: TEXT_BYTES - 1].ljust(TEXT_BYTES - 1) + b"\n"
         with contextlib.suppress(OSError):  # a full disk, or a folder that only the driver may write
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{self._holder} (pid {os.getpid()})\n".encode(), 0)
+            if os.pread(descriptor, TEXT_BYTES, 0) != text:
+                os.pwrite(descriptor, text, 0)
         return True
 
     def drop(self, name: str) -> None:

@@ -100,6 +100,19 @@ def test_a_folder_that_was_made_anew_holds_the_lock(tmp_path: Path) -> None:
     assert third.holder_of("GPU-1").startswith("new")
 
 
+def test_taking_a_lock_again_writes_nothing(tmp_path: Path) -> None:
+    driver, module = DeviceLocks(str(tmp_path), "the driver of this node"), DeviceLocks(str(tmp_path), "a layout")
+    path = tmp_path / "locks/GPU-1.lock"
+    times = []
+    for holder in (driver, driver, module, driver):
+        os.utime(path, (0, 0)) if path.exists() else None
+        assert holder.take("GPU-1")
+        assert holder.holder_of("GPU-1") == f"{holder._holder} (pid {os.getpid()})"
+        holder.drop("GPU-1")
+        times.append(path.stat().st_mtime == 0)
+    assert times == [False, True, False, False]
+
+
 def test_what_is_no_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "locks").write_text("in the way")
     with pytest.raises(AcceleratorError, match="locks") as refused:

@@ -149,15 +149,17 @@ class NvidiaBackend:
         self._change(uuid, change, f"Switching MIG {'on' if enabled else 'off'} on GPU {uuid}")
 
     def reset(self, uuids: Sequence[str]) -> None:
-        """Reset GPUs together with nvidia-smi."""
+        """Reset GPUs together with nvidia-smi. NVML is closed meanwhile: no GPU is reset that any process has open."""
         with contextlib.ExitStack() as changes:
             for uuid in uuids:
                 changes.enter_context(self._watch.own_change(uuid))
+            self.close()
             try:
                 partition.reset(self._system, uuids)
             finally:
                 for uuid in uuids:
                     self._boards.forget(uuid)
+                self.open()
 
     def create_partition(self, uuid: str, profile_id: int, placement: Placement) -> Partition:
         """Create a GPU instance at exactly this placement and the compute instance that fills it."""
