@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.simulator.backend import (
     scenarios_of_changes,
+    scenarios_of_claims,
     scenarios_of_facts,
     scenarios_of_faults,
     scenarios_of_refusals,
@@ -20,6 +21,7 @@ from tests.simulator.backend.stage import SCENARIOS, Stage
 __all__ = [
     "SCENARIOS",
     "scenarios_of_changes",
+    "scenarios_of_claims",
     "scenarios_of_facts",
     "scenarios_of_faults",
     "scenarios_of_refusals",

@@ -311,10 +311,11 @@ class Node:
         reached: Any = lambda stage: None,
         boot_id: str = "boot-1",
         count: int = 2,
+        hardware: Any = None,
     ) -> None:
         self.folder = folder
         self.gpus = ModelGpus(folder / "gpus.json", count=count)
-        self.backend = ModelBackend(self.gpus)
+        self.backend: Any = hardware or ModelBackend(self.gpus)
         self.system = System(str(folder / "root"))
         (folder / "root").mkdir(exist_ok=True)
         self.claims = claims
