@@ -119,7 +119,9 @@ def test_a_fault_withdraws_nothing_and_is_told_once(tmp_path: Path) -> None:
         assert list(inventory.faults) == [ill]
         tainted = {offer.device_uuid for offer in inventory.offers.values() if offer.taints}
         assert tainted == {ill}
-        await asyncio.sleep(0.3)
+        for seconds in range(5):
+            scene.node.backend.faults[1] = Fault("reset-required", f"It has needed a reset for {seconds} s")
+            await asyncio.sleep(0.08)
         ((reason, message),) = scene.problems
         assert reason == "DevicesUnhealthy"
         assert "GPU 7" in message and "no-answer" in message and "reset-required" in message

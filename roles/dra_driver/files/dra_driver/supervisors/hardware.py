@@ -62,6 +62,7 @@ class HardwareWatch:
         self._conditions = conditions
         self._report_problem = report_problem
         self._state = StateLog(LOG)
+        self._told: tuple[tuple[int, str, bool], ...] = ()
         self._edits = StateLog(LOG)
         self._looking = asyncio.Lock()
         self._soon = soon
@@ -125,6 +126,7 @@ class HardwareWatch:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _give_up(self, error: AcceleratorError) -> None:
+        self._told = ()
         self._state.report(f"no devices: {error}", level=logging.WARNING, driver=self._driver)
         self._conditions.report(PART, str(error))
         self._snapshots.put(
@@ -157,6 +159,13 @@ class HardwareWatch:
             for finding in findings
             if finding.fault is not None
         ]
+        # What a fault says may be another thing at every look, such as for how long a call has not come back.
+        causes = tuple(
+            (each.index, each.fault.cause, each.device is None) for each in findings if each.fault is not None
+        )
+        if faults and causes == self._told:
+            return
+        self._told = causes
         message = f"{len(findings) - len(faults)} devices answer"
         if not faults:
             self._state.report(message, driver=self._driver)
