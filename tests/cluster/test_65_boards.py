@@ -1,0 +1,40 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""The API server takes the slices of every board whole: sent as a dry run, nothing refused and nothing dropped."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from dra_driver.core.nvidia import offers
+from dra_driver.core.slices import build_pool, plan_pool
+
+from tests.cluster.cluster import DRIVER, Cluster
+from tests.unit.core import board_model
+
+BOARDS = sorted(path.stem for path in board_model.BOARDS.glob("*.json"))
+GPUS = 8
+
+
+def slices_of(board: str) -> list[dict[str, Any]]:
+    """What a node with eight of a board publishes."""
+    devices = [board_model.device(board, index) for index in range(GPUS)]
+    pool = build_pool(
+        driver=DRIVER,
+        pool="dry-run",
+        node_name="dry-run",
+        offers=[offer for device in devices for offer in offers.offers(device, dynamic=True)],
+        counter_sets=[offers.counter_set(device) for device in devices],
+    )
+    return [write.body for write in plan_pool(pool, ()).writes if write.body is not None]
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_the_slices_of_every_board_are_taken_whole(cluster: Cluster, board: str) -> None:
+    bodies = slices_of(board)
+    assert sum(len(body["spec"].get("devices", ())) for body in bodies) >= GPUS
+    for body in bodies:
+        answer = cluster.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", text=json.dumps(body))
+        assert json.loads(answer)["spec"] == body["spec"]
