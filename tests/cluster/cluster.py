@@ -27,6 +27,26 @@ DRIVER = "gpu.nvidia.com"
 DRIVER_UNIT = "dra-accelerators-driver.service"
 PLUGIN_DIRECTORY = f"/var/lib/kubelet/plugins/{DRIVER}"
 
+# Objects that come and go by themselves.
+PASSING_KINDS = {
+    "events",
+    "leases",
+    "endpoints",
+    "endpointslices",
+    "pods",
+    "controllerrevisions",
+    "podmetrics",
+    "nodemetrics",
+}
+FOOTPRINT = r"""
+find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp -o -path /usr -o -path /root -o -path /var/tmp \
+    -o -path /var/log -o -path /var/cache -o -path /var/lib/apt -o -path /var/lib/dpkg -o -path /var/lib/containerd \
+    -o -path /var/lib/systemd -o -path /var/lib/kubelet/pods -o -path /var/lib/kubelet/pki -o -path /etc/alternatives \
+    -o -path /etc/python3.11 -o -path /etc/ld.so.cache -o -path '/var/lib/kubelet/*_state' -o -path '/var/lib/kubelet/device-plugins/*' \
+    -o -path /var/lib/gpu-simulator -o -path /var/lib/cni \) -prune -o \
+    \( -type f -path '/etc/*' -printf '%p\t%y %m %u %g %s\n' -o -printf '%p\t%y %m %u %g %l\n' \)
+"""
+
 T = TypeVar("T")
 
 
@@ -270,21 +290,40 @@ class Cluster:
 
     # Playbooks
 
-    def playbook(self, name: str, *arguments: object, check: bool = True, timeout: float = 1800) -> Recap:
-        """Run a playbook of the collection over this world's nodes with the fleet file of the examples."""
-        inventory = Path(os.environ.get("PYTEST_CLUSTER_TMP", "/tmp")) / f"inventory-{self.name}.yml"
-        inventory.write_text(self.world("inventory"), encoding="utf-8")
+    def inventory(self) -> Path:
+        """Write the world's Ansible inventory and return its path."""
+        path = Path(os.environ.get("PYTEST_CLUSTER_TMP", "/tmp")) / f"inventory-{self.name}.yml"
+        path.write_text(self.world("inventory"), encoding="utf-8")
+        return path
+
+    def playbook(
+        self,
+        name: str,
+        *arguments: object,
+        check: bool = True,
+        timeout: float = 1800,
+        tree: Path | None = None,
+        inventory: Path | None = None,
+    ) -> Recap:
+        """Run a playbook of the collection over this world's nodes with the fleet file of the examples.
+
+        ``tree`` is where another copy of the collection lies, below ``ansible_collections/dra/accelerators``.
+        """
         environment = dict(os.environ)
         environment["KUBECONFIG"] = self.world("kubeconfig").strip()
         environment["ANSIBLE_FORCE_COLOR"] = "false"
         environment["ANSIBLE_NOCOLOR"] = "true"
         environment["ANSIBLE_INJECT_FACT_VARS"] = "false"
+        folder = ROOT
+        if tree is not None:
+            folder = tree / "ansible_collections/dra/accelerators"
+            environment["ANSIBLE_COLLECTIONS_PATH"] = str(tree)
         completed = execute(
             [
                 "ansible-playbook",
                 "-i",
-                inventory,
-                ROOT / "playbooks" / name,
+                inventory or self.inventory(),
+                folder / "playbooks" / name,
                 "-e",
                 f"@{EXAMPLES / 'fleet.yml'}",
                 *arguments,
@@ -294,3 +333,27 @@ class Cluster:
             env=environment,
         )
         return Recap(parse_recap(completed.stdout), completed.stdout + completed.stderr)
+
+    # What a run leaves behind
+
+    def footprint(self) -> dict[str, str]:
+        """Every file of every node outside what lives by itself, and every object of the API, with what tells it apart.
+
+        Left out are packages of the distribution and their caches, which a removal leaves, logs, and what kubelet and
+        containerd keep for themselves.
+        """
+        found = {}
+        for node in self.nodes():
+            for line in self.shell(node, FOOTPRINT, timeout=600).splitlines():
+                path, _tab, facts = line.partition("\t")
+                found[f"{node}:{path}"] = facts
+        kinds = self.kubectl("api-resources", "--verbs=list", "-o", "name").split()
+        kept = sorted(kind for kind in kinds if kind.partition(".")[0] not in PASSING_KINDS)
+        for item in self.get(",".join(kept), "-A")["items"]:
+            metadata = item["metadata"]
+            name = f"{item['kind']} {metadata.get('namespace', '')}/{metadata['name']}"
+            found[name] = ""
+            if item["kind"] == "Node":
+                facts = {key: metadata.get(key, {}) for key in ("labels", "annotations")}
+                found[name] = json.dumps([facts, item["spec"]], sort_keys=True)
+        return found

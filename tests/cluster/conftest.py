@@ -38,8 +38,20 @@ def bare(world: Cluster) -> bool:
 
 
 @pytest.fixture(scope="session")
-def first_run(world: Cluster, bare: bool) -> Recap:
-    """The site playbook's first run over the nodes, after a look whether they are bare."""
+def before(world: Cluster, bare: bool) -> dict[str, str]:
+    """The files of the nodes and the objects of the API before the first run."""
+    return world.footprint() if bare else {}
+
+
+@pytest.fixture(scope="session")
+def checked_run(world: Cluster, before: dict[str, str]) -> Recap:
+    """The site playbook in check mode over the nodes before the first run."""
+    return world.playbook("site.yml", "--check", "--diff")
+
+
+@pytest.fixture(scope="session")
+def first_run(world: Cluster, checked_run: Recap) -> Recap:
+    """The site playbook's first run over the nodes, after a look at what they are."""
     return world.playbook("site.yml")
 
 

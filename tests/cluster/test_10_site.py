@@ -8,6 +8,18 @@ from collections import Counter
 
 from tests.cluster.cluster import DRIVER, DRIVER_UNIT, Cluster, Recap
 
+MOST_TASKS = 40
+
+
+def test_check_mode_on_bare_nodes_tells_and_touches_nothing(
+    world: Cluster, bare: bool, before: dict[str, str], checked_run: Recap
+) -> None:
+    assert checked_run.failed == 0, checked_run.output
+    assert (checked_run.changed > 0) == bare, checked_run.output
+    if bare:
+        assert "dra-accelerators-driver.service" in checked_run.output
+        assert world.footprint() == before
+
 
 def test_first_run_says_what_it_changed(first_run: Recap, bare: bool) -> None:
     assert first_run.failed == 0, first_run.output
@@ -75,6 +87,9 @@ def test_second_run_changes_nothing(cluster: Cluster) -> None:
     assert second.failed == 0, second.output
     assert second.changed == 0, second.output
     assert before == {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in cluster.slices()}
+    # What users wait for: Ansible takes its time for each task and host, whatever the task does.
+    for host, counts in second.hosts.items():
+        assert counts["ok"] <= MOST_TASKS, f"{host}: {counts}\n{second.output}"
 
 
 def test_check_mode_changes_nothing(cluster: Cluster) -> None:

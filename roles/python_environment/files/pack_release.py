@@ -4,7 +4,7 @@
 
 The archive holds ``dra_driver/`` (the daemons' package, with the core inside it) and, as its last member, the empty file
 ``complete``. The release is named ``<version>-<first 8 digits of the SHA-256 of the content>``, which is printed as JSON:
-``{"name": ..., "version": ..., "digest": ...}``. Runs on the controller; standard library only.
+``{"name": ..., "version": ..., "digest": ...}``. Without ``--output`` it is only named. Runs on the controller; standard library only.
 """
 
 from __future__ import annotations
@@ -84,12 +84,13 @@ def main(arguments: list[str]) -> int:
     """Entry point; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collection", type=Path, required=True, help="root folder of the collection")
-    parser.add_argument("--output", type=Path, required=True, help="the archive to write (.tar.gz)")
+    parser.add_argument("--output", type=Path, help="the archive to write (.tar.gz)")
     options = parser.parse_args(arguments)
     try:
         version = collection_version(options.collection)
         files = members(options.collection)
-        pack(files, options.output)
+        if options.output:
+            pack(files, options.output)
     except OSError as error:
         sys.stderr.write(f"pack_release: {error}\n")
         return 1

@@ -1,0 +1,154 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""Refusals before anything is touched, a release that does not start, and other ways to reach a node."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster.cluster import DRIVER_UNIT, ROOT, Cluster, execute
+
+STATUS = (
+    "PYTHONPATH=/opt/dra-accelerators/current /opt/dra-accelerators/venv/bin/python -m dra_driver.cli status --json"
+    " --config /etc/dra-accelerators/driver.yaml"
+)
+USER = "fleet-operator"
+
+
+def release(cluster: Cluster, node: str) -> str:
+    return cluster.run(node, "readlink", "/opt/dra-accelerators/current").strip()
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the collection whose driver says that it serves and ends a second later, again and again."""
+    tree = tmp_path_factory.mktemp("broken")
+    copy = tree / "ansible_collections/dra/accelerators"
+    for name in ("meta", "plugins", "roles", "playbooks"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "galaxy.yml", copy)
+    node = copy / "roles/dra_driver/files/dra_driver/node.py"
+    text = node.read_text(encoding="utf-8")
+    assert text.count('_notify("READY=1")') == 1
+    ends = '_notify("READY=1")\n    await asyncio.sleep(1)\n    os._exit(3)'
+    node.write_text(text.replace('_notify("READY=1")', ends), encoding="utf-8")
+    return tree
+
+
+def test_a_wrong_layout_rule_is_refused_before_anything_is_touched(cluster: Cluster) -> None:
+    wrong = {"accelerator_layouts": [{"hosts": "all", "layout": [{"match": {"indx": 0}, "mode": "whole"}]}]}
+    for arguments in (["--check"], []):
+        refused = cluster.playbook("site.yml", *arguments, "-e", json.dumps(wrong), check=False)
+        assert refused.failed == len(cluster.nodes()) and refused.changed == 0, refused.output
+        assert "unknown key indx" in refused.output
+
+
+def test_another_manager_of_the_gpus_is_refused_unless_it_is_allowed(cluster: Cluster) -> None:
+    node = cluster.nodes()[0]
+    limit = ["--check", "--limit", node]
+    cluster.kubectl("label", "node", node, "nvidia.com/mig.config=all-balanced")
+    capacity = {"status": {"capacity": {"nvidia.com/mig-1g.10gb": "3"}, "allocatable": {"nvidia.com/mig-1g.10gb": "3"}}}
+    cluster.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", json.dumps(capacity))
+    try:
+        refused = cluster.playbook("site.yml", *limit, check=False)
+        assert refused.failed == 1 and refused.changed == 0, refused.output
+        assert "3 nvidia.com/mig-1g.10gb" in refused.output and "nvidia.com/mig.config=all-balanced" in refused.output
+        allowed = cluster.playbook("site.yml", *limit, "-e", "preflight_allow_other_managers=true")
+        assert allowed.failed == 0, allowed.output
+    finally:
+        cluster.kubectl("label", "node", node, "nvidia.com/mig.config-")
+        gone = {"status": {key: {"nvidia.com/mig-1g.10gb": None} for key in ("capacity", "allocatable")}}
+        cluster.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", json.dumps(gone))
+
+
+def test_check_mode_tells_of_an_upgrades_restart(cluster: Cluster, broken: Path) -> None:
+    pids = [cluster.driver_pid(node) for node in cluster.nodes()]
+    told = cluster.playbook("site.yml", "--check", "--diff", tree=broken)
+    assert told.failed == 0 and told.changed > 0, told.output
+    assert f"restart {DRIVER_UNIT}" in told.output
+    assert [cluster.driver_pid(node) for node in cluster.nodes()] == pids
+
+
+def test_a_release_that_does_not_start_stops_at_the_first_node_which_is_put_back(
+    cluster: Cluster, broken: Path
+) -> None:
+    first, second = cluster.nodes()
+    before = release(cluster, first)
+    pid = cluster.driver_pid(second)
+    failed = cluster.playbook(
+        *("site.yml", "-e", "accelerator_serial=1", "-e", "dra_driver_publish_timeout=30"), check=False, tree=broken
+    )
+    assert failed.failed == 1 and failed.hosts[first]["failed"] == 1, failed.output
+    assert "has not started within" in failed.output
+    assert release(cluster, first) == release(cluster, second) == before
+    assert cluster.driver_pid(second) == pid, "the second node was not touched"
+    (told,) = json.loads(cluster.shell(first, STATUS))
+    assert told["ready"] and told["pid"] == cluster.driver_pid(first), told
+    again = cluster.playbook("site.yml")
+    assert again.failed == 0 and again.changed == 0, again.output
+
+
+def test_a_killed_removal_is_made_up_for_and_an_administrators_cordon_stays(cluster: Cluster) -> None:
+    ours, theirs = cluster.nodes()
+    cluster.kubectl("annotate", "node", ours, "dra-accelerators/cordoned=for the removal of dra.accelerators")
+    cluster.kubectl("cordon", ours)
+    cluster.kubectl("cordon", theirs)
+    try:
+        cluster.playbook("site.yml")
+        node = cluster.get("node", ours)
+        assert not node["spec"].get("unschedulable")
+        assert "dra-accelerators/cordoned" not in node["metadata"].get("annotations", {})
+        assert cluster.get("node", theirs)["spec"]["unschedulable"] is True
+    finally:
+        cluster.kubectl("uncordon", theirs)
+
+
+@pytest.fixture
+def by_ssh(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
+    """An inventory that reaches the first node by SSH, under another name, as a user who becomes root by sudo."""
+    node = cluster.nodes()[0]
+    key = tmp_path / "key"
+    execute(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key])
+    cluster.shell(
+        node,
+        "export DEBIAN_FRONTEND=noninteractive; apt-get -qq update && apt-get -qq install -y openssh-server sudo >/dev/null"
+        f" && useradd --create-home --shell /bin/bash {USER} && install -d -o {USER} -m 700 /home/{USER}/.ssh"
+        f" && echo '{USER} ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/{USER}"
+        f" && echo '{key.with_suffix('.pub').read_text('utf-8').strip()}' > /home/{USER}/.ssh/authorized_keys"
+        f" && chown {USER} /home/{USER}/.ssh/authorized_keys && systemctl start ssh",
+        timeout=600,
+    )
+    addresses = cluster.get("node", node)["status"]["addresses"]
+    host = {
+        "ansible_host": next(one["address"] for one in addresses if one["type"] == "InternalIP"),
+        "ansible_user": USER,
+        "ansible_ssh_private_key_file": str(key),
+        "ansible_ssh_common_args": "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null",
+        "ansible_python_interpreter": "/usr/bin/python3",
+        "accelerator_node_name": node,
+    }
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(yaml.safe_dump({"accelerator_nodes": {"hosts": {"rack-7-left": host}}}), encoding="utf-8")
+    yield inventory
+    cluster.shell(
+        node,
+        "export DEBIAN_FRONTEND=noninteractive; systemctl stop ssh"
+        f"; userdel --remove {USER}; rm -f /etc/sudoers.d/{USER}"
+        "; apt-get -qq purge -y openssh-server openssh-sftp-server openssh-client sudo >/dev/null"
+        "; apt-get -qq autoremove --purge -y >/dev/null; rm -rf /etc/ssh",
+        timeout=600,
+    )
+
+
+def test_a_node_by_ssh_and_sudo_under_another_name(cluster: Cluster, by_ssh: Path) -> None:
+    os.environ.setdefault("ANSIBLE_PIPELINING", "true")
+    again = cluster.playbook("site.yml", "-e", "accelerator_become=true", inventory=by_ssh)
+    assert again.failed == 0 and again.changed == 0, again.output
+    assert again.hosts["rack-7-left"]["ok"] > 0

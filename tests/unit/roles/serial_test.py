@@ -1,0 +1,58 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How many nodes at a time: the playbooks' own keyword, with the variable in the inventory, as an extra one, and nowhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def batches(folder: Path, playbook: str, group: dict[str, Any], extra: dict[str, Any]) -> list[list[str]]:
+    """The batches in which a play with the playbook's own first play and keyword goes over three hosts."""
+    plays = yaml.safe_load((ROOT / "playbooks" / playbook).read_text(encoding="utf-8"))
+    keyword = next(play["serial"] for play in plays if "serial" in play)
+    show = {"ansible.builtin.debug": {"msg": "batch={{ ansible_play_batch | join(',') }}"}, "run_once": True}
+    play = {"hosts": "accelerator_nodes", "gather_facts": False, "serial": keyword, "tasks": [show]}
+    (folder / "play.yml").write_text(yaml.safe_dump([plays[0], play], sort_keys=False), encoding="utf-8")
+    hosts = {name: {"ansible_connection": "local"} for name in ("a", "b", "c")}
+    inventory = {"accelerator_nodes": {"hosts": hosts, "vars": group}}
+    (folder / "hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
+    done = subprocess.run(
+        [
+            *(Path(sys.executable).with_name("ansible-playbook"), "-i", folder / "hosts.yml", folder / "play.yml"),
+            *("-e", json.dumps(extra)),
+        ],
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(folder / "local")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if '"msg": "batch=' in line]
+    return [line.partition("batch=")[2].strip('" ').split(",") for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("playbook", "group", "extra", "expected"),
+    [
+        ("site.yml", {}, {}, [["a", "b", "c"]]),
+        ("remove.yml", {"accelerator_serial": 1}, {}, [["a"], ["b"], ["c"]]),
+        ("site.yml", {"accelerator_serial": 1}, {"accelerator_serial": 2}, [["a", "b"], ["c"]]),
+        ("site.yml", {"accelerator_serial": [1, "100%"]}, {}, [["a"], ["b", "c"]]),
+    ],
+)
+def test_how_many_nodes_at_a_time(
+    tmp_path: Path, playbook: str, group: dict[str, Any], extra: dict[str, Any], expected: list[list[str]]
+) -> None:
+    assert batches(tmp_path, playbook, group, extra) == expected
