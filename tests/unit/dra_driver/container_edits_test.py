@@ -9,9 +9,12 @@ import logging
 from pathlib import Path
 
 import pytest
+from dra_driver.claims.guard import DeviceGuard
 from dra_driver.claims.ownership import Ownership
+from dra_driver.core.device_locks import DeviceLocks
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.supervisors.hardware import HardwareWatch
+from dra_driver.supervisors.lending import Lending
 from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
 from machine_model import DRIVER, Claims, Node
 
@@ -51,15 +54,18 @@ def test_each_look_says_what_is_missing_once_and_when_it_is_there(
         node = Node(tmp_path, Claims())
         await node.start()
         told: list[tuple[str, str]] = []
+        locks = DeviceLocks(str(tmp_path / "state"), "the driver")
         watch = HardwareWatch(
             node.backend,
             driver=DRIVER,
             pool="node-1",
             rules=(),
             interval=1.0,
+            full_interval=300.0,
             ownership=Ownership(node.store, "boot"),
             snapshots=Shared(Snapshot()),
             conditions=Conditions(),
+            lending=Lending(locks, DeviceGuard(locks)),
             soon=asyncio.Event(),
             report_problem=lambda reason, message: told.append((reason, message)),
         )
