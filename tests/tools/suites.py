@@ -109,7 +109,13 @@ def prove(work: Path) -> list[Step]:
     """What has no place in the other suites: worlds of its own, other versions, hours of the same."""
     build = world_build()
     step = pytest_step("prove", "30 min", "tests/prove", "read the log.", work / "reports")
-    return [build, replace(step, after=(build.name,))]
+    breaks = Step(
+        "breaks",
+        "10 min",
+        [sys.executable, ROOT / "tests/tools/break_product.py"],
+        remedy="a test that stays green with the product broken proves nothing: mend it, or the list in break_product.py.",
+    )
+    return [build, breaks, replace(step, after=(build.name,))]
 
 
 def bench(work: Path) -> list[Step]:
