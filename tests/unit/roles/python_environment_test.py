@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from package_index import PASSWORD, USER, PackageIndex
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -76,6 +77,7 @@ def test_a_password_of_the_index_shows_nowhere(tmp_path: Path) -> None:
     assert re.search(r"changed=0 .*failed=0", again.stdout), again.stdout
 
 
+@pytest.mark.prove
 def test_a_password_of_a_proxy_shows_nowhere_also_where_pip_fails(tmp_path: Path) -> None:
     with PackageIndex({"grpcio": "1.0"}) as index:
         done = run(

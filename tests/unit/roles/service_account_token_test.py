@@ -66,15 +66,16 @@ def test_first_token_is_bound_to_the_node(server: TokenServer, run: Run) -> None
 
 
 def test_shorter_life_than_asked_is_said(server: TokenServer, run: Run) -> None:
+    # Ansible keeps the warnings of all modules that one process runs.
+    flag = "--service-account-max-token-expiration"
     result = run()
     assert result["lifetime"] == LIFETIME
-    assert not result.get("warnings")
+    assert flag not in str(result.get("warnings"))
     server.longest = 3600
     result = run()
     assert result["lifetime"] == 3600
-    (warning,) = result["warnings"]
-    text = str(warning)
-    assert "3600 seconds" in text and str(LIFETIME) in text and "--service-account-max-token-expiration" in text
+    (text,) = (str(warning) for warning in result["warnings"] if flag in str(warning))
+    assert "3600 seconds" in text and str(LIFETIME) in text
 
 
 def test_good_token_is_kept(server: TokenServer, run: Run) -> None:
