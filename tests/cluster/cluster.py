@@ -354,6 +354,6 @@ class Cluster:
             name = f"{item['kind']} {metadata.get('namespace', '')}/{metadata['name']}"
             found[name] = ""
             if item["kind"] == "Node":
-                facts = {key: metadata.get(key, {}) for key in ("labels", "annotations")}
-                found[name] = json.dumps([facts, item["spec"]], sort_keys=True)
+                told = {key: metadata.get(key, {}) for key in ("labels", "annotations")}
+                found[name] = json.dumps([told, item["spec"]], sort_keys=True)
         return found
