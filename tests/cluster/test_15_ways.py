@@ -127,7 +127,7 @@ def by_ssh(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
     )
     addresses = cluster.get("node", node)["status"]["addresses"]
     host = {
-        "ansible_host": next(one["address"] for one in addresses if one["type"] == "InternalIP"),
+        "ansible_host": {one["type"]: one["address"] for one in addresses}["InternalIP"],
         "ansible_user": USER,
         "ansible_ssh_private_key_file": str(key),
         "ansible_ssh_common_args": "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null",

@@ -87,7 +87,9 @@ def facts_that_stay_are_read_once(stage: Stage) -> None:
     assert once == Counter({"nvmlDeviceGetCount": 1, **dict.fromkeys(OF_EACH, 8)})
     calls = recorded(stage)
     stage.gpus(full=True)
-    assert {"nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetHandleByIndex"} <= {call for call, _ in calls}
+    assert {"nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetHandleByIndex"} <= {
+        call for call, _argument in calls
+    }
     # A mode's profiles are read when it is met first, and then never again.
     gpu = stage.gpus()[0]
     for enabled, reads in ((True, True), (False, False), (True, False)):

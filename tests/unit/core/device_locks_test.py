@@ -36,8 +36,10 @@ def test_one_holder_at_a_time_and_the_refusal_names_it(tmp_path: Path) -> None:
     module.drop("GPU-2")
     assert module.is_taken("GPU-1")
     waiting = module.hold(["GPU-2", "GPU-1"], 5, sleep=clock.sleep, clock=clock)
-    with pytest.raises(InUse, match=rf"GPU-1.*the driver \(pid {os.getpid()}\).*5 s") as refused, waiting:
-        raise AssertionError("it was not to be had")
+    # Not in one line: two of them with a name between read like a tuple.
+    with pytest.raises(InUse, match=rf"GPU-1.*the driver \(pid {os.getpid()}\).*5 s") as refused:  # noqa: SIM117
+        with waiting:
+            raise AssertionError("it was not to be had")
     assert refused.value.code == "device-locked"
     assert clock.now >= 5
     assert not driver.is_taken("GPU-2")  # nothing of the attempt stays

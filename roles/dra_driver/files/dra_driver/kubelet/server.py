@@ -168,11 +168,14 @@ class PluginServer:
                     await self._stop_registration()
                     await self._start_registration()
             except sockets.SocketError as error:
-                if self._is_another(registry):
-                    raise sockets.FolderReplaced(
-                        f"The folder {registry} was removed or made anew, and the new one is out of reach: {error}"
-                    ) from error
-                raise
+                if not self._is_another(registry):
+                    raise
+                unreached = str(error)
+            else:
+                continue
+            raise sockets.FolderReplaced(
+                f"The folder {registry} was removed or made anew, and the new one is out of reach: {unreached}"
+            )
 
     def _is_another(self, path: str) -> bool:
         return path not in self._made or sockets.identity_of(path) != self._made[path]

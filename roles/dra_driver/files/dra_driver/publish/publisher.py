@@ -173,16 +173,18 @@ class Publisher:
 
     async def _ask_owner(self) -> None:
         name = self._identity.node_name
+        node: Json | None = None
         try:
             node = await self._api.client.get(f"/api/v1/nodes/{name}")
         except ApiError as error:
             if error.status != 404:
                 raise
+        if node is None:
             raise AcceleratorError(
                 f"Node {name} is not in the cluster (yet)",
                 hint="The kubelet registers it. If it has another name, set node_name in the driver's configuration.",
                 code="node-missing",
-            ) from error
+            )
         owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node["metadata"]["uid"], "controller": True}
         self._state = reducer.owned(self._state, owner)
 
