@@ -170,7 +170,7 @@ def test_the_kubelets_credentials_get_nobody_the_drivers_token(cluster: Cluster,
 
 def test_a_node_that_was_deleted_and_joined_again_is_told_the_command(cluster: Cluster) -> None:
     """Nobody on the node can get the driver a new identity: it says so in one line, and the status does."""
-    node = cluster.nodes()[0]
+    node = cluster.nodes()[1]
     cluster.kubectl("delete", "node", node)
     cluster.shell(node, "systemctl restart kubelet")
     cluster.wait("the node has joined again", lambda: node in cluster.nodes())

@@ -7,11 +7,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.core.model import Device, Notice, Placement
+from dra_driver.core.nvidia.watch import OURS
 
 from tests.simulator.backend.stage import Stage, on, recorded, refused
 
@@ -119,6 +121,7 @@ def partitions_are_listed_when_they_may_have_changed(stage: Stage) -> None:
     assert stage.gpus()[0].partitions == ()
     stage.gpus()
     assert asked(stage)[LISTING] == 0
+    time.sleep(OURS)  # so long after a change of its own, events of that GPU are taken for that change's
     another_process(f"backend.create_partition({gpu.uuid!r}, 9, Placement(4, 4))")
     listening.until("MIG", gpu)
     assert [each.profile for each in stage.gpus()[0].partitions] == ["3g.40gb"]

@@ -8,6 +8,7 @@ Whatever asks NVML here is called on the lane of the GPU that it asks about.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any, Callable, TypeVar
 
 from ..errors import AcceleratorError, BackendUnavailable
@@ -146,6 +147,10 @@ class Boards:
     def _read(self, board: BoardFacts, known: Device | None = None) -> Device:
         state = self._watch.state_of(board.uuid)
         device = discover.read_device(self._nvml, self._system, board, known.partitions if known is not None else None)
+        former = self.last(board.uuid)
+        if former is not None and former.partitioning.enabled != device.partitioning.enabled:
+            board.minor = discover.read_minor(self._nvml, board.handle, f"Reading the minor number of GPU {board.uuid}")
+            device = replace(device, minor=board.minor)
         with self._lock:
             self._last[board.uuid] = device
             if known is None:

@@ -118,6 +118,11 @@ def architecture(major: int, minor: int) -> str:
     return names.get(major, "Blackwell" if major in (11, 12) else "Unknown")
 
 
+def read_minor(nvml: Nvml, handle: Any, doing: str) -> int:
+    """Return the minor number of a GPU's device node, which a change of its MIG mode can move."""
+    return int(nvml.call("nvmlDeviceGetMinorNumber", handle, doing=doing))
+
+
 def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> BoardFacts:
     """Read everything about a GPU that stays, but for its profiles. Raises DeviceFaulty, AcceleratorError."""
     uuid = str(nvml.call("nvmlDeviceGetUUID", handle, doing="Reading a GPU's UUID"))
@@ -148,7 +153,7 @@ def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> 
     return BoardFacts(
         handle=handle,
         index=int(nvml.call("nvmlDeviceGetIndex", handle, doing=doing)),
-        minor=int(nvml.call("nvmlDeviceGetMinorNumber", handle, doing=doing)),
+        minor=read_minor(nvml, handle, doing),
         uuid=uuid,
         product=product,
         pci_address=bus_id,
