@@ -37,8 +37,8 @@ def is_well(cluster: Cluster, node: str) -> bool:
 
 @pytest.fixture()
 def node(clean: Cluster) -> Iterator[str]:
-    """The first node, with its whole pool before and after."""
-    name = clean.nodes()[0]
+    """The second node, all of whose GPUs are dynamic, with its whole pool before and after."""
+    name = clean.nodes()[1]
     clean.wait(
         "all devices are published", lambda: len(clean.devices(name)) == ALL and is_well(clean, name), timeout=180
     )
