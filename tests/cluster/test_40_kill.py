@@ -1,133 +1,123 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""The driver killed between each pair of stages: after its restart every claim ends prepared or cleanly gone."""
+"""The driver killed between each pair of stages: after its restart every claim ends prepared or cleanly gone.
+
+Both nodes at once: on one the pod stays wanted, on the other nobody wants it any more when the driver comes back. Dynamic
+partitions go through every stage; what other kinds of devices go through is left to `make prove`.
+"""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import cycle, zip_longest
 
 import pytest
 from dra_driver.stages import PREPARE, UNPREPARE
 
-from tests.cluster import stop_at
-from tests.cluster.cluster import DRIVER_UNIT, Cluster
-from tests.cluster.manifests import claim, dynamic, pod
+from tests.cluster.cluster import Cluster
+from tests.cluster.killer import Killer, together
+from tests.cluster.manifests import dynamic, static
 
-DROP_IN = f"/run/systemd/system/{DRIVER_UNIT}.d/stop-at.conf"
-# The driver as the unit starts it, but for the launcher before its arguments.
-LAUNCHER = "/run/dra-accelerators-stop-at.py"
-PYTHON = "/opt/dra-accelerators/venv/bin/python"
-CONFIGURATION = "/etc/dra-accelerators/driver.yaml"
-
-
-class Killer:
-    """Lets the driver of a node kill itself, as ``kill -9`` would, when it reaches a stage."""
-
-    def __init__(self, cluster: Cluster, node: str) -> None:
-        self.cluster = cluster
-        self.node = node
-
-    def arm(self, stage: str) -> None:
-        """Restart the driver so that it dies at ``stage``, and stays down until ``disarm``."""
-        launcher = base64.b64encode(Path(stop_at.__file__).read_bytes()).decode()
-        start = f"{PYTHON} {LAUNCHER} {stage} node --config {CONFIGURATION}"
-        script = (
-            f"echo {launcher} | base64 -d > {LAUNCHER} && mkdir -p {DROP_IN.rpartition('/')[0]} && "
-            f"printf '[Service]\\nExecStart=\\nExecStart={start}\\nRestart=no\\n' > {DROP_IN} && "
-            "systemctl daemon-reload"
-        )
-        self.cluster.shell(self.node, script)
-        self.cluster.restart_driver(self.node)
-
-    def wait_killed(self) -> None:
-        """Wait until the driver has died from a signal."""
-        self.cluster.wait(
-            "the driver died by SIGKILL",
-            lambda: (
-                self.cluster.run(self.node, "systemctl", "show", "--property=Result", "--value", DRIVER_UNIT).strip()
-                == "signal"
-            ),
-            timeout=120,
-        )
-
-    def disarm(self) -> None:
-        self.cluster.shell(
-            self.node,
-            f"rm -f {DROP_IN} {LAUNCHER} && systemctl daemon-reload && systemctl reset-failed {DRIVER_UNIT} 2>/dev/null; systemctl restart {DRIVER_UNIT}",
-        )
-        self.cluster.wait_registered(self.node)
-
-    def wait_nothing_left(self) -> None:
-        """Wait until pod and claim are gone from the API, and every trace of them from the node."""
-        self.cluster.wait(
-            "the claim and its pod are gone",
-            lambda: not self.cluster.get("pods,resourceclaims", "-n", "default")["items"],
-            timeout=240,
-        )
-        self.cluster.wait(
-            "nothing is left on the node",
-            lambda: not self.cluster.instances(self.node) and not self.cluster.cdi_files(self.node),
-            timeout=60,
-        )
+#: Stages that only a claim goes through for which a partition is made.
+OF_PARTITIONS = {"partitioning-changed", "partition-created", "partition-destroyed", "partitioning-restored"}
+DYNAMIC = ("mig.nvidia.com", dynamic("1g.10gb"))
+KINDS = {
+    "whole": ("gpu.nvidia.com", None, 1, 0),
+    "static": ("mig.nvidia.com", static("1g.10gb"), 1, 0),
+    "two": (*DYNAMIC, 2, 2),
+}
 
 
 @pytest.fixture()
-def killer(clean: Cluster) -> Iterator[Killer]:
-    made = Killer(clean, clean.nodes()[1])
+def killers(clean: Cluster) -> Iterator[list[Killer]]:
+    made = [Killer(clean, node) for node in clean.nodes()]
     yield made
-    if (
-        clean.run(made.node, "test", "-e", DROP_IN, check=False) == ""
-        and clean.shell(made.node, f"test -e {DROP_IN} && echo armed || true").strip()
-    ):
-        made.disarm()
+    for each in made:
+        if each.armed:
+            each.disarm()
 
 
-@pytest.mark.parametrize("stage", PREPARE)
-def test_killed_while_preparing_then_the_pod_runs(killer: Killer, stage: str) -> None:
-    """The pod stays wanted: after the restart its claim is prepared, once."""
+@pytest.mark.parametrize(("prepare", "unprepare"), list(zip(PREPARE, cycle(UNPREPARE))))
+def test_killed_at_a_stage(killers: list[Killer], prepare: str, unprepare: str) -> None:
+    """While preparing, of a pod that stays wanted and of one that is not; then while the first one's claim is given back."""
+    wanted, unwanted = killers
+    cluster = wanted.cluster
+    stays, leaves = wanted.documents("stays", *DYNAMIC), unwanted.documents("leaves", *DYNAMIC)
+    together(*(lambda killer=killer: killer.arm(prepare) for killer in killers))
+    cluster.apply(*stays, *leaves)
+    together(*(killer.wait_killed for killer in killers))
+    unwanted.delete(leaves)
+    together(*(killer.disarm for killer in killers))
+
+    def is_prepared_once() -> None:
+        cluster.wait_running("stays", timeout=240)
+        assert (wanted.made(), len(cluster.cdi_files(wanted.node))) == (1, 1)
+        wanted.arm(unprepare)
+        wanted.delete(stays)
+        wanted.wait_killed()
+        wanted.disarm()
+        wanted.wait_nothing_left("stays")
+
+    together(is_prepared_once, lambda: unwanted.wait_nothing_left("leaves"))
+
+
+def test_every_stage_is_among_the_cases() -> None:
+    cases = list(zip(PREPARE, cycle(UNPREPARE)))
+    assert {stage for case in cases for stage in case} == {*PREPARE, *UNPREPARE}
+
+
+def cases_of_kinds() -> list[tuple[str, str, str]]:
+    """Kind of device, a stage of preparing or "", a stage of unpreparing or "": every stage that the kind goes through."""
+    cases = []
+    for kind, (_class, _expression, _count, made) in KINDS.items():
+        prepare, unprepare = (
+            [stage for stage in stages if made or stage not in OF_PARTITIONS] for stages in (PREPARE, UNPREPARE)
+        )
+        if made > 1:
+            prepare += ["partition-created:2"]
+            unprepare += ["partition-destroyed:2"]
+        cases += [(kind, *pair) for pair in zip_longest(prepare, unprepare, fillvalue="")]
+    return cases
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("kind", "prepare", "unprepare"), cases_of_kinds())
+def test_killed_at_a_stage_of_every_kind(killers: list[Killer], kind: str, prepare: str, unprepare: str) -> None:
+    killer = killers[0]
     cluster = killer.cluster
-    killer.arm(stage)
-    cluster.apply(
-        claim("killed", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")),
-        pod("killed", "killed", node=killer.node),
-    )
-    killer.wait_killed()
-    killer.disarm()
-    cluster.wait_running("killed", timeout=240)
-    assert len(cluster.instances(killer.node)) == 1
-    assert len(cluster.cdi_files(killer.node)) == 1
+    device_class, expression, count, made = KINDS[kind]
+    documents = killer.documents("kind", device_class, expression, count)
+    if prepare:
+        killer.arm(prepare)
+    cluster.apply(*documents)
+    if prepare:
+        killer.wait_killed()
+        killer.disarm()
+    cluster.wait_running("kind", timeout=240)
+    assert (killer.made(), len(cluster.cdi_files(killer.node))) == (made, 1)
+    if unprepare:
+        killer.arm(unprepare)
+    killer.delete(documents)
+    if unprepare:
+        killer.wait_killed()
+        killer.disarm()
+    killer.wait_nothing_left("kind")
 
 
-@pytest.mark.parametrize("stage", PREPARE)
-def test_killed_while_preparing_then_the_pod_is_deleted(killer: Killer, stage: str) -> None:
-    """Nobody wants the claim any more when the driver comes back: nothing of it is left."""
+@pytest.mark.prove
+@pytest.mark.parametrize("recovery", ["recovery-planned", "recovery-step-done"])
+@pytest.mark.parametrize("prepare", ["partition-created", "cdi-written"])
+def test_killed_again_while_it_recovers(killers: list[Killer], prepare: str, recovery: str) -> None:
+    killer = killers[0]
     cluster = killer.cluster
-    killer.arm(stage)
-    documents = (
-        claim("unwanted", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")),
-        pod("unwanted", "unwanted", node=killer.node),
-    )
+    documents = killer.documents("twice", *DYNAMIC)
+    killer.arm(prepare)
     cluster.apply(*documents)
     killer.wait_killed()
-    cluster.delete(*reversed(documents), wait=False)
-    killer.disarm()
-    killer.wait_nothing_left()
-
-
-@pytest.mark.parametrize("stage", UNPREPARE)
-def test_killed_while_unpreparing(killer: Killer, stage: str) -> None:
-    """The pod is deleted, the driver dies on the way: after the restart all is given back."""
-    cluster = killer.cluster
-    documents = (
-        claim("leaving", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")),
-        pod("leaving", "leaving", node=killer.node),
-    )
-    cluster.apply(*documents)
-    cluster.wait_running("leaving")
-    killer.arm(stage)
-    cluster.delete(*reversed(documents), wait=False)
+    killer.arm(recovery, serves=False)
     killer.wait_killed()
     killer.disarm()
-    killer.wait_nothing_left()
+    cluster.wait_running("twice", timeout=240)
+    assert (killer.made(), len(cluster.cdi_files(killer.node))) == (1, 1)
+    killer.delete(documents)
+    killer.wait_nothing_left("twice")
