@@ -119,7 +119,9 @@ def test_a_slice_of_another_pool_blocks_nothing(clean: Cluster, node: str) -> No
 
 def test_the_driver_may_make_character_devices_and_no_others(clean: Cluster, node: str) -> None:
     """The unit's capability and its device rules say the same: NVML's helper makes nodes as this process."""
-    enter = f"echo $$ > /sys/fs/cgroup$(systemctl show --property=ControlGroup --value {DRIVER_UNIT})/cgroup.procs"
+    group = f"$(systemctl show --property=ControlGroup --value {DRIVER_UNIT})"
+    # Version 1 of control groups has a tree of its own for devices.
+    enter = f"[ -d /sys/fs/cgroup/devices ] && cd /sys/fs/cgroup/devices{group} || cd /sys/fs/cgroup{group}; echo $$ > cgroup.procs"
     made = "mknod /run/probe-c c 195 200 && rm /run/probe-c && echo made"
     assert clean.shell(node, f"{enter} && {made}").strip() == "made"
     refused = clean.shell(node, f"{enter}; mknod /run/probe-b b 7 200 2>&1; rm -f /run/probe-b")
