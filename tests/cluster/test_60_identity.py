@@ -70,6 +70,55 @@ def test_another_nodes_slice_cannot_be_deleted(cluster: Cluster, as_driver: Call
     assert victim in {item["metadata"]["name"] for item in cluster.slices(second)}
 
 
+def test_a_foreign_update_is_refused(cluster: Cluster, as_driver: Callable[..., str]) -> None:
+    """Node and driver of a slice are immutable by the API itself; what it holds is kept by the policy."""
+    first, second = cluster.nodes()
+    victim = cluster.slices(second)[0]
+    document = json.loads(json.dumps(victim))
+    document["metadata"].setdefault("annotations", {})["example.com/stolen"] = "yes"
+    answer = as_driver(first, "replace", "-f", "-", document=document)
+    assert "ValidatingAdmissionPolicy" in answer and "denied" in answer, answer
+    (now,) = (each for each in cluster.slices() if each["metadata"]["uid"] == victim["metadata"]["uid"])
+    assert now["metadata"]["resourceVersion"] == victim["metadata"]["resourceVersion"]
+
+
+def test_the_own_slice_may_be_updated_as_it_is(cluster: Cluster, as_driver: Callable[..., str]) -> None:
+    first = cluster.nodes()[0]
+    answer = as_driver(first, "replace", "--dry-run=server", "-f", "-", document=cluster.slices(first)[0])
+    assert "replaced" in answer, answer
+
+
+def account(cluster: Cluster, node: str) -> tuple[str, str]:
+    """Namespace and name of the service account of a node's driver."""
+    found = [
+        (item["metadata"]["namespace"], item["metadata"]["name"])
+        for item in cluster.get("serviceaccounts", "-A", "-l", "app.kubernetes.io/component=node-driver")["items"]
+        if item["metadata"]["name"].endswith(node)
+    ]
+    (only,) = found
+    return only
+
+
+def test_a_driver_renews_its_own_token_bound_to_its_own_node_and_no_other(
+    cluster: Cluster, as_driver: Callable[..., str]
+) -> None:
+    first, second = cluster.nodes()
+    namespace, own = account(cluster, first)
+    _namespace, other = account(cluster, second)
+
+    def ask(name: str, *binding: str) -> str:
+        return as_driver(first, "create", "token", name, "-n", namespace, "--duration=10m", *binding)
+
+    assert ask(own, "--bound-object-kind=Node", f"--bound-object-name={first}").count(".") == 2, (
+        "a token has three parts"
+    )
+    for binding in ((), ("--bound-object-kind=Node", f"--bound-object-name={second}")):
+        answer = ask(own, *binding)
+        assert "ValidatingAdmissionPolicy" in answer and "bound to its own node only" in answer, answer
+    answer = ask(other, "--bound-object-kind=Node", f"--bound-object-name={second}")
+    assert "is forbidden" in answer and "cannot create resource" in answer, answer
+
+
 @pytest.mark.parametrize(
     "verb, resource",
     [

@@ -1,0 +1,107 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod can ask for beyond one device by name: an extended resource, several devices, devices that belong together."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tests.cluster.cluster import DRIVER, Cluster
+from tests.cluster.manifests import IMAGE, PRINT_AND_STAY, claim, dynamic, pod
+
+
+def allocated(cluster: Cluster, name: str) -> dict[str, list[str]]:
+    """The devices that a claim has, by request."""
+    found: dict[str, list[str]] = {}
+    for result in cluster.get("resourceclaim", name)["status"]["allocation"]["devices"]["results"]:
+        found.setdefault(result["request"], []).append(result["device"])
+    return found
+
+
+def uuid_of(cluster: Cluster, node: str, device: str) -> str:
+    """The UUID that a device of a node is published with."""
+    return str(cluster.devices(node)[device]["attributes"]["uuid"]["string"])
+
+
+def test_an_extended_resource_reaches_a_whole_gpu_without_a_claim(clean: Cluster) -> None:
+    node = clean.nodes()[1]
+    plain = pod("extended", node=node)
+    (container,) = plain["spec"]["containers"]
+    container["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+    del plain["spec"]["resourceClaims"]
+    clean.apply(plain)
+    clean.wait_running("extended")
+    log = clean.wait("the pod's list", lambda: clean.log("extended"))
+    (seen,) = re.findall(r"^GPU 0: .*UUID: (GPU-[0-9a-f-]+)", log, re.MULTILINE)
+    assert "GPU 1:" not in log
+    # The scheduler has made a claim for it, and the driver has prepared that one.
+    (made,) = clean.get("resourceclaims")["items"]
+    ((device,),) = allocated(clean, made["metadata"]["name"]).values()
+    assert uuid_of(clean, node, device) == seen
+    assert clean.recorded(node) == {made["metadata"]["uid"]: "prepared"}
+    clean.kubectl("delete", "pod", "extended")
+    clean.wait("the claim goes with its pod", lambda: not clean.get("resourceclaims")["items"])
+
+
+def test_a_request_for_two_devices_gets_two(clean: Cluster) -> None:
+    node = clean.nodes()[1]
+    clean.apply(claim("pair", device_class="gpu.nvidia.com", count=2), pod("pair", "pair", node=node))
+    clean.wait_running("pair")
+    log = clean.wait("the pod's list", lambda: clean.log("pair"))
+    seen = re.findall(r"^GPU \d: .*UUID: (GPU-[0-9a-f-]+)", log, re.MULTILINE)
+    (devices,) = allocated(clean, "pair").values()
+    assert len(set(devices)) == 2
+    assert sorted(seen) == sorted(uuid_of(clean, node, device) for device in devices)
+
+
+def test_devices_of_one_claim_can_be_kept_on_one_gpu(clean: Cluster) -> None:
+    """The first request is for GPU 5; the second one, free to go anywhere, follows it by matchAttribute alone."""
+    node = clean.nodes()[1]
+    there = f"device.attributes['{DRIVER}'].parentUUID == '{uuid_of(clean, node, 'gpu-5')}'"
+
+    def wanted(name: str, constraints: list[dict[str, Any]]) -> dict[str, Any]:
+        document = claim(name, device_class="mig.nvidia.com", expression=f"{dynamic('1g.10gb')} && {there}")
+        (first,) = document["spec"]["devices"]["requests"]
+        second = claim(name, device_class="mig.nvidia.com", expression=dynamic("2g.20gb"))
+        (follower,) = second["spec"]["devices"]["requests"]
+        document["spec"]["devices"]["requests"] = [{**first, "name": "leader"}, {**follower, "name": "follower"}]
+        document["spec"]["devices"]["constraints"] = constraints
+        return document
+
+    clean.apply(wanted("apart", []), pod("apart", "apart", node=node))
+    clean.wait_running("apart")
+    assert not allocated(clean, "apart")["follower"][0].startswith("gpu-5-"), "else the rule below would prove nothing"
+    clean.kubectl("delete", "pod,resourceclaim", "apart")
+    constraint = {"requests": ["leader", "follower"], "matchAttribute": f"{DRIVER}/parentUUID"}
+    clean.apply(wanted("together", [constraint]), pod("together", "together", node=node))
+    clean.wait_running("together")
+    given = allocated(clean, "together")
+    assert all(device.startswith("gpu-5-mig-") for devices in given.values() for device in devices), given
+    assert len(clean.instances(node)) == 2 and len(clean.cdi_files(node)) == 1
+
+
+def test_each_container_sees_its_own_request_of_a_shared_claim(clean: Cluster) -> None:
+    node = clean.nodes()[1]
+    document = claim("split", device_class="mig.nvidia.com", expression=dynamic("1g.10gb"))
+    (request,) = document["spec"]["devices"]["requests"]
+    other = claim("split", device_class="mig.nvidia.com", expression=dynamic("2g.20gb"))["spec"]["devices"]["requests"][
+        0
+    ]
+    document["spec"]["devices"]["requests"] = [{**request, "name": "small"}, {**other, "name": "large"}]
+    user = pod("split", "split", node=node)
+    user["spec"]["containers"] = [
+        {
+            "name": name,
+            "image": IMAGE,
+            "imagePullPolicy": "Never",
+            "command": ["sh", "-c", PRINT_AND_STAY],
+            "resources": {"claims": [{"name": "claim-0", "request": name}]},
+        }
+        for name in ("small", "large")
+    ]
+    clean.apply(document, user)
+    clean.wait_running("split")
+    for name, profile in (("small", "1g.10gb"), ("large", "2g.20gb")):
+        log = clean.wait(f"the list of {name}", lambda name=name: clean.log("split", container=name))
+        assert re.findall(r"MIG (\S+)", log) == [profile], log
