@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.cluster.cluster import DRIVER, DRIVER_UNIT, PLUGIN_DIRECTORY, Cluster
 from tests.cluster.manifests import claim, dynamic, pod
 
@@ -25,6 +27,7 @@ def test_removal_refuses_while_a_pod_uses_a_claim(cluster: Cluster) -> None:
     cluster.wait_registered(first)
 
 
+@pytest.mark.prove
 def test_forced_removal_with_a_reset_leaves_nothing_and_its_second_run_changes_nothing(
     cluster: Cluster,
 ) -> None:
@@ -50,6 +53,7 @@ def test_forced_removal_with_a_reset_leaves_nothing_and_its_second_run_changes_n
     assert again.failed == 0 and again.changed == 0, again.output
 
 
+@pytest.mark.prove
 def test_removal_leaves_another_driver_of_the_same_name_alone(cluster: Cluster) -> None:
     node = cluster.nodes()[0]
     cluster.shell(node, f"mkdir -p {PLUGIN_DIRECTORY} && echo '{{}}' > {PLUGIN_DIRECTORY}/checkpoint.json")
