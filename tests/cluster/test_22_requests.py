@@ -37,7 +37,7 @@ def test_an_extended_resource_reaches_a_whole_gpu_without_a_claim(clean: Cluster
     assert "GPU 1:" not in log
     # The scheduler has made a claim for it, and the driver has prepared that one.
     (made,) = clean.get("resourceclaims")["items"]
-    ((device,),) = allocated(clean, made["metadata"]["name"]).values()
+    (device,) = [device for devices in allocated(clean, made["metadata"]["name"]).values() for device in devices]
     assert uuid_of(clean, node, device) == seen
     assert clean.recorded(node) == {made["metadata"]["uid"]: "prepared"}
     clean.kubectl("delete", "pod", "extended")
@@ -50,7 +50,7 @@ def test_a_request_for_two_devices_gets_two(clean: Cluster) -> None:
     clean.wait_running("pair")
     log = clean.wait("the pod's list", lambda: clean.log("pair"))
     seen = re.findall(r"^GPU \d: .*UUID: (GPU-[0-9a-f-]+)", log, re.MULTILINE)
-    (devices,) = allocated(clean, "pair").values()
+    (devices,) = list(allocated(clean, "pair").values())
     assert len(set(devices)) == 2
     assert sorted(seen) == sorted(uuid_of(clean, node, device) for device in devices)
 
