@@ -38,7 +38,13 @@ def bare(world: Cluster) -> bool:
 
 
 @pytest.fixture(scope="session")
-def checked_run(world: Cluster, bare: bool) -> Recap:
+def before(world: Cluster, bare: bool) -> dict[str, str]:
+    """The files of the nodes and the objects of the API before the first run; nothing of a world that was kept."""
+    return world.footprint() if bare else {}
+
+
+@pytest.fixture(scope="session")
+def checked_run(world: Cluster, before: dict[str, str]) -> Recap:
     """The site playbook in check mode over the nodes before the first run."""
     return world.playbook("site.yml", "--check", "--diff")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import bare, checked_run, clean, cluster, first_run, world
+from tests.cluster.conftest import bare, before, checked_run, clean, cluster, first_run, world
 
-__all__ = ["bare", "checked_run", "clean", "cluster", "first_run", "world"]
+__all__ = ["bare", "before", "checked_run", "clean", "cluster", "first_run", "world"]
 
 HERE = Path(__file__).parent
 

@@ -2,8 +2,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Runs suites of tests by name: lint, unit, simulator, cluster, molecule, prove, bench.
 
-All suites that are asked for are run to their end, whatever fails before. What is built for the cluster is built beside
-the suites that need no cluster. A table, the ten slowest tests and one line with the sum close the run, and the exit status
+All suites that are asked for are run to their end, whatever fails before. What needs the cluster runs beside what needs
+none, which gives way: a cluster waits most of its time, a linter never does. A table, the ten slowest tests and one line with the sum close the run, and the exit status
 is 0 only where everything passed.
 
 With the suite `prove` among them, the tests that are marked so run in all of them: what is long and exhaustive.
@@ -37,14 +37,22 @@ from steps import (
 PARALLEL = ("-n", "auto", "--dist", "worksteal")
 #: Takes back the selection of pyproject.toml, which leaves the tests marked `prove` out.
 EVERYTHING = ("-m", "")
+#: The lane of what needs the cluster's programs, and what is started in front of the steps that run beside it: nothing in them
+#: waits for anything, so that they would take every second processor time that a cluster wants to answer in.
+CLUSTER_LANE = "cluster"
+GIVING_WAY = ("nice", "-n", "15")
+#: Molecule scenarios that are long: for `make prove`.
+LONG_SCENARIOS = frozenset({"container_runtime"})
 
 
-def pytest_step(name: str, usual: str, folder: str, remedy: str, reports: Path, options: Sequence[str] = ()) -> Step:
+def pytest_step(
+    name: str, usual: str, folder: str, remedy: str, reports: Path, options: Sequence[str] = (), lane: str = ""
+) -> Step:
     """The step that runs the tests under ``folder`` with pytest."""
     report = reports / f"{name}.xml"
     command = [sys.executable, "-m", "pytest", folder, "-v", "--tb=short", f"--junitxml={report}"]
     command += options
-    return Step(name, usual, command, junit=report, remedy=remedy)
+    return Step(name, usual, command, junit=report, remedy=remedy, lane=lane)
 
 
 def unit(work: Path) -> list[Step]:
@@ -74,15 +82,26 @@ def cluster(work: Path) -> list[Step]:
     """The tests on the real cluster."""
     build = world_build()
     remedy = "keep the world with DRA_ACCELERATORS_KEEP_WORLD=1 and look around with `tests/world/world status`."
-    run = pytest_step("cluster", "25 min", "tests/cluster", remedy, work / "reports")
-    oracles = pytest_step(
-        "oracles", "1 min", "tests/oracles", "they need root and unshare; read the log.", work / "reports"
-    )
+    run = pytest_step("cluster", "20 min", "tests/cluster", remedy, work / "reports", lane=CLUSTER_LANE)
+    remedy = "they need root and unshare; read the log."
+    oracles = pytest_step("oracles", "1 min", "tests/oracles", remedy, work / "reports", lane=CLUSTER_LANE)
     return [build, replace(oracles, after=(build.name,)), replace(run, after=(build.name,))]
 
 
+def scenarios() -> list[str]:
+    """The molecule scenarios; `default` only makes and destroys the instance that the others share."""
+    return sorted(
+        path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml") if path.parent.name != "default"
+    )
+
+
 def molecule(_work: Path) -> list[Step]:
-    """One step for each molecule scenario, after the removal of the instance that a killed run has left."""
+    """One step for each molecule scenario that is short, after the removal of the instance that a killed run has left."""
+    return molecule_steps([name for name in scenarios() if name not in LONG_SCENARIOS])
+
+
+def molecule_steps(names: Sequence[str]) -> list[Step]:
+    """The steps that the scenarios called ``names`` need, and one for each of them."""
     build = world_build()
     removal = Step(
         "molecule destroy",
@@ -90,8 +109,8 @@ def molecule(_work: Path) -> list[Step]:
         ["molecule", "destroy", "--scenario-name", "default"],
         remedy="see what `docker ps --all` says of the instance.",
         after=(build.name,),
+        lane=CLUSTER_LANE,
     )
-    scenarios = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
     return [build, removal] + [
         Step(
             f"molecule {scenario}",
@@ -99,23 +118,24 @@ def molecule(_work: Path) -> list[Step]:
             ["molecule", "test", "--scenario-name", scenario],
             remedy=f"run `molecule converge -s {scenario}` and `molecule login -s {scenario}` to look at the instance.",
             after=(removal.name,),
+            lane=CLUSTER_LANE,
         )
-        for scenario in scenarios
-        if scenario != "default"
+        for scenario in names
     ]
 
 
 def prove(work: Path) -> list[Step]:
     """What has no place in the other suites: worlds of its own, other versions, hours of the same."""
     build = world_build()
-    step = pytest_step("prove", "30 min", "tests/prove", "read the log.", work / "reports")
+    step = pytest_step("prove", "30 min", "tests/prove", "read the log.", work / "reports", lane=CLUSTER_LANE)
     breaks = Step(
         "breaks",
         "10 min",
         [sys.executable, ROOT / "tests/tools/break_product.py"],
         remedy="a test that stays green with the product broken proves nothing: mend it, or the list in break_product.py.",
     )
-    return [build, breaks, replace(step, after=(build.name,))]
+    long = molecule_steps([name for name in scenarios() if name in LONG_SCENARIOS])
+    return [build, breaks, replace(step, after=(build.name,)), *long]
 
 
 def bench(work: Path) -> list[Step]:
@@ -141,6 +161,11 @@ def graph(names: Sequence[str], work: Path) -> list[Step]:
     if "prove" in names:
         steps = {
             name: replace(step, command=[*step.command, *EVERYTHING]) if step.junit else step
+            for name, step in steps.items()
+        }
+    if any(step.lane == CLUSTER_LANE for step in steps.values()):
+        steps = {
+            name: step if step.lane else replace(step, command=[*GIVING_WAY, *step.command])
             for name, step in steps.items()
         }
     return list(steps.values())

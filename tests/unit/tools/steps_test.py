@@ -95,14 +95,31 @@ def test_tests_are_counted_and_the_slowest_named(tmp_path: Path) -> None:
     ]
 
 
-def test_the_world_is_built_once_and_beside_what_does_not_need_it(tmp_path: Path) -> None:
+def test_what_needs_the_cluster_runs_beside_what_does_not_which_gives_way(tmp_path: Path) -> None:
     given = suites.graph(["unit", "simulator", "cluster", "molecule"], tmp_path)
     names = [step.name for step in given]
     assert names.count("world build") == 1
-    assert {step.lane for step in given if step.name != "world build"} == {""}
-    assert next(step for step in given if step.name == "world build").lane
+    of_cluster = [step for step in given if step.name not in ("unit", "simulator", "world build")]
+    assert {"oracles", "cluster", "molecule destroy", "molecule simulator"} <= {step.name for step in of_cluster}
+    assert {step.lane for step in of_cluster} == {suites.CLUSTER_LANE}
+    build = next(step for step in given if step.name == "world build")
+    assert build.lane not in ("", suites.CLUSTER_LANE)
     assert all("world build" in step.after for step in given if step.name in ("oracles", "cluster", "molecule destroy"))
+    assert [step.name for step in given if step.command[0] == "nice"] == ["unit", "simulator"]
     assert not any(set(suites.EVERYTHING) <= set(step.command) for step in given)
+
+
+def test_alone_nothing_gives_way(tmp_path: Path) -> None:
+    assert not [step.name for step in suites.graph(["lint", "unit"], tmp_path) if step.command[0] == "nice"]
+
+
+def test_long_scenarios_are_for_proving(tmp_path: Path) -> None:
+    short = {step.name for step in suites.graph(["molecule"], tmp_path)}
+    assert "molecule simulator" in short
+    proved = {step.name for step in suites.graph(["molecule", "prove"], tmp_path)}
+    there = {f"molecule {name}" for name in suites.scenarios()}
+    assert {name for name in proved if name.startswith("molecule ")} == there | {"molecule destroy"}
+    assert short & {f"molecule {name}" for name in suites.LONG_SCENARIOS} == set()
 
 
 def test_proving_runs_the_long_tests_of_every_suite(tmp_path: Path) -> None:
