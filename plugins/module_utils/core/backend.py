@@ -39,12 +39,14 @@ class Backend(Protocol):
         Afterwards nothing of this process keeps a device from being reset. Last known facts are kept for ``discover``.
         """
 
-    def discover(self, full: bool = False) -> tuple[Finding, ...]:
+    def discover(self, full: bool = False, patience: float | None = None) -> tuple[Finding, ...]:
         """Look at all devices, side by side, and return each one's facts or its fault, ordered by index.
 
         A device that was known and does not answer any more is among them, one that was taken away is not. Facts that
-        never change are read once; ``full`` reads them again. Raises BackendUnavailable, and nothing else, where the
-        library itself does not work or does not tell which devices there are.
+        never change are read once; ``full`` reads them again. With ``patience``, in seconds, a device that was never read
+        is not waited for longer than that: it goes on being read, and until it is back, or its own deadline is over, it
+        is found as awaited. Raises BackendUnavailable, and nothing else, where the library itself does not work or does
+        not tell which devices there are.
         """
 
     def device(self, uuid: str) -> Device:

@@ -222,6 +222,7 @@ class Device:
 # The causes of faults that have nothing to do with one vendor's silicon; the others are words of the vendor's folder.
 NO_ANSWER = "no-answer"  # a call did not come back within its deadline
 UNKNOWN_ERROR = "unknown-error"
+AWAITED = "awaited"  # no fault yet: a device that was never read takes its time, and its neighbours do not wait for it
 
 
 @dataclass(frozen=True)
@@ -250,6 +251,11 @@ class Finding:
     uuid: str
     device: Device | None
     fault: Fault | None = None
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the device is still being read for the first time, within its deadline."""
+        return self.fault is not None and self.fault.cause == AWAITED
 
     def describe(self) -> str:
         """Name the device, and what is wrong with it, for a person."""

@@ -163,6 +163,21 @@ def a_gpu_that_hangs_from_the_start_costs_no_other(stage: Stage) -> None:
 
 
 @on("8xH100")
+def a_gpu_that_is_never_read_is_not_waited_for(stage: Stage) -> None:
+    """The deadline of the GPU that hangs is an hour off: what is found of the others, and done with them, comes before."""
+    backend = fresh(stage, full_look=3600)
+    stage.control("fault", str(SICK), "call", "nvmlDeviceGetHandleByIndex_v2", "hang")
+    until(lambda: ill(backend.discover(patience=SOON)) == [SICK])
+    findings = backend.discover(patience=0.1)
+    sick = only_the_sick_one(findings, "awaited")
+    assert sick.device is None and sick.uuid and sick.awaited
+    for gpu in well(findings):
+        works(backend, gpu)
+    stage.control("clear", str(SICK))
+    until(lambda: len(well(backend.discover(patience=0.1))) == 8)
+
+
+@on("8xH100")
 def a_partition_that_comes_too_late_is_taken_back(stage: Stage) -> None:
     backend = fresh(stage, change=2)
     gpu = well(backend.discover())[0]

@@ -36,6 +36,7 @@ from dra_driver.core.device_locks import DeviceLocks
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, DoesNotFit, InUse, NotFound
 from dra_driver.core.layout import Rule, parse_rules
 from dra_driver.core.model import (
+    AWAITED,
     CounterSet,
     Device,
     Fault,
@@ -145,6 +146,7 @@ class ModelBackend:
         self.notices: queue.Queue[Notice] = queue.Queue()
         self.faults: dict[int, Fault] = {}  # by index, of GPUs that were known before
         self.strangers: tuple[Finding, ...] = ()  # GPUs that never answered
+        self.gates: dict[int, threading.Event] = {}  # by index: what a GPU's first reading waits for
         self._lock = threading.Lock()
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -161,12 +163,19 @@ class ModelBackend:
     def close(self) -> None:
         pass
 
-    def discover(self, full: bool = False) -> tuple[Finding, ...]:
+    def discover(self, full: bool = False, patience: float | None = None) -> tuple[Finding, ...]:
         self._call("discover", full)
         if not self.present:
             raise BackendUnavailable("The NVIDIA driver is not loaded", hint="Load it.")
         found = []
         for device in self.gpus.devices():
+            gate = self.gates.get(device.index)
+            if gate is not None and patience is None:
+                assert gate.wait(30)
+            elif gate is not None and not gate.is_set():
+                fault = Fault(AWAITED, "It is still being read")
+                found.append(Finding(device.index, device.describe(), device.uuid, None, fault))
+                continue
             fault = self.faults.get(device.index)
             known = replace(device, health=Health(False, (fault.cause,))) if fault else device
             found.append(Finding(device.index, device.describe(), device.uuid, known, fault))

@@ -106,6 +106,44 @@ def test_hardware_is_given_up_after_some_looks_and_taken_up_again(tmp_path: Path
     run(tmp_path, scenario)
 
 
+def test_a_gpu_that_is_not_read_yet_holds_up_no_other_and_is_looked_at_again_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.hardware.AWAIT_SECONDS", 0.01)
+
+    async def scenario(scene: Scene) -> None:
+        scene.watch._interval = 3600.0
+        gate = scene.node.backend.gates[1] = threading.Event()
+        work = asyncio.ensure_future(scene.watch.run())
+        await scene.until(lambda: scene.snapshots.value.survey)
+        first = scene.snapshots.value
+        assert first.survey is not None
+        assert set(first.survey.devices) == {scene.node.gpus.template(0).uuid}
+        assert len(first.inventory.offers) == 26
+        assert scene.conditions.problems == ()
+        assert scene.problems == [], "it has no fault yet"
+        gate.set()
+        await scene.until(lambda: len(scene.snapshots.value.inventory.offers) == 2 * 26)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    run(tmp_path, scenario, watching=False)
+
+
+def test_while_no_gpu_has_answered_nothing_is_put_down(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        backend = scene.node.backend
+        backend.gates = {0: threading.Event(), 1: threading.Event()}
+        looking = asyncio.ensure_future(scene.watch.look())
+        await scene.until(lambda: len([name for name, _arguments in backend.calls if name == "discover"]) > 2)
+        assert scene.snapshots.value.survey is None
+        backend.gates[0].set()
+        await looking
+        assert len(scene.snapshots.value.inventory.offers) == 26
+
+    run(tmp_path, scenario, watching=False)
+
+
 def test_a_fault_withdraws_nothing_and_is_told_once(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.until(lambda: scene.snapshots.value.survey)
@@ -137,10 +175,10 @@ def test_a_partition_prepared_and_unprepared_during_one_look_is_nobody_else_s(tm
         entered, look_now, looked, finish = (threading.Event() for _each in range(4))
         real = node.backend.discover
 
-        def slow(full: bool = False) -> Any:
+        def slow(full: bool = False, patience: float | None = None) -> Any:
             entered.set()
             assert look_now.wait(10)
-            found = real(full)
+            found = real(full, patience)
             looked.set()
             assert finish.wait(10)
             return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, Callable
@@ -19,6 +20,7 @@ from dra_driver import stages
 from dra_driver.api.client import ApiClient
 from dra_driver.api.events import EventRecorder
 from dra_driver.api.resources import ResourceApi
+from dra_driver.claims.store import Change, Store
 from dra_driver.config import parse
 from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks
 from dra_driver.core.errors import AcceleratorError
@@ -424,10 +426,10 @@ def test_unforeseen_failure_ends_nothing(short: Path) -> None:
         real = scene.backend.discover
         failures = [KeyError("surprise"), ZeroDivisionError("surprise")]
 
-        def surprising(full: bool = False) -> Any:
+        def surprising(*arguments: Any) -> Any:
             if failures:
                 raise failures.pop()
-            return real(full)
+            return real(*arguments)
 
         scene.backend.discover = surprising  # type: ignore[method-assign]
         await scene.start()
@@ -470,5 +472,56 @@ def test_claim_that_is_gone_is_dropped_only_when_nothing_uses_it(short: Path, mo
         with scene.backend.gpus.state() as state:
             state[gpu]["pids"] = []
         await scene.until(lambda: scene.cdi() == [])
+
+    run(short, scenario)
+
+
+def test_claims_of_other_gpus_are_served_while_one_hangs_from_the_start(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Served, published, and given back, all before the GPU that hangs is let go; then it is made good on that one."""
+    monkeypatch.setattr("dra_driver.supervisors.hardware.AWAIT_SECONDS", 0.01)
+
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        assert await scene.eventually(lambda: scene.prepare("before", "gpu-1-mig-1g10gb-19-0")) == ""
+        await scene.stop()
+        scene.backend.gpus.reboot()
+        scene.boot = "boot-2"
+        gate = scene.backend.gates[1] = threading.Event()
+        await scene.start()
+        assert await scene.eventually(lambda: scene.prepare("well", SMALL)) == ""
+        await scene.until(lambda: any(name.startswith("gpu-0") for name in scene.devices()))
+        assert await scene.unprepare("well") == ""
+        assert not any(name.startswith("gpu-1") for name in scene.devices())
+        assert not gate.is_set()
+        gate.set()
+        await scene.until(lambda: any(name.startswith("gpu-1") for name in scene.devices()))
+        await scene.until(lambda: scene.partitions() == [(19, 0, 1)])  # what was prepared before the reboot
+
+    run(short, scenario)
+
+
+def test_partitioning_left_on_goes_off_on_a_gpu_that_is_read_late(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.hardware.AWAIT_SECONDS", 0.01)
+
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        assert await scene.eventually(lambda: scene.prepare("a", "gpu-1-mig-1g10gb-19-0")) == ""
+        await scene.stop()
+        store = Store.open(f"{short}/kubelet/plugins/{DRIVER}/state.db")
+        await store.commit(Change(delete="0uid-a"))
+        store.close()
+        with scene.backend.gpus.state() as state:
+            for entry in state.values():
+                entry["partitions"] = []
+        gate = scene.backend.gates[1] = threading.Event()
+        await scene.start()
+        await scene.until(lambda: any(name.startswith("gpu-0") for name in scene.devices()))
+        assert scene.backend.gpus.devices()[1].partitioning.enabled
+        gate.set()
+        await scene.until(lambda: not scene.backend.gpus.devices()[1].partitioning.enabled)
 
     run(short, scenario)

@@ -16,6 +16,8 @@ from ..cdi import ContainerEdits
 from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, NotFound
 from ..lanes import Call, DeviceBusy, Lanes
 from ..model import (
+    AWAITED,
+    NO_ANSWER,
     CounterSet,
     Device,
     Fault,
@@ -94,8 +96,11 @@ class NvidiaBackend:
         """The version of the loaded driver, as it spells it."""
         return self._boards.driver.driver_version
 
-    def discover(self, full: bool = False) -> tuple[Finding, ...]:
-        """Look at all GPUs side by side and return each one's facts or its fault, ordered by index."""
+    def discover(self, full: bool = False, patience: float | None = None) -> tuple[Finding, ...]:
+        """Look at all GPUs side by side and return each one's facts or its fault, ordered by index.
+
+        With ``patience`` a GPU that was never read, and is not back after so many seconds, is found as awaited.
+        """
         count = self._of_library(
             lambda: int(self._nvml.call("nvmlDeviceGetCount", doing="Counting GPUs")), "Counting GPUs"
         )
@@ -103,7 +108,7 @@ class NvidiaBackend:
             by_index = full or count != self._count
             self._count = count
         deadline = self._deadlines.full_look if by_index else self._deadlines.look
-        until = time.monotonic() + deadline
+        begun = time.monotonic()
         looks: dict[int, Call[Device]] = {}
         for index in range(count):
             look = partial(self._boards.look, index, by_index, full)
@@ -113,9 +118,14 @@ class NvidiaBackend:
         silent: dict[int, DeviceFaulty] = {}
         unavailable: list[BackendUnavailable] = []
         for index, call in looks.items():
+            patient = deadline if patience is None or self._boards.uuid_at(index) else min(patience, deadline)
             try:
-                device = self._answer(index, call, until)
+                device = self._answer(index, call, begun + patient)
                 found[device.uuid] = device
+            except DeviceBusy as error:
+                silent[index] = DeviceFaulty(
+                    error.message, hint=error.hint, code=AWAITED if patient < deadline else NO_ANSWER
+                )
             except AcceleratorError as error:
                 if isinstance(error, BackendUnavailable):
                     unavailable.append(error)
@@ -262,6 +272,9 @@ class NvidiaBackend:
             if device.uuid in found:
                 continue
             reason = silent.pop(device.index, None) or self._why_missing(device)
+            if reason is not None and reason.code == AWAITED:  # it came back at this very moment
+                findings.append(Finding(device.index, device.describe(), device.uuid, device))
+                continue
             if reason is None:
                 self._boards.forget(device.uuid, taken_away=True)
                 continue

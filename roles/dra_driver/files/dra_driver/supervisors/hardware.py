@@ -29,6 +29,8 @@ T = TypeVar("T")
 PART = "hardware"
 # So many failed looks at hardware that answered before, until its devices are withdrawn.
 PATIENCE = 3
+# So many seconds a look waits for a device that was never read, and so long after it the next look follows.
+AWAIT_SECONDS = 2.0
 
 
 class HardwareWatch:
@@ -68,6 +70,7 @@ class HardwareWatch:
         self._soon = soon
         self._lending = lending
         self._lent = False
+        self._awaits = False  # whether a device is still being read for the first time
         # Of its own: a look never waits for claims.
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{backend.vendor}-look")
 
@@ -85,7 +88,7 @@ class HardwareWatch:
                     is_open = True
                 await self.look()
                 failures, delay = 0, shared.RETRY_FIRST
-                await self._pause(self._interval)
+                await self._pause(min(self._interval, AWAIT_SECONDS) if self._awaits else self._interval)
             except AcceleratorError as error:
                 failures += 1
                 if failures >= PATIENCE:
@@ -95,7 +98,10 @@ class HardwareWatch:
                 delay = min(delay * 2, shared.RETRY_LIMIT)
 
     async def look(self) -> None:
-        """Look at the hardware and put down what is there. Raises BackendUnavailable."""
+        """Look at the hardware and put down what is there. Raises BackendUnavailable.
+
+        A device that was never read keeps none that has answered from being put down; while none has, nothing is.
+        """
         if self._lent:
             raise BackendUnavailable(
                 f"The vendor's library is lent to {self._lending.holder}",
@@ -105,7 +111,10 @@ class HardwareWatch:
         async with self._looking:
             with self._ownership.observe() as observation:
                 findings = await self._discover()
+                while findings and all(finding.awaited for finding in findings):
+                    findings = await self._discover()
                 owned = observation.owned()
+            self._awaits = any(finding.awaited for finding in findings)
             found = await self._thread(survey, self._backend, findings, self._rules, owned)
             self._snapshots.put(Snapshot(survey=found, inventory=found.inventory(self._pool), looked_at=time.time()))
             self._conditions.report(PART)
@@ -116,7 +125,7 @@ class HardwareWatch:
         """Look at what changes, and now and then at everything: what no event tells of is found then."""
         now = asyncio.get_running_loop().time()
         full = now - self._full_look >= self._full_interval
-        findings = await self._thread(self._backend.discover, full)
+        findings = await self._thread(self._backend.discover, full, AWAIT_SECONDS)
         if full:
             self._full_look = now
         return findings
@@ -157,8 +166,9 @@ class HardwareWatch:
         faults = [
             f"{finding.describe()} ({'tainted' if finding.device else 'not published'}: {finding.fault.cause})"
             for finding in findings
-            if finding.fault is not None
+            if finding.fault is not None and not finding.awaited
         ]
+        awaited = sum(finding.awaited for finding in findings)
         # What a fault says may be another thing at every look, such as for how long a call has not come back.
         causes = tuple(
             (each.index, each.fault.cause, each.device is None) for each in findings if each.fault is not None
@@ -166,7 +176,9 @@ class HardwareWatch:
         if faults and causes == self._told:
             return
         self._told = causes
-        message = f"{len(findings) - len(faults)} devices answer"
+        message = f"{len(findings) - len(faults) - awaited} devices answer"
+        if awaited:
+            message += f", {awaited} {'is' if awaited == 1 else 'are'} still being read"
         if not faults:
             self._state.report(message, driver=self._driver)
             return

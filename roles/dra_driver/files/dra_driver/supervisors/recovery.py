@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Collection
 from typing import Any, Callable
 
 from ..claims.debts import void_debts
+from ..claims.plan import mode_goes_off
 from ..claims.recovery import plan_recovery, stale_marks
 from ..claims.service import ClaimService, Reporter
 from ..claims.store import Change
@@ -46,6 +47,7 @@ class Recovery:
         self._boot_id = boot_id
         self._recovered = False
         self._faulty: frozenset[str] = frozenset()
+        self._met: frozenset[str] = frozenset()  # devices whose facts were known at some time
         self._owing = StateLog(LOG)
 
     async def run(self) -> None:
@@ -56,7 +58,8 @@ class Recovery:
                     await self._recover(snapshot.survey)
                     self._recovered = True
                 else:
-                    await self._catch_up(snapshot.inventory.faults)
+                    await self._catch_up(snapshot.survey, snapshot.inventory.faults)
+                self._met |= snapshot.survey.devices.keys()
                 self._faulty = frozenset(snapshot.inventory.faults)
                 self._service.set_ready()
                 self._conditions.report(PART)
@@ -98,8 +101,8 @@ class Recovery:
                 )
                 await self._look()
 
-    async def _catch_up(self, faults: Collection[str]) -> None:
-        """Do on devices that answer again what had to wait: undo what is owed, make prepared claims exist again."""
+    async def _catch_up(self, current: Survey, faults: Collection[str]) -> None:
+        """Do on devices that answer again, or at last, what had to wait: undo what is owed, make prepared claims exist again."""
         service = self._service
         healed = self._faulty - set(faults)
         for uuid in sorted({debt.device_uuid for debt in service.debts} - set(faults)):
@@ -109,6 +112,10 @@ class Recovery:
                 self._owing.report(f"what is owed on {uuid} cannot be undone yet: {error}", level=logging.WARNING)
             else:
                 self._owing.report("nothing is owed", level=logging.DEBUG)
+        held = {uuid for record in service.store.claims.values() for uuid in record.device_uuids}
+        for uuid in sorted(current.devices.keys() - self._met - held):
+            if mode_goes_off(current.devices[uuid], service.store.meta):
+                await self._step(service.switch_off(uuid), "switch-off", uuid)
         for uid in sorted(service.suspect):
             record = service.store.claims.get(uid)
             if record is not None and record.prepared and healed & set(record.device_uuids):
