@@ -89,7 +89,7 @@ def laid_out(
     cluster.wait(
         f"{kind} devices published", lambda: any(wanted(kind, device) for device in cluster.devices(node).values())
     )
-    cluster.world("run", node, "--", "sh", "-c", "cat > /tmp/node_side.py", text=NODE_SIDE.read_text(encoding="utf-8"))
+    cluster.run(node, "sh", "-c", "cat > /tmp/node_side.py", text=NODE_SIDE.read_text(encoding="utf-8"))
     return kind, cluster
 
 
@@ -99,15 +99,7 @@ def test_prepare(laid_out: tuple[str, Cluster], figures: Figures, parallel: int)
     node = cluster.nodes()[0]
     claims = allocated_claims(cluster, node, kind, parallel)
     order = {"rounds": max(5, 60 // parallel), "parallel": parallel, "claims": claims}
-    printed = cluster.world(
-        "run",
-        node,
-        "--",
-        *PYTHON,
-        "/tmp/node_side.py",
-        text=json.dumps(order),
-        timeout=900,
-    )
+    printed = cluster.run(node, *PYTHON, "/tmp/node_side.py", text=json.dumps(order), timeout=900)
     seconds = json.loads(printed)
     assert len(seconds["prepare"]) == order["rounds"] * parallel
     figures.prepared(kind, parallel, seconds)

@@ -92,12 +92,6 @@ def test_second_run_changes_nothing(cluster: Cluster) -> None:
         assert counts["ok"] <= MOST_TASKS, f"{host}: {counts}\n{second.output}"
 
 
-def test_check_mode_changes_nothing(cluster: Cluster) -> None:
-    checked = cluster.playbook("site.yml", "--check", "--diff")
-    assert checked.failed == 0, checked.output
-    assert checked.changed == 0, checked.output
-
-
 def test_driver_runs_sandboxed(cluster: Cluster) -> None:
     shown = cluster.run(
         cluster.nodes()[0],

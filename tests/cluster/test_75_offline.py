@@ -38,7 +38,7 @@ def ansible(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def wheelhouse(cluster: Cluster, ansible: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the role's README says: wheels downloaded on a connected machine of the same platform."""
     node = cluster.nodes()[0]
-    cluster.world("run", node, "--", "sh", "-c", "cat > /tmp/requirements.txt", text=REQUIREMENTS.read_text("utf-8"))
+    cluster.run(node, "sh", "-c", "cat > /tmp/requirements.txt", text=REQUIREMENTS.read_text("utf-8"))
     cluster.shell(
         node,
         "rm -rf /tmp/wheels && /opt/dra-accelerators/venv/bin/python -m pip download --quiet --disable-pip-version-check "

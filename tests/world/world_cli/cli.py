@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from . import binaries, cluster, engine, gates, host, image, inventory, nodes, state
+from . import cluster, engine, gates, host, image, inventory, nodes, state
 from .errors import WorldError
 from .pins import PINNED, RELEASES
 from .progress import say, step
@@ -67,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     verb("kubeconfig", "print the path of the administrator's kubeconfig")
     verb("gates", "compare the feature gates of the API server with gates.json")
     verb("inventory", "print an Ansible inventory of the nodes")
+    verb("commands", "print as JSON what `kubectl` and `run` call, for programs that call them often")
     kubectl = verb("kubectl", "run kubectl on the world")
     kubectl.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
     shell = verb("shell", "open a shell in a node (or `control`)")
@@ -207,10 +209,10 @@ def _on_world(arguments: argparse.Namespace, world: World) -> int:
         if found:
             raise WorldError("\n".join(["the API server and gates.json differ:", *found]))
         print(f"{len(gates.feature_gates())} gates are as gates.json says")
+    elif verb == "commands":
+        print(json.dumps(cluster.commands(world)))
     elif verb == "kubectl":
-        command = [str(binaries.program("kubectl", world.release)), f"--kubeconfig={cluster.kubeconfig_path(world)}"]
-        os.environ.update(cluster.kubectl_environment(world))
-        return _replace_by([*command, *_without_separator(arguments.arguments)])
+        return _replace_by([*cluster.commands(world)["kubectl"], *_without_separator(arguments.arguments)])
     elif verb == "shell":
         return _replace_by(["docker", "exec", *_interactive(), container, "/bin/bash", "-l"])
     elif verb == "run":

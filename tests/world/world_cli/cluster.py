@@ -35,6 +35,20 @@ def kubectl_environment(world: World) -> dict[str, str]:
     return {"KUBECACHEDIR": str(state.folder(world.name) / "kubectl")}
 
 
+def commands(world: World) -> dict[str, list[str]]:
+    """The beginnings of the commands that reach a world: ``kubectl``, and ``run NAME`` for each container.
+
+    A program that looks every half second has no time for an interpreter in between.
+    """
+    program, cached = binaries.program("kubectl", world.release), kubectl_environment(world).items()
+    found = {
+        f"run {name}": ["docker", "exec", "--interactive", world.container(name)]
+        for name in ("control", *(node.name for node in world.nodes))
+    }
+    settings = [f"{variable}={value}" for variable, value in cached]
+    return {"kubectl": ["env", *settings, str(program), f"--kubeconfig={kubeconfig_path(world)}"], **found}
+
+
 def kubectl(
     world: World, *arguments: str, check: bool = True, input_text: str | None = None, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
