@@ -476,6 +476,11 @@ def test_claim_that_is_gone_is_dropped_only_when_nothing_uses_it(short: Path, mo
     run(short, scenario)
 
 
+def published(scene: Scene) -> set[str]:
+    """The GPUs of which anything is published."""
+    return {"-".join(name.split("-")[:2]) for name in scene.devices()}
+
+
 def test_claims_of_other_gpus_are_served_while_one_hangs_from_the_start(
     short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -486,18 +491,18 @@ def test_claims_of_other_gpus_are_served_while_one_hangs_from_the_start(
         await scene.api.start()
         await scene.start()
         assert await scene.eventually(lambda: scene.prepare("before", "gpu-1-mig-1g10gb-19-0")) == ""
+        await scene.until(lambda: published(scene) == {"gpu-0", "gpu-1"})
         await scene.stop()
         scene.backend.gpus.reboot()
         scene.boot = "boot-2"
         gate = scene.backend.gates[1] = threading.Event()
         await scene.start()
         assert await scene.eventually(lambda: scene.prepare("well", SMALL)) == ""
-        await scene.until(lambda: any(name.startswith("gpu-0") for name in scene.devices()))
+        await scene.until(lambda: published(scene) == {"gpu-0"})
         assert await scene.unprepare("well") == ""
-        assert not any(name.startswith("gpu-1") for name in scene.devices())
         assert not gate.is_set()
         gate.set()
-        await scene.until(lambda: any(name.startswith("gpu-1") for name in scene.devices()))
+        await scene.until(lambda: published(scene) == {"gpu-0", "gpu-1"})
         await scene.until(lambda: scene.partitions() == [(19, 0, 1)])  # what was prepared before the reboot
 
     run(short, scenario)
@@ -510,6 +515,7 @@ def test_partitioning_left_on_goes_off_on_a_gpu_that_is_read_late(short: Path, m
         await scene.api.start()
         await scene.start()
         assert await scene.eventually(lambda: scene.prepare("a", "gpu-1-mig-1g10gb-19-0")) == ""
+        await scene.until(lambda: published(scene) == {"gpu-0", "gpu-1"})
         await scene.stop()
         store = Store.open(f"{short}/kubelet/plugins/{DRIVER}/state.db")
         await store.commit(Change(delete="0uid-a"))
@@ -519,7 +525,7 @@ def test_partitioning_left_on_goes_off_on_a_gpu_that_is_read_late(short: Path, m
                 entry["partitions"] = []
         gate = scene.backend.gates[1] = threading.Event()
         await scene.start()
-        await scene.until(lambda: any(name.startswith("gpu-0") for name in scene.devices()))
+        await scene.until(lambda: published(scene) == {"gpu-0"})
         assert scene.backend.gpus.devices()[1].partitioning.enabled
         gate.set()
         await scene.until(lambda: not scene.backend.gpus.devices()[1].partitioning.enabled)
