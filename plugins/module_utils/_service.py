@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .core.device_locks import FOLDER as LOCKS
+
 
 @dataclass(frozen=True)
 class Step:
@@ -122,12 +124,16 @@ STORE = "state.db"
 # What the driver makes in its folder below the kubelet's.
 OWN_NAMES = re.compile(
     r"driver\.lock|state\.db(-wal|-shm|-journal)?|state\.db\.(damaged|new|rebuilt)[^/]*|[a-z]+\.sock"
+    rf"|{LOCKS}/([^/]+\.lock)?"
 )
 
 
 @dataclass(frozen=True)
 class State:
-    """What is in the kubelet's folders under one driver's name. ``alive`` are the sockets on which somebody listens."""
+    """What is in the kubelet's folders under one driver's name. ``alive`` are the sockets on which somebody listens.
+
+    Of ``names`` the folder of locks is called ``locks/`` and comes after the files in it, ``locks/NAME``.
+    """
 
     folder: str
     exists: bool
@@ -163,8 +169,9 @@ def leftovers(state: State, *, stopping: bool) -> tuple[list[str], list[str]]:
         return [], [f"{path}: another program listens there" for path in alive]
     if not state.ours:
         return [], ([f"{state.folder}: it is not the state of this driver"] if state.exists else [])
-    mine = [name for name in state.names if OWN_NAMES.fullmatch(name)]
-    others = [name for name in state.names if name not in mine]
+    others = [name for name in state.names if not OWN_NAMES.fullmatch(name)]
+    full = {f"{name.partition('/')[0]}/" for name in others if "/" in name}
+    mine = [name.rstrip("/") for name in state.names if name not in others and name not in full]
     removed = [f"{state.folder}/{name}" for name in mine] + ([state.registration] if state.registration else [])
     if not others:
         removed.append(state.folder)

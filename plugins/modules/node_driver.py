@@ -164,6 +164,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._service import (
     plan_start,
     plan_stop,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import FOLDER as LOCKS
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import (
     CLAIMS_TABLE,
@@ -337,7 +338,9 @@ def remove(module: AnsibleModule, service: Service) -> dict[str, Any]:
 
 def look_at_state(system: System, folder: str, registration: str) -> State:
     """Look at what a driver of one name has left in the kubelet's folders."""
-    names = system.list_directory(folder)
+    # Looked at before the names: opening a store that a killed driver has left can make files beside it.
+    store = store_is_ours(system, f"{folder}/{STORE}")
+    names = names_in(system, folder)
     sockets = [f"{folder}/{name}" for name in names if system.is_socket(f"{folder}/{name}")]
     if system.is_socket(registration):
         sockets.append(registration)
@@ -345,17 +348,33 @@ def look_at_state(system: System, folder: str, registration: str) -> State:
         folder=folder,
         exists=system.exists(folder),
         names=names,
-        ours=(f"{STORE}" in names and store_is_ours(system, f"{folder}/{STORE}")) or "driver.lock" in names,
+        ours=store or "driver.lock" in names,
         registration=registration if system.is_socket(registration) else "",
         sockets=tuple(sockets),
         alive=tuple(path for path in sockets if listens(system, path)),
     )
 
 
+def names_in(system: System, folder: str) -> tuple[str, ...]:
+    """Return what is in a driver's folder, the locks in their own folder before that; links are not followed."""
+    names = system.list_directory(folder)
+    locks = f"{folder}/{LOCKS}"
+    if LOCKS not in names or system.is_link(locks) or not system.path(locks).is_dir():
+        return names
+    inside = (f"{LOCKS}/{name}" for name in system.list_directory(locks))
+    return (*(name for name in names if name != LOCKS), *inside, f"{LOCKS}/")
+
+
 def store_is_ours(system: System, path: str) -> bool:
-    """Whether a file is a database with the driver's own table of claims; a damaged one is not known to be."""
+    """Whether a file is a database with the driver's own table of claims; a damaged one is not known to be.
+
+    Without a log beside it nobody has it open: then SQLite is told so, and makes no files to read it.
+    """
+    if not system.path(path).is_file():
+        return False
+    how = "mode=ro" if system.exists(f"{path}-wal") else "mode=ro&immutable=1"
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(system.path(path)))}?mode=ro", uri=True)) as store:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(system.path(path)))}?{how}", uri=True)) as store:
             rows = store.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     except sqlite3.Error:
         return False

@@ -11,6 +11,7 @@ import os
 import socket
 import sqlite3
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._service import (
     plan_start,
     plan_stop,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import LIBRARY, REQUEST, DeviceLocks
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import SCHEMA
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 from ansible_collections.dra.accelerators.plugins.modules.node_driver import look_at_state
@@ -127,11 +129,20 @@ def make_state(root: Path, *, store: bool) -> Path:
     (root / "kubelet/plugins_registry").mkdir()
     if store:
         with contextlib.closing(sqlite3.connect(folder / "state.db")) as database:
+            database.execute("PRAGMA journal_mode = WAL")
             for statement in SCHEMA:
                 database.execute(statement)
         for name in ("driver.lock", "state.db.damaged-20260101T000000"):
             (folder / name).touch()
     return folder
+
+
+def make_locks(folder: Path, *others: str) -> None:
+    locks = DeviceLocks(str(folder), "the driver")
+    with locks.hold([LIBRARY, REQUEST, "GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071"], 0):
+        pass
+    for name in others:
+        (folder / "locks" / name).touch()
 
 
 def sort_out(root: Path, *, stopping: bool = False) -> tuple[list[str], list[str]]:
@@ -151,6 +162,40 @@ def test_a_file_of_somebody_elses_stays_with_its_folder(tmp_path: Path) -> None:
     removed, kept = sort_out(tmp_path)
     assert FOLDER not in removed and f"{FOLDER}/state.db" in removed
     assert kept == [f"{FOLDER}/checkpoint.json: not a file of this driver"]
+
+
+def test_the_locks_go_with_their_folder(tmp_path: Path) -> None:
+    make_locks(make_state(tmp_path, store=True))
+    removed, kept = sort_out(tmp_path)
+    assert kept == []
+    assert removed[-1] == FOLDER
+    assert f"{FOLDER}/locks/GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071.lock" in removed
+    inside = [removed.index(f"{FOLDER}/locks/{name}.lock") for name in (LIBRARY, REQUEST)]
+    assert max(inside) < removed.index(f"{FOLDER}/locks")
+
+
+def test_a_file_of_somebody_elses_among_the_locks_stays_with_both_folders(tmp_path: Path) -> None:
+    make_locks(make_state(tmp_path, store=True), "notes")
+    removed, kept = sort_out(tmp_path)
+    assert not {FOLDER, f"{FOLDER}/locks"} & set(removed) and f"{FOLDER}/locks/library.lock" in removed
+    assert kept == [f"{FOLDER}/locks/notes: not a file of this driver"]
+
+
+def test_a_link_in_place_of_the_locks_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "library.lock").touch()
+    (make_state(tmp_path, store=True) / "locks").symlink_to(tmp_path)
+    removed, kept = sort_out(tmp_path)
+    assert FOLDER not in removed
+    assert kept == [f"{FOLDER}/locks: not a file of this driver"]
+
+
+def test_looking_at_a_store_that_nobody_has_open_makes_no_file_beside_it(tmp_path: Path) -> None:
+    folder = make_state(tmp_path, store=True)
+    (folder / "driver.lock").unlink()
+    before = sorted(path.name for path in folder.iterdir())
+    removed, _kept = sort_out(tmp_path)
+    assert f"{FOLDER}/state.db" in removed, "the store alone shows whose state it is"
+    assert sorted(path.name for path in folder.iterdir()) == before
 
 
 def test_another_drivers_state_stays(tmp_path: Path) -> None:
@@ -283,3 +328,25 @@ def test_a_driver_that_is_not_ready_is_a_failure_that_says_why(node: Node) -> No
     node.status(ready=False)
     result = node.module()
     assert result["failed"] and "gpu.nvidia.com is not ready: why" in result["msg"], result
+
+
+def test_removal_leaves_nothing_of_the_drivers_state(node: Node) -> None:
+    make_locks(make_state(node.folder, store=True))
+    options = {"state": "absent", "kubelet_root": str(node.folder / "kubelet")}
+    told = node.module(check=True, **options)
+    assert (node.folder / FOLDER.lstrip("/")).is_dir()
+    result = node.module(**options)
+    assert result["changed"] and result["kept"] == [] and result["removed"] == told["removed"], result
+    assert list((node.folder / "kubelet/plugins").iterdir()) == []
+    again = node.module(**options)
+    assert not again["changed"] and again["removed"] == [], again
+
+
+def test_removal_after_a_crash_leaves_nothing_either(node: Node) -> None:
+    folder = make_state(node.folder, store=True)
+    crashed = "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('DELETE FROM meta'); c.commit(); os._exit(9)"
+    subprocess.run([sys.executable, "-c", crashed, str(folder / "state.db")], check=False)
+    assert (folder / "state.db-wal").exists()
+    (folder / "driver.lock").unlink()
+    result = node.module(state="absent", kubelet_root=str(node.folder / "kubelet"))
+    assert result["changed"] and not folder.exists(), result
