@@ -121,6 +121,8 @@ def age_of(stat: str, uptime: str, ticks: int) -> float:
 
 
 STORE = "state.db"
+# Where systemd notes, in a file for each timer, when a persistent one last elapsed.
+STAMPS = "/var/lib/systemd/timers"
 # What the driver makes in its folder below the kubelet's.
 OWN_NAMES = re.compile(
     r"driver\.lock|state\.db(-wal|-shm|-journal)?|state\.db\.(damaged|new|rebuilt)[^/]*|[a-z]+\.sock"
@@ -155,6 +157,11 @@ def plan_stop(units: Mapping[str, Mapping[str, Any]]) -> tuple[Step, ...]:
         if unit["active"] not in ("inactive", "failed"):
             steps.append(Step("stop", name, "it is no longer wanted"))
     return tuple(steps)
+
+
+def stamps(units: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the files in which systemd keeps when this collection's timers last elapsed; it does not remove them itself."""
+    return [f"{STAMPS}/stamp-{name}" for name, unit in units.items() if unit["ours"] and name.endswith(".timer")]
 
 
 def leftovers(state: State, *, stopping: bool) -> tuple[list[str], list[str]]:

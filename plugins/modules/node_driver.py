@@ -163,6 +163,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._service import (
     missing,
     plan_start,
     plan_stop,
+    stamps,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import FOLDER as LOCKS
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
@@ -319,7 +320,7 @@ def remove(module: AnsibleModule, service: Service) -> dict[str, Any]:
     if not module.check_mode:
         take(system, steps, params["timeout"])
     folders = {name: f"{params['kubelet_root']}/plugins/{name}" for name in params["names"]}
-    owned, kept = [], []
+    owned, kept = [path for path in stamps(units) if system.exists(path)], []
     for name, folder in folders.items():
         registration = f"{params['kubelet_root']}/plugins_registry/{name}-reg.sock"
         mine, others = leftovers(

@@ -47,6 +47,13 @@ find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /
     \( -type f -path '/etc/*' -printf '%p\t%y %m %u %g %s\n' -o -printf '%p\t%y %m %u %g %l\n' \)
 """
 
+# What bears our name or a driver's lies nowhere afterwards, be the folder left out above or not.
+OWN_FOOTPRINT = r"""
+find / /run /tmp /dev/shm -xdev \( -path /proc -o -path /sys \) -prune \
+    -o \( -iname '*dra-accelerators*' -o -iname '*dra_accelerators*' -o -name '*gpu.nvidia.com*' -o -path '/run/cdi*' \) -printf '%p\t%y\n'
+systemctl list-units --all --plain --no-legend '*dra-accelerators*' | cut -d' ' -f1
+"""
+
 T = TypeVar("T")
 
 
@@ -349,13 +356,14 @@ class Cluster:
         """Every file of every node outside what lives by itself, and every object of the API, with what tells it apart.
 
         Left out are packages of the distribution and their caches, which a removal leaves, logs, and what kubelet and
-        containerd keep for themselves.
+        containerd keep for themselves; but not there either what bears our name, or lies in the folder of CDI files.
         """
         found = {}
         for node in self.nodes():
-            for line in self.shell(node, FOOTPRINT, timeout=600).splitlines():
-                path, _tab, facts = line.partition("\t")
-                found[f"{node}:{path}"] = facts
+            for script in (OWN_FOOTPRINT, FOOTPRINT):
+                for line in self.shell(node, script, timeout=600).splitlines():
+                    path, _tab, facts = line.partition("\t")
+                    found[f"{node}:{path}"] = facts
         kinds = self.kubectl("api-resources", "--verbs=list", "-o", "name").split()
         kept = sorted(kind for kind in kinds if kind.partition(".")[0] not in PASSING_KINDS)
         for item in self.get(",".join(kept), "-A")["items"]:

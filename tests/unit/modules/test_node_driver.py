@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._node import DRIVER_UNIT
+from ansible_collections.dra.accelerators.plugins.module_utils._node import DRIVER_UNIT, MARKER
 from ansible_collections.dra.accelerators.plugins.module_utils._service import (
     Look,
     age_of,
@@ -26,12 +26,14 @@ from ansible_collections.dra.accelerators.plugins.module_utils._service import (
     missing,
     plan_start,
     plan_stop,
+    stamps,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import LIBRARY, REQUEST, DeviceLocks
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import SCHEMA
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 from ansible_collections.dra.accelerators.plugins.modules.node_driver import look_at_state
 
+ROLES = Path(__file__).resolve().parents[3] / "roles"
 TIMER = "dra-accelerators-token.timer"
 
 
@@ -117,6 +119,18 @@ def test_age_of_a_process() -> None:
 def test_only_units_that_bear_the_mark_are_stopped() -> None:
     plan = plan_stop({DRIVER_UNIT: unit(), TIMER: unit(ours=False)})
     assert [" ".join(step.argv()[1:]) for step in plan] == [f"disable {DRIVER_UNIT}", f"stop {DRIVER_UNIT}"]
+
+
+def test_units_of_the_collection_bear_the_mark_by_which_a_removal_knows_them() -> None:
+    templates = [path for role in ("dra_driver", "nvidia_mig") for path in (ROLES / role / "templates").iterdir()]
+    units = [path for path in templates if path.suffixes[-2] in (".service", ".timer")]
+    assert len(units) == 4
+    assert [path.name for path in units if f"Documentation={MARKER}\n" not in path.read_text("utf-8")] == []
+
+
+def test_what_systemd_keeps_of_our_timers_goes_with_them() -> None:
+    units = {DRIVER_UNIT: unit(), TIMER: unit(), "backup.timer": unit(ours=False)}
+    assert stamps(units) == [f"/var/lib/systemd/timers/stamp-{TIMER}"]
 
 
 FOLDER = "/kubelet/plugins/gpu.nvidia.com"
