@@ -16,7 +16,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ._containerd import Change, File, Settings, drop_in_folder, patterns, read_dump
+from ._containerd import (
+    DISTRIBUTIONS,
+    UNITS,
+    Change,
+    File,
+    Settings,
+    distribution_advice,
+    distribution_settings,
+    drop_in_folder,
+    patterns,
+    read_dump,
+)
 from ._toml import change
 from .core.errors import AcceleratorError
 from .core.system import Completed, System
@@ -240,3 +251,56 @@ def _with_file(texts: dict[str, str], path: str, text: str) -> dict[str, str]:
 def _last_words(done: Completed) -> str:
     lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
     return lines[-1][:500] if lines else f"it ended with {done.returncode} and said nothing"
+
+
+def find_runtime(system: System, wanted: list[str]) -> bool:
+    """Look at which runtime is running. True for a containerd of its own, False where k3s or RKE2 has CDI on already.
+
+    Raises ContainerdError for what cannot be set up here.
+    """
+    states = system.run(["systemctl", "is-active", *UNITS], timeout=30).stdout.split()
+    unit = next((unit for unit, state in zip(UNITS, states) if state == "active"), "")
+    folders = " and ".join(wanted)
+    if unit == "containerd.service":
+        return True
+    if unit in DISTRIBUTIONS:
+        name, folder = DISTRIBUTIONS[unit]
+        generated = Daemon(system, command="", config=f"{folder}/config.toml", service=unit, timeout=0).read(
+            f"{folder}/config.toml"
+        )
+        enabled, read = distribution_settings(generated) if generated else (False, ())
+        if enabled and set(wanted) <= set(read):
+            return False
+        raise ContainerdError(
+            f"{unit} runs a containerd of its own, whose settings {name} writes anew at each start; "
+            + (
+                f"in {folder}/config.toml CDI is {'on, but not for ' + folders if enabled else 'off'}"
+                if generated
+                else f"{folder}/config.toml was not found, so that it is not known whether CDI is on"
+            ),
+            hint=f"{distribution_advice(unit, generated, wanted)}. Then leave the role container_runtime out for this host "
+            "(accelerator_container_runtime: false in playbooks/site.yml) or run it again; from containerd 2.0 on CDI is on "
+            "by default.",
+            code="distribution",
+        )
+    if unit == "crio.service":
+        raise ContainerdError(
+            "The kubelet of this node uses CRI-O, which is not set up here",
+            hint="CRI-O 1.28 and newer has CDI on by default: leave this role out for the host "
+            "(accelerator_container_runtime: false in playbooks/site.yml), and make sure that cdi_spec_dirs in its section "
+            f"[crio.runtime] names {folders} if it is set.",
+            code="cri-o",
+        )
+    if unit == "cri-docker.service":
+        raise ContainerdError(
+            "The kubelet of this node uses Docker Engine behind cri-dockerd, which hands no CDI devices to pods",
+            hint="Move the kubelet to containerd 1.7.2 or newer, or to CRI-O.",
+            code="cri-dockerd",
+        )
+    raise ContainerdError(
+        f"None of {', '.join(UNITS)} is running on this node",
+        hint="If containerd runs under another name, set container_runtime_name to containerd and "
+        "container_runtime_containerd_service, container_runtime_containerd_config and "
+        "container_runtime_containerd_command to what it uses.",
+        code="no-runtime",
+    )

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import posixpath
@@ -198,3 +199,14 @@ def _baseline(daemon: Daemon, settings: Settings, imported: Sequence[File]) -> S
 def _few(sentences: Sequence[str]) -> str:
     shown = "; ".join(each[:200] for each in sentences[:_SHOWN_DIFFERENCES])
     return shown if len(sentences) <= _SHOWN_DIFFERENCES else f"{shown}; and {len(sentences) - _SHOWN_DIFFERENCES} more"
+
+
+def shown(changes: list[Change]) -> dict[str, str]:
+    """Return the changes as Ansible shows them: the lines that change and those around them."""
+    text = ""
+    for each in changes:
+        before, after = (each.before or "").splitlines(), (each.after or "").splitlines()
+        old = "/dev/null" if each.before is None else each.path
+        new = "/dev/null" if each.after is None else each.path
+        text += "\n".join(difflib.unified_diff(before, after, old, new, lineterm="")) + "\n"
+    return {"prepared": text}

@@ -111,14 +111,14 @@ def consent(assignments: Sequence[Assignment], reset: str | None) -> tuple[Assig
     return tuple(assignments)
 
 
+def devices_of(step: Step) -> tuple[str, ...]:
+    """Return the UUIDs of the devices that a step concerns; pure."""
+    return step.device_uuids if isinstance(step, ResetDevice) else (step.device_uuid,)
+
+
 def steps_on(device: Device, assignments: Sequence[Assignment]) -> tuple[Step, ...]:
     """Return the steps that concern a device; a plan may hold those of devices that are reset together."""
-    return tuple(
-        step
-        for one in assignments
-        for step in one.plan.steps
-        if device.uuid in (step.device_uuids if isinstance(step, ResetDevice) else (step.device_uuid,))
-    )
+    return tuple(step for one in assignments for step in one.plan.steps if device.uuid in devices_of(step))
 
 
 def state(device: Device) -> dict[str, Any]:
@@ -206,6 +206,47 @@ def concerned(assignments: Sequence[Assignment]) -> frozenset[str]:
         for step in one.plan.steps
         for uuid in (step.device_uuids if isinstance(step, ResetDevice) else (step.device_uuid,))
     )
+
+
+def touched(devices: Sequence[Device], assignments: Sequence[Assignment]) -> tuple[Device, ...]:
+    """Return the devices that a rule matches, and those that are reset along with one of them; pure."""
+    matched = {one.device.uuid for one in assignments}
+    return tuple(device for device in devices if device.uuid in matched or steps_on(device, assignments))
+
+
+def describe_step(step: Step, devices: Sequence[Device]) -> dict[str, Any]:
+    """Return a step as data, with the numbers that people know its devices by; pure."""
+    indices = [device.index for device in devices if device.uuid in devices_of(step)]
+    return {**step.to_dict(), "indices": indices, "description": step.describe()}
+
+
+def report(devices: Sequence[Device], assignments: Sequence[Assignment]) -> dict[str, Any]:
+    """Return what is done, or would be, and what the devices are like before and after; pure."""
+    modes = {one.device.uuid: one.rule.mode for one in assignments}
+    waiting = {uuid for one in assignments for step in one.withheld for uuid in devices_of(step)}
+    before = [state(device) for device in devices]
+    after = [predict(device, steps_on(device, assignments)) for device in devices]
+    steps = [describe_step(step, devices) for one in assignments for step in one.plan.steps]
+    return {
+        "changed": bool(steps),
+        "steps": steps,
+        "before": before,
+        "after": after,
+        "reset_required": bool(waiting),
+        "devices": [
+            {
+                "index": device.index,
+                "uuid": device.uuid,
+                "mode": modes.get(device.uuid),
+                "changed": bool(steps_on(device, assignments)),
+                "kept": len(device.partitions)
+                - sum(isinstance(step, DestroyPartition) for step in steps_on(device, assignments)),
+                "reset_required": device.uuid in waiting,
+            }
+            for device in devices
+        ],
+        "diff": difference(before, after),
+    }
 
 
 @contextlib.contextmanager

@@ -167,20 +167,16 @@ error_code:
   sample: no-safe-change
 """
 
-import difflib
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd import (
-    DISTRIBUTIONS,
-    UNITS,
-    Change,
-    Settings,
-    distribution_advice,
-    distribution_settings,
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Change, Settings
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd_daemon import (
+    ContainerdError,
+    Daemon,
+    find_runtime,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_daemon import ContainerdError, Daemon
 from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan import (
     BACKUP,
     Record,
@@ -189,6 +185,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan 
     read_record,
     recorded,
     see_nothing_else,
+    shown,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, end, find_binding, run
 from ansible_collections.dra.accelerators.plugins.module_utils._toml import reader
@@ -310,70 +307,6 @@ class Files:
         except OSError:
             return False
         return True
-
-
-def find_runtime(system: System, wanted: list[str]) -> bool:
-    """Look at which runtime is running. True for a containerd of its own, False where k3s or RKE2 has CDI on already.
-
-    Raises ContainerdError for what cannot be set up here.
-    """
-    states = system.run(["systemctl", "is-active", *UNITS], timeout=30).stdout.split()
-    unit = next((unit for unit, state in zip(UNITS, states) if state == "active"), "")
-    folders = " and ".join(wanted)
-    if unit == "containerd.service":
-        return True
-    if unit in DISTRIBUTIONS:
-        name, folder = DISTRIBUTIONS[unit]
-        generated = Daemon(system, command="", config=f"{folder}/config.toml", service=unit, timeout=0).read(
-            f"{folder}/config.toml"
-        )
-        enabled, read = distribution_settings(generated) if generated else (False, ())
-        if enabled and set(wanted) <= set(read):
-            return False
-        raise ContainerdError(
-            f"{unit} runs a containerd of its own, whose settings {name} writes anew at each start; "
-            + (
-                f"in {folder}/config.toml CDI is {'on, but not for ' + folders if enabled else 'off'}"
-                if generated
-                else f"{folder}/config.toml was not found, so that it is not known whether CDI is on"
-            ),
-            hint=f"{distribution_advice(unit, generated, wanted)}. Then leave the role container_runtime out for this host "
-            "(accelerator_container_runtime: false in playbooks/site.yml) or run it again; from containerd 2.0 on CDI is on "
-            "by default.",
-            code="distribution",
-        )
-    if unit == "crio.service":
-        raise ContainerdError(
-            "The kubelet of this node uses CRI-O, which is not set up here",
-            hint="CRI-O 1.28 and newer has CDI on by default: leave this role out for the host "
-            "(accelerator_container_runtime: false in playbooks/site.yml), and make sure that cdi_spec_dirs in its section "
-            f"[crio.runtime] names {folders} if it is set.",
-            code="cri-o",
-        )
-    if unit == "cri-docker.service":
-        raise ContainerdError(
-            "The kubelet of this node uses Docker Engine behind cri-dockerd, which hands no CDI devices to pods",
-            hint="Move the kubelet to containerd 1.7.2 or newer, or to CRI-O.",
-            code="cri-dockerd",
-        )
-    raise ContainerdError(
-        f"None of {', '.join(UNITS)} is running on this node",
-        hint="If containerd runs under another name, set container_runtime_name to containerd and "
-        "container_runtime_containerd_service, container_runtime_containerd_config and "
-        "container_runtime_containerd_command to what it uses.",
-        code="no-runtime",
-    )
-
-
-def shown(changes: list[Change]) -> dict[str, str]:
-    """Return the changes as Ansible shows them: the lines that change and those around them."""
-    text = ""
-    for each in changes:
-        before, after = (each.before or "").splitlines(), (each.after or "").splitlines()
-        old = "/dev/null" if each.before is None else each.path
-        new = "/dev/null" if each.after is None else each.path
-        text += "\n".join(difflib.unified_diff(before, after, old, new, lineterm="")) + "\n"
-    return {"prepared": text}
 
 
 def carry_out(

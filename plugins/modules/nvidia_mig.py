@@ -402,9 +402,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils._layout import (
     consent,
     difference,
     library_for_resets,
-    predict,
+    report,
     state,
-    steps_on,
+    touched,
     undisturbed,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import (
@@ -416,13 +416,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import (
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import DeviceLocks
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, InvalidLayout
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import (
-    DestroyPartition,
-    ResetDevice,
-    Rule,
-    Step,
-    parse_rules,
-)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import Rule, parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, well
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.mig_parted import rules_from_mig_parted
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import (
@@ -493,52 +487,6 @@ def read_rules(module: AnsibleModule, devices: Sequence[Device], unread: Sequenc
     return rules_from_mig_parted(read_config(module), module.params["config_name"], devices, unread)
 
 
-def touched(devices: Sequence[Device], assignments: Sequence[Assignment]) -> tuple[Device, ...]:
-    """Return the devices that a rule matches, and those that are reset along with one of them; pure."""
-    matched = {one.device.uuid for one in assignments}
-    return tuple(device for device in devices if device.uuid in matched or steps_on(device, assignments))
-
-
-def devices_of(step: Step) -> tuple[str, ...]:
-    """Return the UUIDs of the devices that a step concerns; pure."""
-    return step.device_uuids if isinstance(step, ResetDevice) else (step.device_uuid,)
-
-
-def describe_step(step: Step, devices: Sequence[Device]) -> dict[str, Any]:
-    """Return a step as data, with the numbers that people know its devices by; pure."""
-    indices = [device.index for device in devices if device.uuid in devices_of(step)]
-    return {**step.to_dict(), "indices": indices, "description": step.describe()}
-
-
-def result(devices: Sequence[Device], assignments: Sequence[Assignment]) -> dict[str, Any]:
-    """Return what is done, or would be, and what the devices are like before and after; pure."""
-    modes = {one.device.uuid: one.rule.mode for one in assignments}
-    waiting = {uuid for one in assignments for step in one.withheld for uuid in devices_of(step)}
-    before = [state(device) for device in devices]
-    after = [predict(device, steps_on(device, assignments)) for device in devices]
-    steps = [describe_step(step, devices) for one in assignments for step in one.plan.steps]
-    return {
-        "changed": bool(steps),
-        "steps": steps,
-        "before": before,
-        "after": after,
-        "reset_required": bool(waiting),
-        "devices": [
-            {
-                "index": device.index,
-                "uuid": device.uuid,
-                "mode": modes.get(device.uuid),
-                "changed": bool(steps_on(device, assignments)),
-                "kept": len(device.partitions)
-                - sum(isinstance(step, DestroyPartition) for step in steps_on(device, assignments)),
-                "reset_required": device.uuid in waiting,
-            }
-            for device in devices
-        ],
-        "diff": difference(before, after),
-    }
-
-
 def decide(module: AnsibleModule, backend: Backend) -> tuple[tuple[Device, ...], tuple[Assignment, ...], list[str]]:
     """Look at the GPUs and plan; returns the GPUs that the layout is about, what each is to become, and warnings."""
     findings, claims = observe(module.params["state_path"], backend.discover)
@@ -556,14 +504,14 @@ def decide(module: AnsibleModule, backend: Backend) -> tuple[tuple[Device, ...],
 
 def partition_devices(module: AnsibleModule, backend: Backend) -> dict[str, Any]:
     devices, assignments, warnings = decide(module, backend)
-    answer = result(devices, assignments)
+    answer = report(devices, assignments)
     if answer["changed"] and not module.check_mode:
         directory = str(Path(module.params["state_path"]).parent)
         locks = DeviceLocks(directory, "the module nvidia_mig")
         with undisturbed(locks, concerned(assignments)) as check:
             devices, assignments, warnings = decide(module, backend)
             check(assignments)
-            answer = result(devices, assignments)
+            answer = report(devices, assignments)
             if answer["changed"]:
                 try:
                     with library_for_resets(locks, assignments, lambda: wake_driver(directory)):
