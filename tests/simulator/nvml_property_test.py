@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import random
@@ -32,6 +31,7 @@ from tests.simulator.nvml_support import (
 )
 
 PROCESSES = 3
+ROUNDS = 200  # of making and destroying, of a parent and its child each
 # One for each geometry and order of ids; the others differ in names and sizes only.
 GEOMETRIES = ["A30", "A100-80", "H100-80", "RTX-PRO-6000"]
 OPERATION = st.tuples(
@@ -132,6 +132,8 @@ def test_all_processes_at_once(bare_silicon: Silicon, name: str) -> None:
     gpus = [client.gpu() for client in clients]
     owned: list[dict[int, Any]] = [{} for _unused in clients]
     choose = random.Random(name)
+    changes = {"create": 0, "destroy": 0}
+    begun = bare_silicon.control("event-count")["events"]
     for _round in range(60):
         asked = []
         for number, client in enumerate(clients):
@@ -151,13 +153,15 @@ def test_all_processes_at_once(bare_silicon: Silicon, name: str) -> None:
                 assert asked[number] == "create"
                 assert error.code == INSUFFICIENT_RESOURCES
         for number, kind, instance in made:
+            changes[kind] += 1
             if kind == "create":
                 owned[number][clients[number]("nvmlGpuInstanceGetInfo", instance)["id"]] = instance
     shown = bare_silicon.show()["gpus"][0]["gpu_instances"]
     check_consistency(board, shown)
     assert sorted(each["id"] for each in shown) == sorted(identifier for each in owned for identifier in each)
-    events = bare_silicon.control("event-count")["events"]
-    assert events >= len(shown)
+    # Each that was made and each that was destroyed is told of once.
+    assert bare_silicon.control("event-count")["events"] == begun + sum(changes.values())
+    assert changes["create"] - changes["destroy"] == len(shown)
 
 
 def test_a_writer_killed_at_any_moment_leaves_a_whole_state(bare_silicon: Silicon, tmp_path: Path) -> None:
@@ -217,12 +221,14 @@ def test_a_writer_killed_after_its_last_store_leaves_nobody_spinning(bare_silico
 
 
 def test_a_forked_child_takes_the_same_lock(bare_silicon: Silicon) -> None:
+    """Parent and child, forked with the library in use, change one GPU at once: no change of either is lost to the other."""
     section = gpu_section(BOARDS["H100-80"], 0, ("mig-mode yes",))
     bare_silicon.load(machine_text(bare_silicon.folder, [section]))
     client = bare_silicon.client()
     gpu = client.gpu()
-    child = client("fork_and", "nvmlDeviceCreateGpuInstance", gpu, 9)
-    assert "result" in child, json.dumps(child)
-    parent = client("nvmlDeviceCreateGpuInstance", gpu, 9)
-    assert parent != child["result"]
-    assert len(client("gpu_instances", gpu, 9)) == 2
+    client("nvmlGpuInstanceDestroy", client("nvmlDeviceCreateGpuInstance", gpu, 9))
+    before = bare_silicon.show()["generation"]
+    assert client("fork_and_change_both", gpu, 19, ROUNDS) == [[0] * 2 * ROUNDS] * 2
+    after = bare_silicon.show()
+    assert after["generation"] == before + 2 * 2 * ROUNDS
+    assert after["gpus"][0]["gpu_instances"] == []

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -68,8 +69,28 @@ def test_power(silicon: Silicon) -> None:
     assert client("symbol", "nvmlDeviceSetPowerManagementLimit_v2", gpu, value)[0] == ARGUMENT_VERSION_MISMATCH
     fields = client("nvmlDeviceGetFieldValues", gpu, [186, 187, 188, 189, 190, 192])
     assert [each["value"]["uiVal"] for each in fields] == [60000, 100000, 400000, 300000, 200000, 200000]
-    assert client("nvmlDeviceGetTotalEnergyConsumption", gpu) >= 0
     lost_at_a_power_cycle(silicon, client, "nvmlDeviceGetPowerManagementLimit", 200000, 300000)
+
+
+def test_energy_is_power_over_time(silicon: Silicon) -> None:
+    """Between two answers it grows by what the GPU draws, for no less time than lies between and no more than around them."""
+    client = silicon.client()
+    gpu = client.gpu()
+
+    def reading() -> tuple[float, int, float]:
+        before = time.time()
+        return before, client("nvmlDeviceGetTotalEnergyConsumption", gpu), time.time()
+
+    watts = client("nvmlDeviceGetPowerUsage", gpu) / 1000
+    (first_asked, first, first_told) = reading()
+    time.sleep(0.2)
+    (second_asked, second, second_told) = reading()
+    rounding = watts + 1  # a millisecond's worth, and a millijoule
+    assert first > 0
+    assert watts * (second_asked - first_told) * 1000 - rounding <= second - first
+    assert second - first <= watts * (second_told - first_asked) * 1000 + rounding
+    (field,) = client("nvmlDeviceGetFieldValues", gpu, [83])
+    assert second <= field["value"]["ullVal"] <= second + watts * (time.time() - second_asked) * 1000 + rounding
 
 
 def test_locked_clocks_hold_what_runs(silicon: Silicon) -> None:

@@ -186,6 +186,34 @@ def fork_and(function: str, *arguments: Any) -> Any:
     return json.loads(text)
 
 
+def fork_and_change_both(gpu: Any, profile: int, rounds: int) -> list[list[int]]:
+    """A child that inherited the open library, and this process, make and destroy an instance again and again, at once.
+
+    Returns what NVML answered, of this process and of the child.
+    """
+
+    def change() -> list[int]:
+        answers = []
+        for _round in range(rounds):
+            instance = pynvml.c_nvmlGpuInstance_t()
+            make = pynvml._nvmlGetFunctionPointer("nvmlDeviceCreateGpuInstance")
+            answers.append(make(gpu, ctypes.c_uint(profile), ctypes.byref(instance)))
+            answers.append(pynvml._nvmlGetFunctionPointer("nvmlGpuInstanceDestroy")(instance))
+        return answers
+
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, json.dumps(change()).encode())
+        os._exit(0)
+    os.close(writing)
+    own = change()
+    with os.fdopen(reading) as stream:
+        text = stream.read()
+    os.waitpid(child, 0)
+    return [own, json.loads(text)]
+
+
 OWN = (
     possible_placements,
     create_at,
@@ -199,6 +227,7 @@ OWN = (
     become,
     give_administration_up,
     fork_and,
+    fork_and_change_both,
 )
 OWN_BY_NAME: dict[str, Callable[..., Any]] = {function.__name__: function for function in OWN}
 

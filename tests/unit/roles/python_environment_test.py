@@ -91,6 +91,7 @@ def test_a_password_of_a_proxy_shows_nowhere_also_where_pip_fails(tmp_path: Path
     assert "No matching distribution found for grpcio" in done.stdout
     assert index.installers
     assert index.exposed == []
+    assert index.requests
     assert all(target.startswith("http://index.invalid/") for target, _known, _proxy in index.requests)
     assert all(proxy.startswith("Basic ") for _target, _known, proxy in index.requests)
     assert PASSWORD not in done.stdout + done.stderr
