@@ -65,12 +65,20 @@ def driver_root(packages: tuple[str, ...]) -> tuple[Path, str]:
 
 
 def make(root: Path, packages: tuple[str, ...]) -> None:
-    """Unpack the world's bootstrap and install the packages in it, with this machine's ways to a mirror."""
+    """Unpack the world's bootstrap and install the packages in it, with this machine's ways to a mirror.
+
+    The mirror is the one that this machine's apt names for the release, else the one that debootstrap took and wrote down.
+    """
     root.mkdir(parents=True)
     archive = image.bootstrap_folder() / image.ROOT_ARCHIVE
     subprocess.run(["tar", "-C", root, "-xf", archive, "--exclude=./dev/*"], check=True)
-    mirror = host.mirror(host.debian_sources()) or "http://deb.debian.org/debian"
-    (root / "etc/apt/sources.list").write_text(f"deb {mirror} {DEBIAN_SUITE} main contrib non-free non-free-firmware\n")
+    sources = root / "etc/apt/sources.list"
+    mirror = host.mirror(host.debian_sources()) or host.mirror(sources.read_text() if sources.is_file() else "")
+    assert mirror is not None, (
+        f"Neither this machine's apt nor the bootstrap that debootstrap made names a mirror of {DEBIAN_SUITE}: add a source of "
+        f"that release to /etc/apt/sources.list or /etc/apt/sources.list.d/debian.sources."
+    )
+    sources.write_text(f"deb {mirror} {DEBIAN_SUITE} main contrib non-free non-free-firmware\n")
     shutil.rmtree(root / "etc/apt/sources.list.d", ignore_errors=True)
     (root / "etc/apt/apt.conf.d/99-machine").write_text(host.apt_settings())
     shutil.copyfile("/etc/resolv.conf", root / "etc/resolv.conf")

@@ -162,6 +162,43 @@ def test_failed_preparation_on_a_device_that_falls_ill_leaves_a_debt_and_no_reco
     run(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("undoing", ["works", "fails"])
+def test_what_nobody_foresaw_is_one_claim_s_and_told_with_its_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, undoing: str
+) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        ill, well = claims.allocate("ill", SMALL), claims.allocate("well", NEIGHBOUR)
+        real, destroy = node.backend.device_edits, node.backend.destroy_partition
+
+        def edits(device: Any, partition: Any) -> Any:
+            if device.index == 0:
+                raise ZeroDivisionError("surprise")
+            return real(device, partition)
+
+        def fails(*_arguments: Any) -> Any:
+            raise KeyError("another surprise")
+
+        node.backend.device_edits = edits  # type: ignore[method-assign]
+        if undoing == "fails":
+            node.backend.destroy_partition = fails  # type: ignore[method-assign]
+        outcomes = await node.service.prepare([ill, well])
+        assert outcomes[well.uid].error == ""
+        assert "ZeroDivisionError: surprise" in outcomes[ill.uid].error
+        ((claim, verb, _error),) = node.reports.failures
+        assert (claim, verb) == (ill, "Prepare")
+        told = [record.exc_info[0] for record in caplog.records if record.exc_info]
+        expected = [KeyError, ZeroDivisionError] if undoing == "fails" else [ZeroDivisionError]
+        assert told == expected
+        held = {uid: record.prepared for uid, record in node.store.claims.items()}
+        assert held == {well.uid: True, **({ill.uid: False} if undoing == "fails" else {})}
+        # The next call finds it mended, whatever was left.
+        node.backend.device_edits, node.backend.destroy_partition = real, destroy  # type: ignore[method-assign]
+        assert await prepare(node, ill) == ""
+        assert len(node.partitions()) == 2
+
+    run(tmp_path, scenario)
+
+
 def test_device_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         import threading

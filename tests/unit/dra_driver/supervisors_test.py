@@ -15,7 +15,7 @@ from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, InUse
 from dra_driver.core.model import Fault
 from dra_driver.core.system import System
-from dra_driver.kubelet.sockets import SocketError
+from dra_driver.kubelet.sockets import FolderReplaced, SocketError
 from dra_driver.publish.publisher import Content
 from dra_driver.supervisors.lending import Lending
 from dra_driver.supervisors.pool import content_of
@@ -68,7 +68,7 @@ def test_each_part_reports_its_own_condition() -> None:
     assert conditions.problems == ()
 
 
-def test_what_fails_unforeseen_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_unforeseen_begins_anew(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.001)
 
     async def main() -> None:
@@ -86,6 +86,17 @@ def test_what_fails_unforeseen_begins_anew(monkeypatch: pytest.MonkeyPatch) -> N
             await task
 
     asyncio.run(main())
+    told = caplog.records[0]
+    assert "work failed" in told.getMessage()
+    assert told.exc_info is not None and isinstance(told.exc_info[1], KeyError)
+
+
+def test_a_folder_that_is_another_one_ends_the_process() -> None:
+    async def work() -> None:
+        raise FolderReplaced("the folder is gone")
+
+    with pytest.raises(FolderReplaced):
+        asyncio.run(keep("work", work))
 
 
 # ---------------------------------------------------------------- storage

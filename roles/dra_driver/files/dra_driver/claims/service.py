@@ -192,6 +192,8 @@ class ClaimService:
                 self._reporter.failed(reference, verb, error)
                 return Outcome(error=str(error))
             except Exception as error:
+                # The border to the kubelet: each claim of a call is owed an answer, and what goes wrong with one, even if
+                # nobody foresaw it, must not take the answers of the others along.
                 timings = watch.finish("internal")
                 LOG.exception("%s failed", verb.lower(), extra=fields(**about, **timings))
                 unforeseen = AcceleratorError(f"{type(error).__name__}: {error}", hint="See the driver's log.")
@@ -319,7 +321,7 @@ class ClaimService:
         return restored or self.store.claims[record.uid]
 
     async def _carry_out(self, plan: PreparePlan, facts: Mapping[str, Device], watch: Stopwatch) -> ClaimRecord:
-        # The device locks are held. Whatever fails from the first commit on is undone before the error goes out.
+        # The device locks are held.
         marks = {f"{PARTITIONING_KEY}{mode.device_uuid}": self._boot_id for mode in plan.mode_changes if mode.enabled}
         self._ownership.note(plan.record)
         with watch.stage("record"):
@@ -332,6 +334,8 @@ class ClaimService:
             with watch.stage("record"):
                 await self.store.commit(Change(put=done))
         except Exception:
+            # Whatever it is: a record "preparing" and maybe a partition are there, and nobody else takes them back before the
+            # claim is asked for again. It goes on to the border above, which tells of it.
             with watch.stage("undo"):
                 await self._undo_quietly(plan.record)
             raise
@@ -495,4 +499,5 @@ class ClaimService:
         try:
             await self._undo(record)
         except Exception:
+            # An error is on its way to the kubelet; another one of the undoing must not take its place. The record stays.
             LOG.exception("claim %s is left half prepared; it is undone at the next call", record.describe())

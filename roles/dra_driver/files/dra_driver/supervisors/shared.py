@@ -92,5 +92,6 @@ async def keep(name: str, work: Callable[[], Awaitable[None]]) -> None:
         except FolderReplaced:
             raise
         except Exception:
+            # The border of one part: whatever ends it is the part's own, the other parts and the claims go on.
             LOG.exception("%s failed and begins anew", name)
         await asyncio.sleep(RETRY_LIMIT)
