@@ -21,6 +21,8 @@ from .core.layout_rules import parse_rules
 from .core.system import System
 
 MARKER = "https://github.com/dra-accelerators/dra.accelerators"
+# A release is named by its version and the digest of its content, an environment by the digest of what it is made from.
+OWN_PROGRAMS = re.compile(r"releases/[^/]+-[0-9a-f]{8}|venvs/[0-9a-f]{12}")
 UNIT_FOLDER = "/etc/systemd/system"
 DRIVER_UNIT = "dra-accelerators-driver.service"
 OWN_UNITS = (
@@ -197,17 +199,19 @@ def ask_kubelet(system: System, root: str, kubeconfigs: Sequence[str]) -> dict[s
 
 
 def ask_root(system: System, root: str) -> dict[str, Any]:
-    """Return what the folder of environment and releases holds: what is in use, what is complete, all newest first."""
-    times = {}
-    for kind in ("releases", "venvs"):
-        for name in system.list_directory(f"{root}/{kind}"):
-            times[f"{kind}/{name}"] = system.path(f"{root}/{kind}/{name}").stat().st_mtime
+    """Return what the folder of environment and releases holds: what is in use, what is complete, all newest first.
+
+    What does not bear the name of a release or an environment is somebody else's, and is not named.
+    """
+    found = [f"{kind}/{name}" for kind in ("releases", "venvs") for name in system.list_directory(f"{root}/{kind}")]
+    times = {name: system.path(f"{root}/{name}").stat().st_mtime for name in found if OWN_PROGRAMS.fullmatch(name)}
     names = sorted(times, key=lambda name: (-times[name], name))
     complete = [name for name in names if system.exists(f"{root}/{name}/complete")]
 
     def link(name: str) -> str:
         path = system.path(f"{root}/{name}")
-        return path.readlink().name if path.is_symlink() else ""
+        target = "/".join(path.readlink().parts[-2:]) if path.is_symlink() else ""
+        return target.partition("/")[2] if OWN_PROGRAMS.fullmatch(target) else ""
 
     return {
         "path": root,

@@ -205,7 +205,7 @@ programs:
       elements: str
       sample: [0123456789ab]
     names:
-      description: All releases and environments, complete or not.
+      description: All releases and environments of the collection, complete or not.
       returned: success
       type: list
       elements: str

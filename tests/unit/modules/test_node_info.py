@@ -117,18 +117,20 @@ def test_a_kubeconfig_in_another_form_is_not_shown() -> None:
     assert _node.open_sections("{clusters: [], users: [{name: a}]}\n") == ""
 
 
-def test_releases_newest_first_and_only_whole_ones(tmp_path: Path) -> None:
-    for number, (name, whole) in enumerate({"1": True, "2": False, "3": True}.items()):
+def test_releases_newest_first_and_only_whole_ones_of_the_collection(tmp_path: Path) -> None:
+    first, second, third = (f"0.1.0-0000000{number}" for number in (1, 2, 3))
+    for number, (name, whole) in enumerate({first: True, second: False, third: True, "theirs": True}.items()):
         folder = tmp_path / "opt/releases" / name
         folder.mkdir(parents=True)
         if whole:
             (folder / "complete").touch()
         os.utime(folder, (1000 + number, 1000 + number))
-    (tmp_path / "opt/current").symlink_to("releases/1")
+    (tmp_path / "opt/current").symlink_to(f"releases/{first}")
+    (tmp_path / "opt/venv").symlink_to("venvs/theirs")
     found = _node.ask_root(System(str(tmp_path)), "/opt")
-    assert found["release"] == "1" and found["environment"] == ""
-    assert found["releases"] == ["3", "1"]
-    assert found["names"] == ["releases/3", "releases/2", "releases/1"]
+    assert found["release"] == first and found["environment"] == ""
+    assert found["releases"] == [third, first]
+    assert found["names"] == [f"releases/{name}" for name in (third, second, first)]
 
 
 def test_an_interpreter_that_is_not_there_is_a_problem_and_no_failure() -> None:

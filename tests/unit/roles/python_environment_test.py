@@ -115,3 +115,37 @@ def test_check_mode_on_a_bare_node_changes_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"changed=[1-9]", done.stdout)
     assert not (tmp_path / "opt").exists()
+
+
+def make(root: Path, *files: str) -> None:
+    for name in files:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
+def test_removal_leaves_what_somebody_else_has_there(tmp_path: Path) -> None:
+    root = tmp_path / "opt"
+    release, environment = "0.1.0-1a2b3c4d", "0123456789ab"
+    make(root, f"releases/{release}/complete", f"venvs/{environment}/bin/python")
+    make(root, "releases/theirs/README", "venvs/app/bin/python")
+    (root / "current").symlink_to(f"releases/{release}")
+    (root / "venv").symlink_to("venvs/app")
+    done = run(tmp_path, {"python_environment_state": "absent"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    left = {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir() or path.is_symlink()}
+    assert left == {"releases/theirs/README", "venvs/app/bin/python", "venv"}
+
+
+def test_removal_leaves_nothing_of_what_is_ours(tmp_path: Path) -> None:
+    root = tmp_path / "opt"
+    make(root, "releases/0.1.0-1a2b3c4d/complete", "venvs/0123456789ab/complete", "venvs/ba9876543210/bin/python")
+    (root / "current").symlink_to("releases/0.1.0-1a2b3c4d")
+    (root / "venv").symlink_to("venvs/0123456789ab")
+    told = run(tmp_path, {"python_environment_state": "absent"}, "--check")
+    assert re.search(r"changed=[1-9]", told.stdout), told.stdout
+    assert (root / "current").is_symlink()
+    done = run(tmp_path, {"python_environment_state": "absent"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not root.exists()
+    again = run(tmp_path, {"python_environment_state": "absent"})
+    assert re.search(r"changed=0 .*failed=0", again.stdout), again.stdout
