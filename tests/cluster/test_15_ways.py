@@ -48,6 +48,24 @@ def test_a_wrong_layout_rule_is_refused_before_anything_is_touched(cluster: Clus
     assert "unknown key indx" in refused.output
 
 
+def test_tags_choose_a_part_of_what_is_done(cluster: Cluster) -> None:
+    named = {
+        "environment": "Name the release of the node programs",
+        "runtime": "Have containerd hand CDI devices to containers",
+        "layout": "Apply the layout",
+        "driver": "Run the driver, and see that it works",
+        "classes": "Write or remove the classes",
+    }
+    node = cluster.nodes()[0]
+    for chosen in (["layout"], ["driver", "classes"], ["preflight"]):
+        recap = cluster.playbook("site.yml", "--limit", node, "--tags", ",".join(chosen))
+        assert recap.failed == 0 and recap.changed == 0, recap.output
+        assert [tag for tag, task in named.items() if f": {task}]" in recap.output] == [
+            tag for tag in named if tag in chosen
+        ], recap.output
+        assert "dra.accelerators.preflight : " in recap.output
+
+
 def test_another_manager_of_the_gpus_is_refused_unless_it_is_allowed(cluster: Cluster) -> None:
     """Where it is allowed, check mode finds an installed node as it is to be."""
     node = cluster.nodes()[0]
@@ -139,7 +157,7 @@ def by_ssh(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
     yield inventory
     cluster.shell(
         node,
-        "export DEBIAN_FRONTEND=noninteractive; systemctl stop ssh"
+        "export DEBIAN_FRONTEND=noninteractive SUDO_FORCE_REMOVE=yes; systemctl stop ssh"
         f"; userdel --remove {USER}; rm -f /etc/sudoers.d/{USER}"
         "; apt-get -qq purge -y openssh-server openssh-sftp-server openssh-client sudo >/dev/null"
         "; apt-get -qq autoremove --purge -y >/dev/null; rm -rf /etc/ssh",

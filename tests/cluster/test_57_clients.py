@@ -1,0 +1,97 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that have a partition open keep it: a pod's program, and a monitor of the node's that outlives the pod."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.manifests import PRINT_AND_STAY, claim, dynamic, pod
+
+PYTHON = "/opt/dra-accelerators/venv/bin/python"
+MONITOR = "watching-monitor.service"
+
+#: Asks each MIG device for its memory and keeps NVML open, as a monitoring agent does.
+WATCH = """
+import time
+import pynvml as nvml
+nvml.nvmlInit()
+for index in range(nvml.nvmlDeviceGetCount()):
+    gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        try:
+            nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number))
+        except nvml.NVMLError_NotFound:
+            continue
+print("watching", flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.fixture
+def node(clean: Cluster) -> Iterator[str]:
+    """The second node, which has no partition but those of claims; afterwards nobody watches."""
+    name = clean.nodes()[1]
+    assert clean.instances(name) == []
+    yield name
+    clean.run(name, "systemctl", "stop", MONITOR, check=False)
+
+
+def instance(cluster: Cluster, node: str) -> tuple[str, str]:
+    """GPU and number of the node's only GPU instance, as an administrator's nvidia-smi lists it."""
+    ((gpu, number),) = re.findall(
+        r"^\|\s+(\d+)\s+MIG 1g\.10gb\s+\d+\s+(\d+)", cluster.run(node, "nvidia-smi", "mig", "-lgi"), re.MULTILINE
+    )
+    return gpu, number
+
+
+def run_pod(cluster: Cluster, node: str, name: str, command: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Start a pod with a partition of its own that runs a command; returns its claim and itself."""
+    wish, wanted = (
+        claim(name, device_class="mig.nvidia.com", expression=dynamic("1g.10gb")),
+        pod(name, name, node=node),
+    )
+    wanted["spec"]["containers"][0]["command"] = ["sh", "-c", command]
+    cluster.apply(wish, wanted)
+    cluster.wait_running(name)
+    return wish, wanted
+
+
+def test_a_pod_that_has_its_partition_open_keeps_it_from_everybody(clean: Cluster, node: str) -> None:
+    """Proof that the pod is a client for the board's own rules, not only for ours: nvidia-smi does not ask the driver."""
+    documents = run_pod(clean, node, "looking", "exec nvidia-smi -L -l 3600")
+    clean.wait("the pod has looked", lambda: "MIG 1g.10gb" in clean.log("looking"))
+    gpu, number = instance(clean, node)
+    destroy = ("nvidia-smi", "mig", "-i", gpu, "-dci", "-gi", number)
+    refused = clean.shell(node, f"{shlex.join(destroy)} 2>&1 && echo destroyed", check=False)
+    assert "in use" in refused.lower() and "destroyed" not in refused, refused
+    clean.delete(*reversed(documents))
+    clean.wait("the partition goes with the pod", lambda: clean.instances(node) == [])
+
+
+def test_what_a_monitor_holds_is_given_back_when_it_lets_go(clean: Cluster, node: str) -> None:
+    documents = run_pod(clean, node, "watched", PRINT_AND_STAY)
+    uid, before = clean.uid("watched"), clean.driver_pid(node)
+    clean.run(node, "systemd-run", f"--unit={MONITOR}", "--collect", PYTHON, "-c", WATCH)
+    clean.wait(
+        "the monitor watches",
+        lambda: "watching" in clean.run(node, "journalctl", "-u", MONITOR, "-o", "cat", "--no-pager"),
+    )
+    process = clean.run(node, "systemctl", "show", "--property=MainPID", "--value", MONITOR).strip()
+    clean.kubectl("delete", "pod", "watched", "--wait=false")
+    clean.wait("the driver names who is in the way", lambda: clean.said(node, "in use", process, uid) > 0)
+    assert clean.instances(node) and clean.recorded(node).keys() == {uid}
+    assert clean.pod("watched")["metadata"]["deletionTimestamp"]
+
+    beside = run_pod(clean, node, "beside", PRINT_AND_STAY)
+    clean.delete(*reversed(beside))
+    clean.run(node, "systemctl", "stop", MONITOR)
+    clean.delete(*reversed(documents))
+    clean.wait("the partition is gone", lambda: clean.instances(node) == [])
+    assert (clean.recorded(node), clean.driver_pid(node)) == ({}, before)
