@@ -1,43 +1,43 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Fifty-six dynamic partitions fill the eight GPUs of one node; the next pod waits for the first place that is given back."""
+"""Dynamic partitions fill a GPU, or all eight of a node; the next pod waits for the first place that is given back."""
 
 from __future__ import annotations
 
 import re
 
+import pytest
 import yaml
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import claim, dynamic, pod
 
-PLACES = 8 * 7
+SLICES = 7
 
 
-def test_a_node_filled_to_the_last_slice(clean: Cluster) -> None:
+@pytest.mark.parametrize("gpus", [1, pytest.param(8, marks=pytest.mark.prove)])
+def test_filled_to_the_last_slice(clean: Cluster, gpus: int) -> None:
     node = clean.nodes()[1]
-    names = [f"fill-{number:02d}" for number in range(PLACES)]
+    uuids = {clean.devices(node)[f"gpu-{number}"]["attributes"]["uuid"]["string"] for number in range(gpus)}
+    wanted = f"{dynamic('1g.10gb')} && device.attributes['gpu.nvidia.com'].parentUUID in {sorted(uuids)}"
+    names = [f"fill-{number:02d}" for number in range(gpus * SLICES)]
     documents = []
     for name in names:
         documents += [
-            claim(name, device_class="mig.nvidia.com", expression=dynamic("1g.10gb")),
+            claim(name, device_class="mig.nvidia.com", expression=wanted),
             pod(name, name, node=node),
         ]
     clean.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(documents), timeout=300)
     clean.wait_running(*names, timeout=900)
-    assert len(clean.instances(node)) == PLACES
-    assert len(clean.cdi_files(node)) == PLACES
-    uuids = {
-        re.search(r"MIG-[0-9a-f-]{36}", clean.wait("log", lambda name=name: clean.log(name))).group(0)
-        for name in names[::8]
-    }  # type: ignore[union-attr]
-    assert len(uuids) == len(names[::8])
+    assert len(clean.instances(node)) == len(names)
+    assert len(clean.cdi_files(node)) == len(names)
+    shown = [clean.wait("log", lambda name=name: clean.log(name)) for name in names[:: SLICES - 1]]
+    partitions = [re.findall(r"MIG-[0-9a-f-]{36}", log) for log in shown]
+    assert len({each for (each,) in partitions}) == len(shown), "each pod sees one partition, and no two the same"
 
-    clean.apply(
-        claim("next", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("next", "next", node=node)
-    )
+    clean.apply(claim("next", device_class="mig.nvidia.com", expression=wanted), pod("next", "next", node=node))
     clean.wait(
-        "the 57th is told why it waits",
+        "the next is told why it waits",
         lambda: "cannot allocate all claims" in clean.kubectl("describe", "pod", "next"),
     )
     assert clean.pod("next")["status"]["phase"] == "Pending"

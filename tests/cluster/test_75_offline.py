@@ -13,6 +13,8 @@ import pytest
 
 from tests.cluster.cluster import ROOT, Cluster, execute
 
+pytestmark = pytest.mark.prove
+
 FOLDER = "/opt/dra-accelerators-offline"
 NOWHERE = "http://127.0.0.1:9"
 REQUIREMENTS = ROOT / "roles/python_environment/files/requirements.txt"

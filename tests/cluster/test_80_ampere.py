@@ -14,6 +14,8 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import claim, dynamic, pod, static
 
+pytestmark = pytest.mark.prove
+
 STATIC = {"3g.20gb": 1, "1g.5gb": 4}
 LAYOUT = [
     {"match": {"index": 0}, "mode": "static", "partitions": STATIC},

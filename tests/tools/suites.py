@@ -37,9 +37,9 @@ from steps import (
 PARALLEL = ("-n", "auto", "--dist", "worksteal")
 #: Takes back the selection of pyproject.toml, which leaves the tests marked `prove` out.
 EVERYTHING = ("-m", "")
-#: The lane of what needs the cluster's programs, and what is started in front of the steps that run beside it: nothing in them
-#: waits for anything, so that they would take every second processor time that a cluster wants to answer in.
-CLUSTER_LANE = "cluster"
+#: Lanes of their own, and what is started in front of the steps that run beside the cluster's: nothing in them waits for anything,
+#: so that they would take every second of processor time that a cluster wants to answer in.
+BUILD_LANE, CLUSTER_LANE, MOLECULE_LANE = "build", "cluster", "molecule"
 GIVING_WAY = ("nice", "-n", "15")
 #: Molecule scenarios that are long: for `make prove`.
 LONG_SCENARIOS = frozenset({"container_runtime"})
@@ -74,7 +74,7 @@ def world_build() -> Step:
         "10 min cold, a few seconds warm",
         [ROOT / "tests/world/world", "build"],
         remedy="read the log; `tests/world/world build` goes on where it stopped.",
-        lane="build",
+        lane=BUILD_LANE,
     )
 
 
@@ -84,7 +84,7 @@ def cluster(work: Path) -> list[Step]:
     remedy = "keep the world with DRA_ACCELERATORS_KEEP_WORLD=1 and look around with `tests/world/world status`."
     run = pytest_step("cluster", "20 min", "tests/cluster", remedy, work / "reports", lane=CLUSTER_LANE)
     remedy = "they need root and unshare; read the log."
-    oracles = pytest_step("oracles", "1 min", "tests/oracles", remedy, work / "reports", lane=CLUSTER_LANE)
+    oracles = pytest_step("oracles", "1 min", "tests/oracles", remedy, work / "reports", lane=MOLECULE_LANE)
     return [build, replace(oracles, after=(build.name,)), replace(run, after=(build.name,))]
 
 
@@ -109,7 +109,7 @@ def molecule_steps(names: Sequence[str]) -> list[Step]:
         ["molecule", "destroy", "--scenario-name", "default"],
         remedy="see what `docker ps --all` says of the instance.",
         after=(build.name,),
-        lane=CLUSTER_LANE,
+        lane=MOLECULE_LANE,
     )
     return [build, removal] + [
         Step(
@@ -118,7 +118,7 @@ def molecule_steps(names: Sequence[str]) -> list[Step]:
             ["molecule", "test", "--scenario-name", scenario],
             remedy=f"run `molecule converge -s {scenario}` and `molecule login -s {scenario}` to look at the instance.",
             after=(removal.name,),
-            lane=CLUSTER_LANE,
+            lane=MOLECULE_LANE,
         )
         for scenario in names
     ]
@@ -165,7 +165,9 @@ def graph(names: Sequence[str], work: Path) -> list[Step]:
         }
     if any(step.lane == CLUSTER_LANE for step in steps.values()):
         steps = {
-            name: step if step.lane else replace(step, command=[*GIVING_WAY, *step.command])
+            name: step
+            if step.lane in (BUILD_LANE, CLUSTER_LANE)
+            else replace(step, command=[*GIVING_WAY, *step.command])
             for name, step in steps.items()
         }
     return list(steps.values())
