@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.simulator.nvml_boards import BOARDS
 from tests.simulator.nvml_builds import ROOT, SANITIZERS, SOURCES, Build, build
 from tests.simulator.nvml_processes import start
 
@@ -236,6 +237,18 @@ def machine_text(folder: Path, gpus: Sequence[str], statements: Sequence[str] = 
             "",
         ]
     )
+
+
+def load(
+    silicon: Silicon, *boards: str, extra: tuple[str, ...] = ("mig-mode yes",), statements: tuple[str, ...] = ()
+) -> None:
+    """Have a machine with these boards, whose GPUs that know MIG get the ``extra`` lines."""
+    sections = [
+        gpu_section(BOARDS[name], number, extra if BOARDS[name]["profiles"] else ())
+        for number, name in enumerate(boards)
+    ]
+    answer = silicon.load(machine_text(silicon.folder, sections, statements))
+    assert answer["ok"], answer
 
 
 @pytest.fixture(scope="session", params=[SANITIZERS], ids=["sanitized"])

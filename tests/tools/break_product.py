@@ -88,7 +88,7 @@ BREAKS = (
         f"{DRIVER}/claims/store.py",
         "    for record in content.claims.values():\n        _write(connection, Change(put=record))\n",
         "",
-        ("tests/unit/dra_driver/store_test.py::test_store_made_anew_on_a_failing_disk_is_whole_or_not_there",),
+        ("tests/unit/dra_driver/store_rebuild_test.py::test_store_made_anew_on_a_failing_disk_is_whole_or_not_there",),
     ),
     Break(
         "store-hangs",
@@ -165,7 +165,7 @@ BREAKS = (
         f"{NVML}/api_modes.c",
         "    WRITE_CALL();\n    call.gpu_write->compute_mode = mode;\n",
         "    call.gpu_write->compute_mode = mode;\n",
-        ("tests/simulator/nvml_mig_test.py::test_only_administrators_change_and_list",),
+        ("tests/simulator/nvml_mig_modes_test.py::test_only_administrators_change_and_list",),
     ),
 )
 

@@ -182,7 +182,7 @@ def test_layout_command_from_file_to_status(
 def test_status(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> None:
     from dra_driver.claims.store import Change, Store
     from dra_driver.kubelet.server import PluginServer
-    from store_test import record
+    from store_model import record
 
     folder = tmp_path_factory.mktemp("s")
     config = folder / "driver.yaml"

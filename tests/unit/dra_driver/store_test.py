@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,40 +22,7 @@ from dra_driver.claims.store import Change, Store, StoreDamaged, StoreError, set
 from dra_driver.core.prepared import prepared_claims
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-
-def record(uid: str = "u1", state: str = "preparing", devices: int = 1) -> ClaimRecord:
-    return ClaimRecord(
-        uid=uid,
-        namespace="default",
-        name=f"claim-{uid}",
-        state=state,
-        boot_id="boot-1",
-        created_at=12.5,
-        devices=tuple(
-            DeviceRecord(
-                request=f"r{number}",
-                pool="node-1",
-                name=f"gpu-0-mig-1g10gb-19-{number}",
-                device_uuid="GPU-0",
-                kind="partition",
-                profile="1g.10gb",
-                profile_id=19,
-                placement_start=number,
-                placement_size=1,
-                created=True,
-                cdi_id=f"k8s.gpu.nvidia.com/claim={uid}-gpu-0-mig-1g10gb-19-{number}",
-            )
-            for number in range(devices)
-        ),
-    )
-
-
-def commit(store: Store, *changes: Change) -> None:
-    async def main() -> None:
-        await asyncio.gather(*(store.commit(change) for change in changes))
-
-    asyncio.run(main())
+from store_model import commit, record
 
 
 def test_what_is_committed_is_there_after_opening_again(tmp_path: Path) -> None:
@@ -144,7 +109,7 @@ def test_killed_process_loses_nothing_it_answered_for(tmp_path: Path) -> None:
         """
         import asyncio, os, signal, sys
         sys.path.insert(0, sys.argv[2])
-        from store_test import record
+        from store_model import record
         from dra_driver.claims.store import Change, Store
 
         async def main():
@@ -283,167 +248,6 @@ def test_a_file_without_tables_is_damage_and_no_new_store(tmp_path: Path) -> Non
         connection.execute("PRAGMA journal_mode = WAL")
     with pytest.raises(StoreDamaged):
         Store.open(str(path))
-
-
-class Steps:
-    """Counts the steps that reach the disk, and does something at the one with the given number."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, at: int, act: Callable[[str], None]) -> None:
-        self.count = 0
-        self._at = at
-        self._act = act
-        for name in ("rename", "unlink", "open", "fsync", "mkdir"):
-            patch.setattr(os, name, self._counted(name, getattr(os, name)))
-        steps = self
-
-        class Connection(sqlite3.Connection):
-            def execute(self, statement: str, *arguments: Any) -> sqlite3.Cursor:
-                steps.step(f"sqlite:{statement.split()[0]}")
-                return super().execute(statement, *arguments)
-
-        real = sqlite3.connect
-
-        def connect(path: Any, **options: Any) -> sqlite3.Connection:
-            return real(path, factory=Connection, **options)
-
-        patch.setattr(sqlite3, "connect", connect)
-
-    def step(self, name: str) -> None:
-        self.count += 1
-        if self.count == self._at:
-            self._act(name)
-
-    def _counted(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **options: Any) -> Any:
-            self.step(name)
-            return real(*arguments, **options)
-
-        return counted
-
-
-def damaged(folder: Path) -> str:
-    """A store that held three claims and cannot be read any more, its log included."""
-    path = folder / "state.db"
-    store = Store.open(str(path))
-    commit(store, *(Change(put=record(f"old{number}")) for number in range(3)))
-    store.close()
-    path.write_bytes(b"no database" * 1000)
-    (folder / "state.db-wal").write_bytes(b"log")
-    return str(path)
-
-
-def make_new(path: str) -> None:
-    Store.open(path).close()
-
-
-def rebuild(path: str) -> None:
-    Store.rebuild(path, [record("u1", "prepared"), record("u2", "prepared")], {"mark": "x"}).close()
-
-
-def damage_while_open(path: str) -> Store:
-    """An open store that holds u1 and finds its file unreadable at the next change."""
-    Path(path).unlink()
-    store = Store.rebuild(path, [record("u1", "prepared")], {"mark": "x"})
-    store._connection.close()
-    Path(path).write_bytes(b"no database" * 1000)
-    store._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    return store
-
-
-def check_after_interruption(path: str, way: str) -> None:
-    """The old state, so that it is begun anew, or the complete new one; never a valid store without the claims."""
-    wanted = {"new": set(), "rebuild": {"u1", "u2"}, "open": {"u1", "u2"}}[way]
-    if not Path(path).exists():
-        return  # with claims' CDI files about, the driver takes this for a damaged store
-    try:
-        store = Store.open(path)
-    except StoreDamaged:
-        assert Path(path).read_bytes().startswith(b"no database")
-        return
-    assert set(store.claims) == wanted
-    store.close()
-
-
-def interrupted(way: str, folder: Path, at: int, act: Callable[[str], None]) -> bool:
-    """Do it with an interruption at one step; returns whether that step was reached."""
-    folder.mkdir()
-    path = str(folder / "state.db") if way == "new" else damaged(folder)
-    store = damage_while_open(path) if way == "open" else None
-    failed = False
-    with pytest.MonkeyPatch.context() as patch:
-        steps = Steps(patch, at, act)
-        try:
-            if store is not None:
-                commit(store, Change(put=record("u2")))
-            else:
-                (make_new if way == "new" else rebuild)(path)
-        except StoreError:
-            failed = True
-        reached = steps.count >= at
-        steps.count = at  # the connection that was opened counts on
-    if store is not None:
-        assert set(store.claims) == ({"u1"} if failed else {"u1", "u2"})
-        commit(store, Change(put=record("u2")))  # the next change finds its way
-        assert set(store.claims) == {"u1", "u2"}
-        store.close()
-    return reached
-
-
-@pytest.mark.parametrize("way", ["new", "rebuild", "open"])
-def test_store_made_anew_on_a_failing_disk_is_whole_or_not_there(tmp_path: Path, way: str) -> None:
-    def fail(name: str) -> None:
-        if name.startswith("sqlite"):
-            raise sqlite3.OperationalError("database or disk is full")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    reached = 0
-    while interrupted(way, tmp_path / str(reached), reached + 1, fail):
-        path = str(tmp_path / str(reached) / "state.db")
-        check_after_interruption(path, way)
-        if way != "open":
-            (make_new if way == "new" else rebuild)(path) if not Path(path).exists() else None
-        assert not [left for left in (tmp_path / str(reached)).iterdir() if ".new" in left.name]
-        reached += 1
-    assert reached >= 20
-
-
-@pytest.mark.parametrize("way", ["new", "rebuild", "open"])
-def test_store_made_anew_by_a_killed_process_is_whole_or_not_there(tmp_path: Path, way: str) -> None:
-    program = textwrap.dedent(
-        """
-        import os, signal, sys
-        from pathlib import Path
-        sys.path.insert(0, sys.argv[2])
-        import store_test
-
-        def die(name):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        folder, reached = Path(sys.argv[1]), 0
-        while True:
-            child = os.fork()
-            if child == 0:
-                store_test.interrupted(sys.argv[3], folder / str(reached), reached + 1, die)
-                os._exit(0)
-            status = os.waitpid(child, 0)[1]
-            if os.WIFEXITED(status):
-                break
-            reached += 1
-        sys.stdout.write(f"{os.WEXITSTATUS(status)} {reached}")
-        """
-    )
-    arguments = [sys.executable, "-c", program, str(tmp_path), str(Path(__file__).parent), way]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    status, reached = done.stdout.split()
-    assert status == "0", done.stderr
-    assert int(reached) >= 20
-    for number in range(int(reached)):
-        path = str(tmp_path / str(number) / "state.db")
-        check_after_interruption(path, way)
-        Path(path).unlink(missing_ok=True)
-        rebuild(path)  # whatever was left beside it
-        with contextlib.closing(Store.open(path)) as store:
-            assert set(store.claims) == {"u1", "u2"}
 
 
 def test_a_change_that_cannot_be_written_down_fails_alone(tmp_path: Path) -> None:
