@@ -122,14 +122,12 @@ lifetime:
   sample: 2592000
 """
 
-import base64
-import binascii
-import json
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dra.accelerators.plugins.module_utils._identity import claims_of
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
@@ -154,18 +152,6 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "renew_below": {"type": "float", "default": 0.33},
         **API_OPTIONS,
     }
-
-
-def claims_of(token: str) -> Mapping[str, Any] | None:
-    """Return what a JSON web token claims, unverified, or None if it is none."""
-    parts = token.strip().split(".")
-    if len(parts) != 3:
-        return None
-    try:
-        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-    except (binascii.Error, ValueError):
-        return None
-    return claims if isinstance(claims, dict) else None
 
 
 def dates_of(claims: Mapping[str, Any]) -> dict[str, int]:

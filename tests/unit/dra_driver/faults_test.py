@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from claim_steps import prepare, run, unprepare
 from dra_driver.claims.debts import Debt, debts_in, incurred, void_debts
-from dra_driver.claims.records import ClaimReference
 from dra_driver.core.errors import AcceleratorError, DeviceFaulty, InUse
 from dra_driver.core.model import Fault
 from hypothesis import given
@@ -21,27 +20,6 @@ from machine_model import Claims, Node
 SMALL = "gpu-0-mig-1g10gb-19-0"
 NEIGHBOUR = "gpu-1-mig-1g10gb-19-0"
 UNKNOWN = Fault("unknown-error", "NVML returned error 999")
-
-
-def run(folder: Path, scenario: Callable[[Node, Claims], Awaitable[None]], **options: Any) -> None:
-    async def main() -> None:
-        claims = Claims()
-        node = Node(folder, claims, **options)
-        await node.start()
-        try:
-            await scenario(node, claims)
-        finally:
-            node.close()
-
-    asyncio.run(main())
-
-
-async def prepare(node: Node, reference: ClaimReference) -> str:
-    return (await node.service.prepare([reference]))[reference.uid].error
-
-
-async def unprepare(node: Node, reference: ClaimReference) -> str:
-    return (await node.service.unprepare([reference]))[reference.uid].error
 
 
 @pytest.mark.parametrize("seen", [False, True])

@@ -7,13 +7,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from claim_steps import prepare, run, unprepare
 from dra_driver.claims.allocation import AllocatedDevice, Allocation
 from dra_driver.claims.compare import prepared_for, reallocated
 from dra_driver.claims.records import ClaimRecord, ClaimReference, DeviceRecord
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.supervisors.reconciler import Reconciler
 from dra_driver.supervisors.shared import Shared, Snapshot
-from faults_test import prepare, run, unprepare
 from hypothesis import given
 from hypothesis import strategies as st
 from machine_model import POOL, Claims, Node

@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from claim_steps import prepare_all, run, unprepare_all
 from dra_driver.claims.records import ClaimReference
 from dra_driver.core.errors import AcceleratorError, InUse
 from machine_model import ALL_DYNAMIC, Claims, Node
@@ -20,41 +20,17 @@ SMALL_2 = "gpu-0-mig-1g10gb-19-1"
 LARGE = "gpu-0-mig-3g40gb-9-4"
 
 
-def run(folder: Path, scenario: Callable[[Node, Claims], Awaitable[None]], **options: Any) -> None:
-    async def main() -> None:
-        claims = Claims()
-        node = Node(folder, claims, **options)
-        await node.start()
-        try:
-            await scenario(node, claims)
-        finally:
-            node.close()
-
-    asyncio.run(main())
-
-
-async def prepare(node: Node, *references: ClaimReference) -> list[str]:
-    outcomes = await node.service.prepare(references)
-    assert sorted(outcomes) == sorted(reference.uid for reference in references)
-    return [outcomes[reference.uid].error for reference in references]
-
-
-async def unprepare(node: Node, *references: ClaimReference) -> list[str]:
-    outcomes = await node.service.unprepare(references)
-    return [outcomes[reference.uid].error for reference in references]
-
-
 def test_whole_device(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", WHOLE)
-        assert await prepare(node, claim) == [""]
+        assert await prepare_all(node, claim) == [""]
         (device,) = node.store.claims[claim.uid].devices
         assert device.cdi_id == f"k8s.gpu.nvidia.com/claim={claim.uid}-gpu-0"
         spec = node.cdi(claim.uid)
         assert [entry["name"] for entry in spec["devices"]] == [f"{claim.uid}-gpu-0"]
         assert spec["cdiVersion"] == "0.6.0"
         assert node.partitions() == []
-        assert await unprepare(node, claim) == [""]
+        assert await unprepare_all(node, claim) == [""]
         assert node.cdi_files() == ()
         assert node.store.claims == {}
 
@@ -64,13 +40,13 @@ def test_whole_device(tmp_path: Path) -> None:
 def test_partition_is_made_at_its_placement_and_destroyed(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         first, second = claims.allocate("a", SMALL), claims.allocate("b", LARGE)
-        assert await prepare(node, first, second) == ["", ""]
+        assert await prepare_all(node, first, second) == ["", ""]
         gpu = node.gpus.devices()[0]
         assert gpu.partitioning.enabled
         assert sorted(each.key for each in gpu.partitions) == [(9, 4, 4), (19, 0, 1)]
-        assert await unprepare(node, first) == [""]
+        assert await unprepare_all(node, first) == [""]
         assert node.gpus.devices()[0].partitioning.enabled
-        assert await unprepare(node, second) == [""]
+        assert await unprepare_all(node, second) == [""]
         assert node.partitions() == []
         assert not node.gpus.devices()[0].partitioning.enabled
         assert set(node.store.meta) == {"schema_version"}
@@ -82,8 +58,8 @@ def test_mode_that_an_administrator_switched_on_stays_on(tmp_path: Path) -> None
     async def scenario(node: Node, claims: Claims) -> None:
         node.backend.set_partitioning(node.gpus.template(0).uuid, True)
         claim = claims.allocate("a", SMALL)
-        assert await prepare(node, claim) == [""]
-        assert await unprepare(node, claim) == [""]
+        assert await prepare_all(node, claim) == [""]
+        assert await unprepare_all(node, claim) == [""]
         assert node.gpus.devices()[0].partitioning.enabled
 
     run(tmp_path, scenario)
@@ -92,7 +68,7 @@ def test_mode_that_an_administrator_switched_on_stays_on(tmp_path: Path) -> None
 def test_whole_device_switches_an_idle_mode_off(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         node.backend.set_partitioning(node.gpus.template(0).uuid, True)
-        assert await prepare(node, claims.allocate("a", WHOLE)) == [""]
+        assert await prepare_all(node, claims.allocate("a", WHOLE)) == [""]
         assert not node.gpus.devices()[0].partitioning.enabled
 
     run(tmp_path, scenario)
@@ -122,11 +98,11 @@ def test_one_prepare_costs_one_read_two_commits_and_one_file(tmp_path: Path) -> 
 
         node.store.commit = counted  # type: ignore[method-assign]
         claim = claims.allocate("a", WHOLE)
-        assert await prepare(node, claim) == [""]
+        assert await prepare_all(node, claim) == [""]
         assert (claims.reads, len(commits)) == (1, 2)
         assert [call for call in node.backend.calls if call[0] not in ("device", "discover", "driver_edits")] == []
         commits.clear()
-        assert await unprepare(node, claim) == [""]
+        assert await unprepare_all(node, claim) == [""]
         assert len(commits) == 1
 
     run(tmp_path, scenario)
@@ -135,12 +111,12 @@ def test_one_prepare_costs_one_read_two_commits_and_one_file(tmp_path: Path) -> 
 def test_overlap_is_refused_naming_the_other_claim(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         holder = claims.allocate("holder", LARGE)
-        assert await prepare(node, holder) == [""]
+        assert await prepare_all(node, holder) == [""]
         for device in (LARGE, WHOLE, "gpu-0-mig-4g40gb-5-0", "gpu-0-mig-7g80gb-0-0"):
-            (error,) = await prepare(node, claims.allocate("late", device))
+            (error,) = await prepare_all(node, claims.allocate("late", device))
             if device == "gpu-0-mig-4g40gb-5-0":  # slices 0 to 3: no overlap
                 assert error == ""
-                await unprepare(node, ClaimReference("default", "late", "0uid-late"))
+                await unprepare_all(node, ClaimReference("default", "late", "0uid-late"))
             else:
                 assert "default/holder" in error
         assert set(node.store.claims) == {holder.uid}
@@ -151,12 +127,12 @@ def test_overlap_is_refused_naming_the_other_claim(tmp_path: Path) -> None:
 def test_administrators_claim_passes_by_the_overlap_and_makes_nothing(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         holder = claims.allocate("holder", SMALL)
-        assert await prepare(node, holder) == [""]
+        assert await prepare_all(node, holder) == [""]
         admin = claims.allocate("admin", {"device": WHOLE, "adminAccess": True}, {"device": SMALL, "adminAccess": True})
         nothing = claims.allocate("nothing", {"device": LARGE, "adminAccess": True})
-        assert await prepare(node, admin) == [""]
-        assert "does not exist" in (await prepare(node, nothing))[0]
-        assert await unprepare(node, admin) == [""]
+        assert await prepare_all(node, admin) == [""]
+        assert "does not exist" in (await prepare_all(node, nothing))[0]
+        assert await unprepare_all(node, admin) == [""]
         assert len(node.partitions()) == 1
 
     run(tmp_path, scenario)
@@ -167,8 +143,8 @@ def test_shares_of_one_device_differ_by_their_id(tmp_path: Path) -> None:
         one = claims.allocate("one", {"device": WHOLE, "shareID": "11111111-1111-1111-1111-111111111111"})
         two = claims.allocate("two", {"device": WHOLE, "shareID": "22222222-2222-2222-2222-222222222222"})
         same = claims.allocate("same", {"device": WHOLE, "shareID": "22222222-2222-2222-2222-222222222222"})
-        assert await prepare(node, one, two) == ["", ""]
-        assert "default/two" in (await prepare(node, same))[0]
+        assert await prepare_all(node, one, two) == ["", ""]
+        assert "default/two" in (await prepare_all(node, same))[0]
 
     run(tmp_path, scenario)
 
@@ -177,7 +153,7 @@ def test_one_bad_claim_does_not_fail_the_others(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         good, missing = claims.allocate("good", WHOLE), ClaimReference("default", "missing", "u")
         gone = claims.allocate("gone", "gpu-7")
-        errors = await prepare(node, good, missing, gone)
+        errors = await prepare_all(node, good, missing, gone)
         assert errors[0] == ""
         assert "not found" in errors[1]
         assert "gpu-7" in errors[2]
@@ -193,10 +169,10 @@ def test_one_bad_claim_does_not_fail_the_others(tmp_path: Path) -> None:
 def test_replaced_and_unallocated_claims(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claims.allocate("a", WHOLE, uid="new")
-        assert "was replaced" in (await prepare(node, ClaimReference("default", "a", "old")))[0]
+        assert "was replaced" in (await prepare_all(node, ClaimReference("default", "a", "old")))[0]
         bare = claims.allocate("b", WHOLE)
         claims.claims["default", "b"]["status"] = {}
-        assert "not allocated" in (await prepare(node, bare))[0]
+        assert "not allocated" in (await prepare_all(node, bare))[0]
 
     run(tmp_path, scenario)
 
@@ -204,19 +180,19 @@ def test_replaced_and_unallocated_claims(tmp_path: Path) -> None:
 def test_results_of_other_drivers_are_ignored(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         mixed = claims.allocate("mixed", WHOLE, {"device": "nic-0", "driver": "dra.net", "pool": "elsewhere"})
-        assert await prepare(node, mixed) == [""]
+        assert await prepare_all(node, mixed) == [""]
         assert [device.name for device in node.store.claims[mixed.uid].devices] == [WHOLE]
         foreign = claims.allocate("foreign", "nic-0", driver="dra.net")
-        assert await prepare(node, foreign) == [""]
+        assert await prepare_all(node, foreign) == [""]
         assert foreign.uid not in node.cdi_files()
-        assert await unprepare(node, foreign) == [""]
+        assert await unprepare_all(node, foreign) == [""]
 
     run(tmp_path, scenario)
 
 
 def test_unknown_claim_is_unprepared(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
-        assert await unprepare(node, ClaimReference("default", "never", "seen")) == [""]
+        assert await unprepare_all(node, ClaimReference("default", "never", "seen")) == [""]
 
     run(tmp_path, scenario)
 
@@ -224,11 +200,11 @@ def test_unknown_claim_is_unprepared(tmp_path: Path) -> None:
 def test_unprepare_goes_by_what_is_stored(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
-        assert await prepare(node, claim) == [""]
+        assert await prepare_all(node, claim) == [""]
         claims.remove(claim)
         node.rules = ()  # the device is no longer dynamic
         await node.look()
-        assert await unprepare(node, claim) == [""]
+        assert await unprepare_all(node, claim) == [""]
         assert node.partitions() == []
 
     run(tmp_path, scenario)
@@ -239,12 +215,12 @@ def test_failing_hardware_leaves_nothing_behind(tmp_path: Path, method: str) -> 
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL, "gpu-1-mig-2g20gb-14-0")
         node.backend.failures[method] = [InUse("Processes hold the GPU", pids=[17], hint="Stop them.")]
-        (error,) = await prepare(node, claim)
+        (error,) = await prepare_all(node, claim)
         assert "Stop them" in error
         assert (node.partitions(), node.cdi_files(), node.store.claims) == ([], (), {})
         assert not any(device.partitioning.enabled for device in node.gpus.devices())
         assert set(node.store.meta) == {"schema_version"}
-        assert await prepare(node, claim) == [""]
+        assert await prepare_all(node, claim) == [""]
 
     run(tmp_path, scenario)
 
@@ -259,14 +235,14 @@ def test_claim_that_could_not_be_undone_is_undone_later(tmp_path: Path) -> None:
             raise AcceleratorError("no space left on device")
 
         object.__setattr__(node.service.hands, "write_cdi", fails)
-        assert "no space" in (await prepare(node, claim))[0]
+        assert "no space" in (await prepare_all(node, claim))[0]
         assert not node.store.claims[claim.uid].prepared
         with pytest.raises(InUse):
             await node.service.forget(claim.uid, prepared_too=False)
         await node.service.forget(claim.uid, prepared_too=False)
         assert (node.store.claims, node.partitions()) == ({}, [])
         object.__setattr__(node.service.hands, "write_cdi", real)
-        assert await prepare(node, claim) == [""]
+        assert await prepare_all(node, claim) == [""]
         await node.service.forget(claim.uid, prepared_too=False)
         assert node.store.claims[claim.uid].prepared
 
@@ -286,7 +262,7 @@ def test_second_partition_failing_takes_the_first_back(tmp_path: Path) -> None:
             return made[0]
 
         node.backend.create_partition = second_fails  # type: ignore[method-assign]
-        assert "999" in (await prepare(node, claim))[0]
+        assert "999" in (await prepare_all(node, claim))[0]
         assert made
         assert (node.partitions(), node.store.claims) == ([], {})
 
@@ -298,11 +274,11 @@ def test_unwritable_cdi_folder(tmp_path: Path) -> None:
         (tmp_path / "root/var/run").mkdir(parents=True, exist_ok=True)
         (tmp_path / "root/var/run/cdi").write_text("in the way")
         claim = claims.allocate("a", SMALL)
-        (error,) = await prepare(node, claim)
+        (error,) = await prepare_all(node, claim)
         assert error
         assert node.partitions() == []
         (tmp_path / "root/var/run/cdi").unlink()
-        assert await prepare(node, claim) == [""]
+        assert await prepare_all(node, claim) == [""]
         assert len(node.partitions()) == 1
 
     run(tmp_path, scenario)
@@ -311,15 +287,15 @@ def test_unwritable_cdi_folder(tmp_path: Path) -> None:
 def test_partition_in_use_blocks_unprepare_until_it_is_free(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
-        assert await prepare(node, claim) == [""]
+        assert await prepare_all(node, claim) == [""]
         gpu = node.gpus.template(0).uuid
         with node.gpus.state() as state:
             state[gpu]["partitions"][0]["pids"] = [4711]
-        assert "in use" in (await unprepare(node, claim))[0]
+        assert "in use" in (await unprepare_all(node, claim))[0]
         assert claim.uid in node.store.claims
         with node.gpus.state() as state:
             state[gpu]["partitions"][0]["pids"] = []
-        assert await unprepare(node, claim) == [""]
+        assert await unprepare_all(node, claim) == [""]
         assert node.partitions() == []
 
     run(tmp_path, scenario)
@@ -328,10 +304,10 @@ def test_partition_in_use_blocks_unprepare_until_it_is_free(tmp_path: Path) -> N
 def test_prepared_claim_whose_file_is_lost_is_mended(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
-        assert await prepare(node, claim) == [""]
+        assert await prepare_all(node, claim) == [""]
         before = node.cdi(claim.uid)
         node.service.hands.remove_cdi(claim.uid)
-        assert await prepare(node, claim) == [""]
+        assert await prepare_all(node, claim) == [""]
         assert node.cdi(claim.uid) == before
 
     run(tmp_path, scenario)
@@ -353,9 +329,9 @@ def test_claims_of_one_gpu_wait_for_each_other_and_others_do_not(tmp_path: Path)
         node.backend.create_partition = slow  # type: ignore[method-assign]
         first, second = claims.allocate("first", SMALL), claims.allocate("second", SMALL_2)
         other = claims.allocate("other", "gpu-1-mig-1g10gb-19-0")
-        waiting = asyncio.gather(prepare(node, first), prepare(node, second))
+        waiting = asyncio.gather(prepare_all(node, first), prepare_all(node, second))
         await asyncio.to_thread(entered.wait, 10)
-        assert await asyncio.wait_for(prepare(node, other), 5) == [""]
+        assert await asyncio.wait_for(prepare_all(node, other), 5) == [""]
         assert not waiting.done()
         gate.set()
         assert await waiting == [[""], [""]]
@@ -380,7 +356,7 @@ def test_call_that_the_kubelet_gives_up_goes_on(tmp_path: Path) -> None:
 def test_same_claim_asked_for_many_times_at_once(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
-        results = await asyncio.gather(*(prepare(node, claim) for _attempt in range(15)))
+        results = await asyncio.gather(*(prepare_all(node, claim) for _attempt in range(15)))
         assert results == [[""]] * 15
         assert len(node.partitions()) == 1
         assert claims.reads == 2  # by the first, and once by those that had asked meanwhile
@@ -393,7 +369,7 @@ def test_not_ready_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     async def scenario(node: Node, claims: Claims) -> None:
         node.service.set_ready("The NVIDIA driver is not loaded")
-        (error,) = await prepare(node, claims.allocate("a", WHOLE))
+        (error,) = await prepare_all(node, claims.allocate("a", WHOLE))
         assert "not loaded" in error
 
     run(tmp_path, scenario)
@@ -404,11 +380,11 @@ def test_whole_device_is_given_back_without_the_gpu_driver(tmp_path: Path, monke
 
     async def scenario(node: Node, claims: Claims) -> None:
         whole, small = claims.allocate("whole", "gpu-1"), claims.allocate("small", SMALL)
-        assert await prepare(node, whole, small) == ["", ""]
+        assert await prepare_all(node, whole, small) == ["", ""]
         node.service.set_ready("The NVIDIA driver is not loaded")
         node.backend.present = False
-        assert await unprepare(node, whole) == [""]
-        assert "not loaded" in (await unprepare(node, small))[0]
+        assert await unprepare_all(node, whole) == [""]
+        assert "not loaded" in (await unprepare_all(node, small))[0]
         assert set(node.store.claims) == {small.uid}
 
     run(tmp_path, scenario)
@@ -426,9 +402,9 @@ def test_adopted_partition_is_given_out_and_never_destroyed(tmp_path: Path) -> N
         assert node.inventory.offers[name].partition_uuid == made.uuid
         assert WHOLE not in node.inventory.offers
         claim = claims.allocate("a", name)
-        assert await prepare(node, claim) == [""]
+        assert await prepare_all(node, claim) == [""]
         assert node.store.claims[claim.uid].devices[0].partition_uuid == made.uuid
-        assert await unprepare(node, claim) == [""]
+        assert await unprepare_all(node, claim) == [""]
         assert node.partitions() == [(gpu, made.uuid)]
 
     run(tmp_path, scenario, rules=ALL_DYNAMIC)
@@ -441,7 +417,7 @@ def test_partition_that_appeared_in_the_claims_place_is_left_alone(tmp_path: Pat
         gpu = node.gpus.template(0).uuid
         node.backend.set_partitioning(gpu, True)
         made = node.backend.create_partition(gpu, 19, Placement(0, 1))
-        (error,) = await prepare(node, claims.allocate("a", SMALL))
+        (error,) = await prepare_all(node, claims.allocate("a", SMALL))
         assert "did not make" in error.replace("this driver did not make", "did not make")
         assert node.partitions() == [(gpu, made.uuid)]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from claim_steps import prepare, unprepare
 from dra_driver.claims.guard import DeviceGuard
 from dra_driver.core.device_locks import DeviceLocks
 from dra_driver.core.errors import BackendUnavailable
@@ -18,7 +19,7 @@ from dra_driver.core.model import Fault, Finding
 from dra_driver.supervisors.hardware import HardwareWatch
 from dra_driver.supervisors.lending import Lending
 from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
-from faults_test import SMALL, prepare, unprepare
+from faults_test import SMALL
 from machine_model import DRIVER, POOL, Claims, Node
 
 

@@ -9,12 +9,11 @@ It knows nothing of what a slice may hold; the tests on the real API server do.
 from __future__ import annotations
 
 import copy
-import json
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
+
+from tests.unit.json_server import JsonHandler, JsonServer
 
 Json = dict[str, Any]
 GROUP = "/apis/resource.k8s.io"
@@ -26,7 +25,7 @@ class Refused(Exception):
         self.status, self.reason = status, reason
 
 
-class ApiServer:
+class ApiServer(JsonServer):
     """Listens on a port of its own. ``writes`` are all requests that changed something, or would have in a dry run."""
 
     def __init__(self) -> None:
@@ -40,13 +39,9 @@ class ApiServer:
         self._number = 0
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_arguments: Any) -> None:
-                return
-
-            def answer(self) -> None:
-                length = int(self.headers.get("Content-Length") or 0)
-                body = json.loads(self.rfile.read(length)) if length else None
+        class Handler(JsonHandler):
+            def take(self) -> None:
+                body = self.body()
                 parts = urlsplit(self.path)
                 try:
                     if self.headers.get("Authorization") != f"Bearer {server.token}":
@@ -55,29 +50,11 @@ class ApiServer:
                 except Refused as error:
                     status = error.status
                     data = {"kind": "Status", "message": str(error), "reason": error.reason, "code": status}
-                text = json.dumps(data).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
+                self.answer(status, data)
 
-            do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815 http.server's names
+            do_GET = do_POST = do_PUT = do_DELETE = take  # noqa: N815 http.server's names
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        super().__init__(Handler)
 
     @property
     def writes(self) -> list[tuple[str, str, dict[str, str]]]:

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+
+from tests.unit.json_server import JsonHandler, JsonServer
 
 Result = dict[str, Any]
 DRA = "/apis/resource.k8s.io"
@@ -50,7 +49,7 @@ def claim(name: str, driver: str, pool: str, *pods: str) -> Result:
     return {**named(name, namespace="default"), "status": status}
 
 
-class Server:
+class Server(JsonServer):
     """Lists and objects by path, as an API server gives them; ``kept`` is whether it keeps counters."""
 
     def __init__(self) -> None:
@@ -89,7 +88,7 @@ class Server:
         self.writes: list[tuple[str, str]] = []
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(JsonHandler):
             def do_GET(self) -> None:
                 parts = urlsplit(self.path)
                 if parts.path in server.objects:
@@ -107,7 +106,7 @@ class Server:
                 self.answer(200, {"items": found, "metadata": {}})
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = self.body()
                 server.writes.append((urlsplit(self.path).path, urlsplit(self.path).query))
                 if server.kept:
                     self.answer(201, body)
@@ -116,27 +115,13 @@ class Server:
                         422, {"message": "spec: at least one of sharedCounters and devices", "reason": "Invalid"}
                     )
 
-            def answer(self, status: int, body: Result) -> None:
-                data = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_arguments: object) -> None:
-                return
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+        super().__init__(Handler)
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    running = Server()
-    threading.Thread(target=running.http.serve_forever, args=(0.05,), daemon=True).start()
-    yield running
-    running.http.shutdown()
-    running.http.server_close()
+    with Server() as running:
+        yield running
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
+
+from tests.unit.json_server import JsonHandler, JsonServer
 
 
 def part(content: dict[str, Any]) -> str:
@@ -30,7 +30,7 @@ def web_token(
     return f"{part({'alg': 'none'})}.{part(claims)}.{signature}"
 
 
-class TokenServer:
+class TokenServer(JsonServer):
     """Nodes with their UIDs, the tokens that were issued, and what was asked for."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class TokenServer:
         self.refuse_callers = False
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(JsonHandler):
             def do_GET(self) -> None:
                 name = self.path.rpartition("/")[2]
                 if self.path.startswith("/api/v1/nodes/") and name in server.nodes:
@@ -52,7 +52,7 @@ class TokenServer:
                     self.answer(404, {"reason": "NotFound", "message": f'nodes "{name}" not found'})
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = self.body()
                 if self.path.endswith("/tokenreviews"):
                     known = body["spec"]["token"] in server.valid
                     self.answer(201, {"status": {"authenticated": known, "error": "" if known else "unknown key"}})
@@ -77,26 +77,7 @@ class TokenServer:
                 server.valid.add(token)
                 self.answer(201, {"status": {"token": token}})
 
-            def answer(self, status: int, body: dict[str, Any]) -> None:
-                data = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_arguments: object) -> None:
-                return
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.http.shutdown()
-        self.http.server_close()
+        super().__init__(Handler)
 
     def kubeconfig(self, path: Path, token: str) -> Path:
         """Write a kubeconfig for this server, in the one form that the role and the renewal use."""

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A scenario of claims on a model node, and what the kubelet does in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from dra_driver.claims.records import ClaimReference
+from machine_model import Claims, Node
+
+
+def run(folder: Path, scenario: Callable[[Node, Claims], Awaitable[None]], **options: Any) -> None:
+    """Play a scenario on a node that has started."""
+
+    async def main() -> None:
+        claims = Claims()
+        node = Node(folder, claims, **options)
+        await node.start()
+        try:
+            await scenario(node, claims)
+        finally:
+            node.close()
+
+    asyncio.run(main())
+
+
+async def prepare_all(node: Node, *references: ClaimReference) -> list[str]:
+    """Prepare claims in one call; what went wrong with each."""
+    outcomes = await node.service.prepare(references)
+    assert sorted(outcomes) == sorted(reference.uid for reference in references)
+    return [outcomes[reference.uid].error for reference in references]
+
+
+async def unprepare_all(node: Node, *references: ClaimReference) -> list[str]:
+    """Unprepare claims in one call; what went wrong with each."""
+    outcomes = await node.service.unprepare(references)
+    return [outcomes[reference.uid].error for reference in references]
+
+
+async def prepare(node: Node, reference: ClaimReference) -> str:
+    """Prepare one claim; what went wrong."""
+    return (await prepare_all(node, reference))[0]
+
+
+async def unprepare(node: Node, reference: ClaimReference) -> str:
+    """Unprepare one claim; what went wrong."""
+    return (await unprepare_all(node, reference))[0]
