@@ -51,7 +51,6 @@ class Settings:
     known: bool
     enabled: bool
     folders: tuple[str, ...]
-    imports: tuple[str, ...]
     address: str
     rest: Mapping[str, Any] = field(repr=False)
 
@@ -78,7 +77,6 @@ def read_dump(text: str) -> Settings:
         known=known,
         enabled=enabled,
         folders=tuple(table[FOLDERS]) if known else (),
-        imports=tuple(each for each in document.get("imports", ()) if isinstance(each, str)),
         address=next((found for found in (look_up(document, path) for path in _ADDRESSES) if found), ""),
         rest=rest,
     )
@@ -122,12 +120,14 @@ class Change:
     after: str | None
 
 
-def patterns(main: File | None, path: str, dumped: Sequence[str]) -> list[str]:
-    """Return which files the main file at ``path`` imports, as absolute patterns in the order in which they are read."""
+def patterns(main: File | None, path: str) -> list[str]:
+    """Return which files the main file at ``path`` imports, as absolute patterns in the order in which they are read.
+
+    The dump of a containerd from 2.2 on names /etc/containerd/conf.d always; it reads that folder only where the main
+    file says so.
+    """
     own = (main.document().get("imports") or []) if main else []
-    folder = posixpath.dirname(path)
-    found = [posixpath.join(folder, each) for each in [*dumped, *own] if "*" in each or each in own]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(posixpath.join(posixpath.dirname(path), each) for each in own))
 
 
 def drop_in_folder(imported: Sequence[str], preferred: str) -> str | None:

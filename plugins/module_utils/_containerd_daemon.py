@@ -75,10 +75,10 @@ class Daemon:
             )
         return read_dump(done.stdout)
 
-    def imported(self, settings: Settings) -> list[File]:
+    def imported(self) -> list[File]:
         """Return the files that the main file imports, in the order in which they are read."""
         found: dict[str, File] = {}
-        for pattern in patterns(self.read(self.config), self.config, settings.imports):
+        for pattern in patterns(self.read(self.config), self.config):
             folder, name = posixpath.split(pattern)
             folders = sorted(map(str, Path("/").glob(folder.lstrip("/")))) if "*" in folder else [folder]
             for each in folders:
@@ -89,9 +89,9 @@ class Daemon:
                         found.setdefault(path, file)
         return list(found.values())
 
-    def drop_in_folder(self, settings: Settings, preferred: str) -> str | None:
+    def drop_in_folder(self, preferred: str) -> str | None:
         """Return the folder that a drop-in file belongs into, or None where containerd reads none."""
-        return drop_in_folder(patterns(self.read(self.config), self.config, settings.imports), preferred)
+        return drop_in_folder(patterns(self.read(self.config), self.config), preferred)
 
     def aside(self, settings: Settings, imported: Sequence[File], changes: Sequence[Change]) -> Settings | None:
         """Return what containerd would be set to after the changes, tried on copies; None where it refuses them."""
@@ -261,7 +261,9 @@ def find_runtime(system: System, wanted: list[str]) -> bool:
     states = system.run(["systemctl", "is-active", *UNITS], timeout=30).stdout.split()
     unit = next((unit for unit, state in zip(UNITS, states) if state == "active"), "")
     folders = " and ".join(wanted)
-    if unit == "containerd.service":
+    # A containerd that did not come back from a restart is the node's runtime still, and is to be restarted.
+    fallen = states[UNITS.index("containerd.service") :][:1] in (["failed"], ["activating"])
+    if unit == "containerd.service" or (not unit and fallen):
         return True
     if unit in DISTRIBUTIONS:
         name, folder = DISTRIBUTIONS[unit]

@@ -105,7 +105,7 @@ def plan_present(
     if settings.reads(wanted):
         return []
     undisturbed = _baseline(daemon, settings, imported)
-    folder = daemon.drop_in_folder(settings, preferred)
+    folder = daemon.drop_in_folder(preferred)
     refused = []
     for each in candidates(settings, daemon.read(daemon.config), daemon.config, imported, folder, wanted):
         after = daemon.aside(settings, imported, [each])

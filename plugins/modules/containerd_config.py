@@ -58,7 +58,8 @@ options:
   runtime:
     description:
       - The runtime that the kubelet uses. V(auto) looks at which service is running, and refuses CRI-O, Docker Engine
-        behind cri-dockerd, and a k3s or RKE2 whose containerd has CDI off, each with what to do.
+        behind cri-dockerd, and a k3s or RKE2 whose containerd has CDI off, each with what to do. Where none is running, a
+        containerd that has failed is the one.
     type: str
     choices:
       - auto
@@ -364,7 +365,7 @@ def present(module: AnsibleModule, files: Files, daemon: Daemon) -> dict[str, An
     settings = None
     if ours:
         settings = daemon.settings()
-        imported = daemon.imported(settings)
+        imported = daemon.imported()
         changes = plan_present(daemon, settings, imported, wanted, params["drop_ins"])
         record = files.record()
         reason = CHANGED if changes else daemon.behind(settings, [daemon.config, *(each.path for each in imported)])
@@ -412,8 +413,8 @@ def absent(module: AnsibleModule, files: Files, daemon: Daemon) -> dict[str, Any
         # A containerd that is gone needs no proof and no restart.
         if error.code != "command-missing":
             raise
-    imported = daemon.imported(settings) if settings else []
-    places = {params["drop_ins"], *([daemon.drop_in_folder(settings, params["drop_ins"])] if settings else [])}
+    imported = daemon.imported() if settings else []
+    places = {params["drop_ins"], *([daemon.drop_in_folder(params["drop_ins"])] if settings else [])}
     changes = plan_absent(daemon, record, sorted(each for each in places if each))
     if settings and changes:
         see_nothing_else(daemon, settings, imported, changes)

@@ -210,10 +210,10 @@ def test_a_failed_restart_is_tried_again_by_the_next_run(machine: Machine) -> No
     machine.module()
     (machine.folder / "command").write_text(f"false\n{machine.socket}\n")
     machine.systemctl("restart", "containerd.service")
-    failed = machine.module(runtime="containerd")
+    failed = machine.module()
     assert failed["error_code"] == "restart-failed"
     assert "is not running" in failed["msg"]
     (machine.folder / "command").write_text(f"exec {machine.containerd} --config {machine.main}\n{machine.socket}\n")
-    done = machine.module(runtime="containerd")
+    done = machine.module()
     assert done["restarted"]
     assert machine.knows()

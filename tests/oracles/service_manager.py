@@ -70,7 +70,8 @@ def main(words: list[str]) -> int:
     if words[0] == "show":
         print(f"ActiveState={'active' if running() else 'failed'}\nMainPID={running()}")
     if words[0] == "is-active":
-        states = ["active" if unit == "containerd.service" and running() else "inactive" for unit in words[1:]]
+        own = "active" if running() else "failed"
+        states = [own if unit == "containerd.service" else "inactive" for unit in words[1:]]
         print("\n".join(states))
     return 0
 
