@@ -50,13 +50,14 @@ def test_the_own_nodes_slice_may_be_written(cluster: Cluster, as_driver: Callabl
     assert "created" in answer, answer
 
 
-@pytest.mark.parametrize("kind", ["another node", "every node", "another driver"])
+@pytest.mark.parametrize("kind", ["another node", "every node", "another driver", "another pool"])
 def test_a_foreign_slice_is_refused(cluster: Cluster, as_driver: Callable[..., str], kind: str) -> None:
     first, second = cluster.nodes()
     document = {
         "another node": slice_document("foreign", node=second),
         "every node": slice_document("foreign", node=None),
         "another driver": slice_document("foreign", node=first, driver="other.example.com"),
+        "another pool": slice_document("foreign", node=first, pool="another-pool"),
     }[kind]
     answer = as_driver(first, "create", "-f", "-", document=document)
     assert "ValidatingAdmissionPolicy" in answer and "denied" in answer, answer
@@ -68,6 +69,29 @@ def test_another_nodes_slice_cannot_be_deleted(cluster: Cluster, as_driver: Call
     answer = as_driver(first, "delete", "resourceslice", victim)
     assert "denied" in answer, answer
     assert victim in {item["metadata"]["name"] for item in cluster.slices(second)}
+
+
+@pytest.mark.parametrize("kind", ["the own node", "every node", "another driver"])
+def test_a_slice_of_another_pool_may_be_deleted_where_it_is_of_the_own_node_and_driver(
+    cluster: Cluster, as_driver: Callable[..., str], kind: str
+) -> None:
+    first = cluster.nodes()[0]
+    document = {
+        "the own node": slice_document("former", node=first, pool="former-pool"),
+        "every node": slice_document("former", node=None, pool="former-pool"),
+        "another driver": slice_document("former", node=first, pool="former-pool", driver="other.example.com"),
+    }[kind]
+    cluster.kubectl("create", "-f", "-", text=json.dumps(document))
+    try:
+        # The driver itself removes the first one: either of the two is there first, and neither is refused.
+        answer = as_driver(first, "delete", "resourceslice", "former", "--ignore-not-found")
+        left = [item["metadata"]["name"] for item in cluster.slices() if item["metadata"]["name"] == "former"]
+        if kind == "the own node":
+            assert "denied" not in answer and left == [], answer
+        else:
+            assert "ValidatingAdmissionPolicy" in answer and "denied" in answer, answer
+    finally:
+        cluster.kubectl("delete", "resourceslice", "former", "--ignore-not-found")
 
 
 def test_a_foreign_update_is_refused(cluster: Cluster, as_driver: Callable[..., str]) -> None:

@@ -87,7 +87,7 @@ def test_a_socket_that_another_program_serves_is_left_alone(clean: Cluster, node
     clean.wait("the driver serves when the socket is free", lambda: is_well(clean, node), timeout=120)
 
 
-def test_a_slice_of_another_pool_blocks_nothing(clean: Cluster, node: str) -> None:
+def test_a_slice_of_another_pool_is_removed(clean: Cluster, node: str) -> None:
     name = "leftover-of-a-former-name"
     spec: dict[str, Any] = {
         "driver": DRIVER,
@@ -101,18 +101,14 @@ def test_a_slice_of_another_pool_blocks_nothing(clean: Cluster, node: str) -> No
         "metadata": {"name": name},
         "spec": spec,
     }
+    before = {item["metadata"]["name"] for item in clean.slices(node)}
     clean.apply(document)
     try:
-        clean.wait(
-            "the driver says what to do",
-            lambda: f"kubectl delete resourceslice {name}" in problems(clean, node, "SliceLeftOver"),
-        )
+        clean.wait("it goes", lambda: {item["metadata"]["name"] for item in clean.slices(node)} == before)
+        clean.wait("the driver tells of it", lambda: clean.said(node, "removed a slice of a former pool", name))
+        assert name not in problems(clean, node, "SliceLeftOver")
         assert is_well(clean, node)
-        own = next(
-            item for item in clean.slices(node) if item["spec"].get("devices") and item["metadata"]["name"] != name
-        )
-        clean.kubectl("delete", "resourceslice", own["metadata"]["name"])
-        clean.wait("the own pool is kept up all the same", lambda: len(clean.devices(node)) == ALL)
+        assert len(clean.devices(node)) == ALL
     finally:
         clean.kubectl("delete", "resourceslice", name, "--ignore-not-found")
 
