@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,40 @@ def test_when_the_writer_ends_nothing_waits_for_it(tmp_path: Path, monkeypatch: 
 
     asyncio.run(main())
     store.close()
+
+
+def test_a_change_that_comes_while_the_writer_is_ending_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer has refused what waited, and its thread has not ended yet: what comes then must not wait for it."""
+    store = Store.open(str(tmp_path / "state.db"))
+    refuse, refused, end = store._refuse_queued, threading.Event(), threading.Event()
+
+    def lingers() -> None:
+        refuse()
+        if threading.current_thread() is store._thread:
+            refused.set()
+            assert end.wait(60)
+
+    def ends(changes: Any) -> None:
+        raise SystemExit("out of memory")
+
+    monkeypatch.setattr(store, "_write_now", ends)
+    monkeypatch.setattr(store, "_refuse_queued", lingers)
+
+    async def main() -> None:
+        with pytest.raises(StoreError, match="can no longer be written"):
+            await store.commit(Change(put=record("u0")))
+        assert await asyncio.to_thread(refused.wait, 60)
+        late = asyncio.ensure_future(store.commit(Change(put=record("u1"))))
+        done, _waiting = await asyncio.wait([late], timeout=10)
+        assert done and isinstance(late.exception(), StoreError)
+
+    try:
+        asyncio.run(main())
+    finally:
+        end.set()
+        store.close()
 
 
 def test_a_closed_store_refuses_changes(tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ class Store:
         self._shadow = Content(dict(content.claims), dict(content.meta))
         self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._ended: BaseException | None = None
+        self._over = threading.Event()  # nothing is taken from the queue any more
         self._thread = threading.Thread(target=self._write_loop, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -128,7 +129,7 @@ class Store:
         loop = asyncio.get_running_loop()
         pending = _Pending(change, loop, loop.create_future())
         self._queue.put(pending)
-        if not self._thread.is_alive():  # nobody will take it: closed, or the thread has come to an unforeseen end
+        if self._over.is_set():  # nobody will take it: closed, or the thread has come to an unforeseen end
             self._refuse_queued()
         await pending.future
 
@@ -144,6 +145,7 @@ class Store:
         except BaseException as error:
             self._ended = error
             LOG.critical("the store %s can no longer be written", self.path, exc_info=True)
+        self._over.set()  # before what waits is refused: who comes later sees it, though the thread still lives
         self._refuse_queued()
 
     def _refuse_queued(self) -> None:
