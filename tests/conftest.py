@@ -12,6 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from hypothesis import HealthCheck, settings
+
 ROOT = Path(__file__).resolve().parents[1]
 TREE = Path(subprocess.run([ROOT / "tests/tools/tree"], check=True, capture_output=True, text=True).stdout.strip())
 
@@ -23,3 +26,14 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 os.environ["ANSIBLE_COLLECTIONS_PATH"] = str(TREE)
 # What Hypothesis remembers belongs to the cache, like everything that is not written by hand.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(TREE.parent / "hypothesis"))
+
+# How long one example takes says nothing about it where other work runs beside the tests.
+for name, examples in (("quick", 30), ("prove", 200)):
+    settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("quick")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Try properties with more examples where the tests marked `prove` run as well."""
+    if config.getoption("markexpr") != "not prove":
+        settings.load_profile("prove")

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Tests of the simulated NVML library as it is compiled, of the programs beside it, and of the NVIDIA backend on it.
 
-Makes the simulator's program importable as `gpu_simulator`, and property tests indifferent to a busy machine.
+Makes the simulator's program importable as `gpu_simulator`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "roles" / "simulator" / "files"))
 from tests.simulator.nvml_support import bare_silicon, nvml_build
 
 # Fixtures of every test in this folder.
 __all__ = ["bare_silicon", "nvml_build"]
-
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")

@@ -134,7 +134,7 @@ def check(node: Node) -> None:
     }
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.lists(operations, min_size=1, max_size=4), st.none() | endings), min_size=1, max_size=4))
 def test_every_claim_ends_prepared_or_gone(lives: list[Any]) -> None:
     # A kill is a copy of the files here, so that nothing depends on what a disk has kept; memory is faster.

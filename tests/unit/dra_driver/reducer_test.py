@@ -253,7 +253,6 @@ def happen(world: World, what: str, number: int) -> None:
         world.state = reducer.interrupted(world.state)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0.0, 20.0), OTHERS), max_size=25),
     st.sets(st.sampled_from([TAINTS, COUNTERS])),
@@ -280,7 +279,6 @@ def test_the_pool_becomes_what_is_wanted_and_rests(
     assert len(world.batches) == done, "nothing is written at rest"
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.floats(0.01, 3.0), st.sampled_from(["delete", "change", "wipe"]), st.integers(0, 9)), max_size=40
@@ -305,7 +303,7 @@ def test_an_own_change_is_there_within_a_second_whatever_others_do(
     assert set(world.server.devices()) == {offer.name for offer in wanted.offers}
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.floats(0.2, 5.0), st.sampled_from(["delete", "change", "wipe"]))
 def test_somebody_who_never_stops_is_answered_ever_more_slowly(every: float, what: str) -> None:
     world = World(ServerModel())
@@ -320,7 +318,6 @@ def test_somebody_who_never_stops_is_answered_ever_more_slowly(every: float, wha
     assert 9 <= len(world.batches) <= 14
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(0.0, 0.2), min_size=20, max_size=60))
 def test_many_own_changes_are_no_storm(pauses: list[float]) -> None:
     world = World(ServerModel())
@@ -330,7 +327,6 @@ def test_many_own_changes_are_no_storm(pauses: list[float]) -> None:
     assert len(world.batches) <= sum(pauses) / PACE.gap + 1
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 200), st.lists(st.floats(0.0, 5.0), max_size=20))
 def test_the_server_is_left_alone_as_long_as_it_asks(seconds: int, changes: list[float]) -> None:
     world = World(ServerModel())
@@ -344,7 +340,6 @@ def test_the_server_is_left_alone_as_long_as_it_asks(seconds: int, changes: list
     assert world.server.devices()
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, len(CONTENTS) - 1), st.floats(0, 3)), min_size=1, max_size=8),
     st.sets(st.sampled_from([TAINTS, COUNTERS])),

@@ -21,7 +21,7 @@ import pytest
 from dra_driver.claims.records import ClaimRecord, DeviceRecord, record_of_document
 from dra_driver.claims.store import Change, Store, StoreDamaged, StoreError, set_aside
 from dra_driver.core.prepared import prepared_claims
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from store_model import commit, record
 
@@ -334,7 +334,6 @@ def test_a_closed_store_refuses_changes(tmp_path: Path) -> None:
 texts = st.text(max_size=12)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.builds(
         ClaimRecord,
