@@ -29,11 +29,11 @@ help: ## say what the targets are
 demo: venv tree ## a cluster with two 8xH100 nodes, the site playbook, pods that claim GPUs (cold: about 15 minutes)
 	@$(PYTHON) tests/tools/demo.py
 
-test: venv tree ## every gate and every test: lint, unit, simulator, cluster, molecule
+test: venv tree ## what every change passes: gates, unit, simulator, cluster, molecule
 	@$(PYTHON) tests/tools/suites.py lint unit simulator cluster molecule
 
 prove: venv tree ## the same and all that is long: before anything is called done
-	@$(PYTHON) tests/tools/suites.py lint unit simulator cluster molecule prove
+	@$(PYTHON) tests/tools/suites.py lint release unit simulator cluster molecule prove
 
 test-unit: venv tree ## the core, the daemons' parts and the modules; no cluster
 	@$(PYTHON) tests/tools/suites.py unit
@@ -48,7 +48,7 @@ test-molecule: venv tree ## the molecule scenarios
 	@$(PYTHON) tests/tools/suites.py molecule
 
 lint: venv tree ## every gate that needs no cluster
-	@$(PYTHON) tests/tools/suites.py lint
+	@$(PYTHON) tests/tools/suites.py lint release
 
 format: venv ## let ruff format and sort the Python files
 	@$(CACHE)/venv/bin/ruff check --quiet --select I --fix . && $(CACHE)/venv/bin/ruff format .

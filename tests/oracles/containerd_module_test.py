@@ -206,6 +206,7 @@ def test_a_restart_that_a_killed_run_owes_is_made_up_for(machine: Machine) -> No
     assert not machine.module()["restarted"]
 
 
+@pytest.mark.prove
 def test_a_failed_restart_is_tried_again_by_the_next_run(machine: Machine) -> None:
     machine.module()
     (machine.folder / "command").write_text(f"false\n{machine.socket}\n")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Runs suites of tests by name: lint, unit, simulator, cluster, molecule, prove, bench.
+"""Runs suites of tests by name: lint, release, unit, simulator, cluster, molecule, prove, bench.
 
 All suites that are asked for are run to their end, whatever fails before. What needs the cluster runs beside what needs
-none, which gives way: a cluster waits most of its time, a linter never does. A table, the ten slowest tests and one line with the sum close the run, and the exit status
-is 0 only where everything passed.
+none, which gives way: a cluster waits most of its time, a linter never does. A table, the ten slowest tests and one line
+with the sum close the run, and the exit status is 0 only where everything passed.
 
 With the suite `prove` among them, the tests that are marked so run in all of them: what is long and exhaustive.
 """
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gates import gates
+from gates import gates, release_gates
 from steps import (
     ROOT,
     Step,
@@ -146,6 +146,7 @@ def bench(work: Path) -> list[Step]:
 
 SUITES: dict[str, Callable[[Path], list[Step]]] = {
     "lint": gates,
+    "release": release_gates,
     "unit": unit,
     "simulator": simulator,
     "cluster": cluster,

@@ -114,7 +114,9 @@ def try_installed(tarball: Path, scratch: Path) -> int:
 
 def main(folder: Path) -> int:
     """Build into ``folder``, look, try, and return the exit status."""
-    folder.mkdir(parents=True, exist_ok=True)
+    # The importer takes what lies there: a former version's tarball would be looked at instead.
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     environment = dict(os.environ)
     run(["ansible-galaxy", "collection", "build", "--force", "--output-path", str(folder), "."], ROOT, environment)
     galaxy = yaml.safe_load((ROOT / "galaxy.yml").read_text(encoding="utf-8"))

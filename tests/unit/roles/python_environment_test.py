@@ -78,6 +78,7 @@ def test_a_password_of_the_index_shows_nowhere(tmp_path: Path) -> None:
     assert re.search(r"changed=0 .*failed=0", again.stdout), again.stdout
 
 
+@pytest.mark.prove
 def test_a_password_of_a_proxy_shows_nowhere_also_where_pip_fails(tmp_path: Path) -> None:
     with PackageIndex({"grpcio": "1.0"}) as index:
         done = run(
@@ -139,6 +140,7 @@ def test_removal_leaves_what_somebody_else_has_there(tmp_path: Path) -> None:
     assert left == {"releases/theirs/README", "venvs/app/bin/python", "venv"}
 
 
+@pytest.mark.prove
 def test_removal_leaves_nothing_of_what_is_ours(tmp_path: Path) -> None:
     root = tmp_path / "opt"
     make(root, "releases/0.1.0-1a2b3c4d/complete", "venvs/0123456789ab/complete", "venvs/ba9876543210/bin/python")
