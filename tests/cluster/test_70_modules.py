@@ -199,8 +199,9 @@ def publish(world: Cluster, ansible: Module, tmp_path: Path) -> Iterator[Module]
         return ansible("localhost", "resource_slices", {**common, **options}, check=check)
 
     yield run
-    for pool in ("shelf-1", "shelf-2"):
-        run(state="absent", pool=pool, force=True)
+    left = [each for pool in ("shelf-1", "shelf-2") for each in pool_slices(world, pool)]
+    if left:
+        world.kubectl("delete", "resourceslices", *(each["metadata"]["name"] for each in left))
 
 
 def pool_slices(cluster: Cluster, pool: str = "shelf-1") -> list[Result]:
