@@ -218,7 +218,7 @@ def prove(chosen: tuple[Break, ...], copy: Path) -> list[str]:
         path.write_text(whole.replace(each.text, each.instead), encoding="utf-8")
         started = time.monotonic()
         try:
-            passed, failed = run_tests(copy, each.tests, stop=True, seconds=900)
+            passed, failed = run_tests(copy, each.tests, stop=True, seconds=300)
         finally:
             path.write_text(whole, encoding="utf-8")
         seconds = time.monotonic() - started
