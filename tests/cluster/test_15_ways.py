@@ -92,6 +92,7 @@ def test_another_manager_of_the_gpus_is_refused_unless_it_is_allowed(cluster: Cl
         cluster.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", json.dumps(gone))
 
 
+@pytest.mark.prove
 def test_check_mode_tells_of_an_upgrades_restart(cluster: Cluster, broken: Path) -> None:
     pids = [cluster.driver_pid(node) for node in cluster.nodes()]
     told = cluster.playbook("site.yml", "--check", "--diff", tree=broken)

@@ -58,13 +58,13 @@ def pytest_step(
 def unit(work: Path) -> list[Step]:
     """The tests that need no cluster."""
     remedy = "run one test alone with `<cache>/venv/bin/python -m pytest tests/unit -k NAME`."
-    return [pytest_step("unit", "1 min", "tests/unit", remedy, work / "reports", PARALLEL)]
+    return [pytest_step("unit", "2 min alone", "tests/unit", remedy, work / "reports", PARALLEL)]
 
 
 def simulator(work: Path) -> list[Step]:
     """The tests of the simulated library under sanitizers, and of what runs on it: programs, the backend."""
     remedy = "they need gcc and root; run one alone with `<cache>/venv/bin/python -m pytest tests/simulator -k NAME`."
-    return [pytest_step("simulator", "2 min", "tests/simulator", remedy, work / "reports", PARALLEL)]
+    return [pytest_step("simulator", "2 min alone", "tests/simulator", remedy, work / "reports", PARALLEL)]
 
 
 def world_build() -> Step:
@@ -82,9 +82,9 @@ def cluster(work: Path) -> list[Step]:
     """The tests on the real cluster."""
     build = world_build()
     remedy = "keep the world with DRA_ACCELERATORS_KEEP_WORLD=1 and look around with `tests/world/world status`."
-    run = pytest_step("cluster", "20 min", "tests/cluster", remedy, work / "reports", lane=CLUSTER_LANE)
+    run = pytest_step("cluster", "20 min alone, 30 beside the others", "tests/cluster", remedy, work / "reports", lane=CLUSTER_LANE)
     remedy = "they need root and unshare; read the log."
-    oracles = pytest_step("oracles", "1 min", "tests/oracles", remedy, work / "reports", lane=MOLECULE_LANE)
+    oracles = pytest_step("oracles", "2 min alone", "tests/oracles", remedy, work / "reports", lane=MOLECULE_LANE)
     return [build, replace(oracles, after=(build.name,)), replace(run, after=(build.name,))]
 
 
@@ -127,7 +127,7 @@ def molecule_steps(names: Sequence[str]) -> list[Step]:
 def prove(work: Path) -> list[Step]:
     """What has no place in the other suites: worlds of its own, other versions, hours of the same."""
     build = world_build()
-    step = pytest_step("prove", "30 min", "tests/prove", "read the log.", work / "reports", lane=CLUSTER_LANE)
+    step = pytest_step("prove", "1 h", "tests/prove", "read the log.", work / "reports", lane=CLUSTER_LANE)
     breaks = Step(
         "breaks",
         "10 min",
