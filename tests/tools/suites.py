@@ -82,7 +82,9 @@ def cluster(work: Path) -> list[Step]:
     """The tests on the real cluster."""
     build = world_build()
     remedy = "keep the world with DRA_ACCELERATORS_KEEP_WORLD=1 and look around with `tests/world/world status`."
-    run = pytest_step("cluster", "20 min alone, 30 beside the others", "tests/cluster", remedy, work / "reports", lane=CLUSTER_LANE)
+    run = pytest_step(
+        "cluster", "20 min alone, 30 beside the others", "tests/cluster", remedy, work / "reports", lane=CLUSTER_LANE
+    )
     remedy = "they need root and unshare; read the log."
     oracles = pytest_step("oracles", "2 min alone", "tests/oracles", remedy, work / "reports", lane=MOLECULE_LANE)
     return [build, replace(oracles, after=(build.name,)), replace(run, after=(build.name,))]
