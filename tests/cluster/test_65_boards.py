@@ -8,8 +8,6 @@ import json
 from typing import Any
 
 import pytest
-from dra_driver.core.nvidia import offers
-from dra_driver.core.slices import build_pool, plan_pool
 
 from tests.cluster.cluster import DRIVER, Cluster
 from tests.unit.core import board_model
@@ -20,15 +18,7 @@ GPUS = 8
 
 def slices_of(board: str) -> list[dict[str, Any]]:
     """What a node with eight of a board publishes."""
-    devices = [board_model.device(board, index) for index in range(GPUS)]
-    pool = build_pool(
-        driver=DRIVER,
-        pool="dry-run",
-        node_name="dry-run",
-        offers=[offer for device in devices for offer in offers.offers(device, dynamic=True)],
-        counter_sets=[offers.counter_set(device) for device in devices],
-    )
-    return [write.body for write in plan_pool(pool, ()).writes if write.body is not None]
+    return board_model.slices_of([board_model.device(board, index) for index in range(GPUS)], DRIVER, "dry-run")
 
 
 @pytest.mark.parametrize("board", BOARDS)

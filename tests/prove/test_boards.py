@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dra_driver.core.nvidia import offers
-from dra_driver.core.slices import build_pool, plan_pool
 
 from tests.cluster.cluster import DRIVER, ROOT, Cluster
 from tests.cluster.manifests import claim, dynamic, pod
@@ -62,14 +60,7 @@ def by_reset(board: str) -> bool:
 def expected(machine: str) -> list[dict[str, Any]]:
     """The specifications of the slices that the core makes of these boards with partitions made on demand."""
     devices = [board_model.device(board, minor, enabled=by_reset(board)) for board, minor in boards_of(machine)]
-    pool = build_pool(
-        driver=DRIVER,
-        pool="any",
-        node_name="any",
-        offers=[offer for device in devices for offer in offers.offers(device, dynamic=True)],
-        counter_sets=[offers.counter_set(device) for device in devices],
-    )
-    return [write.body["spec"] for write in plan_pool(pool, ()).writes if write.body is not None]
+    return [body["spec"] for body in board_model.slices_of(devices, DRIVER, "any")]
 
 
 def comparable(specifications: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from dra_driver.core.model import Device, Partition, Partitioning, Placement, Profile, Version
+from dra_driver.core.nvidia import offers
 from dra_driver.core.nvidia.profiles import aliases
+from dra_driver.core.slices import build_pool, plan_pool
 
 BOARDS = Path(__file__).resolve().parents[3] / "roles" / "simulator" / "files" / "boards"
 MIB = 1024 * 1024
@@ -184,3 +187,15 @@ def multiset(places: tuple[Place, ...]) -> tuple[tuple[int, int], ...]:
 
 def pairs(names: list[str], *values: Any) -> list[Any]:
     return list(product(names, *values))
+
+
+def slices_of(devices: Sequence[Device], driver: str, node: str) -> list[dict[str, Any]]:
+    """The slices that the core makes for a node with these devices, with partitions made on demand."""
+    pool = build_pool(
+        driver=driver,
+        pool=node,
+        node_name=node,
+        offers=[offer for device in devices for offer in offers.offers(device, dynamic=True)],
+        counter_sets=[offers.counter_set(device) for device in devices],
+    )
+    return [write.body for write in plan_pool(pool, ()).writes if write.body is not None]

@@ -5,146 +5,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import threading
-from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
-from api_model import ApiModel, kubeconfig
-from dra_driver import stages
-from dra_driver.api.client import ApiClient
-from dra_driver.api.events import EventRecorder
-from dra_driver.api.resources import ResourceApi
 from dra_driver.claims.store import Change, Store
-from dra_driver.config import parse
 from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.model import Fault, Finding, Placement
-from dra_driver.core.system import System
 from dra_driver.kubelet.sockets import SocketError
-from dra_driver.metrics import NoMetrics
-from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc, plugin_registration_pb2, plugin_registration_pb2_grpc
-from dra_driver.status_command import living
-from dra_driver.vendor import VendorDriver
-from machine_model import DRIVER, Claims, ModelBackend, ModelGpus
-
-SMALL = "gpu-0-mig-1g10gb-19-0"
-
-
-class Scene:
-    """One driver and what surrounds it. start() and stop() may be called again and again."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.api = ApiModel()
-        self.backend = ModelBackend(ModelGpus(folder / "gpus.json"))
-        self.cluster = Claims()
-        self.driver: VendorDriver
-        self.boot = "boot-1"
-
-    async def start(self) -> None:
-        root = self.folder / "root"
-        (root / "proc/sys/kernel/random").mkdir(parents=True, exist_ok=True)
-        (root / "proc/sys/kernel/random/boot_id").write_text(self.boot)
-        file = self.folder / "kubeconfig"
-        file.write_text(json.dumps(kubeconfig(self.api.url or "http://127.0.0.1:1")))
-        self.client = ApiClient(str(file))
-        self.events = EventRecorder(self.client, component="test", node_name="node-1")
-        self.driver = VendorDriver(
-            configuration=parse(
-                {
-                    "node_name": "node-1",
-                    "kubelet_root": str(self.folder / "kubelet"),
-                    "layout": [{"match": {}, "mode": "dynamic"}],
-                    "inventory_interval": 1,
-                }
-            ),
-            backend=self.backend,
-            system=System(str(root)),
-            api=ResourceApi(self.client),
-            events=self.events,
-            metrics=NoMetrics(),
-            reached=stages.reached,
-        )
-        self.started = asyncio.Event()
-        self.task = asyncio.ensure_future(self.driver.run(self.started))
-        await asyncio.wait_for(self.started.wait(), 5)
-
-    async def stop(self) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
-        await self.events.close()
-        await self.client.close()
-
-    async def call(self, method: str, name: str, *devices: str) -> str:
-        if devices:
-            self.cluster.allocate(name, *devices)
-            self.api.claims[name] = self.cluster.claims["default", name]
-        claim = dra_v1_pb2.Claim(namespace="default", name=name, uid=f"0uid-{name}")
-        async with grpc.aio.insecure_channel(f"unix:{self.folder}/kubelet/plugins/{DRIVER}/dra.sock") as channel:
-            stub = dra_v1_pb2_grpc.DRAPluginStub(channel)
-            request = getattr(dra_v1_pb2, f"{method}Request")(claims=[claim])
-            answer = await getattr(stub, method)(request)
-        return str(answer.claims[claim.uid].error)
-
-    async def register(self) -> None:
-        """What the kubelet does when it finds the socket."""
-        path = f"{self.folder}/kubelet/plugins_registry/{DRIVER}-reg.sock"
-        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-            stub = plugin_registration_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
-            await stub.NotifyRegistrationStatus(plugin_registration_pb2.RegistrationStatus(plugin_registered=True))
-
-    async def status(self) -> dict[str, Any]:
-        path = f"{self.folder}/kubelet/plugins/{DRIVER}/status.sock"
-        return await asyncio.to_thread(living, DRIVER, path)
-
-    async def prepare(self, name: str, *devices: str) -> str:
-        return await self.call("NodePrepareResources", name, *devices)
-
-    async def unprepare(self, name: str) -> str:
-        return await self.call("NodeUnprepareResources", name)
-
-    @staticmethod
-    async def until(condition: Any, seconds: float = 8.0) -> None:
-        deadline = asyncio.get_running_loop().time() + seconds
-        while not condition():
-            assert asyncio.get_running_loop().time() < deadline
-            await asyncio.sleep(0.02)
-
-    @staticmethod
-    async def eventually(answer: Callable[[], Awaitable[str]], seconds: float = 8.0) -> str:
-        """Ask until there is no error, as the kubelet does."""
-        deadline = asyncio.get_running_loop().time() + seconds
-        while (error := await answer()) and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.05)
-        return error
-
-    def devices(self) -> list[str]:
-        return [device["name"] for item in self.api.slices.values() for device in item["spec"].get("devices", ())]
-
-    def partitions(self) -> list[tuple[int, int, int]]:
-        return [partition.key for device in self.backend.gpus.devices() for partition in device.partitions]
-
-    def cdi(self) -> list[Path]:
-        return sorted((self.folder / "root/var/run/cdi").glob("*.json"))
-
-
-def run(folder: Path, scenario: Any) -> None:
-    async def main() -> None:
-        scene = Scene(folder)
-        try:
-            await scenario(scene)
-        finally:
-            if hasattr(scene, "task"):
-                await scene.stop()
-            await scene.api.stop()
-
-    asyncio.run(main())
+from machine_model import DRIVER
+from vendor_scene import SMALL, Scene, run
 
 
 @pytest.fixture
