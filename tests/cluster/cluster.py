@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -79,6 +80,15 @@ def execute(
             f"{' '.join(words)}\nreturned {completed.returncode}\n{completed.stdout}\n{completed.stderr}"
         )
     return completed
+
+
+def copy_of_the_collection(tree: Path) -> Path:
+    """What Ansible needs of this collection, copied into a tree of collections for ``Cluster.playbook``; returns its folder."""
+    copy = tree / "ansible_collections/dra/accelerators"
+    for name in ("meta", "plugins", "roles", "playbooks"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "galaxy.yml", copy)
+    return copy
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.cluster.cluster import DRIVER_UNIT, ROOT, Cluster, execute
+from tests.cluster.cluster import DRIVER_UNIT, Cluster, copy_of_the_collection, execute
 
-STATUS = (
-    "PYTHONPATH=/opt/dra-accelerators/current /opt/dra-accelerators/venv/bin/python -m dra_driver.cli status --json"
-    " --config /etc/dra-accelerators/driver.yaml"
-)
 USER = "fleet-operator"
 
 
@@ -29,10 +24,7 @@ def release(cluster: Cluster, node: str) -> str:
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the collection whose driver says that it serves and ends a second later, again and again."""
     tree = tmp_path_factory.mktemp("broken")
-    copy = tree / "ansible_collections/dra/accelerators"
-    for name in ("meta", "plugins", "roles", "playbooks"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "galaxy.yml", copy)
+    copy = copy_of_the_collection(tree)
     node = copy / "roles/dra_driver/files/dra_driver/node.py"
     text = node.read_text(encoding="utf-8")
     assert text.count('_notify("READY=1")') == 1
@@ -48,15 +40,23 @@ def test_a_wrong_layout_rule_is_refused_before_anything_is_touched(cluster: Clus
     assert "unknown key indx" in refused.output
 
 
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        ["layout"],
-        pytest.param(["driver", "classes"], marks=pytest.mark.prove),
-        pytest.param(["environment", "runtime"], marks=pytest.mark.prove),
-        pytest.param(["preflight"], marks=pytest.mark.prove),
-    ],
-)
+def test_a_layout_is_changed_by_its_tag_alone(cluster: Cluster) -> None:
+    """The GPU is whole afterwards, and so is what the driver publishes: it was told the rules as well."""
+    node = cluster.nodes()[1]
+    rules = [{"match": {"index": 7}, "mode": "whole"}, {"match": {}, "mode": "dynamic"}]
+    asked = {"accelerator_layouts": [{"hosts": node, "layout": rules}]}
+    only = ("site.yml", "--limit", node, "--tags", "layout")
+    changed = cluster.playbook(*only, "-e", json.dumps(asked))
+    assert changed.failed == 0 and changed.changed > 0, changed.output
+    assert ": Name the release of the node programs]" not in changed.output
+    cluster.wait("GPU 7 is offered whole alone", lambda: len(cluster.devices(node)) == 7 * 26 + 1)
+    back = cluster.playbook(*only)
+    assert back.failed == 0, back.output
+    cluster.wait("every place is offered again", lambda: len(cluster.devices(node)) == 8 * 26)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("chosen", [["driver", "classes"], ["environment", "runtime"], ["preflight"]], ids=",".join)
 def test_tags_choose_a_part_of_what_is_done(cluster: Cluster, chosen: list[str]) -> None:
     named = {
         "environment": "Name the release of the node programs",
@@ -65,8 +65,7 @@ def test_tags_choose_a_part_of_what_is_done(cluster: Cluster, chosen: list[str])
         "driver": "Run the driver, and see that it works",
         "classes": "Write or remove the classes",
     }
-    node = cluster.nodes()[0]
-    recap = cluster.playbook("site.yml", "--limit", node, "--tags", ",".join(chosen))
+    recap = cluster.playbook("site.yml", "--limit", cluster.nodes()[0], "--tags", ",".join(chosen))
     assert recap.failed == 0 and recap.changed == 0, recap.output
     done = [tag for tag, task in named.items() if f": {task}]" in recap.output]
     assert done == [tag for tag in named if tag in chosen], recap.output
@@ -114,7 +113,7 @@ def test_a_release_that_does_not_start_stops_at_the_first_node_which_is_put_back
     assert "has not started within" in failed.output
     assert release(cluster, first) == release(cluster, second) == before
     assert cluster.driver_pid(second) == pid, "the second node was not touched"
-    (told,) = json.loads(cluster.shell(first, STATUS))
+    told = cluster.status(first)
     assert told["ready"] and told["pid"] == cluster.driver_pid(first), told
 
 

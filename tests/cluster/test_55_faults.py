@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -14,15 +12,8 @@ from tests.cluster.cluster import DRIVER_UNIT, Cluster
 from tests.cluster.manifests import claim, dynamic, pod
 
 CALL = "nvmlDeviceGetMemoryInfo"
-STATUS = "PYTHONPATH=/opt/dra-accelerators/current /opt/dra-accelerators/venv/bin/python -m dra_driver.cli status --json || true"
 WITHOUT_NVML = f"/etc/systemd/system/{DRIVER_UNIT}.d/without-nvml.conf"
 LIBRARY = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
-
-
-def status(cluster: Cluster, node: str) -> dict[str, Any]:
-    """What the driver of a node says of itself."""
-    (told,) = json.loads(cluster.shell(node, STATUS))
-    return dict(told)
 
 
 def taints(cluster: Cluster, node: str) -> dict[str, set[str]]:
@@ -72,7 +63,7 @@ def test_a_sick_gpu_is_tainted_alone_and_what_it_held_is_given_back(
         timeout=120,
     )
 
-    told = status(clean, node)
+    told = clean.status(node)
     assert (told["ready"], told["problems"]) == (True, [])
     faults = [device["fault"] for device in told["devices"]]
     assert [index for index, text in enumerate(faults) if text] == [3]
@@ -91,7 +82,7 @@ def test_a_sick_gpu_is_tainted_alone_and_what_it_held_is_given_back(
     clean.run(node, "gpu-simulator", "clear")
     clean.wait("no device is tainted", lambda: not taints(clean, node))
     clean.wait("what the GPU owed is undone", lambda: len(clean.instances(node)) == len(beside))
-    assert not any(device["fault"] for device in status(clean, node)["devices"])
+    assert not any(device["fault"] for device in clean.status(node)["devices"])
     clean.apply(*held)
     clean.wait_running("held")
     assert clean.driver_pid(node) == pid
@@ -112,7 +103,7 @@ def test_after_a_reboot_without_the_gpu_driver_pods_with_partitions_end(clean: C
     try:
         clean.world("reboot", node)
         clean.wait_registered(node, timeout=180)
-        problems = clean.wait("the driver says so", lambda: status(clean, node)["problems"])
+        problems = clean.wait("the driver says so", lambda: clean.status(node)["problems"])
         assert any("hardware" in problem for problem in problems), problems
         clean.delete(*reversed(documents))
         clean.wait(
@@ -121,9 +112,9 @@ def test_after_a_reboot_without_the_gpu_driver_pods_with_partitions_end(clean: C
             timeout=180,
         )
         assert clean.cdi_files(node) == []
-        assert status(clean, node)["claims"] == []
+        assert clean.status(node)["claims"] == []
     finally:
         clean.shell(node, f"rm -f {WITHOUT_NVML} && systemctl daemon-reload && systemctl restart {DRIVER_UNIT}")
-    clean.wait("the driver is ready", lambda: status(clean, node)["ready"], timeout=180)
+    clean.wait("the driver is ready", lambda: clean.status(node)["ready"], timeout=180)
     clean.wait("all devices are published", lambda: len(clean.devices(node)) == 8 * 26)
     assert clean.instances(node) == []

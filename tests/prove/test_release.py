@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.cluster import ROOT, Cluster
+from tests.cluster.cluster import Cluster, copy_of_the_collection
 from tests.cluster.manifests import claim, dynamic, pod, static
 
 NEXT = "99.0.0"
@@ -22,10 +21,7 @@ VERSION = re.compile(r'(?m)^(__version__ = "|version: )[0-9][^"\n]*')
 def following(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tree of collections that holds this one as a later version."""
     tree = tmp_path_factory.mktemp("next")
-    copy = tree / "ansible_collections/dra/accelerators"
-    for name in ("meta", "plugins", "roles", "playbooks"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "galaxy.yml", copy)
+    copy = copy_of_the_collection(tree)
     for name in ("galaxy.yml", "roles/dra_driver/files/dra_driver/__init__.py"):
         text, count = VERSION.subn(rf"\g<1>{NEXT}", (copy / name).read_text(encoding="utf-8"))
         assert count == 1, name
