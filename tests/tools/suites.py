@@ -37,10 +37,10 @@ from steps import (
 PARALLEL = ("-n", "auto", "--dist", "worksteal")
 #: Takes back the selection of pyproject.toml, which leaves the tests marked `prove` out.
 EVERYTHING = ("-m", "")
-#: Lanes of their own, and what is started in front of the steps that run beside the cluster's: nothing in them waits for anything,
+#: Lanes of their own, and what is written in front of the steps that run beside the cluster's: nothing in them waits for anything,
 #: so that they would take every second of processor time that a cluster wants to answer in.
 BUILD_LANE, CLUSTER_LANE, MOLECULE_LANE = "build", "cluster", "molecule"
-GIVING_WAY = ("nice", "-n", "15")
+GIVING_WAY = (ROOT / "tests/tools/give_way",)
 #: Molecule scenarios that are long: for `make prove`.
 LONG_SCENARIOS = frozenset({"container_runtime"})
 

@@ -103,13 +103,24 @@ def test_what_needs_the_cluster_runs_beside_what_does_not_which_gives_way(tmp_pa
     assert len({lanes["unit"], lanes["world build"], lanes["cluster"], lanes["molecule simulator"]}) == 4
     assert lanes["unit"] == lanes["simulator"] and lanes["oracles"] == lanes["molecule simulator"]
     assert all("world build" in step.after for step in given if step.name in ("oracles", "cluster", "molecule destroy"))
-    first = [step.name for step in given if step.command[0] != "nice"]
+    first = [step.name for step in given if step.command[0] not in suites.GIVING_WAY]
     assert first == ["world build", "cluster"]
     assert not any(set(suites.EVERYTHING) <= set(step.command) for step in given)
 
 
 def test_alone_nothing_gives_way(tmp_path: Path) -> None:
-    assert not [step.name for step in suites.graph(["lint", "unit"], tmp_path) if step.command[0] == "nice"]
+    assert not [step.name for step in suites.graph(["lint", "unit"], tmp_path) if step.command[0] in suites.GIVING_WAY]
+
+
+def test_what_gives_way_does_so_where_the_kernel_shares_by_sessions(tmp_path: Path) -> None:
+    """Niceness alone is nothing between two sessions there, and every step has a session of its own."""
+    script = "nice; cat /proc/self/autogroup 2>/dev/null || echo no autogroup"
+    step = Step("polite", "no time", [*suites.GIVING_WAY, "sh", "-c", script])
+    (result,) = run(tmp_path, step)
+    assert result.log is not None and result.problem == ""
+    niceness, session = result.log.read_text().splitlines()
+    assert niceness == "19"
+    assert session == "no autogroup" or session.endswith(" nice 19")
 
 
 def test_long_scenarios_are_for_proving(tmp_path: Path) -> None:
