@@ -62,10 +62,13 @@ COMMAND_SECONDS = 30.0
 OPEN_SECTIONS = ("apiVersion", "kind", "clusters", "contexts", "current-context")
 FINGERPRINT = "DRA_ACCELERATORS_FINGERPRINT"
 ASK_INTERPRETER = (
-    "import importlib.util as u, json, platform, sys\n"
+    "import importlib.util as u, json, os, platform, sys\n"
     "print(json.dumps({'version': platform.python_version(), 'identity': sys.version,"
-    " 'venv': all(u.find_spec(m) for m in ('venv', 'ensurepip'))}))"
+    " 'venv': all(u.find_spec(m) for m in ('venv', 'ensurepip')),"
+    " 'folder': os.path.realpath(sys.base_prefix)}))"
 )
+#: Folders that the units' protections hide (systemd.exec(5), ProtectHome= and PrivateTmp=).
+HIDDEN_FROM_SERVICES = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108
 
 
 def parse_units(text: str) -> dict[str, dict[str, str]]:
@@ -150,9 +153,14 @@ def text_of(system: System, path: str) -> str | None:
         return None
 
 
+def is_hidden_from_services(path: str) -> bool:
+    """Whether services with the protections of this collection's units do not see what lies at an absolute path."""
+    return any(path == folder or path.startswith(f"{folder}/") for folder in HIDDEN_FROM_SERVICES)
+
+
 def ask_interpreter(system: System, path: str) -> dict[str, Any]:
     """Return what a Python interpreter of the node says of itself."""
-    nothing = {"version": "", "identity": "", "venv": False}
+    nothing = {"version": "", "identity": "", "venv": False, "folder": "", "hidden_from_services": False}
     try:
         answer = system.run([path, "-c", ASK_INTERPRETER], COMMAND_SECONDS)
     except AcceleratorError as error:
@@ -160,7 +168,8 @@ def ask_interpreter(system: System, path: str) -> dict[str, Any]:
     except OSError as error:
         return {**nothing, "problem": f"{path}: {error.strerror}"}
     try:
-        return {**nothing, **json.loads(answer.stdout), "problem": ""}
+        said = {**nothing, **json.loads(answer.stdout), "problem": ""}
+        return {**said, "hidden_from_services": is_hidden_from_services(said["folder"])}
     except ValueError:
         words = answer.stderr.strip() or answer.stdout.strip() or "no output"
         return {**nothing, "problem": f"{path} ended with status {answer.returncode}: {words[-300:]}"}

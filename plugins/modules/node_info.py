@@ -93,11 +93,20 @@ platform:
     systemd: true
     os_release: {id: debian, version_id: "12"}
 interpreters:
-  description: For each interpreter asked for its C(version), whether it can make a C(venv), and the C(problem) if it did not run.
+  description:
+    - For each interpreter asked for its C(version), whether it can make a C(venv), and the C(problem) if it did not run.
+    - C(folder) is where it is installed, and C(hidden_from_services) whether that is a home or a temporary folder, which the
+      services of this collection do not see.
   returned: success
   type: dict
   sample:
-    /usr/bin/python3: {version: 3.11.2, identity: 3.11.2 (main), venv: true, problem: ""}
+    /usr/bin/python3:
+      version: 3.11.2
+      identity: 3.11.2 (main)
+      venv: true
+      folder: /usr
+      hidden_from_services: false
+      problem: ""
 units:
   description:
     - The collection's own systemd units, each with C(exists), C(ours), C(active), C(enabled), C(file), C(need_reload),

@@ -330,12 +330,17 @@ class Cluster:
         timeout: float = 1800,
         tree: Path | None = None,
         inventory: Path | None = None,
+        programs: Path | None = None,
     ) -> Recap:
         """Run a playbook of the collection over this world's nodes with the fleet file of the examples.
 
-        ``tree`` is where another copy of the collection lies, below ``ansible_collections/dra/accelerators``.
+        ``tree`` is where another copy of the collection lies, below ``ansible_collections/dra/accelerators``;
+        ``programs`` is the folder of another Ansible's programs.
         """
         environment = dict(os.environ)
+        if programs is not None:
+            environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
+            environment.pop("PYTHONPATH", None)
         environment["KUBECONFIG"] = self.world("kubeconfig").strip()
         environment["ANSIBLE_FORCE_COLOR"] = "false"
         environment["ANSIBLE_NOCOLOR"] = "true"
@@ -348,7 +353,7 @@ class Cluster:
             environment["ANSIBLE_COLLECTIONS_PATH"] = str(tree)
         completed = execute(
             [
-                "ansible-playbook",
+                programs / "ansible-playbook" if programs else "ansible-playbook",
                 "-i",
                 inventory or self.inventory(),
                 folder / "playbooks" / name,

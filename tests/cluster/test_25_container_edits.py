@@ -5,8 +5,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
+from tests.cluster import other_family
 from tests.cluster.cluster import DRIVER_UNIT, ROOT, Cluster, Recap, execute
 from tests.cluster.manifests import claim, dynamic, pod
 
@@ -25,6 +30,27 @@ def shared_edits(cluster: Cluster, node: str, name: str) -> dict[str, Any]:
 
 def sources(edits: dict[str, Any]) -> set[str]:
     return {mount["hostPath"] for mount in edits["mounts"]}
+
+
+@contextmanager
+def nvidia_ctk(cluster: Cluster, node: str) -> Iterator[None]:
+    """NVIDIA's program on the node for as long as this lasts, from the moment on that the driver knows what it says."""
+    cache = execute([ROOT / "tests/tools/cache"]).stdout.strip()
+    built = execute(["sh", "-c", f"ls -t {cache}/world/binaries/nvidia-ctk-*/nvidia-ctk"]).stdout.split()[0]
+    execute(["docker", "cp", built, f"{node}:{TOOLKIT}"])
+    try:
+        since = cluster.run(node, "date", "+%Y-%m-%d %H:%M:%S").strip()
+        run_pod(cluster, node, "meanwhile")
+        cluster.wait(
+            "the driver says where the edits come from",
+            lambda: (
+                f"container edits come from {TOOLKIT}"
+                in cluster.run(node, "journalctl", "-u", DRIVER_UNIT, "--since", since, "--no-pager")
+            ),
+        )
+        yield
+    finally:
+        cluster.run(node, "rm", "-f", TOOLKIT)
 
 
 def run_pod(cluster: Cluster, node: str, name: str) -> dict[str, Any]:
@@ -74,30 +100,33 @@ def test_a_claim_before_a_device_node_is_refused_by_its_name_and_served_when_it_
 
 def test_where_nvidia_ctk_is_installed_the_shared_edits_come_from_it(clean: Cluster) -> None:
     node = clean.nodes()[1]
-    cache = execute([ROOT / "tests/tools/cache"]).stdout.strip()
-    built = execute(["sh", "-c", f"ls -t {cache}/world/binaries/nvidia-ctk-*/nvidia-ctk"]).stdout.split()[0]
     own = run_pod(clean, node, "own")
     assert not own.get("hooks")
-    execute(["docker", "cp", built, f"{node}:{TOOLKIT}"])
-    try:
-        since = clean.run(node, "date", "+%Y-%m-%d %H:%M:%S").strip()
-        run_pod(clean, node, "meanwhile")
-        clean.wait(
-            "the driver says where the edits come from",
-            lambda: (
-                f"container edits come from {TOOLKIT}"
-                in clean.run(node, "journalctl", "-u", DRIVER_UNIT, "--since", since, "--no-pager")
-            ),
-        )
+    with nvidia_ctk(clean, node):
         theirs = run_pod(clean, node, "theirs")
         verbs = {hook["args"][2] for hook in theirs["hooks"] if hook["path"] == TOOLKIT}
         assert {"create-symlinks", "update-ldcache"} <= verbs
         # The hooks have run: the loader of the container knows the driver's libraries, and the programs work.
         clean.kubectl("exec", "theirs", "--", "grep", "-q", "libcuda.so.1", "/etc/ld.so.cache")
         assert "MIG 1g.10gb" in clean.wait("the pod's list", lambda: clean.log("theirs"))
-    finally:
-        clean.run(node, "rm", "-f", TOOLKIT)
     assert not run_pod(clean, node, "own-again").get("hooks")
+
+
+@pytest.mark.prove
+def test_an_image_of_another_family_works_where_the_toolkits_hook_is(clean: Cluster) -> None:
+    """Without it the loader of such an image does not look where the libraries are, as the pre-flight has said."""
+    node = clean.nodes()[1]
+    other_family.load_image(clean, node)
+    devices = {"device_class": "mig.nvidia.com", "expression": dynamic("1g.10gb")}
+
+    def told(name: str) -> str:
+        clean.apply(claim(name, **devices), pod(name, name, node=node, image=other_family.IMAGE))
+        clean.wait_running(name)
+        return clean.wait("what its nvidia-smi says", lambda: clean.log(name))
+
+    assert "couldn't find libnvidia-ml.so" in told("lost")
+    with nvidia_ctk(clean, node):
+        assert "MIG 1g.10gb" in told("found")
 
 
 def test_the_pre_flight_says_that_images_of_another_family_need_the_toolkit(clean: Cluster, first_run: Recap) -> None:

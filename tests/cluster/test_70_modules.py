@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.cluster import DRIVER_UNIT, Cluster, execute
+from tests.cluster.cluster import DRIVER_UNIT, PLUGIN_DIRECTORY, Cluster, execute
 from tests.cluster.manifests import claim, pod
+from tests.cluster.manifests import static as existing
 
 Result = dict[str, Any]
 Module = Callable[..., Result]
@@ -162,6 +164,53 @@ def test_a_prepared_claim_is_not_disturbed(clean: Cluster, node: str, ansible: M
         assert refused["claims"] == ["default/training"]
     clean.delete(pod("trainer", "training", node=node))
     clean.wait("the partition is given back", lambda: "2g.20gb" not in instances(clean, node))
+
+
+@pytest.fixture
+def one_partition(cluster: Cluster, node: str, ansible: Module) -> None:
+    """The last GPU is one partition, which is there when a test begins that counts what it leaves."""
+    ansible(node, "nvidia_mig", static({"7g.80gb": 1}))
+    cluster.wait("the partition is published", lambda: published(cluster, node) == ["7g.80gb"])
+
+
+@pytest.mark.prove
+@pytest.mark.usefixtures("one_partition")
+def test_claims_and_layouts_of_a_gpu_that_is_being_worked_on_wait_and_are_told_by_whom(
+    clean: Cluster, node: str, ansible: Module
+) -> None:
+    """Somebody holds the GPU's lock as whoever changes its layout does, for as long as this takes."""
+    uuid = ansible(node, "accelerator_info", {"match": {"index": GPU}})["devices"][0]["uuid"]
+    text = "a person with a screwdriver"
+    hold = (
+        "import fcntl, sys, time; file = open(sys.argv[1], 'r+'); fcntl.flock(file, fcntl.LOCK_EX); "
+        "file.truncate(0); file.write(sys.argv[2]); file.flush(); print('held', flush=True); time.sleep(600)"
+    )
+    lock = f"{PLUGIN_DIRECTORY}/locks/{uuid}.lock"
+    words = ["docker", "exec", node, "python3", "-c", hold, lock, text]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+            other = "device.attributes['gpu.nvidia.com'].profile == '2g.20gb'"
+            clean.apply(
+                claim("waits", device_class="mig.nvidia.com", expression=existing("7g.80gb")),
+                pod("waits", "waits", node=node),
+                claim("neighbour", device_class="mig.nvidia.com", expression=other),
+                pod("neighbour", "neighbour", node=node),
+            )
+            clean.wait_running("neighbour")
+            clean.wait(
+                "the refusal, with who holds the GPU",
+                lambda: [each for each in clean.get("events")["items"] if f"worked on by {text}" in json.dumps(each)],
+            )
+            assert clean.pod("waits")["status"]["phase"] == "Pending"
+            refused = ansible(node, "nvidia_mig", static(MIXED))
+            assert refused["error_code"] == "device-locked" and text in refused["msg"], refused
+            assert "7g.80gb" in instances(clean, node)
+        finally:
+            clean.run(node, "pkill", "-f", lock)
+    clean.wait_running("waits")
+    refused = ansible(node, "nvidia_mig", static(MIXED))
+    assert (refused["error_code"], refused["claims"]) == ("in-use", ["default/waits"]), refused
 
 
 @pytest.mark.parametrize(

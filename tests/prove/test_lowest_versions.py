@@ -7,10 +7,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.cluster.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAYBOOKS = sorted(path.stem for path in (ROOT / "playbooks").glob("*.yml"))
@@ -64,3 +67,27 @@ def test_they_read_the_documentation_of_modules_and_roles(lowest: Path) -> None:
     assert set(json.loads(run(lowest, "ansible-doc", "--json", *names))) == set(names)
     names = [f"dra.accelerators.{name}" for name in ROLES]
     assert set(json.loads(run(lowest, "ansible-doc", "--type", "role", "--json", *names))) == set(names)
+
+
+def test_they_take_a_node_there_and_back(cluster: Cluster, lowest: Path) -> None:
+    """What was installed with today's versions is removed, and installed again, by the lowest ones."""
+    node = cluster.nodes()[0]
+    offered = set(cluster.devices(node))
+    run_on_node = partial(cluster.playbook, programs=lowest)
+    limit = ("--limit", node)
+    told = run_on_node("site.yml", "--check", "--diff", *limit)
+    assert (told.failed, told.changed) == (0, 0), told.output
+    removed = run_on_node("remove.yml", *limit)
+    assert removed.failed == 0 and removed.changed > 0, removed.output
+    cluster.wait("nothing is offered", lambda: not cluster.slices(node))
+    told = run_on_node("site.yml", "--check", "--diff", *limit)
+    assert told.failed == 0 and told.changed > 0, told.output
+    installed = run_on_node("site.yml", *limit)
+    assert installed.failed == 0 and installed.changed > 0, installed.output
+    cluster.wait("what was offered is offered again", lambda: set(cluster.devices(node)) == offered)
+    for arguments in (limit, ("--check", "--diff", *limit)):
+        again = run_on_node("site.yml", *arguments)
+        assert (again.failed, again.changed) == (0, 0), again.output
+    # Whoever has newer versions finds nothing to do either.
+    newer = cluster.playbook("site.yml", *limit)
+    assert (newer.failed, newer.changed) == (0, 0), newer.output

@@ -7,12 +7,19 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
+
+from tests.cluster.cluster import Cluster, execute
+from tests.cluster.manifests import claim, dynamic, pod
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST = "3.10"
+#: Where a node's loader is told of the folder of that Python's own library.
+LOADER_FOLDERS = f"/etc/ld.so.conf.d/python{OLDEST}.conf"
 #: What the tests themselves need beside the nodes' own list; pins as in tests/tools/requirements.txt.
 TEST_PACKAGES = ("pytest", "hypothesis", "jsonschema", "grpcio-tools==1.85.1")
 
@@ -54,3 +61,42 @@ def test_the_node_programs_run_on_it(oldest: str, tmp_path: Path) -> None:
     )
     said = subprocess.run([python, "-c", reader], env=environment, capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "tomli"
+
+
+@pytest.fixture
+def old_node(clean: Cluster, oldest: str, tmp_path: Path) -> Iterator[tuple[Cluster, str, Path]]:
+    """A node with the oldest Python beside its own, and an inventory by which Ansible and the roles use that one."""
+    node = clean.nodes()[1]
+    said = execute([oldest, "-c", "import sys; print(sys.base_prefix)"]).stdout
+    prefix = Path(said.strip())
+    # Beside what the distribution has: services do not see anybody's home.
+    place = f"/opt/python{OLDEST}"
+    execute(["docker", "cp", prefix, f"{node}:{place}"])
+    clean.shell(node, f"echo {place}/lib >{LOADER_FOLDERS} && ldconfig")
+    inventory = yaml.safe_load(clean.inventory().read_text("utf-8"))
+    python = f"{place}/bin/python{OLDEST}"
+    inventory["all"]["children"]["accelerator_nodes"]["hosts"][node] |= {
+        "ansible_python_interpreter": python,
+        "python_environment_interpreter": python,
+    }
+    path = tmp_path / "hosts.yml"
+    path.write_text(yaml.safe_dump(inventory), encoding="utf-8")
+    yield clean, node, path
+    back = clean.playbook("site.yml", "--limit", node)
+    clean.shell(node, f"rm -rf {place} {LOADER_FOLDERS} && ldconfig")
+    assert back.failed == 0, back.output
+
+
+def test_a_node_that_has_it_is_installed_and_serves_pods(old_node: tuple[Cluster, str, Path]) -> None:
+    cluster, node, inventory = old_node
+    installed = cluster.playbook("site.yml", "--limit", node, inventory=inventory)
+    assert installed.failed == 0 and installed.changed > 0, installed.output
+    runs = cluster.run(node, "readlink", "-f", f"/proc/{cluster.driver_pid(node)}/exe").strip()
+    assert runs.endswith(f"/python{OLDEST}"), runs
+    cluster.apply(
+        claim("old", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("old", "old", node=node)
+    )
+    cluster.wait_running("old")
+    assert "MIG 1g.10gb" in cluster.wait("the pod's list", lambda: cluster.log("old"))
+    again = cluster.playbook("site.yml", "--limit", node, inventory=inventory)
+    assert (again.failed, again.changed) == (0, 0), again.output

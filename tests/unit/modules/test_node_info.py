@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -136,6 +137,23 @@ def test_releases_newest_first_and_only_whole_ones_of_the_collection(tmp_path: P
 def test_an_interpreter_that_is_not_there_is_a_problem_and_no_failure() -> None:
     found = _node.ask_interpreter(System(), "/nowhere/python3")
     assert found["version"] == "" and "/nowhere/python3" in found["problem"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "hidden"), [("/root/.pyenv/versions/3.10.13", True), ("/home", True), ("/homes", False), ("/usr", False)]
+)
+def test_an_interpreter_in_somebodys_home_is_hidden_from_services(tmp_path: Path, folder: str, hidden: bool) -> None:
+    program = tmp_path / "python3"
+    answer = json.dumps({"version": "3.10.13", "identity": "3.10.13 (main)", "venv": True, "folder": folder})
+    program.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    program.chmod(0o755)
+    found = _node.ask_interpreter(System(), str(program))
+    assert (found["folder"], found["hidden_from_services"]) == (folder, hidden)
+
+
+def test_an_interpreter_tells_where_it_is_installed() -> None:
+    found = _node.ask_interpreter(System(), sys.executable)
+    assert found["folder"] == str(Path(sys.base_prefix).resolve())
 
 
 def test_a_layout_is_read_without_a_device(run_here: Callable[..., dict[str, Any]]) -> None:
