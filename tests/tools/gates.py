@@ -126,7 +126,7 @@ def tarball_gate(root: Path) -> Step:
 
 
 def release_gates(_work: Path) -> list[Step]:
-    """What Galaxy would say of a release: its own importer runs the linters once more, over the tarball."""
+    """What Galaxy and ansible-builder would say of a release: the importer runs the linters once more, over the tarball."""
     root = cache()
     return [
         tarball_gate(root),
@@ -142,6 +142,16 @@ def release_gates(_work: Path) -> list[Step]:
             [sys.executable, ROOT / "tests/tools/checks/importer.py", root / "venv-importer", root / "dist"],
             after=("tarball", "importer tools"),
             remedy="mend what it calls an error; Galaxy would refuse the release.",
+        ),
+        Step(
+            "execution environment",
+            "2 s",
+            [root / "venv-importer/bin/ansible-builder", "introspect", tree()],
+            after=("importer tools",),
+            expect=tuple(
+                f"{need}  # from collection dra.accelerators" for need in ("kubernetes>=24.2.0", "[platform:rpm]")
+            ),
+            remedy="meta/execution-environment.yml names two files; what they ask for is what ansible-builder is to find.",
         ),
     ]
 
