@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -119,10 +119,14 @@ def parse_recap(output: str) -> dict[str, dict[str, int]]:
 
 
 class Cluster:
-    """One world of the test cluster, with its nodes, its API and the playbooks that are run over it."""
+    """One world of the test cluster, with its nodes, its API and the playbooks that are run over it.
 
-    def __init__(self, name: str) -> None:
+    ``variables`` are given to every playbook beside the fleet file of the examples.
+    """
+
+    def __init__(self, name: str, variables: Mapping[str, Any] | None = None) -> None:
         self.name = name
+        self.variables = dict(variables or {})
         self._commands: dict[str, list[str]] = {}
 
     # The world itself
@@ -359,6 +363,7 @@ class Cluster:
                 folder / "playbooks" / name,
                 "-e",
                 f"@{EXAMPLES / 'fleet.yml'}",
+                *(("-e", json.dumps(self.variables)) if self.variables else ()),
                 *arguments,
             ],
             timeout=timeout,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,7 +40,7 @@ def ansible(inventory: Path) -> Module:
     def run(host: str, module: str, options: Result, *, check: bool = False) -> Result:
         words = ["ansible", host, "--inventory", inventory, "--module-name", f"dra.accelerators.{module}"]
         words += ["--args", json.dumps(options), "--diff", *(["--check"] if check else [])]
-        completed = execute(words, check=False)
+        completed = execute(words, check=False, env={**os.environ, "ANSIBLE_PIPELINING": "true"})
         # With --diff the differences are printed before the result.
         start = completed.stdout.find(f"{host} | ")
         answer = completed.stdout[completed.stdout.find("{", start) :]

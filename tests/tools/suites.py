@@ -12,6 +12,7 @@ With the suite `prove` among them, the tests that are marked so run in all of th
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -191,6 +192,12 @@ def stop_engine() -> None:
         say(f"Docker Engine was not stopped: {done.stderr.strip() or done.stdout.strip()}")
 
 
+def end_by_signal() -> None:
+    """Have the signals that end a run end its steps as well: each has a session of its own, which the terminal does not reach."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda received, _frame: sys.exit(128 + received))
+
+
 def main(names: Sequence[str]) -> int:
     """Run the suites called ``names`` and return the exit status."""
     unknown = [name for name in names if name not in SUITES]
@@ -203,6 +210,7 @@ def main(names: Sequence[str]) -> int:
     environment = tool_environment(Path(sys.prefix))
     os.environ["PATH"] = environment["PATH"]
     found_engine = engine_answers()
+    end_by_signal()
     steps = graph(names, work)
     say(f"{', '.join(names)}: {len(steps)} steps, logs under {work}")
     results = run_steps(steps, work / "logs", environment)

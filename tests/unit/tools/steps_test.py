@@ -5,6 +5,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -121,6 +125,23 @@ def test_what_gives_way_does_so_where_the_kernel_shares_by_sessions(tmp_path: Pa
     niceness, session = result.log.read_text().splitlines()
     assert niceness == "19"
     assert session == "no autogroup" or session.endswith(" nice 19")
+
+
+def test_a_run_that_is_told_to_end_ends_its_steps(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, sys; import suites; from steps import Step, run_steps; suites.end_by_signal(); "
+        f"run_steps([Step('long', 'no time', ['sh', '-c', 'echo $$ >pid.new; mv pid.new pid; exec sleep 600'], "
+        f"cwd=pathlib.Path({str(tmp_path)!r}))], pathlib.Path({str(tmp_path)!r}), {{'PATH': '/usr/bin:/bin'}})"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(suites.ROOT / "tests/tools")}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.DEVNULL) as running:
+        while not (tmp_path / "pid").exists():
+            assert running.poll() is None
+            time.sleep(0.05)
+        running.terminate()
+        assert running.wait(timeout=60) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_long_scenarios_are_for_proving(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def apply_silicon(world: World) -> None:
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "false",
         "ANSIBLE_LOCALHOST_WARNING": "false",
+        "ANSIBLE_PIPELINING": "true",  # half the commands on a node for each task
     }
     command = [
         str(environment_folder / "bin" / "ansible-playbook"),
