@@ -54,7 +54,7 @@ class Configuration:
     layout: tuple[Rule, ...] = ()
     layout_rules: tuple[Mapping[str, Any], ...] = ()
     metrics_address: str = ""
-    inventory_interval: float = 10.0
+    inventory_interval: float = 30.0
     full_inventory_interval: float = 300.0
     token_lifetime: int = 2592000
     log: LogConfiguration = field(default_factory=LogConfiguration)

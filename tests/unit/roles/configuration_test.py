@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What the node driver does where nothing is set is the same by the role, by the driver itself, and by the documents."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from dra_driver.config import Configuration, parse
+
+ROOT = Path(__file__).resolve().parents[3]
+# What is the node's own, and what has no default.
+OF_THE_NODE = {"node_name", "kubeconfig"}
+
+
+def by_the_role() -> dict[str, Any]:
+    """The driver.yaml of a node for which nothing is set."""
+    environment = jinja2.Environment(autoescape=False)
+    environment.globals["lookup"] = lambda *_: ""
+    defaults = yaml.safe_load((ROOT / "roles/dra_driver/defaults/main.yml").read_text("utf-8"))
+    variables = yaml.safe_load((ROOT / "roles/dra_driver/vars/main.yml").read_text("utf-8"))
+
+    def value(template: Any) -> Any:
+        if isinstance(template, dict):
+            return {key: value(each) for key, each in template.items()}
+        if not isinstance(template, str) or "{{" not in template:
+            return template
+        (expression,) = re.findall(r"^\s*\{\{(.*)\}\}\s*$", template, re.DOTALL)
+        known = {name: value(defaults[name]) for name in re.findall(r"dra_driver_\w+", expression) if name in defaults}
+        return environment.compile_expression(expression)(**known)
+
+    settings = {key: each for key, each in variables["__dra_driver_settings_of_text"].items() if key not in OF_THE_NODE}
+    return value(settings) | value(variables["__dra_driver_settings_of_numbers"])
+
+
+def by_the_documents() -> dict[str, str]:
+    """The column of defaults in the table of keys."""
+    page = (ROOT / "docs/node-driver.md").read_text("utf-8").split("## Configuration", 1)[1].split("\n## ", 1)[0]
+    return dict(re.findall(r"^\| `(\w+)` \| (.+?) \| ", page, re.MULTILINE))
+
+
+def test_the_role_and_the_driver_have_the_same_defaults() -> None:
+    written = by_the_role()
+    assert {"inventory_interval", "full_inventory_interval", "token_lifetime", "cdi_directory", "log"} <= set(written)
+    with_all = parse({"node_name": "node", **written})
+    assert dataclasses.asdict(with_all) == dataclasses.asdict(Configuration(node_name="node"))
+
+
+def test_the_documents_name_every_key_that_the_role_writes_and_its_default() -> None:
+    table = by_the_documents()
+    written = by_the_role()
+    assert set(table) == set(written) | OF_THE_NODE
+    for key, default in written.items():
+        said = re.match(r"`(.*)`", table[key])
+        if said is None:
+            assert table[key].startswith("empty") and not default, key
+        else:
+            assert yaml.safe_load(said[1]) == default, f"{key}: {said[1]} and {json.dumps(default)}"
