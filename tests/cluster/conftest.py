@@ -22,9 +22,15 @@ OFTEN = {"dra_driver_inventory_interval": 10}
 
 
 @pytest.fixture(scope="session")
-def world() -> Iterator[Cluster]:
+def world_name() -> str:
+    """The world's name."""
+    return os.environ.get("DRA_ACCELERATORS_WORLD", "test")
+
+
+@pytest.fixture(scope="session")
+def world(world_name: str) -> Iterator[Cluster]:
     """Two bare Kubernetes nodes with eight H100 each; nothing of ours is installed on them."""
-    cluster = Cluster(os.environ.get("DRA_ACCELERATORS_WORLD", "test"), OFTEN)
+    cluster = Cluster(world_name, OFTEN)
     kept = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
     if not kept:
         cluster.world("down")

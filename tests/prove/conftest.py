@@ -1,9 +1,11 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Everything here is long: it carries the mark `prove`, so that only `make prove` runs it."""
+"""Everything here is long: it carries the mark `prove`, so that only `make prove` runs it, beside the cluster suite: its world is
+another one (``DRA_ACCELERATORS_PROVE_WORLD``, default ``prove``)."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,12 @@ from tests.cluster.conftest import bare, before, checked_run, clean, cluster, fi
 __all__ = ["bare", "before", "checked_run", "clean", "cluster", "first_run", "world"]
 
 HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def world_name() -> str:
+    """The world's name."""
+    return os.environ.get("DRA_ACCELERATORS_PROVE_WORLD", "prove")
 
 
 @pytest.hookimpl(tryfirst=True)

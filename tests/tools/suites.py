@@ -38,10 +38,13 @@ from steps import (
 PARALLEL = ("-n", "auto", "--dist", "worksteal")
 #: Takes back the selection of pyproject.toml, which leaves the tests marked `prove` out.
 EVERYTHING = ("-m", "")
-#: Lanes of their own, and what is written in front of the steps that run beside the cluster's: nothing in them waits for anything,
-#: so that they would take every second of processor time that a cluster wants to answer in.
-BUILD_LANE, CLUSTER_LANE, MOLECULE_LANE = "build", "cluster", "molecule"
+#: Lanes of their own. The last one has the oracles, molecule, and then what `make prove` makes worlds of its own for.
+BUILD_LANE, CLUSTER_LANE, MACHINES_LANE = "build", "cluster", "machines"
+#: What is written in front of the steps that run beside a cluster's: nothing in them waits for anything, so that they would
+#: take every second of processor time that a cluster wants to answer in.
 GIVING_WAY = (ROOT / "tests/tools/give_way",)
+#: The steps that give no way: clusters, and the build that they wait for.
+FIRST = frozenset({"world build", "cluster", "prove"})
 #: Molecule scenarios that are long: for `make prove`.
 LONG_SCENARIOS = frozenset({"container_runtime"})
 
@@ -87,7 +90,7 @@ def cluster(work: Path) -> list[Step]:
         "cluster", "20 min alone, 30 beside the others", "tests/cluster", remedy, work / "reports", lane=CLUSTER_LANE
     )
     remedy = "they need root and unshare; read the log."
-    oracles = pytest_step("oracles", "2 min alone", "tests/oracles", remedy, work / "reports", lane=MOLECULE_LANE)
+    oracles = pytest_step("oracles", "2 min alone", "tests/oracles", remedy, work / "reports", lane=MACHINES_LANE)
     return [build, replace(oracles, after=(build.name,)), replace(run, after=(build.name,))]
 
 
@@ -112,7 +115,7 @@ def molecule_steps(names: Sequence[str]) -> list[Step]:
         ["molecule", "destroy", "--scenario-name", "default"],
         remedy="see what `docker ps --all` says of the instance.",
         after=(build.name,),
-        lane=MOLECULE_LANE,
+        lane=MACHINES_LANE,
     )
     return [build, removal] + [
         Step(
@@ -121,7 +124,7 @@ def molecule_steps(names: Sequence[str]) -> list[Step]:
             ["molecule", "test", "--scenario-name", scenario],
             remedy=f"run `molecule converge -s {scenario}` and `molecule login -s {scenario}` to look at the instance.",
             after=(removal.name,),
-            lane=MOLECULE_LANE,
+            lane=MACHINES_LANE,
         )
         for scenario in names
     ]
@@ -130,7 +133,7 @@ def molecule_steps(names: Sequence[str]) -> list[Step]:
 def prove(work: Path) -> list[Step]:
     """What has no place in the other suites: worlds of its own, other versions, hours of the same."""
     build = world_build()
-    step = pytest_step("prove", "1 h", "tests/prove", "read the log.", work / "reports", lane=CLUSTER_LANE)
+    step = pytest_step("prove", "1 h", "tests/prove", "read the log.", work / "reports", lane=MACHINES_LANE)
     breaks = Step(
         "breaks",
         "10 min",
@@ -138,7 +141,7 @@ def prove(work: Path) -> list[Step]:
         remedy="a test that stays green with the product broken proves nothing: mend it, or the list in break_product.py.",
     )
     long = molecule_steps([name for name in scenarios() if name in LONG_SCENARIOS])
-    return [build, breaks, replace(step, after=(build.name,)), *long]
+    return [build, breaks, *long, replace(step, after=(build.name,))]
 
 
 def bench(work: Path) -> list[Step]:
@@ -169,9 +172,7 @@ def graph(names: Sequence[str], work: Path) -> list[Step]:
         }
     if any(step.lane == CLUSTER_LANE for step in steps.values()):
         steps = {
-            name: step
-            if step.lane in (BUILD_LANE, CLUSTER_LANE)
-            else replace(step, command=[*GIVING_WAY, *step.command])
+            name: step if name in FIRST else replace(step, command=[*GIVING_WAY, *step.command])
             for name, step in steps.items()
         }
     return list(steps.values())
