@@ -35,6 +35,7 @@ def sources(edits: dict[str, Any]) -> set[str]:
 @contextmanager
 def nvidia_ctk(cluster: Cluster, node: str) -> Iterator[None]:
     """NVIDIA's program on the node for as long as this lasts, from the moment on that the driver knows what it says."""
+    execute([ROOT / "tests/world/world", "build", "--only", "oracles"], timeout=1800)
     cache = execute([ROOT / "tests/tools/cache"]).stdout.strip()
     built = execute(["sh", "-c", f"ls -t {cache}/world/binaries/nvidia-ctk-*/nvidia-ctk"]).stdout.split()[0]
     execute(["docker", "cp", built, f"{node}:{TOOLKIT}"])

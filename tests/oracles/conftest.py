@@ -21,7 +21,7 @@ CACHE = Path(
 
 @pytest.fixture(scope="session")
 def built() -> Path:
-    """The folder of the programs that the test world has built; what is missing is built now."""
+    """The folder of the programs that the test world builds, for its nodes and as oracles; what is missing is built now."""
     subprocess.run([ROOT / "tests/world/world", "build"], check=True)
     return CACHE / "world/binaries"
 

@@ -47,6 +47,8 @@ GIVING_WAY = (ROOT / "tests/tools/give_way",)
 FIRST = frozenset({"world build", "cluster", "prove"})
 #: Molecule scenarios that are long: for `make prove`.
 LONG_SCENARIOS = frozenset({"container_runtime"})
+#: Those that run programs which no world is made of.
+NEED_ORACLES = frozenset({"container_runtime"})
 
 
 def pytest_step(
@@ -72,26 +74,38 @@ def simulator(work: Path) -> list[Step]:
 
 
 def world_build() -> Step:
-    """The test world's programs and images, built beside what does not need them and before what does."""
+    """What worlds are made of, built beside what does not need it and before what does."""
     return Step(
         "world build",
         "10 min cold, a few seconds warm",
-        [ROOT / "tests/world/world", "build"],
+        [ROOT / "tests/world/world", "build", "--only", "worlds"],
         remedy="read the log; `tests/world/world build` goes on where it stopped.",
+        lane=BUILD_LANE,
+    )
+
+
+def oracle_build() -> Step:
+    """The programs that tests ask: no world waits for them."""
+    return Step(
+        "oracle build",
+        "4 min cold, a second warm",
+        [ROOT / "tests/world/world", "build", "--only", "oracles"],
+        remedy="read the log; `tests/world/world build` goes on where it stopped.",
+        after=("world build",),
         lane=BUILD_LANE,
     )
 
 
 def cluster(work: Path) -> list[Step]:
     """The tests on the real cluster."""
-    build = world_build()
+    build, programs = world_build(), oracle_build()
     remedy = "keep the world with DRA_ACCELERATORS_KEEP_WORLD=1 and look around with `tests/world/world status`."
     run = pytest_step(
         "cluster", "20 min alone, 30 beside the others", "tests/cluster", remedy, work / "reports", lane=CLUSTER_LANE
     )
     remedy = "they need root and unshare; read the log."
     oracles = pytest_step("oracles", "2 min alone", "tests/oracles", remedy, work / "reports", lane=MACHINES_LANE)
-    return [build, replace(oracles, after=(build.name,)), replace(run, after=(build.name,))]
+    return [build, programs, replace(oracles, after=(build.name, programs.name)), replace(run, after=(build.name,))]
 
 
 def scenarios() -> list[str]:
@@ -108,22 +122,24 @@ def molecule(_work: Path) -> list[Step]:
 
 def molecule_steps(names: Sequence[str]) -> list[Step]:
     """The steps that the scenarios called ``names`` need, and one for each of them."""
-    build = world_build()
+    needed = [world_build()]
+    if NEED_ORACLES.intersection(names):
+        needed.append(oracle_build())
     removal = Step(
         "molecule destroy",
         "5 s",
         ["molecule", "destroy", "--scenario-name", "default"],
         remedy="see what `docker ps --all` says of the instance.",
-        after=(build.name,),
+        after=(needed[0].name,),
         lane=MACHINES_LANE,
     )
-    return [build, removal] + [
+    return [*needed, removal] + [
         Step(
             f"molecule {scenario}",
             "2 min",
             ["molecule", "test", "--scenario-name", scenario],
             remedy=f"run `molecule converge -s {scenario}` and `molecule login -s {scenario}` to look at the instance.",
-            after=(removal.name,),
+            after=(removal.name, *(step.name for step in needed if scenario in NEED_ORACLES)),
             lane=MACHINES_LANE,
         )
         for scenario in names

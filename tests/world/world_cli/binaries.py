@@ -9,15 +9,18 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 from . import cache
 from .commands import execute
 from .errors import WorldError
-from .pins import GO_MINIMUM, GO_PACKAGE, NODE_PROGRAMS, PINNED, RELEASES, Component
+from .parallel import in_parallel
+from .pins import GO_MINIMUM, GO_PACKAGE, NODE_PROGRAMS, ORACLES, PINNED, RELEASES, Component
 from .progress import step
 
+#: Builds side by side, and compilers in each: downloads and linkers leave processors to others.
 BUILD_JOBS = 2
 
 
@@ -117,13 +120,22 @@ def link_programs(component: Component, built: Path, target: Path) -> None:
         os.link(built / executable_name(package), target / name)
 
 
-def build_all(thorough: bool = False, release: str = PINNED) -> None:
-    """Build what is missing or damaged, one component after the other."""
-    for component in RELEASES[release]:
-        folder = component_folder(component)
-        if cache.damage(folder, thorough) is not None:
-            with step(f"build {component.name}", component.version):
-                cache.ensure(folder, partial(compile_component, component), thorough)
+def builds(components: Iterable[Component], thorough: bool = False) -> list[Callable[[], None]]:
+    """The jobs that build what is missing or damaged, one for each such component."""
+
+    def build(component: Component) -> None:
+        with step(f"build {component.name}", component.version):
+            cache.ensure(component_folder(component), partial(compile_component, component), thorough)
+
+    wanted = [component for component in components if cache.damage(component_folder(component), thorough) is not None]
+    if wanted:
+        find_go()  # once, before several look for it
+    return [partial(build, component) for component in wanted]
+
+
+def build_oracles(thorough: bool = False) -> None:
+    """Build the programs that tests ask what they say."""
+    in_parallel(builds(ORACLES, thorough), BUILD_JOBS)
 
 
 def program(name: str, release: str = PINNED) -> Path:

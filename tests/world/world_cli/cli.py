@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from . import cluster, engine, gates, host, image, inventory, nodes, state
+from . import binaries, cluster, engine, gates, host, image, inventory, nodes, state
 from .errors import WorldError
+from .parallel import in_parallel
 from .pins import PINNED, RELEASES
 from .progress import say, step
 from .state import World
@@ -39,6 +40,9 @@ def parser() -> argparse.ArgumentParser:
         return verbs.add_parser(name, help=text, description=text, parents=[naming])
 
     build = verb("build", "make programs and images; what is there and whole is kept")
+    build.add_argument(
+        "--only", choices=("worlds", "oracles"), help="what worlds are made of, or the programs that tests ask"
+    )
     build.add_argument("--prune", action="store_true", help="then remove what belongs to other pins")
     build.add_argument("--release", choices=tuple(RELEASES), default=PINNED, help="which Kubernetes")
     build.add_argument("--verify", action="store_true", help="read every cached file and compare it with its stamp")
@@ -122,6 +126,20 @@ def _up(arguments: argparse.Namespace, name: str) -> int:
     return 0
 
 
+def _build(arguments: argparse.Namespace) -> int:
+    if arguments.only != "oracles":
+        cluster.prepare_host(arguments.verify, arguments.release)
+    if arguments.only != "worlds":
+        host.require_root()
+        host.install_packages()
+        binaries.build_oracles(arguments.verify)
+    for removed in image.prune() if arguments.prune else []:
+        say(f"removed {removed}")
+    if arguments.only != "oracles":
+        print(image.node_image(arguments.release))
+    return 0
+
+
 def _down(arguments: argparse.Namespace, name: str) -> int:
     names = sorted({*state.names(), *engine.worlds()}) if arguments.all else [name]
     for each in names:
@@ -157,7 +175,7 @@ def _load(world: World, wanted: str) -> None:
                 raise WorldError(f"{wanted} is neither an archive nor an image of Docker's: build or import it first.")
             archive = Path(folder) / "image.tar"
             engine.docker("save", "--output", str(archive), wanted)
-        cluster.in_parallel([partial(nodes.import_images, node.name, archive) for node in world.nodes])
+        in_parallel([partial(nodes.import_images, node.name, archive) for node in world.nodes])
     say(f"{wanted}: loaded into {', '.join(node.name for node in world.nodes)}")
 
 
@@ -172,11 +190,7 @@ def dispatch(arguments: argparse.Namespace) -> int:
     """Do what was asked for; return the exit status."""
     name = state.check_name(getattr(arguments, "name", DEFAULT_NAME))
     if arguments.verb == "build":
-        cluster.prepare_host(arguments.verify, arguments.release)
-        for removed in image.prune() if arguments.prune else []:
-            say(f"removed {removed}")
-        print(image.node_image(arguments.release))
-        return 0
+        return _build(arguments)
     if arguments.verb == "up":
         return _up(arguments, name)
     if arguments.verb == "down":

@@ -8,7 +8,6 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from . import binaries, cache, certificates, engine, host, image, nodes, setting
 from .commands import execute, wait_until
 from .errors import WorldError
 from .host import Host
+from .parallel import in_parallel
 from .pins import LABEL, PINNED
 from .progress import say, step
 from .state import Node, World
@@ -60,19 +60,6 @@ def kubectl(
 def _lock(name: str) -> Path:
     """Lock of one world. It outlives the world: a lock whose file is removed would hold off nobody."""
     return cache.world_cache() / "locks" / name
-
-
-def in_parallel(jobs: Iterable[Callable[[], object]]) -> None:
-    """Run jobs side by side; when some fail, all end and every failure is told in one WorldError."""
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        futures = [pool.submit(job) for job in jobs]
-    failures = [future.exception() for future in futures]
-    known = [str(failure) for failure in failures if isinstance(failure, WorldError)]
-    for failure in failures:
-        if failure is not None and not isinstance(failure, WorldError):
-            raise failure
-    if known:
-        raise WorldError("\n".join(known))
 
 
 def prepare_host(thorough: bool = False, release: str = PINNED) -> None:

@@ -8,18 +8,21 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from . import binaries, cache, engine, host, pods
 from .commands import execute
 from .errors import WorldError
+from .parallel import in_parallel
 from .pins import (
     DEBIAN_SUITE,
     LABEL,
     NODE_IMAGE,
     NODE_PACKAGES,
     NODE_PROGRAMS,
+    ORACLES,
     PINNED,
     RELEASES,
     WORLD_FOLDER,
@@ -171,9 +174,8 @@ def make_node_image(name: str, release: str) -> None:
         engine.docker("rm", "--force", container)
 
 
-def build(thorough: bool = False, release: str = PINNED) -> None:
-    """Make everything that a world is started from: programs, bootstrap, pod images, node image."""
-    binaries.build_all(thorough, release)
+def make_root_and_pods(thorough: bool = False) -> None:
+    """Make the bootstrapped root file system, and the pod images that are cut out of it, where they are missing."""
     for kind, folder, make in (
         ("bootstrap", bootstrap_folder(), bootstrap),
         ("pod images", pods_folder(), make_pod_images),
@@ -181,6 +183,14 @@ def build(thorough: bool = False, release: str = PINNED) -> None:
         if cache.damage(folder, thorough) is not None:
             with step(kind):
                 cache.ensure(folder, make, thorough)
+
+
+def build(thorough: bool = False, release: str = PINNED) -> None:
+    """Make everything that a world is started from: programs, bootstrap, pod images, node image."""
+    jobs = binaries.builds(RELEASES[release], thorough)
+    # Next to the longest build comes what waits for its downloads.
+    jobs.insert(1, partial(make_root_and_pods, thorough))
+    in_parallel(jobs, binaries.BUILD_JOBS)
     name = node_image(release)
     with cache.locked(cache.world_cache() / ".node-image.lock"):
         if engine.inspect("image", name) is None:
@@ -193,7 +203,7 @@ def prune() -> list[str]:
 
     An image that a container still runs on stays.
     """
-    components = [component for release in RELEASES.values() for component in release]
+    components = [*ORACLES, *(component for release in RELEASES.values() for component in release)]
     kept = {bootstrap_folder().name, pods_folder().name, *(binaries.component_folder(each).name for each in components)}
     images = {node_image(release) for release in RELEASES}
     folders = [*cache.world_cache().glob("*/" + cache.STAMP), *cache.world_cache().glob("binaries/*/" + cache.STAMP)]

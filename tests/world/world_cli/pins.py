@@ -139,20 +139,22 @@ def _kubernetes(name: str, version: str, module: str) -> Component:
     )
 
 
+#: What a world is made of; the longest comes first, because they are built side by side.
 COMPONENTS = (
+    _kubernetes("kubernetes", KUBERNETES_VERSION, "go"),
     Component(
         "containerd",
         CONTAINERD_VERSION,
         {name: f"{_CONTAINERD}/cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
         {f"{_CONTAINERD}/version.Version": f"v{CONTAINERD_VERSION}"},
     ),
-    Component(
-        "containerd-1.7",
-        OLD_CONTAINERD_VERSION,
-        {"containerd-1.7": f"{_OLD_CONTAINERD}/cmd/containerd"},
-        {f"{_OLD_CONTAINERD}/version.Version": f"v{OLD_CONTAINERD_VERSION}"},
-    ),
     Component("etcd", ETCD_VERSION, {"etcd": "go.etcd.io/etcd/server/v3"}, {}),
+    Component(
+        "crictl",
+        CRICTL_VERSION,
+        {"crictl": "sigs.k8s.io/cri-tools/cmd/crictl"},
+        {"sigs.k8s.io/cri-tools/pkg/version.Version": f"v{CRICTL_VERSION}"},
+    ),
     Component(
         "cni",
         CNI_PLUGINS_VERSION,
@@ -165,12 +167,10 @@ COMPONENTS = (
         },
         {},
     ),
-    Component(
-        "crictl",
-        CRICTL_VERSION,
-        {"crictl": "sigs.k8s.io/cri-tools/cmd/crictl"},
-        {"sigs.k8s.io/cri-tools/pkg/version.Version": f"v{CRICTL_VERSION}"},
-    ),
+)
+
+#: Programs that no world is made of: tests ask them what they say.
+ORACLES = (
     Component(
         "nvidia-ctk",
         NVIDIA_CTK_VERSION,
@@ -185,7 +185,12 @@ COMPONENTS = (
         {},
         cgo=True,
     ),
-    _kubernetes("kubernetes", KUBERNETES_VERSION, "go"),
+    Component(
+        "containerd-1.7",
+        OLD_CONTAINERD_VERSION,
+        {"containerd-1.7": f"{_OLD_CONTAINERD}/cmd/containerd"},
+        {f"{_OLD_CONTAINERD}/version.Version": f"v{OLD_CONTAINERD_VERSION}"},
+    ),
 )
 
 OLDEST_KUBERNETES = _kubernetes("kubernetes-oldest", OLDEST_KUBERNETES_VERSION, "oldest")
@@ -195,7 +200,7 @@ OLDEST_KUBERNETES = _kubernetes("kubernetes-oldest", OLDEST_KUBERNETES_VERSION, 
 PINNED, OLDEST = "pinned", "oldest"
 RELEASES = {
     PINNED: COMPONENTS,
-    OLDEST: (*(each for each in COMPONENTS if each.name != "kubernetes"), OLDEST_KUBERNETES),
+    OLDEST: (OLDEST_KUBERNETES, *(each for each in COMPONENTS if each.name != "kubernetes")),
 }
 
 #: Programs of the node image, by folder. The host keeps the rest (kubectl is in both places).

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Jobs side by side: all failures are told, and an interruption begins nothing new."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from world_cli import parallel
+from world_cli.errors import WorldError
+
+#: Longer than anything here takes; only a test that fails waits for it.
+LONG = 30
+
+
+def fail(why: str) -> None:
+    raise WorldError(why)
+
+
+def test_jobs_run_beside_each_other() -> None:
+    meet = threading.Barrier(2)
+    parallel.in_parallel([partial(meet.wait, LONG), partial(meet.wait, LONG)], workers=2)
+
+
+def test_all_end_and_every_failure_is_told() -> None:
+    done: list[str] = []
+    with pytest.raises(WorldError, match=r"(?s)no disk.*no network"):
+        parallel.in_parallel([partial(fail, "no disk"), partial(fail, "no network"), partial(done.append, "third")])
+    assert done == ["third"]
+
+
+def test_a_mistake_of_the_program_is_no_world_error() -> None:
+    with pytest.raises(ZeroDivisionError):
+        parallel.in_parallel([lambda: 1 // 0, partial(fail, "no disk")])
+
+
+def test_an_interruption_begins_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    shut = threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        """Tells the job that runs when the pool has been shut."""
+
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            shut.set()
+            super().shutdown(wait=wait)
+
+    monkeypatch.setattr(parallel, "ThreadPoolExecutor", Pool)
+    begun: list[str] = []
+
+    def first() -> None:
+        begun.append("first")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        assert shut.wait(LONG)
+
+    with pytest.raises(KeyboardInterrupt):
+        parallel.in_parallel([first, partial(begun.append, "second")], workers=1)
+    assert begun == ["first"]
