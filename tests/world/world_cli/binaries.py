@@ -22,6 +22,9 @@ from .progress import step
 
 #: Builds side by side, and compilers in each: downloads and linkers leave processors to others.
 BUILD_JOBS = 2
+#: What the compiler spares: debug information, which the linker would drop, and inlining outside of Go's own library. That is a good part
+#: of its work; what calls itself often enough for inlining to matter lies in the library.
+COMPILER_FLAGS = ("-gcflags=all=-dwarf=false -l", "-gcflags=std=-dwarf=false")
 
 
 def component_key(component: Component, module_folder: Path) -> str:
@@ -33,6 +36,7 @@ def component_key(component: Component, module_folder: Path) -> str:
         repr(sorted(component.programs.items())),
         repr(sorted(component.variables.items())),
         repr(component.cgo),
+        repr(COMPILER_FLAGS),
         os.uname().machine,
     )
 
@@ -96,6 +100,7 @@ def compile_component(component: Component, target: Path) -> None:
             "-trimpath",
             "-mod=readonly",
             f"-modfile={component.module}.mod",
+            *COMPILER_FLAGS,
             "-ldflags",
             linker,
             "-o",
