@@ -38,7 +38,8 @@ def parse(text: str | int) -> Fraction:
         raise ValueError(f"{text!r} is not a quantity: expected a number with an optional suffix such as Gi, G or m")
     sign, digits, suffix = found.groups()
     suffix = suffix or ""
-    factor = Fraction(10) ** int(suffix[1:]) if suffix[:1] in ("e", "E") and len(suffix) > 1 else _FACTORS[suffix]
+    # E and Ei are units; whatever else begins with an e is an exponent.
+    factor = _FACTORS[suffix] if suffix in _FACTORS else Fraction(10) ** int(suffix[1:])
     value = Fraction("0" + digits if digits.startswith(".") else digits) * factor
     return -value if sign == "-" else value
 

@@ -62,9 +62,30 @@ def test_bytes_have_the_largest_suffix_that_divides_them(value: int, text: str) 
     assert quantity.format_bytes(value) == text
 
 
+@pytest.mark.parametrize("power", range(7))
+def test_every_binary_suffix_is_read(power: int) -> None:
+    assert quantity.parse(quantity.format_bytes(7 * 1024**power)) == 7 * 1024**power
+
+
 @given(
     st.decimals(min_value=-(10**9), max_value=10**9, places=3, allow_nan=False),
-    st.sampled_from([("", 0), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("m", -3), ("u", -6), ("e2", 2), ("E-1", -1)]),
+    st.sampled_from(
+        [
+            ("", 0),
+            ("k", 3),
+            ("M", 6),
+            ("G", 9),
+            ("T", 12),
+            ("P", 15),
+            ("E", 18),
+            ("m", -3),
+            ("u", -6),
+            ("n", -9),
+            ("e2", 2),
+            ("E-1", -1),
+            ("E1", 1),
+        ]
+    ),
 )
 def test_decimal_quantities_have_their_exact_value(number: Decimal, suffix: tuple[str, int]) -> None:
     assert quantity.parse(f"{number:f}{suffix[0]}") == Fraction(number) * Fraction(10) ** suffix[1]
