@@ -26,13 +26,14 @@ OF_EACH = {
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
 }
 LISTING = "nvmlDeviceGetGpuInstances"
+WAITING = "nvmlEventSetWait_v2"
 
 
 def asked(stage: Stage) -> Counter[str]:
-    """The calls of one look, by function."""
+    """The calls of one look, by function. Who listens meanwhile goes on waiting: that is no part of it."""
     calls = recorded(stage)
     stage.gpus()
-    found = Counter(function for function, _argument in calls)
+    found = Counter(function for function, _argument in calls if function != WAITING)
     stage.backend._nvml.call = type(stage.backend._nvml).call.__get__(stage.backend._nvml)  # type: ignore[method-assign]
     return found
 
@@ -115,7 +116,7 @@ def partitions_are_listed_when_they_may_have_changed(stage: Stage) -> None:
     assert asked(stage)[LISTING] == len(gpu.profiles) == asked(stage)[LISTING]  # nobody listens
     listening = Listening(stage)
     listening.registered((gpu,))
-    assert asked(stage) == Counter({"nvmlDeviceGetCount": 1, **dict.fromkeys(OF_EACH, 8), "nvmlEventSetWait_v2": 0})
+    assert asked(stage) == Counter({"nvmlDeviceGetCount": 1, **dict.fromkeys(OF_EACH, 8)})
     assert stage.gpus()[0].partitions == (made,)
     stage.backend.destroy_partition(gpu.uuid, made.instance_id)
     assert stage.gpus()[0].partitions == ()
