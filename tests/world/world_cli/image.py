@@ -17,8 +17,8 @@ from .commands import execute
 from .errors import WorldError
 from .parallel import in_parallel
 from .pins import (
+    BUILD_LABEL,
     DEBIAN_SUITE,
-    LABEL,
     NODE_IMAGE,
     NODE_PACKAGES,
     NODE_PROGRAMS,
@@ -32,9 +32,7 @@ from .progress import step
 NODE_FILES = WORLD_FOLDER / "node"
 ROOT_ARCHIVE = "root.tar"
 UNIT_FOLDER = "etc/systemd/system"
-#: Label of what a build leaves when it is cut off.
-_BUILD_LABEL = f"{LABEL}.build"
-_NODE_CHANGES = ("ENV container=docker", 'CMD ["/usr/local/lib/world/init"]')
+_NODE_CHANGES = ("ENV container=docker", 'CMD ["/usr/local/lib/world/init"]', f"LABEL {BUILD_LABEL}=")
 
 
 def bootstrap_folder() -> Path:
@@ -143,15 +141,22 @@ def _write_node_layer(stream: IO[bytes], release: str) -> None:
         archive.addfile(journal)
 
 
+def left_by_builds() -> list[str]:
+    """Names of the containers that builds have left which were cut off. They were filled, and never started."""
+    filters = (f"label={BUILD_LABEL}=node", "status=created")
+    options = [word for each in filters for word in ("--filter", each)]
+    return engine.docker("ps", "--all", "--format", "{{.Names}}", *options).stdout.split()
+
+
 def make_node_image(name: str, release: str) -> None:
     """Import the bootstrap, lay the cluster's programs and units over it, and tag the result."""
     changes = [word for change in _NODE_CHANGES for word in ("--change", change)]
-    left = engine.docker("ps", "--all", "--quiet", "--filter", f"label={_BUILD_LABEL}").stdout.split()
+    left = left_by_builds()
     if left:
-        engine.docker("rm", "--force", *left)
-    labels = ("--change", f"LABEL {_BUILD_LABEL}=base")
+        engine.docker("rm", *left)
+    labels = ("--change", f"LABEL {BUILD_LABEL}=base")
     base = engine.docker("import", *labels, str(bootstrap_folder() / ROOT_ARCHIVE)).stdout.strip()
-    container = engine.docker("create", "--label", f"{_BUILD_LABEL}=node", base, "/bin/true").stdout.strip()
+    container = engine.docker("create", "--label", f"{BUILD_LABEL}=node", base, "/bin/true").stdout.strip()
     try:
         with subprocess.Popen(
             ["docker", "cp", "-", f"{container}:/"],
@@ -218,5 +223,5 @@ def prune() -> list[str]:
     for name in listed:
         if name not in images and engine.docker("image", "rm", name, check=False).returncode == 0:
             removed.append(name)
-    engine.docker("image", "prune", "--force", "--filter", f"label={_BUILD_LABEL}=base")
+    engine.docker("image", "prune", "--force", "--filter", f"label={BUILD_LABEL}=base")
     return removed

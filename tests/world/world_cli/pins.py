@@ -68,6 +68,8 @@ PYTHON_IMAGE = "localhost/python:latest"
 
 NODE_IMAGE = "dra-accelerators-world/node"
 LABEL = "dra.accelerators.world"
+#: Label of what a build leaves when it is cut off. A finished image must not have it: whatever is started from it would, too.
+BUILD_LABEL = f"{LABEL}.build"
 
 #: Seconds each step usually takes on two cores, shown beside the elapsed time.
 USUAL_SECONDS = {

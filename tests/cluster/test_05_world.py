@@ -1,0 +1,29 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""The world itself: what is done for another one leaves it alone."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.cluster.cluster import ROOT, Cluster, execute
+
+sys.path.append(str(ROOT / "tests/world"))
+from world_cli import image
+from world_cli.pins import BUILD_LABEL
+
+
+def test_no_container_of_a_world_passes_for_what_a_cut_off_build_has_left(world: Cluster) -> None:
+    """The build of another release's node image removes such leftovers, while this world stands."""
+    (node, *_rest) = world.nodes()
+    made_of = execute(["docker", "inspect", "--format", "{{.Config.Image}}", node]).stdout.strip()
+    left = f"{world.name}-left-by-a-build"
+    execute(["docker", "create", "--name", left, "--label", f"{BUILD_LABEL}=node", made_of, "/bin/true"])
+    try:
+        found = image.left_by_builds()
+        marked = execute(["docker", "ps", "--all", "--filter", f"label={BUILD_LABEL}=node", "--format", "{{.Names}}"])
+    finally:
+        execute(["docker", "rm", left])
+    assert left in found
+    ours = {f"{world.name}-control", *world.nodes()}
+    assert not ours.intersection(found) and not ours.intersection(marked.stdout.split())
