@@ -8,7 +8,8 @@ from collections.abc import Collection, Sequence
 from typing import Callable, Protocol
 
 from .cdi import ContainerEdits
-from .model import ConfigKind, CounterSet, Device, Finding, Notice, Offer, OwnedPartition, Partition, Placement
+from .configuration import ConfigKind
+from .model import CounterSet, Device, Finding, Notice, Offer, OwnedPartition, Partition, Placement
 from .nvidia.backend import NvidiaBackend
 from .system import System
 

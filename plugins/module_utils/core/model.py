@@ -312,20 +312,6 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class ConfigKind:
-    """One kind of opaque configuration that a vendor's manifests may carry.
-
-    ``device_kind`` says which offers it is for (see Offer.kind). ``refused_fields`` are its optional fields, each with why
-    it is refused; ``{strategy}`` in the text stands for what was asked for. Without them the kind asks for nothing.
-    """
-
-    api_version: str
-    name: str
-    device_kind: str
-    refused_fields: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class CounterSet:
     """What a physical device has to share out among its offers."""
 

@@ -17,7 +17,7 @@ import pytest
 from dra_driver import logs, stages
 from dra_driver.claims.allocation import ClaimError, allocated_here, decode_allocation
 from dra_driver.claims.locks import NamedLocks
-from dra_driver.claims.opaque import check_configs
+from dra_driver.claims.opaque import configuration_of
 from dra_driver.claims.records import ClaimReference
 from dra_driver.config import InvalidConfiguration, load, parse
 from dra_driver.core.nvidia.configs import CONFIG_KINDS
@@ -109,21 +109,53 @@ V = "resource.nvidia.com/v1beta1"
             r"TimeSlicing\) is not offered by this version",
         ),
         ({"apiVersion": V, "kind": "MigDeviceConfig", "sharing": {"strategy": "MPS"}}, [], "partition", "MPS"),
-        ({"apiVersion": V, "kind": "GpuConfig", "shading": 1}, [], "device", "no field 'shading'"),
+        ({"apiVersion": V, "kind": "GpuConfig", "shading": 1}, [], "device", "shading is unknown; expected sharing"),
         ({"apiVersion": V, "kind": "VfioDeviceConfig"}, [], "device", "VfioDeviceConfig"),
         ({"apiVersion": "resource.nvidia.com/v9", "kind": "GpuConfig"}, [], "device", "v9"),
-        ({}, [], "device", "None None"),
+        ({}, [], "device", "no apiVersion and no kind"),
+        (
+            {"apiVersion": V, "kind": "GpuConfig", "sharing": {"strategy": "Quick"}},
+            [],
+            "device",
+            "sharing.strategy is 'Quick'; expected TimeSlicing or MPS",
+        ),
+        # Of another kind of device, and for all requests: it does not hold here, but it has to be right.
+        ({"apiVersion": V, "kind": "MigDeviceConfig", "sharing": {"strategy": "MPS"}}, [], "device", None),
+        ({"apiVersion": V, "kind": "MigDeviceConfig", "sharing": {}}, [], "device", "sharing.strategy is missing"),
     ],
 )
 def test_opaque_configs(parameters: dict[str, Any], requests: list[str], kind: str, message: str | None) -> None:
     configs = configs_of(parameters, *requests)
     if message is None:
-        check_configs(CONFIG_KINDS, configs, request="r", device_kind=kind)
+        configuration_of(CONFIG_KINDS, configs, request="r", device_kind=kind)
     else:
         with pytest.raises(ClaimError, match=message) as found:
-            check_configs(CONFIG_KINDS, configs, request="r", device_kind=kind)
+            configuration_of(CONFIG_KINDS, configs, request="r", device_kind=kind)
         assert found.value.hint
         assert found.value.code == "config-refused"
+
+
+def test_the_claims_configuration_goes_before_the_classs_and_a_later_one_before_an_earlier_one() -> None:
+    def entry(source: str, parameters: dict[str, Any], *requests: str) -> dict[str, Any]:
+        return {"source": source, "requests": list(requests), "opaque": {"driver": DRIVER, "parameters": parameters}}
+
+    shared = {"apiVersion": V, "kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing"}}
+    plain = {"apiVersion": V, "kind": "GpuConfig"}
+    others = {"apiVersion": V, "kind": "MigDeviceConfig"}
+
+    def chosen(*entries: dict[str, Any]) -> Any:
+        configs = decode_allocation(claim(result(), config=list(entries)), REFERENCE, DRIVER).devices[0].configs
+        return configuration_of(CONFIG_KINDS, configs, request="r", device_kind="device")
+
+    assert chosen() is None
+    assert chosen(entry("FromClaim", others)) is None
+    # What another one goes before is not asked for, so that it need not be offered.
+    assert chosen(entry("FromClaim", plain), entry("FromClass", shared)).values == {}
+    assert chosen(entry("FromClaim", shared, "r"), entry("FromClaim", plain)).values == {}
+    with pytest.raises(ClaimError, match="TimeSlicing"):
+        chosen(entry("FromClaim", plain), entry("FromClaim", shared, "r"))
+    with pytest.raises(ClaimError, match="sharing is 1; expected a mapping"):
+        chosen(entry("FromClaim", plain), entry("FromClass", {**plain, "sharing": 1}))
 
 
 def test_configuration_with_everything(tmp_path: Path) -> None:

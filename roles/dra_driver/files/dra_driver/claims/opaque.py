@@ -1,62 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Opaque configurations of claims and classes, decoded strictly by the kinds that the vendor's folder names.
+"""Which opaque configuration of a claim's and its class's holds for one device.
 
-A manifest written for the vendor's driver is understood; what it asks for beyond the defaults and this version does not
-do is refused by name, never silently ignored.
+Facts: the API server merges nothing. A configuration holds for the requests that it names, or for all; one of the claim goes before
+one of the class, a later one before an earlier one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from ..core.model import ConfigKind
+from ..core.configuration import (
+    ConfigKind,
+    ConfigRefused,
+    Configuration,
+    decode_configuration,
+    refuse_what_is_not_offered,
+)
 from .allocation import ClaimError, OpaqueConfig
 
 
-def check_configs(
+def configuration_of(
     kinds: Sequence[ConfigKind], configs: Iterable[OpaqueConfig], *, request: str, device_kind: str
-) -> None:
-    """Check all configurations that apply to one device. Raises ClaimError with code config-refused.
+) -> Configuration | None:
+    """Return the configuration that holds for one device, of those that apply to it from lowest to highest precedence.
 
-    A configuration that names the request must fit its kind of device; one for all requests passes by the devices that
-    it is not made for.
+    All of them have to be right, also those that another one goes before; that one alone has to be offered. One that names the request must fit its kind of
+    device; one for all requests passes by the devices that it is not made for. Raises ClaimError with code config-refused.
     """
+    chosen = None
     for config in configs:
-        kind = _kind(kinds, config, request)
-        if kind.device_kind != device_kind:
-            if config.requests:
-                raise _refused(
-                    request,
-                    f"{kind.name} is for a {kind.device_kind}, and the request was given a {device_kind}",
-                    "Use the kind that fits the request's DeviceClass.",
-                )
-            continue
-        _check_fields(kind, config.parameters, request)
-
-
-def _kind(known: Sequence[ConfigKind], config: OpaqueConfig, request: str) -> ConfigKind:
-    api_version, name = config.parameters.get("apiVersion"), config.parameters.get("kind")
-    for kind in known:
-        if (kind.api_version, kind.name) == (api_version, name):
-            return kind
-    names = ", ".join(f"{kind.api_version} {kind.name}" for kind in known) or "none"
-    raise _refused(request, f"its kind is {api_version} {name}", f"This version knows {names}.")
-
-
-def _check_fields(kind: ConfigKind, parameters: Mapping[str, Any], request: str) -> None:
-    for field, value in parameters.items():
-        if field in ("apiVersion", "kind"):
-            continue
-        if field not in kind.refused_fields:
-            raise _refused(request, f"{kind.name} has no field {field!r}", "Correct the configuration.")
-        if value is None:
-            continue
-        strategy = value.get("strategy", "no strategy") if isinstance(value, Mapping) else value
-        raise _refused(
-            request, kind.refused_fields[field].format(strategy=strategy), f"Leave {field} out of the configuration."
-        )
+        try:
+            found = decode_configuration(kinds, config.parameters)
+        except ConfigRefused as error:
+            raise _refused(request, error.message, error.hint) from error
+        if found.kind.device_kind == device_kind:
+            chosen = found
+        elif config.requests:
+            raise _refused(
+                request,
+                f"{found.kind.name} is for a {found.kind.device_kind}, and the request was given a {device_kind}",
+                "Use the kind that fits the request's DeviceClass.",
+            )
+    if chosen is not None:
+        try:
+            refuse_what_is_not_offered(chosen)
+        except ConfigRefused as error:
+            raise _refused(request, error.message, error.hint) from error
+    return chosen
 
 
 def _refused(request: str, found: str, hint: str) -> ClaimError:

@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..core.configuration import ConfigKind
 from ..core.errors import InUse
-from ..core.model import ConfigKind, Device, Offer, OwnedPartition, Partition
+from ..core.model import Device, Offer, OwnedPartition, Partition
 from ..core.prepared import PREPARING
 from .allocation import AllocatedDevice, Allocation, ClaimError
 from .debts import Debt
-from .opaque import check_configs
+from .opaque import configuration_of
 from .records import DEVICE, PARTITION, ClaimRecord, ClaimReference, DeviceRecord
 
 # In the store's meta table, with the device's UUID behind it: the driver has switched partitioning on, and switches it
@@ -143,7 +144,7 @@ def plan_prepare(
     modes: dict[str, ModeChange] = {}
     for allocated in allocation.devices:
         offer = offers[allocated.device]
-        check_configs(config_kinds, allocated.configs, request=allocated.request, device_kind=offer.kind)
+        configuration_of(config_kinds, allocated.configs, request=allocated.request, device_kind=offer.kind)
         entry = _entry(allocated, offer, cdi_kind=cdi_kind, claim_uid=allocation.claim.uid)
         for record in others:
             for held in record.devices:

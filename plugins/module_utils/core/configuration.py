@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Opaque configurations of claims, templates and classes: one decoder for whoever reads them.
+
+A vendor's folder names its kinds as data. What is wrong in itself is told apart from what is right and not offered by this
+version: both are refused by name, never silently ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .documents import InvalidDocument, Problem, Record, any_of, decode, shown
+from .errors import AcceleratorError
+
+#: The fields by which every kind is known.
+IDENTITY = ("apiVersion", "kind")
+
+
+class ConfigRefused(AcceleratorError):
+    """A configuration cannot be used. ``problems`` has all that is wrong with its fields; it is empty for an unknown kind."""
+
+    default_code = "config-refused"
+
+    def __init__(self, message: str, *, hint: str = "", problems: Sequence[Problem] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True)
+class NotOffered:
+    """What a right configuration asks for and this version does not do: the field, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ConfigKind:
+    """One kind of opaque configuration that a vendor's manifests may carry.
+
+    ``device_kind`` says which offers it is for (see Offer.kind), ``record`` what it may hold beside apiVersion and kind.
+    ``not_offered`` tells what of a decoded configuration this version does not do.
+    """
+
+    api_version: str
+    name: str
+    device_kind: str
+    record: Record
+    not_offered: Callable[[Mapping[str, Any]], Iterator[NotOffered]] = lambda _values: iter(())
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A decoded configuration: its kind, and its values with their defaults."""
+
+    kind: ConfigKind
+    values: Mapping[str, Any]
+
+
+def decode_configuration(kinds: Sequence[ConfigKind], parameters: Mapping[str, Any]) -> Configuration:
+    """Decode one configuration. Raises ConfigRefused, naming every field that is wrong and what it may be."""
+    kind = _kind(kinds, parameters)
+    content = {name: value for name, value in parameters.items() if name not in IDENTITY}
+    try:
+        values = decode(kind.record, content)
+    except InvalidDocument as error:
+        raise ConfigRefused(
+            f"{kind.name} is wrong: {error}", hint="Correct the configuration.", problems=error.problems
+        ) from None
+    return Configuration(kind, values)
+
+
+def refuse_what_is_not_offered(configuration: Configuration) -> None:
+    """Refuse a right configuration for what it asks for beyond this version. Raises ConfigRefused, naming the fields."""
+    lacking = tuple(configuration.kind.not_offered(configuration.values))
+    if lacking:
+        raise ConfigRefused(
+            f"{configuration.kind.name}: " + "; ".join(f"{each.path} {each.reason}" for each in lacking),
+            hint=f"Leave {any_of([each.path for each in lacking])} out of the configuration.",
+        )
+
+
+def _kind(kinds: Sequence[ConfigKind], parameters: Mapping[str, Any]) -> ConfigKind:
+    api_version, name = (parameters.get(field) for field in IDENTITY)
+    for kind in kinds:
+        if (kind.api_version, kind.name) == (api_version, name):
+            return kind
+    known = ", ".join(f"{kind.api_version} {kind.name}" for kind in kinds) or "none"
+    missing = [field for field in IDENTITY if parameters.get(field) is None]
+    found = f"has no {' and no '.join(missing)}" if missing else f"is {shown(api_version)} {shown(name)}"
+    raise ConfigRefused(f"its kind {found}", hint=f"This version knows {known}.")

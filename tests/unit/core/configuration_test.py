@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Opaque configurations: decoded strictly, all that is wrong said at once, the same result for what means the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dra_driver.core.configuration import (
+    ConfigRefused,
+    Configuration,
+    decode_configuration,
+    refuse_what_is_not_offered,
+)
+from dra_driver.core.documents import (
+    Choice,
+    Entries,
+    Flag,
+    InvalidDocument,
+    Record,
+    Size,
+    Whole,
+    any_of,
+    decode,
+    shown,
+)
+from dra_driver.core.nvidia.configs import CONFIG_KINDS
+from hypothesis import given
+from hypothesis import strategies as st
+
+VERSION = "resource.nvidia.com/v1beta1"
+WHAT = Record(
+    {
+        "mode": Choice(("one", "two")),
+        "share": Whole(1, 100, "percent"),
+        "memory": Size(1024**2),
+        "quick": Flag(),
+        "each": Entries(r"[0-9]+", "a number", Size()),
+        "inner": Record({"mode": Choice(("one",))}, required=frozenset({"mode"})),
+    },
+    defaults={"mode": "one"},
+)
+
+#: Anything that JSON can say, and more often than by chance the words that mean something here.
+NAMES = [
+    "sharing",
+    "strategy",
+    "mpsConfig",
+    "timeSlicingConfig",
+    "interval",
+    "apiVersion",
+    "kind",
+    "defaultActiveThreadPercentage",
+    "defaultPinnedDeviceMemoryLimit",
+    "defaultPerDevicePinnedMemoryLimit",
+    "TimeSlicing",
+    "MPS",
+    "Long",
+    "GpuConfig",
+    "0",
+    "1Gi",
+    "1Ei",
+    "1e400",
+    "-1",
+]
+WORDS = st.sampled_from([*NAMES, VERSION])
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=300) | WORDS
+JSON = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS | st.text(max_size=8), inner, max_size=5),
+    max_leaves=12,
+)
+
+
+def gpu(**sharing: Any) -> dict[str, Any]:
+    return {"apiVersion": VERSION, "kind": "GpuConfig", "sharing": sharing}
+
+
+@pytest.mark.parametrize(
+    ("document", "decoded"),
+    [
+        ({}, {"mode": "one"}),
+        ({"mode": None}, {"mode": "one"}),
+        ({"memory": "1Gi", "mode": "two"}, {"mode": "two", "memory": 1024**3}),
+        ({"memory": 1048576.0}, None),
+        ({"memory": "1048576500m"}, {"mode": "one", "memory": 1048577}),
+        ({"share": 5.0, "quick": False}, {"mode": "one", "share": 5, "quick": False}),
+        ({"each": {"1": "1Ki", "0": "1"}}, {"mode": "one", "each": {"0": 1, "1": 1024}}),
+    ],
+)
+def test_what_means_the_same_is_the_same(document: dict[str, Any], decoded: dict[str, Any] | None) -> None:
+    if decoded is None:
+        with pytest.raises(InvalidDocument):
+            decode(WHAT, document)
+    else:
+        assert decode(WHAT, document) == decoded
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ([], "the document is a list; expected a mapping with mode, share, "),
+        ({"mode": "three"}, "mode is 'three'; expected one or two"),
+        ({"mode": ["one"]}, "mode is a list; expected one or two"),
+        ({"share": True}, "share is true; expected a whole number from 1 to 100 percent"),
+        ({"share": 101}, "share is 101; expected"),
+        ({"share": 1.5}, "share is 1.5; expected"),
+        ({"quick": "yes"}, "quick is 'yes'; expected true or false"),
+        ({"memory": "1 Gi"}, "memory is '1 Gi'; expected an amount of memory such as 4Gi or 500M, 1Mi at least"),
+        ({"memory": "1Ki"}, "memory is '1Ki'; expected"),
+        ({"memory": "8Ei"}, "memory is '8Ei'; expected"),
+        ({"each": {"a": "1"}}, "each is a mapping with the key 'a'; expected a number"),
+        ({"each": {"0": {}}}, "each.0 is a mapping; expected an amount"),
+        ({"each": {str(number): 1 for number in range(200)}}, "each is a mapping; expected .* 128 at most"),
+        ({"inner": {}}, "inner.mode is missing; expected one"),
+        ({"inner": {"mode": "one", "more": 1}}, "inner.more is unknown; expected mode"),
+        ({"Mode": "one"}, "Mode is unknown; expected mode, share, memory, quick, each or inner"),
+    ],
+)
+def test_what_is_wrong_is_named(document: Any, message: str) -> None:
+    with pytest.raises(InvalidDocument, match=message):
+        decode(WHAT, document)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(InvalidDocument) as found:
+        decode(WHAT, {"mode": 1, "share": 0, "other": 2, "inner": {"mode": "x"}})
+    assert [problem.path for problem in found.value.problems] == ["other", "mode", "share", "inner.mode"]
+
+
+def test_words_in_messages() -> None:
+    assert (any_of(["a", "b", "c"]), any_of(["a"]), any_of([])) == ("a, b or c", "a", "nothing")
+    assert (shown({}), shown(None), shown("x" * 1000)) == ("a mapping", "null", "'" + "x" * 38 + "…")
+    assert (shown(-(10**38)), shown(10**5000)) == (f"-1{'0' * 38}", "a number of more than 39 digits")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "values"),
+    [
+        ({"apiVersion": VERSION, "kind": "GpuConfig"}, {}),
+        (gpu(strategy="TimeSlicing"), {"sharing": {"strategy": "TimeSlicing"}}),
+        (
+            gpu(strategy="TimeSlicing", timeSlicingConfig={}),
+            {"sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Default"}}},
+        ),
+        (
+            gpu(
+                strategy="MPS",
+                mpsConfig={
+                    "defaultActiveThreadPercentage": 50,
+                    "defaultPinnedDeviceMemoryLimit": "10Gi",
+                    "defaultPerDevicePinnedMemoryLimit": {"0": "5Gi"},
+                },
+            ),
+            {
+                "sharing": {
+                    "strategy": "MPS",
+                    "mpsConfig": {
+                        "defaultActiveThreadPercentage": 50,
+                        "defaultPinnedDeviceMemoryLimit": 10 * 1024**3,
+                        "defaultPerDevicePinnedMemoryLimit": {"0": 5 * 1024**3},
+                    },
+                }
+            },
+        ),
+    ],
+)
+def test_the_vendors_manifests_are_understood(parameters: dict[str, Any], values: dict[str, Any]) -> None:
+    assert decode_configuration(CONFIG_KINDS, parameters).values == values
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        (gpu(), "sharing.strategy is missing; expected TimeSlicing or MPS"),
+        (
+            gpu(strategy="MPS", timeSlicingConfig={"interval": "Long"}),
+            "sharing.timeSlicingConfig is given with strategy MPS; expected strategy TimeSlicing",
+        ),
+        (
+            gpu(strategy="TimeSlicing", timeSlicingConfig={"interval": "long"}),
+            "interval is 'long'; expected Default, Short, Medium or Long",
+        ),
+        (
+            gpu(strategy="MPS", mpsConfig={"defaultActiveThreadPercentage": 0}),
+            "defaultActiveThreadPercentage is 0; expected a whole number from 1 to 100 percent",
+        ),
+        (
+            gpu(strategy="MPS", mpsConfig={"defaultPerDevicePinnedMemoryLimit": {"gpu0": "1Gi"}}),
+            "a mapping with the key 'gpu0'; expected a device's index or UUID",
+        ),
+        (
+            {"apiVersion": VERSION, "kind": "MigDeviceConfig", "sharing": {"strategy": "MPS", "timeSlicingConfig": {}}},
+            "sharing.timeSlicingConfig is unknown; expected strategy or mpsConfig",
+        ),
+        (
+            {"apiVersion": VERSION, "kind": "Gpuconfig"},
+            "its kind is '.*' 'Gpuconfig'. This version knows .* GpuConfig, ",
+        ),
+        ({"kind": "GpuConfig"}, "its kind has no apiVersion"),
+    ],
+)
+def test_what_the_vendor_would_refuse_is_refused(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigRefused, match=message):
+        decode_configuration(CONFIG_KINDS, parameters)
+
+
+def test_what_is_right_and_not_offered_is_told_apart() -> None:
+    configuration = decode_configuration(CONFIG_KINDS, gpu(strategy="MPS"))
+    with pytest.raises(ConfigRefused, match=r"GpuConfig: sharing \(MPS\) is not offered .* Leave sharing out") as found:
+        refuse_what_is_not_offered(configuration)
+    assert not found.value.problems
+
+
+@given(JSON, st.sampled_from(CONFIG_KINDS))
+def test_whatever_is_written_is_decoded_or_refused_in_short_words(content: Any, kind: Any) -> None:
+    parameters = {"apiVersion": VERSION, "kind": kind.name, "sharing": content}
+    try:
+        configuration = decode_configuration(CONFIG_KINDS, parameters)
+    except ConfigRefused as error:
+        assert error.problems and all(len(str(problem)) < 400 for problem in error.problems)
+    else:
+        again = {"apiVersion": VERSION, "kind": kind.name, **configuration.values}
+        assert decode_configuration(CONFIG_KINDS, again) == Configuration(configuration.kind, configuration.values)
+
+
+@given(st.dictionaries(WORDS, LEAVES, max_size=4))
+def test_whatever_kind_is_named_is_known_or_refused(parameters: dict[str, Any]) -> None:
+    try:
+        kind = decode_configuration(CONFIG_KINDS, parameters).kind
+    except ConfigRefused as error:
+        assert error.hint
+    else:
+        assert (kind.api_version, kind.name) == (parameters["apiVersion"], parameters["kind"])
