@@ -73,27 +73,26 @@ def simulator(work: Path) -> list[Step]:
     return [pytest_step("simulator", "2 min alone", "tests/simulator", remedy, work / "reports", PARALLEL)]
 
 
-def world_build() -> Step:
-    """What worlds are made of, built beside what does not need it and before what does."""
+def build_step(what: str, usual: str, after: Sequence[str] = ()) -> Step:
+    """A part of what the test world builds: ``world`` or ``oracle``."""
     return Step(
-        "world build",
-        "10 min cold, a few seconds warm",
-        [ROOT / "tests/world/world", "build", "--only", "worlds"],
+        f"{what} build",
+        usual,
+        [ROOT / "tests/world/world", "build", "--only", f"{what}s"],
         remedy="read the log; `tests/world/world build` goes on where it stopped.",
+        after=tuple(after),
         lane=BUILD_LANE,
     )
+
+
+def world_build() -> Step:
+    """What worlds are made of, built beside what does not need it and before what does."""
+    return build_step("world", "10 min cold, a few seconds warm")
 
 
 def oracle_build() -> Step:
     """The programs that tests ask: no world waits for them."""
-    return Step(
-        "oracle build",
-        "4 min cold, a second warm",
-        [ROOT / "tests/world/world", "build", "--only", "oracles"],
-        remedy="read the log; `tests/world/world build` goes on where it stopped.",
-        after=("world build",),
-        lane=BUILD_LANE,
-    )
+    return build_step("oracle", "4 min cold, a second warm", after=["world build"])
 
 
 def cluster(work: Path) -> list[Step]:

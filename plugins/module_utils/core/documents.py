@@ -100,19 +100,6 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Flag:
-    """True or false."""
-
-    expected: str = "true or false"
-
-    def decode(self, value: Any, path: str, problems: list[Problem]) -> Any:
-        """Return the truth value."""
-        if not isinstance(value, bool):
-            problems.append(Problem(path, shown(value), self.expected))
-        return value
-
-
-@dataclass(frozen=True)
 class Whole:
     """A whole number from ``least`` to ``most``, in ``unit``."""
 

@@ -16,7 +16,6 @@ from dra_driver.core.configuration import (
 from dra_driver.core.documents import (
     Choice,
     Entries,
-    Flag,
     InvalidDocument,
     Record,
     Size,
@@ -35,7 +34,6 @@ WHAT = Record(
         "mode": Choice(("one", "two")),
         "share": Whole(1, 100, "percent"),
         "memory": Size(1024**2),
-        "quick": Flag(),
         "each": Entries(r"[0-9]+", "a number", Size()),
         "inner": Record({"mode": Choice(("one",))}, required=frozenset({"mode"})),
     },
@@ -85,7 +83,7 @@ def gpu(**sharing: Any) -> dict[str, Any]:
         ({"memory": "1Gi", "mode": "two"}, {"mode": "two", "memory": 1024**3}),
         ({"memory": 1048576.0}, None),
         ({"memory": "1048576500m"}, {"mode": "one", "memory": 1048577}),
-        ({"share": 5.0, "quick": False}, {"mode": "one", "share": 5, "quick": False}),
+        ({"share": 5.0}, {"mode": "one", "share": 5}),
         ({"each": {"1": "1Ki", "0": "1"}}, {"mode": "one", "each": {"0": 1, "1": 1024}}),
     ],
 )
@@ -106,7 +104,6 @@ def test_what_means_the_same_is_the_same(document: dict[str, Any], decoded: dict
         ({"share": True}, "share is true; expected a whole number from 1 to 100 percent"),
         ({"share": 101}, "share is 101; expected"),
         ({"share": 1.5}, "share is 1.5; expected"),
-        ({"quick": "yes"}, "quick is 'yes'; expected true or false"),
         ({"memory": "1 Gi"}, "memory is '1 Gi'; expected an amount of memory such as 4Gi or 500M, 1Mi at least"),
         ({"memory": "1Ki"}, "memory is '1Ki'; expected"),
         ({"memory": "8Ei"}, "memory is '8Ei'; expected"),
@@ -115,7 +112,7 @@ def test_what_means_the_same_is_the_same(document: dict[str, Any], decoded: dict
         ({"each": {str(number): 1 for number in range(200)}}, "each is a mapping; expected .* 128 at most"),
         ({"inner": {}}, "inner.mode is missing; expected one"),
         ({"inner": {"mode": "one", "more": 1}}, "inner.more is unknown; expected mode"),
-        ({"Mode": "one"}, "Mode is unknown; expected mode, share, memory, quick, each or inner"),
+        ({"Mode": "one"}, "Mode is unknown; expected mode, share, memory, each or inner"),
     ],
 )
 def test_what_is_wrong_is_named(document: Any, message: str) -> None:

@@ -29,28 +29,22 @@ def configuration_of(
     device; one for all requests passes by the devices that it is not made for. Raises ClaimError with code config-refused.
     """
     chosen = None
-    for config in configs:
-        try:
+    try:
+        for config in configs:
             found = decode_configuration(kinds, config.parameters)
-        except ConfigRefused as error:
-            raise _refused(request, error.message, error.hint) from error
-        if found.kind.device_kind == device_kind:
-            chosen = found
-        elif config.requests:
-            raise _refused(
-                request,
-                f"{found.kind.name} is for a {found.kind.device_kind}, and the request was given a {device_kind}",
-                "Use the kind that fits the request's DeviceClass.",
-            )
-    if chosen is not None:
-        try:
+            if found.kind.device_kind == device_kind:
+                chosen = found
+            elif config.requests:
+                raise ConfigRefused(
+                    f"{found.kind.name} is for a {found.kind.device_kind}, and the request was given a {device_kind}",
+                    hint="Use the kind that fits the request's DeviceClass.",
+                )
+        if chosen is not None:
             refuse_what_is_not_offered(chosen)
-        except ConfigRefused as error:
-            raise _refused(request, error.message, error.hint) from error
+    except ConfigRefused as error:
+        raise ClaimError(
+            f"The opaque configuration for request {request!r} cannot be used: {error.message}",
+            hint=error.hint,
+            code=error.code,
+        ) from error
     return chosen
-
-
-def _refused(request: str, found: str, hint: str) -> ClaimError:
-    return ClaimError(
-        f"The opaque configuration for request {request!r} cannot be used: {found}", hint=hint, code="config-refused"
-    )
