@@ -80,7 +80,20 @@ def device_facts(device: Device) -> dict[str, Any]:
         "profiles": [profile_facts(profile) for profile in device.profiles],
         "partitions": [partition_facts(partition) for partition in device.partitions],
         "processes": [_process(process) for process in device.processes],
-        "health": {"healthy": device.health.healthy, "causes": list(device.health.causes)},
+        "health": {
+            "healthy": device.health.healthy,
+            "causes": list(device.health.causes),
+            "signs": [
+                {
+                    "cause": sign.cause,
+                    "severity": sign.severity.word,
+                    "value": sign.value,
+                    "message": sign.message,
+                    "remedy": sign.remedy,
+                }
+                for sign in device.health.signs
+            ],
+        },
     }
 
 

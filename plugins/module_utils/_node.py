@@ -277,6 +277,7 @@ def ask(
             "machine": uname.machine,
             "kernel": uname.release,
             "systemd": system.exists("/run/systemd/system"),
+            "iommu": bool(system.list_directory("/sys/kernel/iommu_groups")),
             "os_release": parse_os_release(text_of(system, "/etc/os-release") or ""),
         },
         "interpreters": {path: ask_interpreter(system, path) for path in interpreters},

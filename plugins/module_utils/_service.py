@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .core.companions import UNIT_PREFIX, units_listed
 from .core.device_locks import FOLDER as LOCKS
 
 
@@ -157,6 +158,18 @@ def plan_stop(units: Mapping[str, Mapping[str, Any]]) -> tuple[Step, ...]:
         if unit["active"] not in ("inactive", "failed"):
             steps.append(Step("stop", name, "it is no longer wanted"))
     return tuple(steps)
+
+
+def plan_stop_companions(listed: str) -> tuple[Step, ...]:
+    """Decide which services of claims are stopped, by what ``systemctl list-units`` tells of them, one a line.
+
+    Only the driver starts them, from templates that go with it. The program goes before the memory that it shares.
+    """
+    ours = [unit for unit in units_listed(listed) if unit.startswith(UNIT_PREFIX) and "@" in unit]
+    return tuple(
+        Step("stop", unit, "the driver that ran it for a claim goes")
+        for unit in sorted(ours, key=lambda unit: (unit.startswith(f"{UNIT_PREFIX}memory@"), unit))
+    )
 
 
 def stamps(units: Mapping[str, Mapping[str, Any]]) -> list[str]:

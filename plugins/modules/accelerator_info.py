@@ -205,10 +205,20 @@ devices:
       returned: success
       sample: [{"pid": 4711, "name": "python3"}]
     health:
-      description: Whether the device is healthy, and why not.
+      description:
+        - Whether the device is healthy, and why not, as one look finds it.
+        - Errors that it told of in former times (Xids, for example) are known to the node driver alone.
       type: dict
       returned: success
-      sample: {"healthy": true, "causes": []}
+      sample:
+        healthy: false
+        causes: [recovery-action]
+        signs:
+          - cause: recovery-action
+            severity: failed
+            value: reset
+            message: It asks for a reset.
+            remedy: The GPU has to be reset (nvidia-smi --gpu-reset) once nothing uses it.
     offers:
       description: What is published of the device.
       type: list
@@ -272,10 +282,11 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     find_binding,
     run,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils.core import health
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, NotFound
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules, wanted_for
-from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, devices_of
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, Finding
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 
@@ -290,12 +301,16 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-def facts(backend: Backend, device: Device, params: dict[str, Any]) -> dict[str, Any]:
+def facts(backend: Backend, finding: Finding, device: Device, params: dict[str, Any]) -> dict[str, Any]:
     if not params["offers"]:
         return device_facts(device)
+    offers = backend.offers(device, dynamic=params["dynamic"])
+    found = health.at_first_sight([finding])
     return {
         **device_facts(device),
-        "offers": [offer_facts(offer) for offer in backend.offers(device, dynamic=params["dynamic"])],
+        "offers": [
+            offer_facts(offer) for offer in health.tainted(backend.driver_name, offers, {device.uuid: device}, found)
+        ],
     }
 
 
@@ -306,7 +321,9 @@ def ask(backend: Backend, params: dict[str, Any]) -> tuple[dict[str, Any], list[
     try:
         findings = backend.discover()
         devices = [
-            facts(backend, device, params) for device in devices_of(findings) if wanted_for(device, rules) is not None
+            facts(backend, finding, finding.device, params)
+            for finding in findings
+            if finding.device is not None and wanted_for(finding.device, rules) is not None
         ]
         unanswered = [finding.describe() for finding in findings if finding.device is None]
     finally:

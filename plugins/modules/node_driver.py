@@ -17,9 +17,10 @@ description:
     run for some seconds, and its own C(status) says that it is ready and has published its devices. What the API server
     still holds of a former process is not believed.
   - A driver that ends again and again, or that is not ready in time, is a failure that quotes what the driver said last.
-  - With O(state=absent), stops the units and removes what the driver has left in the kubelet's folders, but only what is
-    shown to be this driver's. Its own unit's file bears the collection's mark, its state is a store of its own, and nobody
-    listens on its sockets any more. Another driver of the same name keeps everything.
+  - With O(state=absent), stops the units, those that the driver has started for claims among them, and removes what the driver
+    has left in the kubelet's folders, but only what is shown to be this driver's. Its own unit's file bears the collection's
+    mark, its state is a store of its own, and nobody listens on its sockets any more. Another driver of the same name keeps
+    everything.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -163,8 +164,11 @@ from ansible_collections.dra.accelerators.plugins.module_utils._service import (
     missing,
     plan_start,
     plan_stop,
+    plan_stop_companions,
     stamps,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils.core.companions import DIRECTORY as COMPANION_FOLDER
+from ansible_collections.dra.accelerators.plugins.module_utils.core.companions import LIST_UNITS
 from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import FOLDER as LOCKS
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import (
@@ -316,7 +320,7 @@ def remove(module: AnsibleModule, service: Service) -> dict[str, Any]:
     """Stop the driver and remove what is its. Raises NotStarted, OSError."""
     params, system = module.params, service.system
     units = ask_units(system, [DRIVER_UNIT, *params["helpers"]])
-    steps = plan_stop(units)
+    steps = (*plan_stop(units), *plan_stop_companions(companions(system)))
     if not module.check_mode:
         take(system, steps, params["timeout"])
     folders = {name: f"{params['kubelet_root']}/plugins/{name}" for name in params["names"]}
@@ -328,6 +332,7 @@ def remove(module: AnsibleModule, service: Service) -> dict[str, Any]:
         )
         owned += mine
         kept += others
+    owned += [path for path in companions_left(system) if system.exists(path)]
     if not module.check_mode:
         for path in owned:
             target = system.path(path)
@@ -335,6 +340,23 @@ def remove(module: AnsibleModule, service: Service) -> dict[str, Any]:
     result = outcome(steps)
     result["diff"]["after"] += "".join(f"remove {path}\n" for path in owned)
     return {**result, "changed": bool(steps or owned), "removed": owned, "kept": kept, "pid": 0}
+
+
+def companions(system: System) -> str:
+    """Return what systemd lists of the programs that the driver runs for claims. Raises NotStarted."""
+    done = system.run(LIST_UNITS, COMMAND_SECONDS)
+    if done.returncode != 0:
+        raise NotStarted(f"{' '.join(LIST_UNITS)} failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def companions_left(system: System) -> list[str]:
+    """Return what was written for the programs of claims, and the folders of it, in the order in which they can be removed."""
+    return [
+        *(f"{COMPANION_FOLDER}/{name}" for name in system.list_directory(COMPANION_FOLDER)),
+        COMPANION_FOLDER,
+        COMPANION_FOLDER.rpartition("/")[0],
+    ]
 
 
 def look_at_state(system: System, folder: str, registration: str) -> State:

@@ -83,7 +83,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 platform:
-  description: The operating system.
+  description: The operating system. C(iommu) says whether the kernel has IOMMU groups.
   returned: success
   type: dict
   sample:
@@ -91,6 +91,7 @@ platform:
     machine: x86_64
     kernel: 6.1.0
     systemd: true
+    iommu: true
     os_release: {id: debian, version_id: "12"}
 interpreters:
   description:

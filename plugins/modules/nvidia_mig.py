@@ -91,6 +91,16 @@ options:
           - For O(layout[].mode=static), a dictionary of profile names and counts, or a list of dictionaries with
             C(profile) and C(count), or, if the place matters, C(profile) and C(placement) with the first memory slice.
         type: raw
+      shares:
+        description:
+          - For O(layout[].mode=whole), how many claims have the GPU at a time, from 2 to 1024. Without it, one.
+          - This module changes nothing for it. The node driver, which has the same rules, publishes the GPU so.
+        type: int
+      passthrough:
+        description:
+          - For O(layout[].mode=whole) and O(layout[].mode=dynamic), whether virtual machines can have the GPU as well.
+          - This module changes nothing for it. The node driver, which has the same rules, publishes the GPU so.
+        type: bool
   config:
     description:
       - The content of a C(nvidia-mig-parted) configuration file, as data, from which O(config_name) is applied.
@@ -421,6 +431,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.model import
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.mig_parted import rules_from_mig_parted
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import (
     observe,
+    prepared_claims,
     prepared_partitions,
     wake_driver,
 )
@@ -489,7 +500,9 @@ def read_rules(module: AnsibleModule, devices: Sequence[Device], unread: Sequenc
 
 def decide(module: AnsibleModule, backend: Backend) -> tuple[tuple[Device, ...], tuple[Assignment, ...], list[str]]:
     """Look at the GPUs and plan; returns the GPUs that the layout is about, what each is to become, and warnings."""
-    findings, claims = observe(module.params["state_path"], backend.discover)
+    state = module.params["state_path"]
+    backend.remember(device for claim in prepared_claims(state) for device in claim.away)
+    findings, claims = observe(state, backend.discover)
     devices = well(findings)
     warnings = [f"One GPU keeps what it has: {each.describe()}" for each in findings if each.fault is not None]
     rules = read_rules(module, devices, [each.index for each in findings if each.fault is not None])

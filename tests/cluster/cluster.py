@@ -272,6 +272,14 @@ class Cluster:
         """Names of our claims' CDI files on a node."""
         return self.shell(node, "ls /var/run/cdi 2>/dev/null | grep '^k8s.gpu.nvidia.com-claim' || true").split()
 
+    def companions(self, node: str) -> list[str]:
+        """The services of a node that run for claims, and what was written for them."""
+        listed = self.run(
+            node, "systemctl", "list-units", "--all", "--plain", "--no-legend", "--full", "dra-accelerators-*@*.service"
+        )
+        files = self.shell(node, "ls /run/dra-accelerators/companions")
+        return [*(line.split()[0] for line in listed.splitlines()), *files.split()]
+
     def status(self, node: str) -> dict[str, Any]:
         """What the driver's ``status`` command says of our driver: how it is, and what is written down as prepared."""
         said = self.run(

@@ -9,6 +9,7 @@ that a killed run has left behind is taken down first: the tests begin with bare
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 
@@ -18,7 +19,8 @@ from tests.cluster.cluster import DRIVER_UNIT, Cluster, Recap
 
 #: A fault that is put into the hardware is waited for; three times as often as by default is soon enough. The demo, and the
 #: worlds of their own in `make prove`, run with the default.
-OFTEN = {"dra_driver_inventory_interval": 10}
+#: Metrics are told to whoever asks.
+OFTEN = {"dra_driver_inventory_interval": 10, "dra_driver_metrics_address": "0.0.0.0:9817"}
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +73,25 @@ def cluster(world: Cluster, first_run: Recap) -> Cluster:
     if first_run.failed:
         raise AssertionError(first_run.output)
     return world
+
+
+@pytest.fixture(scope="module")
+def other_layout(cluster: Cluster) -> Iterator[Recap]:
+    """A run that gives the second node another layout, by its tag alone.
+
+    Meanwhile four claims share its GPU 7, and virtual machines can have its GPUs 5 and 6.
+    """
+    node = cluster.nodes()[1]
+    rules = [
+        {"match": {"index": 7}, "mode": "whole", "shares": 4},
+        {"match": {"index": [5, 6]}, "mode": "dynamic", "passthrough": True},
+        {"match": {}, "mode": "dynamic"},
+    ]
+    only = ("site.yml", "--limit", node, "--tags", "layout")
+    yield cluster.playbook(*only, "-e", json.dumps({"accelerator_layouts": [{"hosts": node, "layout": rules}]}))
+    back = cluster.playbook(*only)
+    assert back.failed == 0, back.output
+    cluster.wait("every place is offered again", lambda: len(cluster.devices(node)) == 8 * 26)
 
 
 @pytest.fixture()

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -71,10 +71,17 @@ class Killer:
         self.armed = False
 
     def documents(
-        self, name: str, device_class: str, expression: str | None = None, count: int = 1
+        self,
+        name: str,
+        device_class: str,
+        expression: str | None = None,
+        count: int = 1,
+        config: Sequence[Mapping[str, Any]] = (),
     ) -> list[dict[str, Any]]:
         """A claim, and the pod on this node that wants it."""
         wanted = claim(name, device_class=device_class, expression=expression, count=count)
+        if config:
+            wanted["spec"]["devices"]["config"] = list(config)
         return [wanted, pod(name, name, node=self.node)]
 
     def delete(self, documents: Iterable[dict[str, Any]]) -> None:
@@ -95,6 +102,10 @@ class Killer:
         self.cluster.wait(f"claim {name} and its pod are gone", gone, timeout=240)
         self.cluster.wait(
             f"nothing is left on {self.node}",
-            lambda: sorted(self.cluster.instances(self.node)) == self.before and not self.cluster.cdi_files(self.node),
+            lambda: (
+                sorted(self.cluster.instances(self.node)) == self.before
+                and not self.cluster.cdi_files(self.node)
+                and not self.cluster.companions(self.node)
+            ),
             timeout=60,
         )

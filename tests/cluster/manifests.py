@@ -47,6 +47,19 @@ def pod(name: str, *claims: str, node: str | None = None, image: str = IMAGE, re
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}, "spec": spec}
 
 
+def settings(**fields: Any) -> dict[str, Any]:
+    """A configuration that sets something on the devices of all requests of a claim."""
+    parameters = {"apiVersion": "dra.accelerators/v1alpha1", "kind": "DeviceSettings", **fields}
+    return {"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}
+
+
+def mps(kind: str = "GpuConfig", **fields: Any) -> dict[str, Any]:
+    """A configuration that lets the containers of a claim share its devices through MPS."""
+    sharing = {"strategy": "MPS", "mpsConfig": fields}
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": kind, "sharing": sharing}
+    return {"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}
+
+
 def dynamic(profile: str) -> str:
     """CEL for a partition of this profile that does not exist yet (one that exists has a ``uuid``)."""
     return (

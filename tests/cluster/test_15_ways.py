@@ -27,9 +27,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = copy_of_the_collection(tree)
     node = copy / "roles/dra_driver/files/dra_driver/node.py"
     text = node.read_text(encoding="utf-8")
-    assert text.count('_notify("READY=1")') == 1
-    ends = '_notify("READY=1")\n    await asyncio.sleep(1)\n    os._exit(3)'
-    node.write_text(text.replace('_notify("READY=1")', ends), encoding="utf-8")
+    assert text.count('    notify("READY=1")\n') == 1
+    ends = '    notify("READY=1")\n    await asyncio.sleep(1)\n    __import__("os")._exit(3)\n'
+    node.write_text(text.replace('    notify("READY=1")\n', ends), encoding="utf-8")
     return tree
 
 
@@ -38,21 +38,6 @@ def test_a_wrong_layout_rule_is_refused_before_anything_is_touched(cluster: Clus
     refused = cluster.playbook("site.yml", "-e", json.dumps(wrong), check=False)
     assert refused.failed == len(cluster.nodes()) and refused.changed == 0, refused.output
     assert "unknown key indx" in refused.output
-
-
-def test_a_layout_is_changed_by_its_tag_alone(cluster: Cluster) -> None:
-    """The GPU is whole afterwards, and so is what the driver publishes: it was told the rules as well."""
-    node = cluster.nodes()[1]
-    rules = [{"match": {"index": 7}, "mode": "whole"}, {"match": {}, "mode": "dynamic"}]
-    asked = {"accelerator_layouts": [{"hosts": node, "layout": rules}]}
-    only = ("site.yml", "--limit", node, "--tags", "layout")
-    changed = cluster.playbook(*only, "-e", json.dumps(asked))
-    assert changed.failed == 0 and changed.changed > 0, changed.output
-    assert ": Name the release of the node programs]" not in changed.output
-    cluster.wait("GPU 7 is offered whole alone", lambda: len(cluster.devices(node)) == 7 * 26 + 1)
-    back = cluster.playbook(*only)
-    assert back.failed == 0, back.output
-    cluster.wait("every place is offered again", lambda: len(cluster.devices(node)) == 8 * 26)
 
 
 @pytest.mark.prove

@@ -185,7 +185,7 @@ def test_claim_with_a_configuration_that_is_not_offered_is_refused_in_words(clea
                 "parameters": {
                     "apiVersion": "resource.nvidia.com/v1beta1",
                     "kind": "GpuConfig",
-                    "sharing": {"strategy": "TimeSlicing"},
+                    "sharing": {"strategy": "MPS", "mpsConfig": {"multiUser": True}},
                 },
             }
         }
@@ -193,6 +193,6 @@ def test_claim_with_a_configuration_that_is_not_offered_is_refused_in_words(clea
     clean.apply(wish, pod("sharing", "sharing"))
     clean.wait(
         "the refusal as an event",
-        lambda: "TimeSlicing" in clean.kubectl("get", "events", "-n", "default", "-o", "yaml"),
+        lambda: "mpsConfig.multiUser is not offered" in clean.kubectl("get", "events", "-n", "default", "-o", "yaml"),
     )
     assert clean.pod("sharing")["status"]["phase"] == "Pending"

@@ -7,7 +7,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tests.cluster.cluster import DRIVER, Cluster
+import yaml
+
+from tests.cluster.cluster import DRIVER, EXAMPLES, Cluster
 from tests.cluster.manifests import IMAGE, PRINT_AND_STAY, claim, dynamic, pod
 
 
@@ -105,3 +107,29 @@ def test_each_container_sees_its_own_request_of_a_shared_claim(clean: Cluster) -
     for name, profile in (("small", "1g.10gb"), ("large", "2g.20gb")):
         log = clean.wait(f"the list of {name}", lambda name=name: clean.log("split", container=name))
         assert re.findall(r"MIG (\S+)", log) == [profile], log
+
+
+def test_the_first_wish_that_can_be_met_is_met_with_its_own_configuration(clean: Cluster) -> None:
+    example = EXAMPLES / "first-available.yaml"
+    wish, user = yaml.safe_load(example.read_text(encoding="utf-8"))["items"]
+    clean.apply(wish, user)
+    clean.wait_running("first-available")
+    log = clean.wait("the pod's list", lambda: clean.log("first-available"))
+    assert re.findall(r"MIG (\S+)", log) == ["2g.20gb"], "no GPU of the test world has 100 GiB"
+    assert list(allocated(clean, "first-available")) == ["gpu/part"]
+    clean.delete(user, wish)
+    (selector,) = wish["spec"]["devices"]["requests"][0]["firstAvailable"][0]["selectors"]
+    selector["cel"]["expression"] = selector["cel"]["expression"].replace("100Gi", "70Gi")
+    clean.apply(wish, user)
+    clean.wait_running("first-available")
+    node = clean.pod("first-available")["spec"]["nodeName"]
+    log = clean.wait("the pod's list", lambda: clean.log("first-available"))
+    (uuid,) = re.findall(r"^GPU 0: .*UUID: (GPU-[0-9a-f-]+)", log, re.MULTILINE)
+    assert list(allocated(clean, "first-available")) == ["gpu/large"] and "MIG " not in log
+
+    def limit() -> str:
+        return clean.run(node, "nvidia-smi", "--query-gpu=power.limit", "--format=csv,noheader", "-i", uuid).strip()
+
+    assert limit() == "500.00 W"
+    clean.delete(user, wish)
+    assert limit() == "700.00 W"

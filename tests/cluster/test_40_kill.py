@@ -8,7 +8,7 @@ that leave the most behind are part of every run; all the others, and other kind
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import cycle, zip_longest
 from typing import Any
 
@@ -17,18 +17,37 @@ from dra_driver.stages import PREPARE, UNPREPARE
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.killer import Killer, together
-from tests.cluster.manifests import dynamic, static
+from tests.cluster.manifests import dynamic, mps, settings, static
 
 #: Stages that only a claim goes through for which a partition is made.
 OF_PARTITIONS = {"partitioning-changed", "partition-created", "partition-destroyed", "partitioning-restored"}
+#: Stages that only a claim goes through that sets something on its devices.
+OF_SETTINGS = {"settings-applied", "settings-restored"}
+#: Stages that only a claim goes through whose containers share a device through a program.
+OF_COMPANIONS = {"companion-started", "companions-stopped"}
+#: Stages that only a claim goes through whose GPU goes to a virtual machine: killed in test_31_passthrough.py.
+OF_PASSTHROUGH = {"handed-over", "taken-back"}
 #: A partition without a file, a file without a record, a record of which the kubelet has not heard.
 SHORT = {"partition-created", "cdi-written", "recorded-prepared"}
 DYNAMIC = ("mig.nvidia.com", dynamic("1g.10gb"))
 KINDS = {
     "whole": ("gpu.nvidia.com", None, 1, 0),
+    "settings": ("gpu.nvidia.com", None, 1, 0),
     "static": ("mig.nvidia.com", static("1g.10gb"), 1, 0),
     "two": (*DYNAMIC, 2, 2),
+    "mps": (*DYNAMIC, 1, 1),
 }
+#: What a kind's claims are configured with, and the stages that come with it.
+CONFIGURED: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "settings": (settings(powerLimit=300, graphicsClocks={"minimum": 900, "maximum": 1200}), OF_SETTINGS),
+    "mps": (mps("MigDeviceConfig", defaultActiveThreadPercentage=50), OF_COMPANIONS),
+}
+
+
+def turned(cluster: Cluster, node: str) -> list[tuple[str, ...]]:
+    """Power limit and clock of each GPU of a node."""
+    fields = cluster.run(node, "nvidia-smi", "--query-gpu=power.limit,clocks.gr", "--format=csv,noheader")
+    return [tuple(line.split(", ")) for line in fields.splitlines()]
 
 
 @pytest.fixture()
@@ -44,8 +63,12 @@ def cases() -> list[Any]:
     """Every stage of preparing with one of unpreparing; the long ones have the mark of `make prove`."""
     return [
         pytest.param(prepare, unprepare, marks=() if prepare in SHORT else pytest.mark.prove)
-        for prepare, unprepare in zip(PREPARE, cycle(UNPREPARE))
+        for prepare, unprepare in zip(unconfigured(PREPARE), cycle(unconfigured(UNPREPARE)))
     ]
+
+
+def unconfigured(stages: Iterable[str]) -> list[str]:
+    return [stage for stage in stages if stage not in OF_SETTINGS | OF_COMPANIONS | OF_PASSTHROUGH]
 
 
 @pytest.mark.parametrize(("prepare", "unprepare"), cases())
@@ -73,7 +96,9 @@ def test_killed_at_a_stage(killers: list[Killer], prepare: str, unprepare: str) 
 
 
 def test_every_stage_is_among_the_cases() -> None:
-    assert {stage for case in cases() for stage in case.values} == {*PREPARE, *UNPREPARE}
+    of_kinds = {stage for _kind, *stages in cases_of_kinds() for stage in stages}
+    assert of_kinds >= {*PREPARE, *UNPREPARE} - OF_PASSTHROUGH
+    assert {stage for case in cases() for stage in case.values} == set(unconfigured((*PREPARE, *UNPREPARE)))
     assert sum(not case.marks for case in cases()) == len(SHORT)
 
 
@@ -82,7 +107,14 @@ def cases_of_kinds() -> list[tuple[str, str, str]]:
     cases = []
     for kind, (_class, _expression, _count, made) in KINDS.items():
         prepare, unprepare = (
-            [stage for stage in stages if made or stage not in OF_PARTITIONS] for stages in (PREPARE, UNPREPARE)
+            [
+                stage
+                for stage in stages
+                if (made or stage not in OF_PARTITIONS)
+                and stage not in OF_PASSTHROUGH
+                and (stage not in OF_SETTINGS | OF_COMPANIONS or stage in CONFIGURED.get(kind, ({}, set()))[1])
+            ]
+            for stages in (PREPARE, UNPREPARE)
         )
         if made > 1:
             prepare += ["partition-created:2"]
@@ -97,7 +129,8 @@ def test_killed_at_a_stage_of_every_kind(killers: list[Killer], kind: str, prepa
     killer = killers[0]
     cluster = killer.cluster
     device_class, expression, count, made = KINDS[kind]
-    documents = killer.documents("kind", device_class, expression, count)
+    config = [CONFIGURED[kind][0]] if kind in CONFIGURED else []
+    documents = killer.documents("kind", device_class, expression, count, config)
     if prepare:
         killer.arm(prepare)
     cluster.apply(*documents)
@@ -106,6 +139,8 @@ def test_killed_at_a_stage_of_every_kind(killers: list[Killer], kind: str, prepa
         killer.disarm()
     cluster.wait_running("kind", timeout=240)
     assert (killer.made(), len(cluster.cdi_files(killer.node))) == (made, 1)
+    assert turned(cluster, killer.node).count(("300.00 W", "900 MHz")) == (kind == "settings")
+    assert sum("mps@" in unit for unit in cluster.companions(killer.node)) == (kind == "mps")
     if unprepare:
         killer.arm(unprepare)
     killer.delete(documents)
@@ -113,6 +148,7 @@ def test_killed_at_a_stage_of_every_kind(killers: list[Killer], kind: str, prepa
         killer.wait_killed()
         killer.disarm()
     killer.wait_nothing_left("kind")
+    assert set(turned(cluster, killer.node)) == {("700.00 W", "345 MHz")}
 
 
 @pytest.mark.prove

@@ -158,7 +158,7 @@ def test_row_remapping(silicon: Silicon) -> None:
     assert client("nvmlDeviceGetRemappedRows", gpu) == [0, 0, 0, 0]
     silicon.control("fault 0 row-remap pending")
     assert client("nvmlDeviceGetRemappedRows", gpu) == [0, 0, 1, 0]
-    assert recovery(client, gpu) == 1
+    assert recovery(client, gpu) == 4
     silicon.control("gpu-reset 0")
     gpu = client.gpu()
     assert client("nvmlDeviceGetRemappedRows", gpu) == [0, 1, 0, 0]

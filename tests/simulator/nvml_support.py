@@ -264,7 +264,8 @@ def bare_silicon(nvml_build: Build) -> Iterator[Silicon]:
         folder = Path(name)
         folder.chmod(0o755)
         (folder / "lib").mkdir()
-        for name in (LIBRARY, f"libcuda.so.{VERSION}", "nvidia-smi"):
+        programs = ("nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
+        for name in (LIBRARY, f"libcuda.so.{VERSION}", *programs):
             shutil.copy(nvml_build.folder / name, folder / "lib" / name)
         (folder / "lib/libnvidia-ml.so.1").symlink_to(LIBRARY)
         (folder / "lib/libcuda.so.1").symlink_to(f"libcuda.so.{VERSION}")

@@ -158,8 +158,7 @@ class Run:
         """End what runs; lanes that wait go on to their ends without starting anything."""
         self._stopped.set()
         for process in list(self._processes.values()):
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
+            _end(process)
         for event in self._ended.values():
             event.set()
 
@@ -209,10 +208,17 @@ class Run:
             except OSError as error:
                 return Result(step, 0.0, f"{step.command[0]} could not be started: {error}", Counts(failed=1), None)
             self._processes[step.name] = process
+            if self._stopped.is_set():  # whoever stopped the run may have looked before this process was known
+                _end(process)
             code = _wait(process, log, started, tell)
         seconds = time.monotonic() - started
         problem = _judge(step, code, log.read_text(encoding="utf-8", errors="replace"))
         return Result(step, seconds, problem, _count(step, problem), log)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
 
 
 def run_steps(steps: Sequence[Step], logs: Path, environment: Mapping[str, str]) -> list[Result]:

@@ -4,14 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Callable, Protocol
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Callable, Protocol
 
 from .cdi import ContainerEdits
+from .companions import Companion, SharedDevice
 from .configuration import ConfigKind
-from .model import CounterSet, Device, Finding, Notice, Offer, OwnedPartition, Partition, Placement
+from .lanes import Call
+from .model import AttributeValue, CounterSet, Device, Finding, Notice, Offer, OwnedPartition, Partition, Placement
 from .nvidia.backend import NvidiaBackend
+from .settings import Knob
 from .system import System
+from .telemetry import Telemetry
 
 
 class Backend(Protocol):
@@ -30,6 +34,8 @@ class Backend(Protocol):
     driver_name: str
     cdi_kind: str
     config_kinds: tuple[ConfigKind, ...]
+    #: What the devices of the vendor's standard DeviceClasses are (see Offer.kind), by the class's name.
+    device_classes: Mapping[str, str]
 
     def open(self) -> None:
         """Reach the vendor's library. Raises BackendUnavailable with the reason; may be called again at any time."""
@@ -52,6 +58,9 @@ class Backend(Protocol):
 
     def device(self, uuid: str) -> Device:
         """Return fresh facts of one device, cheaply. Raises NotFound, DeviceFaulty, BackendUnavailable."""
+
+    def ask(self, uuid: str) -> Call[Device]:
+        """Begin what ``device`` does, and return at once: for who must not wait and can be told."""
 
     def wait_for_change(self, seconds: float) -> tuple[Notice, ...]:
         """Wait until a device tells of something, for so many seconds at most; nothing said means nothing was told.
@@ -80,12 +89,66 @@ class Backend(Protocol):
     def destroy_partition(self, uuid: str, instance_id: int) -> None:
         """Destroy a partition. Raises NotFound, InUse, NotPermitted, DeviceFaulty."""
 
-    def offers(self, device: Device, dynamic: bool, owned: Collection[OwnedPartition] = ()) -> tuple[Offer, ...]:
+    def knobs(self, uuid: str, names: Collection[str]) -> Mapping[str, Knob]:
+        """Return those of a device's knobs that are named and that it has. Raises NotFound, DeviceFaulty, BackendUnavailable."""
+
+    def set_knobs(self, uuid: str, values: Mapping[str, Any]) -> None:
+        """Set knobs of a device; None is what the device has by default.
+
+        Where one fails, those before it may have been set. Raises NotFound, NotPermitted, Unsupported, DeviceFaulty,
+        BackendUnavailable, AcceleratorError.
+        """
+
+    def telemetry(self, seconds: float) -> tuple[Telemetry, ...]:
+        """Return what the devices and their partitions tell of their present work, within so many seconds.
+
+        All devices are asked side by side; one that has a fault, does not answer in time or works on something else is left
+        out and holds up no other. For who watches, off the way of claims. Raises BackendUnavailable.
+        """
+
+    def companions(self, claim_uid: str, devices: Sequence[SharedDevice]) -> tuple[Companion, ...]:
+        """Return the programs that let containers share these devices of a claim. Pure. Raises ConfigRefused."""
+
+    def refuse_without_companions(self) -> None:
+        """Refuse where the programs for that are not on this machine. Raises AcceleratorError with what to install."""
+
+    def check_companion(self, companion: Companion) -> None:
+        """See that a companion answers and holds what it was told. Raises AcceleratorError."""
+
+    def companion_edits(self, companion: Companion) -> ContainerEdits:
+        """Return what a container needs to reach a companion. Pure."""
+
+    def detach(self, uuid: str, action: Callable[[], None]) -> None:
+        """Let a device be given to another driver: let go of it, call ``action``, which does that, and go on without it.
+
+        Afterwards the library does not know the device, and its facts stand as they were read last. Calls about other devices
+        wait meanwhile. Raises what ``action`` raises, InUse, DeviceFaulty, BackendUnavailable.
+        """
+
+    def attach(self, uuid: str, action: Callable[[], None]) -> None:
+        """Take a device back: call ``action``, which gives it to the vendor's own driver, and wait until the library knows it.
+
+        Raises what ``action`` raises, NotFound, DeviceFaulty, BackendUnavailable.
+        """
+
+    def remember(self, devices: Iterable[Device]) -> None:
+        """Learn the facts of devices that were detached before this process began; those that are there are read as ever."""
+
+    def device_nodes(self, device: Device) -> tuple[str, ...]:
+        """Return the device nodes by which programs use a whole device. Pure."""
+
+    def offers(
+        self, device: Device, dynamic: bool, owned: Collection[OwnedPartition] = (), passthrough: bool = False
+    ) -> tuple[Offer, ...]:
         """Return what is published of a device. Pure.
 
         ``owned`` are the partitions, by profile id, start and size, that the driver made for claims; all others that
-        exist are an administrator's, are published as they are and never destroyed.
+        exist are an administrator's, are published as they are and never destroyed. With ``passthrough`` a virtual machine can
+        have the device: what is published beside the whole device takes all that this takes of the same counters.
         """
+
+    def parts(self, device: Device) -> Mapping[str, int]:
+        """Return what of a whole device can be shared out among claims besides the capacities of its offer. Pure."""
 
     def counter_set(self, device: Device, owned: Collection[OwnedPartition] | None = None) -> CounterSet:
         """Return what the device's dynamic offers share. Pure.
@@ -99,8 +162,22 @@ class Backend(Protocol):
         Raises BackendUnavailable, naming it, when something is not there that no container can do without.
         """
 
-    def device_edits(self, device: Device, partition: Partition | None) -> ContainerEdits:
-        """Return the container edits of one whole device (no partition) or of one partition."""
+    def machine_edits(self) -> ContainerEdits:
+        """Return the container edits of who has devices for virtual machines alone: nothing of the vendor's driver. Pure."""
+
+    def device_attributes(
+        self, device: Device, partition: Partition | None, is_for_machine: bool = False
+    ) -> Mapping[str, AttributeValue]:
+        """Return what is published of one whole device (no partition), as what a virtual machine gets or not, or of one partition.
+
+        Pure.
+        """
+
+    def device_edits(self, device: Device, partition: Partition | None, monitoring: bool = False) -> ContainerEdits:
+        """Return the container edits of one whole device (no partition) or of one partition.
+
+        With ``monitoring`` also what lets a container watch the device's partitions without holding any of them.
+        """
 
 
 BACKENDS: dict[str, Callable[[System], Backend]] = {"nvidia": NvidiaBackend}

@@ -42,14 +42,24 @@ class ConfigKind:
     """One kind of opaque configuration that a vendor's manifests may carry.
 
     ``device_kind`` says which offers it is for (see Offer.kind), ``record`` what it may hold beside apiVersion and kind.
-    ``not_offered`` tells what of a decoded configuration this version does not do.
+    ``settings`` tells which knobs of the device a decoded configuration turns (see settings.py), ``sharing`` what it asks of a
+    program that lets containers share the device (see companions.py; empty: none is wanted), ``within`` holds that to what the
+    claim consumes of a device that several claims share (given the sharing, what is consumed, and what the device has), and
+    ``not_offered`` tells what of the configuration this version does not do; ``passthrough`` how a virtual machine reaches the
+    device (whether by iommufd where the kernel has it, and whether with that interface's own node; see passthrough.py).
     """
 
     api_version: str
     name: str
     device_kind: str
     record: Record
+    settings: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _values: {}
+    sharing: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _values: {}
+    within: Callable[[Mapping[str, Any], Mapping[str, int], Mapping[str, int]], Mapping[str, Any]] = (
+        lambda sharing, _consumed, _totals: sharing
+    )
     not_offered: Callable[[Mapping[str, Any]], Iterator[NotOffered]] = lambda _values: iter(())
+    passthrough: Callable[[Mapping[str, Any]], tuple[bool, bool]] = lambda _values: (False, False)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ class DeviceLocks:
     """
 
     def __init__(self, state_directory: str, holder: str) -> None:
-        self._state_directory = Path(state_directory)
+        self._state_directory = state_directory
+        self._folder = f"{state_directory}/{FOLDER}"
         self._holder = holder
         self._held: dict[str, int] = {}
 
@@ -87,7 +88,7 @@ class DeviceLocks:
     def holder_of(self, name: str) -> str:
         """Say who holds a lock, as far as it is written there."""
         try:
-            return self._path(name).read_text(encoding="utf-8", errors="replace").strip() or "somebody"
+            return Path(self._path(name)).read_text(encoding="utf-8", errors="replace").strip() or "somebody"
         except OSError:
             return "somebody"
 
@@ -127,17 +128,14 @@ class DeviceLocks:
             code="device-locked",
         )
 
-    def _path(self, name: str) -> Path:
-        return self._state_directory / FOLDER / f"{name}.lock"
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}.lock"
 
     def _open(self, name: str) -> int | None:
         path = self._path(name)
         try:
-            if not self._state_directory.is_dir():
-                return None
             try:
-                path.parent.mkdir(mode=0o750, exist_ok=True)
-                return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                return self._open_or_make(path)
             except OSError as error:
                 if error.errno not in _NOT_WRITABLE:
                     raise
@@ -153,9 +151,20 @@ class DeviceLocks:
                 code="lock-unusable",
             ) from error
 
+    def _open_or_make(self, path: str) -> int | None:
+        """Open a lock's file, which every claim does, and make its folder where it is missing; None without a driver's folder."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        try:
+            return os.open(path, flags, 0o600)
+        except (FileNotFoundError, NotADirectoryError):
+            if not Path(self._state_directory).is_dir():
+                return None
+        Path(self._folder).mkdir(mode=0o750, exist_ok=True)
+        return os.open(path, flags, 0o600)
+
     def _is_current(self, descriptor: int, name: str) -> bool:
         try:
-            there = self._path(name).stat()
+            there = os.stat(self._path(name))  # noqa: PTH116  at each claim: no objects
         except OSError:
             return False
         mine = os.fstat(descriptor)

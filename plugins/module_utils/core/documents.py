@@ -122,6 +122,22 @@ class Whole:
 
 
 @dataclass(frozen=True)
+class Truth:
+    """True or false."""
+
+    @property
+    def expected(self) -> str:
+        """What is expected, in words."""
+        return "true or false"
+
+    def decode(self, value: Any, path: str, problems: list[Problem]) -> Any:
+        """Return the value."""
+        if not isinstance(value, bool):
+            problems.append(Problem(path, shown(value), self.expected))
+        return value
+
+
+@dataclass(frozen=True)
 class Size:
     """An amount of memory as Kubernetes writes it (``4Gi``, ``500M``, a number of bytes), from ``least`` bytes on."""
 

@@ -14,6 +14,7 @@ import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Callable, Generic, TypeVar, cast
 
 from .errors import AcceleratorError, DeviceFaulty
@@ -51,6 +52,15 @@ class Call(Generic[Answer]):
         self.given_up = False
         self.answer: Answer | None = None
         self.error: BaseException | None = None
+        self.told: Callable[[], object] | None = None
+
+    def when_back(self, told: Callable[[], object]) -> None:
+        """Have a function called, once and on whatever thread, when the call is back; at once if it is. It must not block."""
+        with self.lane.changed:
+            if self.state != _DONE:
+                self.told = told
+                return
+        told()
 
     @property
     def due(self) -> float:
@@ -104,6 +114,7 @@ class _Lane:
         self.thread: threading.Thread | None = None
         self.hangs = False
         self.ending = False
+        self.held = False  # nothing begins meanwhile
 
     def no_answer(self, doing: str) -> DeviceFaulty:
         """Return what is said to whoever wants something of a device that hangs."""
@@ -132,6 +143,21 @@ class _Lane:
             else:
                 self.changed.notify_all()
 
+    def hold(self, held: bool) -> None:
+        with self.changed:
+            self.held = held
+            self.changed.notify_all()
+
+    def wait_idle(self, until: float) -> str:
+        """Wait until nothing runs, and return what does when the time is over, or hangs."""
+        with self.changed:
+            while self.running is not None:
+                left = until - time.monotonic()
+                if left <= 0 or self.hangs:
+                    return self.running.doing
+                self.changed.wait(left)
+        return ""
+
     def end(self) -> None:
         with self.changed:
             self.ending = True
@@ -140,8 +166,8 @@ class _Lane:
     def _work(self) -> None:
         while True:
             with self.changed:
-                while not self.waiting:
-                    if self.ending:
+                while not self.waiting or self.held:
+                    if self.ending and not self.waiting:
                         self.thread = None
                         return
                     self.changed.wait()
@@ -170,6 +196,9 @@ class _Lane:
         self.running = None
         self.hangs = False
         self.changed.notify_all()
+        if call.told is not None:
+            with contextlib.suppress(Exception):  # who wanted to be told may be gone, and the lane serves others
+                call.told()
 
 
 class Lanes:
@@ -179,6 +208,8 @@ class Lanes:
         self._prefix = prefix
         self._lock = threading.Lock()
         self._lanes: dict[str, _Lane] = {}
+        self._alone = threading.Lock()
+        self._held_for: str | None = None
 
     def submit(
         self,
@@ -197,6 +228,7 @@ class Lanes:
             lane = self._lanes.get(key)
             if lane is None:
                 lane = self._lanes[key] = _Lane(f"{self._prefix}-{key}")
+                lane.held = self._held_for not in (None, key)
         call = Call(lane, function, deadline, doing or key, late)
         lane.put(call)
         return call
@@ -215,6 +247,34 @@ class Lanes:
         Raises what the function raises, and DeviceFaulty with the cause no-answer.
         """
         return self.submit(key, function, deadline, doing=doing, late=late).result()
+
+    @contextlib.contextmanager
+    def alone(self, key: str, seconds: float) -> Iterator[None]:
+        """Have nothing run on any lane but ``key``, on which the caller runs; calls for the others wait for their turn.
+
+        Raises DeviceBusy when a call that runs, or another who wants to be alone, does not end within the time.
+        """
+        until = time.monotonic() + seconds
+        if not self._alone.acquire(timeout=seconds):
+            raise DeviceBusy(f"Another device has all to itself for more than {seconds:g} s", hint="Try again.")
+        try:
+            with self._lock:
+                self._held_for = key
+                others = [lane for name, lane in self._lanes.items() if name != key]
+            for lane in others:
+                lane.hold(True)
+            for lane in others:
+                doing = lane.wait_idle(until)
+                if doing:
+                    raise DeviceBusy(f"{doing}: that has not come back", hint="Try again when it has.")
+            yield
+        finally:
+            with self._lock:
+                self._held_for = None
+                others = list(self._lanes.values())
+            for lane in others:
+                lane.hold(False)
+            self._alone.release()
 
     def hung(self) -> tuple[str, ...]:
         """Return the lanes whose call has not come back within its deadline."""

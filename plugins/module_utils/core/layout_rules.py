@@ -12,13 +12,14 @@ from typing import Any
 from .errors import InvalidLayout
 from .model import Device
 from .pci import normalise_bus_id
+from .shares import MOST_SHARES
 
 STATIC = "static"
 DYNAMIC = "dynamic"
 WHOLE = "whole"
 MODES = (STATIC, DYNAMIC, WHOLE)
 _MATCH_KEYS = ("vendor", "index", "uuid", "pci_address", "product")
-_RULE_KEYS = ("match", "mode", "partitions")
+_RULE_KEYS = ("match", "mode", "partitions", "shares", "passthrough")
 _PARTITION_KEYS = ("profile", "placement", "count")
 
 
@@ -60,14 +61,23 @@ class WantedPartition:
 
 @dataclass(frozen=True)
 class Rule:
-    """What is wanted on the devices that match."""
+    """What is wanted on the devices that match.
+
+    With ``shares`` so many claims have a whole device at a time; with ``passthrough`` a virtual machine can have one.
+    """
 
     match: Match
     mode: str
     partitions: tuple[WantedPartition, ...] = ()
+    shares: int = 0
+    passthrough: bool = False
 
     def describe(self) -> str:
         """Say what is wanted, for a person."""
+        if self.shares:
+            return f"{self.mode}, in {self.shares} shares"
+        if self.passthrough:
+            return f"{self.mode}, or passed through"
         if self.mode != STATIC:
             return self.mode
         return "static: " + (" + ".join(str(wanted) for wanted in self.partitions) or "no partitions")
@@ -102,7 +112,40 @@ def _parse_rule(number: int, entry: Any) -> Rule:
         raise InvalidLayout(
             f"{where}: the key partitions is missing", hint="Mode static needs it; `partitions: {}` means none."
         )
-    return Rule(_parse_match(where, entry["match"]), mode, _parse_partitions(where, entry.get("partitions")))
+    return Rule(
+        _parse_match(where, entry["match"]),
+        mode,
+        _parse_partitions(where, entry.get("partitions")),
+        _parse_shares(where, mode, entry.get("shares")),
+        _parse_passthrough(where, mode, entry),
+    )
+
+
+def _parse_shares(where: str, mode: str, shares: Any) -> int:
+    if shares is None:
+        return 0
+    if mode != WHOLE:
+        raise InvalidLayout(f"{where}, key shares: only mode whole has shares, this rule's mode is {mode}")
+    if isinstance(shares, bool) or not isinstance(shares, int) or not 2 <= shares <= MOST_SHARES:
+        raise InvalidLayout(
+            f"{where}, key shares: expected a number from 2 to {MOST_SHARES}, not {shares!r}",
+            hint="Without the key one claim at a time has the device.",
+        )
+    return shares
+
+
+def _parse_passthrough(where: str, mode: str, entry: Mapping[str, Any]) -> bool:
+    passthrough = entry.get("passthrough")
+    if passthrough is not None and not isinstance(passthrough, bool):
+        raise InvalidLayout(f"{where}, key passthrough: expected true or false, not {passthrough!r}")
+    if passthrough and mode == STATIC:
+        raise InvalidLayout(
+            f"{where}, key passthrough: a device that is partitioned for good cannot be given away whole",
+            hint="Give the rule mode whole or dynamic, or leave the key out.",
+        )
+    if passthrough and entry.get("shares"):
+        raise InvalidLayout(f"{where}: a device has shares or passthrough, not both")
+    return bool(passthrough)
 
 
 def _parse_match(where: str, entry: Any) -> Match:

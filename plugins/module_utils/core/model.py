@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Union
 
+from .signs import Severity, Sign
+
 _SEMANTIC_VERSION = re.compile(
     r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
     r"(-(0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*)(\.(0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*))*)?"
@@ -51,6 +53,9 @@ class Version:
 
 
 AttributeValue = Union[bool, int, str, Version]
+
+# What an offer is: a whole device for containers, a partition of one, or a whole device for a virtual machine.
+DEVICE, PARTITION, PASSTHROUGH = "device", "partition", "passthrough"
 
 # Profile id, start and size of a partition: what identifies it on its device across its life times.
 OwnedPartition = tuple[int, int, int]
@@ -166,10 +171,37 @@ class Partitioning:
 
 @dataclass(frozen=True)
 class Health:
-    """What is wrong with a device; ``causes`` are those of its faults."""
+    """What a look finds wrong with a device.
 
-    healthy: bool = True
-    causes: tuple[str, ...] = ()
+    ``needs_recovery`` is what the device itself says of that; None for one that does not tell. ``untold`` are causes that
+    this look could not ask for: that none of their signs is there means nothing.
+    """
+
+    signs: tuple[Sign, ...] = ()
+    needs_recovery: bool | None = None
+    untold: frozenset[str] = frozenset()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing keeps the device from being given away."""
+        return all(sign.severity == Severity.INFORMATIVE for sign in self.signs)
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """The words for what is wrong."""
+        return tuple(dict.fromkeys(sign.cause for sign in self.signs))
+
+
+@dataclass(frozen=True)
+class Passthrough:
+    """What is published of a device that a virtual machine can have: its place among the vendor's devices on the PCI bus, and more.
+
+    ``memory_bytes`` is what its regions take in the address space, ``iommufd`` whether the kernel offers that interface.
+    """
+
+    number: int
+    memory_bytes: int
+    iommufd: bool
 
 
 @dataclass(frozen=True)
@@ -178,7 +210,8 @@ class Device:
 
     ``index`` is the vendor's order, ``minor`` the number of its device node. ``pci_device_id`` and
     ``pci_subsystem_id`` are 0xDDDDVVVV, device in the high half, as vendors print them. ``linked`` are the PCI addresses
-    of devices that have to be reset together with this one.
+    of devices that have to be reset together with this one. ``passthrough`` is None for a device that cannot be given to a
+    virtual machine: one without an IOMMU group.
     """
 
     vendor: str
@@ -201,6 +234,7 @@ class Device:
     pci_device_id: int = 0
     pci_subsystem_id: int = 0
     linked: tuple[str, ...] = ()
+    passthrough: Passthrough | None = None
 
     def profile(self, profile_id: int) -> Profile | None:
         """Return the profile with that published id, or None."""
@@ -274,10 +308,14 @@ def well(findings: Iterable[Finding]) -> tuple[Device, ...]:
 
 @dataclass(frozen=True)
 class Notice:
-    """What a device told of without being asked; ``uuid`` is empty where it is not known which device it was."""
+    """What a device told of without being asked; ``uuid`` is empty where it is not known which device it was.
+
+    ``sign`` is what it says of the device's health, where that is more than what a look will find.
+    """
 
     uuid: str
     message: str
+    sign: Sign | None = None
 
 
 @dataclass(frozen=True)
@@ -290,10 +328,20 @@ class Taint:
 
 
 @dataclass(frozen=True)
-class Offer:
-    """One device of a ResourceSlice: a whole device, a partition that exists, or a partition that can be made.
+class RequestPolicy:
+    """How much of a capacity one claim consumes: by default, at least, and in which steps above that."""
 
-    ``capacities`` and ``consumes`` hold plain numbers; those called memory are bytes.
+    default: int
+    minimum: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One device of a ResourceSlice: a whole device, also one for a virtual machine, a partition that exists or one that can be made.
+
+    ``capacities`` and ``consumes`` hold plain numbers; those called memory are bytes. With ``policies``, one for each
+    capacity, several claims have the device at a time, each a part of it.
     """
 
     name: str
@@ -309,6 +357,7 @@ class Offer:
     counter_set: str | None = None
     consumes: Mapping[str, int] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
+    policies: Mapping[str, RequestPolicy] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

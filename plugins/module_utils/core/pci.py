@@ -14,6 +14,8 @@ from .system import System
 _BUS_ID = re.compile(r"(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})(?:\.([0-7]))?")
 _ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
 LARGEST_NUMA_NODE = 1023
+_MEMORY = 0x200  # IORESOURCE_MEM
+DEVICES, DRIVERS = "/sys/bus/pci/devices", "/sys/bus/pci/drivers"
 
 
 def normalise_bus_id(text: str) -> str:
@@ -47,3 +49,57 @@ def numa_node(system: System, address: str) -> int | None:
     except (OSError, ValueError):
         return None
     return node if 0 <= node <= LARGEST_NUMA_NODE else None
+
+
+def driver_of(system: System, address: str) -> str:
+    """Return the driver that a device is bound to; empty where it is bound to none."""
+    link = f"{DEVICES}/{address}/driver"
+    return system.real_path(link).rpartition("/")[2] if system.exists(link) else ""
+
+
+def override_of(system: System, address: str) -> str:
+    """Return the one driver that a device may be bound to, where somebody has set one; empty otherwise."""
+    text = _says(system, f"{DEVICES}/{address}/driver_override")
+    return "" if text == "(null)" else text
+
+
+def iommu_group(system: System, address: str) -> str | None:
+    """Return the number of a device's IOMMU group; None where there is no IOMMU that is switched on."""
+    link = f"{DEVICES}/{address}/iommu_group"
+    return system.real_path(link).rpartition("/")[2] if system.exists(link) else None
+
+
+def group_members(system: System, group: str) -> tuple[str, ...]:
+    """Return the addresses of all devices of an IOMMU group."""
+    return system.list_directory(f"/sys/kernel/iommu_groups/{group}/devices")
+
+
+def class_of(system: System, address: str) -> str:
+    """Return a device's class, such as ``0x030200``; empty where sysfs does not tell."""
+    return _says(system, f"{DEVICES}/{address}/class")
+
+
+def virtual_functions(system: System, address: str) -> int:
+    """Return how many virtual functions of a device are switched on."""
+    text = _says(system, f"{DEVICES}/{address}/sriov_numvfs")
+    return int(text) if text.isdigit() else 0
+
+
+def memory_regions(system: System, address: str) -> int:
+    """Return how much memory a device's regions take in the address space, rounded up to a power of two; 0 if unknown."""
+    total = 0
+    for line in _says(system, f"{DEVICES}/{address}/resource").splitlines()[:6]:  # its base address registers
+        try:
+            start, end, flags = (int(word, 16) for word in line.split())
+        except ValueError:
+            continue
+        if flags & _MEMORY and end > start:
+            total += end - start + 1
+    return 1 << (total - 1).bit_length() if total else 0
+
+
+def _says(system: System, path: str) -> str:
+    try:
+        return system.read_text(path).strip()
+    except OSError:
+        return ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -22,7 +23,8 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from .errors import AcceleratorError
-from .model import Placement
+from .facts import device_of
+from .model import Device, Placement
 
 T = TypeVar("T")
 
@@ -106,7 +108,10 @@ class PreparedDevice:
 
 @dataclass(frozen=True)
 class PreparedClaim:
-    """A claim that is prepared, or whose preparation has begun."""
+    """A claim that is prepared, or whose preparation has begun.
+
+    ``away`` are the facts of devices that it has, or is about to have, given to virtual machines.
+    """
 
     uid: str
     namespace: str
@@ -114,6 +119,7 @@ class PreparedClaim:
     state: str
     devices: tuple[PreparedDevice, ...]
     boot_id: str = ""
+    away: tuple[Device, ...] = ()
 
     def describe(self) -> str:
         """Name the claim for a person."""
@@ -199,9 +205,15 @@ def _read(file: str, path: str) -> tuple[PreparedClaim, ...]:
                 state=row["state"],
                 devices=tuple(devices.get(row["uid"], ())),
                 boot_id=row["boot_id"],
+                away=_away(row["document"]),
             )
             for row in connection.execute("SELECT * FROM claims ORDER BY created_at, uid")
         )
+
+
+def _away(document: str) -> tuple[Device, ...]:
+    devices = json.loads(document or "{}").get("devices", ())
+    return tuple(device_of(each["passthrough"]["facts"]) for each in devices if each.get("passthrough"))
 
 
 def wake_driver(directory: str) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import quantity
-from .model import AttributeValue, CounterSet, Offer, Version
+from .model import AttributeValue, CounterSet, Offer, RequestPolicy, Version
 
 API_VERSION = "resource.k8s.io/v1"
 SEPARATE = "separate"  # from Kubernetes 1.35 on: counters in slices of their own
@@ -293,7 +293,12 @@ def _device_json(offer: Offer) -> dict[str, Any]:
     if offer.attributes:
         device["attributes"] = {name: attribute_json(value) for name, value in sorted(offer.attributes.items())}
     if offer.capacities:
-        device["capacity"] = {name: {"value": amount(name, value)} for name, value in sorted(offer.capacities.items())}
+        device["capacity"] = {
+            name: {"value": amount(name, value), **_policy_json(name, offer.policies.get(name))}
+            for name, value in sorted(offer.capacities.items())
+        }
+    if offer.policies:
+        device["allowMultipleAllocations"] = True
     if offer.counter_set and offer.consumes:
         counters = {name: {"value": amount(name, value)} for name, value in sorted(offer.consumes.items())}
         device["consumesCounters"] = [{"counterSet": offer.counter_set, "counters": counters}]
@@ -303,6 +308,13 @@ def _device_json(offer: Offer) -> dict[str, Any]:
             for taint in offer.taints
         ]
     return device
+
+
+def _policy_json(name: str, policy: RequestPolicy | None) -> dict[str, Any]:
+    if policy is None:
+        return {}
+    allowed = {"min": amount(name, policy.minimum), "step": amount(name, policy.step)}
+    return {"requestPolicy": {"default": amount(name, policy.default), "validRange": allowed}}
 
 
 def _counter_set_json(each: CounterSet) -> dict[str, Any]:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
@@ -48,15 +49,21 @@ class System:
         """Return where an absolute path of the machine lies in this process's own view."""
         return Path(self.root, path.lstrip("/")) if self.root != "/" else Path(path)
 
-    def run(self, argv: Sequence[str], timeout: float, input: str | None = None) -> Completed:  # noqa: A002
-        """Run a command without a shell and return how it ended.
+    def run(
+        self,
+        argv: Sequence[str],
+        timeout: float,
+        input: str | None = None,  # noqa: A002
+        environment: Mapping[str, str] | None = None,
+    ) -> Completed:
+        """Run a command without a shell and return how it ended; ``environment`` comes on top of this process's own.
 
         Raises AcceleratorError with code command-missing or command-timeout; a non-zero end is the caller's to judge.
         """
-        environment = {**os.environ, "LC_ALL": "C"}
+        variables = {**os.environ, "LC_ALL": "C", **(environment or {})}
         try:
             done = subprocess.run(
-                list(argv), input=input, capture_output=True, text=True, timeout=timeout, check=False, env=environment
+                list(argv), input=input, capture_output=True, text=True, timeout=timeout, check=False, env=variables
             )
         except FileNotFoundError as error:
             raise AcceleratorError(
@@ -69,6 +76,10 @@ class System:
                 f"{' '.join(argv)} did not end within {timeout:g} s", code="command-timeout"
             ) from error
         return Completed(done.returncode, done.stdout, done.stderr)
+
+    def finds(self, program: str) -> bool:
+        """Whether ``run`` would find a program."""
+        return shutil.which(program) is not None
 
     def read_bytes(self, path: str) -> bytes:
         """Return a file's content. Raises OSError as open does."""
@@ -119,6 +130,17 @@ class System:
             return None
         return DeviceNumber(kind, os.major(found.st_rdev), os.minor(found.st_rdev))
 
+    def make_character_device(self, path: str, major: int, minor: int, mode: int) -> bool:
+        """Make a character device's node with its folder; False when something is there already. Raises OSError."""
+        target = self.path(path)
+        target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        try:
+            os.mknod(target, stat.S_IFCHR | mode, os.makedev(major, minor))
+        except FileExistsError:
+            return False
+        target.chmod(mode)
+        return True
+
     def fingerprint(self, paths: Iterable[str]) -> tuple[Stamp, ...]:
         """Return what tells whether anything has changed at these paths, by one look at each and no read.
 
@@ -137,27 +159,48 @@ class System:
             found.append((seen.st_ino, seen.st_mtime_ns) if folder else (seen.st_mode, seen.st_rdev))
         return tuple(found)
 
-    def write_atomic(self, path: str, data: bytes, mode: int = 0o644, directory_mode: int = 0o755) -> None:
-        """Write a file so that a reader sees the old content or the new, never a part, also after a power cut.
+    def write_atomic(
+        self, path: str, data: bytes, mode: int = 0o644, directory_mode: int = 0o755, durable: bool = True
+    ) -> None:
+        """Write a file so that a reader sees the old content or the new, never a part, if ``durable`` also after a power cut.
 
         The temporary file lies in the same folder and ends in neither .json nor .yaml, because container runtimes
         read every such file there. Missing folders are made with ``directory_mode``.
         """
         target = self.path(path)
-        target.parent.mkdir(mode=directory_mode, parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        name, folder = f".{target.name}.", str(target.parent)
+        try:
+            descriptor, temporary = tempfile.mkstemp(prefix=name, suffix=".tmp", dir=folder)
+        except FileNotFoundError:
+            target.parent.mkdir(mode=directory_mode, parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(prefix=name, suffix=".tmp", dir=folder)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fchmod(file.fileno(), mode)
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             Path(temporary).replace(target)
         except BaseException:
             with contextlib.suppress(OSError):
                 Path(temporary).unlink()
             raise
-        self._sync_directory(target.parent)
+        if durable:
+            self._sync_directory(target.parent)
+
+    def remove_tree(self, path: str) -> bool:
+        """Remove a folder with all that is in it; False when it was not there. Raises OSError."""
+        try:
+            shutil.rmtree(self.path(path))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def put(self, path: str, text: str) -> None:
+        """Write a line to a file that the kernel shows, and that is there. Raises OSError."""
+        with self.path(path).open("w", encoding="ascii") as file:
+            file.write(f"{text}\n")
 
     def remove(self, path: str) -> bool:
         """Remove a file for good; False when it was not there."""

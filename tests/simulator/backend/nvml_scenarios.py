@@ -12,7 +12,10 @@ from tests.simulator.backend import (
     scenarios_of_claims,
     scenarios_of_facts,
     scenarios_of_faults,
+    scenarios_of_passthrough,
     scenarios_of_refusals,
+    scenarios_of_settings,
+    scenarios_of_telemetry,
     scenarios_of_watching,
 )
 from tests.simulator.backend.stage import SCENARIOS, Stage
@@ -24,7 +27,10 @@ __all__ = [
     "scenarios_of_claims",
     "scenarios_of_facts",
     "scenarios_of_faults",
+    "scenarios_of_passthrough",
     "scenarios_of_refusals",
+    "scenarios_of_settings",
+    "scenarios_of_telemetry",
     "scenarios_of_watching",
 ]
 

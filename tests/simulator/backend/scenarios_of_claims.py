@@ -30,7 +30,7 @@ class WithoutNodes(NvidiaBackend):
     def driver_edits(self) -> ContainerEdits:
         return ContainerEdits(env=("NVIDIA_VISIBLE_DEVICES=void",))
 
-    def device_edits(self, device: Device, partition: Partition | None) -> ContainerEdits:
+    def device_edits(self, device: Device, partition: Partition | None, monitoring: bool = False) -> ContainerEdits:
         return ContainerEdits(env=(f"GPU={device.uuid}",))
 
 
@@ -60,8 +60,8 @@ def sick(stage: Stage, cause: str, *fault: str) -> None:
         (uuid,) = node.inventory.faults
         assert node.inventory.faults[uuid].startswith(cause), node.inventory.faults
         assert set(node.inventory.offers) == offers
-        tainted = {name for name, offer in node.inventory.offers.items() if offer.taints}
-        assert tainted == {name for name in offers if name.startswith(f"gpu-{SICK}")}
+        survey = node.survey
+        assert survey is not None and [each.index for each in survey.devices.values() if each.health.signs] == [SICK]
         assert uuid in await prepare("late", SICK)
         errors = await asyncio.gather(*(prepare(f"well-{gpu}", gpu) for gpu in range(8) if gpu != SICK))
         assert errors == [""] * 7, errors
@@ -73,7 +73,7 @@ def sick(stage: Stage, cause: str, *fault: str) -> None:
         while node.inventory.faults:
             await node.look()
         await node.service.settle(uuid)
-        assert node.service.debts == ()
+        assert node.service.undoing.debts == ()
         assert backend.device(uuid).partitions == ()
         assert await prepare("late", SICK) == ""
         node.close()

@@ -14,13 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.core.model import Device, Notice, Placement
 from dra_driver.core.nvidia.watch import OURS
+from dra_driver.core.signs import Severity
 
 from tests.simulator.backend.stage import Stage, on, recorded, refused
 
 LONG = 120.0
-# What a look asks of each GPU, once: whether it answers, its mode, and who uses it.
+# What a look asks of each GPU, once: whether it answers, its condition, its mode, and who uses it.
 OF_EACH = {
     "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetGpuFabricInfoV",
     "nvmlDeviceGetMigMode",
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
@@ -52,10 +55,12 @@ class Listening:
         self.told: list[Notice] = []
         self.some = threading.Condition()
         self.ended = False
+        self.waits = 0
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         while not self.ended:
+            self.waits += 1
             try:
                 found = self.stage.backend.wait_for_change(LONG)
             except BackendUnavailable:
@@ -146,8 +151,54 @@ def errors_are_told_and_a_lost_gpu_silences_no_other(stage: Stage) -> None:
     listening.until("the GPU is lost")  # NVML waits for no other then; they are listened to again without it
     assert [finding.index for finding in stage.backend.discover() if finding.fault] == [3]
     listening.registered(gpus[:3])
+    before = listening.waits
     stage.control("fault", "1", "xid", "63")
     listening.until("Xid 63", gpus[1])
+    while listening.waits == before:
+        time.sleep(0.01)
+    # One that is well again is listened to in the midst of a wait, which may go on for long.
+    begun = listening.waits
+    stage.control("clear", "3")
+    stage.gpus()
+    listening.registered(gpus)
+    assert listening.waits == begun
+    stage.control("fault", "3", "xid", "31")
+    listening.until("Xid 31", gpus[3])
+
+
+@on("8xH100")
+def what_a_gpu_tells_and_what_it_is_asked_say_how_it_is(stage: Stage) -> None:
+    gpus = stage.gpus()
+    assert [(gpu.health.signs, gpu.health.needs_recovery) for gpu in gpus] == [((), False)] * 8
+    listening = Listening(stage)
+    listening.registered(gpus)
+    stage.control("fault", "1", "xid", "95")
+    listening.until("Xid 95", gpus[1])
+    (told,) = [each.sign for each in listening.told if each.sign is not None]
+    assert (told.cause, told.value, told.severity, told.instance) == ("xid", "95", Severity.FAILED, None)
+    (asks,) = stage.gpus()[1].health.signs
+    assert (asks.cause, asks.value, asks.severity) == ("recovery-action", "drain-and-reset", Severity.DEGRADED)
+    stage.control("fault", "2", "row-remap", "pending")
+    assert stage.gpus()[2].health.causes == ("recovery-action", "row-remap-pending")
+    # A claim does not ask for the condition: it is what the last look found.
+    calls = recorded(stage)
+    assert stage.backend.device(gpus[2].uuid).health.causes == ("recovery-action", "row-remap-pending")
+    assert "nvmlDeviceGetFieldValues" not in {call for call, _argument in calls}
+    gpu = stage.enabled()
+    made = stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
+    stage.control("fault", "0", "xid", "31", str(made.instance_id), "0")
+    listening.until("Xid 31", gpu)
+    (of_partition,) = [each.sign for each in listening.told if each.sign is not None and each.sign.value == "31"]
+    assert (of_partition.severity, of_partition.instance) == (Severity.INFORMATIVE, made.instance_id)
+    stage.control("clear")
+    assert not any(gpu.health.signs for gpu in stage.gpus())
+
+
+@on("1xL4")
+def a_board_without_a_fabric_is_not_asked_for_it_again(stage: Stage) -> None:
+    stage.gpus()
+    assert "nvmlDeviceGetGpuFabricInfoV" not in asked(stage)
+    assert stage.gpus()[0].health.needs_recovery is False
 
 
 @on("8xH100")

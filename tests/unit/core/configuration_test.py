@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from dra_driver.core.documents import (
     shown,
 )
 from dra_driver.core.nvidia.configs import CONFIG_KINDS
+from dra_driver.core.settings import Knob, clocks, fit_to_device, settings_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,6 +44,9 @@ WHAT = Record(
 
 #: Anything that JSON can say, and more often than by chance the words that mean something here.
 NAMES = [
+    "maximum",
+    "minimum",
+    "Prohibited",
     "sharing",
     "strategy",
     "mpsConfig",
@@ -180,6 +185,10 @@ def test_the_vendors_manifests_are_understood(parameters: dict[str, Any], values
             "interval is 'long'; expected Default, Short, Medium or Long",
         ),
         (
+            gpu(strategy="MPS", mpsConfig={"multiUser": "yes"}),
+            "sharing.mpsConfig.multiUser is 'yes'; expected true or false",
+        ),
+        (
             gpu(strategy="MPS", mpsConfig={"defaultActiveThreadPercentage": 0}),
             "defaultActiveThreadPercentage is 0; expected a whole number from 1 to 100 percent",
         ),
@@ -204,22 +213,85 @@ def test_what_the_vendor_would_refuse_is_refused(parameters: dict[str, Any], mes
 
 
 def test_what_is_right_and_not_offered_is_told_apart() -> None:
-    configuration = decode_configuration(CONFIG_KINDS, gpu(strategy="MPS"))
-    with pytest.raises(ConfigRefused, match=r"GpuConfig: sharing \(MPS\) is not offered .* Leave sharing out") as found:
+    configuration = decode_configuration(CONFIG_KINDS, gpu(strategy="MPS", mpsConfig={"multiUser": True}))
+    expected = r"GpuConfig: sharing.mpsConfig.multiUser is not offered .* Leave sharing.mpsConfig.multiUser out"
+    with pytest.raises(ConfigRefused, match=expected) as found:
         refuse_what_is_not_offered(configuration)
     assert not found.value.problems
 
 
-@given(JSON, st.sampled_from(CONFIG_KINDS))
-def test_whatever_is_written_is_decoded_or_refused_in_short_words(content: Any, kind: Any) -> None:
-    parameters = {"apiVersion": VERSION, "kind": kind.name, "sharing": content}
+FIELDS = st.sampled_from([(kind, field) for kind in CONFIG_KINDS for field in kind.record.fields])
+
+
+@given(JSON.filter(lambda content: content is not None), FIELDS)
+def test_whatever_is_written_is_decoded_or_refused_in_short_words(content: Any, kind_and_field: Any) -> None:
+    kind, field = kind_and_field
+    identity = {"apiVersion": kind.api_version, "kind": kind.name}
     try:
-        configuration = decode_configuration(CONFIG_KINDS, parameters)
+        configuration = decode_configuration(CONFIG_KINDS, {**identity, field: content})
     except ConfigRefused as error:
         assert error.problems and all(len(str(problem)) < 400 for problem in error.problems)
     else:
-        again = {"apiVersion": VERSION, "kind": kind.name, **configuration.values}
+        again = {**identity, **configuration.values}
         assert decode_configuration(CONFIG_KINDS, again) == Configuration(configuration.kind, configuration.values)
+
+
+SETTINGS = {"apiVersion": "dra.accelerators/v1alpha1", "kind": "DeviceSettings"}
+KNOBS = {
+    "powerLimit": Knob(700.0, Whole(200, 700, "W")),
+    "graphicsClocks": Knob(None, clocks(345, 1980, defaults={"minimum": 345})),
+}
+
+
+def wanted(**fields: Any) -> dict[str, Any]:
+    return settings_of([decode_configuration(CONFIG_KINDS, {**SETTINGS, **fields})])
+
+
+def test_settings_take_the_bounds_of_their_device() -> None:
+    fields = {"powerLimit": 200.0, "graphicsClocks": {"maximum": 1980}}
+    assert fit_to_device(wanted(**fields), KNOBS) == (
+        {"powerLimit": 200, "graphicsClocks": {"minimum": 345, "maximum": 1980}},
+        [],
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"powerLimit": 199}, "powerLimit is 199; expected a whole number from 200 to 700 W"),
+        ({"powerLimit": 701}, "powerLimit is 701; expected a whole number from 200 to 700 W"),
+        (
+            {"graphicsClocks": {"minimum": 300, "maximum": 900}},
+            "graphicsClocks.minimum is 300; expected a whole number from 345 to 1980 MHz",
+        ),
+        (
+            {"memoryClocks": {"maximum": 900}},
+            "memoryClocks is nothing that this device has; expected powerLimit or graphicsClocks",
+        ),
+    ],
+)
+def test_settings_that_a_device_does_not_take_are_named_with_the_range(fields: dict[str, Any], problem: str) -> None:
+    assert [str(each) for each in fit_to_device(wanted(**fields), KNOBS)[1]] == [problem]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"powerLimit": 0}, "powerLimit is 0; expected a whole number from 1 to 100000 W"),
+        ({"powerLimit": "300W"}, "powerLimit is '300W'; expected"),
+        ({"graphicsClocks": 900}, "graphicsClocks is 900; expected a mapping with minimum or maximum"),
+        ({"graphicsClocks": {"minimum": 900}}, "graphicsClocks.maximum is missing"),
+        (
+            {"memoryClocks": {"minimum": 901, "maximum": 900}},
+            "memoryClocks.minimum is 901; expected no more than the maximum, 900 MHz",
+        ),
+        ({"computeMode": "Exclusive"}, "expected Default, ExclusiveProcess or Prohibited"),
+        ({"ecc": True}, "ecc is unknown; expected powerLimit, graphicsClocks, memoryClocks or computeMode"),
+    ],
+)
+def test_settings_that_no_device_takes_are_refused_before_there_is_one(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigRefused, match=message):
+        wanted(**fields)
 
 
 @given(st.dictionaries(WORDS, LEAVES, max_size=4))
@@ -230,3 +302,35 @@ def test_whatever_kind_is_named_is_known_or_refused(parameters: dict[str, Any]) 
         assert error.hint
     else:
         assert (kind.api_version, kind.name) == (parameters["apiVersion"], parameters["kind"])
+
+
+@pytest.mark.parametrize(
+    ("given", "interface"),
+    [
+        ({}, (False, False)),
+        ({"iommu": None}, (False, False)),
+        ({"iommu": {"backendPolicy": "LegacyOnly"}}, (False, False)),
+        ({"iommu": {"backendPolicy": "PreferIommuFD"}}, (True, False)),
+        ({"iommu": {"backendPolicy": "PreferIommuFD", "enableAPIDevice": True}}, (True, True)),
+    ],
+)
+def test_how_a_virtual_machine_reaches_its_device(given: dict[str, Any], interface: tuple[bool, bool]) -> None:
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "VfioDeviceConfig", **given}
+    configuration = decode_configuration(CONFIG_KINDS, parameters)
+    assert configuration.kind.device_kind == "passthrough"
+    assert configuration.kind.passthrough(configuration.values) == interface
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"iommu": {}}, "iommu.backendPolicy is missing"),
+        ({"iommu": {"backendPolicy": "RequireIommuFD"}}, "expected LegacyOnly or PreferIommuFD"),
+        ({"iommu": {"backendPolicy": "LegacyOnly", "enableAPIDevice": 1}}, "iommu.enableAPIDevice is 1"),
+        ({"sharing": {}}, "sharing is unknown"),
+    ],
+)
+def test_a_wrong_configuration_for_a_virtual_machine(given: dict[str, Any], said: str) -> None:
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "VfioDeviceConfig", **given}
+    with pytest.raises(ConfigRefused, match=re.escape(said)):
+        decode_configuration(CONFIG_KINDS, parameters)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from board_model import device
 from dra_driver.core.errors import NotFound
+from dra_driver.core.model import Partitioning
 from dra_driver.core.nvidia.edits import capability_minors, character_major, device_edits
 from dra_driver.core.system import System
 from hypothesis import given
@@ -53,6 +54,21 @@ def test_a_partition_has_capability_nodes_by_proc_or_by_rule(tmp_path: Path) -> 
     system.file(f"{folder}/access", "DeviceFileMinor: 77\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
     system.file(f"{folder}/ci0/access", "DeviceFileMinor: 78\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
     assert [node.minor for node in device_edits(system, gpu, partition).device_nodes] == [2, 77, 78]
+
+
+def test_a_monitor_has_the_node_that_lets_it_list_partitions(tmp_path: Path) -> None:
+    system = Node(tmp_path, {"/dev/nvidia0": (195, 0)})
+    for places in ((), ((9, 4),)):
+        gpu = device("h100-80", places=places)
+        nodes = device_edits(system, gpu, None, monitoring=True).device_nodes
+        assert [(node.path, node.minor, node.permissions) for node in nodes] == [
+            ("/dev/nvidia0", 0, "rw"),
+            ("/dev/nvidia-caps/nvidia-cap2", 2, "r"),
+        ]
+    unable = replace(device("h100-80"), partitioning=Partitioning(supported=False))
+    assert len(device_edits(system, unable, None, monitoring=True).device_nodes) == 1
+    system.file("/proc/driver/nvidia/capabilities/mig/monitor", "DeviceFileMinor: 9\n")
+    assert device_edits(system, gpu, gpu.partitions[0], monitoring=True).device_nodes[-1].minor == 9
 
 
 def test_a_partition_without_compute_instance_or_driver_has_no_edits(tmp_path: Path) -> None:

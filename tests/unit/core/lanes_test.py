@@ -51,6 +51,32 @@ def ends(name: str) -> None:
             assert not thread.is_alive()
 
 
+def test_who_does_not_wait_is_told_once(lanes: Lanes) -> None:
+    gate, told = Gate(), threading.Semaphore(0)
+    call = lanes.submit("a", gate, LONG)
+    call.when_back(told.release)
+    assert gate.entered.wait(LONG) and not told.acquire(blocking=False)
+    gate.open.set()
+    assert told.acquire(timeout=LONG)
+    assert call.result() == "late"
+    call.when_back(told.release)  # it is back already
+    assert told.acquire(blocking=False) and not told.acquire(blocking=False)
+    failing = lanes.submit("a", lambda: 1 // 0, LONG)
+    failing.when_back(told.release)
+    assert told.acquire(timeout=LONG)
+    with pytest.raises(ZeroDivisionError):
+        failing.result()
+
+
+def test_who_is_told_and_fails_is_no_harm_to_the_lane(lanes: Lanes) -> None:
+    gate = Gate()
+    call = lanes.submit("a", gate, LONG)
+    call.when_back(lambda: 1 // 0)
+    gate.open.set()
+    assert call.result() == "late"
+    assert lanes.run("a", lambda: 5, LONG) == 5
+
+
 def test_answers_and_errors_come_back(lanes: Lanes) -> None:
     assert lanes.run("a", lambda: 5, LONG) == 5
     with pytest.raises(ZeroDivisionError):
@@ -230,3 +256,36 @@ class LaneMachine(RuleBasedStateMachine):
 
 LaneMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestLaneMachine = LaneMachine.TestCase
+
+
+def test_alone_nothing_runs_on_other_lanes_and_what_is_asked_for_waits() -> None:
+    lanes, order = Lanes("test"), []
+    lanes.run("b", lambda: None, 5)
+
+    def change() -> None:
+        with lanes.alone("a", 5):
+            waiting = [lanes.submit(key, lambda key=key: order.append(key), 5) for key in ("b", "c")]
+            time.sleep(0.05)
+            order.append("a")
+        for call in waiting:
+            call.result()
+
+    lanes.run("a", change, 5)
+    assert order[0] == "a" and sorted(order) == ["a", "b", "c"]
+
+
+def test_alone_is_refused_while_a_call_does_not_come_back() -> None:
+    lanes, never = Lanes("test"), threading.Event()
+    hanging = lanes.submit("b", lambda: never.wait(30), 60, doing="Asking b")
+    while hanging.started == 0:
+        time.sleep(0.001)
+
+    def change() -> None:
+        with lanes.alone("a", 0.05):
+            raise AssertionError("it is not alone")
+
+    with pytest.raises(DeviceBusy, match="Asking b: that has not come back"):
+        lanes.run("a", change, 5)
+    never.set()
+    assert hanging.result() is True
+    assert lanes.run("b", lambda: 1, 5) == 1, "the lane is free again"

@@ -49,4 +49,4 @@ def test_the_words_are_found_where_they_are_at_home() -> None:
 def test_what_the_daemons_ask_of_a_vendor_is_there(vendor: str) -> None:
     backend = create(vendor)
     assert backend.vendor == vendor and backend.driver_name and backend.cdi_kind
-    assert {kind.device_kind for kind in backend.config_kinds} <= {"device", "partition"}
+    assert {kind.device_kind for kind in backend.config_kinds} <= {"device", "partition", "passthrough"}

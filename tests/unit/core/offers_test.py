@@ -9,8 +9,9 @@ from dataclasses import replace
 import board_model
 import pytest
 from board_model import board_names, can_exist, device
-from dra_driver.core.model import Health, Offer, Taint
+from dra_driver.core.model import Health, Offer, Partitioning, Passthrough
 from dra_driver.core.nvidia.offers import counter_set, offers
+from dra_driver.core.signs import Severity, Sign
 from dra_driver.core.slices import build_pool
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,11 +100,10 @@ def test_partitions_made_for_claims_change_nothing(name: str, data: st.DataObjec
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", MIG_BOARDS)
-def test_ill_health_taints_all_that_is_offered_and_changes_nothing_else(name: str, dynamic: bool) -> None:
+def test_ill_health_changes_nothing_that_is_offered(name: str, dynamic: bool) -> None:
     gpu = device(name, enabled=True, places=board_model.all_states(name)[-1])
-    ill = offers(replace(gpu, health=Health(healthy=False, causes=("gpu-lost",))), dynamic)
-    assert {offer.taints for offer in ill} == {(Taint("gpu.nvidia.com/gpu-lost", "NoSchedule"),)}
-    assert tuple(replace(offer, taints=()) for offer in ill) == offers(gpu, dynamic)
+    ill = replace(gpu, health=Health((Sign("gpu-lost", Severity.FAILED, "It is lost."),)))
+    assert offers(ill, dynamic) == offers(gpu, dynamic)
 
 
 def test_names_and_attributes_are_the_vendor_s() -> None:
@@ -215,3 +215,41 @@ def test_static_partitions_of_every_state_keep_the_limits_of_the_api(name: str, 
     published = offers(device(name, enabled=True, places=state), dynamic=False)
     assert len(published) == len(state)
     build_pool(driver="gpu.nvidia.com", pool="n", node_name="n", offers=published)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("board", board_names())
+def test_a_virtual_machines_gpu_stands_beside_the_whole_one(board: str, dynamic: bool) -> None:
+    """Both take all of the same counters; nothing else of what is published changes."""
+    gpu = replace(device(board, 3), passthrough=Passthrough(5, 1 << 37, True))
+    without, found = offers(gpu, dynamic), offers(gpu, dynamic, (), True)
+    *others, sibling = found
+    (whole,) = (offer for offer in others if offer.kind == "device")
+    assert (sibling.name, sibling.kind, sibling.device_uuid) == ("gpu-vfio-5", "passthrough", gpu.uuid)
+    counters = counter_set(gpu)
+    assert whole.counter_set == sibling.counter_set == counters.name
+    assert dict(whole.consumes) == dict(sibling.consumes) == dict(counters.counters) and counters.counters
+    assert [offer.name for offer in others] == [offer.name for offer in without]
+    assert [replace(each, counter_set=None, consumes={}) for each in others] == [
+        replace(each, counter_set=None, consumes={}) for each in without
+    ]
+    assert dict(sibling.capacities) == {"addressableMemory": 1 << 37}
+    assert sibling.attributes["type"] == "vfio" and sibling.attributes["iommuFDEnabled"] is True
+    assert sibling.attributes["vendorID"] == "0x10de" and len(str(sibling.attributes["deviceID"])) == 6
+    assert sibling.attributes["resource.kubernetes.io/pciBusID"] == gpu.pci_address
+
+
+def test_a_gpu_that_is_cut_up_or_has_no_iommu_is_not_for_virtual_machines() -> None:
+    gpu = device("h100-80", 0)
+    assert offers(gpu, True, (), True) == offers(gpu, True)
+    passable = replace(gpu, passthrough=Passthrough(0, 0, False))
+    profile = passable.find_profile("1g.10gb")
+    assert profile is not None
+    cut = replace(
+        passable,
+        partitioning=Partitioning(True, True, True),
+        partitions=(board_model.partition(profile, 0, passable.uuid, 1),),
+    )
+    for dynamic in (False, True):
+        assert all(offer.kind == "partition" for offer in offers(cut, dynamic, (), True))
+    assert "gpu-vfio-0" in {each.name for each in offers(cut, True, [cut.partitions[0].key], True)}

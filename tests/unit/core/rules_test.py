@@ -48,6 +48,29 @@ def test_all_keys_of_a_match_must_match_and_any_of_their_values() -> None:
     assert not Match(product=("*A100*", "H100*")).matches(gpu)
 
 
+def test_a_whole_device_may_have_shares() -> None:
+    shared, alone = parse_rules([{"match": {"index": 7}, "mode": "whole", "shares": 4}, {"match": {}, "mode": "whole"}])
+    assert (shared.shares, alone.shares) == (4, 0)
+    assert (shared.describe(), alone.describe()) == ("whole, in 4 shares", "whole")
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (
+            {"mode": "dynamic", "shares": 4},
+            "rule 1, key shares: only mode whole has shares, this rule's mode is dynamic",
+        ),
+        ({"mode": "whole", "shares": 1}, "key shares: expected a number from 2 to 1024, not 1"),
+        ({"mode": "whole", "shares": True}, "not True"),
+        ({"mode": "whole", "shares": "4"}, "not '4'"),
+    ],
+)
+def test_shares_that_cannot_be_are_refused(rule: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidLayout, match=message):
+        parse_rules([{"match": {}, **rule}])
+
+
 def test_partitions_may_have_places() -> None:
     (rule,) = parse_rules(
         [
@@ -270,3 +293,24 @@ def test_a_gpu_that_cannot_be_read_gives_its_number_to_no_other() -> None:
     gpus = [device("a100-40", index) for index in (0, 1, 3)]
     rules = rules_from_mig_parted(parted({**ALL_ENABLED, "devices": [1, 2, 3]}), "chosen", gpus, unread=[2])
     assert [rule.match.uuid for rule in rules] == [(gpus[1].uuid,), (gpus[2].uuid,)]
+
+
+@pytest.mark.parametrize("mode", ["whole", "dynamic"])
+def test_passthrough_is_a_truth_value(mode: str) -> None:
+    (rule,) = parse_rules([{"match": {}, "mode": mode, "passthrough": True}])
+    assert rule.passthrough and rule.describe() == f"{mode}, or passed through"
+    (rule,) = parse_rules([{"match": {}, "mode": mode, "passthrough": False}])
+    assert not rule.passthrough and rule.describe() == mode
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"mode": "whole", "passthrough": "yes"}, "key passthrough: expected true or false, not 'yes'"),
+        ({"mode": "static", "partitions": {}, "passthrough": True}, "partitioned for good cannot be given away whole"),
+        ({"mode": "whole", "shares": 4, "passthrough": True}, "a device has shares or passthrough, not both"),
+    ],
+)
+def test_wrong_passthrough_is_refused(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidLayout, match=said):
+        parse_rules([{"match": {}, **more}])

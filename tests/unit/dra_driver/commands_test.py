@@ -21,7 +21,8 @@ from dra_driver.core.model import Placement, well
 from dra_driver.core.prepared import PreparedClaim, PreparedDevice, wake_driver
 from dra_driver.kubelet.sockets import lock_instance
 from dra_driver.layout_command import arrange, open_when_there
-from dra_driver.supervisors.shared import Snapshot
+from dra_driver.supervisors.health import Picture, PictureHealth
+from dra_driver.supervisors.shared import Shared, Snapshot
 from dra_driver.supervisors.status import Status, StatusServer, status_of
 from machine_model import ModelBackend, ModelGpus
 
@@ -190,17 +191,17 @@ def test_status(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.Capture
     assert cli.main(["status", "--config", str(config)]) == 1
     assert "does not answer" in capsys.readouterr().out
     problems: list[str] = []
+    picture = Picture(Snapshot(looked_at=5))
 
     def told() -> Status:
-        return status_of(
-            "gpu.nvidia.com", Snapshot(looked_at=5), problems, boot_id="b", published=True, registered=True
-        )
+        return status_of("gpu.nvidia.com", picture, problems, boot_id="b", published=True, registered=True)
 
     async def main() -> None:
         store = Store.open(str(folder / "plugins/gpu.nvidia.com/state.db"))
         await store.commit(Change(put=record("u1", "prepared", devices=2)))
         server = PluginServer(
             None,  # type: ignore[arg-type]
+            health=PictureHealth(Shared(picture), "n", 60),
             driver="gpu.nvidia.com",
             service_path=str(folder / "plugins/gpu.nvidia.com/dra.sock"),
             registration_path=str(folder / "plugins_registry/gpu.nvidia.com-reg.sock"),

@@ -52,13 +52,13 @@ def test_what_a_faulty_device_held_is_given_back_and_undone_when_it_answers(tmp_
         assert (node.store.claims, node.cdi_files()) == ({}, ())
         assert len(node.partitions()) == 1
         gpu = node.gpus.template(0).uuid
-        assert node.service.debts == (Debt(gpu, (19, 0, 1)),)
+        assert node.service.undoing.debts == (Debt(gpu, (19, 0, 1)),)
         # It is not taken for an administrator's meanwhile, nor when the device answers again.
         node.backend.faults.clear()
         await node.look()
         assert "gpu-0" in node.inventory.offers
         await node.service.settle(gpu)
-        assert (node.partitions(), node.service.debts) == ([], ())
+        assert (node.partitions(), node.service.undoing.debts) == ([], ())
         assert not node.gpus.devices()[0].partitioning.enabled
         assert set(node.store.meta) == {"schema_version"}
 
@@ -76,7 +76,7 @@ def test_debt_in_the_way_of_a_claim_is_paid_first(tmp_path: Path) -> None:
         assert await prepare(node, second) == ""
         assert len(node.partitions()) == 1
         assert any(name == "destroy_partition" for name, _arguments in node.backend.calls)
-        assert node.service.debts == ()
+        assert node.service.undoing.debts == ()
         assert node.store.claims[second.uid].devices[0].created
         assert await unprepare(node, second) == ""
         assert node.partitions() == []
@@ -96,11 +96,11 @@ def test_debt_whose_partition_is_in_use_stays_a_debt(tmp_path: Path) -> None:
             state[gpu]["partitions"][0]["pids"] = [4711]
         with pytest.raises(InUse):
             await node.service.settle(gpu)
-        assert len(node.service.debts) == 1
+        assert len(node.service.undoing.debts) == 1
         with node.gpus.state() as state:
             state[gpu]["partitions"][0]["pids"] = []
         await node.service.settle(gpu)
-        assert (node.partitions(), node.service.debts) == ([], ())
+        assert (node.partitions(), node.service.undoing.debts) == ([], ())
 
     run(tmp_path, scenario)
 
@@ -111,7 +111,7 @@ def test_partition_that_its_device_does_not_let_go_of_is_owed(tmp_path: Path) ->
         assert await prepare(node, claim) == ""
         node.backend.failures["destroy_partition"] = [DeviceFaulty("it hangs", code="no-answer")]
         assert await unprepare(node, claim) == ""
-        assert (node.store.claims, node.cdi_files(), len(node.service.debts)) == ({}, (), 1)
+        assert (node.store.claims, node.cdi_files(), len(node.service.undoing.debts)) == ({}, (), 1)
         assert node.gpus.devices()[0].partitioning.enabled
         await node.service.settle(node.gpus.template(0).uuid)
         assert node.partitions() == []
@@ -148,10 +148,10 @@ def test_what_nobody_foresaw_is_one_claim_s_and_told_with_its_traceback(
         ill, well = claims.allocate("ill", SMALL), claims.allocate("well", NEIGHBOUR)
         real, destroy = node.backend.device_edits, node.backend.destroy_partition
 
-        def edits(device: Any, partition: Any) -> Any:
+        def edits(device: Any, partition: Any, monitoring: bool) -> Any:
             if device.index == 0:
                 raise ZeroDivisionError("surprise")
-            return real(device, partition)
+            return real(device, partition, monitoring)
 
         def fails(*_arguments: Any) -> Any:
             raise KeyError("another surprise")
@@ -222,7 +222,7 @@ def test_nothing_of_a_former_boot_is_waited_for(tmp_path: Path, monkeypatch: pyt
         node.backend.present = driver == "there"
         node.service.set_ready("The NVIDIA driver is not loaded")
         assert await unprepare(node, claim) == ""
-        assert (node.store.claims, node.cdi_files(), node.service.debts) == ({}, (), ())
+        assert (node.store.claims, node.cdi_files(), node.service.undoing.debts) == ({}, (), ())
         assert node.reports.failures == []
         node.close()
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Sequence
@@ -17,9 +18,14 @@ import pytest
 from dra_driver.claims.records import ClaimRecord, ClaimReference, DeviceRecord
 from dra_driver.claims.service import Outcome
 from dra_driver.kubelet import sockets
+from dra_driver.kubelet.health import DeviceReport, DeviceState
 from dra_driver.kubelet.server import PluginServer
 from dra_driver.kubelet.sockets import FolderReplaced, SocketError
 from dra_driver.protocol import (
+    dra_health_v1_pb2,
+    dra_health_v1_pb2_grpc,
+    dra_health_v1alpha1_pb2,
+    dra_health_v1alpha1_pb2_grpc,
     dra_v1_pb2,
     dra_v1_pb2_grpc,
     dra_v1beta1_pb2,
@@ -65,9 +71,26 @@ class Recorded:
         return {reference.uid: Outcome(error="in use" if reference.uid == "bad" else "") for reference in references}
 
 
-def server(folder: Path, claims: Any) -> PluginServer:
+class Health:
+    """Devices whose state a test sets."""
+
+    def __init__(self) -> None:
+        self.devices: tuple[DeviceReport, ...] = (DeviceReport("node-1", "gpu-0", DeviceState.HEALTHY, "", 5.0),)
+        self.event = asyncio.Event()
+
+    def reports(self) -> tuple[DeviceReport, ...]:
+        return self.devices
+
+    async def changed(self, seconds: float) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.event.wait(), seconds)
+        self.event.clear()
+
+
+def server(folder: Path, claims: Any, health: Health | None = None) -> PluginServer:
     return PluginServer(
         claims,
+        health=health or Health(),
         driver="gpu.nvidia.com",
         service_path=str(folder / "plugins/gpu.nvidia.com/dra.sock"),
         registration_path=str(folder / "plugins_registry/gpu.nvidia.com-reg.sock"),
@@ -95,13 +118,53 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    ("messages", "stubs"),
+    [(dra_health_v1_pb2, dra_health_v1_pb2_grpc), (dra_health_v1alpha1_pb2, dra_health_v1alpha1_pb2_grpc)],
+)
+def test_the_kubelet_is_told_how_devices_are_and_when_that_changes(
+    short: Path, monkeypatch: pytest.MonkeyPatch, messages: Any, stubs: Any
+) -> None:
+    monkeypatch.setattr("dra_driver.kubelet.health.REPEAT_SECONDS", 0.3)
+    health = Health()
+
+    async def main() -> None:
+        plugin = server(short, Recorded(), health)
+        await plugin.start()
+        async with grpc.aio.insecure_channel(f"unix:{short}/plugins/gpu.nvidia.com/dra.sock") as channel:
+            stream = stubs.DRAResourceHealthStub(channel).NodeWatchResources(messages.NodeWatchResourcesRequest())
+            (first,) = (await stream.read()).devices
+            assert (first.device.pool_name, first.device.device_name) == ("node-1", "gpu-0")
+            assert (first.health, first.last_updated_time, first.health_check_timeout_seconds) == (1, 5, 30)
+            assert (await stream.read()).devices == [first], "it is said again before it grows old"
+            health.devices = (
+                DeviceReport("node-1", "gpu-0", DeviceState.UNHEALTHY, "Replace it. " + "x" * 2000, 6.0),
+                DeviceReport("node-1", "gpu-1", DeviceState.UNKNOWN),
+            )
+            health.event.set()
+            while len((changed := await stream.read()).devices) < 2:
+                pass
+            assert [each.health for each in changed.devices] == [2, 0]
+            assert len(changed.devices[0].message) == 1024 and changed.devices[0].message.startswith("Replace it.")
+            await asyncio.wait_for(plugin.stop(), 5)  # a stream that is open is not waited for
+            while (last := await stream.read()) is not grpc.aio.EOF:
+                assert len(last.devices) == 2
+
+    asyncio.run(main())
+
+
 def test_registration_as_the_kubelet_does_it(short: Path) -> None:
     async def scenario(plugin: PluginServer, claims: Recorded) -> None:
         async with grpc.aio.insecure_channel(f"unix:{short}/plugins_registry/gpu.nvidia.com-reg.sock") as channel:
             stub = plugin_registration_pb2_grpc.RegistrationStub(channel)
             info = await stub.GetInfo(plugin_registration_pb2.InfoRequest())
             assert (info.type, info.name) == ("DRAPlugin", "gpu.nvidia.com")
-            assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+            assert list(info.supported_versions) == [
+                "v1.DRAPlugin",
+                "v1beta1.DRAPlugin",
+                "v1.DRAResourceHealth",
+                "v1alpha1.DRAResourceHealth",
+            ]
             assert Path(info.endpoint).is_socket()
             assert not plugin.registered
             await stub.NotifyRegistrationStatus(plugin_registration_pb2.RegistrationStatus(plugin_registered=True))
@@ -330,7 +393,7 @@ def test_path_that_the_kernel_does_not_take() -> None:
     with pytest.raises(SocketError, match=r"108 bytes.*107.*kubelet_root"):
         sockets.check_length("/" + "x" * 107, "kubelet_root")
     with pytest.raises(SocketError, match="Shorten"):
-        PluginServer(Recorded(), driver="d", service_path="/" + "é" * 60, registration_path="/r")
+        PluginServer(Recorded(), health=Health(), driver="d", service_path="/" + "é" * 60, registration_path="/r")
 
 
 def test_one_process_at_a_time(short: Path) -> None:
@@ -344,7 +407,7 @@ def test_one_process_at_a_time(short: Path) -> None:
 
 def test_generated_code_is_current(tmp_path: Path) -> None:
     written = generate.generate(tmp_path)
-    assert len(written) == 9
+    assert len(written) == 18
     for name in written:
         assert (tmp_path / name).read_text() == (generate.SOURCES / name).read_text(), f"generate {name} again"
 

@@ -23,12 +23,14 @@ LONG = 60.0
 
 async def listening(backend: ModelBackend, told: list[str]) -> None:
     soon = asyncio.Event()
-    task = asyncio.ensure_future(Listener(backend, driver=DRIVER, soon=soon).run())
+    heard: list[Notice] = []
+    task = asyncio.ensure_future(Listener(backend, driver=DRIVER, soon=soon, heard=heard.extend).run())
     try:
         for message in told:
             backend.notices.put(Notice("GPU-1", message))
             await asyncio.wait_for(soon.wait(), LONG)
             soon.clear()
+        assert [notice.message for notice in heard] == told
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

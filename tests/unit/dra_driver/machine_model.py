@@ -15,7 +15,7 @@ import json
 import queue
 import shutil
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,13 +30,18 @@ from dra_driver.claims.plan import Inventory
 from dra_driver.claims.records import ClaimReference
 from dra_driver.claims.recovery import plan_recovery, stale_marks
 from dra_driver.claims.service import ClaimService
+from dra_driver.claims.settings import void_settings
 from dra_driver.claims.store import Change, Store
 from dra_driver.core.cdi import ContainerEdits, DeviceNode, list_specs
+from dra_driver.core.companions import Companion, SharedDevice
 from dra_driver.core.device_locks import DeviceLocks
+from dra_driver.core.documents import Choice, Truth, Whole
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, DoesNotFit, InUse, NotFound
+from dra_driver.core.lanes import Call, Lanes
 from dra_driver.core.layout import Rule, parse_rules
 from dra_driver.core.model import (
     AWAITED,
+    AttributeValue,
     CounterSet,
     Device,
     Fault,
@@ -46,18 +51,31 @@ from dra_driver.core.model import (
     Offer,
     Partition,
     Partitioning,
+    Passthrough,
     Placement,
     Process,
 )
-from dra_driver.core.nvidia import offers
-from dra_driver.core.nvidia.configs import CONFIG_KINDS
-from dra_driver.core.system import System
+from dra_driver.core.nvidia import edits, mps, offers
+from dra_driver.core.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES, INTERVALS
+from dra_driver.core.settings import COMPUTE_MODES, Knob, clocks
+from dra_driver.core.signs import Severity, Sign
+from dra_driver.core.telemetry import Telemetry
 from dra_driver.inventory import Survey, survey
 from dra_driver.metrics import NoMetrics
+from keeper_model import ModelKeeper
+from pci_model import PciSystem
 
 DRIVER = "gpu.nvidia.com"
 POOL = "node-1"
 BOARD = "h100-80"
+#: What is set on a GPU that nobody has set anything on. Clocks and time slice can be set, and not read.
+DEFAULT_KNOBS: Mapping[str, Any] = {
+    "powerLimit": 700.0,
+    "computeMode": "Default",
+    "graphicsClocks": None,
+    "timeSlice": "Default",
+    "persistence": True,
+}
 ALL_DYNAMIC = ({"match": {}, "mode": "dynamic"},)
 
 
@@ -73,10 +91,10 @@ class ModelGpus:
 
     @staticmethod
     def _fresh() -> dict[str, Any]:
-        return {"enabled": False, "next": 1, "partitions": [], "pids": []}
+        return {"enabled": False, "next": 1, "partitions": [], "pids": [], "knobs": dict(DEFAULT_KNOBS)}
 
     def template(self, index: int) -> Device:
-        return board_model.device(self.board, index)
+        return replace(board_model.device(self.board, index), passthrough=Passthrough(index, 1 << 37, False))
 
     @staticmethod
     def uuids(count: int) -> list[str]:
@@ -98,18 +116,21 @@ class ModelGpus:
                 self._save(state)
 
     def reboot(self) -> None:
-        """What a Hopper board keeps over a reboot: nothing."""
+        """What a Hopper board keeps over a reboot: nothing. Programs end."""
+        self.path.with_name("companions.json").unlink(missing_ok=True)
         with self.state() as state:
             for entry in state.values():
                 entry.update(self._fresh())
 
     def devices(self) -> tuple[Device, ...]:
         with self.state() as state:
-            entries = dict(state)
+            return self.devices_in(state)
+
+    def devices_in(self, state: Mapping[str, Any]) -> tuple[Device, ...]:
         found = []
         for index in range(self.count):
             device = self.template(index)
-            entry = entries.get(device.uuid)
+            entry = state.get(device.uuid)
             if entry is None:
                 continue
             found.append(
@@ -137,17 +158,22 @@ class ModelBackend:
     driver_name = DRIVER
     cdi_kind = "k8s.gpu.nvidia.com/claim"
     config_kinds = CONFIG_KINDS
+    device_classes = DEVICE_CLASSES
 
-    def __init__(self, gpus: ModelGpus) -> None:
+    def __init__(self, gpus: ModelGpus, system: PciSystem | None = None) -> None:
         self.gpus = gpus
+        self.system = system
+        self.away: dict[str, Device] = {}
         self.failures: dict[str, list[AcceleratorError]] = {}
         self.calls: list[tuple[str, Any]] = []
         self.present = True
         self.notices: queue.Queue[Notice] = queue.Queue()
         self.faults: dict[int, Fault] = {}  # by index, of GPUs that were known before
+        self.conditions: dict[int, Health] = {}  # by index, of GPUs that answer
         self.strangers: tuple[Finding, ...] = ()  # GPUs that never answered
         self.gates: dict[int, threading.Event] = {}  # by index: what a GPU's first reading waits for
         self._lock = threading.Lock()
+        self._lanes = Lanes("model")
 
     def _call(self, name: str, *arguments: Any) -> None:
         with self._lock:
@@ -161,14 +187,14 @@ class ModelBackend:
             raise BackendUnavailable("The NVIDIA driver is not loaded", hint="Load it.")
 
     def close(self) -> None:
-        pass
+        self._lanes.close()
 
     def discover(self, full: bool = False, patience: float | None = None) -> tuple[Finding, ...]:
         self._call("discover", full)
         if not self.present:
             raise BackendUnavailable("The NVIDIA driver is not loaded", hint="Load it.")
         found = []
-        for device in self.gpus.devices():
+        for device in self._there():
             gate = self.gates.get(device.index)
             if gate is not None and patience is None:
                 assert gate.wait(30)
@@ -177,7 +203,11 @@ class ModelBackend:
                 found.append(Finding(device.index, device.describe(), device.uuid, None, fault))
                 continue
             fault = self.faults.get(device.index)
-            known = replace(device, health=Health(False, (fault.cause,))) if fault else device
+            known = (
+                replace(device, health=Health((Sign(fault.cause, Severity.DEGRADED, fault.message),)))
+                if fault
+                else replace(device, health=self.conditions.get(device.index, Health()))
+            )
             found.append(Finding(device.index, device.describe(), device.uuid, known, fault))
         return (*found, *self.strangers)
 
@@ -189,9 +219,43 @@ class ModelBackend:
             return (self.notices.get(timeout=min(seconds, 0.2)),)
         return ()
 
+    def ask(self, uuid: str) -> Call[Device]:
+        return self._lanes.submit(uuid, lambda: self.device(uuid), 60.0)
+
+    def _there(self) -> tuple[Device, ...]:
+        """Those that their own driver has, and those that are known to be away."""
+        found = []
+        for device in self.gpus.devices():
+            if self.system is None or self.system.driver(device.pci_address) == "nvidia":
+                self.away.pop(device.uuid, None)
+                found.append(device)
+            elif device.uuid in self.away:
+                found.append(self.away[device.uuid])
+        return tuple(found)
+
+    def detach(self, uuid: str, action: Callable[[], None]) -> None:
+        device = self.device(uuid)
+        self._call("detach", uuid)
+        action()
+        self.away[uuid] = device
+
+    def attach(self, uuid: str, action: Callable[[], None]) -> None:
+        self._call("attach", uuid)
+        action()
+        self.device(uuid)
+
+    def remember(self, devices: Iterable[Device]) -> None:
+        self.away.update({device.uuid: device for device in devices})
+
+    def device_nodes(self, device: Device) -> tuple[str, ...]:
+        return (f"/dev/nvidia{device.minor}",)
+
+    def machine_edits(self) -> ContainerEdits:
+        return edits.NOTHING
+
     def device(self, uuid: str) -> Device:
         self._call("device", uuid)
-        for device in self.gpus.devices():
+        for device in self._there():
             if device.uuid == uuid:
                 fault = self.faults.get(device.index)
                 if fault:
@@ -210,7 +274,11 @@ class ModelBackend:
             entry["enabled"] = enabled
 
     def reset(self, uuids: Sequence[str]) -> None:
-        raise AssertionError("no test resets a device")
+        self._call("reset", tuple(uuids))
+        for device in self.gpus.devices():
+            if device.uuid in uuids:
+                assert not device.partitions and not device.processes, "a device in use was reset"
+                self.conditions.pop(device.index, None)
 
     def create_partition(self, uuid: str, profile_id: int, placement: Placement) -> Partition:
         self._call("create_partition", uuid, profile_id, placement)
@@ -240,8 +308,59 @@ class ModelBackend:
                 raise InUse(f"Partition {instance_id} of {uuid} is in use", pids=found[0]["pids"])
             entry["partitions"].remove(found[0])
 
-    def offers(self, device: Device, dynamic: bool, owned: Collection[tuple[int, int, int]] = ()) -> tuple[Offer, ...]:
-        return offers.offers(device, dynamic, owned)
+    def knobs(self, uuid: str, names: Collection[str]) -> Mapping[str, Knob]:
+        self._call("knobs", uuid, tuple(names))
+        self.device(uuid)
+        with self.gpus.state() as state:
+            now = dict(state[uuid]["knobs"])
+        knobs = {
+            "powerLimit": Knob(now["powerLimit"], Whole(200, 700, "W")),
+            "computeMode": Knob(now["computeMode"], Choice(COMPUTE_MODES)),
+            "graphicsClocks": Knob(None, clocks(345, 1980, defaults={"minimum": 345})),
+            "timeSlice": Knob(None, Choice(INTERVALS)),
+            "persistence": Knob(None if uuid in self.away else now["persistence"], Truth()),
+        }
+        return {name: knobs[name] for name in names if name in knobs}
+
+    def set_knobs(self, uuid: str, values: Mapping[str, Any]) -> None:
+        self._call("set_knobs", uuid, dict(values))
+        self.device(uuid)
+        if uuid in self.away:
+            assert set(values) == {"persistence"}
+            return
+        with self.gpus.state() as state:
+            for name, value in values.items():
+                state[uuid]["knobs"][name] = DEFAULT_KNOBS[name] if value is None else value
+
+    def telemetry(self, seconds: float) -> tuple[Telemetry, ...]:
+        self._call("telemetry", seconds)
+        if not self.present:
+            raise BackendUnavailable("The NVIDIA driver is not loaded", hint="Load it.")
+        return tuple(
+            Telemetry(each.uuid, each.uuid, power=70.5, memory_used=1024, memory_total=each.memory_bytes)
+            for each in self.gpus.devices()
+            if each.index not in self.faults
+        )
+
+    def companions(self, claim_uid: str, devices: Sequence[SharedDevice]) -> tuple[Companion, ...]:
+        return mps.companions(claim_uid, devices)
+
+    def refuse_without_companions(self) -> None:
+        self._call("refuse_without_companions")
+
+    def check_companion(self, companion: Companion) -> None:
+        self._call("check_companion", companion.name)
+
+    def companion_edits(self, companion: Companion) -> ContainerEdits:
+        return mps.edits(companion)
+
+    def offers(
+        self, device: Device, dynamic: bool, owned: Collection[tuple[int, int, int]] = (), passthrough: bool = False
+    ) -> tuple[Offer, ...]:
+        return offers.offers(device, dynamic, owned, passthrough)
+
+    def parts(self, device: Device) -> Mapping[str, int]:
+        return offers.parts(device)
 
     def counter_set(self, device: Device, owned: Collection[tuple[int, int, int]] | None = None) -> CounterSet:
         return offers.counter_set(device, owned)
@@ -250,11 +369,27 @@ class ModelBackend:
         self._call("driver_edits")
         return ContainerEdits(env=("NVIDIA_VISIBLE_DEVICES=void",))
 
-    def device_edits(self, device: Device, partition: Partition | None) -> ContainerEdits:
+    def device_attributes(
+        self, device: Device, partition: Partition | None, is_for_machine: bool = False
+    ) -> Mapping[str, AttributeValue]:
+        return offers.attributes_for_machine(device) if is_for_machine else offers.attributes_of(device, partition)
+
+    def device_edits(self, device: Device, partition: Partition | None, monitoring: bool = False) -> ContainerEdits:
         nodes = [DeviceNode(f"/dev/nvidia{device.minor}")]
+        if monitoring:
+            nodes.append(DeviceNode("/dev/nvidia-caps/monitor"))
         if partition is not None:
             nodes.append(DeviceNode(f"/dev/nvidia-caps/gi{partition.instance_id}"))
         return ContainerEdits(device_nodes=tuple(nodes))
+
+
+def bus(folder: Path, gpus: ModelGpus) -> PciSystem:
+    """The machine's bus with its GPUs, each in an IOMMU group of its own."""
+    (folder / "root").mkdir(exist_ok=True)
+    system = PciSystem(str(folder / "root"))
+    for index in range(gpus.count):
+        system.add(gpus.template(index).pci_address, str(40 + index), "nvidia")
+    return system
 
 
 class Claims:
@@ -324,9 +459,9 @@ class Node:
     ) -> None:
         self.folder = folder
         self.gpus = ModelGpus(folder / "gpus.json", count=count)
-        self.backend: Any = hardware or ModelBackend(self.gpus)
-        self.system = System(str(folder / "root"))
-        (folder / "root").mkdir(exist_ok=True)
+        self.keeper = ModelKeeper(self.gpus)
+        self.system = bus(folder, self.gpus)
+        self.backend: Any = hardware or ModelBackend(self.gpus, self.system)
         self.claims = claims
         self.rules: tuple[Rule, ...] = parse_rules([dict(rule) for rule in rules])
         self.boot_id = boot_id
@@ -334,11 +469,12 @@ class Node:
         self.reports = Reports()
         self.store = Store.open(str(folder / "state" / "state.db"))
         self.executor = ThreadPoolExecutor(8)
+        self.backend.remember(device for record in self.store.claims.values() for device in record.away)
         self.survey: Survey | None = None
         self.ownership = Ownership(self.store, boot_id)
         self.service = ClaimService(
             driver=DRIVER,
-            hands=Hands(self.backend, self.system, "/var/run/cdi", reached),
+            hands=Hands(self.backend, DRIVER, self.system, "/var/run/cdi", "/var/lib/metadata", reached, self.keeper),
             store=self.store,
             source=claims,
             reporter=self.reports,
@@ -363,7 +499,10 @@ class Node:
             dynamic=self.survey.dynamic,
             boot_id=self.boot_id,
         )
-        marks = stale_marks(self.survey.devices, self.store.meta)
+        marks = {
+            **stale_marks(self.survey.devices, self.store.meta),
+            **void_settings(self.store.meta, self.boot_id),
+        }
         if marks:
             await self.store.commit(Change(meta=marks))
         self.service.suspect.update(plan.restore)
@@ -371,6 +510,8 @@ class Node:
             await self.service.forget(uid)
         for uid in plan.stale_files:
             self.service.hands.remove_cdi(uid)
+        for uid in await self.service.orphans():
+            await self.service.end_companions(uid)
         for change in plan.mode_changes:
             await self.service.switch_off(change.device_uuid)
         for uid in plan.restore:
@@ -395,16 +536,21 @@ class Node:
         document: dict[str, Any] = json.loads(self.system.read_text(self.service.hands.cdi_path(uid)))
         return document
 
+    def owing(self) -> frozenset[str]:
+        """The UUIDs of the GPUs on which something is still to be undone."""
+        return self.service.undoing.owing
+
     def partitions(self) -> list[tuple[str, str]]:
         """UUID of the GPU and of the partition, for every partition that exists."""
         return [(device.uuid, each.uuid) for device in self.gpus.devices() for each in device.partitions]
 
     def close(self) -> None:
         self.store.close()
+        self.backend.close()
         self.executor.shutdown(wait=True)
 
 
 def copy_of(folder: Path, target: Path) -> Path:
     """The disk as it is at this moment: what a process that is killed now leaves behind."""
-    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.lock", "*.tmp"))
+    shutil.copytree(folder, target, symlinks=True, ignore=shutil.ignore_patterns("*.lock", "*.tmp"))
     return target

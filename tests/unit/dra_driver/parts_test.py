@@ -17,7 +17,7 @@ import pytest
 from dra_driver import logs, stages
 from dra_driver.claims.allocation import ClaimError, allocated_here, decode_allocation
 from dra_driver.claims.locks import NamedLocks
-from dra_driver.claims.opaque import configuration_of
+from dra_driver.claims.opaque import configurations_of, settings_for
 from dra_driver.claims.records import ClaimReference
 from dra_driver.config import InvalidConfiguration, load, parse
 from dra_driver.core.nvidia.configs import CONFIG_KINDS
@@ -92,6 +92,7 @@ def configs_of(parameters: dict[str, Any], *requests: str) -> Any:
 
 
 V = "resource.nvidia.com/v1beta1"
+MULTI_USER = {"strategy": "MPS", "mpsConfig": {"multiUser": True}}
 
 
 @pytest.mark.parametrize(
@@ -102,15 +103,18 @@ V = "resource.nvidia.com/v1beta1"
         ({"apiVersion": V, "kind": "MigDeviceConfig"}, ["r"], "partition", None),
         ({"apiVersion": V, "kind": "MigDeviceConfig"}, [], "device", None),
         ({"apiVersion": V, "kind": "MigDeviceConfig"}, ["r"], "device", "is for a partition"),
+        ({"apiVersion": V, "kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing"}}, [], "device", None),
         (
-            {"apiVersion": V, "kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing"}},
+            {"apiVersion": V, "kind": "GpuConfig", "sharing": MULTI_USER},
             [],
             "device",
-            r"TimeSlicing\) is not offered by this version",
+            r"multiUser is not offered by this version",
         ),
-        ({"apiVersion": V, "kind": "MigDeviceConfig", "sharing": {"strategy": "MPS"}}, [], "partition", "MPS"),
+        ({"apiVersion": V, "kind": "GpuConfig", "sharing": {"strategy": "MPS"}}, [], "device", None),
+        ({"apiVersion": V, "kind": "MigDeviceConfig", "sharing": MULTI_USER}, [], "partition", "multiUser"),
         ({"apiVersion": V, "kind": "GpuConfig", "shading": 1}, [], "device", "shading is unknown; expected sharing"),
-        ({"apiVersion": V, "kind": "VfioDeviceConfig"}, [], "device", "VfioDeviceConfig"),
+        ({"apiVersion": V, "kind": "VfioDeviceConfig"}, [], "device", None),
+        ({"apiVersion": V, "kind": "ComputeDomainChannelConfig"}, [], "device", "ComputeDomainChannelConfig"),
         ({"apiVersion": "resource.nvidia.com/v9", "kind": "GpuConfig"}, [], "device", "v9"),
         ({}, [], "device", "no apiVersion and no kind"),
         (
@@ -127,35 +131,63 @@ V = "resource.nvidia.com/v1beta1"
 def test_opaque_configs(parameters: dict[str, Any], requests: list[str], kind: str, message: str | None) -> None:
     configs = configs_of(parameters, *requests)
     if message is None:
-        configuration_of(CONFIG_KINDS, configs, request="r", device_kind=kind)
+        configurations_of(CONFIG_KINDS, configs, request="r", device_kind=kind)
     else:
         with pytest.raises(ClaimError, match=message) as found:
-            configuration_of(CONFIG_KINDS, configs, request="r", device_kind=kind)
+            configurations_of(CONFIG_KINDS, configs, request="r", device_kind=kind)
         assert found.value.hint
         assert found.value.code == "config-refused"
 
 
+def entry(source: str, parameters: dict[str, Any], *requests: str) -> dict[str, Any]:
+    return {"source": source, "requests": list(requests), "opaque": {"driver": DRIVER, "parameters": parameters}}
+
+
+PLAIN = {"apiVersion": V, "kind": "GpuConfig"}
+SHARED = {**PLAIN, "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}}
+MPS = {**PLAIN, "sharing": MULTI_USER}
+SETTINGS = {"apiVersion": "dra.accelerators/v1alpha1", "kind": "DeviceSettings"}
+
+
+def chosen(*entries: dict[str, Any]) -> Any:
+    configs = decode_allocation(claim(result(), config=list(entries)), REFERENCE, DRIVER).devices[0].configs
+    return configurations_of(CONFIG_KINDS, configs, request="r", device_kind="device")
+
+
+def settings(*entries: dict[str, Any], admin: bool = False) -> dict[str, Any]:
+    return settings_for(chosen(*entries), request="r", admin=admin)
+
+
 def test_the_claims_configuration_goes_before_the_classs_and_a_later_one_before_an_earlier_one() -> None:
-    def entry(source: str, parameters: dict[str, Any], *requests: str) -> dict[str, Any]:
-        return {"source": source, "requests": list(requests), "opaque": {"driver": DRIVER, "parameters": parameters}}
-
-    shared = {"apiVersion": V, "kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing"}}
-    plain = {"apiVersion": V, "kind": "GpuConfig"}
-    others = {"apiVersion": V, "kind": "MigDeviceConfig"}
-
-    def chosen(*entries: dict[str, Any]) -> Any:
-        configs = decode_allocation(claim(result(), config=list(entries)), REFERENCE, DRIVER).devices[0].configs
-        return configuration_of(CONFIG_KINDS, configs, request="r", device_kind="device")
-
-    assert chosen() is None
-    assert chosen(entry("FromClaim", others)) is None
+    assert chosen() == ()
+    assert chosen(entry("FromClaim", {"apiVersion": V, "kind": "MigDeviceConfig"})) == ()
     # What another one goes before is not asked for, so that it need not be offered.
-    assert chosen(entry("FromClaim", plain), entry("FromClass", shared)).values == {}
-    assert chosen(entry("FromClaim", shared, "r"), entry("FromClaim", plain)).values == {}
-    with pytest.raises(ClaimError, match="TimeSlicing"):
-        chosen(entry("FromClaim", plain), entry("FromClaim", shared, "r"))
+    assert [each.values for each in chosen(entry("FromClaim", PLAIN), entry("FromClass", MPS))] == [{}]
+    assert [each.values for each in chosen(entry("FromClaim", MPS, "r"), entry("FromClaim", PLAIN))] == [{}]
+    with pytest.raises(ClaimError, match="multiUser"):
+        chosen(entry("FromClaim", PLAIN), entry("FromClaim", MPS, "r"))
     with pytest.raises(ClaimError, match="sharing is 1; expected a mapping"):
-        chosen(entry("FromClaim", plain), entry("FromClass", {**plain, "sharing": 1}))
+        chosen(entry("FromClaim", PLAIN), entry("FromClass", {**PLAIN, "sharing": 1}))
+
+
+def test_each_kind_holds_for_itself_and_none_may_contradict_another() -> None:
+    limited = entry("FromClass", {**SETTINGS, "powerLimit": 300})
+    assert settings(limited, entry("FromClaim", SHARED)) == {
+        "powerLimit": 300,
+        "computeMode": "Default",
+        "timeSlice": "Long",
+    }
+    # Of one kind the claim's takes the class's place as a whole.
+    assert settings(limited, entry("FromClaim", SETTINGS)) == {}
+    assert settings(entry("FromClaim", {**SETTINGS, "computeMode": "Default"}), entry("FromClaim", SHARED))
+    with pytest.raises(ClaimError, match=r"computeMode ExclusiveProcess .*wants Default.* Leave computeMode to one"):
+        settings(entry("FromClaim", SHARED), entry("FromClaim", {**SETTINGS, "computeMode": "ExclusiveProcess"}))
+
+
+def test_an_administrators_claim_changes_nothing_on_a_device() -> None:
+    assert settings(entry("FromClaim", PLAIN), admin=True) == {}
+    with pytest.raises(ClaimError, match="it sets computeMode, timeSlice, and a claim with administrator's access"):
+        settings(entry("FromClaim", SHARED), admin=True)
 
 
 def test_configuration_with_everything(tmp_path: Path) -> None:
@@ -281,17 +313,19 @@ def test_metrics_count_failures_too() -> None:
     watch = Stopwatch(metrics, "prepare")
     with watch.stage("fetch"):
         pass
+    watch.kind = "device"
     with pytest.raises(ValueError, match="x"), watch.stage("hardware"):
         raise ValueError("x")
     timings = watch.finish("in-use")
     assert set(timings) == {"fetch_ms", "hardware_ms", "total_ms"}
-    metrics.prepared_claims(3)
+    metrics.finished("prepare", "device", "two words", 1.0)
     metrics.slice_write("create", "success")
     text = registry.text().decode()
     for line in (
-        'stage_duration_seconds_count{driver="gpu.nvidia.com",operation="prepare",outcome="failure",stage="hardware"} 1.0',
+        'stage_duration_seconds_count{driver="gpu.nvidia.com",kind="device",operation="prepare",outcome="success",stage="fetch"} 1.0',
+        'stage_duration_seconds_count{driver="gpu.nvidia.com",kind="device",operation="prepare",outcome="failure",stage="hardware"} 1.0',
         'operation_errors_total{code="in-use",driver="gpu.nvidia.com",operation="prepare"} 1.0',
-        'prepared_claims{driver="gpu.nvidia.com"} 3.0',
+        'operation_errors_total{code="other",driver="gpu.nvidia.com",operation="prepare"} 1.0',
         'resource_slice_writes_total{driver="gpu.nvidia.com",outcome="success",verb="create"} 1.0',
     ):
         assert f"dra_accelerators_{line}" in text
@@ -305,10 +339,10 @@ def test_metrics_listener() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     registry = MetricsRegistry()
-    PrometheusMetrics(registry, DRIVER).prepared_claims(5)
+    PrometheusMetrics(registry, DRIVER).slice_write("create", "success")
     server = registry.serve(f"127.0.0.1:{port}")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-        assert b"prepared_claims" in answer.read()
+        assert b"resource_slice_writes_total" in answer.read()
     server.shutdown()
     server.server_close()
 
@@ -337,7 +371,7 @@ def test_metrics_port_that_is_taken_is_waited_for_beside_the_work(
         while "metrics are served" not in caplog.text:
             assert not serving.done()
             await asyncio.sleep(0.02)
-        assert b"prepared_claims" in await asyncio.to_thread(ask, port)
+        assert b"build_info" in await asyncio.to_thread(ask, port)
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
 

@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_driver.claims.plan import PARTITIONING_KEY
 from dra_driver.claims.records import ClaimReference
+from dra_driver.claims.settings import SETTING_KEY
+from dra_driver.core.nvidia import mps
 from dra_driver.stages import PREPARE, UNPREPARE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from machine_model import ALL_DYNAMIC, Claims, Node, copy_of
+from machine_model import ALL_DYNAMIC, DEFAULT_KNOBS, DRIVER, Claims, ModelGpus, Node, bus, copy_of
 
 from tests.cluster.stop_at import StopPoint
 
@@ -33,8 +36,37 @@ DEVICES = (
     "gpu-1-mig-7g80gb-0-0",
     "gpu-1-mig-2g20gb-14-2",
     "gpu-1-mig-1g10gb-19-2",
+    "gpu-vfio-0",
+    "gpu-vfio-1",
 )
+RULES = ({"match": {}, "mode": "dynamic", "passthrough": True},)
 CLAIMS = ("a", "b", "c")
+#: Partitions pass it by.
+SETTINGS = {
+    "opaque": {
+        "driver": DRIVER,
+        "parameters": {
+            "apiVersion": "dra.accelerators/v1alpha1",
+            "kind": "DeviceSettings",
+            "powerLimit": 300,
+            "graphicsClocks": {"maximum": 900},
+        },
+    }
+}
+OF_SETTINGS = {"settings-applied", "settings-restored"}
+OF_PASSTHROUGH = {"handed-over", "taken-back"}
+OF_COMPANIONS = {"companion-started", "companions-stopped"}
+
+
+def shared(kind: str) -> dict[str, Any]:
+    """Containers of the claim share its devices of one kind through MPS."""
+    sharing = {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}}
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": kind, "sharing": sharing}
+    return {"opaque": {"driver": DRIVER, "parameters": parameters}}
+
+
+#: What each claim is configured with, by its name.
+CONFIGURED = {"a": [SETTINGS], "b": [SETTINGS, shared("GpuConfig"), shared("MigDeviceConfig")], "c": []}
 
 operations = st.one_of(
     st.tuples(st.just("prepare"), st.sampled_from(CLAIMS), st.lists(st.sampled_from(DEVICES), min_size=1, max_size=2)),
@@ -76,7 +108,7 @@ class World:
             point.reached(stage)
 
         async def main() -> None:
-            node = Node(self.disk, self.claims, reached=reached, boot_id=f"boot-{self.boot}")
+            node = Node(self.disk, self.claims, rules=RULES, reached=reached, boot_id=f"boot-{self.boot}")
             try:
                 await node.start()
                 check(node)
@@ -84,7 +116,7 @@ class World:
                     if verb == "prepare":
                         # A claim keeps its allocation while it is prepared, as in a cluster.
                         if name not in self.references:
-                            self.references[name] = self.claims.allocate(name, *devices)
+                            self.references[name] = self.claims.allocate(name, *devices, config=CONFIGURED[name])
                         await node.service.prepare([self.references[name]])
                     elif name in self.references:
                         outcome = await node.service.unprepare([self.references[name]])
@@ -104,9 +136,9 @@ class World:
     def reboot(self) -> None:
         self.boot += 1
         state = self.disk / "gpus.json"
-        from machine_model import ModelGpus
-
-        ModelGpus(state).reboot()
+        gpus = ModelGpus(state)
+        gpus.reboot()
+        bus(self.disk, gpus).boot(gpus.template(index).pci_address for index in range(gpus.count))
         for file in (self.disk / "root/var/run/cdi").glob("*"):
             file.unlink()
 
@@ -129,9 +161,38 @@ def check(node: Node) -> None:
     assert existing == wanted
     for gpu in node.gpus.devices():
         assert gpu.partitioning.enabled == bool(gpu.partitions), gpu.uuid
-    assert {key.partition(":")[2] for key in node.store.meta if ":" in key} == {
+    assert {key.partition(":")[2] for key in node.store.meta if key.startswith(PARTITIONING_KEY)} == {
         gpu.uuid for gpu in node.gpus.devices() if gpu.partitioning.enabled
     }
+    given = {device.device_uuid for record in records.values() for device in record.devices if device.passthrough}
+    for index in range(node.gpus.count):
+        gpu = node.gpus.template(index)
+        driver = "vfio-pci" if gpu.uuid in given else "nvidia"
+        override = node.system.read_text(f"/sys/bus/pci/devices/{gpu.pci_address}/driver_override").strip()
+        assert (node.system.driver(gpu.pci_address), override) == (
+            driver,
+            "vfio-pci" if gpu.uuid in given else "(null)",
+        )
+    assert node.survey is not None and {offer.name for offer in node.survey.offers} >= set(DEVICES)
+    set_by_claims = {
+        device.device_uuid: device.settings
+        for record in records.values()
+        for device in record.devices
+        if device.settings
+    }
+    assert {name: told["devices"] for name, told in node.keeper.running().items()} == {
+        each.name: each.environment["CUDA_VISIBLE_DEVICES"].split(",")
+        for record in records.values()
+        for each in mps.companions(record.uid, record.shared)
+    }
+    with node.gpus.state() as state:
+        assert {uuid: entry["knobs"] for uuid, entry in state.items()} == {
+            uuid: {**DEFAULT_KNOBS, **set_by_claims.get(uuid, {})} for uuid in state
+        }
+    assert {key for key in node.store.meta if key.startswith(SETTING_KEY)} == {
+        f"{SETTING_KEY}{uuid}:{name}" for uuid, values in set_by_claims.items() for name in values
+    }
+    assert all(key.startswith((PARTITIONING_KEY, SETTING_KEY, "schema_version")) for key in node.store.meta)
 
 
 @settings(suppress_health_check=list(HealthCheck))
@@ -149,9 +210,12 @@ def test_every_claim_ends_prepared_or_gone(lives: list[Any]) -> None:
 @pytest.mark.parametrize("stage", PREPARE)
 def test_killed_at_each_stage_of_prepare(tmp_path: Path, stage: str, reboot: bool) -> None:
     world = World(tmp_path)
-    world.live([("prepare", "a", ["gpu-0-mig-1g10gb-19-0", "gpu-1-mig-2g20gb-14-2"])], (stage, 1, reboot))
+    second = {**dict.fromkeys(OF_SETTINGS, "gpu-1"), **dict.fromkeys(OF_PASSTHROUGH, "gpu-vfio-1")}
+    devices = ["gpu-0-mig-1g10gb-19-0", second.get(stage, "gpu-1-mig-2g20gb-14-2")]
+    claim = "b" if stage in OF_COMPANIONS else "a"
+    world.live([("prepare", claim, devices)], (stage, 1, reboot))
     assert world.disk.name == "life-1", "the stage was never reached"
-    world.live([("prepare", "a", ["gpu-0-mig-1g10gb-19-0", "gpu-1-mig-2g20gb-14-2"]), ("unprepare", "a", None)], None)
+    world.live([("prepare", claim, devices), ("unprepare", claim, None)], None)
     world.live([], None)
 
 
@@ -159,10 +223,13 @@ def test_killed_at_each_stage_of_prepare(tmp_path: Path, stage: str, reboot: boo
 @pytest.mark.parametrize("stage", UNPREPARE)
 def test_killed_at_each_stage_of_unprepare(tmp_path: Path, stage: str, reboot: bool) -> None:
     world = World(tmp_path)
-    steps = [("prepare", "a", ["gpu-0-mig-1g10gb-19-0"]), ("unprepare", "a", None)]
+    only = {**dict.fromkeys(OF_SETTINGS, "gpu-0"), **dict.fromkeys(OF_PASSTHROUGH, "gpu-vfio-0")}
+    device = only.get(stage, "gpu-0-mig-1g10gb-19-0")
+    claim = "b" if stage in OF_COMPANIONS else "a"
+    steps = [("prepare", claim, [device]), ("unprepare", claim, None)]
     world.live(steps, (stage, 1, reboot))
     assert world.disk.name == "life-1", "the stage was never reached"
-    world.live([("unprepare", "a", None)], None)
+    world.live([("unprepare", claim, None)], None)
     world.live([], None)
 
 
@@ -188,8 +255,6 @@ def test_static_partition_comes_back_with_the_layout(tmp_path: Path) -> None:
     uid = asyncio.run(first())
 
     async def second() -> None:
-        from machine_model import ModelGpus
-
         gpus = ModelGpus(tmp_path / "gpus.json")
         gpus.reboot()
         with gpus.state() as state:

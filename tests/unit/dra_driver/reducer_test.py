@@ -12,9 +12,10 @@ import board_model
 import pytest
 from dra_driver.core.model import Taint
 from dra_driver.core.nvidia import offers
+from dra_driver.core.shares import shared
 from dra_driver.core.slices import SliceWrite
 from dra_driver.publish import reducer
-from dra_driver.publish.fit import COUNTERS, TAINTS, Content, fit
+from dra_driver.publish.fit import COUNTERS, SHARES, TAINTS, Content, fit
 from dra_driver.publish.reducer import Decision, Identity, Pace, State
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -404,6 +405,17 @@ def test_content_that_no_server_would_take_is_a_problem_and_no_loop() -> None:
     world.want(CONTENTS[1])
     world.go_on(101)
     assert set(world.server.devices()) == {"gpu-0"}
+
+
+def test_shared_devices_are_given_to_one_claim_at_a_time_where_shares_are_dropped() -> None:
+    plain = content("l4")
+    wanted = Content(tuple(shared(offer, 4, {}) for offer in plain.offers))
+    kept, (told,) = fit(wanted, {SHARES})
+    assert [(offer.name, dict(offer.policies), "shares" in offer.capacities) for offer in kept.offers] == [
+        (offer.name, {}, False) for offer in plain.offers
+    ]
+    assert "are given to one at a time" in told.describe() and "DRAConsumableCapacity" in told.describe()
+    assert fit(wanted, set()) == (wanted, ())
 
 
 def test_withheld_devices_are_named_with_the_gate() -> None:

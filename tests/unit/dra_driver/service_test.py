@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from claim_steps import prepare_all, run, unprepare_all
 from dra_driver.claims.records import ClaimReference
 from dra_driver.core.errors import AcceleratorError, InUse
-from machine_model import ALL_DYNAMIC, Claims, Node
+from dra_driver.core.metadata import POD_CLAIM_ANNOTATION
+from machine_model import ALL_DYNAMIC, DRIVER, Claims, Node
 
 WHOLE = "gpu-0"
 SMALL = "gpu-0-mig-1g10gb-19-0"
@@ -87,6 +89,45 @@ def test_prepare_again_answers_the_same_without_the_api(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_containers_read_what_their_devices_are_under_the_name_that_the_pod_has_for_the_claim(tmp_path: Path) -> None:
+    devices = ({"device": SMALL, "request": "r/first"}, {"device": "gpu-1", "request": "w"})
+    folder = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/gpu"
+    claims, seen = Claims(), {}
+
+    def read(node: Node, uid: str) -> dict[str, Any]:
+        return {
+            mount["containerPath"]: json.loads(node.system.read_text(mount["hostPath"]).splitlines()[0])
+            for device in node.cdi(uid)["devices"]
+            for mount in device["containerEdits"].get("mounts", ())
+        }
+
+    async def first() -> None:
+        node = Node(tmp_path, claims)
+        await node.start()
+        claim = claims.allocate("of-template-x7", *devices)
+        claims.claims["default", claim.name]["metadata"]["annotations"] = {POD_CLAIM_ANNOTATION: "gpu"}
+        assert await prepare_all(node, claim) == [""]
+        seen.update(read(node, claim.uid))
+        node.close()
+
+    async def after_a_reboot() -> None:
+        node = Node(tmp_path, claims, boot_id="boot-2")
+        node.gpus.reboot()
+        await node.start()
+        claim = ClaimReference("default", "of-template-x7", "0uid-of-template-x7")
+        assert read(node, claim.uid) == seen, "the pod's name for the claim is not in the record"
+        assert await unprepare_all(node, claim) == [""]
+        assert node.service.hands.metadata_uids() == ()
+        node.close()
+
+    asyncio.run(first())
+    assert set(seen) == {f"{folder}/{request}/{DRIVER}-metadata.json" for request in ("r", "w")}
+    (request,) = seen[f"{folder}/r/{DRIVER}-metadata.json"]["requests"]
+    assert (request["name"], request["devices"][0]["name"]) == ("r/first", SMALL)
+    assert request["devices"][0]["attributes"]["uuid"]["string"].startswith("MIG-")
+    asyncio.run(after_a_reboot())
+
+
 def test_one_prepare_costs_one_read_two_commits_and_one_file(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         commits = []
@@ -131,6 +172,11 @@ def test_administrators_claim_passes_by_the_overlap_and_makes_nothing(tmp_path: 
         admin = claims.allocate("admin", {"device": WHOLE, "adminAccess": True}, {"device": SMALL, "adminAccess": True})
         nothing = claims.allocate("nothing", {"device": LARGE, "adminAccess": True})
         assert await prepare_all(node, admin) == [""]
+        watched = [node.cdi(each.uid)["devices"] for each in (admin, holder)]
+        assert [["/dev/nvidia-caps/monitor" in str(device) for device in devices] for devices in watched] == [
+            [True, True],
+            [False],
+        ]
         assert "does not exist" in (await prepare_all(node, nothing))[0]
         assert await unprepare_all(node, admin) == [""]
         assert len(node.partitions()) == 1

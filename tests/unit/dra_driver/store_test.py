@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import sqlite3
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.claims.records import ClaimRecord, DeviceRecord, record_of_document
+from dra_driver.claims.records import ClaimRecord, DeviceRecord, NewerRelease, record_of_document
 from dra_driver.claims.store import Change, Store, StoreDamaged, StoreError, set_aside
 from dra_driver.core.prepared import prepared_claims
 from hypothesis import given
@@ -138,7 +139,7 @@ def test_killed_process_loses_nothing_it_answered_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["truncated", "text", "flipped", "newer", "no-table", "contradiction", "bad-document"]
+    "damage", ["truncated", "text", "flipped", "older", "no-table", "contradiction", "bad-document"]
 )
 def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "state.db"
@@ -147,7 +148,7 @@ def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     store.close()
     content = bytearray(path.read_bytes())
     statements = {
-        "newer": "UPDATE meta SET value = '99' WHERE key = 'schema_version'",
+        "older": "UPDATE meta SET value = '0' WHERE key = 'schema_version'",
         "no-table": "DROP TABLE claims",
         "contradiction": "UPDATE claims SET state = 'prepared' WHERE uid = 'u7'",
         "bad-document": "UPDATE claims SET document = '{}' WHERE uid = 'u7'",
@@ -360,6 +361,7 @@ texts = st.text(max_size=12)
                 created=st.booleans(),
                 share_id=texts,
                 admin=st.booleans(),
+                settings=st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=2),
                 cdi_id=texts,
             ),
             max_size=3,
@@ -371,11 +373,50 @@ def test_documents_come_back_as_they_were(value: ClaimRecord) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", '{"version": 2}', '{"version": 1, "devices": 3}', '{"version": 1, "devices": [{"x": 1}]}']
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"version": 0}',
+        '{"version": true}',
+        '{"version": 2}',
+        '{"version": 1, "devices": 3}',
+        '{"version": 1, "devices": [{"x": 1}]}',
+    ],
 )
 def test_documents_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="document"):
         record_of_document(text)
+
+
+def test_what_a_newer_release_has_written_is_refused_by_name_and_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(NewerRelease, match=r"newer release .*version 5; this release knows 4"):
+        record_of_document('{"version": 5, "anything": 1}')
+    path = tmp_path / "state.db"
+    store = Store.open(str(path))
+    commit(store, Change(put=record("u1")))
+    store.close()
+    for statement in (
+        "UPDATE meta SET value = '99' WHERE key = 'schema_version'",
+        "UPDATE claims SET document = '{\"version\": 5}'",
+    ):
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+            connection.execute(statement)
+            connection.commit()
+        before = path.read_bytes()
+        with pytest.raises(NewerRelease, match="Install the newer release again"):
+            Store.open(str(path))
+        assert path.read_bytes() == before
+
+
+def test_a_record_is_written_in_the_oldest_version_that_can_hold_it() -> None:
+    plain = record()
+    turned = replace(plain, devices=tuple(replace(device, settings={"powerLimit": 300}) for device in plain.devices))
+    assert json.loads(plain.to_document())["version"] == 1 and "settings" not in plain.to_document()
+    assert json.loads(turned.to_document())["version"] == 2
+    assert record_of_document(turned.to_document()) == turned
 
 
 def test_wrong_types_in_a_document_are_refused() -> None:

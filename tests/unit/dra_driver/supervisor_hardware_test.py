@@ -156,8 +156,8 @@ def test_a_fault_withdraws_nothing_and_is_told_once(tmp_path: Path) -> None:
         assert set(inventory.offers) == offers
         ill = scene.node.gpus.template(1).uuid
         assert list(inventory.faults) == [ill]
-        tainted = {offer.device_uuid for offer in inventory.offers.values() if offer.taints}
-        assert tainted == {ill}
+        survey = scene.snapshots.value.survey
+        assert survey is not None and [each.uuid for each in survey.devices.values() if each.health.signs] == [ill]
         for seconds in range(5):
             scene.node.backend.faults[1] = Fault("reset-required", f"It has needed a reset for {seconds} s")
             await asyncio.sleep(0.08)

@@ -18,6 +18,7 @@ from dra_driver.core.model import Fault
 from dra_driver.core.system import System
 from dra_driver.kubelet.sockets import FolderReplaced, SocketError
 from dra_driver.publish.publisher import Content
+from dra_driver.supervisors.health import Picture
 from dra_driver.supervisors.lending import Lending
 from dra_driver.supervisors.pool import content_of
 from dra_driver.supervisors.recovery import Recovery
@@ -233,11 +234,11 @@ def test_status_tells_of_faults_and_a_faulty_device_is_not_the_drivers_problem(t
         await node.look()
         assert node.survey is not None
         snapshot = Snapshot(survey=node.survey, looked_at=5.0)
-        status = status_of("d", snapshot, (), boot_id="b", published=True, registered=True)
+        status = status_of("d", Picture(snapshot), (), boot_id="b", published=True, registered=True)
         assert (status.ready, status.problems, status.published) == (True, (), True)
         assert [device.fault for device in status.devices] == ["", "gpu-lost: It fell off the bus"]
         assert json.loads(json.dumps(status.to_dict()))["devices"][1]["uuid"] == node.gpus.template(1).uuid
-        unknown = status_of("d", Snapshot(), ("hardware: none",), boot_id="b", published=True, registered=False)
+        unknown = status_of("d", Picture(), ("hardware: none",), boot_id="b", published=True, registered=False)
         assert (unknown.ready, unknown.published, len(unknown.problems)) == (False, False, 2)
 
     run(tmp_path, scenario)
@@ -311,7 +312,7 @@ def test_debts_are_paid_and_claims_restored_when_their_device_answers_again(tmp_
         await node.look()
         snapshots.put(snapshot_of(node))
         await until(lambda: len(node.partitions()) == 1 and node.cdi_files() == (kept.uid,))
-        assert node.service.debts == ()
+        assert node.service.undoing.debts == ()
         work.cancel()
 
     run(tmp_path, scenario)

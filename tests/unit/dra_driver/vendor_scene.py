@@ -19,7 +19,7 @@ from dra_driver.api.events import EventRecorder
 from dra_driver.api.resources import ResourceApi
 from dra_driver.config import parse
 from dra_driver.core.system import System
-from dra_driver.metrics import NoMetrics
+from dra_driver.metrics import Metrics, NoMetrics
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc, plugin_registration_pb2, plugin_registration_pb2_grpc
 from dra_driver.status_command import living
 from dra_driver.vendor import VendorDriver
@@ -38,14 +38,18 @@ class Scene:
         self.cluster = Claims()
         self.driver: VendorDriver
         self.boot = "boot-1"
+        self.settings: dict[str, Any] = {}
+        self.metrics: Metrics = NoMetrics()
+        self.observer: Callable[[str, str, str, float], None] | None = None
 
-    async def start(self) -> None:
+    async def start(self, *, serves: bool = True) -> None:
+        """Start the driver; ``serves`` says that it gets as far as serving its sockets."""
         root = self.folder / "root"
         (root / "proc/sys/kernel/random").mkdir(parents=True, exist_ok=True)
         (root / "proc/sys/kernel/random/boot_id").write_text(self.boot)
         file = self.folder / "kubeconfig"
         file.write_text(json.dumps(kubeconfig(self.api.url or "http://127.0.0.1:1")))
-        self.client = ApiClient(str(file))
+        self.client = ApiClient(str(file), observer=self.observer)
         self.events = EventRecorder(self.client, component="test", node_name="node-1")
         self.driver = VendorDriver(
             configuration=parse(
@@ -54,18 +58,20 @@ class Scene:
                     "kubelet_root": str(self.folder / "kubelet"),
                     "layout": [{"match": {}, "mode": "dynamic"}],
                     "inventory_interval": 1,
+                    **self.settings,
                 }
             ),
             backend=self.backend,
             system=System(str(root)),
             api=ResourceApi(self.client),
             events=self.events,
-            metrics=NoMetrics(),
+            metrics=self.metrics,
             reached=stages.reached,
         )
         self.started = asyncio.Event()
         self.task = asyncio.ensure_future(self.driver.run(self.started))
-        await asyncio.wait_for(self.started.wait(), 5)
+        if serves:
+            await asyncio.wait_for(self.started.wait(), 5)
 
     async def stop(self) -> None:
         self.task.cancel()

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
@@ -123,7 +125,7 @@ def test_reboot_brings_claims_back_and_drops_those_that_are_gone(short: Path) ->
     run(short, scenario)
 
 
-@pytest.mark.parametrize("damage", ["text", "newer", "deleted"])
+@pytest.mark.parametrize("damage", ["text", "deleted"])
 def test_damaged_store_is_set_aside_and_rebuilt(short: Path, damage: str) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
@@ -135,15 +137,8 @@ def test_damaged_store_is_set_aside_and_rebuilt(short: Path, damage: str) -> Non
         path = short / f"kubelet/plugins/{DRIVER}/state.db"
         if damage == "text":
             path.write_text("rubbish " * 1000)
-        elif damage == "deleted":
-            path.unlink()
         else:
-            import sqlite3
-
-            connection = sqlite3.connect(path)
-            connection.execute("UPDATE meta SET value = '2' WHERE key = 'schema_version'")
-            connection.commit()
-            connection.close()
+            path.unlink()
         await scene.start()
         await scene.until(lambda: any(event["reason"] == "StoreRebuilt" for event in scene.api.events))
         assert bool(list(path.parent.glob("state.db.damaged-*"))) == (damage != "deleted")
@@ -153,6 +148,53 @@ def test_damaged_store_is_set_aside_and_rebuilt(short: Path, damage: str) -> Non
         assert await scene.unprepare("b") == ""
         assert (scene.partitions(), scene.cdi()) == ([], [])
         assert not any(device.partitioning.enabled for device in scene.backend.gpus.devices())
+
+    run(short, scenario)
+
+
+@pytest.mark.parametrize("what", ["store", "file"])
+def test_a_driver_waits_for_what_a_newer_release_has_written(
+    short: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a downgrade nothing is set aside or removed, and nothing is served; the right release finds all as it was."""
+    monkeypatch.setattr("dra_driver.supervisors.storage.RETRY_SECONDS", 0.05)
+
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(scene.devices)
+        assert await scene.prepare("a", SMALL) == ""
+        await scene.stop()
+        path = short / f"kubelet/plugins/{DRIVER}/state.db"
+        (file,) = scene.cdi()
+        text = file.read_text()
+
+        def write_version(version: str) -> None:
+            with contextlib.closing(sqlite3.connect(path)) as connection:
+                connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (version,))
+                connection.commit()
+
+        if what == "store":
+            write_version("2")
+        else:
+            path.rename(short / "kept.db")
+            file.write_text(text.replace('\\"version\\":1', '\\"version\\":5'))
+        await scene.start(serves=False)
+
+        async def told() -> str:
+            return "" if "newer release" in " ".join((await scene.status())["problems"]) else "not yet"
+
+        assert await scene.eventually(told) == ""
+        assert len(scene.partitions()) == len(scene.cdi()) == 1
+        assert not list(path.parent.glob("state.db.damaged-*"))
+        if what == "store":
+            write_version("1")
+        else:
+            file.write_text(text)
+        await asyncio.wait_for(scene.started.wait(), 5)
+        assert await scene.eventually(lambda: scene.prepare("a")) == ""
+        assert await scene.unprepare("a") == ""
+        assert (scene.partitions(), scene.cdi()) == ([], [])
 
     run(short, scenario)
 

@@ -31,7 +31,7 @@ def test_facts_of_all_devices(node: Node) -> None:
     assert first["partitioning"] == {"supported": True, "enabled": False, "pending": False, "needs_reset": False}
     assert {profile["name"] for profile in first["profiles"]} >= {"1g.10gb", "3g.40gb", "7g.80gb"}
     assert first["partitions"] == []
-    assert first["health"] == {"healthy": True, "causes": []}
+    assert first["health"] == {"healthy": True, "causes": [], "signs": []}
     assert len({device["uuid"] for device in result["devices"]}) == 8
     assert second["partitioning"]["enabled"] is True
     assert [one["profile"] for one in second["partitions"]].count("1g.10gb") == 2

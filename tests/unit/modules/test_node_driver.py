@@ -26,6 +26,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._service import (
     missing,
     plan_start,
     plan_stop,
+    plan_stop_companions,
     stamps,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import LIBRARY, REQUEST, DeviceLocks
@@ -121,10 +122,24 @@ def test_only_units_that_bear_the_mark_are_stopped() -> None:
     assert [" ".join(step.argv()[1:]) for step in plan] == [f"disable {DRIVER_UNIT}", f"stop {DRIVER_UNIT}"]
 
 
+def test_programs_of_claims_are_stopped_before_the_memory_that_they_share() -> None:
+    listed = (
+        "dra-accelerators-memory@0uid.0.service loaded active exited Memory\n"
+        "dra-accelerators-mps@0uid.0.service loaded failed failed MPS\n"
+        "dra-accelerators-driver.service loaded active running The driver\n"
+        "\n"
+    )
+    assert [(step.action, step.unit) for step in plan_stop_companions(listed)] == [
+        ("stop", "dra-accelerators-mps@0uid.0.service"),
+        ("stop", "dra-accelerators-memory@0uid.0.service"),
+    ]
+    assert plan_stop_companions("") == ()
+
+
 def test_units_of_the_collection_bear_the_mark_by_which_a_removal_knows_them() -> None:
     templates = [path for role in ("dra_driver", "nvidia_mig") for path in (ROLES / role / "templates").iterdir()]
     units = [path for path in templates if path.suffixes[-2] in (".service", ".timer")]
-    assert len(units) == 4
+    assert len(units) == 6
     assert [path.name for path in units if f"Documentation={MARKER}\n" not in path.read_text("utf-8")] == []
 
 

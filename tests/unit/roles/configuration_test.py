@@ -23,6 +23,7 @@ def by_the_role() -> dict[str, Any]:
     """The driver.yaml of a node for which nothing is set."""
     environment = jinja2.Environment(autoescape=False)
     environment.globals["lookup"] = lambda *_: ""
+    environment.filters["bool"] = bool  # Ansible's
     defaults = yaml.safe_load((ROOT / "roles/dra_driver/defaults/main.yml").read_text("utf-8"))
     variables = yaml.safe_load((ROOT / "roles/dra_driver/vars/main.yml").read_text("utf-8"))
 
@@ -41,7 +42,7 @@ def by_the_role() -> dict[str, Any]:
 
 def by_the_documents() -> dict[str, str]:
     """The column of defaults in the table of keys."""
-    page = (ROOT / "docs/node-driver.md").read_text("utf-8").split("## Configuration", 1)[1].split("\n## ", 1)[0]
+    page = (ROOT / "docs/node-driver.md").read_text("utf-8").split("\n## Configuration\n", 1)[1].split("\n## ", 1)[0]
     return dict(re.findall(r"^\| `(\w+)` \| (.+?) \| ", page, re.MULTILINE))
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import steps
@@ -142,6 +143,22 @@ def test_a_run_that_is_told_to_end_ends_its_steps(tmp_path: Path) -> None:
         assert running.wait(timeout=60) == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_step_that_begins_while_the_run_is_stopped_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is stopped when the process is there and nobody knows it yet."""
+    step = Step("late", "no time", ["sleep", "5"], cwd=tmp_path)
+    run = steps.Run([step], tmp_path, {"PATH": "/usr/bin:/bin"})
+    start = subprocess.Popen
+
+    def stopped_meanwhile(*arguments: Any, **options: Any) -> Any:
+        process = start(*arguments, **options)
+        run._stop()
+        return process
+
+    monkeypatch.setattr(steps.subprocess, "Popen", stopped_meanwhile)
+    (result,) = run.all()
+    assert result.problem == f"exit status {-signal.SIGTERM}"
 
 
 def test_long_scenarios_are_for_proving(tmp_path: Path) -> None:

@@ -7,17 +7,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Callable, TypeVar
+from typing import Any, Callable, TypeVar
 
+from .. import pci
 from ..cdi import ContainerEdits
+from ..companions import Companion, SharedDevice
 from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, NotFound
 from ..lanes import Call, DeviceBusy, Lanes
 from ..model import (
     AWAITED,
     NO_ANSWER,
+    AttributeValue,
     CounterSet,
     Device,
     Fault,
@@ -29,11 +32,14 @@ from ..model import (
     Partition,
     Placement,
 )
+from ..settings import Knob
 from ..system import System
-from . import discover, edits, faults, names, offers, partition
+from ..telemetry import Telemetry
+from . import discover, edits, faults, mps, names, offers, partition, settings, telemetry
 from .boards import Boards
 from .common_edits import CommonEdits
-from .configs import CONFIG_KINDS
+from .configs import CONFIG_KINDS, DEVICE_CLASSES
+from .discover import BoardFacts
 from .nvml import Nvml
 from .offers import DRIVER_NAME
 from .watch import Watch
@@ -47,13 +53,15 @@ LIBRARY = "library"  # the lane of calls about no GPU; no UUID is spelled so
 class Deadlines:
     """How many seconds calls may take until they count as not coming back.
 
-    The first look at a GPU may have to wake it; a change of its MIG mode may reset it.
+    The first look at a GPU may have to wake it; a change of its MIG mode may reset it. A change of its driver has all NVML
+    closed and opened.
     """
 
     library: float = 60.0
     look: float = 10.0
     full_look: float = 30.0
     change: float = 60.0
+    switch: float = 120.0
 
 
 class NvidiaBackend:
@@ -67,6 +75,7 @@ class NvidiaBackend:
     driver_name = DRIVER_NAME
     cdi_kind = "k8s.gpu.nvidia.com/claim"
     config_kinds = CONFIG_KINDS
+    device_classes = DEVICE_CLASSES
 
     def __init__(self, system: System | None = None, deadlines: Deadlines | None = None) -> None:
         self._system = system or System()
@@ -76,6 +85,8 @@ class NvidiaBackend:
         self._watch = Watch(self._nvml, self._lanes)
         self._boards = Boards(self._nvml, self._system, self._watch)
         self._lock = threading.Lock()
+        # Held for a look at all GPUs, and while one comes or goes: the one must not meet the other half-way.
+        self._steady = threading.Lock()
         self._count: int | None = None
         self._ill: frozenset[str] = frozenset()
         self._common_edits = CommonEdits(self._system)
@@ -101,17 +112,23 @@ class NvidiaBackend:
 
         With ``patience`` a GPU that was never read, and is not back after so many seconds, is found as awaited.
         """
+        with self._steady:
+            return self._discover(full, patience)
+
+    def _discover(self, full: bool, patience: float | None) -> tuple[Finding, ...]:
         count = self._of_library(
             lambda: int(self._nvml.call("nvmlDeviceGetCount", doing="Counting GPUs")), "Counting GPUs"
         )
+        away = self._boards.away()
         with self._lock:
             by_index = full or count != self._count
             self._count = count
         deadline = self._deadlines.full_look if by_index else self._deadlines.look
         begun = time.monotonic()
         looks: dict[int, Call[Device]] = {}
-        for index in range(count):
-            look = partial(self._boards.look, index, by_index, full)
+        for position in range(count):
+            index = self._boards.index_of(position)
+            look = partial(self._boards.look, position, by_index, full)
             key = self._boards.uuid_at(index) or f"index {index}"
             looks[index] = self._lanes.submit(key, look, deadline, doing=f"Looking at GPU {index}")
         found: dict[str, Device] = {}
@@ -132,11 +149,27 @@ class NvidiaBackend:
                 silent[index] = faults.faulty(error)
         if unavailable and len(unavailable) == count:
             raise unavailable[0]
-        return self._findings(found, silent)
+        findings = self._findings({**found, **away}, silent)
+        return tuple(self._on_the_bus(finding) if finding.uuid in away else finding for finding in findings)
+
+    def _on_the_bus(self, finding: Finding) -> Finding:
+        """Return what is found of a GPU that another driver has: all that NVML told before, unless it is not there any more."""
+        device = finding.device
+        if device is None or self._system.exists(f"{pci.DEVICES}/{device.pci_address}"):
+            return finding
+        lost = DeviceFaulty(
+            f"{device.pci_address}, which is passed through, is not on the PCI bus any more", code=faults.GPU_LOST
+        )
+        ill = replace(device, health=Health((faults.sign(lost),)))
+        return replace(finding, device=ill, fault=Fault(lost.code, str(lost)))
 
     def device(self, uuid: str) -> Device:
         """Return fresh facts of one GPU. Raises NotFound, DeviceFaulty, BackendUnavailable."""
-        return self._lanes.run(
+        return self.ask(uuid).result()
+
+    def ask(self, uuid: str) -> Call[Device]:
+        """Begin to read fresh facts of one GPU."""
+        return self._lanes.submit(
             uuid, partial(self._read, uuid), self._deadlines.look, doing=f"Reading the facts of GPU {uuid}"
         )
 
@@ -144,7 +177,10 @@ class NvidiaBackend:
         """Wait until a GPU tells of an error or of a change of its partitioning, for so many seconds at most."""
         if not self._nvml.is_open:
             raise BackendUnavailable("NVML is not open", hint="Open the backend first.")
-        boards = [board for board in self._boards.kept() if board.uuid not in self._ill]
+
+        def boards() -> list[BoardFacts]:
+            return [board for board in self._boards.kept() if board.uuid not in self._ill]
+
         return self._watch.wait(boards, seconds)
 
     def set_partitioning(self, uuid: str, enabled: bool) -> None:
@@ -191,9 +227,126 @@ class NvidiaBackend:
             uuid, partial(self._destroy, uuid, instance_id), f"Destroying GPU instance {instance_id} of GPU {uuid}"
         )
 
-    def offers(self, device: Device, dynamic: bool, owned: Collection[OwnedPartition] = ()) -> tuple[Offer, ...]:
+    def knobs(self, uuid: str, names: Collection[str]) -> Mapping[str, Knob]:
+        """Return those of a GPU's knobs that are named and that it has."""
+
+        def read() -> Mapping[str, Knob]:
+            self._read(uuid)
+            if self._boards.is_away(uuid) is not None:
+                return settings.of_none(names)
+            return settings.read(self._nvml, self._system, self._boards.board(uuid), names)
+
+        return self._lanes.run(uuid, read, self._deadlines.look, doing=f"Reading the settings of GPU {uuid}")
+
+    def set_knobs(self, uuid: str, values: Mapping[str, Any]) -> None:
+        """Set knobs of a GPU; None is what it has by default."""
+
+        def change() -> None:
+            self._read(uuid)
+            if self._boards.is_away(uuid) is not None and set(values) <= settings.WHILE_AWAY:
+                return
+            settings.apply(self._nvml, self._system, self._boards.board(uuid), values)
+
+        self._lanes.run(uuid, change, self._deadlines.change, doing=f"Setting {', '.join(values)} of GPU {uuid}")
+
+    def telemetry(self, seconds: float) -> tuple[Telemetry, ...]:
+        """Return what the GPUs and their partitions tell of their present work; one that is ill or busy is left out."""
+        if not self._nvml.is_open:
+            raise BackendUnavailable("NVML is not open", hint="Open the backend first.")
+
+        def read(board: discover.BoardFacts) -> tuple[Telemetry, ...]:
+            last = self._boards.last(board.uuid)
+            return telemetry.read(self._nvml, board, last.partitions if last is not None else ())
+
+        until = time.monotonic() + seconds
+        calls = [
+            self._lanes.submit(
+                board.uuid, partial(read, board), self._deadlines.look, doing=f"Reading what GPU {board.uuid} does"
+            )
+            for board in self._boards.kept()
+            if board.uuid not in self._ill
+        ]
+        found: list[Telemetry] = []
+        for call in calls:
+            with contextlib.suppress(AcceleratorError):  # a look tells of its fault; it may be in a reset as well
+                found += call.result(until)
+        return tuple(found)
+
+    def detach(self, uuid: str, action: Callable[[], None]) -> None:
+        """Close NVML, which has every GPU open that it was asked about; give the GPU away; and open NVML for the others."""
+        with self._steady:
+            device = self._lanes.run(uuid, partial(self._read, uuid), self._deadlines.look, doing=f"Reading GPU {uuid}")
+            if self._boards.is_away(uuid) is not None:
+                action()
+                return
+
+            def leave() -> None:
+                action()
+                self._boards.send_away(device)
+
+            self._without_library(uuid, leave, f"Giving GPU {uuid} to another driver")
+
+    def attach(self, uuid: str, action: Callable[[], None]) -> None:
+        """Have the GPU given back, and see that NVML knows it; that is so when it is opened anew."""
+        with self._steady:
+            if self._boards.is_away(uuid) is None:
+                action()
+                return
+            self._without_library(uuid, action, f"Taking GPU {uuid} back from another driver")
+        self.device(uuid)
+
+    def remember(self, devices: Iterable[Device]) -> None:
+        """Learn the facts of GPUs that another driver was given before this process began."""
+        for device in devices:
+            self._boards.send_away(device)
+
+    def _without_library(self, uuid: str, action: Callable[[], None], doing: str) -> None:
+        """Do something on a GPU's lane while NVML is closed. Whatever is asked of other GPUs waits until it is open again."""
+
+        def act() -> None:
+            with self._lanes.alone(uuid, self._deadlines.look):
+                self._boards.let_go()
+                self._nvml.close()
+                try:
+                    action()
+                finally:
+                    self._nvml.open()
+
+        self._watch.close()
+        try:
+            self._lanes.run(uuid, act, self._deadlines.switch, doing=doing)
+        finally:
+            self._watch.begin()
+
+    def device_nodes(self, device: Device) -> tuple[str, ...]:
+        """Return the node of the GPU."""
+        return (f"/dev/nvidia{device.minor}",)
+
+    def companions(self, claim_uid: str, devices: Sequence[SharedDevice]) -> tuple[Companion, ...]:
+        """Return the MPS daemons that let containers share these devices of a claim. Pure."""
+        return mps.companions(claim_uid, devices)
+
+    def refuse_without_companions(self) -> None:
+        """Refuse where MPS is not installed."""
+        mps.refuse_without_tool(self._system)
+
+    def check_companion(self, companion: Companion) -> None:
+        """See that an MPS daemon answers and holds what it was told."""
+        mps.check(self._system, companion)
+
+    def companion_edits(self, companion: Companion) -> ContainerEdits:
+        """Return what a container needs to reach an MPS daemon. Pure."""
+        return mps.edits(companion)
+
+    def offers(
+        self, device: Device, dynamic: bool, owned: Collection[OwnedPartition] = (), passthrough: bool = False
+    ) -> tuple[Offer, ...]:
         """Return what is published of a GPU. Pure."""
-        return offers.offers(device, dynamic, owned)
+        return offers.offers(device, dynamic, owned, passthrough)
+
+    def parts(self, device: Device) -> Mapping[str, int]:
+        """Return what of a whole GPU can be shared out besides its memory. Pure."""
+        return offers.parts(device)
 
     def counter_set(self, device: Device, owned: Collection[OwnedPartition] | None = None) -> CounterSet:
         """Return what a GPU's dynamic offers share. Pure."""
@@ -203,9 +356,19 @@ class NvidiaBackend:
         """Return what all GPUs need in a container, by what is on the disk now. Raises BackendUnavailable."""
         return self._common_edits.current(self.driver_version)
 
-    def device_edits(self, device: Device, partition: Partition | None) -> ContainerEdits:
+    def machine_edits(self) -> ContainerEdits:
+        """Return what a container of a virtual machine needs. Pure."""
+        return edits.NOTHING
+
+    def device_attributes(
+        self, device: Device, partition: Partition | None, is_for_machine: bool = False
+    ) -> Mapping[str, AttributeValue]:
+        """Return what is published of a GPU, for a virtual machine or not, or of a MIG device that exists. Pure."""
+        return offers.attributes_for_machine(device) if is_for_machine else offers.attributes_of(device, partition)
+
+    def device_edits(self, device: Device, partition: Partition | None, monitoring: bool = False) -> ContainerEdits:
         """Return what one GPU or one MIG device needs in a container."""
-        return edits.device_edits(self._system, device, partition)
+        return edits.device_edits(self._system, device, partition, monitoring)
 
     def _open(self) -> None:
         self._nvml.open()
@@ -248,6 +411,9 @@ class NvidiaBackend:
 
     def _read(self, uuid: str) -> Device:
         """Read what changes about a GPU, on its lane."""
+        away = self._boards.is_away(uuid)
+        if away is not None:
+            return away
         try:
             return self._boards.read(uuid)
         except (BackendUnavailable, NotFound):
@@ -278,7 +444,7 @@ class NvidiaBackend:
             if reason is None:
                 self._boards.forget(device.uuid, taken_away=True)
                 continue
-            ill = replace(device, processes=(), health=Health(healthy=False, causes=(reason.code,)))
+            ill = replace(device, processes=(), health=Health((faults.sign(reason),)))
             findings.append(Finding(device.index, device.describe(), device.uuid, ill, Fault(reason.code, str(reason))))
         addresses = {finding.device.pci_address for finding in findings if finding.device is not None}
         by_kernel = names.unnamed(self._system, addresses, list(silent)) if silent else {}
@@ -286,7 +452,9 @@ class NvidiaBackend:
             gpu = by_kernel.get(index)
             name, uuid = (gpu.describe(index), gpu.uuid) if gpu is not None else (f"GPU {index}", "")
             findings.append(Finding(index, name, uuid, None, Fault(error.code, str(error))))
-        self._ill = frozenset(finding.uuid for finding in findings if finding.fault is not None)
+        former, self._ill = self._ill, frozenset(finding.uuid for finding in findings if finding.fault is not None)
+        for uuid in former - self._ill:
+            self._watch.forget(uuid)  # it may have refused to be listened to
         return tuple(sorted(findings, key=lambda finding: finding.index))
 
     def _why_missing(self, device: Device) -> DeviceFaulty | None:

@@ -11,15 +11,18 @@ import threading
 from dataclasses import replace
 from typing import Any, Callable, TypeVar
 
+from .. import pci
 from ..errors import AcceleratorError, BackendUnavailable
-from ..model import UNKNOWN_ERROR, Device
+from ..model import UNKNOWN_ERROR, Device, Health
 from ..system import System
-from . import discover
+from . import condition, discover
 from .discover import BoardFacts, DriverFacts
 from .nvml import Nvml
 from .watch import Watch
 
 Answer = TypeVar("Answer")
+
+KERNEL_DRIVER = "nvidia"  # the name under which the kernel knows NVIDIA's own
 
 # What NVML answers for a handle that a mode change or a reset has made invalid.
 _STALE = ("invalid-argument", "not-found", "gpu-not-found", UNKNOWN_ERROR)
@@ -37,6 +40,7 @@ class Boards:
         self._kept: dict[str, BoardFacts] = {}
         self._last: dict[str, Device] = {}
         self._read_at: dict[str, int | None] = {}  # what the watch said when the partitions were read
+        self._away: dict[str, Device] = {}  # those that another driver has, for us
 
     @property
     def driver(self) -> DriverFacts:
@@ -54,6 +58,12 @@ class Boards:
         """Forget all that holds for a session: every handle. What was read last is kept."""
         with self._lock:
             self._driver = None
+            self._kept.clear()
+            self._read_at.clear()
+
+    def let_go(self) -> None:
+        """Forget every handle, because the library is closed for a moment."""
+        with self._lock:
             self._kept.clear()
             self._read_at.clear()
 
@@ -77,6 +87,37 @@ class Boards:
         with self._lock:
             return next((device.uuid for device in self._last.values() if device.index == index), "")
 
+    def send_away(self, device: Device) -> None:
+        """Remember a GPU that NVML does not know any more, because another driver has it."""
+        with self._lock:
+            self._away[device.uuid] = self._last[device.uuid] = device
+        self.forget(device.uuid)
+
+    def away(self) -> dict[str, Device]:
+        """Return the GPUs that another driver than NVIDIA's has for us, by what sysfs says at this moment."""
+        with self._lock:
+            sent = dict(self._away)
+        back = [uuid for uuid, gpu in sent.items() if pci.driver_of(self._system, gpu.pci_address) == KERNEL_DRIVER]
+        with self._lock:
+            for uuid in back:
+                self._away.pop(uuid, None)
+            return dict(self._away)
+
+    def is_away(self, uuid: str) -> Device | None:
+        """Return what was read last of a GPU that another driver has for us; None for all others."""
+        with self._lock:
+            sent = uuid in self._away
+        return self.away().get(uuid) if sent else None
+
+    def index_of(self, position: int) -> int:
+        """Return the index that the GPU at a position of NVML's list has while all GPUs are there."""
+        with self._lock:
+            taken = sorted(device.index for device in self._away.values())
+        index = position
+        for each in taken:
+            index += each <= index
+        return index
+
     def forget(self, uuid: str, taken_away: bool = False) -> None:
         """Forget a handle and the facts behind it; for a GPU that was taken away everything."""
         with self._lock:
@@ -94,19 +135,23 @@ class Boards:
         """Return the facts of a GPU that stay, for a change of it; right after ``read``, whose handle was good."""
         return self._get(uuid) or self._find(uuid)
 
-    def look(self, index: int, by_index: bool, full: bool) -> Device:
-        """Look at the GPU with this index: ask it something, and read what changes, or with ``full`` everything.
+    def look(self, position: int, by_index: bool, full: bool) -> Device:
+        """Look at the GPU at this position of NVML's list: ask it something, and read what changes, or with ``full`` everything.
 
         ``by_index`` is for when the indices may be those of other GPUs than they were.
         """
+        index = self.index_of(position)
         with self._lock:
             kept = next((board for board in self._kept.values() if board.index == index), None)
 
         def ask(board: BoardFacts) -> Device:
             discover.probe(self._nvml, board)
-            return self._read(board, None if full else self._unchanged(board.uuid))
+            if full:
+                board.unanswered.clear()
+            health = condition.read(self._nvml, board)
+            return self._read(board, None if full else self._unchanged(board.uuid), health)
 
-        return self._use(None if by_index or full else kept, lambda: self._meet(index, full), ask)
+        return self._use(None if by_index or full else kept, lambda: self._meet(position, full), ask)
 
     def _use(
         self, kept: BoardFacts | None, find: Callable[[], BoardFacts], action: Callable[[BoardFacts], Answer]
@@ -128,8 +173,9 @@ class Boards:
     def _find(self, uuid: str) -> BoardFacts:
         return self._keep(self._nvml.call("nvmlDeviceGetHandleByUUID", uuid, doing=f"Finding GPU {uuid}"))
 
-    def _meet(self, index: int, full: bool) -> BoardFacts:
-        handle: Any = self._nvml.call("nvmlDeviceGetHandleByIndex", index, doing=f"Finding GPU {index}")
+    def _meet(self, position: int, full: bool) -> BoardFacts:
+        index = self.index_of(position)
+        handle: Any = self._nvml.call("nvmlDeviceGetHandleByIndex", position, doing=f"Finding GPU {index}")
         uuid = str(self._nvml.call("nvmlDeviceGetUUID", handle, doing=f"Reading the UUID of GPU {index}"))
         kept = None if full else self._get(uuid)
         if kept is None:
@@ -139,15 +185,20 @@ class Boards:
 
     def _keep(self, handle: Any) -> BoardFacts:
         board = discover.read_board(self._nvml, self._system, handle, self.driver)
+        board.index = self.index_of(board.index)
         self._watch.forget(board.uuid)
         with self._lock:
             self._kept[board.uuid] = board
         return board
 
-    def _read(self, board: BoardFacts, known: Device | None = None) -> Device:
+    def _read(self, board: BoardFacts, known: Device | None = None, health: Health | None = None) -> Device:
+        """Read what changes. Its condition is what the look found that read it last: claims do not wait for that."""
         state = self._watch.state_of(board.uuid)
         device = discover.read_device(self._nvml, self._system, board, known.partitions if known is not None else None)
         former = self.last(board.uuid)
+        if health is None and former is not None:
+            health = former.health
+        device = replace(device, health=health or Health())
         if former is not None and former.partitioning.enabled != device.partitioning.enabled:
             board.minor = discover.read_minor(self._nvml, board.handle, f"Reading the minor number of GPU {board.uuid}")
             device = replace(device, minor=board.minor)

@@ -16,13 +16,16 @@ from ..model import (
     Device,
     Partition,
     Partitioning,
+    Passthrough,
     Placement,
     Process,
     Profile,
     Version,
     frozen,
 )
+from ..passthrough import IOMMU_NODE
 from ..system import System
+from . import names
 from . import profiles as profile_names
 from .nvml import COMPUTE_INSTANCE_PROFILES, ENGINE_PROFILE_SHARED, GPU_INSTANCE_PROFILES, NO_INSTANCE, Nvml
 
@@ -70,7 +73,7 @@ class BoardFacts:
 
     ``profiles`` are those of the MIG mode ``mode``, because some drivers tell of them only in one of the two; those of the
     other mode, if they were read, wait in ``of_mode``. ``compute_profiles`` is filled per profile id as GPU instances are
-    seen, because NVML tells it of instances only.
+    seen, because NVML tells it of instances only. ``unanswered`` names what the GPU has no answer to about its condition.
     """
 
     handle: Any
@@ -87,10 +90,12 @@ class BoardFacts:
     needs_reset: bool
     attributes: Mapping[str, AttributeValue]
     linked: tuple[str, ...] = ()
+    passthrough: Passthrough | None = None
     mode: bool | None = None
     profiles: tuple[Profile, ...] = ()
     compute_profiles: dict[int, tuple[ComputeProfile, ...]] = field(default_factory=dict)
     of_mode: dict[bool, tuple[tuple[Profile, ...], dict[int, tuple[ComputeProfile, ...]]]] = field(default_factory=dict)
+    unanswered: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,19 @@ def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> 
         needs_reset=(major, minor) < _FIRST_WITHOUT_RESET,
         attributes=MappingProxyType(attributes),
         linked=read_links(nvml, handle, doing) if (major, minor) < _FIRST_WITHOUT_RESET else (),
+        passthrough=read_passthrough(system, bus_id),
+    )
+
+
+def read_passthrough(system: System, address: str) -> Passthrough | None:
+    """Return what sysfs tells of a GPU that a virtual machine could have; None where there is no IOMMU."""
+    addresses = names.gpus_on_the_bus(system)
+    if pci.iommu_group(system, address) is None or address not in addresses:
+        return None
+    return Passthrough(
+        number=addresses.index(address),
+        memory_bytes=pci.memory_regions(system, address),
+        iommufd=system.device_number(IOMMU_NODE) is not None,
     )
 
 
@@ -262,6 +280,7 @@ def read_device(nvml: Nvml, system: System, board: BoardFacts, known: Sequence[P
         pci_device_id=board.pci_device_id,
         pci_subsystem_id=board.pci_subsystem_id,
         linked=board.linked,
+        passthrough=board.passthrough,
     )
 
 

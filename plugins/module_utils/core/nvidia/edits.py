@@ -14,13 +14,22 @@ from ..errors import NotFound
 from ..model import Device, Partition
 from ..system import System
 
+#: Has NVIDIA's container runtime add nothing of its own.
+NOTHING = ContainerEdits(env=("NVIDIA_VISIBLE_DEVICES=void",))
+
+_CAPABILITY_MONITOR = 2
 _CAPABILITY_FIRST_INSTANCE = 3  # minors of /dev/nvidia-caps: 1 config, 2 monitor, then 135 for each GPU
 _CAPABILITIES_OF_GPU = 135
 _CAPABILITIES_OF_INSTANCE = 9
 
 
-def device_edits(system: System, device: Device, partition: Partition | None) -> ContainerEdits:
+def device_edits(
+    system: System, device: Device, partition: Partition | None, monitoring: bool = False
+) -> ContainerEdits:
     """Return what one GPU, or one MIG device of it, needs in a container.
+
+    With ``monitoring`` the node of mig/monitor is among it where GPUs can be partitioned: whoever has it may list all GPU
+    instances and compute instances, and holds none of them.
 
     Raises NotFound when the device's numbers cannot be told, or when a partition has no compute instance.
     """
@@ -30,6 +39,9 @@ def device_edits(system: System, device: Device, partition: Partition | None) ->
         nodes.extend(_capability_nodes(system, device, partition))
     if graphics:
         nodes.extend(_render_nodes(system, device))
+    if monitoring and device.partitioning.supported:
+        monitor = ("/proc/driver/nvidia/capabilities/mig/monitor", _CAPABILITY_MONITOR)
+        nodes.append(_capability_node(system, _capability_major(system), *monitor))
     return ContainerEdits(device_nodes=tuple(nodes))
 
 
@@ -71,23 +83,28 @@ def _gpu_node(system: System, device: Device) -> DeviceNode:
 def _capability_nodes(system: System, device: Device, partition: Partition) -> list[DeviceNode]:
     if partition.compute_instance_id is None:
         raise NotFound(f"The partition {partition.describe()} of GPU {device.uuid} has no compute instance")
+    computed = capability_minors(device.minor, partition.instance_id, partition.compute_instance_id)
+    instance = f"/proc/driver/nvidia/capabilities/gpu{device.minor}/mig/gi{partition.instance_id}"
+    files = (f"{instance}/access", f"{instance}/ci{partition.compute_instance_id}/access")
+    major = _capability_major(system)
+    return [_capability_node(system, major, file, fallback) for file, fallback in zip(files, computed)]
+
+
+def _capability_major(system: System) -> int:
     major = character_major(system, "nvidia-caps")
     if major is None:
         raise NotFound(
             "/proc/devices has no entry for nvidia-caps",
             hint="The NVIDIA kernel module must be loaded on this machine.",
         )
-    computed = capability_minors(device.minor, partition.instance_id, partition.compute_instance_id)
-    instance = f"/proc/driver/nvidia/capabilities/gpu{device.minor}/mig/gi{partition.instance_id}"
-    files = (f"{instance}/access", f"{instance}/ci{partition.compute_instance_id}/access")
-    nodes: list[DeviceNode] = []
-    for file, fallback in zip(files, computed):
-        minor = _access_minor(system, file)
-        number = fallback if minor is None else minor
-        nodes.append(
-            DeviceNode(f"/dev/nvidia-caps/nvidia-cap{number}", type="c", major=major, minor=number, permissions="r")
-        )
-    return nodes
+    return major
+
+
+def _capability_node(system: System, major: int, file: str, fallback: int) -> DeviceNode:
+    """The node of one capability, by its file in /proc, or by the driver's own rule where that cannot be read."""
+    minor = _access_minor(system, file)
+    number = fallback if minor is None else minor
+    return DeviceNode(f"/dev/nvidia-caps/nvidia-cap{number}", type="c", major=major, minor=number, permissions="r")
 
 
 def _access_minor(system: System, path: str) -> int | None:

@@ -45,10 +45,18 @@ def kernel_gpus(system: System) -> tuple[KernelGpu, ...]:
             continue
         uuid = _UUID.fullmatch(said.get("GPU UUID", ""))
         found[address] = KernelGpu(address, uuid.group() if uuid else "", said.get("Model", ""))
-    for name in () if found else system.list_directory(_PCI):
-        if _says(system, f"{_PCI}/{name}/vendor") == _VENDOR and _says(system, f"{_PCI}/{name}/class")[:4] == _DISPLAY:
-            found[name] = KernelGpu(name)
+    for name in () if found else gpus_on_the_bus(system):
+        found[name] = KernelGpu(name)
     return tuple(found[address] for address in sorted(found))
+
+
+def gpus_on_the_bus(system: System) -> tuple[str, ...]:
+    """Return the addresses of all GPUs, whichever drivers they are bound to, in order."""
+    return tuple(
+        name
+        for name in system.list_directory(_PCI)
+        if _says(system, f"{_PCI}/{name}/vendor") == _VENDOR and _says(system, f"{_PCI}/{name}/class")[:4] == _DISPLAY
+    )
 
 
 def unnamed(system: System, known: Collection[str], indices: Sequence[int]) -> Mapping[int, KernelGpu]:

@@ -195,6 +195,18 @@ class Nvml:
         except Unsupported:
             return default
 
+    def filled(self, function: str, structure: str, *arguments: Any, doing: str = "") -> Any:
+        """Call a function that fills in a structure of the binding; None where the driver or the board has no answer."""
+        made = getattr(self._binding, structure, None)
+        if made is None:
+            return None
+        value = made()
+        try:
+            self.call(function, *arguments, ctypes.byref(value), doing=doing)
+        except Unsupported:
+            return None
+        return value
+
     def array(self, structure: str, length: int) -> Any:
         """Make an array of one of the binding's structures."""
         return (getattr(self._binding, structure) * length)()

@@ -8,26 +8,39 @@ Pure functions. The names are those of kubernetes-sigs/dra-driver-nvidia-gpu (GK
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from .. import room
 from ..model import (
+    DEVICE,
+    PARTITION,
+    PASSTHROUGH,
     AttributeValue,
     CounterSet,
     Device,
     Offer,
     OwnedPartition,
     Partition,
+    Passthrough,
     Placement,
     Profile,
-    Taint,
     frozen,
 )
 from ..slices import MOST_ATTRIBUTES_AND_CAPACITIES
 
 DRIVER_NAME = "gpu.nvidia.com"
+MULTIPROCESSORS = "multiprocessors"
+_OF_EVERY_PCI_DEVICE = (
+    "productName",
+    "resource.kubernetes.io/pciBusID",
+    "resource.kubernetes.io/pcieRoot",
+    "resource.kubernetes.io/numaNode",
+)
+#: The counter of a GPU that has nothing else to count.
+_WHOLE = "whole"
 
 
 def whole_name(device: Device) -> str:
@@ -46,20 +59,49 @@ def counter_set_name(device: Device) -> str:
     return f"gpu-{device.minor}-counter-set"
 
 
-def offers(device: Device, dynamic: bool, owned: Collection[OwnedPartition] = ()) -> tuple[Offer, ...]:
+def passthrough_name(number: int) -> str:
+    """Return the published name of a GPU for a virtual machine."""
+    return f"gpu-vfio-{number}"
+
+
+def offers(
+    device: Device, dynamic: bool, owned: Collection[OwnedPartition] = (), passthrough: bool = False
+) -> tuple[Offer, ...]:
     """Return what is published of a GPU.
 
     Not dynamic: the partitions that exist if MIG is on, else the whole GPU. Dynamic: the whole GPU and every placement
     of every profile, all drawing on one counter set; where a mode change needs a reset, only what the present mode
     allows. Partitions that exist and are not ``owned`` are published as they are, and what overlaps them is withheld.
     The order is the scheduler's first fit: small partitions first, each profile from the place that spoils the fewest
-    others, the whole GPU last. Each cause of ill health taints them all, so that the scheduler passes them by.
+    others, the whole GPU last. Taints are put on them by what is known of the GPU's health over time (``core/health.py``).
+
+    With ``passthrough``, wherever the whole GPU is published, the GPU for a virtual machine stands beside it; both take all of
+    the same counters. So what is published stays as it is when one of them is given to a claim.
     """
-    taints = tuple(Taint(f"{DRIVER_NAME}/{cause}", "NoSchedule") for cause in device.health.causes)
-    return tuple(replace(offer, taints=taints) for offer in _untainted(device, dynamic, owned))
+    published = _for_containers(device, dynamic, owned)
+    if passthrough and device.passthrough is not None:
+        return _with_sibling(device, device.passthrough, published)
+    return published
 
 
-def _untainted(device: Device, dynamic: bool, owned: Collection[OwnedPartition]) -> tuple[Offer, ...]:
+def _with_sibling(device: Device, facts: Passthrough, published: tuple[Offer, ...]) -> tuple[Offer, ...]:
+    whole = next((offer for offer in published if offer.kind == DEVICE), None)
+    if whole is None:
+        return published
+    counters, consumed = counter_set_name(device), whole.consumes if whole.counter_set else counter_set(device).counters
+    whole = replace(whole, counter_set=counters, consumes=consumed)
+    kept = tuple(whole if offer.kind == DEVICE else offer for offer in published)
+    sibling = replace(
+        whole,
+        name=passthrough_name(facts.number),
+        kind=PASSTHROUGH,
+        attributes=attributes_for_machine(device),
+        capacities=frozen({"addressableMemory": facts.memory_bytes} if facts.memory_bytes else {}),
+    )
+    return (*kept, sibling)
+
+
+def _for_containers(device: Device, dynamic: bool, owned: Collection[OwnedPartition]) -> tuple[Offer, ...]:
     partitioning = device.partitioning
     if not dynamic or not partitioning.supported or not device.profiles:
         if partitioning.supported and partitioning.enabled:
@@ -81,6 +123,37 @@ def _untainted(device: Device, dynamic: bool, owned: Collection[OwnedPartition])
     return tuple(published)
 
 
+def attributes_of(device: Device, partition: Partition | None) -> Mapping[str, AttributeValue]:
+    """Return the attributes of a whole GPU, or of one of its MIG devices that exists."""
+    if partition is None:
+        return _attributes(device, {"type": "gpu", "uuid": device.uuid})
+    own = {"type": "mig", "uuid": partition.uuid, "parentUUID": device.uuid, "profile": partition.profile}
+    return _attributes(device, own)
+
+
+def attributes_for_machine(device: Device) -> Mapping[str, AttributeValue]:
+    """Return the attributes of a GPU as what a virtual machine gets."""
+    common = {name: value for name, value in device.attributes.items() if name in _OF_EVERY_PCI_DEVICE}
+    attributes: dict[str, AttributeValue] = {
+        "type": "vfio",
+        "uuid": str(uuid.uuid5(uuid.NAMESPACE_DNS, device.pci_address)),
+        "vendorID": f"0x{device.pci_device_id & 0xFFFF:04x}",
+        "deviceID": f"0x{device.pci_device_id >> 16:04x}",
+        "iommuFDEnabled": device.passthrough is not None and device.passthrough.iommufd,
+        **common,
+    }
+    return MappingProxyType(attributes)
+
+
+def parts(device: Device) -> Mapping[str, int]:
+    """Return what of a whole GPU can be shared out besides its memory: its multiprocessors, of which MPS gives each client a part.
+
+    They are known of boards that have partitions: as many as the largest of these has.
+    """
+    largest = max((profile.capacities.get(MULTIPROCESSORS, 0) for profile in device.profiles), default=0)
+    return {MULTIPROCESSORS: largest} if largest else {}
+
+
 def counter_set(device: Device, owned: Collection[OwnedPartition] | None = None) -> CounterSet:
     """Return what the dynamic offers of a GPU share; without the room of partitions not ``owned``, if that is given."""
     totals: dict[str, int] = {_counter(key): total for key, total in room.totals(device).items() if total}
@@ -93,7 +166,7 @@ def counter_set(device: Device, owned: Collection[OwnedPartition] | None = None)
             profile = device.profile(partition.profile_id)
             for counter, amount in (_consumed(device, profile, partition.placement) if profile else {}).items():
                 totals[counter] = max(totals.get(counter, 0) - amount, 0)
-    return CounterSet(counter_set_name(device), frozen(totals))
+    return CounterSet(counter_set_name(device), frozen(totals or {_WHOLE: 1}))
 
 
 def order(profiles: Collection[Profile]) -> tuple[tuple[Profile, Placement], ...]:
@@ -132,14 +205,14 @@ def _whole(device: Device, counters: Mapping[str, int] | None = None) -> Offer:
             capacities[key] = max(capacities.get(key, 0), largest)
     return Offer(
         name=whole_name(device),
-        kind="device",
+        kind=DEVICE,
         device_uuid=device.uuid,
         dynamic=False,
         profile=None,
         profile_id=None,
         placement=None,
         partition_uuid=None,
-        attributes=_attributes(device, {"type": "gpu", "uuid": device.uuid}),
+        attributes=attributes_of(device, None),
         capacities=frozen(capacities),
         counter_set=counter_set_name(device) if counters is not None else None,
         consumes=frozen(counters or {}),
@@ -149,7 +222,7 @@ def _whole(device: Device, counters: Mapping[str, int] | None = None) -> Offer:
 def _possible(device: Device, profile: Profile, placement: Placement) -> Offer:
     return Offer(
         name=partition_name(device, profile.name, profile.profile_id, placement),
-        kind="partition",
+        kind=PARTITION,
         device_uuid=device.uuid,
         dynamic=True,
         profile=profile.name,
@@ -164,17 +237,14 @@ def _possible(device: Device, profile: Profile, placement: Placement) -> Offer:
 
 
 def _existing(device: Device, partition: Partition) -> Offer:
-    attributes = _attributes(
-        device,
-        {"type": "mig", "uuid": partition.uuid, "parentUUID": device.uuid, "profile": partition.profile},
-    )
+    attributes = attributes_of(device, partition)
     capacities = dict(partition.capacities)
     slices = {f"memorySlice{number}": 1 for number in partition.placement.slices}
     if len(attributes) + len(capacities) + len(slices) <= MOST_ATTRIBUTES_AND_CAPACITIES:
         capacities.update(slices)
     return Offer(
         name=partition_name(device, partition.profile, partition.profile_id, partition.placement),
-        kind="partition",
+        kind=PARTITION,
         device_uuid=device.uuid,
         dynamic=False,
         profile=partition.profile,

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Callable
 
 from ..errors import AcceleratorError, DeviceFaulty
 from ..lanes import Lanes
 from ..model import NO_ANSWER, Notice
+from . import xids
 from .discover import BoardFacts
-from .nvml import Nvml
+from .nvml import NO_INSTANCE, Nvml
 
 LANE = "events"
 # A wait is cut into pieces of this length, in seconds: so long it may take until a watch ends.
@@ -99,15 +100,18 @@ class Watch:
                 return None
             return self._changes.get(uuid, 0)
 
-    def wait(self, boards: Sequence[BoardFacts], seconds: float) -> tuple[Notice, ...]:
-        """Wait until one of the GPUs tells of something, for so many seconds at most."""
+    def wait(self, boards: Callable[[], Sequence[BoardFacts]], seconds: float) -> tuple[Notice, ...]:
+        """Wait until one of the GPUs tells of something, for so many seconds at most.
+
+        Which GPUs these are is asked again and again: one that is well again meanwhile is listened to within seconds.
+        """
         deadline, pause = time.monotonic() + seconds, 0.0
         while not self._closing.is_set():
             left = deadline - time.monotonic()
             if left <= 0 or not self._waiting.acquire(timeout=left):
                 break
             try:
-                notices = () if self._closing.is_set() else self._piece(boards, min(left, SLICE))
+                notices = () if self._closing.is_set() else self._piece(boards(), min(left, SLICE))
                 self._failures = 0
             except AcceleratorError as error:
                 # A GPU of the set is gone, or NVML has no events. The next wait makes another set, of what is well then.
@@ -195,8 +199,13 @@ class Watch:
             self._changes[uuid] = self._changes.get(uuid, 0) + 1
         if kind == MIG_CONFIGURATION and ours:
             return None
-        told = f"Xid {number}" if kind == XID else _NAMES.get(kind, f"event {kind:#x}")
-        return Notice(uuid, f"GPU {uuid or 'of unknown UUID'} tells of {told}")
+        instance = int(data.gpuInstanceId)
+        within = None if instance == NO_INSTANCE else instance
+        if kind == XID:
+            told, sign = xids.describe(number), xids.of_xid(number, within)
+        else:
+            told, sign = _NAMES.get(kind, f"event {kind:#x}"), xids.of_event(kind, within)
+        return Notice(uuid, f"GPU {uuid or 'of unknown UUID'} tells of {told}", sign)
 
     def _let_go(self) -> None:
         with self._lock:

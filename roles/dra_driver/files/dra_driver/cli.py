@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from . import __version__, config, logs
 from .core.errors import AcceleratorError
@@ -52,10 +55,34 @@ def _parser() -> argparse.ArgumentParser:
         action.add_argument("--json", action="store_true", help="print the result as JSON")
         action.set_defaults(run=_layout, apply=name == "apply")
 
-    status = commands.add_parser("status", help="show the driver's sockets and the claims prepared on this node")
-    status.add_argument("--config", default=config.DEFAULT_PATH, help="configuration file (default %(default)s)")
-    status.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    status.set_defaults(run=_status)
+    def asking(name: str, text: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        found = commands.add_parser(name, help=text)
+        found.add_argument("--config", default=config.DEFAULT_PATH, help="configuration file (default %(default)s)")
+        found.add_argument("--output", choices=("text", "json"), default="text", help="for people, or for programs")
+        found.add_argument(
+            "--json", dest="output", action="store_const", const="json", help="the same as --output json"
+        )
+        found.set_defaults(run=run)
+        return found
+
+    asking("status", "show how the driver is, and the claims prepared on this node", _status)
+    asking("claims", "show the claims of this node, their devices, programs and containers", _claims)
+    asking("devices", "show this node's devices, their faults and who has them", _devices)
+    explain = asking("explain", "say why a claim is, or is not, prepared on this node", _explain)
+    explain.add_argument("claim", metavar="CLAIM", help="NAMESPACE/NAME, NAME or UID")
+    explain.add_argument("--kubeconfig", default="", help="who to ask the API server as (default: as the driver)")
+    probe = asking("probe", "end with 0 where the driver lives, or is ready to prepare claims", _probe)
+    probe.add_argument("what", choices=("liveness", "readiness"))
+    probe.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="wait so long (default 5)")
+
+    collect = commands.add_parser(
+        "collect", help="write what a helper needs to know of this node into a file, without secrets"
+    )
+    collect.add_argument("--config", default=config.DEFAULT_PATH, help="configuration file (default %(default)s)")
+    collect.add_argument(
+        "--file", default="", help="the .tar.gz to write (default: named by node and time, in this folder)"
+    )
+    collect.set_defaults(run=_collect)
 
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_version)
@@ -66,6 +93,7 @@ def _node(options: argparse.Namespace) -> int:
     from .node import run_node
 
     configuration = config.load(options.config)
+    faulthandler.enable()  # where systemd ends a driver that hangs, the journal says where it hung
     logs.configure(configuration.log.level, configuration.log.format)
     return asyncio.run(run_node(configuration))
 
@@ -79,7 +107,62 @@ def _layout(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from .status_command import run_status
 
-    return run_status(options.config, as_json=options.json)
+    return run_status(options.config, as_json=options.output == "json")
+
+
+def _claims(options: argparse.Namespace) -> int:
+    from .commands import claims, node, output
+
+    found = node.look(options.config)
+    listed = claims.claims(found)
+    problems = [driver.stored.problem for driver in found.drivers if driver.stored.problem]
+    output.write(listed, options.output, claims.claims_text(listed, problems))
+    return 0
+
+
+def _devices(options: argparse.Namespace) -> int:
+    from .commands import claims, node, output
+
+    listed = claims.devices(node.look(options.config))
+    output.write(listed, options.output, claims.devices_text(listed))
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from .commands import explain, gather, node, output
+
+    answers = [
+        explain.explain(facts)
+        for facts in gather.facts_of(node.look(options.config), options.claim, options.kubeconfig)
+    ]
+    output.write(answers, options.output, "\n".join(map(output.outline, answers)))
+    return 0 if any(answer["verdict"] == "prepared" for answer in answers) else 1
+
+
+def _probe(options: argparse.Namespace) -> int:
+    from .commands import node, output, probe
+
+    problems = []
+    for driver in node.look(options.config).drivers:
+        try:
+            probe.call(f"{driver.directory}/{probe.SOCKET}", options.timeout)
+            found = probe.problems_of(driver.status) if options.what == probe.READINESS else []
+        except probe.NotAlive as error:
+            found = [str(error)]
+        problems += [f"{driver.name}: {each}" for each in found]
+    output.write({"ok": not problems, "problems": problems}, options.output, "\n".join(problems or ["ok"]) + "\n")
+    return 1 if problems else 0
+
+
+def _collect(options: argparse.Namespace) -> int:
+    from .commands import collect, node
+
+    found = node.look(options.config)
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    target = Path(options.file or f"dra-accelerators-{found.configuration.node_name}-{stamp}.tar.gz")
+    missing = collect.collect(found, options.config, target)
+    sys.stdout.write("".join(f"not there: {line}\n" for line in missing) + f"{target}\n")
+    return 0
 
 
 def _version(options: argparse.Namespace) -> int:

@@ -13,7 +13,9 @@ from typing import Any
 
 from .core.backend import BACKENDS
 from .core.errors import AcceleratorError
+from .core.health import DEFAULT_EFFECTS, EFFECTS
 from .core.layout import Rule, parse_rules
+from .core.signs import Severity
 from .logs import FORMATS, LEVELS
 
 DEFAULT_PATH = "/etc/dra-accelerators/driver.yaml"
@@ -40,7 +42,8 @@ class Configuration:
     Paths are absolute. ``kubeconfig`` "" means the service account of the pod that the driver runs in.
     ``metrics_address`` is "host:port" or "" for no listener. In seconds are ``inventory_interval`` between looks at what
     changes of the devices, ``full_inventory_interval`` between looks at everything, and ``token_lifetime``, which the
-    driver asks for when it renews its token.
+    driver asks for when it renews its token. ``health_effects`` is what a published device's taint does, by the severity of
+    what is wrong with it; "" for no taint. ``health_reset`` says that devices which ask for a reset get one while they are idle.
     """
 
     node_name: str
@@ -57,6 +60,8 @@ class Configuration:
     inventory_interval: float = 30.0
     full_inventory_interval: float = 300.0
     token_lifetime: int = 2592000
+    health_reset: bool = False
+    health_effects: Mapping[Severity, str] = field(default_factory=lambda: dict(DEFAULT_EFFECTS))
     log: LogConfiguration = field(default_factory=LogConfiguration)
 
     def state_directory_of(self, driver_name: str) -> str:
@@ -96,7 +101,11 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
         document = {}
     if not isinstance(document, dict):
         raise InvalidConfiguration(f"{source} holds {_kind(document)}; expected a mapping of keys to values")
-    known = set(_PATHS) | set(_TEXTS) | {"backends", "layout", *_INTERVALS, "token_lifetime", "log"}
+    known = (
+        set(_PATHS)
+        | set(_TEXTS)
+        | {"backends", "layout", *_INTERVALS, "token_lifetime", "health_effects", "health_reset", "log"}
+    )
     unknown = sorted(str(key) for key in document if key not in known)
     if unknown:
         raise InvalidConfiguration(
@@ -126,6 +135,10 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
     values.update({key: _interval(document, key, source) for key in _INTERVALS if key in document})
     if "token_lifetime" in document:
         values["token_lifetime"] = _lifetime(document["token_lifetime"], source)
+    if "health_reset" in document:
+        values["health_reset"] = _truth(document, "health_reset", source)
+    if "health_effects" in document:
+        values["health_effects"] = _effects(document["health_effects"], source)
     values["log"] = _log(document.get("log"), source)
     _check_address(values.get("metrics_address", ""), source)
     return Configuration(**values)
@@ -169,6 +182,23 @@ def _lifetime(value: Any, source: str) -> int:
             hint="The API server issues no token for less than ten minutes.",
         )
     return value
+
+
+def _truth(document: Mapping[str, Any], key: str, source: str) -> bool:
+    value = document[key]
+    if not isinstance(value, bool):
+        raise InvalidConfiguration(f"{key} in {source} is {value!r}; expected true or false")
+    return value
+
+
+def _effects(value: Any, source: str) -> Mapping[Severity, str]:
+    words = {severity.word: severity for severity in Severity}
+    if not isinstance(value, dict) or set(value) - set(words) or not all(each in EFFECTS for each in value.values()):
+        raise InvalidConfiguration(
+            f"health_effects in {source} is {value!r}; expected a mapping of {', '.join(words)} to NoExecute, NoSchedule, "
+            'None or "" (no taint)'
+        )
+    return {**DEFAULT_EFFECTS, **{words[word]: effect for word, effect in value.items()}}
 
 
 def _log(value: Any, source: str) -> LogConfiguration:

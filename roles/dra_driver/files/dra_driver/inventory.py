@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from .claims.plan import Inventory
 from .core.backend import Backend
 from .core.layout import DYNAMIC, Rule, wanted_for
-from .core.model import CounterSet, Device, Finding, Offer, OwnedPartition, devices_of
+from .core.model import DEVICE, CounterSet, Device, Finding, Offer, OwnedPartition, devices_of
+from .core.shares import shared
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,10 @@ def survey(
         if on_demand:
             dynamic.add(device.uuid)
         mine = owned.get(device.uuid, ())
-        found = backend.offers(device, on_demand, mine)
+        found = backend.offers(device, on_demand, mine, rule is not None and rule.passthrough)
+        if rule is not None and rule.shares:
+            parts = backend.parts(device)
+            found = tuple(shared(offer, rule.shares, parts) if offer.kind == DEVICE else offer for offer in found)
         offers.extend(found)
         if any(offer.counter_set for offer in found):
             counter_sets.append(backend.counter_set(device, mine))

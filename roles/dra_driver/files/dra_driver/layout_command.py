@@ -33,7 +33,7 @@ from .core.layout import (
     wanted_for,
 )
 from .core.model import Device, well
-from .core.prepared import PreparedClaim, PreparedPartition, observe, prepared_partitions, wake_driver
+from .core.prepared import PreparedClaim, PreparedPartition, observe, prepared_claims, prepared_partitions, wake_driver
 from .core.system import System
 
 RETRY_SECONDS = 2.0
@@ -96,6 +96,7 @@ def bring_about(
     """Plan the layout of all devices and, with ``apply``, make it, with the devices that change locked from the look on."""
 
     def look(locked: frozenset[str] | None) -> list[DeviceResult]:
+        backend.remember(device for claim in prepared_claims(state) for device in claim.away)
         findings, claims = observe(state, backend.discover)
         for finding in findings:
             if finding.fault is not None and locked is None:

@@ -39,6 +39,11 @@ def operation(identifier: str | None = None) -> Iterator[str]:
         _OPERATION.reset(token)
 
 
+def current_operation() -> str:
+    """Return the id of the operation that is under way here; "" where none is."""
+    return _OPERATION.get()
+
+
 class _Formatter(logging.Formatter):
     """Common parts of both formats."""
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Measurements: how long each stage took and how it ended, what is prepared, what was written to the API server.
+"""Measurements: how long each stage took and how it ended, what was asked of the API server, what was made and found.
 
-With no address configured nothing is collected and the metrics library is not even loaded.
+What is counted is counted here as it happens; what is so at this moment (devices, claims, who has what) is read when it is
+asked for, by ``monitoring``. With no address configured nothing is collected and the metrics library is not even loaded.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from . import __version__
 from .logs import StateLog
 
 LOG = logging.getLogger(__name__)
@@ -22,37 +26,75 @@ LOG = logging.getLogger(__name__)
 RETRY_SECONDS = 10.0
 # Seconds. A prepare of a whole device takes milliseconds, switching partitioning on takes seconds, 45 is the limit.
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 45.0)
+# An answer of the API server takes milliseconds; at 15 seconds it is given up.
+API_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)
+# One transaction of the store, with its sync.
+COMMIT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
+PREFIX = "dra_accelerators"
+# What a label says for a value that it has no room for, and for what is not known yet.
+OTHER, UNKNOWN = "other", "unknown"
+# So many values a label takes; all words of this program together are fewer.
+LABEL_VALUES = 64
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,62}")
+# What lies behind the group and the version in a path of the API: maybe a namespace, the resource, maybe a name and a subresource.
+_PATH = re.compile(
+    r"/(?:api/v1|apis/[^/]+/[^/]+)/(?:namespaces/[^/]+/)?(?P<resource>[a-z]+)(?:/[^/]+(?:/(?P<sub>[a-z]+))?)?"
+)
 
 
 class Metrics(Protocol):
     """What the driver reports."""
 
-    def stage(self, operation: str, stage: str, outcome: str, seconds: float) -> None:
-        """One stage of an operation ended. ``outcome`` is success or failure."""
+    def request(self, method: str, outcome: str, seconds: float) -> None:
+        """A call of the kubelet was answered. ``outcome`` is success, or failure where it was for any of its claims."""
 
-    def finished(self, operation: str, code: str, seconds: float) -> None:
+    def stage(self, operation: str, kind: str, stage: str, outcome: str, seconds: float) -> None:
+        """One stage of an operation ended. ``kind`` is what the claim has, ``outcome`` success or failure."""
+
+    def finished(self, operation: str, kind: str, code: str, seconds: float) -> None:
         """An operation ended. ``code`` is "" for success, else the error's code."""
-
-    def prepared_claims(self, number: int) -> None:
-        """So many claims are prepared now."""
 
     def slice_write(self, verb: str, outcome: str) -> None:
         """A ResourceSlice was created, updated or deleted, or could not be."""
+
+    def partition_change(self, change: str, profile: str, outcome: str) -> None:
+        """A partition was created or destroyed for a claim, or could not be."""
+
+    def commit(self, outcome: str, seconds: float) -> None:
+        """A transaction of the store ended."""
+
+    def recovery_step(self, step: str, outcome: str) -> None:
+        """What an earlier run had begun was brought to an end, or could not be."""
+
+    def finding(self, finding: str) -> None:
+        """A comparison of what is prepared with the cluster and the machine found something that is not as it should be."""
 
 
 class NoMetrics:
     """Collects nothing."""
 
-    def stage(self, operation: str, stage: str, outcome: str, seconds: float) -> None:
+    def request(self, method: str, outcome: str, seconds: float) -> None:
         """Ignore."""
 
-    def finished(self, operation: str, code: str, seconds: float) -> None:
+    def stage(self, operation: str, kind: str, stage: str, outcome: str, seconds: float) -> None:
         """Ignore."""
 
-    def prepared_claims(self, number: int) -> None:
+    def finished(self, operation: str, kind: str, code: str, seconds: float) -> None:
         """Ignore."""
 
     def slice_write(self, verb: str, outcome: str) -> None:
+        """Ignore."""
+
+    def partition_change(self, change: str, profile: str, outcome: str) -> None:
+        """Ignore."""
+
+    def commit(self, outcome: str, seconds: float) -> None:
+        """Ignore."""
+
+    def recovery_step(self, step: str, outcome: str) -> None:
+        """Ignore."""
+
+    def finding(self, finding: str) -> None:
         """Ignore."""
 
 
@@ -63,63 +105,142 @@ class PrometheusMetrics:
         self._registry = registry
         self._driver = driver
 
-    def stage(self, operation: str, stage: str, outcome: str, seconds: float) -> None:
+    def request(self, method: str, outcome: str, seconds: float) -> None:
+        """Observe how long the kubelet waited for an answer."""
+        self._registry.requests.labels(self._driver, method, outcome).observe(seconds)
+
+    def stage(self, operation: str, kind: str, stage: str, outcome: str, seconds: float) -> None:
         """Observe the duration of a stage, failures included."""
-        self._registry.stages.labels(self._driver, operation, stage, outcome).observe(seconds)
+        self._registry.stages.labels(self._driver, operation, kind, stage, outcome).observe(seconds)
 
-    def finished(self, operation: str, code: str, seconds: float) -> None:
+    def finished(self, operation: str, kind: str, code: str, seconds: float) -> None:
         """Observe the duration of an operation and count its error."""
-        self._registry.operations.labels(self._driver, operation, "failure" if code else "success").observe(seconds)
+        outcome = "failure" if code else "success"
+        self._registry.operations.labels(self._driver, operation, kind, outcome).observe(seconds)
         if code:
-            self._registry.errors.labels(self._driver, operation, code).inc()
-
-    def prepared_claims(self, number: int) -> None:
-        """Set the gauge."""
-        self._registry.claims.labels(self._driver).set(number)
+            self._registry.errors.labels(self._driver, operation, self._registry.word("code", code)).inc()
 
     def slice_write(self, verb: str, outcome: str) -> None:
         """Count the write."""
         self._registry.writes.labels(self._driver, verb, outcome).inc()
+
+    def partition_change(self, change: str, profile: str, outcome: str) -> None:
+        """Count the change. A board has some twenty profiles."""
+        profile = self._registry.word("profile", profile)
+        self._registry.partitions.labels(self._driver, change, profile, outcome).inc()
+
+    def commit(self, outcome: str, seconds: float) -> None:
+        """Observe the duration of a transaction."""
+        self._registry.commits.labels(self._driver, outcome).observe(seconds)
+
+    def recovery_step(self, step: str, outcome: str) -> None:
+        """Count the step."""
+        self._registry.recoveries.labels(self._driver, step, outcome).inc()
+
+    def finding(self, finding: str) -> None:
+        """Count the finding."""
+        self._registry.findings.labels(self._driver, finding).inc()
 
 
 class MetricsRegistry:
     """The process's metrics and, with serve(), their listener."""
 
     def __init__(self) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
         registry = CollectorRegistry()
         self._collector = registry
-        prefix = "dra_accelerators"
-        self.stages: Any = Histogram(
-            f"{prefix}_stage_duration_seconds",
-            "Duration of one stage of an operation on a claim",
-            ("driver", "operation", "stage", "outcome"),
-            registry=registry,
-            buckets=BUCKETS,
+        self._words: dict[str, set[str]] = {}
+        self._lock = threading.Lock()
+        ProcessCollector(registry=registry)
+
+        def histogram(name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...] = BUCKETS) -> Any:
+            return Histogram(f"{PREFIX}_{name}", text, labels, registry=registry, buckets=buckets)
+
+        def counter(name: str, text: str, labels: tuple[str, ...]) -> Any:
+            return Counter(f"{PREFIX}_{name}", text, labels, registry=registry)
+
+        build = Gauge(f"{PREFIX}_build_info", "The version of the driver", ("version",), registry=registry)
+        build.labels(__version__).set(1)
+        self.requests = histogram(
+            "request_duration_seconds",
+            "How long the kubelet waited for the answer to one call, which may be about several claims",
+            ("driver", "method", "outcome"),
         )
-        self.operations: Any = Histogram(
-            f"{prefix}_operation_duration_seconds",
-            "Duration of preparing or unpreparing one claim",
-            ("driver", "operation", "outcome"),
-            registry=registry,
-            buckets=BUCKETS,
+        self.stages = histogram(
+            "stage_duration_seconds",
+            "Duration of one stage of an operation on a claim, by what the claim has",
+            ("driver", "operation", "kind", "stage", "outcome"),
         )
-        self.errors: Any = Counter(
-            f"{prefix}_operation_errors",
+        self.operations = histogram(
+            "operation_duration_seconds",
+            "Duration of preparing, unpreparing or restoring one claim, by what the claim has",
+            ("driver", "operation", "kind", "outcome"),
+        )
+        self.errors = counter(
+            "operation_errors",
             "Operations on claims that failed, by the error's code",
             ("driver", "operation", "code"),
-            registry=registry,
         )
-        self.claims: Any = Gauge(
-            f"{prefix}_prepared_claims", "Claims prepared on this node", ("driver",), registry=registry
+        self.writes = counter(
+            "resource_slice_writes", "Writes of ResourceSlices to the API server", ("driver", "verb", "outcome")
         )
-        self.writes: Any = Counter(
-            f"{prefix}_resource_slice_writes",
-            "Writes of ResourceSlices to the API server",
-            ("driver", "verb", "outcome"),
-            registry=registry,
+        self.partitions = counter(
+            "partition_changes",
+            "Partitions that were created and destroyed for claims",
+            ("driver", "change", "profile", "outcome"),
         )
+        self.commits = histogram(
+            "store_commit_duration_seconds",
+            "Duration of one transaction of the store of prepared claims, with its sync",
+            ("driver", "outcome"),
+            COMMIT_BUCKETS,
+        )
+        self.recoveries = counter(
+            "recovery_steps",
+            "What an earlier run had begun and this one brought to an end",
+            ("driver", "step", "outcome"),
+        )
+        self.findings = counter(
+            "reconcile_findings",
+            "What was prepared and is not as the cluster or the machine wants it",
+            ("driver", "finding"),
+        )
+        self.api_requests = counter(
+            "api_requests",
+            "Requests to the API server, by HTTP status, or unreachable",
+            ("verb", "resource", "code"),
+        )
+        self.api_seconds = histogram(
+            "api_request_duration_seconds",
+            "Duration of requests to the API server; watches are not among them",
+            ("verb", "resource"),
+            API_BUCKETS,
+        )
+        self.watches = counter("api_watch_starts", "Watches that were begun at the API server", ("resource",))
+
+    def word(self, label: str, value: str) -> str:
+        """Return a value for a label; one that is no word, or one too many, is "other"."""
+        with self._lock:
+            known = self._words.setdefault(label, set())
+            if value not in known:
+                if len(known) >= LABEL_VALUES or not _WORD.fullmatch(value):
+                    return OTHER
+                known.add(value)
+        return value
+
+    def api_request(self, verb: str, path: str, code: str, seconds: float) -> None:
+        """Count a request to the API server; ``code`` is the HTTP status, or unreachable."""
+        resource = self.word("resource", resource_of(path))
+        self.api_requests.labels(verb, resource, self.word("status", code)).inc()
+        if verb == "WATCH":
+            self.watches.labels(resource).inc()
+        else:
+            self.api_seconds.labels(verb, resource).observe(seconds)
+
+    def register(self, collector: Any) -> None:
+        """Have a collector asked at each scrape."""
+        self._collector.register(collector)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
@@ -156,13 +277,23 @@ class MetricsRegistry:
                 server.server_close()
 
 
-class Stopwatch:
-    """The stage timings of one operation."""
+def resource_of(path: str) -> str:
+    """Return the resource that a path of the API is about, with its subresource; "discovery" for the API itself."""
+    found = _PATH.fullmatch(path)
+    if found is None:
+        return "discovery"
+    return found["resource"] + (f"-{found['sub']}" if found["sub"] else "")
 
-    def __init__(self, metrics: Metrics, operation: str) -> None:
+
+class Stopwatch:
+    """The stage timings of one operation. ``kind`` is what the claim has, set as soon as it is known."""
+
+    def __init__(self, metrics: Metrics, operation: str, kind: str = UNKNOWN) -> None:
         self._metrics = metrics
         self._operation = operation
         self._began = time.perf_counter()
+        self._ended: list[tuple[str, str, float]] = []
+        self.kind = kind
         self.stages: dict[str, float] = {}
 
     @contextlib.contextmanager
@@ -174,14 +305,19 @@ class Stopwatch:
             yield
             outcome = "success"
         finally:
-            seconds = time.perf_counter() - began
-            self.stages[name] = self.stages.get(name, 0.0) + seconds
-            self._metrics.stage(self._operation, name, outcome, seconds)
+            self.add(name, outcome, time.perf_counter() - began)
+
+    def add(self, name: str, outcome: str, seconds: float) -> None:
+        """Take note of a stage that was timed elsewhere."""
+        self.stages[name] = self.stages.get(name, 0.0) + seconds
+        self._ended.append((name, outcome, seconds))
 
     def finish(self, code: str = "") -> dict[str, float]:
-        """Report the whole operation and return milliseconds by stage and in total, for the log."""
+        """Report the whole operation and its stages, and return milliseconds by stage and in total, for the log."""
         total = time.perf_counter() - self._began
-        self._metrics.finished(self._operation, code, total)
+        for name, outcome, seconds in self._ended:
+            self._metrics.stage(self._operation, self.kind, name, outcome, seconds)
+        self._metrics.finished(self._operation, self.kind, code, total)
         return {
             **{f"{name}_ms": round(seconds * 1000, 2) for name, seconds in self.stages.items()},
             "total_ms": round(total * 1000, 2),

@@ -5,11 +5,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import signal
-import socket
 
 from . import __version__, stages
 from .api.client import ApiClient
@@ -19,10 +16,14 @@ from .config import Configuration
 from .core.backend import create
 from .core.errors import AcceleratorError
 from .core.system import System
+from .kubelet.pod_resources import socket_path
 from .logs import fields
 from .metrics import Metrics, MetricsRegistry, NoMetrics, PrometheusMetrics
+from .monitoring.collector import Collector
+from .service_manager import notify
 from .supervisors.identity import IdentityKeeper
 from .supervisors.shared import keep
+from .supervisors.watchdog import Watchdog
 from .vendor import VendorDriver
 
 LOG = logging.getLogger(__name__)
@@ -38,8 +39,13 @@ async def run_node(configuration: Configuration) -> int:
         extra=fields(version=__version__, node=configuration.node_name, backends=list(configuration.backends)),
     )
     registry = MetricsRegistry() if configuration.metrics_address else None
-    client = ApiClient(configuration.kubeconfig, user_agent=f"dra-accelerators-driver/{__version__}")
+    client = ApiClient(
+        configuration.kubeconfig,
+        user_agent=f"dra-accelerators-driver/{__version__}",
+        observer=registry.api_request if registry else None,
+    )
     events = EventRecorder(client, component="dra-accelerators-driver", node_name=configuration.node_name)
+    identity = IdentityKeeper(client, configuration.kubeconfig, lifetime=configuration.token_lifetime, system=System())
     drivers, started = [], []
     for name in configuration.backends:
         system = System()
@@ -56,6 +62,7 @@ async def run_node(configuration: Configuration) -> int:
                 events=events,
                 metrics=metrics,
                 reached=stages.reached,
+                identity=identity.problem,
             )
         )
         started.append(asyncio.Event())
@@ -69,10 +76,22 @@ async def run_node(configuration: Configuration) -> int:
             driver.look_again()
 
     loop.add_signal_handler(signal.SIGHUP, look_again)
-    identity = IdentityKeeper(client, configuration.kubeconfig, lifetime=configuration.token_lifetime, system=System())
     work = [loop.create_task(driver.run(event)) for driver, event in zip(drivers, started)]
-    helpers = [loop.create_task(_announce(started)), loop.create_task(keep("identity", identity.run))]
+    watchdog = Watchdog([driver.answers for driver in drivers], notify)
+    helpers = [
+        loop.create_task(_announce(started)),
+        loop.create_task(keep("identity", identity.run)),
+        loop.create_task(keep("watchdog", watchdog.run)),
+    ]
     if registry is not None:
+        registry.register(
+            Collector(
+                loop,
+                drivers,
+                pod_resources=socket_path(configuration.kubelet_root),
+                expires=lambda: identity.expires,
+            )
+        )
         helpers.append(loop.create_task(registry.keep_serving(configuration.metrics_address)))
     waiter = loop.create_task(stop.wait())
     status = 0
@@ -89,7 +108,7 @@ async def run_node(configuration: Configuration) -> int:
                 LOG.error("a driver failed", exc_info=error)
     finally:
         LOG.info("stopping")
-        _notify("STOPPING=1")
+        notify("STOPPING=1")
         for task in (*work, *helpers, waiter):
             task.cancel()
         await asyncio.gather(*work, *helpers, waiter, return_exceptions=True)
@@ -102,15 +121,4 @@ async def run_node(configuration: Configuration) -> int:
 async def _announce(started: list[asyncio.Event]) -> None:
     for event in started:
         await event.wait()
-    _notify("READY=1")
-
-
-def _notify(message: str) -> None:
-    """Tell systemd, where it asked to be told (Type=notify)."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    if address.startswith("@"):
-        address = "\0" + address[1:]
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-        sender.sendto(message.encode(), address)
+    notify("READY=1")

@@ -15,13 +15,19 @@ PREPARE = (
     "recorded-preparing",
     "partitioning-changed",
     "partition-created",
+    "settings-applied",
+    "handed-over",
+    "companion-started",
     "cdi-written",
     "recorded-prepared",
 )
 UNPREPARE = (
     "unprepare-started",
+    "companions-stopped",
+    "taken-back",
     "partition-destroyed",
     "partitioning-restored",
+    "settings-restored",
     "cdi-removed",
     "record-removed",
 )

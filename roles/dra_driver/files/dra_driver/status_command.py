@@ -12,29 +12,36 @@ from typing import Any
 
 from . import config
 from .core.backend import create
+from .core.companions import LIST_UNITS, claim_of, units_listed
+from .core.errors import AcceleratorError
 from .core.prepared import PreparedClaim, prepared_claims
 from .core.system import System
 from .kubelet.sockets import LIMIT
 from .supervisors.status import SOCKET, Status
 
 ANSWER_SECONDS = 2.0
+UNITS_SECONDS = 10.0
 
 
 def run_status(config_path: str, *, as_json: bool) -> int:
     """Run the command and return its exit status: 0 when every driver is ready."""
     configuration = config.load(config_path)
     found: list[dict[str, Any]] = []
+    programs: dict[str, list[dict[str, str]]] | None = None
     for vendor in configuration.backends:
         driver = configuration.driver_name or create(vendor, System()).driver_name
         directory = configuration.state_directory_of(driver)
         registration = f"{configuration.registry_directory}/{driver}-reg.sock"
+        claims = prepared_claims(f"{directory}/state.db")
+        if claims and programs is None:
+            programs = companions_of(System())
         found.append(
             {
                 **living(driver, f"{directory}/{SOCKET}"),
                 "state": f"{directory}/state.db",
                 "socket": f"{directory}/dra.sock",
                 "answer": ask(registration),
-                "claims": [_claim(claim) for claim in prepared_claims(f"{directory}/state.db")],
+                "claims": [_claim(claim, (programs or {}).get(claim.uid, [])) for claim in claims],
             }
         )
     sys.stdout.write(json.dumps(found, indent=2) + "\n" if as_json else "".join(_table(entry) for entry in found))
@@ -82,12 +89,28 @@ def ask(path: str) -> dict[str, Any]:
     return {"ok": True, "message": f"{answer.name} serves {', '.join(answer.supported_versions)} at {answer.endpoint}"}
 
 
-def _claim(claim: PreparedClaim) -> dict[str, Any]:
+def companions_of(system: System) -> dict[str, list[dict[str, str]]]:
+    """Return the programs that run for claims, by the claim's UID; nothing where systemd does not answer."""
+    try:
+        done = system.run(list(LIST_UNITS), timeout=UNITS_SECONDS)
+    except AcceleratorError:
+        return {}
+    states = {line.split()[0]: line.split()[2] for line in done.stdout.splitlines() if len(line.split()) > 2}
+    found: dict[str, list[dict[str, str]]] = {}
+    for unit in units_listed(done.stdout):
+        uid = claim_of(unit.partition("@")[2].removesuffix(".service"))
+        if uid:
+            found.setdefault(uid, []).append({"unit": unit, "state": states.get(unit, "unknown")})
+    return found
+
+
+def _claim(claim: PreparedClaim, programs: list[dict[str, str]]) -> dict[str, Any]:
     return {
         "namespace": claim.namespace,
         "name": claim.name,
         "uid": claim.uid,
         "state": claim.state,
+        "companions": programs,
         "devices": [
             {
                 "name": device.name,
@@ -114,7 +137,8 @@ def _table(entry: dict[str, Any]) -> str:
         ] or [(name, claim["state"], "-", "-", "-")]
     if len(rows) == 1:
         return "\n".join([*lines, "no claim is prepared"]) + "\n"
-    return "\n".join([*lines, *_aligned(rows)]) + "\n"
+    programs = [f"{each['unit']}: {each['state']}" for claim in entry["claims"] for each in claim["companions"]]
+    return "\n".join([*lines, *_aligned(rows), *programs]) + "\n"
 
 
 def _state(entry: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from .bus import serve
 from .errors import SimulatorError
 from .hardware import load_catalogue, load_machine
 from .library import DEFAULT_FOLDER, Library, find_library
@@ -77,6 +78,8 @@ def parser() -> argparse.ArgumentParser:
     calls.add_argument("--reset", action="store_true", help="show them and begin to count anew")
     show = commands.add_parser("show", help="show the boards and their state")
     show.add_argument("--json", action="store_true", help="everything, as JSON")
+    bus = commands.add_parser("bus", help="bind devices to drivers as the kernel does, until it is ended")
+    bus.add_argument("--no-library", action="store_true", help="files only")
     machines = commands.add_parser("machines", help="list the machine profiles")
     machines.add_argument("--json", action="store_true")
     return top
@@ -134,6 +137,9 @@ def run(arguments: argparse.Namespace, output: TextIO) -> None:
     power = Power(
         configuration, arguments.root, library_folder=folder, use_library=not getattr(arguments, "no_library", False)
     )
+    if arguments.command == "bus":
+        serve(power.bus())
+        return
     if arguments.command == "power-off":
         done = [power.power_off(), arguments.forget and power.forget()]
         answer: dict[str, Any] = {"changed": any(done)}

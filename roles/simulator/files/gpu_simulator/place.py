@@ -31,6 +31,9 @@ LINKED = ("/sys/module", "/sys/bus/pci/drivers")
 CAPABILITY_NODES = Path("/dev/nvidia-caps")
 # Folders in which the library makes and removes files of its own as instances come and go
 KEPT_BY_THE_LIBRARY = ("/proc/driver/nvidia/capabilities", str(CAPABILITY_NODES))
+# The same of the bus, as devices are bound to vfio-pci
+VFIO_NODES = "/dev/vfio"
+KEPT_BY_THE_BUS = (VFIO_NODES, f"{WORKSHOP}/detached")
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def plan_layers(tree: Tree, original: Original) -> list[Layer]:
         if path.startswith("/dev/"):
             continue
         kind = original.kind(path)
-        if kind == "file" and path.startswith("/proc/"):
+        if kind == "file" and (path.startswith("/proc/") or path == "/sys/bus/pci/drivers_probe"):
             files.append(path)
             continue
         if kind is not None:
@@ -176,7 +179,7 @@ class Folder:
     def remove(self) -> bool:
         """Remove what was placed and the folders that it leaves empty. Returns whether there was anything."""
         paths = self.placed()
-        for folder in KEPT_BY_THE_LIBRARY:
+        for folder in (*KEPT_BY_THE_LIBRARY, *KEPT_BY_THE_BUS):
             if paths and Path(self.root + folder).is_dir():
                 shutil.rmtree(self.root + folder)
         self._remove(paths)
@@ -277,6 +280,8 @@ class System:
                 raise SimulatorError(f"unmounting {path}: {os.strerror(ctypes.get_errno())}")
         for path in nodes:
             Path(path).unlink(missing_ok=True)
+        if f"{VFIO_NODES}/vfio" in nodes:
+            shutil.rmtree(VFIO_NODES, ignore_errors=True)
         if nodes and CAPABILITY_NODES.is_dir():
             # Those of instances, which the library makes where it is told to
             for node in CAPABILITY_NODES.iterdir():

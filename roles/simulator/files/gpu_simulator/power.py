@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .bus import Bus
 from .description import Settings, render
 from .errors import DescriptionError, SimulatorError
 from .hardware import Catalogue, Device, Machine, load_catalogue, load_machine
@@ -190,6 +191,7 @@ class Power:
             proc_devices=Path("/proc/devices").read_text(encoding="ascii"),
             proc_modules=modules.read_text(encoding="ascii") if modules.is_file() else None,
             iommu_base=max(groups, default=-1) + 1,
+            vfio=not Path("/sys/bus/pci/drivers/vfio-pci").exists(),
         )
 
     def power_on(self, check: bool = False) -> Plan:
@@ -201,7 +203,7 @@ class Power:
         loaded = library is None or (state.exists() and library.loaded() is not None)
         # While the trees are placed the host's own majors cannot be read, and they have been chosen already.
         majors = (
-            Majors(by_name=previous["majors"])
+            Majors(by_name={**choose_majors("").by_name, **previous["majors"]})
             if placed and previous.get("majors")
             else choose_majors(self.surroundings().proc_devices, previous.get("majors"))
         )
@@ -239,6 +241,24 @@ class Power:
         temporary.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
         temporary.replace(self.record_path)
         return plan
+
+    def bus(self) -> Bus:
+        """The kernel's part of the PCI bus of the machine that is on."""
+        library = Library(find_library(self.library_folder)) if self.use_library else None
+
+        def in_use(address: str) -> bool:
+            gpu = of(address)
+            return bool(gpu.get("open") or gpu.get("processes"))
+
+        def of(address: str) -> Mapping[str, Any]:
+            shown = library.command("show")["gpus"] if library is not None else ()
+            return next((gpu for gpu in shown if str(gpu["pci_address"]).lower()[4:] == address), {})
+
+        def attached(address: str) -> None:
+            if library is not None:
+                library.command(f"driver-bind {address}")
+
+        return Bus(self.root, {**choose_majors("").by_name, **self.record().get("majors", {})}, in_use, attached)
 
     def fingerprint(self) -> str:
         """Digest of what is placed and how: a newer program that places the same leaves a running machine alone."""

@@ -20,7 +20,9 @@ MIG_CONFIG_MINOR, MIG_MONITOR_MINOR = 1, 2
 # nvidia-modprobe's numbering: 32 GPUs, 15 GPU instances each, 8 compute instances in each of those
 CAPABILITY_GPUS, CAPABILITY_GPU_INSTANCES, CAPABILITY_COMPUTE_INSTANCES = 32, 15, 8
 PORT_TYPES = {"root-port": 4, "switch-upstream": 5, "switch-downstream": 6}
-DRIVERS_SHOWN = ("nvidia", "mlx5_core", "nvidia-nvswitch")
+DRIVERS_SHOWN = ("nvidia", "mlx5_core", "nvidia-nvswitch", "snd_hda_intel")
+VFIO_DRIVER = "vfio-pci"
+MISCELLANEOUS_MAJOR, VFIO_MINOR, IOMMU_MINOR = 10, 196, 122
 KERNEL_MODULES = (
     ("nvidia", 14381056, ("nvidia_uvm", "nvidia_modeset")),
     ("nvidia_modeset", 1830912, ("nvidia_drm",)),
@@ -93,11 +95,15 @@ Tree = dict[str, Entry]
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the host shows already and the trees have to fit: its /proc files and the first free IOMMU group."""
+    """What the host shows already and the trees have to fit: its /proc files and the first free IOMMU group.
+
+    ``vfio`` says that it has no VFIO of its own, which the machine's would be in the way of.
+    """
 
     proc_devices: str = "Character devices:\n\nBlock devices:\n"
     proc_modules: str | None = ""
     iommu_base: int = 0
+    vfio: bool = True
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,8 @@ def choose_majors(proc_devices: str, previous: Mapping[str, int] | None = None) 
         ("nvidia-nvswitch", 235),
         ("nvidia-caps-imex-channels", 234),
         ("nvidia-uvm", 510),
+        ("vfio", 233),
+        ("vfio-dev", 232),
     ):
         number = (previous or {}).get(name, start)
         number = start if number in taken else number
@@ -363,7 +371,8 @@ def _device_tree(
 def sys_tree(machine: Machine, catalogue: Catalogue, settings: Settings, around: Surroundings) -> Tree:
     """Everything under /sys: the PCI tree, the drivers' and modules' folders, IOMMU groups."""
     tree: Tree = {}
-    buses, group = _subordinates(machine), around.iommu_base
+    buses = _subordinates(machine)
+    groups: dict[str, int] = {}
     for root, node in machine.roots:
         cpus, here = machine.numa_node(node).cpus, "/sys/devices/" + root
         tree[f"{here}/pci_bus/{root[3:]}/cpulistaffinity"] = _text(cpus)
@@ -375,13 +384,22 @@ def sys_tree(machine: Machine, catalogue: Catalogue, settings: Settings, around:
         else:
             component = catalogue.components[device.component or ""]
             pci, driver = component.pci, component.driver
-        grouped = device.kind in ("gpu", "nic")
+        # Functions of one slot share a group: what goes from one to the other does not pass the IOMMU.
+        grouped = device.kind in ("gpu", "nic", "audio")
+        slot = device.address.partition(".")[0]
+        if grouped and slot not in groups:
+            groups[slot] = around.iommu_base + len(groups)
         tree.update(
             _device_tree(
-                machine, device, pci, driver, position, group if grouped else None, buses.get(device.address, (0, 0, 0))
+                machine,
+                device,
+                pci,
+                driver,
+                position,
+                groups[slot] if grouped else None,
+                buses.get(device.address, (0, 0, 0)),
             )
         )
-        group += grouped
     for name, size, users in KERNEL_MODULES:
         here = "/sys/module/" + name
         tree.update(
@@ -393,12 +411,17 @@ def sys_tree(machine: Machine, catalogue: Catalogue, settings: Settings, around:
                 here + "/taint": _text("OE"),
             }
         )
+    if around.vfio:
+        tree["/sys/bus/pci/drivers_probe"] = File(b"", 0o200)
+        for name in ("bind", "unbind", "new_id", "remove_id"):
+            tree[f"/sys/bus/pci/drivers/{VFIO_DRIVER}/{name}"] = File(b"", 0o200)
+        tree["/sys/module/vfio_pci/initstate"] = _text("live")
     tree["/sys/module/nvidia/drivers/pci:nvidia"] = Link("../../../bus/pci/drivers/nvidia")
     tree["/sys/bus/pci/drivers/nvidia/module"] = Link("../../../../module/nvidia")
     return tree
 
 
-def device_nodes(machine: Machine, majors: Majors) -> Tree:
+def device_nodes(machine: Machine, majors: Majors, vfio: bool = True) -> Tree:
     """Everything under /dev: one node for each GPU and the driver's own."""
     uvm, caps = majors.by_name["nvidia-uvm"], majors.by_name["nvidia-caps"]
     tree: Tree = {f"/dev/nvidia{gpu.minor or 0}": Node(majors.nvidia, gpu.minor or 0) for gpu in machine.gpus}
@@ -417,6 +440,9 @@ def device_nodes(machine: Machine, majors: Majors) -> Tree:
         major = majors.by_name["nvidia-nvswitch"]
         tree["/dev/nvidia-nvswitchctl"] = Node(major, 255)
         tree.update({f"/dev/nvidia-nvswitch{int(number)}": Node(major, number) for number in range(len(switches))})
+    if vfio:
+        tree["/dev/vfio/vfio"] = Node(MISCELLANEOUS_MAJOR, VFIO_MINOR)
+        tree["/dev/iommu"] = Node(MISCELLANEOUS_MAJOR, IOMMU_MINOR, 0o600)
     # systemd's device rules for containers name devices by /dev/char
     links = {
         f"/dev/char/{int(node.major)}:{int(node.minor)}": Link("../" + path[len("/dev/") :])
@@ -433,7 +459,7 @@ def whole_tree(
     """/proc, /sys and /dev together."""
     tree = proc_tree(machine, catalogue, settings, majors, around)
     tree.update(sys_tree(machine, catalogue, settings, around))
-    tree.update(device_nodes(machine, majors))
+    tree.update(device_nodes(machine, majors, around.vfio))
     return tree
 
 

@@ -8,15 +8,23 @@
  * In a container, where capability nodes say what exists, the initialization opens all of it, as a CUDA context does. An administrator
  * on the host, who may see everything, holds what he asks for its memory or its processes, as a monitor does, and his GPUs only where
  * the description says so.
+ *
+ * CUDA contexts are locks of the same kind on other bytes: in exclusive mode the first process that has one is the only one. For who
+ * looks and then locks that has to be one step: he holds the file itself meanwhile, which a reader may as well.
  */
 #include "simulator.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #define FIRST_GPU (1ll << 40)
 #define FIRST_INSTANCE (1ll << 41)
+#define FIRST_CONTEXT_OF_GPU (1ll << 42)
+#define FIRST_CONTEXT_OF_INSTANCE (3ll << 41)
+
+enum { COMPUTE_PROHIBITED = 2, COMPUTE_EXCLUSIVE_PROCESS = 3 };
 
 static int own = -1;                /* under the process lock; its locks are not in this process's own way */
 
@@ -76,4 +84,34 @@ bool instance_has_clients(const struct machine *machine, int gpu, int instance, 
 {
     const struct gpu_instance *owner = &machine->gpus[gpu].instances[instance];
     return locked(FIRST_INSTANCE + (long long)(compute == NO_INSTANCE ? owner->serial : owner->compute[compute].serial));
+}
+
+static long long context_byte(const struct machine *machine, int gpu, int instance, int compute)
+{
+    if (compute == NO_INSTANCE)
+        return FIRST_CONTEXT_OF_GPU + gpu;
+    return FIRST_CONTEXT_OF_INSTANCE + (long long)machine->gpus[gpu].instances[instance].compute[compute].serial;
+}
+
+bool context_enter(const struct machine *machine, int gpu, int instance, int compute)
+{
+    const long long byte = context_byte(machine, gpu, instance, compute);
+    const uint32_t mode = machine->gpus[gpu].compute_mode;
+    if (mode == COMPUTE_PROHIBITED)
+        return false;
+    int guard = state_descriptor();
+    while (guard >= 0 && flock(guard, LOCK_EX) != 0 && errno == EINTR)
+        continue;
+    const bool entered = (mode != COMPUTE_EXCLUSIVE_PROCESS || !locked(byte)) && lock(byte);
+    if (guard >= 0)
+        close(guard);
+    return entered;
+}
+
+void context_leave(const struct machine *machine, int gpu, int instance, int compute)
+{
+    const long long byte = context_byte(machine, gpu, instance, compute);
+    struct flock range = { .l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1 };
+    if (own >= 0)
+        fcntl(own, F_OFD_SETLK, &range);
 }

@@ -182,6 +182,31 @@ static nvmlReturn_t run_gpu_reset(int words, char **word, struct json *json, cha
     return SUCCESS;
 }
 
+/* The driver has a GPU anew that another one had: nothing of before is left in it. */
+static nvmlReturn_t run_driver_bind(int words, char **word, struct json *json, char *error, size_t size)
+{
+    bool chosen[GPUS_MAX];
+    struct machine *machine;
+    (void)words;
+    (void)json;
+    nvmlReturn_t result = begin_write(&machine, error, size);
+    if (result != SUCCESS)
+        return result;
+    if (!find_gpus(machine, word[1], chosen, error, size)) {
+        state_abandon();
+        return NOT_FOUND;
+    }
+    for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
+        bool lost = machine->gpus[gpu].lost;
+        if (!chosen[gpu])
+            continue;
+        gpu_power_on(&machine->gpus[gpu], false);
+        machine->gpus[gpu].lost = lost;
+    }
+    capabilities_commit(machine);
+    return SUCCESS;
+}
+
 /* The compute policy has no public NVML call: "timeslice GPU" shows it, "timeslice GPU N" sets it. */
 static nvmlReturn_t run_timeslice(int words, char **word, struct json *json, char *error, size_t size)
 {
@@ -298,11 +323,15 @@ static const struct command commands[] = {
     { "show", run_show, 1, 1, "show" },
     { "power-cycle", run_power_cycle, 1, 1, "power-cycle" },
     { "driver-reload", run_driver_reload, 1, 1, "driver-reload" },
+    { "driver-bind", run_driver_bind, 2, 2, "driver-bind GPU[,GPU…]" },
     { "gpu-reset", run_gpu_reset, 2, 2, "gpu-reset GPU[,GPU…]" },
     { "timeslice", run_timeslice, 2, 3, "timeslice GPU[,GPU…] [0|1|2|3]" },
     { "event-count", run_event_count, 1, 1, "event-count" },
     { "calls", run_calls, 1, 2, "calls [reset]" },
     { "clear", run_clear, 1, 2, "clear [GPU]" },
+    { "use", control_use, 4, 5, "use UUID PID MIB [HOLDER]" },
+    { "leave", control_leave, 3, 3, "leave UUID PID" },
+    { "context", control_context, 3, 3, "context UUID enter|leave" },
     { "fault", control_fault, 3, COMMAND_WORDS_MAX, "fault GPU xid|ecc|row-remap|lost|thermal|process|call|nvlink|recovery-action …" },
 };
 
@@ -324,8 +353,8 @@ static nvmlReturn_t run_command(char *line, struct json *json, char *error, size
         snprintf(error, size, "%s: found %d words, expected: %s", word[0], words, command->usage);
         return INVALID_ARGUMENT;
     }
-    snprintf(error, size, "found \"%.64s\", expected one of load, show, power-cycle, driver-reload, gpu-reset, timeslice, fault, clear, "
-                          "event-count, calls", words ? word[0] : "");
+    snprintf(error, size, "found \"%.64s\", expected one of load, show, power-cycle, driver-reload, driver-bind, gpu-reset, timeslice, fault, clear, "
+                          "event-count, calls, use, leave, context", words ? word[0] : "");
     return INVALID_ARGUMENT;
 }
 

@@ -121,7 +121,7 @@ static bool fault_row_remap(struct fault *fault)
     if (fault->words == 1 && strcmp(fault->word[0], "pending") == 0) {
         gpu->remap_pending = true;
         emit_xid(fault, XID_ROW_REMAP_RECORDED, NOT_TIED, NOT_TIED);
-        set_recovery(fault, RECOVER_GPU_RESET);
+        set_recovery(fault, RECOVER_DRAIN_AND_RESET);   /* what runs may go on */
         return true;
     }
     if (fault->words == 1 && strcmp(fault->word[0], "failure") == 0) {

@@ -244,26 +244,32 @@ static void print_row(unsigned index, nvmlDevice_t device, void *context)
     putchar('\n');
 }
 
+void read_format(const struct options *options, const char *query_option, bool *header, bool *units)
+{
+    char format[128];
+    bool csv = false;
+    snprintf(format, sizeof format, "%s", options->format ? options->format : "");
+    for (char *save, *word = strtok_r(format, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
+        if (!strcmp(word, "csv")) csv = true;
+        else if (!strcmp(word, "noheader")) *header = false;
+        else if (!strcmp(word, "nounits")) *units = false;
+        else fail(SUCCESS, "--format=%s is not known; csv, noheader and nounits are", word);
+    }
+    if (!csv)
+        fail(SUCCESS, "%s needs --format=csv[,noheader][,nounits]", query_option);
+}
+
 void query(const struct options *options)
 {
     struct request request = {.header = true, .units = true};
-    char list[1024], format[128];
+    char list[1024];
     snprintf(list, sizeof list, "%s", options->value);
     for (char *save, *word = strtok_r(list, ", ", &save); word; word = strtok_r(NULL, ", ", &save)) {
         if (request.count == MAXIMUM_FIELDS)
             fail(SUCCESS, "at most %d fields can be asked for at once", MAXIMUM_FIELDS);
         request.fields[request.count++] = find_field(word);
     }
-    snprintf(format, sizeof format, "%s", options->format ? options->format : "");
-    bool csv = false;
-    for (char *save, *word = strtok_r(format, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
-        if (!strcmp(word, "csv")) csv = true;
-        else if (!strcmp(word, "noheader")) request.header = false;
-        else if (!strcmp(word, "nounits")) request.units = false;
-        else fail(SUCCESS, "--format=%s is not known; csv, noheader and nounits are", word);
-    }
-    if (!csv)
-        fail(SUCCESS, "--query-gpu needs --format=csv[,noheader][,nounits]");
+    read_format(options, "--query-gpu", &request.header, &request.units);
     if (request.header) {
         for (unsigned i = 0; i < request.count; i++) {
             const struct field *field = request.fields[i];

@@ -127,6 +127,7 @@ static void usage(void)
          "nvidia-smi -L                                  GPUs and MIG devices with their UUIDs\n"
          "nvidia-smi --query-gpu=FIELD,… --format=csv[,noheader][,nounits] [-i GPU,…]\n"
          "nvidia-smi --help-query-gpu                    the fields\n"
+         "nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name,used_memory --format=csv[,noheader][,nounits] [-i GPU,…]\n"
          "nvidia-smi … -l SECONDS                        again and again, with the devices kept open\n"
          "nvidia-smi --gpu-reset -i GPU,…                reset\n"
          "nvidia-smi -mig 0|1 | -pm 0|1 | -pl WATT | -c MODE | -lgc MIN,MAX | -rgc  [-i GPU,…]\n"
@@ -171,6 +172,8 @@ static void parse(struct options *options, int argc, char **argv)
         else if (is(word, "--help-query-gpu")) options->action = ACTION_HELP_QUERY;
         else if (is(word, "-i") || is(word, "--id")) options->gpus = value_of(word, argc, argv, &position);
         else if (is(word, "--query-gpu")) options->action = ACTION_QUERY, options->value = value_of(word, argc, argv, &position);
+        else if (is(word, "--query-compute-apps"))
+            options->action = ACTION_QUERY_PROCESSES, options->value = value_of(word, argc, argv, &position);
         else if (is(word, "--format")) options->format = value_of(word, argc, argv, &position);
         else if (is(word, "--gpu-reset") || is(word, "-r")) options->action = ACTION_RESET;
         else if (is(word, "-mig")) options->action = ACTION_MIG_MODE, options->value = value_of(word, argc, argv, &position);

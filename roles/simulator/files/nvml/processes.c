@@ -46,6 +46,8 @@ bool process_alive(const struct process *process)
         return false;
     if (!process->started || process->pid_namespace != own_pid_namespace())
         return true;
+    if (process->holder && start_time(process->holder) != process->holder_started)
+        return false;
     return start_time(process->pid) == process->started;
 }
 

@@ -120,6 +120,8 @@ struct process {
     uint32_t gpu_instance, compute_instance;
     uint64_t memory;                /* MiB */
     uint64_t started, pid_namespace;/* of the real process; started 0: there was none */
+    uint32_t holder;                /* another process without which it is none here; 0: nobody */
+    uint64_t holder_started;
 };
 
 struct gpu {
@@ -313,6 +315,8 @@ void client_of_gpu(int gpu);
 void client_of_instance(const struct machine *machine, int gpu, int instance, int compute);
 bool gpu_has_clients(int gpu);                       /* others than this process */
 bool instance_has_clients(const struct machine *machine, int gpu, int instance, int compute);
+bool context_enter(const struct machine *machine, int gpu, int instance, int compute);  /* false: the compute mode forbids it */
+void context_leave(const struct machine *machine, int gpu, int instance, int compute);
 
 /* life.c: what resets and power do to a GPU. */
 void gpu_power_on(struct gpu *gpu, bool first);
@@ -361,6 +365,9 @@ void json_bool(struct json *json, const char *key, bool value);
 
 /* control_*.c */
 nvmlReturn_t control_show(struct json *json);
+nvmlReturn_t control_use(int words, char **word, struct json *json, char *error, size_t size);
+nvmlReturn_t control_leave(int words, char **word, struct json *json, char *error, size_t size);
+nvmlReturn_t control_context(int words, char **word, struct json *json, char *error, size_t size);
 nvmlReturn_t control_fault(int words, char **word, struct json *json, char *error, size_t size);
 bool find_gpus(const struct machine *machine, const char *selection, bool chosen[GPUS_MAX], char *error, size_t size);
 

@@ -14,7 +14,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,8 +69,16 @@ class WatchEvent:
 class ApiClient:
     """Requests to one API server. All methods raise ApiUnreachable or ApiError. Use it within one event loop."""
 
-    def __init__(self, kubeconfig: str, *, user_agent: str = "dra-accelerators-driver") -> None:
+    def __init__(
+        self,
+        kubeconfig: str,
+        *,
+        user_agent: str = "dra-accelerators-driver",
+        observer: Callable[[str, str, str, float], None] | None = None,
+    ) -> None:
         self._kubeconfig = kubeconfig
+        # Told of each request its verb, its path, the HTTP status or "unreachable", and how long it took.
+        self._observe = observer or (lambda _verb, _path, _code, _seconds: None)
         self._user_agent = user_agent
         self._session: aiohttp.ClientSession | None = None
         self._access: Access | None = None
@@ -99,6 +107,7 @@ class ApiClient:
         headers = {"Content-Type": content_type} if body is not None else {}
         self._authorise(access, headers)
         data = json.dumps(body, separators=(",", ":")).encode() if body is not None else None
+        began, code = time.perf_counter(), "unreachable"
         try:
             async with session.request(
                 method,
@@ -111,8 +120,11 @@ class ApiClient:
             ) as response:
                 payload = await response.read()
                 status, asked_for = response.status, response.headers.get("Retry-After", "")
+                code = str(status)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise self._unreachable(access, error) from error
+        finally:
+            self._observe(method, path, code, time.perf_counter() - began)
         if status >= 400:
             if status == 401:
                 self._retire()
@@ -139,6 +151,7 @@ class ApiClient:
         headers: dict[str, str] = {}
         self._authorise(access, headers)
         limit = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=seconds + WATCH_GRACE_SECONDS)
+        answered = False
         try:
             async with session.get(
                 access.server + path,
@@ -147,6 +160,8 @@ class ApiClient:
                 timeout=limit,
                 server_hostname=access.server_name or None,
             ) as response:
+                answered = True
+                self._observe("WATCH", path, str(response.status), 0.0)
                 if response.status >= 400:
                     asked_for = response.headers.get("Retry-After", "")
                     raise _error("WATCH", path, response.status, await response.read(), asked_for, headers)
@@ -161,6 +176,8 @@ class ApiClient:
                         )
                     yield WatchEvent(type=str(event.get("type")), object=event.get("object", {}))
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            if not answered:
+                self._observe("WATCH", path, "unreachable", 0.0)
             raise self._unreachable(access, error) from error
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Callable
 
 from ..core.errors import AcceleratorError
+from ..logs import current_operation
 from .client import ApiClient, ApiError, Json
 
 LOG = logging.getLogger(__name__)
@@ -24,6 +25,8 @@ BURST = 25
 REFILL_SECONDS = 5.0
 REMEMBERED = 512
 MESSAGE_LIMIT = 1024
+# The id that the log has on every line of what led to the Event.
+OPERATION = "dra-accelerators/operation"
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,9 @@ class EventRecorder:
 
     async def _raise_count(self, path: str, written: _Written, stamp: str) -> bool:
         """Say that it happened again; False when the Event is gone: the server keeps one for an hour or so."""
-        body = {"count": written.count, "lastTimestamp": stamp}
+        body: Json = {"count": written.count, "lastTimestamp": stamp}
+        if current_operation():
+            body["metadata"] = {"annotations": {OPERATION: current_operation()}}
         try:
             await self._api.request(
                 "PATCH", f"{path}/{written.name}", body=body, content_type="application/merge-patch+json"
@@ -148,10 +153,13 @@ class EventRecorder:
             "namespace": subject.namespace,
             "uid": subject.uid,
         }
+        metadata: Json = {"generateName": f"{subject.name[:200]}.", "namespace": written.namespace}
+        if current_operation():
+            metadata["annotations"] = {OPERATION: current_operation()}
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{subject.name[:200]}.", "namespace": written.namespace},
+            "metadata": metadata,
             "involvedObject": {name: value for name, value in involved.items() if value},
             "type": kind,
             "reason": reason,

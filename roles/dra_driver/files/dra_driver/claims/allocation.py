@@ -8,10 +8,12 @@ Facts: resource.k8s.io/v1 types; ``status.allocation`` has the same form in v1be
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import AcceleratorError
+from ..core.metadata import POD_CLAIM_ANNOTATION
+from ..core.shares import consumed
 from .records import ClaimReference
 
 FROM_CLASS = "FromClass"
@@ -39,7 +41,10 @@ class OpaqueConfig:
 
 @dataclass(frozen=True)
 class AllocatedDevice:
-    """One device of the allocation. ``configs`` go from lowest to highest precedence."""
+    """One device of the allocation. ``configs`` go from lowest to highest precedence.
+
+    ``consumed`` is what the claim has of each capacity of a device that it shares with other claims.
+    """
 
     request: str
     pool: str
@@ -47,6 +52,7 @@ class AllocatedDevice:
     share_id: str
     admin: bool
     configs: tuple[OpaqueConfig, ...]
+    consumed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ class Allocation:
 
     claim: ClaimReference
     devices: tuple[AllocatedDevice, ...]
+    pod_claim: str = ""
 
 
 def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, driver: str) -> Allocation:
@@ -87,13 +94,15 @@ def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, drive
                 share_id=str(result.get("shareID") or ""),
                 admin=bool(result.get("adminAccess")),
                 configs=tuple(config for config in configs if config.applies_to(str(result["request"]))),
+                consumed=consumed(result.get("consumedCapacity") or {}) if result.get("shareID") else {},
             )
             for result in content.get("results") or ()
             if result["driver"] == driver
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ClaimError(f"The allocation of claim {reference.describe()} cannot be read: {error!r}") from error
-    return Allocation(claim=reference, devices=devices)
+    annotations = claim.get("metadata", {}).get("annotations") or {}
+    return Allocation(claim=reference, devices=devices, pod_claim=str(annotations.get(POD_CLAIM_ANNOTATION, "")))
 
 
 def _configs(entries: Sequence[Mapping[str, Any]], driver: str, reference: ClaimReference) -> tuple[OpaqueConfig, ...]:

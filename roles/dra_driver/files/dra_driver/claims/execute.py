@@ -4,20 +4,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Callable
 
+from ..core import metadata, passthrough, pci
 from ..core.backend import Backend
-from ..core.cdi import ContainerEdits, build_spec, list_specs, remove_spec, spec_path, write_spec
-from ..core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, NotFound, NotPermitted
-from ..core.model import Device, Partition
+from ..core.cdi import ContainerEdits, DeviceNode, build_spec, list_specs, remove_spec, spec_path, write_spec
+from ..core.companions import Companion
+from ..core.configuration import ConfigRefused
+from ..core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, NotFound, NotPermitted, Unsupported
+from ..core.lanes import Call
+from ..core.model import DEVICE, PARTITION, PASSTHROUGH, AttributeValue, Device, Partition, Process
+from ..core.settings import Knob
 from ..core.system import System
 from ..logs import fields
+from ..metrics import Metrics, NoMetrics
+from .allocation import ClaimError
+from .companions import Keeper
 from .debts import Debt
 from .plan import Destruction, ModeChange, PreparePlan, UndoPlan
-from .records import ANNOTATION, DEVICE, ClaimRecord, DeviceRecord
+from .records import ANNOTATION, ClaimRecord, DeviceRecord
+from .settings import Restoration, wanted_of
 
 LOG = logging.getLogger(__name__)
 
@@ -32,43 +43,106 @@ class Facts:
 
 @dataclass(frozen=True)
 class Undone:
-    """What became of an undo plan: the devices on which partitioning went off, and the partitions that are owed now."""
+    """What became of an undo plan.
 
-    switched_off: tuple[str, ...]
-    debts: tuple[Debt, ...]
+    On which devices partitioning went off, which partitions are owed now, and which knobs were set back and were not.
+    """
+
+    switched_off: tuple[str, ...] = ()
+    debts: tuple[Debt, ...] = ()
+    restored: tuple[Restoration, ...] = ()
+    unrestored: tuple[Restoration, ...] = ()
 
 
 @dataclass(frozen=True)
 class Hands:
-    """One vendor's hardware and the CDI folder. ``reached`` is told each stage that is complete."""
+    """One vendor's hardware, the folders of claims' files and who runs companions. ``reached`` is told each complete stage."""
 
     backend: Backend
+    driver: str
     system: System
     cdi_directory: str
+    metadata_directory: str
     reached: Callable[[str], None]
+    keeper: Keeper
+    metrics: Metrics = field(default_factory=NoMetrics)
 
     def facts(self, uuids: Iterable[str]) -> Facts:
         """Return fresh facts of the devices named. Raises BackendUnavailable."""
+        return self.answers(self.ask(uuids))
+
+    def ask(self, uuids: Iterable[str]) -> dict[str, Call[Device]]:
+        """Begin to read the facts of the devices named, side by side, and return at once."""
+        return {uuid: self.backend.ask(uuid) for uuid in uuids}
+
+    def answers(self, calls: Mapping[str, Call[Device]]) -> Facts:
+        """Return what was asked. Raises BackendUnavailable."""
         found: dict[str, Device] = {}
         faults: dict[str, str] = {}
-        for uuid in uuids:
+        for uuid, call in calls.items():
             try:
-                found[uuid] = self.backend.device(uuid)
+                found[uuid] = call.result()
             except NotFound:
                 continue
             except DeviceFaulty as error:
                 faults[uuid] = str(error)
         return Facts(found, faults)
 
+    def knobs(self, record: ClaimRecord) -> Mapping[str, Mapping[str, Knob]]:
+        """Return the knobs that a claim turns, by device. Raises NotFound, DeviceFaulty, BackendUnavailable."""
+        return {uuid: self.backend.knobs(uuid, tuple(values)) for uuid, values in wanted_of(record).items()}
+
+    def companions(self, record: ClaimRecord) -> tuple[Companion, ...]:
+        """Return the companions that a claim has, or will have. Raises ClaimError for what cannot be."""
+        if not record.shared:
+            return ()
+        try:
+            return self.backend.companions(record.uid, record.shared)
+        except ConfigRefused as error:
+            raise ClaimError(
+                f"Claim {record.describe()} cannot share its devices: {error.message}", hint=error.hint, code=error.code
+            ) from error
+
+    def refuse_sharing(self, record: ClaimRecord) -> None:
+        """Refuse what no companion could be started for. Raises ClaimError, AcceleratorError."""
+        if self.companions(record):
+            self.backend.refuse_without_companions()
+
+    def with_handovers(self, plan: PreparePlan) -> PreparePlan:
+        """Return the plan with what is true at this moment of devices that are to be given to virtual machines.
+
+        Raises Unsupported or InUse, naming what uses a device or keeps it from being given away; nothing is changed.
+        """
+        completed = tuple(self._with_handover(each) if each.passthrough else each for each in plan.record.devices)
+        return replace(plan, record=replace(plan.record, devices=completed))
+
+    def _with_handover(self, held: DeviceRecord) -> DeviceRecord:
+        handover, device = held.handover, held.facts
+        if handover is None or device is None or passthrough.is_given(self.system, handover):
+            return held
+        passthrough.refuse(self.system, handover.address)
+        passthrough.refuse_users(self.system, self.backend.device_nodes(device), device.describe())
+        if not handover.former:
+            interface = passthrough.wanted_interface(self.system, handover.interface == passthrough.IOMMUFD)
+            former = pci.driver_of(self.system, handover.address)
+            handover = replace(handover, former=former, interface=interface)
+        return replace(held, passthrough={**held.passthrough, "handover": handover.to_dict()})
+
+    def others(self, record: ClaimRecord, devices: Mapping[str, Device]) -> Mapping[str, Device]:
+        """Return facts without the processes of the claim's own companions, which are no users of its devices."""
+        own = self.keeper.pids(record.uid) if record.shared else frozenset()
+        return {uuid: _without(own, device) for uuid, device in devices.items()} if own else devices
+
     def carry_out(self, plan: PreparePlan) -> tuple[ClaimRecord, dict[str, Partition]]:
         """Do the hardware's part of a plan; return the completed record and the partitions made, by CDI name.
 
         On failure everything that this call made is destroyed again and the error is raised; what could not be
-        destroyed is in the log, and in the record that says the claim is being prepared.
+        destroyed is in the log, and in the record that says the claim is being prepared. Settings are left for the undoing
+        of that record, which knows what was there before.
         """
         made: list[tuple[DeviceRecord, Partition]] = []
         changed: list[ModeChange] = []
-        if plan.record.devices:
+        if plan.changes_hardware and not _only_for_machines(plan.record):
             self.backend.driver_edits()  # what no container can do without is missed before hardware is changed
         try:
             self._destroy(plan.destructions)
@@ -80,47 +154,132 @@ class Hands:
                 partition = self._create(device)
                 made.append((device, partition))
                 self.reached("partition-created")
+            for uuid, values in wanted_of(plan.record).items():
+                self.backend.set_knobs(uuid, values)
+                self.reached("settings-applied")
+            for device in plan.record.devices:
+                if device.handover is not None:
+                    self._give(device, device.handover)
+                    self.reached("handed-over")
+            partitions = {device.cdi_name: partition for device, partition in made}
+            record = replace(plan.record, devices=tuple(_with(device, partitions) for device in plan.record.devices))
+            for companion in self.companions(record):
+                self.keeper.start(replace(companion, nodes=self._nodes(record, companion)))
+                self.backend.check_companion(companion)
+                self.reached("companion-started")
         except BaseException:
-            self._take_back(made, changed)
+            self._take_back(plan.record, made, changed)
             raise
-        partitions = {device.cdi_name: partition for device, partition in made}
-        return replace(
-            plan.record, devices=tuple(_with(device, partitions) for device in plan.record.devices)
-        ), partitions
+        return record, partitions
 
-    def write_cdi(self, record: ClaimRecord, facts: Mapping[str, Device], made: Mapping[str, Partition]) -> None:
-        """Write the claim's CDI file from its completed record. A claim without devices has none.
+    def write_cdi(
+        self,
+        record: ClaimRecord,
+        facts: Mapping[str, Device],
+        made: Mapping[str, Partition],
+        pod_claim: str | None = None,
+    ) -> None:
+        """Write the claim's CDI file from its completed record, and before it what containers may read of its devices.
 
-        ``facts`` are from before partitions were made; ``made`` are those, by CDI name.
+        A claim without devices has none. ``facts`` are from before partitions were made; ``made`` are those, by CDI name.
+        ``pod_claim`` is the name that the pod gives the claim; None takes it from what was written before.
         """
         if not record.devices:
             return
-        spec = self.cdi_spec(record, facts, made)
+        spec = self.cdi_spec(record, facts, made, self._write_metadata(record, facts, made, pod_claim))
         write_spec(self.system, self.cdi_path(record.uid), spec)
         self.reached("cdi-written")
 
-    def cdi_spec(
-        self, record: ClaimRecord, facts: Mapping[str, Device], made: Mapping[str, Partition]
-    ) -> dict[str, Any]:
-        """Return the claim's CDI file as data."""
-        edits: dict[str, ContainerEdits] = {}
+    def _write_metadata(
+        self,
+        record: ClaimRecord,
+        facts: Mapping[str, Device],
+        made: Mapping[str, Partition],
+        pod_claim: str | None,
+    ) -> Mapping[str, ContainerEdits]:
+        """Write one file for each request; return the mount of each with the request's first device, by CDI name.
+
+        They need not outlive a power cut: after a start of the machine they are written anew.
+        """
+        requests: dict[str, list[DeviceRecord]] = {}
         for held in record.devices:
+            requests.setdefault(held.base_request, []).append(held)
+        found: dict[str, ContainerEdits] = {}
+        for request, devices in requests.items():
+            path = f"{self.metadata_path(record.uid)}/{request}.json"
+            named = pod_claim if pod_claim is not None else self._former_pod_claim(path)
+            claim = metadata.ClaimName(record.namespace, record.name, record.uid, named)
+            described = [
+                metadata.DeviceMetadata(
+                    each.request, self.driver, each.pool, each.name, self._attributes(each, facts, made)
+                )
+                for each in devices
+            ]
+            self.system.write_atomic(path, metadata.content(claim, described), durable=False)
+            mount = metadata.mount(self.driver, claim, request, path)
+            found[devices[0].cdi_name] = ContainerEdits(mounts=(mount,))
+        return found
+
+    def _attributes(
+        self, held: DeviceRecord, facts: Mapping[str, Device], made: Mapping[str, Partition]
+    ) -> Mapping[str, AttributeValue]:
+        if held.facts is not None:
+            return self.backend.device_attributes(held.facts, None, is_for_machine=True)
+        device = facts[held.device_uuid]
+        partition = None if held.kind == DEVICE else made.get(held.cdi_name) or _existing(held, device)
+        return self.backend.device_attributes(device, partition)
+
+    def _former_pod_claim(self, path: str) -> str:
+        try:
+            return metadata.pod_claim_in(self.system.read_bytes(path)) or ""
+        except OSError:
+            return ""
+
+    def metadata_path(self, claim_uid: str) -> str:
+        """Return the folder of what containers may read of a claim's devices."""
+        return f"{self.metadata_directory}/{claim_uid}"
+
+    def cdi_spec(
+        self,
+        record: ClaimRecord,
+        facts: Mapping[str, Device],
+        made: Mapping[str, Partition],
+        besides: Mapping[str, ContainerEdits],
+    ) -> dict[str, Any]:
+        """Return the claim's CDI file as data; ``besides`` are edits that come on top, by CDI name."""
+        edits: dict[str, ContainerEdits] = {}
+        shared = {name: each for each in self.companions(record) for name in each.devices}
+        for held in record.devices:
+            if held.handover is not None:
+                edits[held.cdi_name] = ContainerEdits.merge(
+                    passthrough.edits(self.system, held.handover), besides.get(held.cdi_name, ContainerEdits())
+                )
+                continue
             device = facts[held.device_uuid]
             partition = None if held.kind == DEVICE else made.get(held.cdi_name) or _existing(held, device)
-            edits[held.cdi_name] = self.backend.device_edits(device, partition)
+            edit = self.backend.device_edits(device, partition, monitoring=held.admin)
+            if held.cdi_name in shared:
+                edit = ContainerEdits.merge(edit, self.backend.companion_edits(shared[held.cdi_name]))
+            if held.cdi_name in besides:
+                edit = ContainerEdits.merge(edit, besides[held.cdi_name])
+            edits[held.cdi_name] = edit
         return build_spec(
             self.backend.cdi_kind,
             edits,
-            common=self.backend.driver_edits(),
+            common=self.backend.machine_edits() if _only_for_machines(record) else self.backend.driver_edits(),
             annotations={ANNOTATION: record.to_document()},
         )
 
     def undo(self, plan: UndoPlan) -> Undone:
-        """Destroy what is ours and switch partitioning off where that is due.
+        """Destroy what is ours, switch partitioning off where that is due, and set knobs back.
 
         A partition that its device does not let go of, because of a fault, is owed. Raises InUse with the pids for one
-        that is in use, NotPermitted and BackendUnavailable.
+        that is in use, NotPermitted and BackendUnavailable; and whatever keeps a device from coming back from a virtual machine,
+        so that its claim stands until it has.
         """
+        for uuid, handover in plan.returns:
+            self.backend.attach(uuid, partial(passthrough.take_back, self.system, handover))
+            self.reached("taken-back")
         debts = list(plan.debts)
         for destruction in plan.destructions:
             try:
@@ -142,12 +301,29 @@ class Hands:
                 LOG.warning("partitioning stays on: %s", error, extra=fields(device=change.device_uuid))
             else:
                 switched_off.append(change.device_uuid)
-        return Undone(tuple(switched_off), tuple(debts))
+        restored = self._restore(plan.restorations)
+        left = tuple(each for each in plan.restorations if each not in restored)
+        return Undone(tuple(switched_off), tuple(debts), restored, left)
+
+    def stop_companions(self, claim_uid: str) -> None:
+        """End a claim's companions; there need not be any. Raises AcceleratorError."""
+        self.keeper.stop(claim_uid)
+        self.reached("companions-stopped")
 
     def remove_cdi(self, claim_uid: str) -> None:
-        """Remove a claim's CDI file; it need not be there."""
+        """Remove a claim's CDI file and what it mounts; they need not be there."""
         remove_spec(self.system, self.cdi_path(claim_uid))
+        with contextlib.suppress(OSError):  # the next start removes what is of no claim
+            self.remove_metadata(claim_uid)
         self.reached("cdi-removed")
+
+    def metadata_uids(self) -> tuple[str, ...]:
+        """Return the UIDs of the claims of whose devices containers may read something."""
+        return self.system.list_directory(self.metadata_directory)
+
+    def remove_metadata(self, claim_uid: str) -> None:
+        """Remove what containers of a claim could read. Raises OSError."""
+        self.system.remove_tree(self.metadata_path(claim_uid))
 
     def cdi_uids(self) -> tuple[str, ...]:
         """Return the UIDs of the claims that have a CDI file."""
@@ -157,24 +333,77 @@ class Hands:
         """Return where a claim's CDI file is."""
         return spec_path(self.cdi_directory, self.backend.cdi_kind, claim_uid)
 
+    def _give(self, held: DeviceRecord, handover: passthrough.Handover) -> None:
+        device = held.facts
+
+        def give() -> None:
+            if device is not None and not passthrough.is_given(self.system, handover):
+                passthrough.refuse_users(self.system, self.backend.device_nodes(device), device.describe())
+            passthrough.give(self.system, handover)
+
+        self.backend.detach(held.device_uuid, give)
+
+    def _nodes(self, record: ClaimRecord, companion: Companion) -> tuple[DeviceNode, ...]:
+        """The nodes of the partitions that a companion serves. Those of whole devices come with the device's driver."""
+        nodes: list[DeviceNode] = []
+        for held in record.devices:
+            if held.kind == PARTITION and held.cdi_name in companion.devices:
+                device = self.backend.device(held.device_uuid)
+                nodes += self.backend.device_edits(device, _existing(held, device)).device_nodes
+        return tuple(nodes)
+
+    def _restore(self, restorations: Iterable[Restoration]) -> tuple[Restoration, ...]:
+        """Set knobs back, one by one, so that one that cannot be is no other's hindrance; return those that are."""
+        restored = []
+        for each in restorations:
+            try:
+                self.backend.set_knobs(each.device_uuid, {each.name: each.before})
+                self.reached("settings-restored")
+            except Unsupported:
+                restored.append(each)  # what the device does not have was never turned
+            except AcceleratorError as error:
+                LOG.warning("%s is set back later: %s", each.name, error, extra=fields(device=each.device_uuid))
+            else:
+                restored.append(each)
+        return tuple(restored)
+
     def _create(self, device: DeviceRecord) -> Partition:
         placement, profile_id = device.placement, device.profile_id
         if placement is None or profile_id is None:
             raise AcceleratorError(f"{device.name} has no placement, so no partition can be made for it")
-        return self.backend.create_partition(device.device_uuid, profile_id, placement)
+        with self._counted("create", device.profile or ""):
+            return self.backend.create_partition(device.device_uuid, profile_id, placement)
 
     def _destroy(self, destructions: Iterable[Destruction]) -> None:
         for destruction in destructions:
             try:
-                self.backend.destroy_partition(destruction.device_uuid, destruction.instance_id)
+                with self._counted("destroy", destruction.profile):
+                    self.backend.destroy_partition(destruction.device_uuid, destruction.instance_id)
             except NotFound:
                 LOG.info("already gone: %s", destruction.description)
             self.reached("partition-destroyed")
 
-    def _take_back(self, made: list[tuple[DeviceRecord, Partition]], changed: list[ModeChange]) -> None:
+    @contextlib.contextmanager
+    def _counted(self, change: str, profile: str) -> Iterator[None]:
+        outcome = "failure"
+        try:
+            yield
+            outcome = "success"
+        finally:
+            self.metrics.partition_change(change, profile, outcome)
+
+    def _take_back(
+        self, record: ClaimRecord, made: list[tuple[DeviceRecord, Partition]], changed: list[ModeChange]
+    ) -> None:
+        if record.shared and made:  # a companion would keep its partition in use
+            try:
+                self.stop_companions(record.uid)
+            except AcceleratorError as error:
+                LOG.warning("companions could not be ended: %s", error, extra=fields(claim=record.describe()))
         for device, partition in reversed(made):
             try:
-                self.backend.destroy_partition(device.device_uuid, partition.instance_id)
+                with self._counted("destroy", partition.profile):
+                    self.backend.destroy_partition(device.device_uuid, partition.instance_id)
             except AcceleratorError:
                 LOG.exception("a partition made for a claim that failed is left: %s", partition.describe())
         for change in reversed(changed):
@@ -184,11 +413,27 @@ class Hands:
                 LOG.warning("partitioning could not be set back: %s", error, extra=fields(device=change.device_uuid))
 
 
+def _only_for_machines(record: ClaimRecord) -> bool:
+    """Whether all devices of a claim are for virtual machines, whose programs have the drivers."""
+    return all(device.kind == PASSTHROUGH for device in record.devices)
+
+
 def _with(device: DeviceRecord, made: Mapping[str, Partition]) -> DeviceRecord:
     partition = made.get(device.cdi_name)
     if partition is None:
         return device
     return replace(device, partition_uuid=partition.uuid, instance_id=partition.instance_id)
+
+
+def _without(pids: Collection[int], device: Device) -> Device:
+    def others(processes: tuple[Process, ...]) -> tuple[Process, ...]:
+        return tuple(process for process in processes if process.pid not in pids)
+
+    return replace(
+        device,
+        processes=others(device.processes),
+        partitions=tuple(replace(each, processes=others(each.processes)) for each in device.partitions),
+    )
 
 
 def _existing(held: DeviceRecord, device: Device) -> Partition:

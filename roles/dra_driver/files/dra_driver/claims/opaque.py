@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Which opaque configuration of a claim's and its class's holds for one device.
+"""Which opaque configurations of a claim's and its class's hold for one device, and what they set on it.
 
 Facts: the API server merges nothing. A configuration holds for the requests that it names, or for all; one of the claim goes before
-one of the class, a later one before an earlier one.
+one of the class, a later one before an earlier one. That is so for each kind: a class that limits the power of its devices
+does so for claims that share theirs, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from ..core.companions import sharing_of
 from ..core.configuration import (
     ConfigKind,
     ConfigRefused,
@@ -17,34 +21,70 @@ from ..core.configuration import (
     decode_configuration,
     refuse_what_is_not_offered,
 )
+from ..core.settings import settings_of
 from .allocation import ClaimError, OpaqueConfig
 
 
-def configuration_of(
+def configurations_of(
     kinds: Sequence[ConfigKind], configs: Iterable[OpaqueConfig], *, request: str, device_kind: str
-) -> Configuration | None:
-    """Return the configuration that holds for one device, of those that apply to it from lowest to highest precedence.
+) -> tuple[Configuration, ...]:
+    """Return the configurations that hold for one device, one of each kind at most, of those that apply to it from lowest to highest precedence.
 
-    All of them have to be right, also those that another one goes before; that one alone has to be offered. One that names the request must fit its kind of
-    device; one for all requests passes by the devices that it is not made for. Raises ClaimError with code config-refused.
+    All of them have to be right, also those that another one goes before; those that hold have to be offered. One that names the request
+    must fit its kind of device; one for all requests passes by the devices that it is not made for. Raises ClaimError with code
+    config-refused.
     """
-    chosen = None
-    try:
+    chosen: dict[str, Configuration] = {}
+    with _refused(request):
         for config in configs:
             found = decode_configuration(kinds, config.parameters)
             if found.kind.device_kind == device_kind:
-                chosen = found
+                chosen[found.kind.name] = found
             elif config.requests:
                 raise ConfigRefused(
                     f"{found.kind.name} is for a {found.kind.device_kind}, and the request was given a {device_kind}",
                     hint="Use the kind that fits the request's DeviceClass.",
                 )
-        if chosen is not None:
-            refuse_what_is_not_offered(chosen)
+        for configuration in chosen.values():
+            refuse_what_is_not_offered(configuration)
+    return tuple(chosen.values())
+
+
+def settings_for(configurations: Iterable[Configuration], *, request: str, admin: bool) -> dict[str, Any]:
+    """Return what configurations set on one device. Raises ClaimError with code config-refused."""
+    with _refused(request):
+        return settings_of(configurations, admin=admin)
+
+
+def interface_of(configurations: Iterable[Configuration]) -> tuple[bool, bool]:
+    """Return whether a virtual machine prefers iommufd, and wants that interface's own node (see core/configuration.py)."""
+    found = [each.kind.passthrough(each.values) for each in configurations]
+    return found[-1] if found else (False, False)
+
+
+def sharing_for(
+    configurations: Iterable[Configuration],
+    *,
+    request: str,
+    admin: bool,
+    consumed: Mapping[str, int],
+    totals: Mapping[str, int],
+) -> Mapping[str, Any]:
+    """Return what configurations ask of one device's companion, within what the claim has ``consumed`` of a shared device.
+
+    Raises ClaimError with code config-refused.
+    """
+    with _refused(request):
+        return sharing_of(configurations, admin=admin, consumed=consumed, totals=totals)
+
+
+@contextlib.contextmanager
+def _refused(request: str) -> Iterator[None]:
+    try:
+        yield
     except ConfigRefused as error:
         raise ClaimError(
             f"The opaque configuration for request {request!r} cannot be used: {error.message}",
             hint=error.hint,
             code=error.code,
         ) from error
-    return chosen

@@ -9,12 +9,16 @@ from dataclasses import dataclass, field, replace
 
 from ..core.configuration import ConfigKind
 from ..core.errors import InUse
-from ..core.model import Device, Offer, OwnedPartition, Partition
+from ..core.facts import document_of
+from ..core.model import DEVICE, PARTITION, PASSTHROUGH, Device, Offer, OwnedPartition, Partition
+from ..core.passthrough import IOMMUFD, LEGACY, Handover
 from ..core.prepared import PREPARING
+from ..core.settings import COMPUTE_MODE, PERSISTENCE
 from .allocation import AllocatedDevice, Allocation, ClaimError
 from .debts import Debt
-from .opaque import configuration_of
-from .records import DEVICE, PARTITION, ClaimRecord, ClaimReference, DeviceRecord
+from .opaque import configurations_of, interface_of, settings_for, sharing_for
+from .records import ClaimRecord, ClaimReference, DeviceRecord
+from .settings import Restoration
 
 # In the store's meta table, with the device's UUID behind it: the driver has switched partitioning on, and switches it
 # off again with the last partition. The value is the boot id.
@@ -50,6 +54,7 @@ class Destruction:
     instance_id: int
     description: str
     partition: OwnedPartition
+    profile: str = ""
 
     @property
     def debt(self) -> Debt:
@@ -61,17 +66,29 @@ class Destruction:
 class PreparePlan:
     """How to prepare one claim.
 
-    ``record`` is written first; then remains of ours are destroyed, modes change, and what is to be created is.
+    ``record`` is written first; then remains of ours are destroyed, modes change, what is to be created is, and what the
+    record says is set on its devices. ``pod_claim`` is the name that the pod gives the claim, where it was read from the API.
     """
 
     record: ClaimRecord
     mode_changes: tuple[ModeChange, ...] = ()
     destructions: tuple[Destruction, ...] = ()
+    pod_claim: str | None = None
 
     @property
     def creates(self) -> tuple[DeviceRecord, ...]:
         """The devices whose partition has to be made."""
         return tuple(device for device in self.record.devices if device.created and device.partition_uuid is None)
+
+    @property
+    def changes_hardware(self) -> bool:
+        """Whether more is to be done than a file to be written."""
+        return bool(
+            self.mode_changes
+            or self.destructions
+            or self.creates
+            or any(each.settings or each.sharing or each.passthrough for each in self.record.devices)
+        )
 
 
 @dataclass(frozen=True)
@@ -79,12 +96,15 @@ class UndoPlan:
     """How to take back what was done for a claim, wholly or half-way done.
 
     ``mode_changes`` are tried after the destructions and may fail without harm: a later unprepare tries again.
-    ``debts`` are partitions on devices that do not answer, to be destroyed when they do.
+    ``debts`` are partitions on devices that do not answer, to be destroyed when they do. ``restorations`` are knobs to set
+    back; one that cannot be is owed as well. ``returns`` are devices that come back from virtual machines, before all else.
     """
 
     destructions: tuple[Destruction, ...] = ()
     mode_changes: tuple[ModeChange, ...] = ()
+    restorations: tuple[Restoration, ...] = ()
     debts: tuple[Debt, ...] = ()
+    returns: tuple[tuple[str, Handover], ...] = ()
 
 
 def offers_of(allocation: Allocation, inventory: Inventory) -> Mapping[str, Offer]:
@@ -144,8 +164,25 @@ def plan_prepare(
     modes: dict[str, ModeChange] = {}
     for allocated in allocation.devices:
         offer = offers[allocated.device]
-        configuration_of(config_kinds, allocated.configs, request=allocated.request, device_kind=offer.kind)
-        entry = _entry(allocated, offer, cdi_kind=cdi_kind, claim_uid=allocation.claim.uid)
+        configurations = configurations_of(
+            config_kinds, allocated.configs, request=allocated.request, device_kind=offer.kind
+        )
+        wanted = settings_for(configurations, request=allocated.request, admin=allocated.admin)
+        sharing = sharing_for(
+            configurations,
+            request=allocated.request,
+            admin=allocated.admin,
+            consumed=allocated.consumed,
+            totals=offer.capacities,
+        )
+        if sharing and allocated.share_id:
+            # Each claim has a companion of its own, so that the device cannot be one process's alone.
+            wanted.pop(COMPUTE_MODE, None)
+        entry = replace(
+            _entry(allocated, offer, cdi_kind=cdi_kind, claim_uid=allocation.claim.uid),
+            settings=wanted,
+            sharing=sharing,
+        )
         for record in others:
             for held in record.devices:
                 if _conflict(entry, held):
@@ -163,6 +200,8 @@ def plan_prepare(
                     code="overlap",
                 )
         device = devices[offer.device_uuid]
+        if offer.kind == PASSTHROUGH:
+            entry = _passed_through(entry, device, *interface_of(configurations))
         dynamic = offer.device_uuid in inventory.dynamic
         entry, mode = _settle(entry, offer, device, dynamic)
         if mode is not None:
@@ -194,12 +233,37 @@ def _entry(allocated: AllocatedDevice, offer: Offer, *, cdi_kind: str, claim_uid
         partition_uuid=offer.partition_uuid,
         share_id=allocated.share_id,
         admin=allocated.admin,
-        cdi_id=f"{cdi_kind}={claim_uid}-{offer.name}",
+        # A claim may have several shares of one device.
+        cdi_id=f"{cdi_kind}={claim_uid}-{offer.name}" + (f"-{allocated.share_id[:8]}" if allocated.share_id else ""),
+        consumed=allocated.consumed,
     )
 
 
+def _passed_through(entry: DeviceRecord, device: Device, prefers_iommufd: bool, api_device: bool) -> DeviceRecord:
+    """Plan to give a device away, with what is known of it. The driver that it has now is added before the record is written."""
+    if entry.admin:
+        raise ClaimError(
+            f"{entry.name} is for a virtual machine, and a claim with administrator's access changes nothing on a device",
+            hint="Leave adminAccess out, or ask for the devices that containers use.",
+        )
+    if device.processes:
+        raise InUse(
+            f"{entry.name} cannot be given away: {device.describe()} is used by {', '.join(map(str, device.processes))}",
+            pids=[process.pid for process in device.processes],
+            hint="End these processes.",
+        )
+    handover = Handover(device.pci_address, "", IOMMUFD if prefers_iommufd else LEGACY, api_device)
+    # What keeps the device open although nobody uses it has to let go of it.
+    settings = {**entry.settings, PERSISTENCE: False}
+    return replace(entry, settings=settings, passthrough={"handover": handover.to_dict(), "facts": document_of(device)})
+
+
 def _conflict(one: DeviceRecord, other: DeviceRecord) -> bool:
-    if one.admin or other.admin or one.device_uuid != other.device_uuid:
+    if one.device_uuid != other.device_uuid:
+        return False
+    if PASSTHROUGH in (one.kind, other.kind):
+        return True  # who only watches has it open as well
+    if one.admin or other.admin:
         return False
     if one.name == other.name:
         return not (one.share_id and other.share_id and one.share_id != other.share_id)
@@ -209,7 +273,7 @@ def _conflict(one: DeviceRecord, other: DeviceRecord) -> bool:
 
 def _settle(entry: DeviceRecord, offer: Offer, device: Device, dynamic: bool) -> tuple[DeviceRecord, ModeChange | None]:
     """Hold one planned device against what the hardware is now."""
-    if offer.kind == DEVICE:
+    if offer.kind in (DEVICE, PASSTHROUGH):
         return entry, _whole(entry, device, dynamic)
     existing = _partition_at(device, entry.key)
     if existing is not None and existing.uuid and (not offer.dynamic or entry.admin):
@@ -259,7 +323,8 @@ def _whole(entry: DeviceRecord, device: Device, dynamic: bool) -> ModeChange | N
 
 
 def _destruction(device_uuid: str, partition: Partition) -> Destruction:
-    return Destruction(device_uuid, partition.instance_id, f"{partition.describe()} on {device_uuid}", partition.key)
+    text = f"{partition.describe()} on {device_uuid}"
+    return Destruction(device_uuid, partition.instance_id, text, partition.key, partition.profile)
 
 
 def _partition_at(device: Device, key: tuple[int, int, int] | None) -> Partition | None:
@@ -352,7 +417,8 @@ def plan_undo(
         for held in record.devices
         if held.created and held.key is not None and held.device_uuid in faulty
     ]
-    return UndoPlan(destructions=tuple(destructions), mode_changes=tuple(modes), debts=tuple(debts))
+    returns = tuple((held.device_uuid, held.handover) for held in record.devices if held.handover is not None)
+    return UndoPlan(destructions=tuple(destructions), mode_changes=tuple(modes), debts=tuple(debts), returns=returns)
 
 
 def plan_payment(device: Device, debts: Iterable[Debt], meta: Mapping[str, str]) -> UndoPlan:

@@ -6,18 +6,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..core.model import Placement
+from ..core.companions import SharedDevice
+from ..core.errors import AcceleratorError
+from ..core.facts import device_of
+from ..core.model import PARTITION, Device, Placement
+from ..core.passthrough import Handover, handover_of
 from ..core.prepared import PREPARED, PREPARING
 
 # The key under which a claim's CDI file carries the claim's record, so that a lost store can be rebuilt.
 ANNOTATION = "dra.accelerators/prepared-claim"
-DOCUMENT_VERSION = 1
+# The newest version of that record that can be read here. Each is written in the oldest version that can hold it: 2 came with
+# settings, 3 with sharing and shares, 4 with passthrough.
+DOCUMENT_VERSION = 4
 
-DEVICE = "device"
-PARTITION = "partition"
+
+class NewerRelease(AcceleratorError):
+    """What is stored was written by a newer release, and is neither damaged nor to be touched."""
+
+    default_code = "store-newer"
+
+    def __init__(self, what: str, found: int, known: int) -> None:
+        super().__init__(
+            f"{what} was written by a newer release of this driver (version {found}; this release knows {known})",
+            hint="Install the newer release again. To go back, end all pods with claims of this driver on the node first.",
+        )
 
 
 @dataclass(frozen=True)
@@ -37,9 +52,12 @@ class ClaimReference:
 class DeviceRecord:
     """One device of a claim.
 
-    ``request`` is the full request name (``request`` or ``request/subrequest``). ``kind`` is "device" or "partition".
+    ``request`` is the full request name (``request`` or ``request/subrequest``). ``kind`` is "device", "partition" or "passthrough".
     ``created`` says that the driver makes the partition and destroys it again. ``partition_uuid`` and ``instance_id``
-    are None until the partition exists. ``cdi_id`` is the qualified CDI name.
+    are None until the partition exists. ``cdi_id`` is the qualified CDI name. ``settings`` is what the claim sets on a whole
+    device, by knob; ``sharing`` is what it asks of a companion that lets its containers share the device, and
+    ``consumed`` what it has of a device that it shares with other claims. ``passthrough`` is of a device for a virtual machine:
+    its handover (see core/passthrough.py), and the device's facts, which nobody can ask for while it is away.
     """
 
     request: str
@@ -57,6 +75,20 @@ class DeviceRecord:
     share_id: str = ""
     admin: bool = False
     cdi_id: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    sharing: Mapping[str, Any] = field(default_factory=dict)
+    consumed: Mapping[str, int] = field(default_factory=dict)
+    passthrough: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def handover(self) -> Handover | None:
+        """How the device goes to a virtual machine and comes back; None for what containers share with the node."""
+        return handover_of(self.passthrough["handover"]) if self.passthrough else None
+
+    @property
+    def facts(self) -> Device | None:
+        """The facts of a device that may be away."""
+        return device_of(self.passthrough["facts"]) if self.passthrough else None
 
     @property
     def placement(self) -> Placement | None:
@@ -110,6 +142,33 @@ class ClaimRecord:
         """The physical devices that the claim touches, sorted, each once."""
         return tuple(sorted({device.device_uuid for device in self.devices}))
 
+    @property
+    def kind(self) -> str:
+        """What the claim has, in one word: what all its devices are, "dynamic-partition" among it, else "mixed"; or "none"."""
+        kinds = {f"dynamic-{device.kind}" if device.created else device.kind for device in self.devices}
+        return (kinds.pop() if len(kinds) == 1 else "mixed") if kinds else "none"
+
+    @property
+    def away(self) -> tuple[Device, ...]:
+        """The facts of the devices that are, or are about to be, given to virtual machines."""
+        return tuple(facts for device in self.devices if (facts := device.facts) is not None)
+
+    @property
+    def shared(self) -> tuple[SharedDevice, ...]:
+        """The devices that the claim's containers share through companions, in the order of the allocation."""
+        return tuple(
+            SharedDevice(
+                cdi_name=device.cdi_name,
+                name=device.name,
+                request=device.request,
+                uuid=(device.partition_uuid or "") if device.kind == PARTITION else device.device_uuid,
+                is_partition=device.kind == PARTITION,
+                sharing=device.sharing,
+            )
+            for device in self.devices
+            if device.sharing
+        )
+
     def describe(self) -> str:
         """Name the claim for a person."""
         return self.reference.describe()
@@ -124,11 +183,18 @@ class ClaimRecord:
 
     def to_document(self) -> str:
         """Return the record as JSON text with a version, for the store and the CDI file."""
-        return json.dumps(
-            {"version": DOCUMENT_VERSION, **asdict(self)}, sort_keys=True, separators=(",", ":"), allow_nan=False
-        )
+        document = {**vars(self), "version": 1, "devices": [dict(vars(each)) for each in self.devices]}
+        for version, name in _LATER:
+            if any(device[name] for device in document["devices"]):
+                document["version"] = version
+            else:
+                for device in document["devices"]:
+                    del device[name]
+        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
+# What came after version 1, and is left out where no device has it: the version, and the field.
+_LATER = ((2, "settings"), (3, "sharing"), (3, "consumed"), (4, "passthrough"))
 _TEXT, _TRUTH = (str,), (bool,)
 _DEVICE_TYPES: Mapping[str, tuple[type, ...]] = {
     "request": _TEXT,
@@ -146,15 +212,25 @@ _DEVICE_TYPES: Mapping[str, tuple[type, ...]] = {
     "share_id": _TEXT,
     "admin": _TRUTH,
     "cdi_id": _TEXT,
+    "settings": (dict,),
+    "sharing": (dict,),
+    "consumed": (dict,),
+    "passthrough": (dict,),
 }
 
 
 def record_of_document(text: str) -> ClaimRecord:
-    """Read a record out of JSON text. Raises ValueError for anything that to_document would not have written."""
+    """Read a record out of JSON text.
+
+    Raises ValueError for anything that to_document would not have written, NewerRelease for what a newer one would.
+    """
     try:
         value = json.loads(text)
-        if not isinstance(value, dict) or value.pop("version", None) != DOCUMENT_VERSION:
-            raise ValueError("a prepared claim's document of version 1 was expected")
+        version = value.pop("version", None) if isinstance(value, dict) else None
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise ValueError("a prepared claim's document with a version was expected")
+        if version > DOCUMENT_VERSION:
+            raise NewerRelease("The record of a prepared claim", version, DOCUMENT_VERSION)
         devices = tuple(_device(entry) for entry in value.pop("devices"))
         record = ClaimRecord(devices=devices, **value)
     except (TypeError, KeyError, json.JSONDecodeError) as error:
@@ -171,4 +247,6 @@ def _device(entry: Mapping[str, Any]) -> DeviceRecord:
         value = getattr(device, name)
         if not isinstance(value, kinds):
             raise TypeError(f"{name} is {value!r}")
+    if device.passthrough and None in (device.handover, device.facts):  # reading them raises what is wrong
+        raise ValueError("a handover without facts")
     return device

@@ -20,6 +20,7 @@ from ..core.model import Device
 from ..core.system import System
 from .plan import PARTITIONING_KEY, ModeChange, mode_goes_off, plan_restore, restore_is_needed
 from .records import ANNOTATION, ClaimRecord, record_of_document
+from .settings import wanted_of
 
 LOG = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ def _needs_restore(
 ) -> bool:
     if record.boot_id != boot_id or (record.devices and record.uid not in cdi_uids):
         return True
+    if wanted_of(record) or record.shared:
+        return True  # not all settings can be read, and a run that was ended may have set some of them back
     try:
         return restore_is_needed(plan_restore(record, devices, dynamic), record)
     except AcceleratorError:
@@ -121,7 +124,7 @@ def users(record: ClaimRecord, devices: Mapping[str, Device]) -> tuple[int, ...]
 
 
 def records_in_files(system: System, directory: str, kind: str) -> tuple[ClaimRecord, ...]:
-    """Read the claims' records back out of their CDI files; a file without one is logged and passed over."""
+    """Read the claims' records back out of their CDI files; a file without one is logged and passed over. Raises NewerRelease."""
     found = []
     for uid in list_specs(system, directory, kind):
         path = spec_path(directory, kind, uid)

@@ -10,11 +10,12 @@ stops waiting; its next call then finds the result. Facts: the kubelet gives up 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Protocol, TypeVar
 
 from ..core.errors import AcceleratorError, BackendUnavailable
@@ -22,9 +23,9 @@ from ..core.model import Device
 from ..logs import fields, operation
 from ..metrics import Metrics, Stopwatch
 from .allocation import Allocation, ClaimError, decode_allocation
+from .asking import look_at
 from .compare import reallocated, refuse_in_use
-from .debts import Debt, incurred
-from .execute import Hands, Undone
+from .execute import Hands
 from .guard import DeviceGuard
 from .locks import NamedLocks
 from .ownership import Ownership
@@ -34,14 +35,14 @@ from .plan import (
     PreparePlan,
     mode_goes_off,
     offers_of,
-    plan_payment,
     plan_prepare,
     plan_restore,
-    plan_undo,
     refuse_faulty,
 )
 from .records import ClaimRecord, ClaimReference
+from .settings import fit_settings, marks, refuse_contradiction, wanted_of
 from .store import Change, Store
+from .undoing import RESTORING_KEY, Undoing
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,8 +53,6 @@ ANSWER_SECONDS = 40.0
 READY_SECONDS = 5.0
 # How long the API server may take to say what a claim that is prepared already has now.
 COMPARE_SECONDS = 5.0
-# In the store's meta table, with the claim's UID behind it: partitions are being made again in the boot that is the value.
-RESTORING_KEY = "restoring:"
 
 
 @dataclass(frozen=True)
@@ -111,6 +110,7 @@ class ClaimService:
         self._boot_id = boot_id
         self._inventory = inventory
         self._ownership = ownership
+        self.undoing = Undoing(hands=hands, store=store, ownership=ownership, boot_id=boot_id, thread=self.thread)
         self._refresh = refresh
         self._claims = NamedLocks()
         self._devices = devices
@@ -123,11 +123,6 @@ class ClaimService:
         self._compared: dict[str, float] = {}
         self._ready = asyncio.Event()
         self._reason = "the driver is starting"
-
-    @property
-    def debts(self) -> tuple[Debt, ...]:
-        """The partitions that are to be destroyed when their devices answer again."""
-        return self._ownership.debts
 
     def set_ready(self, reason: str = "") -> None:
         """Let claims be served, or hold them back for a reason."""
@@ -145,14 +140,20 @@ class ClaimService:
         """Unprepare claims; there is one outcome for each, by UID, and no exception."""
         return await self._all(references, "Unprepare", self._unprepare)
 
+    @property
+    def under_way(self) -> int:
+        """How many claims are being worked on for the kubelet."""
+        return len(self._running)
+
     async def drain(self, seconds: float) -> None:
         """Wait for operations under way."""
         if self._running:
             await asyncio.wait(tuple(self._running), timeout=seconds)
 
     async def thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run blocking work on a thread of the driver's own pool."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+        """Run blocking work on a thread of the driver's own pool; what it logs has the id of the operation."""
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, function, *arguments)
 
     # ------------------------------------------------------------------ all claims of one call
 
@@ -201,7 +202,6 @@ class ClaimService:
                 return Outcome(error=str(unforeseen))
             names = [device.name for device in record.devices] if record else []
             LOG.info("%sd claim", verb.lower(), extra=fields(**about, devices=names, **watch.finish()))
-            self._metrics.prepared_claims(len(self.store.claims))
             return Outcome(record=record)
 
     async def _wait_until_ready(self) -> None:
@@ -237,7 +237,7 @@ class ClaimService:
             former = record.device_uuids if record is not None else ()
             waiting = time.perf_counter()
             async with self._devices.hold([*uuids, *former]):
-                self._metrics.stage("prepare", "device-lock", "success", time.perf_counter() - waiting)
+                watch.add("device-lock", "success", time.perf_counter() - waiting)
                 if record is not None:
                     with watch.stage("undo"):
                         await self._undo_former(record, allocation)
@@ -253,6 +253,8 @@ class ClaimService:
                     boot_id=self._boot_id,
                     now=time.time(),
                 )
+                plan = replace(plan, pod_claim=allocation.pod_claim)
+                watch.kind = plan.record.kind
                 self.hands.reached("planned")
                 return await self._carry_out(plan, facts, watch)
 
@@ -283,7 +285,8 @@ class ClaimService:
         """Undo what an earlier call has left of a claim, or what it had before it was allocated anew."""
         if record.prepared:
             held = await self.thread(self.hands.facts, record.device_uuids)
-            refuse_in_use(record, allocation, held.devices, held.faults)
+            others = await self.thread(self.hands.others, record, held.devices)
+            refuse_in_use(record, allocation, others, held.faults)
             LOG.info(
                 "claim was given other devices: undone",
                 extra=fields(claim=record.describe(), had=[device.name for device in record.devices]),
@@ -292,12 +295,12 @@ class ClaimService:
 
     async def _facts(self, reference: ClaimReference, uuids: Collection[str]) -> Mapping[str, Device]:
         """Return fresh facts of devices whose locks are held; what is owed on them is paid first. Raises ClaimError."""
-        found = await self.thread(self.hands.facts, uuids)
+        found = await look_at(self.hands, uuids, self.thread)
         refuse_faulty(reference, uuids, found.faults)
-        owing = {debt.device_uuid for debt in self._ownership.debts} & set(uuids)
+        owing = self.undoing.owing & set(uuids)
         if owing:
             for uuid in sorted(owing & set(found.devices)):
-                await self._pay(found.devices[uuid])
+                await self.undoing.pay(found.devices[uuid])
             found = await self.thread(self.hands.facts, uuids)
             refuse_faulty(reference, uuids, found.faults)
         missing = sorted(set(uuids) - set(found.devices))
@@ -312,6 +315,7 @@ class ClaimService:
     async def _again(self, record: ClaimRecord, watch: Stopwatch) -> ClaimRecord:
         """Answer for a claim that is prepared, and make true what the record says if it may not be."""
         self.asked.add(record.uid)
+        watch.kind = record.kind
         with watch.stage("check"):
             present = not record.devices or self.hands.system.exists(self.hands.cdi_path(record.uid))
         if present and record.uid not in self.suspect and record.boot_id == self._boot_id:
@@ -322,10 +326,11 @@ class ClaimService:
 
     async def _carry_out(self, plan: PreparePlan, facts: Mapping[str, Device], watch: Stopwatch) -> ClaimRecord:
         # The device locks are held.
-        marks = {f"{PARTITIONING_KEY}{mode.device_uuid}": self._boot_id for mode in plan.mode_changes if mode.enabled}
+        self.hands.refuse_sharing(plan.record)
+        plan, notes = await self._with_settings(await self._with_handovers(plan))
         self._ownership.note(plan.record)
         with watch.stage("record"):
-            await self.store.commit(Change(put=plan.record, meta=marks))
+            await self.store.commit(Change(put=plan.record, meta={**self._switched_on(plan), **notes}))
         self.hands.reached("recorded-preparing")
         try:
             with watch.stage("hardware"):
@@ -344,9 +349,24 @@ class ClaimService:
         self.hands.reached("recorded-prepared")
         return done
 
+    async def _with_handovers(self, plan: PreparePlan) -> PreparePlan:
+        return await self.thread(self.hands.with_handovers, plan) if plan.record.away else plan
+
+    async def _with_settings(self, plan: PreparePlan) -> tuple[PreparePlan, dict[str, str]]:
+        """Return the plan with settings that fit its devices, and what was set before, for the store's meta table."""
+        if not wanted_of(plan.record):
+            return plan, {}
+        refuse_contradiction(plan.record, self.store.claims.values())
+        knobs = await self.thread(self.hands.knobs, plan.record)
+        record = fit_settings(plan.record, knobs)
+        return replace(plan, record=record), marks(record, knobs, self.store.meta, self._boot_id)
+
+    def _switched_on(self, plan: PreparePlan) -> dict[str, str]:
+        return {f"{PARTITIONING_KEY}{mode.device_uuid}": self._boot_id for mode in plan.mode_changes if mode.enabled}
+
     def _make(self, plan: PreparePlan, facts: Mapping[str, Device]) -> ClaimRecord:
         record, made = self.hands.carry_out(plan)
-        self.hands.write_cdi(record.as_prepared(record.devices, self._boot_id), facts, made)
+        self.hands.write_cdi(record.as_prepared(record.devices, self._boot_id), facts, made, plan.pod_claim)
         return record
 
     async def _restore(self, record: ClaimRecord, watch: Stopwatch) -> ClaimRecord | None:
@@ -355,18 +375,18 @@ class ClaimService:
             found = await self.thread(self.hands.facts, record.device_uuids)
             refuse_faulty(record.reference, record.device_uuids, found.faults)
             plan = plan_restore(record, found.devices, self._inventory().dynamic)
-            marks = {
-                f"{PARTITIONING_KEY}{mode.device_uuid}": self._boot_id for mode in plan.mode_changes if mode.enabled
-            }
+            self.hands.refuse_sharing(plan.record)
+            plan, notes = await self._with_settings(await self._with_handovers(plan))
+            notes.update(self._switched_on(plan))
             restoring = f"{RESTORING_KEY}{record.uid}"
-            if plan.creates and record.boot_id != self._boot_id:
-                marks[restoring] = self._boot_id
-            if marks:
-                await self.store.commit(Change(meta=marks))
+            if (plan.creates or wanted_of(record)) and record.boot_id != self._boot_id:
+                notes[restoring] = self._boot_id
+            if notes:
+                await self.store.commit(Change(meta=notes))
             # The record stays "prepared" all the while: a crash in between is followed by another restore.
             restored = await self.thread(self._make, plan, found.devices)
             done = restored.as_prepared(restored.devices, self._boot_id)
-            await self.store.commit(Change(put=done, meta=self._cleared([restoring])))
+            await self.store.commit(Change(put=done, meta=self.undoing.cleared([restoring])))
             self.suspect.discard(record.uid)
             return done
 
@@ -376,8 +396,16 @@ class ClaimService:
             record = self.store.claims.get(uid)
             if record is None:
                 return
-            async with self._devices.hold(record.device_uuids):
-                await self._restore(record, Stopwatch(self._metrics, "restore"))
+            watch, code = Stopwatch(self._metrics, "restore", record.kind), "internal"
+            try:
+                async with self._devices.hold(record.device_uuids):
+                    await self._restore(record, watch)
+                code = ""
+            except AcceleratorError as error:
+                code = error.code
+                raise
+            finally:
+                watch.finish(code)
 
     # ------------------------------------------------------------------ unprepare
 
@@ -389,7 +417,8 @@ class ClaimService:
                 with watch.stage("cdi"):
                     await self.thread(self.hands.remove_cdi, reference.uid)
                 return None
-            if self._needs_hardware(record) and not self._went_with_the_boot(record):
+            watch.kind = record.kind
+            if self.undoing.needs_hardware(record) and not self.undoing.went_with_the_boot(record):
                 with watch.stage("ready"):
                     await self._wait_until_ready()
             # A pod with a whole device can end although the device's driver is gone; so can, after a reboot, any other.
@@ -417,6 +446,32 @@ class ClaimService:
                 async with self._devices.hold(record.device_uuids):
                     await self._undo_former(record, allocation)
 
+    async def end_companions(self, uid: str) -> None:
+        """End the companions of a claim that is not there, or has none. Raises AcceleratorError."""
+        async with self._claims.hold([uid]):
+            record = self.store.claims.get(uid)
+            if record is None or not record.shared:
+                await self.thread(self.hands.stop_companions, uid)
+
+    async def keep_companions(self, uid: str) -> None:
+        """Start those companions of a prepared claim that do not run, and see that all hold what they were told.
+
+        Raises AcceleratorError.
+        """
+        async with self._claims.hold([uid]):
+            record = self.store.claims.get(uid)
+            if record is not None and record.prepared:
+                for companion in self.hands.companions(record):
+                    await self.thread(self.hands.keeper.start, companion)
+                    await self.thread(self.hands.backend.check_companion, companion)
+
+    async def orphans(self) -> tuple[str, ...]:
+        """Return the UIDs that companions run for and no claim has. Raises AcceleratorError."""
+        # A claim is in the store before its companions start, and until after they have ended.
+        found = await self.thread(self.hands.keeper.claims)
+        shared = {uid for uid, record in self.store.claims.items() if record.shared}
+        return tuple(sorted(found - shared))
+
     async def switch_off(self, device_uuid: str) -> None:
         """Switch partitioning off where the driver left it on with nothing on it. Raises AcceleratorError."""
         key = f"{PARTITIONING_KEY}{device_uuid}"
@@ -431,69 +486,15 @@ class ClaimService:
         async with self._devices.hold([device_uuid]):
             found = (await self.thread(self.hands.facts, [device_uuid])).devices
             if device_uuid in found:
-                await self._pay(found[device_uuid])
-
-    async def _pay(self, device: Device) -> None:
-        # The device's lock is held.
-        debts = [debt for debt in self._ownership.debts if debt.device_uuid == device.uuid]
-        if not debts:
-            return
-        undone = await self.thread(self.hands.undo, plan_payment(device, debts, self.store.meta))
-        paid = [debt.key for debt in debts if debt not in undone.debts]
-        off = [f"{PARTITIONING_KEY}{uuid}" for uuid in undone.switched_off]
-        await self.store.commit(Change(meta=self._cleared([*paid, *off])))
-        LOG.info("what was owed on a device is undone", extra=fields(device=device.describe(), partitions=len(paid)))
-
-    def _needs_hardware(self, record: ClaimRecord) -> bool:
-        """Whether undoing a claim destroys a partition or may switch partitioning off."""
-        return any(
-            device.created or f"{PARTITIONING_KEY}{device.device_uuid}" in self.store.meta for device in record.devices
-        )
-
-    def _went_with_the_boot(self, record: ClaimRecord) -> bool:
-        """Whether what was made for a claim cannot exist any more: it was made in a former boot, and not again in this."""
-        return self._boot_id not in (record.boot_id, self.store.meta.get(f"{RESTORING_KEY}{record.uid}"))
-
-    def _cleared(self, keys: Iterable[str]) -> dict[str, None]:
-        return {key: None for key in keys if key in self.store.meta}
+                await self.undoing.pay(found[device_uuid])
 
     async def _undo(self, record: ClaimRecord) -> None:
-        # Until the commit the record stands as it was; a crash in between is followed by the same again.
-        touches = self._needs_hardware(record)
         self.suspect.add(record.uid)
-        undone = await self.thread(
-            self._take_back, record, dict(self.store.meta), touches, self._went_with_the_boot(record)
-        )
-        cleared = [f"{PARTITIONING_KEY}{uuid}" for uuid in undone.switched_off]
-        await self.store.commit(
-            Change(
-                delete=record.uid,
-                meta={
-                    **self._cleared([*cleared, f"{RESTORING_KEY}{record.uid}"]),
-                    **incurred(undone.debts, self._boot_id),
-                },
-            )
-        )
+        await self.undoing.undo(record)
         self.suspect.discard(record.uid)
         self.asked.discard(record.uid)
         self._compared.pop(record.uid, None)
         self.hands.reached("record-removed")
-
-    def _take_back(self, record: ClaimRecord, meta: Mapping[str, str], touches: bool, gone: bool) -> Undone:
-        """Undo a claim; a device on which partitioning is off afterwards counts as switched off."""
-        undone = Undone((), ())
-        if touches:
-            try:
-                found = self.hands.facts(record.device_uuids)
-                undone = self.hands.undo(plan_undo(record, found.devices, meta, () if gone else tuple(found.faults)))
-            except BackendUnavailable:
-                if not gone:
-                    raise
-            else:
-                off = [uuid for uuid, device in found.devices.items() if not device.partitioning.enabled]
-                undone = Undone((*undone.switched_off, *off), undone.debts)
-        self.hands.remove_cdi(record.uid)
-        return undone
 
     async def _undo_quietly(self, record: ClaimRecord) -> None:
         try:

@@ -20,14 +20,14 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import AcceleratorError
 from ..core.prepared import DEVICE_COLUMNS, SCHEMA, SCHEMA_VERSION
-from .records import ClaimRecord, record_of_document
+from .records import ClaimRecord, NewerRelease, record_of_document
 
 LOG = logging.getLogger(__name__)
 
@@ -92,12 +92,14 @@ class Store:
         self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._ended: BaseException | None = None
         self._over = threading.Event()  # nothing is taken from the queue any more
+        # Told how each transaction ended, and how long it took, on the thread that writes.
+        self.observer: Callable[[str, float], None] = lambda _outcome, _seconds: None
         self._thread = threading.Thread(target=self._write_loop, name="store-writer", daemon=True)
         self._thread.start()
 
     @classmethod
     def open(cls, path: str) -> Store:
-        """Open or make the store. Raises StoreDamaged, or StoreError when the folder cannot be written.
+        """Open or make the store. Raises StoreDamaged, NewerRelease, or StoreError when the folder cannot be written.
 
         Only where there is no file a new store is made; an empty file is a damaged store.
         """
@@ -179,8 +181,13 @@ class Store:
                 return
 
     def _write_group(self, group: list[_Pending]) -> None:
+        began, outcome = time.perf_counter(), "failure"
         try:
-            self._write_now([pending.change for pending in group])
+            try:
+                self._write_now([pending.change for pending in group])
+                outcome = "success"
+            finally:
+                self.observer(outcome, time.perf_counter() - began)
         except AcceleratorError as error:
             self._answer(group, error)
         except Exception as error:
@@ -342,6 +349,8 @@ def _read(connection: sqlite3.Connection, path: str) -> Content:
             raise StoreDamaged(f"The store {path} is damaged: {check}")
         meta = {row["key"]: row["value"] for row in connection.execute("SELECT key, value FROM meta")}
         version = meta.get("schema_version", "none")
+        if version.isdigit() and int(version) > SCHEMA_VERSION:
+            raise NewerRelease(f"The store {path}", int(version), SCHEMA_VERSION)
         if version != str(SCHEMA_VERSION):
             raise StoreDamaged(f"The store {path} has schema version {version}; this release writes {SCHEMA_VERSION}")
         claims = {}
@@ -376,7 +385,7 @@ def _write(connection: sqlite3.Connection, change: Change) -> None:
                 record.to_document(),
             ),
         )
-        connection.executemany(_INSERT_DEVICE, [_device_row(record.uid, asdict(device)) for device in record.devices])
+        connection.executemany(_INSERT_DEVICE, [_device_row(record.uid, vars(device)) for device in record.devices])
     for key, value in change.meta.items():
         if value is None:
             connection.execute("DELETE FROM meta WHERE key = ?", (key,))

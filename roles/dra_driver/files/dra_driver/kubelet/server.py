@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +22,12 @@ import grpc.aio
 from ..claims.records import ClaimReference, DeviceRecord
 from ..claims.service import Outcome
 from ..logs import StateLog
+from ..metrics import Metrics, NoMetrics
 from ..protocol import (
+    dra_health_v1_pb2,
+    dra_health_v1_pb2_grpc,
+    dra_health_v1alpha1_pb2,
+    dra_health_v1alpha1_pb2_grpc,
     dra_v1_pb2,
     dra_v1_pb2_grpc,
     dra_v1beta1_pb2,
@@ -30,11 +36,12 @@ from ..protocol import (
     plugin_registration_pb2_grpc,
 )
 from . import sockets
+from .health import HealthService, HealthSource
 
 LOG = logging.getLogger(__name__)
 
 # In order of preference: kubelets from 1.34 on take the first one that they know.
-SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
+SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 # Calls under way when the driver is stopped get this long to finish.
 DRAIN_SECONDS = 10.0
 
@@ -56,14 +63,17 @@ def _references(request: Any) -> list[ClaimReference]:
 class _Service:
     """NodePrepareResources and NodeUnprepareResources for one version of the messages."""
 
-    def __init__(self, claims: Claims, messages: Any, *, share_ids: bool) -> None:
+    def __init__(self, claims: Claims, messages: Any, metrics: Metrics, *, share_ids: bool) -> None:
         self._claims = claims
+        self._metrics = metrics
         self._messages = messages
         self._share_ids = share_ids
 
     async def NodePrepareResources(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802
         """Answer with one entry for each claim: its devices, or why it could not be prepared."""
+        began = time.perf_counter()
         outcomes = await self._claims.prepare(_references(request))
+        self._answered("NodePrepareResources", outcomes, began)
         response = self._messages.NodePrepareResourcesResponse()
         for uid, outcome in outcomes.items():
             entry = response.claims[uid]
@@ -74,11 +84,18 @@ class _Service:
 
     async def NodeUnprepareResources(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802
         """Answer with one entry for each claim."""
+        began = time.perf_counter()
         outcomes = await self._claims.unprepare(_references(request))
+        self._answered("NodeUnprepareResources", outcomes, began)
         response = self._messages.NodeUnprepareResourcesResponse()
         for uid, outcome in outcomes.items():
             response.claims[uid].error = outcome.error
         return response
+
+    def _answered(self, method: str, outcomes: Mapping[str, Outcome], began: float) -> None:
+        if outcomes:  # a call about no claim is a probe's
+            outcome = "failure" if any(each.error for each in outcomes.values()) else "success"
+            self._metrics.request(method, outcome, time.perf_counter() - began)
 
     def _device(self, device: DeviceRecord) -> Any:
         message = self._messages.Device(
@@ -124,10 +141,22 @@ class PluginServer:
     ``service_path`` and ``registration_path`` are absolute paths of the sockets, at most 107 bytes.
     """
 
-    def __init__(self, claims: Claims, *, driver: str, service_path: str, registration_path: str) -> None:
+    def __init__(
+        self,
+        claims: Claims,
+        *,
+        health: HealthSource,
+        driver: str,
+        service_path: str,
+        registration_path: str,
+        metrics: Metrics | None = None,
+    ) -> None:
         sockets.check_length(service_path, "kubelet_root or state_directory")
         sockets.check_length(registration_path, "kubelet_root or driver_name")
         self._claims = claims
+        self._metrics = metrics or NoMetrics()
+        self._health = health
+        self._closing = asyncio.Event()
         self._service_path = service_path
         self._registration_path = registration_path
         self._registration = _Registration(driver, service_path)
@@ -187,10 +216,17 @@ class PluginServer:
 
     async def _start_service(self) -> None:
         server = _server()
-        v1 = _Service(self._claims, dra_v1_pb2, share_ids=True)
-        v1beta1 = _Service(self._claims, dra_v1beta1_pb2, share_ids=False)
+        v1 = _Service(self._claims, dra_v1_pb2, self._metrics, share_ids=True)
+        v1beta1 = _Service(self._claims, dra_v1beta1_pb2, self._metrics, share_ids=False)
         dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(v1, server)  # type: ignore[no-untyped-call]
         dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(v1beta1, server)  # type: ignore[no-untyped-call]
+        self._closing = asyncio.Event()
+        health_v1 = HealthService(self._health, dra_health_v1_pb2, self._closing)
+        health_v1alpha1 = HealthService(self._health, dra_health_v1alpha1_pb2, self._closing)
+        dra_health_v1_pb2_grpc.add_DRAResourceHealthServicer_to_server(health_v1, server)  # type: ignore[no-untyped-call]
+        dra_health_v1alpha1_pb2_grpc.add_DRAResourceHealthServicer_to_server(  # type: ignore[no-untyped-call]
+            health_v1alpha1, server
+        )
         await self._listen(server, self._service_path)
         self._service_server = server
 
@@ -211,6 +247,7 @@ class PluginServer:
 
     async def _stop_service(self) -> None:
         server, self._service_server = self._service_server, None
+        self._closing.set()  # the streams end, which would otherwise be waited for
         if server is not None:
             await server.stop(grace=DRAIN_SECONDS)
             self._remove(self._service_path)

@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from ..core.model import CounterSet, Offer
+from ..core.model import DEVICE, CounterSet, Offer
+from ..core.shares import exclusive
 
 TAINTS = "taints"
 COUNTERS = "counters"
+SHARES = "shares"
 # The feature gate of the API server (and of the scheduler) that each needs.
-GATES = {TAINTS: "DRADeviceTaints", COUNTERS: "DRAPartitionableDevices"}
+GATES = {TAINTS: "DRADeviceTaints", COUNTERS: "DRAPartitionableDevices", SHARES: "DRAConsumableCapacity"}
 # An effect that tells people and keeps nobody away.
 INFORMATIVE = "None"
-WHOLE = "device"
 NAMED = 8
 
 
@@ -33,7 +34,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Withheld:
-    """Devices that are not published because the server drops a feature."""
+    """Devices that are not published, or not with all that they have, because the server drops a feature."""
 
     feature: str
     names: tuple[str, ...] = field(default_factory=tuple)
@@ -43,6 +44,12 @@ class Withheld:
         named = ", ".join(self.names[:NAMED]) + (
             f" and {len(self.names) - NAMED} more" if len(self.names) > NAMED else ""
         )
+        if self.feature == SHARES:
+            return (
+                f"the API server drops {self.feature} (feature gate {GATES[self.feature]} is off): {len(self.names)} devices that "
+                f"several claims should share are given to one at a time ({named}). Switch the gate on in kube-apiserver, "
+                "kube-scheduler and kubelet"
+            )
         why = {
             TAINTS: "a device that should be tainted would be given to pods",
             COUNTERS: "devices that overlap would be given away twice",
@@ -56,15 +63,22 @@ class Withheld:
 def needs(offer: Offer) -> frozenset[str]:
     """Return the features without which the offer says too much."""
     return frozenset(
-        feature for feature, needed in ((TAINTS, bool(offer.taints)), (COUNTERS, bool(offer.counter_set))) if needed
+        feature
+        for feature, needed in (
+            (TAINTS, bool(offer.taints)),
+            (COUNTERS, bool(offer.counter_set)),
+            (SHARES, bool(offer.policies)),
+        )
+        if needed
     )
 
 
 def fit(content: Content, drops: Collection[str]) -> tuple[Content, tuple[Withheld, ...]]:
     """Return what can be published where the server drops the features, and what is withheld.
 
-    Without taints, tainted devices are. Without counters, of those that share some only a set is left that fits beside
-    each other: whole devices first, then in the order of the offers. Nothing that the server would drop remains.
+    Without taints, tainted devices are. Without shares, devices that have them are given to one claim at a time. Without
+    counters, of those that share some only a set is left that fits beside each other: whole devices first, then in the order
+    of the offers. Nothing that the server would drop remains.
     """
     offers, withheld = content.offers, []
     if TAINTS in drops:
@@ -73,6 +87,11 @@ def fit(content: Content, drops: Collection[str]) -> tuple[Content, tuple[Withhe
         offers = tuple(replace(offer, taints=()) for offer in offers if offer.name not in names)
         if ill:
             withheld.append(Withheld(TAINTS, tuple(offer.name for offer in ill)))
+    if SHARES in drops:
+        names = {offer.name for offer in offers if offer.policies}
+        offers = tuple(exclusive(offer) if offer.policies else offer for offer in offers)
+        if names:
+            withheld.append(Withheld(SHARES, tuple(sorted(names))))
     if COUNTERS not in drops:
         return Content(offers, content.counter_sets), tuple(withheld)
     chosen = _beside_each_other(offers, content.counter_sets)
@@ -86,7 +105,7 @@ def fit(content: Content, drops: Collection[str]) -> tuple[Content, tuple[Withhe
 def _beside_each_other(offers: tuple[Offer, ...], counter_sets: tuple[CounterSet, ...]) -> set[str]:
     left = {each.name: dict(each.counters) for each in counter_sets}
     chosen = {offer.name for offer in offers if not offer.counter_set}
-    for offer in sorted((each for each in offers if each.counter_set), key=lambda each: each.kind != WHOLE):
+    for offer in sorted((each for each in offers if each.counter_set), key=lambda each: each.kind != DEVICE):
         have = left.get(offer.counter_set or "", {})
         if all(have.get(counter, 0) >= amount for counter, amount in offer.consumes.items()):
             chosen.add(offer.name)

@@ -60,6 +60,8 @@ class Publisher:
         # A list must not be older than a write that it is taken to show.
         self._gate = asyncio.Lock()
         self.published = asyncio.Event()
+        #: Since when, on the monotonic clock, the pool is not what it is to be; None while it is.
+        self.behind_since: float | None = None
         self._problems: dict[str, str] = {}
 
     @property
@@ -76,7 +78,7 @@ class Publisher:
         """Say what the pool is to hold; it is published at once."""
         if content != self._state.content:
             self._state = reducer.wanted(self._state, content)
-            self.published.clear()
+            self._behind()
             self._wake.set()
 
     async def run(self) -> None:
@@ -112,10 +114,11 @@ class Publisher:
         if decision.current:
             self._state = reducer.settled(self._state, decision)
             self.published.set()
+            self.behind_since = None
             self._problems.pop("write", None)
             self._writes_log.report(f"the pool {self._identity.pool} is published", driver=self._identity.driver)
         else:
-            self.published.clear()
+            self._behind()
         if decision.problem:
             text = f"the pool {self._identity.pool} cannot be published: {decision.problem}"
             self._problems["write"] = text
@@ -128,6 +131,11 @@ class Publisher:
                 self._report_problem("SliceFieldsDropped", each.describe())
             if not decision.withheld:
                 LOG.info("nothing is withheld any more", extra=fields(pool=self._identity.pool))
+
+    def _behind(self) -> None:
+        self.published.clear()
+        if self.behind_since is None:
+            self.behind_since = time.monotonic()
 
     async def _act(self, decision: Decision) -> None:
         try:

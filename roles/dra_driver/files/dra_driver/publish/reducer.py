@@ -336,6 +336,7 @@ def lost(sent: Mapping[str, Any], answer: Mapping[str, Any]) -> frozenset[str]:
             ("taints", "taints of"),
             ("counters", "consumesCounters of"),
             ("counters", "sharedCounters"),
+            ("shares", "allowMultipleAllocations of"),
         )
         if any(word in text for text in dropped_fields(sent, answer))
     )

@@ -8,13 +8,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, TypeVar
 
 from ..claims.ownership import Ownership
 from ..core.backend import Backend
-from ..core.errors import AcceleratorError, BackendUnavailable
+from ..core.errors import AcceleratorError, BackendUnavailable, InUse
 from ..core.layout import Rule
 from ..core.model import Finding
 from ..inventory import survey
@@ -120,6 +120,16 @@ class HardwareWatch:
             self._conditions.report(PART)
             self._report_devices(findings)
             await self._look_at_edits()
+
+    async def reset(self, uuids: Sequence[str]) -> None:
+        """Reset devices together, if nothing uses them at this moment either. Raises InUse, AcceleratorError."""
+        async with self._looking, self._lending.alone(uuids, f"the driver {self._driver}, which resets a device"):
+            for uuid in uuids:
+                device = await self._thread(self._backend.device, uuid)
+                if device.processes or device.partitions:
+                    raise InUse(f"{device.describe()} is in use", pids=[each.pid for each in device.processes])
+            await self._thread(self._backend.reset, uuids)
+        self._soon.set()
 
     async def _discover(self) -> tuple[Finding, ...]:
         """Look at what changes, and now and then at everything: what no event tells of is found then."""

@@ -10,7 +10,7 @@ import time
 from typing import Callable
 
 from ..api.client import ApiClient
-from ..api.kubeconfig import load_access
+from ..api.kubeconfig import Access, load_access
 from ..api.token import read_claims
 from ..core.errors import AcceleratorError
 from ..core.system import System
@@ -43,6 +43,14 @@ class IdentityKeeper:
         self._clock = clock
         self._state = StateLog(LOG)
         self._retry = RETRY_FIRST
+        #: When the token ends, in seconds since the epoch; 0 for an identity without one.
+        self.expires = 0.0
+
+    def problem(self) -> str:
+        """What is wrong with the identity at this moment; "" where nothing is known to be."""
+        if 0 < self.expires <= self._clock():
+            return "the token has ended and could not be renewed"
+        return ""
 
     async def run(self) -> None:
         """Look at the token when it is time and read the kubeconfig again when it has changed, until cancelled."""
@@ -56,11 +64,17 @@ class IdentityKeeper:
                 await self._client.reload_if_changed()
             await asyncio.sleep(min(TICK_SECONDS, max(look_at - self._clock(), 1.0)))
 
+    def _ends(self, access: Access) -> float:
+        token = self._system.read_text(access.token_file) if access.token_file else access.token
+        claims = read_claims(token) if token else None
+        return claims.expires if claims is not None else 0.0
+
     def look(self) -> float:
         """Renew the token if it is due; returns the seconds until the next look. Failures are logged."""
         try:
             access = load_access(self._kubeconfig)
             claims = read_claims(access.token) if access.token else None
+            self.expires = self._ends(access)
             if claims is None or not claims.node:
                 return RETRY_LIMIT  # a certificate, a pod's token, or one that somebody else looks after
             done = renew(self._kubeconfig, lifetime=self._lifetime, system=self._system)
@@ -69,6 +83,7 @@ class IdentityKeeper:
             wait, self._retry = self._retry, min(self._retry * 2, RETRY_LIMIT)
             return wait
         self._retry = RETRY_FIRST
+        self.expires = done.claims.expires
         if done.renewed:
             LOG.info("%s", done.text)
         if done.shortened:

@@ -5,14 +5,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable, Collection
 from typing import Callable
 
 from ..claims.guard import DeviceGuard
 from ..core.device_locks import LIBRARY, REQUEST, DeviceLocks
-from ..core.errors import AcceleratorError
+from ..core.errors import AcceleratorError, InUse
 
 LOG = logging.getLogger(__name__)
 
@@ -72,6 +73,23 @@ class Lending:
                 )
             self._locks.take(LIBRARY)
             await reopen()
+
+    @contextlib.asynccontextmanager
+    async def alone(self, uuids: Collection[str], holder: str) -> AsyncIterator[None]:
+        """Let nobody else work with any device, and nobody at all with these. Raises InUse, which says who does."""
+        async with self._guard.lent(holder, DRAIN_SECONDS) as drained:
+            if not drained:
+                raise InUse(f"Claims are under way, for more than {DRAIN_SECONDS:g} s", code="device-locked")
+            taken: list[str] = []
+            try:
+                for uuid in sorted(uuids):
+                    if not self._locks.take(uuid):
+                        raise self._locks.refusal(uuid, 0)
+                    taken.append(uuid)
+                yield
+            finally:
+                for uuid in taken:
+                    self._locks.drop(uuid)
 
     async def _until_withdrawn(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+from typing import Callable
 
 from ..core.backend import Backend
 from ..core.errors import AcceleratorError
@@ -22,12 +23,20 @@ WAIT_SECONDS = 60.0
 
 
 class Listener:
-    """One vendor's devices. Sets ``soon`` when one of them has told of something; waits while the library is not open."""
+    """One vendor's devices. Passes on what they tell, and sets ``soon`` then; waits while the library is not open."""
 
-    def __init__(self, backend: Backend, *, driver: str, soon: asyncio.Event) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        driver: str,
+        soon: asyncio.Event,
+        heard: Callable[[tuple[Notice, ...]], None],
+    ) -> None:
         self._backend = backend
         self._driver = driver
         self._soon = soon
+        self._heard = heard
 
     async def run(self) -> None:
         """Listen until cancelled."""
@@ -41,6 +50,7 @@ class Listener:
             for notice in notices:
                 LOG.info("%s", notice.message, extra=fields(driver=self._driver))
             if notices:
+                self._heard(notices)
                 self._soon.set()
             elif loop.time() - began < shared.RETRY_FIRST:
                 await asyncio.sleep(shared.RETRY_FIRST)  # the library is not open: the look opens it

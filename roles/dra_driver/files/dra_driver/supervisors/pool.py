@@ -5,20 +5,21 @@
 from __future__ import annotations
 
 from ..publish.publisher import Content, Publisher
+from .health import Picture
 from .shared import Shared, Snapshot
 
 
 class PoolKeeper:
-    """Follows the hardware; the pool holds what it offers, and nothing while the hardware is given up."""
+    """Follows the hardware and its health; the pool holds what it offers, and nothing while the hardware is given up."""
 
-    def __init__(self, publisher: Publisher, snapshots: Shared[Snapshot]) -> None:
+    def __init__(self, publisher: Publisher, pictures: Shared[Picture]) -> None:
         self._publisher = publisher
-        self._snapshots = snapshots
+        self._pictures = pictures
 
     async def run(self) -> None:
         """Keep the pool's content up to date, until cancelled."""
-        async for snapshot in self._snapshots.follow():
-            content = content_of(snapshot)
+        async for picture in self._pictures.follow():
+            content = content_of(picture.snapshot)
             if content is not None:
                 self._publisher.set_content(content)
 

@@ -17,7 +17,8 @@ from ..claims.records import ClaimRecord
 from ..claims.recovery import droppable
 from ..claims.service import ClaimService, Reporter
 from ..core.errors import AcceleratorError
-from ..logs import fields, operation
+from ..logs import StateLog, fields, operation
+from ..metrics import Metrics, NoMetrics
 from . import shared
 from .shared import Shared, Snapshot
 
@@ -48,14 +49,17 @@ class Reconciler:
         pool: str,
         boot_id: str,
         snapshots: Shared[Snapshot],
+        metrics: Metrics | None = None,
     ) -> None:
         self._service = service
+        self._metrics = metrics or NoMetrics()
         self._reporter = reporter
         self._source = source
         self._pool = pool
         self._snapshots = snapshots
         self._former_boot = {uid for uid, record in service.store.claims.items() if record.boot_id != boot_id}
         self._missing: dict[str, int] = {}
+        self._companions = StateLog(LOG)
 
     async def run(self) -> None:
         """Visit the claims until cancelled."""
@@ -74,12 +78,34 @@ class Reconciler:
         """Visit every claim once. Raises ApiError, ApiUnreachable."""
         for record in tuple(self._service.store.claims.values()):
             await self._visit(record)
+        await self._visit_companions()
+
+    async def _visit_companions(self) -> None:
+        """Start the programs of claims that do not run, and end those of no claim. What goes wrong with one is its own."""
+        for record in tuple(self._service.store.claims.values()):
+            if record.shared and record.uid not in self._service.suspect:
+                try:
+                    await self._service.keep_companions(record.uid)
+                except AcceleratorError as error:
+                    self._metrics.finding("companion-lost")
+                    self._reporter.failed(record.reference, "Prepare", error)
+        try:
+            for uid in await self._service.orphans():
+                self._metrics.finding("companion-orphaned")
+                with operation():
+                    LOG.info("programs run for a claim that is not there: they are ended", extra=fields(uid=uid))
+                    await self._service.end_companions(uid)
+        except AcceleratorError as error:
+            self._companions.report(f"the programs that run for claims are not known: {error}", level=logging.WARNING)
+        else:
+            self._companions.report("the programs that run for claims are known", level=logging.DEBUG)
 
     async def _visit(self, record: ClaimRecord) -> None:
         service = self._service
         if not record.prepared:
             # Either it is being prepared at this moment, or undoing it failed and the kubelet never asked again.
             if record.uid in service.suspect:
+                self._metrics.finding("claim-half-prepared")
                 with contextlib.suppress(AcceleratorError):
                     await service.forget(record.uid, prepared_too=False)
             return
@@ -94,8 +120,10 @@ class Reconciler:
         if not from_former_boot and self._missing[record.uid] < MISSING_LIMIT:
             return
         found = await service.thread(service.hands.facts, record.device_uuids)
-        if not droppable(record, found.devices):
+        others = await service.thread(service.hands.others, record, found.devices)
+        if not droppable(record, others):
             return
+        self._metrics.finding("claim-gone")
         with operation():
             LOG.info(
                 "claim is gone from the API server and nothing uses its devices: dropped",
@@ -110,6 +138,7 @@ class Reconciler:
         try:
             allocation = decode_allocation(claim, record.reference, self._service.driver)
             if reallocated(record, allocation):
+                self._metrics.finding("claim-reallocated")
                 with operation():
                     await self._service.forget_reallocated(record, allocation)
         except AcceleratorError as error:

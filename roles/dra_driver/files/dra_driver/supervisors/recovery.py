@@ -13,10 +13,12 @@ from ..claims.debts import void_debts
 from ..claims.plan import mode_goes_off
 from ..claims.recovery import plan_recovery, stale_marks
 from ..claims.service import ClaimService, Reporter
+from ..claims.settings import void_settings
 from ..claims.store import Change
 from ..core.errors import AcceleratorError
 from ..inventory import Survey
 from ..logs import StateLog, fields, operation
+from ..metrics import Metrics, NoMetrics
 from .shared import Conditions, Shared, Snapshot
 
 LOG = logging.getLogger(__name__)
@@ -37,8 +39,10 @@ class Recovery:
         look: Callable[[], Awaitable[None]],
         reached: Callable[[str], None],
         boot_id: str,
+        metrics: Metrics | None = None,
     ) -> None:
         self._service = service
+        self._metrics = metrics or NoMetrics()
         self._snapshots = snapshots
         self._conditions = conditions
         self._reporter = reporter
@@ -80,7 +84,11 @@ class Recovery:
                 boot_id=self._boot_id,
             )
             self._reached("recovery-planned")
-            marks = {**stale_marks(current.devices, store.meta), **void_debts(store.meta, self._boot_id)}
+            marks = {
+                **stale_marks(current.devices, store.meta),
+                **void_debts(store.meta, self._boot_id),
+                **void_settings(store.meta, self._boot_id),
+            }
             if marks:
                 await store.commit(Change(meta=marks))
             service.suspect.update(plan.restore)
@@ -88,12 +96,16 @@ class Recovery:
                 await self._step(service.forget(uid), "undo", uid)
             for uid in plan.stale_files:
                 await self._step(service.thread(service.hands.remove_cdi, uid), "remove-cdi", uid)
+            for uid in set(await service.thread(service.hands.metadata_uids)) - set(store.claims):
+                await self._step(service.thread(service.hands.remove_metadata, uid), "remove-metadata", uid)
             for change in plan.mode_changes:
                 await self._step(service.switch_off(change.device_uuid), "switch-off", change.device_uuid)
             # From here on the kubelet is served: a claim that it asks for is restored then and there.
             service.set_ready()
             self._conditions.report(PART)
             await asyncio.gather(*(self._step(service.restore(uid), "restore", uid) for uid in plan.restore))
+            for uid in await self._orphans():
+                await self._step(service.end_companions(uid), "end-companions", uid)
             if plan.undo or plan.restore or plan.stale_files or plan.mode_changes:
                 LOG.info(
                     "recovered",
@@ -105,7 +117,7 @@ class Recovery:
         """Do on devices that answer again, or at last, what had to wait: undo what is owed, make prepared claims exist again."""
         service = self._service
         healed = self._faulty - set(faults)
-        for uuid in sorted({debt.device_uuid for debt in service.debts} - set(faults)):
+        for uuid in sorted(service.undoing.owing - set(faults)):
             try:
                 await service.settle(uuid)
             except AcceleratorError as error:
@@ -121,9 +133,18 @@ class Recovery:
             if record is not None and record.prepared and healed & set(record.device_uuids):
                 await self._step(service.restore(uid), "restore", uid)
 
+    async def _orphans(self) -> tuple[str, ...]:
+        try:
+            return await self._service.orphans()
+        except AcceleratorError as error:
+            LOG.warning("recovery: the programs that run for claims cannot be told: %s", error)
+            return ()
+
     async def _step(self, work: Awaitable[Any], what: str, subject: str) -> None:
+        outcome = "failure"
         try:
             await work
+            outcome = "success"
         except (AcceleratorError, OSError) as error:
             LOG.warning("recovery: %s failed: %s", what, error, extra=fields(subject=subject))
             record = self._service.store.claims.get(subject)
@@ -131,4 +152,6 @@ class Recovery:
                 self._reporter.failed(record.reference, "Restore" if what == "restore" else "Unprepare", error)
         else:
             LOG.info("recovery: %s", what, extra=fields(subject=subject))
+        finally:
+            self._metrics.recovery_step(what, outcome)
         self._reached("recovery-step-done")

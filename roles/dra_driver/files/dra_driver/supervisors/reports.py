@@ -4,11 +4,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
 
 from ..api.events import EventRecorder, Subject
-from ..claims.records import ClaimReference
+from ..claims.records import ClaimRecord, ClaimReference
 from ..core.errors import AcceleratorError
+from ..core.health import Ailment
+from ..core.signs import Severity
+
+LOG = logging.getLogger(__name__)
+
+# So many of a claim's pods are told of its devices.
+MOST_PODS = 16
 
 # Errors that say that the hardware is not what was published.
 STALE_CODES = (
@@ -22,11 +32,28 @@ STALE_CODES = (
 )
 
 
+class ClaimSource(Protocol):
+    """Where claims are read."""
+
+    async def claim(self, namespace: str, name: str) -> dict[str, Any]:
+        """Return one ResourceClaim. Raises ApiError."""
+
+
 class Reports:
     """Tells one driver's troubles. ``stale`` is called when one shows that what is published is no longer so."""
 
-    def __init__(self, events: EventRecorder, *, driver: str, node_name: str, stale: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        events: EventRecorder,
+        *,
+        source: ClaimSource,
+        driver: str,
+        node_name: str,
+        stale: Callable[[], None],
+    ) -> None:
         self._events = events
+        self._source = source
+        self._telling: set[asyncio.Task[None]] = set()
         self._driver = driver
         self._node_name = node_name
         self._stale = stale
@@ -37,6 +64,49 @@ class Reports:
             self._stale()  # the scheduler should stop offering what is not there
         subject = Subject("ResourceClaim", "resource.k8s.io/v1", claim.name, claim.uid, claim.namespace)
         self._events.warning(subject, f"{verb}Failed", f"{self._driver}: {error}", action=verb)
+
+    def fell_ill(self, device: str, ailment: Ailment, records: Collection[ClaimRecord]) -> None:
+        """Write Events on the node, and on the claims that hold the device and their pods, with what to do."""
+        message = f"{device} is not well: {ailment.sign.describe()}"
+        if ailment.sign.severity > Severity.INFORMATIVE:
+            self.problem("DeviceUnhealthy", message)
+        self._tell(records, "DeviceUnhealthy", message, is_warning=True)
+
+    def recovered(self, device: str, ailment: Ailment, records: Collection[ClaimRecord]) -> None:
+        """Write Events on all of them that it is over."""
+        message = f"{device}: {ailment.sign.cause} {ailment.sign.value}".rstrip() + " is over"
+        if ailment.sign.severity > Severity.INFORMATIVE:
+            node = Subject("Node", "v1", self._node_name, self._node_name)
+            self._events.normal(node, "DeviceRecovered", f"{self._driver}: {message}", action="Publish")
+        self._tell(records, "DeviceRecovered", message, is_warning=False)
+
+    def _tell(self, records: Collection[ClaimRecord], reason: str, message: str, *, is_warning: bool) -> None:
+        if not records:
+            return
+        task = asyncio.get_running_loop().create_task(self._tell_users(records, reason, message, is_warning=is_warning))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _tell_users(
+        self, records: Collection[ClaimRecord], reason: str, message: str, *, is_warning: bool
+    ) -> None:
+        """Write an Event on claims and on the pods that have them reserved. Whom the API server does not know is not told."""
+        emit = self._events.warning if is_warning else self._events.normal
+        for record in records:
+            text = f"{self._driver}: {message}"
+            subject = Subject("ResourceClaim", "resource.k8s.io/v1", record.name, record.uid, record.namespace)
+            emit(subject, reason, text, action="Watch")
+            try:
+                claim = await self._source.claim(record.namespace, record.name)
+            except AcceleratorError as error:
+                LOG.info("the pods of claim %s are not known: %s", record.describe(), error)
+                continue
+            if claim.get("metadata", {}).get("uid") != record.uid:
+                continue
+            users = [each for each in claim.get("status", {}).get("reservedFor", ()) if each.get("resource") == "pods"]
+            for each in users[:MOST_PODS]:
+                pod = Subject("Pod", "v1", each["name"], each.get("uid", ""), record.namespace)
+                emit(pod, reason, f"{text} (claim {record.name})", action="Watch")
 
     def problem(self, reason: str, message: str) -> None:
         """Write an Event on the node: something that its administrator should know."""

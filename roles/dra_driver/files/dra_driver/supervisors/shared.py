@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -54,6 +55,11 @@ class Shared(Generic[T]):
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
+    async def changed(self, seconds: float) -> None:
+        """Wait until the value is replaced, for so many seconds at most."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)
+
     async def follow(self) -> AsyncIterator[T]:
         """Yield the value as it is, then the latest one after every change; one that was replaced in between is left out."""
         while True:
@@ -74,6 +80,10 @@ class Conditions:
             self._found[part] = problem
         else:
             self._found.pop(part, None)
+
+    def problem_of(self, part: str) -> str:
+        """What is wrong with one part; "" when it works."""
+        return self._found.get(part, "")
 
     @property
     def problems(self) -> tuple[str, ...]:

@@ -11,15 +11,16 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Callable
 
 from .. import __version__
+from ..core.health import to_data
 from ..kubelet.sockets import check_length, remove
 from ..logs import StateLog
-from .shared import Snapshot
+from .health import Picture
 
 LOG = logging.getLogger(__name__)
 
@@ -29,11 +30,12 @@ RETRY_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class DeviceStatus:
-    """One physical device: its UUID ("" if it never told it), its name, and its fault or ""."""
+    """One physical device: its UUID ("" if it never told it), its name, its fault or "", and all that is wrong with it."""
 
     uuid: str
     name: str
     fault: str
+    ailments: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,11 @@ class Status:
 
 
 def status_of(
-    driver: str, snapshot: Snapshot, problems: Sequence[str], *, boot_id: str, published: bool, registered: bool
+    driver: str, picture: Picture, problems: Sequence[str], *, boot_id: str, published: bool, registered: bool
 ) -> Status:
     """Put a status together."""
     found = list(problems)
+    snapshot = picture.snapshot
     if not registered:
         found.append("kubelet: it has not registered the driver")
     return Status(
@@ -78,17 +81,21 @@ def status_of(
         looked_at=snapshot.looked_at,
         published=published and snapshot.looked_at > 0,
         registered=registered,
-        devices=devices_of(snapshot),
+        devices=devices_of(picture),
     )
 
 
-def devices_of(snapshot: Snapshot) -> tuple[DeviceStatus, ...]:
-    """Return the devices of the last look, each with its fault."""
+def devices_of(picture: Picture) -> tuple[DeviceStatus, ...]:
+    """Return the devices of the last look, each with its fault and its ailments."""
+    snapshot, told = picture.snapshot, to_data(picture.ailments)
     if snapshot.survey is None:
         return ()
     return tuple(
         DeviceStatus(
-            finding.uuid, finding.name, f"{finding.fault.cause}: {finding.fault}" if finding.fault is not None else ""
+            finding.uuid,
+            finding.name,
+            f"{finding.fault.cause}: {finding.fault}" if finding.fault is not None else "",
+            tuple(told.get(finding.uuid, ())),
         )
         for finding in snapshot.survey.findings
     )

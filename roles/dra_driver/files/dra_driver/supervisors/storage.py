@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 from typing import Callable
 
 from ..claims.plan import PARTITIONING_KEY
-from ..claims.records import ClaimRecord
+from ..claims.records import ClaimRecord, NewerRelease
 from ..claims.recovery import records_in_files
 from ..claims.store import Store, StoreDamaged, StoreError
 from ..core.cdi import remove_leftovers
@@ -21,7 +22,22 @@ from .shared import Conditions
 LOG = logging.getLogger(__name__)
 
 PART = "store"
+# What one claim's record and its log may take; with less left on the disk none can be written down.
+LEAST_BYTES = 1024 * 1024
 RETRY_SECONDS = 5.0
+
+
+def unwritable(directory: str) -> str:
+    """Say why nothing could be written down in a folder at this moment, by what its file system says; "" where it could be."""
+    try:
+        found = os.statvfs(directory)
+    except OSError as error:
+        return f"{directory} cannot be looked at: {error.strerror}"
+    if found.f_flag & os.ST_RDONLY:
+        return f"{directory} is read-only"
+    if found.f_bavail * found.f_frsize < LEAST_BYTES:
+        return f"the disk of {directory} is full"
+    return ""
 
 
 class StoreKeeper:
@@ -47,13 +63,16 @@ class StoreKeeper:
         self._report_problem = report_problem
 
     async def open(self) -> tuple[Store, bool]:
-        """Return the store, and whether it had to be rebuilt; tries until it can be written."""
+        """Return the store, and whether it had to be rebuilt; tries until it can be read and written.
+
+        What a newer release has written is left as it is, and the driver waits for that release, or for what it has written to be gone.
+        """
         state = StateLog(LOG)
         self._tidy()
         while True:
             try:
                 found = self._open()
-            except StoreError as error:
+            except (StoreError, NewerRelease) as error:
                 state.report(str(error), level=logging.ERROR)
                 self._conditions.report(PART, str(error))
                 await asyncio.sleep(RETRY_SECONDS)

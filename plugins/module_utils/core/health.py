@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The health of devices: one state machine for each, fed by looks and by what devices tell; pure.
+
+A *sign* is what a backend says at one moment; an *ailment* is a sign from when it was first found until its recovery was
+seen. A device has any number of them at a time. States (a pending repair, a device that does not answer) are found by
+every look and end when looks find them no more. What was told once (an error's number) ends by what the sign says ends it.
+Either way the end is verified: two looks that find the device well, ``VERIFY_SECONDS`` apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from .model import Device, Finding, Offer, Taint
+from .signs import Ends, Severity, Sign
+
+#: So far apart, in seconds, are the two looks that make sure: of a state that ends, and of one that is to cost pods their place.
+VERIFY_SECONDS = 3.0
+#: A device that is not found for so long, in seconds, is not coming back: what was wrong with it is forgotten.
+FORGET_SECONDS = 30 * 86400.0
+#: The most ailments that are kept of one device; beyond it the least severe and oldest go.
+MOST_AILMENTS = 32
+#: The most taints that are put on a device; the API server takes 16, servers before 1.35 take 4.
+MOST_TAINTS = 4
+
+NOT_PUBLISHED = ""
+EFFECTS = (NOT_PUBLISHED, "None", "NoSchedule", "NoExecute")
+#: What the severities do to a published device, unless somebody says otherwise.
+DEFAULT_EFFECTS: Mapping[Severity, str] = MappingProxyType(
+    {Severity.INFORMATIVE: NOT_PUBLISHED, Severity.DEGRADED: "NoSchedule", Severity.FAILED: "NoExecute"}
+)
+
+
+@dataclass(frozen=True)
+class Ailment:
+    """One thing that is wrong with a device, over time.
+
+    ``since`` and ``seen`` are when it was found first and last, ``well_since`` when a look first missed it, in seconds since
+    the epoch. ``times`` counts how often it was told. ``is_confirmed`` says that more than one moment speaks for it.
+    ``processes`` are those that used the device when it was told, ``boot`` is the machine's start that it belongs to.
+    """
+
+    sign: Sign
+    since: float
+    seen: float
+    times: int = 1
+    is_confirmed: bool = False
+    well_since: float | None = None
+    processes: frozenset[int] = frozenset()
+    boot: str = ""
+
+    def effect(self, effects: Mapping[Severity, str] = DEFAULT_EFFECTS) -> str:
+        """Return the effect of its taint. Nobody loses a place to what one single look has found."""
+        effect = effects[self.sign.severity]
+        return "NoSchedule" if effect == "NoExecute" and not self.is_confirmed else effect
+
+    @property
+    def is_of_all(self) -> bool:
+        """Whether all of the physical device has it: what only a reset or a restart mends is not one partition's."""
+        return self.sign.instance is None or self.sign.ends in (Ends.RESET, Ends.RESTART)
+
+    def concerns(self, offer: Offer, device: Device | None) -> bool:
+        """Whether a published device has it: all of its physical device, or the partition that it is about."""
+        if self.is_of_all:
+            return True
+        if offer.profile_id is None or offer.placement is None or device is None:
+            return False
+        key = (offer.profile_id, offer.placement.start, offer.placement.size)
+        return any(each.instance_id == self.sign.instance and each.key == key for each in device.partitions)
+
+
+Ailments = tuple[Ailment, ...]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When and on which start of the machine something was found; ``now`` is in seconds since the epoch."""
+
+    now: float
+    boot: str
+
+
+def told(before: Ailments, sign: Sign, processes: Collection[int], moment: Moment) -> Ailments:
+    """Return the ailments of a device that has just told of something."""
+    for ailment in before:
+        if ailment.sign.key == sign.key:
+            again = replace(
+                ailment,
+                sign=sign,
+                seen=moment.now,
+                times=ailment.times + 1,
+                well_since=None,
+                is_confirmed=True,
+                processes=ailment.processes | frozenset(processes),
+                boot=moment.boot,
+            )
+            return _kept(again if each is ailment else each for each in before)
+    new = Ailment(sign, moment.now, moment.now, is_confirmed=True, processes=frozenset(processes), boot=moment.boot)
+    return _kept([*before, new])
+
+
+def looked(before: Ailments, finding: Finding, moment: Moment) -> Ailments:
+    """Return the ailments of a device after a look at it.
+
+    A look that met a fault tells of that fault, and nothing about anything else: what was wrong before stays.
+    """
+    if finding.awaited:
+        return before
+    signs = finding.device.health.signs if finding.device is not None else ()
+    found = {sign.key: sign for sign in signs}
+    after = []
+    for ailment in before:
+        sign = found.pop(ailment.sign.key, None)
+        if sign is not None:
+            sure = ailment.is_confirmed or moment.now - ailment.since >= VERIFY_SECONDS
+            after.append(
+                replace(ailment, sign=sign, seen=moment.now, well_since=None, is_confirmed=sure, boot=moment.boot)
+            )
+            continue
+        if finding.fault is not None or finding.device is None or not _is_over(ailment, finding.device, moment):
+            after.append(replace(ailment, well_since=None))
+            continue
+        well_since = ailment.well_since if ailment.well_since is not None else moment.now
+        if moment.now - well_since < VERIFY_SECONDS:
+            after.append(replace(ailment, well_since=well_since))
+    after.extend(Ailment(sign, moment.now, moment.now, boot=moment.boot) for sign in found.values())
+    return _kept(after)
+
+
+def was_reset(before: Ailments) -> Ailments:
+    """Return the ailments of a device that was reset just now: the next looks tell of states that stay."""
+    return tuple(each for each in before if each.sign.ends in (Ends.LOOK, Ends.RESTART))
+
+
+def unfinished(ailments: Iterable[Ailment]) -> bool:
+    """Whether another look soon would settle something: an end that is not verified, a state that one look alone has found."""
+    return any(each.well_since is not None or not each.is_confirmed for each in ailments)
+
+
+def is_forgotten(ailments: Ailments, moment: Moment) -> bool:
+    """Whether a device that is not there any more has been away for so long that its ailments are of no use."""
+    return all(moment.now - each.seen > FORGET_SECONDS for each in ailments)
+
+
+def severity(ailments: Iterable[Ailment]) -> Severity | None:
+    """Return the worst severity; None for a device that is well."""
+    return max((each.sign.severity for each in ailments), default=None)
+
+
+def taints(
+    driver: str, ailments: Iterable[Ailment], effects: Mapping[Severity, str] = DEFAULT_EFFECTS
+) -> tuple[Taint, ...]:
+    """Return the taints that a published device with these ailments gets, the gravest first.
+
+    Keys are the driver's name and the cause. There is one taint for each key and effect: of several ailments with the same cause
+    and effect the one told first gives the value. The order depends on nothing that changes while the ailments stay.
+    """
+    chosen: dict[tuple[str, str], Taint] = {}
+    for ailment in sorted(
+        ailments, key=lambda each: (-each.sign.severity, each.sign.cause, each.since, each.sign.value)
+    ):
+        effect = ailment.effect(effects)
+        if effect != NOT_PUBLISHED:
+            key = f"{driver}/{ailment.sign.cause}"
+            chosen.setdefault((key, effect), Taint(key, effect, ailment.sign.value))
+    gravest = sorted(chosen.values(), key=lambda each: -EFFECTS.index(each.effect))
+    return tuple(gravest[:MOST_TAINTS])
+
+
+def tainted(
+    driver: str,
+    offers: Iterable[Offer],
+    devices: Mapping[str, Device],
+    ailments: Mapping[str, Ailments],
+    effects: Mapping[Severity, str] = DEFAULT_EFFECTS,
+) -> tuple[Offer, ...]:
+    """Return what is published, each device with the taints of its ailments. ``ailments`` and ``devices`` go by UUID."""
+    return tuple(
+        replace(offer, taints=taints(driver, concerning(offer, devices, ailments), effects))
+        if ailments.get(offer.device_uuid)
+        else offer
+        for offer in offers
+    )
+
+
+def concerning(offer: Offer, devices: Mapping[str, Device], ailments: Mapping[str, Ailments]) -> Ailments:
+    """Return those ailments of a physical device that a published device has."""
+    device = devices.get(offer.device_uuid)
+    return tuple(each for each in ailments.get(offer.device_uuid, ()) if each.concerns(offer, device))
+
+
+def at_first_sight(findings: Iterable[Finding]) -> dict[str, Ailments]:
+    """Return the ailments by UUID of who looks once and keeps nothing."""
+    moment = Moment(0.0, "")
+    return {
+        finding.device.uuid: looked((), finding, moment)
+        for finding in findings
+        if finding.device is not None and finding.device.health.signs
+    }
+
+
+def to_data(ailments: Mapping[str, Ailments]) -> dict[str, Any]:
+    """Return ailments as data for JSON."""
+    return {
+        uuid: [
+            {
+                "cause": each.sign.cause,
+                "severity": each.sign.severity.word,
+                "message": each.sign.message,
+                "remedy": each.sign.remedy,
+                "ends": each.sign.ends.value,
+                "value": each.sign.value,
+                "instance": each.sign.instance,
+                "is_mended_by_reset": each.sign.is_mended_by_reset,
+                "since": each.since,
+                "seen": each.seen,
+                "times": each.times,
+                "is_confirmed": each.is_confirmed,
+                "processes": sorted(each.processes),
+                "boot": each.boot,
+            }
+            for each in found
+        ]
+        for uuid, found in sorted(ailments.items())
+        if found
+    }
+
+
+def from_data(data: Any) -> dict[str, Ailments]:
+    """Read what ``to_data`` made. Raises ValueError where it is something else."""
+    try:
+        return {str(uuid): tuple(_ailment(each) for each in found) for uuid, found in data.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"these are no ailments of devices: {error!r}") from error
+
+
+def _ailment(data: Mapping[str, Any]) -> Ailment:
+    instance = data["instance"]
+    sign = Sign(
+        cause=str(data["cause"]),
+        severity=Severity[str(data["severity"]).upper()],
+        message=str(data["message"]),
+        remedy=str(data["remedy"]),
+        ends=Ends(data["ends"]),
+        value=str(data["value"]),
+        instance=None if instance is None else int(instance),
+        is_mended_by_reset=bool(data["is_mended_by_reset"]),
+    )
+    return Ailment(
+        sign=sign,
+        since=float(data["since"]),
+        seen=float(data["seen"]),
+        times=int(data["times"]),
+        is_confirmed=bool(data["is_confirmed"]),
+        processes=frozenset(int(pid) for pid in data["processes"]),
+        boot=str(data["boot"]),
+    )
+
+
+def _is_over(ailment: Ailment, device: Device, moment: Moment) -> bool:
+    """Whether a look that does not find an ailment speaks for its end."""
+    if ailment.sign.cause in device.health.untold:
+        return False
+    if ailment.sign.ends is Ends.LOOK or ailment.boot != moment.boot:
+        return True
+    if ailment.sign.ends is Ends.PROCESSES:
+        return ailment.processes.isdisjoint(process.pid for process in device.processes)
+    return device.health.needs_recovery is False
+
+
+def _kept(ailments: Iterable[Ailment]) -> Ailments:
+    """Return the gravest and newest, in an order that stays."""
+    worst = sorted(ailments, key=lambda each: (-each.sign.severity, -each.seen))[:MOST_AILMENTS]
+    return tuple(
+        sorted(worst, key=lambda each: (each.since, each.sign.cause, each.sign.value, str(each.sign.instance)))
+    )

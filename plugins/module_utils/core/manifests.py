@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Opaque configurations in manifests, checked before anything is allocated: no cluster and no device is asked.
+
+What a device's own bounds are is not known here; everything else that the driver would refuse is found. Facts:
+resource.k8s.io/v1, v1beta2 and v1beta1, where a request of v1beta1 has the fields of ``exactly`` itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .companions import sharing_of
+from .configuration import ConfigKind, ConfigRefused, Configuration, decode_configuration
+from .documents import any_of, below, shown
+from .settings import settings_of
+
+GROUP = "resource.k8s.io"
+VERSIONS = ("v1", "v1beta2", "v1beta1")
+CLAIM, TEMPLATE, CLASS = "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"
+
+
+@dataclass(frozen=True)
+class ManifestProblem:
+    """One thing that is wrong: in which object (kind, namespace and name), in which of its fields, and what."""
+
+    object: str
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.object}: {self.path}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check has found, and how many configurations it has looked at: those of the drivers that are known.
+
+    ``doubts`` are allowed and hardly meant.
+    """
+
+    configurations: int
+    problems: tuple[ManifestProblem, ...]
+    doubts: tuple[ManifestProblem, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A request or subrequest by its full name, with the class that it names and whether it asks for administrator's access."""
+
+    name: str
+    device_class: str
+    admin: bool
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A configuration of a known driver, where it lies, and the requests that it names."""
+
+    path: str
+    requests: tuple[str, ...]
+    parameters: Any
+    kinds: Sequence[ConfigKind]
+
+
+class _Malformed(Exception):
+    """Ends the look at one object and no more."""
+
+    def __init__(self, path: str, found: Any, expected: str) -> None:
+        super().__init__(f"{shown(found)} instead of {expected}")
+        self.path = path
+
+
+def check_manifest(
+    document: Any, config_kinds: Mapping[str, Sequence[ConfigKind]], device_kinds: Mapping[str, str]
+) -> Checked:
+    """Check the configurations of one manifest, or of all in a List; other objects have none.
+
+    ``config_kinds`` are those that each driver knows, by the driver's name, ``device_kinds`` what the devices of a class are
+    ("device" or "partition"), by the class's name; of classes that are not in it nothing is expected.
+    """
+    if not isinstance(document, Mapping):
+        return Checked(0, ())
+    if document.get("kind") == "List" or isinstance(document.get("items"), list):
+        each = [check_manifest(item, config_kinds, device_kinds) for item in document.get("items") or ()]
+        return Checked(
+            sum(one.configurations for one in each),
+            tuple(problem for one in each for problem in one.problems),
+            tuple(doubt for one in each for doubt in one.doubts),
+        )
+    group, _slash, version = str(document.get("apiVersion")).partition("/")
+    if group != GROUP or document.get("kind") not in (CLAIM, TEMPLATE, CLASS):
+        return Checked(0, ())
+    name = _name_of(document)
+    if version not in VERSIONS:
+        versions = any_of([f"{GROUP}/{each}" for each in VERSIONS])
+        return Checked(0, (ManifestProblem(name, "apiVersion", f"it is {shown(version)}; expected {versions}"),))
+    try:
+        requests, found = _read(document, config_kinds)
+    except _Malformed as error:
+        return Checked(0, (ManifestProblem(name, error.path, str(error)),))
+    doubts: list[tuple[str, str]] = []
+    problems = [ManifestProblem(name, path, message) for path, message in _check(requests, found, device_kinds, doubts)]
+    return Checked(len(found), tuple(problems), tuple(ManifestProblem(name, *doubt) for doubt in doubts))
+
+
+def _name_of(document: Mapping[str, Any]) -> str:
+    metadata = document.get("metadata")
+    known = metadata if isinstance(metadata, Mapping) else {}
+    name = known.get("name") or known.get("generateName") or "without a name"
+    return f"{document['kind']} " + "/".join(str(part) for part in (known.get("namespace"), name) if part)
+
+
+def _mapping(value: Any, path: str) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _Malformed(path, value, "a mapping")
+    return value
+
+
+def _list(value: Any, path: str) -> Sequence[Any]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise _Malformed(path, value, "a list")
+    return value
+
+
+def _read(
+    document: Mapping[str, Any], config_kinds: Mapping[str, Sequence[ConfigKind]]
+) -> tuple[list[_Request], list[_Found]]:
+    """The requests of a claim or template, and the configurations of known drivers. A class is a request of itself without a name."""
+    spec, path = _mapping(document.get("spec"), "spec"), "spec"
+    if document["kind"] == CLASS:
+        metadata = _mapping(document.get("metadata"), "metadata")
+        return [_Request("", str(metadata.get("name")), admin=False)], list(_configs(spec, path, config_kinds))
+    if document["kind"] == TEMPLATE:
+        spec, path = _mapping(spec.get("spec"), "spec.spec"), "spec.spec"
+    path = f"{path}.devices"
+    devices = _mapping(spec.get("devices"), path)
+    requests: list[_Request] = []
+    for number, entry in enumerate(_list(devices.get("requests"), f"{path}.requests")):
+        requests += _requests(entry, f"{path}.requests[{number}]")
+    return requests, list(_configs(devices, path, config_kinds))
+
+
+def _requests(entry: Any, path: str) -> Iterator[_Request]:
+    request = _mapping(entry, path)
+    name = str(request.get("name"))
+    alternatives = _list(request.get("firstAvailable"), f"{path}.firstAvailable")
+    for number, alternative in enumerate(alternatives):
+        each = _mapping(alternative, f"{path}.firstAvailable[{number}]")
+        yield _Request(f"{name}/{each.get('name')}", str(each.get("deviceClassName")), admin=False)
+    if not alternatives:
+        exactly = _mapping(request.get("exactly"), f"{path}.exactly") or request
+        yield _Request(name, str(exactly.get("deviceClassName")), admin=exactly.get("adminAccess") is True)
+
+
+def _configs(
+    holder: Mapping[str, Any], path: str, config_kinds: Mapping[str, Sequence[ConfigKind]]
+) -> Iterator[_Found]:
+    for number, entry in enumerate(_list(holder.get("config"), f"{path}.config")):
+        here = f"{path}.config[{number}]"
+        config = _mapping(entry, here)
+        opaque = _mapping(config.get("opaque"), f"{here}.opaque")
+        kinds = config_kinds.get(str(opaque.get("driver")))
+        if kinds is not None:
+            names = _list(config.get("requests"), f"{here}.requests")
+            yield _Found(here, tuple(map(str, names)), opaque.get("parameters"), kinds)
+
+
+def _check(
+    asked: Sequence[_Request],
+    found: Sequence[_Found],
+    device_kinds: Mapping[str, str],
+    doubts: list[tuple[str, str]],
+) -> Iterator[tuple[str, str]]:
+    fit_for_something: dict[str, Configuration] = {}
+    holding: dict[str, dict[str, tuple[str, Configuration]]] = {}
+    for each in found:
+        unknown = [name for name in each.requests if not any(_means(name, request) for request in asked)]
+        if unknown:
+            yield f"{each.path}.requests", f"{any_of([shown(name) for name in unknown])} is no request of this object"
+        try:
+            configuration = _decoded(each)
+        except ConfigRefused as error:
+            for problem in error.problems:
+                yield (
+                    below(f"{each.path}.opaque.parameters", problem.path),
+                    f"it is {problem.found}; expected {problem.expected}",
+                )
+            if not error.problems:
+                yield f"{each.path}.opaque.parameters", str(error)
+            continue
+        meant = [
+            request for request in asked if not each.requests or any(_means(name, request) for name in each.requests)
+        ]
+        fitting = [request for request in meant if _fits(configuration, request, device_kinds)]
+        for request in [request for request in meant if request not in fitting]:
+            if each.requests or not fitting:
+                yield each.path, _does_not_fit(configuration, request, device_kinds)
+        if fitting:
+            fit_for_something[each.path] = configuration
+        for request in fitting:
+            holding.setdefault(request.name, {})[configuration.kind.name] = (each.path, configuration)
+    # Of one kind the last one holds: what another one goes before is not asked for, here as in the driver.
+    lasting = {path: configuration for kinds in holding.values() for path, configuration in kinds.values()}
+    doubts += [
+        (path, f"it has no effect: of {configuration.kind.name} for the same requests a later one holds")
+        for path, configuration in fit_for_something.items()
+        if path not in lasting
+    ]
+    for path, configuration in lasting.items():
+        for lacking in configuration.kind.not_offered(configuration.values):
+            yield f"{path}.opaque.parameters.{lacking.path}", f"it {lacking.reason}"
+    for request in asked:
+        held = list(holding.get(request.name, {}).values())
+        try:
+            configurations = [configuration for _path, configuration in held]
+            settings_of(configurations, admin=request.admin)
+            sharing_of(configurations, admin=request.admin)
+        except ConfigRefused as error:
+            # Without a configuration nothing can contradict: there is a first one. The list it stands in is named.
+            path = held[0][0].rpartition("[")[0]
+            yield path, f"{error} (request {request.name})" if request.name else str(error)
+
+
+def _decoded(found: _Found) -> Configuration:
+    if not isinstance(found.parameters, Mapping):
+        raise ConfigRefused(f"it is {shown(found.parameters)}", hint="Expected a mapping with apiVersion and kind.")
+    return decode_configuration(found.kinds, found.parameters)
+
+
+def _means(name: str, request: _Request) -> bool:
+    return name in (request.name, request.name.partition("/")[0])
+
+
+def _fits(configuration: Configuration, request: _Request, device_kinds: Mapping[str, str]) -> bool:
+    return device_kinds.get(request.device_class, configuration.kind.device_kind) == configuration.kind.device_kind
+
+
+def _does_not_fit(configuration: Configuration, request: _Request, device_kinds: Mapping[str, str]) -> str:
+    kind = configuration.kind
+    given = f"the class {request.device_class} has {device_kinds[request.device_class]}s"
+    asked = f"; request {request.name} is for that class" if request.name else ""
+    return f"{kind.name} is for a {kind.device_kind}, and {given}{asked}"

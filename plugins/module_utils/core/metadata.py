@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What a container may read of its own devices: the files of KEP-5304 (device metadata).
+
+A program in a container finds its devices' attributes, the UUID of a partition among them, below a folder that is the same
+for all drivers. One file for each request, mounted with the request's first device. Facts: ``api/metadata`` of the Go helper.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .cdi import Mount
+from .model import AttributeValue
+from .slices import attribute_json
+
+#: Newest first: who reads takes the first one that it knows.
+VERSIONS = ("metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1")
+KIND = "DeviceMetadata"
+FOLDER = "/var/run/kubernetes.io/dra-device-attributes"
+#: A claim that was made from a template bears the name that the pod gives it.
+POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
+MOST_ATTRIBUTES = 32
+
+
+@dataclass(frozen=True)
+class DeviceMetadata:
+    """One device of a claim; ``request`` is the full name of its request, with the subrequest."""
+
+    request: str
+    driver: str
+    pool: str
+    name: str
+    attributes: Mapping[str, AttributeValue]
+
+
+@dataclass(frozen=True)
+class ClaimName:
+    """Which claim: as the API server calls it, and as the pod does where it was made from a template ("" where it was not)."""
+
+    namespace: str
+    name: str
+    uid: str
+    pod_claim: str = ""
+
+
+def content(claim: ClaimName, devices: Sequence[DeviceMetadata]) -> bytes:
+    """Return the file of one request: the same once for each version, one JSON object after the other."""
+    requests: dict[str, list[dict[str, Any]]] = {}
+    for device in devices:
+        attributes = sorted(device.attributes.items())[:MOST_ATTRIBUTES]
+        requests.setdefault(device.request, []).append(
+            {
+                "driver": device.driver,
+                "pool": device.pool,
+                "name": device.name,
+                "attributes": {name: attribute_json(value) for name, value in attributes},
+            }
+        )
+    body: dict[str, Any] = {
+        "kind": KIND,
+        "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid, "generation": 1},
+        **({"podClaimName": claim.pod_claim} if claim.pod_claim else {}),
+        "requests": [{"name": name, "devices": found} for name, found in requests.items()],
+    }
+    return b"".join(json.dumps({"apiVersion": version, **body}).encode() + b"\n" for version in VERSIONS)
+
+
+def pod_claim_in(data: bytes) -> str | None:
+    """Return the name that the pod gives the claim, as a file says it; "" for none, None where it is no such file."""
+    try:
+        read = json.loads(data.partition(b"\n")[0])
+        return str(read.get("podClaimName", "")) if read["kind"] == KIND else None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def mount(driver: str, claim: ClaimName, base_request: str, host_path: str) -> Mount:
+    """Return where a container finds the file of one request."""
+    place = f"resourceclaimtemplates/{claim.pod_claim}" if claim.pod_claim else f"resourceclaims/{claim.name}"
+    return Mount(host_path, f"{FOLDER}/{place}/{base_request}/{driver}-metadata.json", options=("ro", "bind"))

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""MPS: the control daemons that a claim needs, what they are told, and what its containers need to reach them.
+
+Facts: the manual of nvidia-cuda-mps-control, seen with 535.261.03; CUDA's documentation of MPS. A wrong value is not refused
+by the daemon, which goes on with the former one, so what it holds is read back. A process reaches one daemon, by its pipe folder,
+and a MIG device has a daemon of its own. The daemon's memory limit was reported not to hold for clients on MIG devices; the
+variable of the client does, so they get both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..cdi import ContainerEdits, Mount
+from ..companions import SHARED_MEMORY, Companion, SharedDevice, companion_name
+from ..configuration import ConfigRefused
+from ..documents import any_of
+from ..errors import AcceleratorError
+from ..system import System
+
+KIND = "mps"
+TOOL = "nvidia-cuda-mps-control"
+PIPE_FOLDER = "/tmp/nvidia-mps"  # noqa: S108 in the container, where CUDA looks first
+
+_ANSWER_SECONDS = 10.0
+_MEBIBYTE = 1024**2
+_MOUNT_OPTIONS = ("rw", "nosuid", "nodev", "bind")
+_PERCENTAGE = "get_default_active_thread_percentage"
+_LIMIT = re.compile(r"(\d+)([MG])")
+
+
+def companions(claim_uid: str, devices: Sequence[SharedDevice]) -> tuple[Companion, ...]:
+    """Return the daemons of one claim: one for all whole GPUs with the same settings, and one for each MIG device.
+
+    Pure. Raises ConfigRefused for a limit of a device that is not among them, and for a request that was given several MIG
+    devices: its containers would reach the daemon of one of them.
+    """
+    found = []
+    for number, group in enumerate(_groups(devices)):
+        limits = _limits(group)
+        sharing = group[0].sharing
+        environment = {
+            "CUDA_MPS_PIPE_DIRECTORY": "pipe",
+            "CUDA_MPS_LOG_DIRECTORY": "log",
+            "CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in group),
+        }
+        name = companion_name(claim_uid, number)
+        draft = Companion(KIND, name, tuple(device.cdi_name for device in group), environment)
+        for variable in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
+            environment[variable] = f"{draft.folder}/{environment[variable]}"
+        commands = [f"set_default_device_pinned_mem_limit {index} {limit}M" for index, limit in limits.items()]
+        if "defaultActiveThreadPercentage" in sharing:
+            commands.append(f"set_default_active_thread_percentage {sharing['defaultActiveThreadPercentage']}")
+        found.append(Companion(KIND, name, draft.devices, environment, (*commands, _PERCENTAGE)))
+    return tuple(found)
+
+
+def _groups(devices: Iterable[SharedDevice]) -> list[list[SharedDevice]]:
+    groups: list[list[SharedDevice]] = []
+    for device in devices:
+        for group in groups:
+            first = group[0]
+            if device.is_partition and first.is_partition and device.request == first.request:
+                raise ConfigRefused(
+                    f"request {device.request} was given {first.name} and {device.name}, and a container reaches the MPS daemon "
+                    "of one MIG device",
+                    hint="Ask for one MIG device by request, and name the request in each container.",
+                )
+            if not device.is_partition and not first.is_partition and device.sharing == first.sharing:
+                group.append(device)
+                break
+        else:
+            groups.append([device])
+    return groups
+
+
+def _limits(group: Sequence[SharedDevice]) -> dict[int, int]:
+    """The memory limits of a daemon's devices in whole MiB, by the number that the device has for the daemon."""
+    sharing = group[0].sharing
+    for_all = sharing.get("defaultPinnedDeviceMemoryLimit")
+    limits = {} if for_all is None else dict.fromkeys(range(len(group)), for_all // _MEBIBYTE)
+    numbers = {str(index): index for index in range(len(group))}
+    numbers.update({device.uuid: index for index, device in enumerate(group) if device.uuid})
+    for key, limit in sharing.get("defaultPerDevicePinnedMemoryLimit", {}).items():
+        if key not in numbers:
+            raise ConfigRefused(
+                f"sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit names {key}; expected {any_of(list(numbers))}",
+                hint="Name devices of the claim, by their UUID or by their place among them.",
+            )
+        limits[numbers[key]] = limit // _MEBIBYTE
+    return limits
+
+
+def edits(companion: Companion) -> ContainerEdits:
+    """Return what a container needs to reach a daemon: its pipes, its shared memory, and limits that the daemon leaves to it."""
+    variables = [f"CUDA_MPS_PIPE_DIRECTORY={PIPE_FOLDER}"]
+    if companion.environment["CUDA_VISIBLE_DEVICES"].startswith("MIG-"):
+        limits = [
+            command.split()[1:] for command in companion.commands if command.startswith("set_default_device_pinned")
+        ]
+        variables += [f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={index}={limit}" for index, limit in limits]
+    return ContainerEdits(
+        env=tuple(variables),
+        mounts=(
+            Mount(f"{companion.folder}/pipe", PIPE_FOLDER, _MOUNT_OPTIONS),
+            Mount(f"{companion.folder}/{SHARED_MEMORY}", "/dev/shm", _MOUNT_OPTIONS),  # noqa: S108
+        ),
+    )
+
+
+def refuse_without_tool(system: System) -> None:
+    """Refuse where MPS is not installed. Raises AcceleratorError."""
+    if not system.finds(TOOL):
+        raise AcceleratorError(
+            f"MPS was asked for, and {TOOL} is not on this node",
+            hint="Install it: Debian's package nvidia-cuda-mps, Ubuntu's nvidia-compute-utils, part of NVIDIA's own driver.",
+            code="mps-missing",
+        )
+
+
+def check(system: System, companion: Companion) -> None:
+    """See that a daemon answers and holds what it was told. Raises AcceleratorError, naming what it holds instead."""
+    for command in companion.commands:
+        what, *rest = command.split()
+        if what == "set_default_device_pinned_mem_limit":
+            index, wanted = rest
+            held = _ask(system, companion, f"get_default_device_pinned_mem_limit {index}")
+            if not _same_limit(wanted, held):
+                raise _refused(
+                    companion, f"device {index} has the memory limit {held or 'none'}, and {wanted} was asked for"
+                )
+        elif what == "set_default_active_thread_percentage":
+            held = _ask(system, companion, _PERCENTAGE)
+            if _number(held) != float(rest[0]):
+                raise _refused(
+                    companion, f"it gives {held or 'nothing'} percent of the threads, and {rest[0]} was asked for"
+                )
+    if _number(_ask(system, companion, _PERCENTAGE)) is None:
+        raise _refused(companion, "it does not tell which part of the threads it gives")
+
+
+def _ask(system: System, companion: Companion, command: str) -> str:
+    variables: Mapping[str, Any] = companion.environment
+    done = system.run([TOOL], timeout=_ANSWER_SECONDS, input=f"{command}\n", environment=variables)
+    if done.returncode != 0:
+        said = " ".join((done.stdout + " " + done.stderr).split())
+        raise _refused(companion, f"it does not answer: {said}")
+    return done.stdout.strip()
+
+
+def _refused(companion: Companion, found: str) -> AcceleratorError:
+    return AcceleratorError(
+        f"The MPS daemon {companion.name} is not as it was asked to be: {found}",
+        hint=f"Its own words: journalctl -u 'dra-accelerators-mps@{companion.name}.service'",
+        code="mps-not-ready",
+    )
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _same_limit(wanted: str, held: str) -> bool:
+    """Whether a daemon's answer (``4G`` for all from 4096M to 5119M, ``512M``) can be what it was told, whole MiB."""
+    told, found = _LIMIT.fullmatch(wanted), _LIMIT.fullmatch(held)
+    if told is None or found is None:
+        return False
+    mebibytes = int(told[1])
+    return int(found[1]) == (mebibytes // 1024 if found[2] == "G" else mebibytes)

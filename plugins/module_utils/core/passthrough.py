@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Whole devices given to virtual machines: bound to vfio-pci for a claim, and back to their own driver after it.
+
+What is here holds for every PCI device: who uses a device node, who else is in its IOMMU group, and how it goes from one driver
+to another. Facts: the kernel's ABI documents of sysfs (sysfs-bus-pci, sysfs-kernel-iommu_groups) and of VFIO. A device's own
+driver waits in the kernel, for as long as it takes, until nobody has the device open; so does vfio-pci. Neither can be called
+off, so nobody may have it open when it is begun.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import pci
+from .cdi import ContainerEdits, DeviceNode
+from .errors import AcceleratorError, InUse, NotFound, Unsupported
+from .model import Process
+from .system import DeviceNumber, System
+
+DRIVER = "vfio-pci"
+#: Drivers whose devices a group may hold beside the one that is given away: they do no memory accesses of their own.
+HARMLESS_DRIVERS = (DRIVER, "pci-stub", "pcieport")
+LEGACY, IOMMUFD = "legacy", "iommufd"
+CONTROL_NODE, IOMMU_NODE = "/dev/vfio/vfio", "/dev/iommu"
+
+#: How long the kernel may take to bind a device to a driver, or to unbind it.
+SWITCH_SECONDS = 15.0
+POLL_SECONDS = 0.02
+_BRIDGE = "0x0604"
+_VFIO_DEVICE = re.compile(r"vfio\d+")
+
+
+@dataclass(frozen=True)
+class Handover:
+    """One device on its way to a virtual machine: where it is, and which driver it had and gets back.
+
+    ``interface`` is how a program in the container reaches it: legacy or iommufd. ``api_device`` says that the container gets
+    the interface's own node as well.
+    """
+
+    address: str
+    former: str
+    interface: str = LEGACY
+    api_device: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return dict(vars(self))
+
+
+def handover_of(values: Mapping[str, Any]) -> Handover:
+    """Read what ``to_dict`` has written. Raises ValueError."""
+    try:
+        found = Handover(**values)
+        valid = pci.normalise_bus_id(found.address) == found.address and isinstance(found.former, str)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"a handover cannot be read: {error}") from error
+    if not valid or found.interface not in (LEGACY, IOMMUFD) or not isinstance(found.api_device, bool):
+        raise ValueError(f"a handover cannot be read: {values!r}")
+    return found
+
+
+def wanted_interface(system: System, preferred: bool) -> str:
+    """Return how a container reaches its devices: by iommufd where that is preferred and the kernel has it."""
+    return IOMMUFD if preferred and system.device_number(IOMMU_NODE) is not None else LEGACY
+
+
+def refuse(system: System, address: str) -> None:
+    """Refuse to give a device away that cannot be, or whose group holds others. Raises Unsupported or InUse, naming them."""
+    if not system.exists(f"{pci.DRIVERS}/{DRIVER}"):
+        raise Unsupported(
+            f"Device {address} cannot be passed through: the driver {DRIVER} is not there",
+            hint="Load it: `modprobe vfio-pci`. The dra_driver role does so where the layout has passthrough.",
+        )
+    group = pci.iommu_group(system, address)
+    if group is None:
+        raise Unsupported(
+            f"Device {address} cannot be passed through: it is in no IOMMU group",
+            hint="Switch the IOMMU on in the firmware, and in the kernel's command line where that leaves it off (intel_iommu=on).",
+        )
+    others = [
+        f"{other} ({driver or 'no driver'})"
+        for other in pci.group_members(system, group)
+        if other != address
+        and (driver := pci.driver_of(system, other)) not in HARMLESS_DRIVERS
+        and not pci.class_of(system, other).startswith(_BRIDGE)
+    ]
+    if others:
+        raise InUse(
+            f"Device {address} cannot be passed through: its IOMMU group {group} holds {', '.join(others)} as well",
+            hint=f"A group goes to one virtual machine as a whole. Bind the others to {DRIVER}, or switch ACS on in the firmware.",
+        )
+    virtual = pci.virtual_functions(system, address)
+    if virtual:
+        raise InUse(
+            f"Device {address} cannot be passed through: {virtual} virtual functions of it are switched on",
+            hint="Write 0 to its sriov_numvfs.",
+        )
+
+
+def refuse_users(system: System, paths: Iterable[str], what: str) -> None:
+    """Refuse while any process has one of these device nodes open. Raises InUse, naming the processes."""
+    numbers = {path: number for path in paths if (number := system.device_number(path)) is not None}
+    found = users(system, set(numbers.values()))
+    if found:
+        raise InUse(
+            f"{what} is in use: {', '.join(numbers)} {'is' if len(numbers) == 1 else 'are'} open in {', '.join(map(str, found))}",
+            pids=[process.pid for process in found],
+            hint="End these processes; a monitor that keeps devices open has to let go of this one.",
+        )
+
+
+def users(system: System, numbers: Iterable[DeviceNumber]) -> tuple[Process, ...]:
+    """Return the processes, other than this one, that have a device with one of these numbers open.
+
+    It is the numbers that count: a container has nodes of its own. Processes that this one may not look into are passed over.
+    """
+    wanted = {(number.major, number.minor) for number in numbers}
+    found = sorted(
+        int(name)
+        for name in (system.list_directory("/proc") if wanted else ())
+        if name.isdigit() and int(name) != os.getpid() and _has_open(system, name, wanted)
+    )
+    return tuple(Process(pid, _command(system, pid)) for pid in found)
+
+
+def _has_open(system: System, pid: str, wanted: set[tuple[int, int]]) -> bool:
+    folder = system.path(f"/proc/{pid}/fd")
+    try:
+        descriptors = os.listdir(folder)  # noqa: PTH208  names alone, no objects
+    except OSError:
+        return False
+    for descriptor in descriptors:
+        try:
+            found = os.stat(f"{folder}/{descriptor}")  # noqa: PTH116  every open file of the machine: no objects
+        except OSError:
+            continue
+        if found.st_rdev and (os.major(found.st_rdev), os.minor(found.st_rdev)) in wanted:
+            return True
+    return False
+
+
+def _command(system: System, pid: int) -> str:
+    try:
+        return system.read_text(f"/proc/{pid}/comm").strip()
+    except OSError:
+        return ""
+
+
+def is_given(system: System, handover: Handover) -> bool:
+    """Whether a device is bound to vfio-pci at this moment."""
+    return pci.driver_of(system, handover.address) == DRIVER
+
+
+def give(system: System, handover: Handover) -> None:
+    """Bind a device to vfio-pci; nothing has it open. On failure it is bound to its own driver again, and the error raised."""
+    if is_given(system, handover):
+        return
+    try:
+        _write(system, f"{_device(handover.address)}/driver_override", DRIVER)
+        _switch(system, handover.address, DRIVER)
+        _await(lambda: _missing_node(system, handover), f"the nodes of {handover.address}")
+    except BaseException:
+        take_back(system, handover)
+        raise
+
+
+def take_back(system: System, handover: Handover) -> None:
+    """Bind a device to the driver that it had; what is true already is left alone. Raises AcceleratorError.
+
+    Raises InUse, naming the processes, while a virtual machine has it open.
+    """
+    address = handover.address
+    if not system.exists(_device(address)):
+        raise NotFound(f"PCI device {address} is not there", hint="Look for it in the kernel log; rescan the PCI bus.")
+    if is_given(system, handover):
+        refuse_users(system, _own_nodes(system, handover), f"Device {address}")
+    if pci.override_of(system, address) == DRIVER:
+        _write(system, f"{_device(address)}/driver_override", "")
+    if pci.driver_of(system, address) != handover.former:
+        _switch(system, address, handover.former)
+
+
+def edits(system: System, handover: Handover) -> ContainerEdits:
+    """Return what a container needs to reach a device that is bound to vfio-pci. Raises NotFound for a node that is not there."""
+    paths = [*_own_nodes(system, handover), CONTROL_NODE]  # programs tell by the latter whether there is VFIO at all
+    if handover.interface == IOMMUFD and handover.api_device:
+        paths.append(IOMMU_NODE)
+    return ContainerEdits(device_nodes=tuple(_node(system, path) for path in paths))
+
+
+def _node(system: System, path: str) -> DeviceNode:
+    number = system.device_number(path)
+    if number is None:
+        raise NotFound(f"{path} is no device node", hint="Look for vfio in the kernel log.")
+    return DeviceNode(path, type=number.type, major=number.major, minor=number.minor, permissions="rw")
+
+
+def _own_nodes(system: System, handover: Handover) -> tuple[str, ...]:
+    if handover.interface == IOMMUFD:
+        names = [
+            name
+            for name in system.list_directory(f"{_device(handover.address)}/vfio-dev")
+            if _VFIO_DEVICE.fullmatch(name)
+        ]
+        return tuple(f"/dev/vfio/devices/{name}" for name in names) or ("/dev/vfio/devices/vfio?",)
+    group = pci.iommu_group(system, handover.address)
+    return (f"/dev/vfio/{group}",)
+
+
+def _missing_node(system: System, handover: Handover) -> str:
+    missing = [path for path in _own_nodes(system, handover) if system.device_number(path) is None]
+    return f"{', '.join(missing)} is not there" if missing else ""
+
+
+def _switch(system: System, address: str, driver: str) -> None:
+    """Bind a device to a driver, from whichever it has."""
+    present = pci.driver_of(system, address)
+    if present == driver:
+        return
+    if present:
+        _write(system, f"{pci.DRIVERS}/{present}/unbind", address)
+        _await(
+            lambda: pci.driver_of(system, address) and f"it is still bound to {present}",
+            f"{address} to leave {present}",
+        )
+    _write(system, f"{pci.DRIVERS}/{driver}/bind", address)
+
+    def unbound() -> str:
+        found = pci.driver_of(system, address)
+        return "" if found == driver else f"it is bound to {found or 'no driver'}"
+
+    _await(unbound, f"{address} to be bound to {driver}")
+
+
+def _await(missing: Callable[[], str], what: str) -> None:
+    """Wait until nothing is missing. Raises AcceleratorError, which says what was."""
+    deadline = time.monotonic() + SWITCH_SECONDS
+    while found := missing():
+        if time.monotonic() >= deadline:
+            raise AcceleratorError(
+                f"Waited {SWITCH_SECONDS:g} s for {what}: {found}",
+                hint="The kernel log says why; a device that a program has open is not let go of.",
+                code="driver-switch",
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _device(address: str) -> str:
+    return f"{pci.DEVICES}/{address}"
+
+
+def _write(system: System, path: str, text: str) -> None:
+    """Write to sysfs, on a thread of its own: the kernel may never come back from it. Raises AcceleratorError."""
+    failed: list[OSError] = []
+
+    def write() -> None:
+        try:
+            system.put(path, text)
+        except OSError as error:
+            failed.append(error)
+
+    writer = threading.Thread(target=write, name=f"write {path}", daemon=True)
+    writer.start()
+    writer.join(SWITCH_SECONDS)
+    if writer.is_alive() or failed:
+        why = failed[0].strerror if failed else f"the kernel has not come back from it for {SWITCH_SECONDS:g} s"
+        raise AcceleratorError(
+            f"{text or 'nothing'} cannot be written to {path}: {why}",
+            hint="The kernel log says why. Who writes needs root's rights, and a file system that is not read-only.",
+            code="driver-switch",
+        )

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What can be set on a whole device for the time of a claim, whichever vendor's it is, and the configuration that asks for it.
+
+ECC is not among it: a change of it needs a reset and outlives the claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .configuration import ConfigKind, ConfigRefused, Configuration
+from .documents import Choice, Field, Problem, Record, Whole, any_of, below
+
+# The knobs by name; a backend has some of them. The first four are fields of DeviceSettings as well.
+POWER_LIMIT = "powerLimit"  # a number of W
+GRAPHICS_CLOCKS = "graphicsClocks"  # {minimum, maximum} in MHz
+MEMORY_CLOCKS = "memoryClocks"
+COMPUTE_MODE = "computeMode"  # one of COMPUTE_MODES
+TIME_SLICE = "timeSlice"  # how long one process computes while others wait: a word of the vendor's
+PERSISTENCE = "persistence"  # whether the vendor's driver holds the device while nobody uses it
+
+COMPUTE_MODES = ("Default", "ExclusiveProcess", "Prohibited")
+
+#: No device takes more; what one device takes is its knob's to say.
+_MOST_WATTS = 100_000
+_MOST_MEGAHERTZ = 100_000
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One thing that can be set on one device: what it is now, and what it may be.
+
+    ``value`` is None where the vendor has no way to tell; the vendor's default then stands for it.
+    """
+
+    value: Any
+    allowed: Field
+
+
+def _in_order(clocks: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    if clocks.get("minimum", 0) > clocks["maximum"]:
+        yield Problem(
+            below(path, "minimum"), f"{clocks['minimum']}", f"no more than the maximum, {clocks['maximum']} MHz"
+        )
+
+
+def clocks(least: int, most: int, *, defaults: Mapping[str, Any] | None = None) -> Record:
+    """A range of clocks between ``least`` and ``most`` MHz."""
+    bound = Whole(least, most, "MHz")
+    return Record(
+        {"minimum": bound, "maximum": bound},
+        required=frozenset({"maximum"}),
+        defaults=defaults or {},
+        check=_in_order,
+    )
+
+
+DEVICE_SETTINGS = ConfigKind(
+    "dra.accelerators/v1alpha1",
+    "DeviceSettings",
+    "device",
+    Record(
+        {
+            POWER_LIMIT: Whole(1, _MOST_WATTS, "W"),
+            GRAPHICS_CLOCKS: clocks(0, _MOST_MEGAHERTZ),
+            MEMORY_CLOCKS: clocks(0, _MOST_MEGAHERTZ),
+            COMPUTE_MODE: Choice(COMPUTE_MODES),
+        }
+    ),
+    settings=lambda values: values,
+)
+
+
+def settings_of(configurations: Iterable[Configuration], *, admin: bool = False) -> dict[str, Any]:
+    """Return what the configurations of one device ask for, by knob.
+
+    Raises ConfigRefused where two contradict each other, and where the device is asked for with administrator's access.
+    """
+    wanted: dict[str, Any] = {}
+    asked_by: dict[str, str] = {}
+    for configuration in configurations:
+        kind = configuration.kind
+        for name, value in kind.settings(configuration.values).items():
+            if wanted.setdefault(name, value) != value:
+                raise ConfigRefused(
+                    f"{kind.name} wants {name} {value} and {asked_by[name]} wants {wanted[name]}",
+                    hint=f"Leave {name} to one of them.",
+                )
+            asked_by.setdefault(name, kind.name)
+    if wanted and admin:
+        raise ConfigRefused(
+            f"it sets {', '.join(wanted)}, and a claim with administrator's access changes nothing on a device",
+            hint="Leave the configuration out, or adminAccess.",
+        )
+    return wanted
+
+
+def fit_to_device(wanted: Mapping[str, Any], knobs: Mapping[str, Knob]) -> tuple[dict[str, Any], Sequence[Problem]]:
+    """Hold what is wanted against what one device takes: the values with the device's own bounds, and all that is wrong."""
+    problems: list[Problem] = []
+    fitted = {}
+    for name, value in wanted.items():
+        knob = knobs.get(name)
+        if knob is None:
+            problems.append(Problem(name, "nothing that this device has", any_of(tuple(knobs))))
+        else:
+            fitted[name] = knob.allowed.decode(value, name, problems)
+    return fitted, problems

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Keeps the companions of claims running: each is a service of the node's systemd, made from a template of its kind.
+
+So a companion outlives the driver's restart and its update, is started again when it dies, has a log and a cgroup of its own,
+and needs no right beyond those of the driver's own unit. Another service of each holds the memory that it shares with containers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Protocol
+
+from ..core.companions import DIRECTORY, LIST_UNITS, UNIT_PREFIX, Companion, claim_of, units_listed
+from ..core.errors import AcceleratorError
+from ..core.system import System
+
+# A start that takes longer than this is given up, so that the kubelet is told why before it hangs up.
+START_SECONDS = 25.0
+STOP_SECONDS = 30.0
+ANSWER_SECONDS = 10.0
+
+_SUFFIXES = _ENVIRONMENT, _COMMANDS, _NODES = ".environment", ".commands", ".nodes"
+# What the vendors' own programs give the nodes that they make.
+_READABLE, _WRITABLE = 0o444, 0o666
+_LOG_LINES = 5
+
+
+class Keeper(Protocol):
+    """Who runs companions. Every function blocks and is called on a thread."""
+
+    def start(self, companion: Companion) -> None:
+        """Have a companion run; one that runs is left alone. Raises AcceleratorError, with its own last words."""
+
+    def stop(self, claim_uid: str) -> None:
+        """End a claim's companions, and remove what they had; there need not be any. Raises AcceleratorError."""
+
+    def claims(self) -> frozenset[str]:
+        """Return the UIDs of the claims that have companions, or something left of them. Raises AcceleratorError."""
+
+    def pids(self, claim_uid: str) -> frozenset[int]:
+        """Return the processes of a claim's companions."""
+
+
+class ServiceManager:
+    """The node's systemd as keeper."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+
+    def start(self, companion: Companion) -> None:
+        """Have a companion run; one that runs is left alone, whatever it was told."""
+        unit = f"{UNIT_PREFIX}{companion.kind}@{companion.name}.service"
+        if self._systemctl("is-active", "--quiet", unit, timeout=ANSWER_SECONDS)[0]:
+            return
+        self._make_nodes(companion)
+        self._system.write_atomic(companion.folder + _COMMANDS, companion.commands_text.encode(), mode=0o600)
+        self._system.write_atomic(companion.folder + _ENVIRONMENT, companion.environment_text.encode(), mode=0o600)
+        started, said = self._systemctl("start", unit, timeout=START_SECONDS)
+        if not started:
+            raise AcceleratorError(
+                f"{unit} does not start: {said}",
+                hint=f"Its own last words: {self._last_words(unit) or 'none'}",
+                code="companion-failed",
+            )
+
+    def stop(self, claim_uid: str) -> None:
+        """End a claim's companions, and remove what they had."""
+        # Both kinds of services of each: the program, and its memory, which systemd ends after it.
+        pattern = f"{UNIT_PREFIX}*@{claim_uid}.*.service"
+        stopped, said = self._systemctl("stop", pattern, timeout=STOP_SECONDS)
+        if not stopped:
+            raise AcceleratorError(
+                f"{pattern} does not end: {said}",
+                hint="It is tried again. Look at it with systemctl status.",
+                code="companion-failed",
+            )
+        self._systemctl("reset-failed", pattern, timeout=ANSWER_SECONDS)
+        for file in self._files():
+            if claim_of(_name(file)) == claim_uid:
+                if file.endswith(_NODES):
+                    for path in self._system.read_text(f"{DIRECTORY}/{file}").splitlines():
+                        self._system.remove(path)
+                self._system.remove(f"{DIRECTORY}/{file}")
+
+    def claims(self) -> frozenset[str]:
+        """Return the UIDs of the claims that have companions, by their files and by their services."""
+        names = {_name(file) for file in self._files()}
+        listed, said = self._systemctl(*LIST_UNITS[1:], timeout=ANSWER_SECONDS)
+        if not listed:
+            raise AcceleratorError(f"The companions of claims cannot be listed: {said}", code="companion-failed")
+        names.update(unit.partition("@")[2].removesuffix(".service") for unit in units_listed(said))
+        return frozenset(filter(None, map(claim_of, names)))
+
+    def pids(self, claim_uid: str) -> frozenset[int]:
+        """Return the processes in the cgroups of a claim's companions."""
+        pattern = f"{UNIT_PREFIX}*@{claim_uid}.*.service"
+        told, said = self._systemctl("show", "--property=ControlGroup", "--value", pattern, timeout=ANSWER_SECONDS)
+        found: set[int] = set()
+        for group in said.split() if told else ():
+            for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd"):  # version 2 and version 1
+                with contextlib.suppress(OSError, ValueError):
+                    found.update(map(int, self._system.read_text(f"{root}{group}/cgroup.procs").split()))
+        return frozenset(found)
+
+    def _make_nodes(self, companion: Companion) -> None:
+        """Make those nodes that are not there; they are written down first, and go when the companion ends."""
+        missing = [node for node in companion.nodes if node.major is not None and not self._system.exists(node.path)]
+        if not missing:
+            return
+        listed = "".join(f"{node.path}\n" for node in missing)
+        self._system.write_atomic(companion.folder + _NODES, listed.encode(), mode=0o600)
+        for node in missing:
+            mode = _READABLE if node.permissions == "r" else _WRITABLE
+            try:
+                self._system.make_character_device(node.path, node.major or 0, node.minor or 0, mode)
+            except OSError as error:
+                raise AcceleratorError(
+                    f"{node.path}, which {companion.kind} needs for {companion.name}, cannot be made: {error.strerror}",
+                    code="companion-failed",
+                ) from error
+
+    def _files(self) -> tuple[str, ...]:
+        return tuple(name for name in self._system.list_directory(DIRECTORY) if name.endswith(_SUFFIXES))
+
+    def _systemctl(self, *arguments: str, timeout: float) -> tuple[bool, str]:
+        """Whether systemctl ended well, and what it said."""
+        done = self._system.run(["systemctl", "--no-ask-password", "--no-pager", *arguments], timeout=timeout)
+        return done.returncode == 0, (done.stdout if done.returncode == 0 else f"{done.stdout} {done.stderr}").strip()
+
+    def _last_words(self, unit: str) -> str:
+        with contextlib.suppress(AcceleratorError):
+            command = ["journalctl", "--no-pager", "--output=cat", f"--lines={_LOG_LINES}", f"--unit={unit}"]
+            return " ".join(self._system.run(command, timeout=ANSWER_SECONDS).stdout.split())
+        return ""
+
+
+def _name(file: str) -> str:
+    return file.rpartition(".")[0]

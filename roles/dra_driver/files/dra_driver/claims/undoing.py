@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Takes back what was done for claims, and pays later what a device does not let go of now. Device locks are the caller's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ..core.errors import AcceleratorError, BackendUnavailable
+from ..core.model import Device
+from ..logs import fields
+from .debts import Debt, incurred
+from .execute import Facts, Hands, Undone
+from .ownership import Ownership
+from .plan import PARTITIONING_KEY, plan_payment, plan_undo
+from .records import ClaimRecord
+from .settings import Restoration, owed, restorations, still_owed
+from .store import Change, Store
+
+LOG = logging.getLogger(__name__)
+
+# In the store's meta table, with the claim's UID behind it: what a claim had is being made again in the boot that is the
+# value.
+RESTORING_KEY = "restoring:"
+
+# Runs blocking work on a thread.
+Thread = Callable[..., Awaitable[Undone]]
+
+
+@dataclass(frozen=True)
+class Undoing:
+    """What the store says was done, undone on the hardware and forgotten in one transaction."""
+
+    hands: Hands
+    store: Store
+    ownership: Ownership
+    boot_id: str
+    thread: Thread
+
+    @property
+    def debts(self) -> tuple[Debt, ...]:
+        """The partitions that are to be destroyed when their devices answer again."""
+        return self.ownership.debts
+
+    @property
+    def owing(self) -> frozenset[str]:
+        """The devices on which something is to be undone, or set back, when they answer again."""
+        settings = frozenset(each.device_uuid for each in self._owed_settings())
+        return settings.union(debt.device_uuid for debt in self.debts)
+
+    def needs_hardware(self, record: ClaimRecord) -> bool:
+        """Whether undoing a claim destroys a partition, may switch partitioning off or takes a device back: it waits for the hardware.
+
+        Settings are no reason to wait: they are owed.
+        """
+        return any(
+            device.created or device.passthrough or f"{PARTITIONING_KEY}{device.device_uuid}" in self.store.meta
+            for device in record.devices
+        )
+
+    def went_with_the_boot(self, record: ClaimRecord) -> bool:
+        """Whether what was made for a claim cannot exist any more: it was made in a former boot, and not again in this."""
+        return self.boot_id not in (record.boot_id, self.store.meta.get(f"{RESTORING_KEY}{record.uid}"))
+
+    def cleared(self, keys: Iterable[str]) -> dict[str, None]:
+        """Return the removal of those keys that are there, as changes of the meta table."""
+        return {key: None for key in keys if key in self.store.meta}
+
+    async def undo(self, record: ClaimRecord) -> None:
+        """Undo a claim and forget it. Raises AcceleratorError: InUse where a partition is in use.
+
+        Until the commit the record stands as it was; a crash in between is followed by the same again.
+        """
+        gone = self.went_with_the_boot(record)
+        settings = () if gone else restorations(record, self.store.claims.values(), self.store.meta, self.boot_id)
+        undone = await self.thread(
+            self._take_back, record, dict(self.store.meta), settings, self.needs_hardware(record), gone
+        )
+        meta = {
+            **self.cleared([*_ended(undone), f"{RESTORING_KEY}{record.uid}"]),
+            **incurred(undone.debts, self.boot_id),
+            **still_owed(undone.unrestored, self.boot_id),
+        }
+        await self.store.commit(Change(delete=record.uid, meta=meta))
+
+    async def pay(self, device: Device) -> None:
+        """Undo and set back what is owed on a device that answers.
+
+        Raises AcceleratorError: InUse where a partition is in use, and settings-owed where a knob cannot be set back.
+        """
+        if device.uuid not in self.owing:
+            return
+        debts = [debt for debt in self.debts if debt.device_uuid == device.uuid]
+        settings = tuple(each for each in self._owed_settings() if each.device_uuid == device.uuid)
+        plan = replace(plan_payment(device, debts, self.store.meta), restorations=settings)
+        undone = await self.thread(self.hands.undo, plan)
+        paid = [debt.key for debt in debts if debt not in undone.debts]
+        ended = self.cleared([*paid, *_ended(undone)])
+        if ended:
+            await self.store.commit(Change(meta=ended))
+            LOG.info(
+                "what was owed on a device is undone",
+                extra=fields(device=device.describe(), partitions=len(paid), settings=len(undone.restored)),
+            )
+        if undone.unrestored:
+            names = ", ".join(each.name for each in undone.unrestored)
+            raise AcceleratorError(
+                f"{names} of {device.describe()}, which a claim had set, cannot be set back",
+                hint="The driver's log says why. It is tried again, and a reboot takes all settings along.",
+                code="settings-owed",
+            )
+
+    def _owed_settings(self) -> tuple[Restoration, ...]:
+        return owed(self.store.meta, self.boot_id, self.store.claims.values())
+
+    def _take_back(
+        self,
+        record: ClaimRecord,
+        meta: Mapping[str, str],
+        settings: tuple[Restoration, ...],
+        needed: bool,
+        gone: bool,
+    ) -> Undone:
+        """Undo a claim; a device on which partitioning is off afterwards counts as switched off."""
+        undone = Undone(unrestored=settings)
+        if record.shared:
+            self.hands.stop_companions(record.uid)
+        if needed or settings:
+            try:
+                found = self.hands.facts(record.device_uuids)
+                undone = self._undone(record, meta, found, settings, gone)
+            except BackendUnavailable:
+                if needed and not gone:
+                    raise
+        self.hands.remove_cdi(record.uid)
+        return undone
+
+    def _undone(
+        self,
+        record: ClaimRecord,
+        meta: Mapping[str, str],
+        found: Facts,
+        settings: tuple[Restoration, ...],
+        gone: bool,
+    ) -> Undone:
+        plan = plan_undo(record, found.devices, meta, () if gone else tuple(found.faults))
+        reachable = tuple(each for each in settings if each.device_uuid in found.devices)
+        undone = self.hands.undo(replace(plan, restorations=reachable))
+        off = [uuid for uuid, device in found.devices.items() if not device.partitioning.enabled]
+        # A device that was taken away has taken its settings along.
+        unreached = tuple(each for each in settings if each.device_uuid in found.faults)
+        return replace(
+            undone,
+            switched_off=(*undone.switched_off, *off),
+            restored=tuple(each for each in settings if each not in (*undone.unrestored, *unreached)),
+            unrestored=(*undone.unrestored, *unreached),
+        )
+
+
+def _ended(undone: Undone) -> list[str]:
+    """The keys of the meta table that what was undone leaves without a meaning."""
+    return [*(f"{PARTITIONING_KEY}{uuid}" for uuid in undone.switched_off), *(each.key for each in undone.restored)]

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""``claims`` and ``devices``: what is prepared for whom, and how the node's devices are."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..claims.debts import debts_in
+from ..claims.records import ClaimRecord, DeviceRecord
+from ..core.errors import AcceleratorError
+from ..kubelet.pod_resources import ContainerDevice, container_devices, socket_path
+from ..status_command import companions_of
+from .node import DriverOnNode, Node
+from .output import table
+
+KUBELET_SECONDS = 2.0
+
+
+def claims(node: Node) -> list[dict[str, Any]]:
+    """Return every claim in the stores, with its devices, its companions, and the containers that have it."""
+    companions, containers = companions_of(node.system), containers_of(node)
+    return [
+        {
+            "driver": driver.name,
+            "namespace": record.namespace,
+            "name": record.name,
+            "uid": record.uid,
+            "state": record.state,
+            "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created_at)),
+            "devices": [device_of(device) for device in record.devices],
+            "companions": companions.get(record.uid, []),
+            "containers": [
+                f"{each.namespace}/{each.pod}/{each.container}" for each in containers if holds(each, driver, record)
+            ],
+        }
+        for driver in node.drivers
+        for record in driver.stored.records
+    ]
+
+
+def claims_text(found: list[dict[str, Any]], problems: list[str]) -> str:
+    """Return claims as a table."""
+    rows: list[list[object]] = [["CLAIM", "STATE", "REQUEST", "DEVICE", "UUID", "COMPANIONS", "CONTAINERS"]]
+    for claim in found:
+        name = f"{claim['namespace']}/{claim['name']}"
+        programs = ", ".join(f"{each['unit']} ({each['state']})" for each in claim["companions"])
+        rows += [
+            [
+                name,
+                claim["state"],
+                each["request"],
+                each["name"],
+                each["uuid"],
+                programs,
+                ", ".join(claim["containers"]),
+            ]
+            for each in claim["devices"]
+        ] or [[name, claim["state"], "", "", "", programs, ", ".join(claim["containers"])]]
+    return "".join(f"{problem}\n" for problem in problems) + (table(rows) or "no claim is prepared\n")
+
+
+def device_of(device: DeviceRecord) -> dict[str, Any]:
+    """Return what a claim has of one device, for people and programs."""
+    return {
+        "request": device.request,
+        "pool": device.pool,
+        "name": device.name,
+        "kind": device.kind,
+        "uuid": device.partition_uuid or device.device_uuid,
+        "device_uuid": device.device_uuid,
+        "profile": device.profile or "",
+        "placement": str(device.placement or ""),
+        "instance": device.instance_id,
+        "made_for_the_claim": device.created,
+        "share_id": device.share_id,
+        "admin": device.admin,
+        "settings": dict(device.settings),
+        "sharing": dict(device.sharing),
+        "consumed": dict(device.consumed),
+        "cdi": device.cdi_id,
+    }
+
+
+def devices(node: Node) -> list[dict[str, Any]]:
+    """Return the physical devices, by what the driver says; and where it does not run, those that claims have."""
+    found: list[dict[str, Any]] = []
+    for driver in node.drivers:
+        known = {entry["uuid"] or entry["name"]: entry for entry in driver.status["devices"]}
+        held = {device.device_uuid for record in driver.stored.records for device in record.devices}
+        owed = debts_in(driver.stored.meta, node.system.boot_id())
+        for uuid in (*known, *sorted(held - set(known))):
+            entry = known.get(uuid, {})
+            found.append(
+                {
+                    "driver": driver.name,
+                    "uuid": uuid,
+                    "name": entry.get("name", ""),
+                    "fault": entry.get("fault", "" if driver.runs else "not known: the driver does not run"),
+                    "claims": sorted(
+                        f"{record.describe()} ({device.name})"
+                        for record in driver.stored.records
+                        for device in record.devices
+                        if device.device_uuid == uuid
+                    ),
+                    "owed": [f"partition {debt.partition}" for debt in owed if debt.device_uuid == uuid],
+                }
+            )
+    return found
+
+
+def devices_text(found: list[dict[str, Any]]) -> str:
+    """Return devices as a table."""
+    rows: list[list[object]] = [["DEVICE", "UUID", "FAULT", "CLAIMS", "TO BE UNDONE"]]
+    rows += [
+        [each["name"], each["uuid"], each["fault"] or "none", ", ".join(each["claims"]), ", ".join(each["owed"])]
+        for each in found
+    ]
+    return table(rows) or "no device is known\n"
+
+
+def containers_of(node: Node) -> tuple[ContainerDevice, ...]:
+    """Return which containers have devices, as the kubelet tells; nothing where it does not."""
+    try:
+        return container_devices(socket_path(node.configuration.kubelet_root), KUBELET_SECONDS)
+    except AcceleratorError:
+        return ()
+
+
+def holds(container: ContainerDevice, driver: DriverOnNode, record: ClaimRecord) -> bool:
+    """Whether a container has a claim."""
+    return (container.driver, container.namespace, container.claim) == (driver.name, record.namespace, record.name)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""``probe``: whether the driver lives, asked through the very socket that the kubelet uses, and whether it can prepare claims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.errors import AcceleratorError
+from ..kubelet.sockets import LIMIT
+
+LIVENESS, READINESS = "liveness", "readiness"
+SOCKET = "dra.sock"
+
+
+class NotAlive(AcceleratorError):
+    """The driver does not answer on its socket."""
+
+    default_code = "not-alive"
+
+
+def call(path: str, seconds: float) -> None:
+    """Have the service at a socket prepare no claim at all: it goes the way of every claim. Raises NotAlive."""
+    import grpc
+
+    from ..protocol import dra_v1_pb2, dra_v1_pb2_grpc
+
+    if len(path) > LIMIT:
+        raise NotAlive(f"The socket path {path} is longer than {LIMIT} bytes")
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        stub = dra_v1_pb2_grpc.DRAPluginStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            stub.NodePrepareResources(dra_v1_pb2.NodePrepareResourcesRequest(), timeout=seconds)
+        except grpc.RpcError as error:
+            raise NotAlive(
+                f"Nobody answers at {path} within {seconds:g} s: {error.code().name}",
+                hint="See the journal of the driver's unit.",
+            ) from error
+
+
+def problems_of(status: dict[str, Any]) -> list[str]:
+    """Return what keeps a driver from preparing claims, by what it says of itself."""
+    found = [str(each) for each in status["problems"]]
+    if not status["published"] and not found:
+        found.append("publish: the API server does not show the devices yet")
+    return found

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The webhook's own authority and its certificates: how they are made, and what is to be done about them at a moment.
+
+An authority is replaced long before it ends, and never in one step: the API server trusts the next one before anything is signed by
+it, and the former one for as long as anything may still be. So no request meets a certificate that is not trusted.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+#: An authority and a certificate are replaced when this part of their life is left.
+RENEW_BELOW = 1 / 3
+#: They are valid from a little before they were made: clocks go apart.
+BACKDATED = datetime.timedelta(minutes=5)
+#: For so long the API server has to trust the next authority before something is signed by it.
+SETTLE_SECONDS = 30.0
+
+MAKE, MAKE_NEXT, PROMOTE, FORGET, NOTHING = "make", "make-next", "promote", "forget", "nothing"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its key, PEM."""
+
+    certificate: bytes
+    key: bytes
+
+    @property
+    def parsed(self) -> x509.Certificate:
+        """The certificate. Raises ValueError."""
+        return x509.load_pem_x509_certificate(self.certificate)
+
+    def left(self, now: datetime.datetime) -> float:
+        """How many seconds of its life are left."""
+        return (self.parsed.not_valid_after_utc - now).total_seconds()
+
+    def due(self, now: datetime.datetime) -> bool:
+        """Whether it is to be replaced."""
+        parsed = self.parsed
+        life = parsed.not_valid_after_utc - parsed.not_valid_before_utc - BACKDATED
+        return self.left(now) <= RENEW_BELOW * life.total_seconds()
+
+
+@dataclass(frozen=True)
+class Authorities:
+    """What signs now, what will, and the certificate of what did. As a Secret keeps it."""
+
+    active: Pair | None = None
+    next: Pair | None = None
+    former: bytes = b""
+
+    @property
+    def bundle(self) -> bytes:
+        """All that is to be trusted."""
+        pairs = [pair.certificate for pair in (self.active, self.next) if pair is not None]
+        return b"".join(part.strip() + b"\n" for part in (*pairs, self.former) if part.strip())
+
+    def to_data(self) -> dict[str, str]:
+        """Return the content of the Secret."""
+        parts = {"former.crt": self.former}
+        for name, pair in (("active", self.active), ("next", self.next)):
+            parts[f"{name}.crt"] = pair.certificate if pair is not None else b""
+            parts[f"{name}.key"] = pair.key if pair is not None else b""
+        return {name: base64.b64encode(content).decode() for name, content in parts.items()}
+
+
+def read_authorities(data: Mapping[str, str]) -> Authorities:
+    """Read the content of the Secret. What is no authority, or has another one's key, is as if it were not there."""
+    parts = {name: base64.b64decode(content) for name, content in data.items()}
+
+    def pair(name: str) -> Pair | None:
+        found = Pair(parts.get(f"{name}.crt", b""), parts.get(f"{name}.key", b""))
+        return found if found.certificate and _is_good(found) else None
+
+    return Authorities(pair("active"), pair("next"), parts.get("former.crt", b""))
+
+
+def _is_good(pair: Pair) -> bool:
+    try:
+        key = serialization.load_pem_private_key(pair.key, None)
+        return bool(key.public_key() == pair.parsed.public_key())
+    except (ValueError, TypeError):
+        return False
+
+
+def decide(authorities: Authorities, *, trusted_for: float, now: datetime.datetime) -> str:
+    """The next step. ``trusted_for`` says for how many seconds the API server has been seen to trust the whole bundle."""
+    if authorities.active is None or authorities.active.left(now) <= 0:
+        return PROMOTE if authorities.next is not None and trusted_for >= SETTLE_SECONDS else MAKE
+    if authorities.next is not None:
+        return PROMOTE if trusted_for >= SETTLE_SECONDS else NOTHING
+    if authorities.former and _has_ended(authorities.former, now):
+        return FORGET
+    return MAKE_NEXT if authorities.active.due(now) else NOTHING
+
+
+def step(authorities: Authorities, what: str, *, now: datetime.datetime, seconds: float) -> Authorities:
+    """Take a step; the result is to be stored before anything else is done."""
+    if what == MAKE:
+        return Authorities(make_authority(now, seconds), None, b"")
+    if what == MAKE_NEXT:
+        return replace(authorities, next=make_authority(now, seconds))
+    if what == PROMOTE:
+        former = authorities.active.certificate if authorities.active is not None else b""
+        return Authorities(authorities.next, None, former)
+    if what == FORGET:
+        return replace(authorities, former=b"")
+    return authorities
+
+
+def _has_ended(certificate: bytes, now: datetime.datetime) -> bool:
+    try:
+        return x509.load_pem_x509_certificate(certificate).not_valid_after_utc <= now
+    except ValueError:
+        return True
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def make_authority(now: datetime.datetime, seconds: float) -> Pair:
+    """Make an authority that signs certificates of servers and nothing else."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    number = x509.random_serial_number()
+    # Each has a name of its own: of two with one name a client may try the wrong one alone.
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"dra-accelerators-controller {number:x}"[:64])])
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(number)
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(now + datetime.timedelta(seconds=seconds))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return Pair(certificate.public_bytes(serialization.Encoding.PEM), _pem(key))
+
+
+def make_certificate(authority: Pair, names: Sequence[str], *, now: datetime.datetime, seconds: float) -> Pair:
+    """Make a server's certificate for host names and addresses; it ends with its authority at the latest."""
+    signer = serialization.load_pem_private_key(authority.key, None)
+    if not isinstance(signer, ec.EllipticCurvePrivateKey):
+        raise TypeError("The authority's key is not one of this program's")
+    issuer, key = authority.parsed, ec.generate_private_key(ec.SECP256R1())
+    end = min(now + datetime.timedelta(seconds=seconds), issuer.not_valid_after_utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dra-accelerators-controller webhook")]))
+        .issuer_name(issuer.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(end)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .sign(signer, hashes.SHA256())
+    )
+    return Pair(certificate.public_bytes(serialization.Encoding.PEM), _pem(key))
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name.strip("[]")))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def signed_by(certificate: Pair, authority: Pair) -> bool:
+    """Whether a certificate is that authority's."""
+    try:
+        certificate.parsed.verify_directly_issued_by(authority.parsed)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Takes the planned actions: each one is planned again from what the API server says at that moment, and bound to what it says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Callable
+
+from ..api.client import ApiClient, ApiError, Json
+from ..api.events import EventRecorder, Subject
+from ..api.resources import GROUP, ResourceApi
+from ..core.errors import AcceleratorError
+from ..logs import fields
+from . import plan as planning
+from .facts import OUR_FINALIZERS, NodeFacts, claim_facts, node_facts, rule_facts, slice_facts
+from .measurements import Measurements
+from .plan import Action, PodKey, View
+
+LOG = logging.getLogger(__name__)
+
+DONE, FAILED, NOT_NEEDED = "done", "failed", "not-needed"
+#: So much is done in one pass; what is left is done in the next.
+MOST_ACTIONS = 500
+
+
+class Stopped(AcceleratorError):
+    """This controller may not act any more."""
+
+    default_code = "not-leading"
+
+
+class Cleaner:
+    """Acts for the drivers with these names. ``may_act`` is asked before every write."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        resources: ResourceApi,
+        *,
+        drivers: Collection[str],
+        events: EventRecorder,
+        measurements: Measurements,
+        may_act: Callable[[], bool],
+        rules_path: Callable[[], str | None],
+        dry_run: bool = False,
+    ) -> None:
+        self._client = client
+        self._resources = resources
+        self._drivers = drivers
+        self._events = events
+        self._measurements = measurements
+        self._may_act = may_act
+        self._rules_path = rules_path
+        self._dry_run = dry_run
+
+    async def pods(self, asked: Collection[PodKey]) -> dict[PodKey, str]:
+        """What has become of pods. Raises ApiError, ApiUnreachable."""
+        return {key: await self._pod(key) for key in sorted(asked)}
+
+    async def _pod(self, key: PodKey) -> str:
+        namespace, name, uid = key
+        found = await self._get(f"/api/v1/namespaces/{namespace}/pods/{name}")
+        if found is None or str((found.get("metadata") or {}).get("uid")) != uid:
+            return planning.POD_GONE
+        finished = (found.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+        return planning.POD_FINISHED if finished else planning.POD_ALIVE
+
+    async def clean(self, actions: Sequence[Action], gone: Mapping[str, str], pods: Mapping[PodKey, str]) -> None:
+        """Take the actions, one after the other. One that fails is logged, counted, and planned again in the next pass."""
+        nodes: dict[str, NodeFacts | None] = {}
+        for action in actions[:MOST_ACTIONS]:
+            if not self._may_act():
+                return
+            try:
+                if action.node not in nodes:
+                    node = await self._get(f"/api/v1/nodes/{action.node}")
+                    nodes[action.node] = node_facts(node) if node is not None else None
+                outcome = await self._act(action, nodes[action.node], gone, pods)
+            except Stopped:
+                return
+            except AcceleratorError as error:
+                outcome = FAILED
+                LOG.warning("%s failed: %s", action, error, extra=fields(code=error.code))
+            self._measurements.action(action.verb, "dry-run" if self._dry_run and outcome == DONE else outcome)
+
+    async def _act(
+        self, action: Action, node: NodeFacts | None, gone: Mapping[str, str], pods: Mapping[PodKey, str]
+    ) -> str:
+        item = await self._get(await self._path(action))
+        if item is None or not self._still_planned(action, item, node, gone, pods):
+            return NOT_NEEDED
+        if self._dry_run:
+            LOG.info("would be done: %s", action, extra=fields(node=action.node))
+            return DONE
+        if not self._may_act():
+            raise Stopped("The Lease was lost")
+        try:
+            await self._write(action, item)
+        except ApiError as error:
+            if error.status in (404, 409):
+                return NOT_NEEDED  # somebody was faster; the next pass sees what became of it
+            raise
+        LOG.info("%s", action, extra=fields(node=action.node))
+        self._tell(action)
+        return DONE
+
+    def _still_planned(
+        self,
+        action: Action,
+        item: Json,
+        node: NodeFacts | None,
+        gone: Mapping[str, str],
+        pods: Mapping[PodKey, str],
+    ) -> bool:
+        """Whether the same would be done about what the API server says now."""
+        present = {} if node is None else {node.name: node}
+        still_gone = planning.gone_nodes(View(present), {action.node: 0.0}, now=1.0, grace=1.0)
+        if gone.get(action.node) != still_gone.get(action.node):
+            return False
+        rule = rule_facts(item) if action.verb == planning.DELETE_RULE else None
+        view = View(
+            present,
+            slices=[slice_facts(item)] if action.verb == planning.DELETE_SLICE else [],
+            claims=[claim_facts(item)] if action.verb in (planning.DEALLOCATE, planning.RELEASE) else [],
+            rules=[rule] if rule is not None else [],
+        )
+        again = planning.plan(view, still_gone, pods, self._drivers)
+        return any((one.verb, one.uid) == (action.verb, action.uid) for one in again)
+
+    async def _path(self, action: Action) -> str:
+        version = await self._resources.version()
+        if action.verb == planning.DELETE_SLICE:
+            return f"/apis/{GROUP}/{version}/resourceslices/{action.name}"
+        if action.verb == planning.DELETE_RULE:
+            return f"{self._rules_path()}/{action.name}"
+        return f"/apis/{GROUP}/{version}/namespaces/{action.namespace}/resourceclaims/{action.name}"
+
+    async def _write(self, action: Action, item: Json) -> None:
+        path = await self._path(action)
+        metadata = item["metadata"]
+        bound = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
+        if action.verb in (planning.DELETE_SLICE, planning.DELETE_RULE):
+            body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": bound}
+            await self._client.request("DELETE", path, body=body)
+            return
+        patch: Json = {"metadata": dict(bound)}
+        if action.verb == planning.DEALLOCATE:
+            # What the allocation brought along goes with it; the server clears the devices' own status by itself.
+            patch["status"] = {"allocation": None, "reservedFor": None, "devices": None}
+            path = f"{path}/status"
+        else:
+            patch["metadata"]["finalizers"] = [
+                name for name in metadata.get("finalizers") or () if not name.startswith(OUR_FINALIZERS)
+            ]
+        await self._client.request("PATCH", path, body=patch, content_type="application/merge-patch+json")
+
+    def _tell(self, action: Action) -> None:
+        if action.verb in (planning.DEALLOCATE, planning.RELEASE):
+            subject = Subject("ResourceClaim", f"{GROUP}/v1", action.name, action.uid, action.namespace)
+            text = f"Node {action.node} is gone ({action.why}); the claim's devices there were given back."
+            self._events.normal(subject, "DevicesGivenBack", text, action="CleanUp")
+        else:
+            what = {planning.DELETE_SLICE: "ResourceSlice", planning.DELETE_RULE: "DeviceTaintRule"}[action.verb]
+            # An Event about a Node bears the node's name as its UID, as the kubelet's do; kubectl finds it by that.
+            subject = Subject("Node", "v1", action.node, action.node)
+            text = f"Node {action.node} is gone ({action.why}); its {what} {action.name} was deleted."
+            self._events.normal(subject, "NodeCleanedUp", text, action="CleanUp")
+
+    async def _get(self, path: str) -> Json | None:
+        try:
+            return await self._client.get(path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None

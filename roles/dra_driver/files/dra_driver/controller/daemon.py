@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The controller's process, from start to the end that systemd, the kubelet or a user asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import uuid
+from collections.abc import Awaitable, Sequence
+from typing import Callable
+
+from .. import __version__
+from ..api.client import ApiClient
+from ..api.events import EventRecorder
+from ..core.system import System
+from ..logs import fields
+from ..service_manager import notify
+from ..supervisors.identity import IdentityKeeper
+from ..supervisors.shared import keep
+from .admission import rules_for
+from .certificate_keeper import AuthorityKeeper, AuthoritySecret, CertificateKeeper
+from .keeping import Keeper
+from .lease import Elector, Terms
+from .measurements import Measurements
+from .settings import ControllerSettings
+from .web import keep_serving, status_application
+from .webhook import application
+
+LOG = logging.getLogger(__name__)
+
+COMPONENT = "dra-accelerators-controller"
+
+
+def terms_of(lease_seconds: float) -> Terms:
+    """The times of a Lease in the proportions of Kubernetes' own controllers: 15, 10 and 2 seconds."""
+    return Terms(lease_seconds, lease_seconds * 2 / 3, lease_seconds * 2 / 15)
+
+
+def make_keeper(
+    settings: ControllerSettings,
+    client: ApiClient,
+    elector: Elector,
+    measurements: Measurements,
+    events: EventRecorder,
+) -> Keeper:
+    """Put the acting part together."""
+    return Keeper(
+        client,
+        drivers=settings.drivers,
+        events=events,
+        measurements=measurements,
+        may_act=lambda: elector.holds,
+        grace=settings.grace,
+        interval=settings.interval,
+        dry_run=settings.dry_run,
+    )
+
+
+class Webhook:
+    """The parts of the admission webhook."""
+
+    def __init__(
+        self, settings: ControllerSettings, client: ApiClient, elector: Elector, measurements: Measurements
+    ) -> None:
+        chosen = settings.webhook
+        secret = AuthoritySecret(client, settings.namespace, chosen.secret)
+        self._address = chosen.address
+        self._rules = rules_for(settings.drivers, chosen.device_classes)
+        self._measurements = measurements
+        self.authority = AuthorityKeeper(
+            client,
+            secret,
+            configuration=chosen.configuration,
+            seconds=chosen.authority_seconds,
+            may_act=lambda: elector.holds,
+        )
+        self.certificate = CertificateKeeper(
+            secret, chosen.names, seconds=chosen.certificate_seconds, told=measurements.certificate
+        )
+
+    async def serve(self) -> None:
+        """Serve once there is a certificate, until cancelled."""
+        await self.certificate.ready.wait()
+        await keep_serving(
+            lambda: application(self._rules, self._measurements), self._address, "the webhook", self.certificate.context
+        )
+
+
+async def together(parts: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Do several things at a time, and none of them any more when one fails or this is cancelled."""
+    tasks = [asyncio.ensure_future(part()) for part in parts]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def run_controller(settings: ControllerSettings) -> int:
+    """Run until SIGTERM or SIGINT and return the exit status."""
+    LOG.info("starting", extra=fields(version=__version__, name=settings.name, drivers=list(settings.drivers)))
+    measurements = Measurements()
+    client = ApiClient(settings.kubeconfig, user_agent=f"{COMPONENT}/{__version__}", observer=measurements.request)
+    events = EventRecorder(client, component=COMPONENT, node_name=settings.name)
+    # Another name at every start: what a former process of this host has left held is not taken for this one's.
+    elector = Elector(
+        client,
+        namespace=settings.namespace,
+        name=settings.lease,
+        me=f"{settings.name}_{uuid.uuid4()}",
+        terms=terms_of(settings.lease_seconds),
+    )
+    identity = IdentityKeeper(client, settings.kubeconfig, lifetime=settings.token_lifetime, system=System())
+
+    webhook = Webhook(settings, client, elector, measurements) if settings.webhook.address else None
+
+    async def work() -> None:
+        measurements.leading(True)
+        try:
+            parts = [make_keeper(settings, client, elector, measurements, events).run]
+            parts += [webhook.authority.run] if webhook is not None else []
+            await together(parts)
+        finally:
+            measurements.leading(False)
+
+    def problems() -> tuple[str, ...]:
+        found = [] if elector.answered.is_set() else ["the API server has not answered about the Lease yet"]
+        if webhook is not None and not webhook.certificate.ready.is_set():
+            found.append("the webhook has no certificate yet")
+        return tuple(found)
+
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    parts = [
+        loop.create_task(keep("lead", lambda: elector.lead(work))),
+        loop.create_task(keep("identity", identity.run)),
+    ]
+    if settings.address:
+        parts.append(
+            loop.create_task(
+                keep_serving(lambda: status_application(measurements.text, problems), settings.address, "the status")
+            )
+        )
+    if webhook is not None:
+        parts += [
+            loop.create_task(keep("certificate", webhook.certificate.run)),
+            loop.create_task(keep("webhook", webhook.serve)),
+        ]
+    notify("READY=1")
+    try:
+        await stop.wait()
+    finally:
+        LOG.info("stopping")
+        notify("STOPPING=1")
+        for part in parts:
+            part.cancel()
+        await asyncio.gather(*parts, return_exceptions=True)
+        await events.close()
+        await client.close()
+    LOG.info("stopped")
+    return 0
+
+
+async def show_plan(settings: ControllerSettings) -> list[str]:
+    """What would be done right now, in words, if every absent node had been so for long. Raises ApiError, ApiUnreachable."""
+    measurements = Measurements()
+    client = ApiClient(settings.kubeconfig, user_agent=f"{COMPONENT}/{__version__}", observer=measurements.request)
+    events = EventRecorder(client, component=COMPONENT, node_name=settings.name)
+    elector = Elector(client, namespace=settings.namespace, name=settings.lease, me="")
+    try:
+        actions = await make_keeper(settings, client, elector, measurements, events).plan_once()
+    finally:
+        await client.close()
+    return [str(action) for action in actions]

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What the controller remembers of the API server's objects: no more than its decisions need. Pure.
+
+Facts: k8s.io/api/resource/v1/types.go (ResourceSlice, ResourceClaim, DeviceTaintRule), k8s.io/api/core/v1/well_known_taints.go.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+#: Finalizers with this prefix are ours, and no others.
+OUR_FINALIZERS = "dra.accelerators/"
+#: The labels of objects that are ours, and of what belongs to one node.
+OUR_LABEL, OURS = "app.kubernetes.io/managed-by", "dra-accelerators"
+NODE_LABEL = "dra.accelerators/node"
+
+
+class NodeFacts(NamedTuple):
+    """A Node: whether its kubelet says that it is ready, and whether somebody has said that it is out of service."""
+
+    name: str
+    uid: str
+    ready: bool
+    out_of_service: bool
+
+
+class SliceFacts(NamedTuple):
+    """A ResourceSlice. ``node`` is "" for one that belongs to no single node; ``ours`` says that one of our drivers wrote it."""
+
+    name: str
+    uid: str
+    driver: str
+    node: str
+    pool: str
+    generation: int
+    slice_count: int
+    ours: bool
+
+
+class Consumer(NamedTuple):
+    """Whom a claim is reserved for. ``resource`` is "pods" for a pod."""
+
+    resource: str
+    name: str
+    uid: str
+
+
+class ClaimFacts(NamedTuple):
+    """A ResourceClaim. ``node`` is the one that its allocation is pinned to, "" for none; ``drivers`` those it has devices of."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    drivers: tuple[str, ...]
+    consumers: tuple[Consumer, ...]
+    finalizers: tuple[str, ...]
+    deleting: bool
+    prepared: bool
+
+    @property
+    def allocated(self) -> bool:
+        """Whether devices were given to it."""
+        return bool(self.drivers)
+
+
+class RuleFacts(NamedTuple):
+    """A DeviceTaintRule of ours and the node that it was made for."""
+
+    name: str
+    uid: str
+    node: str
+
+
+def _metadata(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    return item.get("metadata") or {}
+
+
+def node_facts(item: Mapping[str, Any]) -> NodeFacts:
+    """Read a Node."""
+    metadata, spec, status = _metadata(item), item.get("spec") or {}, item.get("status") or {}
+    return NodeFacts(
+        str(metadata.get("name", "")),
+        str(metadata.get("uid", "")),
+        any(one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or ()),
+        any(taint.get("key") == OUT_OF_SERVICE for taint in spec.get("taints") or ()),
+    )
+
+
+def slice_facts(item: Mapping[str, Any]) -> SliceFacts:
+    """Read a ResourceSlice of any version."""
+    metadata, spec = _metadata(item), item.get("spec") or {}
+    pool = spec.get("pool") or {}
+    return SliceFacts(
+        str(metadata.get("name", "")),
+        str(metadata.get("uid", "")),
+        sys.intern(str(spec.get("driver", ""))),
+        sys.intern(str(spec.get("nodeName") or "")),
+        sys.intern(str(pool.get("name", ""))),
+        int(pool.get("generation") or 0),
+        int(pool.get("resourceSliceCount") or 0),
+        any(str(one.get("manager", "")).startswith(OURS) for one in metadata.get("managedFields") or ()),
+    )
+
+
+def claim_facts(item: Mapping[str, Any]) -> ClaimFacts:
+    """Read a ResourceClaim of any version: its metadata and status are the same in all."""
+    metadata, status = _metadata(item), item.get("status") or {}
+    allocation = status.get("allocation") or {}
+    results = (allocation.get("devices") or {}).get("results") or ()
+    return ClaimFacts(
+        sys.intern(str(metadata.get("namespace", ""))),
+        str(metadata.get("name", "")),
+        str(metadata.get("uid", "")),
+        sys.intern(pinned_node(allocation.get("nodeSelector"))),
+        tuple(sorted({sys.intern(str(result.get("driver", ""))) for result in results})),
+        tuple(
+            Consumer(sys.intern(str(one.get("resource", ""))), str(one.get("name", "")), str(one.get("uid", "")))
+            for one in status.get("reservedFor") or ()
+        ),
+        tuple(metadata.get("finalizers") or ()),
+        bool(metadata.get("deletionTimestamp")),
+        any(
+            condition.get("type") == "Ready" and condition.get("status") == "True"
+            for device in status.get("devices") or ()
+            for condition in device.get("conditions") or ()
+        ),
+    )
+
+
+def rule_facts(item: Mapping[str, Any]) -> RuleFacts | None:
+    """Read a DeviceTaintRule; None for one that is not ours or belongs to no node."""
+    metadata = _metadata(item)
+    labels = metadata.get("labels") or {}
+    if labels.get(OUR_LABEL) != OURS or not labels.get(NODE_LABEL):
+        return None
+    return RuleFacts(
+        str(metadata.get("name", "")),
+        str(metadata.get("uid", "")),
+        str(labels[NODE_LABEL]),
+    )
+
+
+def pinned_node(selector: Mapping[str, Any] | None) -> str:
+    """The one node that an allocation is for, in the form that the scheduler writes it; "" where it is for others too."""
+    terms = (selector or {}).get("nodeSelectorTerms") or []
+    if len(terms) != 1 or terms[0].get("matchExpressions"):
+        return ""
+    fields = terms[0].get("matchFields") or []
+    if len(fields) != 1 or fields[0].get("key") != "metadata.name" or fields[0].get("operator") != "In":
+        return ""
+    values = fields[0].get("values") or []
+    return str(values[0]) if len(values) == 1 else ""

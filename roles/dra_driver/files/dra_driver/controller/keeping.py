@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The work of the one controller that acts: look at the cluster, plan, clean up, again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection
+from typing import Any, Callable
+
+from ..api.client import ApiClient, ApiError
+from ..api.events import EventRecorder
+from ..api.resources import GROUP, ResourceApi
+from ..api.watching import Watched
+from ..core.errors import AcceleratorError
+from ..deadlines import within
+from ..logs import StateLog
+from . import plan as planning
+from .cleaning import Cleaner
+from .facts import (
+    OUR_LABEL,
+    OURS,
+    ClaimFacts,
+    NodeFacts,
+    RuleFacts,
+    SliceFacts,
+    claim_facts,
+    node_facts,
+    rule_facts,
+    slice_facts,
+)
+from .measurements import Measurements
+from .plan import Action, View
+
+LOG = logging.getLogger(__name__)
+
+# Changes that come together are looked at together.
+GATHER_SECONDS = 1.0
+#: Objects of a page of a list. A slice of 64 devices is some 60 kB, and a page is in memory as a whole.
+PAGE, SLICE_PAGE = 500, 100
+RULE_VERSIONS = ("v1", "v1beta2", "v1alpha3")
+
+
+class Keeper:
+    """Acts for the drivers with these names while it runs. ``may_act`` says, before every write, whether it still may."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        *,
+        drivers: Collection[str],
+        events: EventRecorder,
+        measurements: Measurements,
+        may_act: Callable[[], bool],
+        grace: float,
+        interval: float,
+        dry_run: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._resources = resources = ResourceApi(client)
+        self._drivers = tuple(drivers)
+        self._measurements = measurements
+        self._grace = grace
+        self._interval = interval
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._rules_path = ""
+        self._absent_since: dict[str, float] = {}
+        self._state = StateLog(LOG)
+        self._cleaner = Cleaner(
+            client,
+            resources,
+            drivers=self._drivers,
+            events=events,
+            measurements=measurements,
+            may_act=may_act,
+            rules_path=lambda: self._rules_path,
+            dry_run=dry_run,
+        )
+        self.nodes: Watched[NodeFacts] = self._watched("Nodes", "/api/v1/nodes", node_facts)
+        self.claims: Watched[ClaimFacts] = self._watched("ResourceClaims", "resourceclaims", claim_facts)
+        self.slices: list[Watched[SliceFacts]] = [
+            self._watched(
+                f"ResourceSlices of {driver}",
+                "resourceslices",
+                slice_facts,
+                page=SLICE_PAGE,
+                params={"fieldSelector": f"spec.driver={driver}"},
+            )
+            for driver in self._drivers
+        ]
+        self.rules: Watched[RuleFacts] = Watched(
+            client,
+            "DeviceTaintRules",
+            self._find_rules,
+            rule_facts,
+            params={"labelSelector": f"{OUR_LABEL}={OURS}"},
+            changed=self._changed.set,
+        )
+
+    def _watched(self, name: str, what: str, keep: Callable[[Any], Any], **options: Any) -> Watched[Any]:
+        async def path() -> str:
+            if what.startswith("/"):
+                return what
+            self._resources.forget()  # the cluster may have been upgraded
+            return f"/apis/{GROUP}/{await self._resources.version()}/{what}"
+
+        return Watched(self._client, name, path, keep, changed=self._changed.set, **{"page": PAGE, **options})
+
+    async def _find_rules(self) -> str | None:
+        """Where DeviceTaintRules are; None where the cluster has none."""
+        for version in RULE_VERSIONS:
+            try:
+                found = await self._client.get(f"/apis/{GROUP}/{version}")
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+                continue
+            if any(resource.get("name") == "devicetaintrules" for resource in found.get("resources") or ()):
+                self._rules_path = f"/apis/{GROUP}/{version}/devicetaintrules"
+                return self._rules_path
+        return None
+
+    @property
+    def _watches(self) -> tuple[Watched[Any], ...]:
+        return (self.nodes, self.claims, self.rules, *self.slices)
+
+    async def run(self) -> None:
+        """Watch and clean up until cancelled."""
+        self._absent_since = {}
+        watching = [asyncio.ensure_future(watched.run()) for watched in self._watches]
+        try:
+            await asyncio.gather(*(watched.synced.wait() for watched in self._watches))
+            while True:
+                self._changed.clear()
+                await self._pass()
+                try:
+                    await within(self._changed.wait(), self._interval)
+                    await asyncio.sleep(GATHER_SECONDS)
+                except asyncio.TimeoutError:
+                    pass
+        finally:
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+
+    def view(self) -> View:
+        """What is known at this moment."""
+        return View(
+            {facts.name: facts for facts in self.nodes.items.values()},
+            [facts for watched in self.slices for facts in watched.items.values()],
+            tuple(self.claims.items.values()),
+            tuple(self.rules.items.values()),
+        )
+
+    async def plan_once(self) -> list[Action]:
+        """List everything and plan as if every node that is absent now had been so for long. Raises ApiError, ApiUnreachable."""
+        for watched in self._watches:
+            await watched.list_once()
+        view = self.view()
+        absent = planning.absences({}, view, self._drivers, 0.0)
+        gone = planning.gone_nodes(view, absent, now=self._grace, grace=self._grace)
+        pods = await self._cleaner.pods(planning.pods_to_ask(view, gone, self._drivers))
+        return planning.plan(view, gone, pods, self._drivers)
+
+    async def _pass(self) -> None:
+        """Look once, and do what follows. What cannot be seen right now is not judged."""
+        stale = [watched.name for watched in self._watches if not watched.current]
+        if stale:
+            self._state.report(f"nothing is cleaned up while {', '.join(stale)} cannot be seen", level=logging.WARNING)
+            return
+        self._state.report("all is seen")
+        began = time.perf_counter()
+        view, now = self.view(), self._clock()
+        self._absent_since = planning.absences(self._absent_since, view, self._drivers, now)
+        gone = planning.gone_nodes(view, self._absent_since, now=now, grace=self._grace)
+        asked = planning.pods_to_ask(view, gone, self._drivers)
+        seconds = time.perf_counter() - began
+        try:
+            pods = await self._cleaner.pods(asked)
+            began = time.perf_counter()
+            actions = planning.plan(view, gone, pods, self._drivers)
+            seconds += time.perf_counter() - began
+            await self._cleaner.clean(actions, gone, pods)
+        except AcceleratorError as error:
+            LOG.warning("a pass was not finished: %s", error)
+        self._measurements.looked(
+            seconds,
+            nodes=len(view.nodes),
+            slices=len(view.slices),
+            claims=len(view.claims),
+            rules=len(view.rules),
+        )

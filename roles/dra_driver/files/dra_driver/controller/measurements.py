@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What the controller counts, for Prometheus. No label is a node's, a claim's or a pool's name: their number has no bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..metrics import resource_of
+from .plan import VERBS
+
+PREFIX = "dra_accelerators_controller"
+OUTCOMES = ("done", "failed", "not-needed", "dry-run")
+
+
+class Measurements:
+    """The process's metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
+
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        self._requests: Any = Counter(
+            f"{PREFIX}_api_requests",
+            "Requests to the API server, by HTTP status, or unreachable",
+            ("verb", "resource", "code"),
+            registry=registry,
+        )
+        self._leading: Any = Gauge(f"{PREFIX}_leading", "1 while this process holds the Lease", registry=registry)
+        self._actions: Any = Counter(
+            f"{PREFIX}_clean_up_actions",
+            "Actions after nodes that are gone",
+            ("action", "outcome"),
+            registry=registry,
+        )
+        self._passes: Any = Histogram(
+            f"{PREFIX}_pass_duration_seconds",
+            "Duration of one look at all that is known",
+            registry=registry,
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0),
+        )
+        self._objects: Any = Gauge(f"{PREFIX}_objects", "Objects that are known", ("kind",), registry=registry)
+        self._reviews: Any = Histogram(
+            f"{PREFIX}_admission_duration_seconds",
+            "Duration of the check of one claim, template or class",
+            ("outcome",),
+            registry=registry,
+            buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0),
+        )
+        self._certificate: Any = Gauge(
+            f"{PREFIX}_certificate_expiry_timestamp_seconds",
+            "When the webhook's certificate ends; 0 while there is none",
+            registry=registry,
+        )
+        for outcome in ("allowed", "refused", "unreadable"):
+            self._reviews.labels(outcome)
+        for verb in VERBS:
+            for outcome in OUTCOMES:
+                self._actions.labels(verb, outcome)
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        from prometheus_client import generate_latest
+
+        return bytes(generate_latest(self._registry))
+
+    def request(self, verb: str, path: str, code: str, _seconds: float) -> None:
+        """A request to the API server ended; ``code`` is the HTTP status, or unreachable."""
+        self._requests.labels(verb, resource_of(path), code).inc()
+
+    def leading(self, leads: bool) -> None:
+        """Whether this process acts."""
+        self._leading.set(1 if leads else 0)
+
+    def admission(self, outcome: str, seconds: float) -> None:
+        """The webhook answered. ``outcome`` is allowed, refused or unreadable."""
+        self._reviews.labels(outcome).observe(seconds)
+
+    def certificate(self, expires: float) -> None:
+        """The webhook has a certificate that ends then, in seconds since 1970."""
+        self._certificate.set(expires)
+
+    def action(self, verb: str, outcome: str) -> None:
+        """One action was taken, or was not."""
+        self._actions.labels(verb, outcome).inc()
+
+    def looked(self, seconds: float, **objects: int) -> None:
+        """One pass ended; ``objects`` are the numbers of what is known, by kind."""
+        self._passes.observe(seconds)
+        for kind, number in objects.items():
+            self._objects.labels(kind).set(number)

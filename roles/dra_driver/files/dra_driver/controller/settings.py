@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The controller's configuration file (YAML): what may be in it, decoded as strictly as everything that people write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..config import InvalidConfiguration
+from ..core.backend import BACKENDS, create
+from ..core.documents import Choice, InvalidDocument, Problem, Record, Truth, Whole, decode, shown
+from ..logs import FORMATS, LEVELS
+
+DEFAULT_PATH = "/etc/dra-accelerators/controller/controller.yaml"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text; ``pattern`` of ``address`` is host:port."""
+
+    address: bool = False
+
+    @property
+    def expected(self) -> str:
+        """What is expected, in words."""
+        return "host:port, or nothing" if self.address else "a text"
+
+    def decode(self, value: Any, path: str, problems: list[Problem]) -> Any:
+        """Return the text."""
+        good = isinstance(value, str) and (not self.address or not value or _is_address(value))
+        if not good:
+            problems.append(Problem(path, shown(value), self.expected))
+        return value
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A list of texts."""
+
+    expected: str = "a list of texts"
+
+    def decode(self, value: Any, path: str, problems: list[Problem]) -> Any:
+        """Return the texts, each once."""
+        if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+            problems.append(Problem(path, shown(value), self.expected))
+            return ()
+        return tuple(dict.fromkeys(value))
+
+
+def _is_address(value: str) -> bool:
+    host, colon, port = value.rpartition(":")
+    return bool(colon and host) and port.isdigit() and 0 < int(port) < 65536
+
+
+@dataclass(frozen=True)
+class WebhookSettings:
+    """The admission webhook. ``address`` is "" for none; ``names`` are the host names and addresses in its certificate."""
+
+    address: str = ""
+    names: tuple[str, ...] = ()
+    configuration: str = "dra-accelerators-controller"
+    secret: str = "dra-accelerators-controller-authority"  # noqa: S105  the Secret's name
+    authority_seconds: int = 365 * 86400
+    certificate_seconds: int = 30 * 86400
+    device_classes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ControllerSettings:
+    """Everything the controller is told. Times are in seconds.
+
+    ``grace`` is for how long a Node object has to be absent until its node is gone; ``drifting`` for how long a pool may be
+    incomplete, or a node without slices, until it is said.
+    """
+
+    name: str
+    kubeconfig: str = ""
+    namespace: str = "dra-accelerators-controller"
+    lease: str = "dra-accelerators-controller"
+    drivers: tuple[str, ...] = ()
+    address: str = ""
+    grace: int = 120
+    interval: int = 30
+    drifting: int = 600
+    lease_seconds: int = 15
+    token_lifetime: int = 2592000
+    dry_run: bool = False
+    log_level: str = "info"
+    log_format: str = "text"
+    webhook: WebhookSettings = field(default_factory=WebhookSettings)
+
+
+_KINDS = ("device", "partition")
+
+
+@dataclass(frozen=True)
+class Classes:
+    """What the devices of the site's own DeviceClasses are."""
+
+    expected: str = "a mapping of names to device or partition"
+
+    def decode(self, value: Any, path: str, problems: list[Problem]) -> Any:
+        """Return the mapping."""
+        if not isinstance(value, dict) or not all(
+            isinstance(name, str) and kind in _KINDS for name, kind in value.items()
+        ):
+            problems.append(Problem(path, shown(value), self.expected))
+        return value
+
+
+WEBHOOK = Record(
+    {
+        "address": Text(address=True),
+        "names": Texts(),
+        "configuration": Text(),
+        "secret": Text(),
+        "authority_seconds": Whole(60, 3650 * 86400, "seconds"),
+        "certificate_seconds": Whole(30, 365 * 86400, "seconds"),
+        "device_classes": Classes(),
+    }
+)
+SETTINGS = Record(
+    {
+        "name": Text(),
+        "kubeconfig": Text(),
+        "namespace": Text(),
+        "lease": Text(),
+        "drivers": Texts(),
+        "address": Text(address=True),
+        "grace": Whole(1, 86400, "seconds"),
+        "interval": Whole(1, 3600, "seconds"),
+        "drifting": Whole(1, 86400, "seconds"),
+        "lease_seconds": Whole(3, 300, "seconds"),
+        "token_lifetime": Whole(600, 2**31, "seconds"),
+        "dry_run": Truth(),
+        "log_level": Choice(LEVELS),
+        "log_format": Choice(FORMATS),
+        "webhook": WEBHOOK,
+    },
+    required=frozenset({"name"}),
+)
+
+
+def load(path: str) -> ControllerSettings:
+    """Read a configuration file. Raises InvalidConfiguration, naming the file and all that is wrong."""
+    import yaml
+
+    try:
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidConfiguration(
+            f"The configuration {path} could not be read: {error}", hint="The role dra_controller writes it."
+        ) from error
+    return parse(document, source=path)
+
+
+def parse(document: Any, *, source: str = "the configuration") -> ControllerSettings:
+    """Make settings out of a parsed document. Raises InvalidConfiguration."""
+    try:
+        values = dict(decode(SETTINGS, document or {}))
+    except InvalidDocument as error:
+        raise InvalidConfiguration(f"{source}: {error}") from None
+    if "webhook" in values:
+        values["webhook"] = WebhookSettings(**values["webhook"])
+    if not values.get("drivers"):
+        values["drivers"] = tuple(create(vendor).driver_name for vendor in BACKENDS)
+    return ControllerSettings(**values)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What the controller answers over HTTP: whether it lives, whether it is ready, and what it has counted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from typing import Callable
+
+from aiohttp import web
+
+from ..logs import StateLog
+
+LOG = logging.getLogger(__name__)
+
+RETRY_SECONDS = 10.0
+#: How long requests under way get when the server ends.
+FINISH_SECONDS = 5.0
+
+
+async def keep_serving(
+    application: Callable[[], web.Application], address: str, what: str, context: ssl.SSLContext | None = None
+) -> None:
+    """Serve at host:port until cancelled; while something else has the port, the rest of the controller goes on without."""
+    host, _colon, port = address.rpartition(":")
+    state = StateLog(LOG)
+    while True:
+        runner = web.AppRunner(application(), access_log=None, shutdown_timeout=FINISH_SECONDS)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host.strip("[]"), int(port), ssl_context=context).start()
+            state.report(f"{what} is served at {address}")
+            await asyncio.Event().wait()
+        except OSError as error:
+            text = f"{what} is not served at {address}: {error.strerror or error}; tried again until it is free"
+            state.report(text, level=logging.WARNING)
+        finally:
+            await runner.cleanup()
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+def status_application(metrics: Callable[[], bytes], problems: Callable[[], tuple[str, ...]]) -> web.Application:
+    """/healthz says that the process turns, /readyz that it can do its work or why not, /metrics what it has counted."""
+
+    async def alive(_request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def ready(_request: web.Request) -> web.Response:
+        found = problems()
+        return web.Response(text="\n".join(found or ("ok",)) + "\n", status=503 if found else 200)
+
+    async def counted(_request: web.Request) -> web.Response:
+        return web.Response(body=metrics(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    application = web.Application()
+    application.router.add_get("/healthz", alive)
+    application.router.add_get("/readyz", ready)
+    application.router.add_get("/metrics", counted)
+    return application

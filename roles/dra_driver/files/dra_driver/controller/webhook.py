@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Serves the admission webhook over HTTPS: every controller does, whether it acts or not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+from aiohttp import web
+
+from .admission import NoReview, Rules, answer
+from .measurements import Measurements
+
+LOG = logging.getLogger(__name__)
+
+PATH = "/validate"
+#: An AdmissionReview holds an object once or twice, and the API server keeps none above 1.5 MiB.
+MOST_BYTES = 4 * 1024 * 1024
+
+
+def application(rules: Rules, measurements: Measurements) -> web.Application:
+    """What is served."""
+
+    async def validate(request: web.Request) -> web.Response:
+        began = time.perf_counter()
+        outcome = "unreadable"
+        try:
+            answered = answer(await _document(request), rules)
+            outcome = "allowed" if answered["response"]["allowed"] else "refused"
+        except NoReview as error:
+            return web.Response(text=f"{error}\n", status=400)
+        except RecursionError:
+            return web.Response(text="What came is nested too deep\n", status=400)
+        finally:
+            measurements.admission(outcome, time.perf_counter() - began)
+        if outcome == "refused":
+            LOG.info("refused: %s", answered["response"]["status"]["message"])
+        return web.json_response(answered)
+
+    made = web.Application(client_max_size=MOST_BYTES)
+    made.router.add_post(PATH, validate)
+    return made
+
+
+async def _document(request: web.Request) -> Any:
+    try:
+        return json.loads(await request.read())
+    except ValueError as error:
+        raise NoReview(f"What came is no JSON: {error}") from None

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Which container has which device of a claim, as the kubelet tells on its own socket: no right in the cluster is needed.
+
+Facts: the kubelet answers with claims from 1.34 on by default (KubeletPodResourcesDynamicResources).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.errors import AcceleratorError
+from .sockets import LIMIT
+
+# A node with its 110 pods answers in some hundred kB.
+_LARGEST_ANSWER = 64 * 1024 * 1024
+
+
+class PodResourcesUnreachable(AcceleratorError):
+    """The kubelet does not tell which containers have which devices."""
+
+    default_code = "pod-resources-unreachable"
+
+
+@dataclass(frozen=True)
+class ContainerDevice:
+    """One device of a claim that a container has."""
+
+    namespace: str
+    pod: str
+    container: str
+    claim: str
+    driver: str
+    pool: str
+    device: str
+    share_id: str
+
+
+def socket_path(kubelet_root: str) -> str:
+    """Return where the kubelet tells."""
+    return f"{kubelet_root}/pod-resources/kubelet.sock"
+
+
+def container_devices(path: str, seconds: float) -> tuple[ContainerDevice, ...]:
+    """Ask the kubelet; blocks for so many seconds at most. Raises PodResourcesUnreachable."""
+    import grpc
+
+    from ..protocol import pod_resources_pb2, pod_resources_pb2_grpc
+
+    if len(path) > LIMIT:
+        raise PodResourcesUnreachable(f"The socket path {path} is longer than {LIMIT} bytes")
+    options = [("grpc.max_receive_message_length", _LARGEST_ANSWER)]
+    with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
+        stub = pod_resources_pb2_grpc.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            answer = stub.List(pod_resources_pb2.ListPodResourcesRequest(), timeout=seconds)
+        except grpc.RpcError as error:
+            raise PodResourcesUnreachable(
+                f"The kubelet does not answer at {path}: {error.code().name}",
+                hint="Which pods have a device is in the claims' status as well.",
+            ) from error
+    return tuple(
+        ContainerDevice(
+            namespace=pod.namespace,
+            pod=pod.name,
+            container=container.name,
+            claim=claim.claim_name,
+            driver=resource.driver_name,
+            pool=resource.pool_name,
+            device=resource.device_name,
+            share_id=resource.share_id,
+        )
+        for pod in answer.pod_resources
+        for container in pod.containers
+        for claim in container.dynamic_resources
+        for resource in claim.claim_resources
+    )

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Reads at a scrape what is so at that moment: the drivers on their loop, the devices, the kubelet; each with a deadline.
+
+A source that does not answer in time is said to have failed, and what the others tell is told all the same. However many
+ask at once, each source is asked once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from ..core.errors import AcceleratorError
+from ..core.telemetry import Telemetry
+from ..kubelet.pod_resources import ContainerDevice, container_devices
+from ..logs import StateLog
+from ..metrics import PREFIX
+from .families import COUNTER, FAMILIES, Samples, of_telemetry, of_view
+from .view import View
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+VIEW_SECONDS, TELEMETRY_SECONDS, KUBELET_SECONDS = 2.0, 2.0, 1.0
+# What was read so long ago serves whoever has waited for it as well.
+FRESH_SECONDS = 1.0
+STATE, TELEMETRY, KUBELET = "state", "telemetry", "kubelet"
+
+
+class Driver(Protocol):
+    """One vendor's driver of this process."""
+
+    def view(self) -> View:
+        """Return how the driver is; called on its loop."""
+
+    def telemetry(self, seconds: float) -> tuple[Telemetry, ...]:
+        """Return what the devices do; called on any thread. Raises AcceleratorError."""
+
+
+class Collector:
+    """What a registry of metrics asks at each scrape. ``expires`` returns when the identity's token ends, 0 for never."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        drivers: Sequence[Driver],
+        *,
+        pod_resources: str,
+        expires: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._loop = loop
+        self._drivers = drivers
+        self._pod_resources = pod_resources
+        self._expires = expires
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._last, self._read_at = Samples(), float("-inf")
+        self._states: dict[tuple[str, str], StateLog] = {}
+
+    def describe(self) -> list[Any]:
+        """Say nothing: a registry that asks for names only must not have the devices asked."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the metrics in the library's form."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for name, values in self.samples().values.items():
+            family = FAMILIES[name]
+            made = (CounterMetricFamily if family.kind == COUNTER else GaugeMetricFamily)(
+                f"{PREFIX}_{name}", family.text, labels=family.labels
+            )
+            for labels, value in values.items():
+                made.add_metric(labels, value)
+            yield made
+
+    def samples(self) -> Samples:
+        """Return what is so now, or was a second ago."""
+        with self._lock:
+            if self._clock() - self._read_at > FRESH_SECONDS:
+                self._last = self._read()
+                self._read_at = self._clock()
+            return self._last
+
+    def _read(self) -> Samples:
+        samples = Samples()
+        views: tuple[View, ...] = self._ask(samples, "", STATE, self._views) or ()
+        containers: tuple[ContainerDevice, ...] = ()
+        if any(view.records for view in views):
+            containers = self._ask(samples, "", KUBELET, self._containers) or ()
+        for view in views:
+            of_view(samples, view, containers)
+        for view, driver in zip(views, self._drivers):
+            readings = self._ask(samples, view.driver, TELEMETRY, partial(driver.telemetry, TELEMETRY_SECONDS))
+            of_telemetry(samples, view, readings or ())
+        ends = self._expires()
+        samples.add("identity_token_expiry_timestamp_seconds", ends or None)
+        return samples
+
+    def _ask(self, samples: Samples, driver: str, source: str, read: Callable[[], T]) -> T | None:
+        began, problem = time.perf_counter(), ""
+        found: T | None = None
+        try:
+            found = read()
+        except AcceleratorError as error:
+            problem = str(error)
+        samples.add("collection_success", not problem, driver, source)
+        samples.add("collection_duration_seconds", time.perf_counter() - began, driver, source)
+        text = f"metrics lack what {source} would tell: {problem}" if problem else f"metrics have what {source} tells"
+        state = self._states.setdefault((driver, source), StateLog(LOG))
+        state.report(text, level=logging.WARNING if problem else logging.DEBUG)
+        return found
+
+    def _views(self) -> tuple[View, ...]:
+        told: concurrent.futures.Future[tuple[View, ...]] = concurrent.futures.Future()
+
+        def look() -> None:
+            if told.set_running_or_notify_cancel():
+                try:
+                    told.set_result(tuple(driver.view() for driver in self._drivers))
+                except Exception as error:  # noqa: BLE001  it is raised where it is waited for
+                    told.set_exception(error)
+
+        self._loop.call_soon_threadsafe(look)
+        try:
+            return told.result(VIEW_SECONDS)
+        except concurrent.futures.TimeoutError:
+            told.cancel()
+            raise AcceleratorError(f"The driver did not answer within {VIEW_SECONDS:g} s", code="no-answer") from None
+
+    def _containers(self) -> tuple[ContainerDevice, ...]:
+        return container_devices(self._pod_resources, KUBELET_SECONDS)

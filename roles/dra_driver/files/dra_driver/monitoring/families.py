@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The metrics of what is so at this moment: their names, texts and labels, and what they say of views. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from ..core.telemetry import Telemetry
+from ..kubelet.pod_resources import ContainerDevice
+from ..metrics import PREFIX
+from .view import View, causes_of, holdings, is_well, names_of, offered, partitions_of, placed, states_of
+
+GAUGE, COUNTER = "gauge", "counter"
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric: its type, its text and its labels."""
+
+    kind: str
+    text: str
+    labels: tuple[str, ...]
+
+
+_DEVICE = ("driver", "device", "uuid", "device_uuid")
+_HOLDING = (
+    "driver",
+    "namespace",
+    "claim",
+    "claim_uid",
+    "request",
+    "pool",
+    "device",
+    "kind",
+    "profile",
+    "uuid",
+    "device_uuid",
+)
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "ready": Family(GAUGE, "Whether claims are served", ("driver",)),
+        "part_ready": Family(GAUGE, "Whether nothing stands in the way of a part of the driver", ("driver", "part")),
+        "inventory_timestamp_seconds": Family(GAUGE, "When the hardware was last seen; 0 for never", ("driver",)),
+        "devices": Family(GAUGE, "Physical devices by how they are", ("driver", "state")),
+        "published_devices": Family(
+            GAUGE,
+            "Devices that the pool holds: whole ones, partitions that exist and partitions that can be made",
+            ("driver", "pool", "kind", "profile"),
+        ),
+        "pool_published": Family(
+            GAUGE, "Whether the API server holds what was last seen, as far as it has told", ("driver", "pool")
+        ),
+        "pool_behind_seconds": Family(
+            GAUGE, "For how long the API server has not held what was last seen", ("driver", "pool")
+        ),
+        "device_info": Family(
+            GAUGE,
+            "A physical device",
+            ("driver", "device", "uuid", "index", "product", "pci_bus_id", "numa_node"),
+        ),
+        "device_healthy": Family(GAUGE, "Whether a physical device has no fault", ("driver", "device", "uuid")),
+        "device_fault": Family(
+            GAUGE,
+            "What is wrong with a physical device, and what follows for claims",
+            ("driver", "device", "uuid", "cause", "effect"),
+        ),
+        "device_owing": Family(
+            GAUGE,
+            "Whether something of a former claim is still to be undone on a physical device",
+            ("driver", "device", "uuid"),
+        ),
+        "partitions": Family(
+            GAUGE, "Partitions that exist, by who made them", ("driver", "device", "device_uuid", "profile", "owner")
+        ),
+        "claims": Family(GAUGE, "Claims that the driver knows, by their state", ("driver", "state")),
+        "operations_under_way": Family(GAUGE, "Claims that are being worked on for the kubelet", ("driver",)),
+        "claim_device_info": Family(
+            GAUGE,
+            "A device or partition that is prepared for a claim now; uuid is what exporters of the vendor call it",
+            (*_HOLDING, "partition_id", "share_id", "admin"),
+        ),
+        "container_device_info": Family(
+            GAUGE,
+            "A device or partition of a claim that a container has now, by what the kubelet tells",
+            (
+                "driver",
+                "namespace",
+                "pod",
+                "container",
+                "claim",
+                "claim_uid",
+                "device",
+                "uuid",
+                "device_uuid",
+                "partition_id",
+                "share_id",
+            ),
+        ),
+        "identity_token_expiry_timestamp_seconds": Family(
+            GAUGE,
+            "When the token with which the driver speaks to the API server ends; none for one that does not end",
+            (),
+        ),
+        "collection_success": Family(GAUGE, "Whether a source of these metrics answered in time", ("driver", "source")),
+        "collection_duration_seconds": Family(GAUGE, "How long a source of these metrics took", ("driver", "source")),
+        "device_power_watts": Family(GAUGE, "Power that a device draws", _DEVICE),
+        "device_power_limit_watts": Family(GAUGE, "Power that a device may draw", _DEVICE),
+        "device_energy_joules": Family(COUNTER, "Energy that a device has drawn since its driver was loaded", _DEVICE),
+        "device_temperature_celsius": Family(GAUGE, "Temperature of a device", _DEVICE),
+        "device_memory_used_bytes": Family(GAUGE, "Memory of a device or partition that is in use", _DEVICE),
+        "device_memory_total_bytes": Family(GAUGE, "Memory that a device or partition has", _DEVICE),
+        "device_utilization_ratio": Family(GAUGE, "Part of the time in which a device computed something", _DEVICE),
+        "device_clock_hertz": Family(GAUGE, "Clock of a device", (*_DEVICE, "clock")),
+    }
+)
+
+
+@dataclass
+class Samples:
+    """Values by metric and labels; what is said twice of the same thing is said once."""
+
+    values: dict[str, dict[tuple[str, ...], float]] = field(default_factory=dict)
+
+    def add(self, name: str, value: float | None, *labels: object) -> None:
+        """Take a value in, unless there is none. There are as many labels as the family has."""
+        if value is None:
+            return
+        texts = tuple(str(each) for each in labels)
+        if len(texts) != len(FAMILIES[name].labels):
+            raise ValueError(f"{PREFIX}_{name} has the labels {FAMILIES[name].labels}; {texts} were given")
+        self.values.setdefault(name, {})[texts] = float(value)
+
+
+def of_view(samples: Samples, view: View, containers: Iterable[ContainerDevice]) -> None:
+    """Say how one driver is, and who has its devices."""
+    driver, survey = view.driver, view.snapshot.survey
+    samples.add("ready", not view.problems, driver)
+    for part in sorted({*view.parts, *view.problems}):
+        samples.add("part_ready", part not in view.problems, driver, part)
+    samples.add("inventory_timestamp_seconds", view.snapshot.looked_at, driver)
+    samples.add("pool_published", view.published, driver, view.pool)
+    samples.add("pool_behind_seconds", view.behind_seconds, driver, view.pool)
+    for state in ("prepared", "preparing"):
+        samples.add("claims", sum(record.state == state for record in view.records), driver, state)
+    samples.add("operations_under_way", view.under_way, driver)
+    held = holdings(view.records)
+    for each in held:
+        device, claim = each.device, each.claim
+        samples.add(
+            "claim_device_info",
+            1,
+            *(driver, claim.namespace, claim.name, claim.uid, device.request, device.pool, device.name, device.kind),
+            *(device.profile or "", each.uuid, device.device_uuid, each.partition_id),
+            *(device.share_id, str(device.admin).lower()),
+        )
+    for container, each in placed(driver, held, containers):
+        samples.add(
+            "container_device_info",
+            1,
+            *(driver, container.namespace, container.pod, container.container, container.claim, each.claim.uid),
+            *(each.device.name, each.uuid, each.device.device_uuid, each.partition_id, each.device.share_id),
+        )
+    if survey is None:
+        return
+    names, causes = names_of(survey), causes_of(view.picture)
+    for state, number in states_of(survey).items():
+        samples.add("devices", number, driver, state)
+    for (kind, profile), number in offered(survey).items():
+        samples.add("published_devices", number, driver, view.pool, kind, profile)
+    for finding in survey.findings:
+        uuid, known = finding.uuid or finding.name, finding.device
+        name = names.get(uuid, "")
+        samples.add("device_healthy", is_well(view.picture, finding), driver, name, uuid)
+        samples.add("device_owing", uuid in view.owing, driver, name, uuid)
+        for cause, effect in causes.get(uuid, {}).items():
+            samples.add("device_fault", 1, driver, name, uuid, cause, effect)
+        if known is not None:
+            node = "" if known.numa_node is None else known.numa_node
+            samples.add("device_info", 1, driver, name, uuid, known.index, known.product, known.pci_address, node)
+    for (uuid, profile, owner), number in partitions_of(survey, view.records).items():
+        samples.add("partitions", number, driver, names.get(uuid, ""), uuid, profile, owner)
+
+
+def of_telemetry(samples: Samples, view: View, readings: Iterable[Telemetry]) -> None:
+    """Say what the devices of one driver do."""
+    survey = view.snapshot.survey
+    names = names_of(survey) if survey is not None else {}
+    if survey is not None:
+        names.update({offer.partition_uuid: offer.name for offer in survey.offers if offer.partition_uuid})
+    names.update({each.uuid: each.device.name for each in holdings(view.records) if each.uuid})
+    for each in readings:
+        labels = (view.driver, names.get(each.uuid, ""), each.uuid, each.device_uuid)
+        samples.add("device_power_watts", each.power, *labels)
+        samples.add("device_power_limit_watts", each.power_limit, *labels)
+        samples.add("device_energy_joules", each.energy, *labels)
+        samples.add("device_temperature_celsius", each.temperature, *labels)
+        samples.add("device_memory_used_bytes", each.memory_used, *labels)
+        samples.add("device_memory_total_bytes", each.memory_total, *labels)
+        samples.add("device_utilization_ratio", each.utilization, *labels)
+        for clock, hertz in each.clocks.items():
+            samples.add("device_clock_hertz", hertz, *labels, clock)

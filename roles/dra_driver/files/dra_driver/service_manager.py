@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What a service tells systemd of itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+
+def notify(message: str) -> None:
+    """Tell systemd, where it asked to be told (Type=notify)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+        sender.sendto(message.encode(), address)

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Keeps the health of the devices: from what looks find and what devices tell, to what is published and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Protocol
+
+from ..claims.records import ClaimRecord
+from ..core import health
+from ..core.health import Ailment, Ailments, Moment
+from ..core.model import Device, Notice, Offer
+from ..core.signs import Severity
+from ..core.system import System
+from ..inventory import Survey
+from ..kubelet.health import DeviceReport, DeviceState
+from ..logs import StateLog, fields
+from .shared import Shared, Snapshot
+
+LOG = logging.getLogger(__name__)
+
+FILE = "health.json"
+FORM = 1
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is known of the hardware and how it is; ``ailments`` go by the device's UUID.
+
+    ``survey`` in ``snapshot`` has the offers with their taints; ``effects`` are what these do by severity.
+    """
+
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    ailments: Mapping[str, Ailments] = field(default_factory=dict)
+    effects: Mapping[Severity, str] = field(default_factory=lambda: health.DEFAULT_EFFECTS)
+
+    def of(self, offer: Offer) -> Ailments:
+        """Return what a published device has."""
+        survey = self.snapshot.survey
+        return health.concerning(offer, survey.devices, self.ailments) if survey is not None else ()
+
+    def reports(self, pool: str, now: float, expiry: float) -> tuple[DeviceReport, ...]:
+        """Return how all published devices are. What was looked at more than ``expiry`` seconds ago is not known any more."""
+        snapshot = self.snapshot
+        seen_at = snapshot.looked_at
+        unknown = snapshot.given_up
+        if not unknown and now - seen_at > expiry:
+            unknown = f"The hardware was last looked at {now - seen_at:.0f} s ago."
+        if unknown:
+            return tuple(
+                DeviceReport(pool, name, DeviceState.UNKNOWN, unknown, seen_at) for name in snapshot.inventory.offers
+            )
+        return tuple(_report(pool, offer, self.of(offer), seen_at) for offer in snapshot.inventory.offers.values())
+
+
+class PictureHealth:
+    """What the kubelet is told, out of the pictures. What is older than ``expiry`` seconds counts as unknown."""
+
+    def __init__(self, pictures: Shared[Picture], pool: str, expiry: float) -> None:
+        self._pictures = pictures
+        self._pool = pool
+        self._expiry = expiry
+
+    def reports(self) -> tuple[DeviceReport, ...]:
+        """Return how all devices are at this moment."""
+        return self._pictures.value.reports(self._pool, time.time(), self._expiry)
+
+    async def changed(self, seconds: float) -> None:
+        """Wait until that may have changed, for so many seconds at most."""
+        known = self.reports()
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            await self._pictures.changed(left)
+            if [(each.name, each.state, each.message) for each in self.reports()] != [
+                (each.name, each.state, each.message) for each in known
+            ]:
+                return
+
+
+def _report(pool: str, offer: Offer, ailments: Ailments, seen_at: float) -> DeviceReport:
+    state = DeviceState.HEALTHY
+    if (health.severity(ailments) or Severity.INFORMATIVE) > Severity.INFORMATIVE:
+        state = DeviceState.UNHEALTHY
+    worst = sorted(ailments, key=lambda each: (-each.sign.severity, each.since))
+    return DeviceReport(pool, offer.name, state, " ".join(each.sign.describe() for each in worst), seen_at)
+
+
+class Teller(Protocol):
+    """Who is told when a device falls ill and when it is well again."""
+
+    def fell_ill(self, device: str, ailment: Ailment, records: Collection[ClaimRecord]) -> None:
+        """Tell of something new that is wrong with a device, and which claims hold what of it is concerned."""
+
+    def recovered(self, device: str, ailment: Ailment, records: Collection[ClaimRecord]) -> None:
+        """Tell of the end of that."""
+
+
+class HealthKeeper:
+    """One vendor's devices. Follows ``snapshots``, is told ``heard``, writes ``pictures``; keeps a file over restarts.
+
+    ``soon`` has the hardware looked at again: what one look has found or missed is verified by another one.
+    """
+
+    def __init__(
+        self,
+        *,
+        driver: str,
+        directory: str,
+        system: System,
+        boot_id: str,
+        effects: Mapping[Severity, str],
+        snapshots: Shared[Snapshot],
+        pictures: Shared[Picture],
+        soon: asyncio.Event,
+        teller: Teller,
+        claims: Callable[[], Collection[ClaimRecord]],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._driver = driver
+        self._path = f"{directory}/{FILE}"
+        self._system = system
+        self._boot_id = boot_id
+        self._effects = effects
+        self._snapshots = snapshots
+        self._pictures = pictures
+        self._soon = soon
+        self._teller = teller
+        self._claims = claims
+        self._clock = clock
+        self._ailments: dict[str, Ailments] = {}
+        self._kept: dict[str, list[object]] = {}
+        self._state = StateLog(LOG)
+        self._verifying: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Follow the looks until cancelled."""
+        self._load()
+        async for snapshot in self._snapshots.follow():
+            if snapshot.survey is not None:
+                self._look(snapshot.survey)
+            self._publish()
+            self._keep()
+
+    def heard(self, notices: Collection[Notice]) -> None:
+        """Take in what devices tell; a look follows by itself."""
+        survey = self._snapshots.value.survey
+        changed = False
+        for notice in notices:
+            if notice.sign is None or not notice.uuid:
+                continue
+            device = survey.devices.get(notice.uuid) if survey is not None else None
+            processes = _users(device, notice.sign.instance)
+            before = self._ailments.get(notice.uuid, ())
+            after = health.told(before, notice.sign, processes, self._moment())
+            changed = self._settle(notice.uuid, before, after, device) or changed
+        if changed:
+            self._publish()
+            self._keep()
+
+    def was_reset(self, uuid: str) -> None:
+        """Take in that a device was reset just now."""
+        survey = self._snapshots.value.survey
+        before = self._ailments.get(uuid, ())
+        device = survey.devices.get(uuid) if survey is not None else None
+        if self._settle(uuid, before, health.was_reset(before), device):
+            self._publish()
+            self._keep()
+
+    def _moment(self) -> Moment:
+        return Moment(self._clock(), self._boot_id)
+
+    def _look(self, survey: Survey) -> None:
+        moment = self._moment()
+        found = {finding.uuid for finding in survey.findings if finding.uuid}
+        for finding in survey.findings:
+            if finding.uuid:
+                before = self._ailments.get(finding.uuid, ())
+                self._settle(finding.uuid, before, health.looked(before, finding, moment), finding.device)
+        for uuid in [each for each in self._ailments if each not in found]:
+            if health.is_forgotten(self._ailments[uuid], moment):
+                del self._ailments[uuid]
+        unfinished = any(health.unfinished(self._ailments.get(uuid, ())) for uuid in found)
+        if unfinished and self._verifying is None:
+            self._verifying = asyncio.get_running_loop().call_later(health.VERIFY_SECONDS, self._verify)
+
+    def _verify(self) -> None:
+        self._verifying = None
+        self._soon.set()
+
+    def _settle(self, uuid: str, before: Ailments, after: Ailments, device: Device | None) -> bool:
+        """Put down what a device has now, and tell of what is new and of what is over. Returns whether anything is."""
+        if before == after:
+            return False
+        if after:
+            self._ailments[uuid] = after
+        else:
+            self._ailments.pop(uuid, None)
+        had, has = {each.sign.key: each for each in before}, {each.sign.key: each for each in after}
+        name = device.describe() if device is not None else uuid
+        for key in has.keys() - had.keys():
+            LOG.warning("%s is not well: %s", name, has[key].sign.describe(), extra=self._fields(uuid, has[key]))
+            self._teller.fell_ill(name, has[key], self._holders(uuid, has[key]))
+        for key in had.keys() - has.keys():
+            LOG.info("%s is well again: %s is over", name, had[key].sign.cause, extra=self._fields(uuid, had[key]))
+            self._teller.recovered(name, had[key], self._holders(uuid, had[key]))
+        return True
+
+    def _fields(self, uuid: str, ailment: Ailment) -> dict[str, dict[str, Any]]:
+        sign = ailment.sign
+        return fields(driver=self._driver, device=uuid, cause=sign.cause, value=sign.value, severity=sign.severity.word)
+
+    def _holders(self, uuid: str, ailment: Ailment) -> list[ClaimRecord]:
+        """Return the claims that hold what an ailment is about."""
+        return [
+            record
+            for record in self._claims()
+            if any(
+                each.device_uuid == uuid and (ailment.is_of_all or each.instance_id == ailment.sign.instance)
+                for each in record.devices
+            )
+        ]
+
+    def _publish(self) -> None:
+        snapshot = self._snapshots.value
+        ailments = dict(self._ailments)
+        survey = snapshot.survey
+        if survey is not None:
+            offers = health.tainted(self._driver, survey.offers, survey.devices, ailments, self._effects)
+            snapshot = replace(snapshot, survey=replace(survey, offers=offers))
+        self._pictures.put(Picture(snapshot, ailments, self._effects))
+
+    def _load(self) -> None:
+        """Read what was known when the driver ended. A file that cannot be read is set aside: looks find states again."""
+        try:
+            text = self._system.read_text(self._path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            LOG.warning("%s cannot be read, what devices told before is not known: %s", self._path, error)
+            return
+        try:
+            data = json.loads(text)
+            if not isinstance(data, dict) or data.get("form") != FORM:
+                raise ValueError(f"it has another form than {FORM}")
+            self._ailments = health.from_data(data["devices"])
+            self._kept = {uuid: [_lasting(each) for each in found] for uuid, found in self._ailments.items()}
+        except (KeyError, ValueError) as error:
+            LOG.warning("%s holds no health of devices (%s): it begins anew", self._path, error)
+
+    def _keep(self) -> None:
+        """Write what should outlive this process. That something is found once more is no reason to."""
+        kept = {uuid: [_lasting(each) for each in found] for uuid, found in self._ailments.items()}
+        if kept == self._kept:
+            return
+        text = json.dumps({"form": FORM, "devices": health.to_data(self._ailments)}, indent=1) + "\n"
+        try:
+            self._system.write_atomic(self._path, text.encode(), mode=0o600)
+        except OSError as error:
+            self._state.report(f"{self._path} cannot be written: {error}", level=logging.WARNING)
+        else:
+            self._kept = kept
+            self._state.report(f"{self._path} is kept", level=logging.DEBUG)
+
+
+def _users(device: Device | None, instance: int | None) -> frozenset[int]:
+    """Return the processes that use a device, or one partition of it."""
+    if device is None:
+        return frozenset()
+    if instance is None:
+        return frozenset(process.pid for process in device.processes)
+    return frozenset(
+        process.pid for each in device.partitions if each.instance_id == instance for process in each.processes
+    )
+
+
+def _lasting(ailment: Ailment) -> object:
+    """Return what of an ailment is worth writing down again when it changes."""
+    return (
+        ailment.sign.key,
+        ailment.sign.severity,
+        ailment.since,
+        ailment.is_confirmed,
+        ailment.processes,
+        ailment.boot,
+    )

@@ -1,0 +1,75 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""A claim with administrator's access: every device is seen beside those who use it, and nothing is held or changed by it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import Cluster, CommandFailed
+from tests.cluster.manifests import claim, dynamic, pod
+
+NAMESPACE = "watchers"
+LABEL = "resource.kubernetes.io/admin-access"
+LIST_INSTANCES = ("nvidia-smi", "mig", "-lgi")
+
+
+def watcher(name: str, node: str) -> list[dict[str, Any]]:
+    """A claim for all whole GPUs, whoever has them, and the pod on this node that wants it."""
+    wanted, user = claim(name, device_class="gpu.nvidia.com"), pod(name, name, node=node)
+    exactly = wanted["spec"]["devices"]["requests"][0]["exactly"]
+    del exactly["count"]
+    exactly.update(allocationMode="All", adminAccess=True)
+    for document in (wanted, user):
+        document["metadata"]["namespace"] = NAMESPACE
+    return [wanted, user]
+
+
+@pytest.fixture()
+def namespace(clean: Cluster) -> Iterator[Cluster]:
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": {LABEL: "true"}}}
+    clean.apply(space)
+    yield clean
+    clean.delete(space)
+
+
+def test_a_watcher_sees_every_gpu_and_holds_none(namespace: Cluster) -> None:
+    """It comes first: the scheduler takes counters for it, too, as long as they last (kubernetes/kubernetes#140729)."""
+    cluster, node = namespace, namespace.nodes()[1]
+    cluster.apply(*watcher("watch", node))
+    cluster.wait_running("watch", namespace=NAMESPACE)
+    log = cluster.wait("the watcher's list", lambda: cluster.log("watch", NAMESPACE))
+    published = [each for each in cluster.devices(node).values() if each["attributes"]["type"]["string"] == "gpu"]
+    seen = set(re.findall(r"^GPU \d+: .*UUID: (GPU-[0-9a-f-]+)", log, re.MULTILINE))
+    assert len(seen) == 8 and seen == {each["attributes"]["uuid"]["string"] for each in published}
+    assert cluster.instances(node) == []
+    # Others get the same GPUs, whole and in parts.
+    whole = [claim("whole", device_class="gpu.nvidia.com"), pod("whole", "whole", node=node)]
+    part = [claim("part", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("part", "part", node=node)]
+    cluster.apply(*whole, *part)
+    cluster.wait_running("whole", "part")
+    # The watcher may list partitions, which a user of one may not.
+    assert "1g.10gb" in cluster.kubectl("exec", "watch", "-n", NAMESPACE, "--", *LIST_INSTANCES)
+    empty = cluster.kubectl("exec", "part", "--", *LIST_INSTANCES)
+    assert "Placement" in empty and "1g.10gb" not in empty, empty
+    # The partition goes with its pod under the watcher's eyes, and another one comes.
+    cluster.kubectl("exec", "watch", "-n", NAMESPACE, "--", "sh", "-c", "nvidia-smi -L -l 1 >/tmp/seen 2>&1 &")
+    cluster.delete(*reversed(part))
+    assert cluster.instances(node) == []
+    cluster.apply(*part)
+    cluster.wait_running("part")
+    assert len(cluster.instances(node)) == 1
+    cluster.delete(*reversed(part), *reversed(whole))
+    assert cluster.pod("watch", NAMESPACE)["status"]["phase"] == "Running"
+    assert list(cluster.recorded(node).values()) == ["prepared"] and len(cluster.cdi_files(node)) == 1
+
+
+def test_only_a_namespace_of_administrators_may_ask_for_it(clean: Cluster) -> None:
+    wanted, _user = watcher("watch", clean.nodes()[0])
+    wanted["metadata"]["namespace"] = "default"
+    with pytest.raises(CommandFailed, match=LABEL):
+        clean.apply(wanted)

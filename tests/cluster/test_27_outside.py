@@ -1,0 +1,256 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is seen of the driver from outside: metrics, the command line on the node, the support bundle, alerts."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import DRIVER, DRIVER_UNIT, ROOT, Cluster
+from tests.cluster.manifests import claim, dynamic, pod
+
+PORT = 9817
+SCRAPE = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{PORT}/metrics', timeout=9).read().decode())"
+
+
+def scraped(cluster: Cluster, node: str) -> str:
+    """All metrics of a node's driver."""
+    return cluster.run(node, "/opt/dra-accelerators/venv/bin/python", "-c", SCRAPE)
+
+
+def info(text: str, name: str) -> list[dict[str, str]]:
+    """The labels of each series of a metric."""
+    lines = re.findall(rf"^dra_accelerators_{name}\{{(.*)\}} \S+$", text, re.MULTILINE)
+    return [dict(re.findall(r'(\w+)="([^"]*)"', line)) for line in lines]
+
+
+def dra_driver(cluster: Cluster, node: str, *words: str, check: bool = True) -> Any:
+    """What the command on the node answers."""
+    return json.loads(cluster.run(node, "dra-driver", *words, "--output", "json", check=check))
+
+
+def part(cluster: Cluster, name: str, node: str) -> list[dict[str, Any]]:
+    documents = [claim(name, device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod(name, name, node=node)]
+    cluster.apply(*documents)
+    cluster.wait_running(name)
+    return documents
+
+
+def test_a_claim_is_attributed_and_explained_as_long_as_it_is_prepared(clean: Cluster) -> None:
+    node = clean.nodes()[0]
+    documents = part(clean, "seen", node)
+    text = scraped(clean, node)
+    (of_claim,) = info(text, "claim_device_info")
+    (instance,) = [line for line in clean.instances(node) if of_claim["uuid"] in line]
+    assert "1g.10gb" in instance and of_claim["claim_uid"] == clean.uid("seen")
+    (of_container,) = info(text, "container_device_info")
+    assert {key: of_container[key] for key in ("namespace", "pod", "container", "claim", "uuid")} == {
+        "namespace": "default",
+        "pod": "seen",
+        "container": "probe",
+        "claim": "seen",
+        "uuid": of_claim["uuid"],
+    }
+    path = "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/seen/device/gpu.nvidia.com-metadata.json"
+    newest, older = (json.loads(line) for line in clean.kubectl("exec", "seen", "--", "cat", path).splitlines())
+    assert (newest["apiVersion"], older["apiVersion"]) == tuple(
+        f"metadata.resource.k8s.io/{v}" for v in ("v1beta1", "v1alpha1")
+    )
+    (inside,) = newest["requests"][0]["devices"]
+    assert (inside["name"], inside["attributes"]["uuid"]["string"]) == (of_claim["device"], of_claim["uuid"])
+    (told,) = dra_driver(clean, node, "explain", "default/seen")
+    assert told["verdict"] == "prepared" and told["containers"] == ["default/seen/probe"]
+    assert [each["uuid"] for each in told["record"]["devices"]] == [of_claim["uuid"]]
+    assert told["CDI file"]["there"] and told["allocation"][0]["what it is"]["profile"] == "1g.10gb"
+    clean.delete(*reversed(documents))
+    text = scraped(clean, node)
+    assert info(text, "claim_device_info") == info(text, "container_device_info") == []
+    (told,) = dra_driver(clean, node, "explain", "default/seen", check=False)
+    assert told["verdict"].startswith("not prepared") and "there is no claim" in told["verdict"]
+
+
+@pytest.mark.prove
+def test_the_command_tells_while_the_driver_is_stopped_and_the_bundle_has_no_secret(
+    clean: Cluster, tmp_path: Path
+) -> None:
+    node = clean.nodes()[0]
+    documents = part(clean, "kept", node)
+    assert dra_driver(clean, node, "probe", "liveness") == dra_driver(clean, node, "probe", "readiness")
+    assert dra_driver(clean, node, "probe", "readiness") == {"ok": True, "problems": []}
+    kubeconfig = json.loads(clean.run(node, "cat", "/etc/dra-accelerators/kubeconfig"))
+    token = kubeconfig["users"][0]["user"]["token"]
+    # Where a secret has come to lie by mistake.
+    clean.run(node, "logger", "-t", "kubelet", f"Authorization: Bearer {token}")
+    try:
+        clean.run(node, "systemctl", "stop", DRIVER_UNIT)
+        (told,) = dra_driver(clean, node, "explain", "kept")
+        assert told["verdict"] == "prepared" and "no process answers" in told["driver"]
+        assert not dra_driver(clean, node, "probe", "liveness", check=False)["ok"]
+        assert [each["name"] for each in dra_driver(clean, node, "claims")] == ["kept"]
+        clean.run(node, "dra-driver", "collect", "--file", "/tmp/bundle.tar.gz")
+    finally:
+        clean.run(node, "systemctl", "start", DRIVER_UNIT)
+        clean.wait_registered(node)
+    encoded = clean.run(node, "base64", "/tmp/bundle.tar.gz")
+    clean.run(node, "rm", "/tmp/bundle.tar.gz")
+    bundle = tmp_path / "bundle.tar.gz"
+    bundle.write_bytes(base64.b64decode(encoded))
+    with tarfile.open(bundle) as archive:
+        files = {each.name.partition("/")[2]: archive.extractfile(each).read().decode() for each in archive}  # type: ignore[union-attr]
+    assert not [name for name, text in files.items() if token in text or token[:60] in text]
+    assert "serving the kubelet" in files["journal.txt"] and "WatchdogSec" in files["unit-files.txt"]
+    assert json.loads(files[f"{DRIVER}/store.json"])["claims"][0]["name"] == "kept"
+    assert json.loads(files[f"{DRIVER}/slices.json"]) and json.loads(files["config/identity.json"])["of node"] == node
+    clean.delete(*reversed(documents))
+
+
+@pytest.mark.prove
+def test_an_unallocated_claim_is_explained_by_the_node(clean: Cluster) -> None:
+    node = clean.nodes()[0]
+    clean.apply(
+        claim(
+            "huge", device_class="mig.nvidia.com", expression="device.attributes['gpu.nvidia.com'].profile == '9g.99gb'"
+        ),
+        pod("huge", "huge", node=node),
+    )
+    (told,) = dra_driver(clean, node, "explain", "huge", check=False)
+    assert told["verdict"] == "not prepared: the scheduler has not allocated it"
+    why = told["why no device of this node"]
+    assert why["device"]["nothing here rules out"] == "none"
+    assert any(reason.startswith("selector device.attributes") for reason in why["device"]["ruled out"])
+    assert "may not read DeviceClasses" in why["classes"]
+
+
+@pytest.mark.prove
+def test_the_driver_that_hangs_is_started_again_by_systemd(clean: Cluster) -> None:
+    """It is frozen, so that it cannot answer itself; systemd waits two minutes for a sign of life."""
+    node = clean.nodes()[0]
+    pid = clean.driver_pid(node)
+    clean.run(node, "kill", "-STOP", str(pid))
+    clean.wait("another process", lambda: clean.driver_pid(node) not in (0, pid), timeout=300)
+    clean.wait_registered(node)
+    assert "watchdog" in clean.run(node, "journalctl", "-b", "-u", DRIVER_UNIT, "-o", "cat", "--no-pager").lower()
+
+
+@pytest.fixture()
+def prometheus(clean: Cluster, tmp_path: Path) -> Iterator[Any]:
+    """A real Prometheus on this machine that scrapes the first node's driver; in its copy of the rules alerts wait a second."""
+    sys.path[:0] = [str(ROOT / "tests/oracles"), str(ROOT / "tests/world")]
+    from prometheus import Server
+
+    node = clean.nodes()[0]
+    addresses = {each["type"]: each["address"] for each in clean.get("node", node)["status"]["addresses"]}
+    targets = [{"targets": [f"{addresses['InternalIP']}:{PORT}"], "labels": {"job": "dra-accelerators"}}]
+    (tmp_path / "targets.json").write_text(json.dumps(targets))
+    rules = (ROOT / "roles/monitoring/files/rules.yml").read_text()
+    (tmp_path / "rules.yml").write_text(re.sub(r"for: \d+m", "for: 1s", rules))
+    server = Server(tmp_path, rules=tmp_path / "rules.yml", targets=tmp_path / "targets.json")
+    server.start()
+    yield server
+    server.stop()
+    clean.run(node, "gpu-simulator", "clear")
+
+
+@pytest.mark.prove
+def test_a_prometheus_sees_a_claim_a_fault_under_it_and_its_end(clean: Cluster, prometheus: Any) -> None:
+    from prometheus import promtool
+
+    node = clean.nodes()[0]
+    assert promtool("check", "metrics", text=scraped(clean, node)) == ""
+    documents = part(clean, "watched", node)
+    joined = (
+        "dra_accelerators_container_device_info * on (uuid) group_left () dra_accelerators_device_memory_total_bytes"
+    )
+    (found,) = prometheus.until("the partition's memory by its pod", lambda: prometheus.query(joined), 90)
+    assert found["metric"]["pod"] == "watched" and 9e9 < float(found["value"][1]) < 13e9
+    prometheus.until("telemetry of all", lambda: len(prometheus.query("dra_accelerators_device_power_watts")) == 8)
+    index = next(
+        each["metric"]["index"]
+        for each in prometheus.query("dra_accelerators_device_info")
+        if each["metric"]["uuid"] == found["metric"]["device_uuid"]
+    )
+    clean.run(node, "gpu-simulator", "fault", index, "call", "nvmlDeviceGetMemoryInfo", "fail", "999")
+    wanted = {"DraAcceleratorsDeviceFault", "DraAcceleratorsDeviceFaultInUse"}
+    prometheus.until("both alerts fire", lambda: wanted <= prometheus.firing(), 90)
+    (fault,) = prometheus.query("dra_accelerators_device_fault")
+    assert fault["metric"]["cause"] == "unknown-error" and fault["metric"]["uuid"] == found["metric"]["device_uuid"]
+    clean.run(node, "gpu-simulator", "clear")
+    prometheus.until("they end", lambda: not wanted & prometheus.firing(), 90)
+    clean.delete(*reversed(documents))
+    prometheus.until("the claim is gone", lambda: not prometheus.query("dra_accelerators_claim_device_info"), 90)
+    clean.run(node, "systemctl", "stop", DRIVER_UNIT)
+    prometheus.until("the driver is missed", lambda: "DraAcceleratorsDriverDown" in prometheus.firing(), 90)
+    clean.run(node, "systemctl", "start", DRIVER_UNIT)
+    clean.wait_registered(node)
+    prometheus.until("it is back", lambda: "DraAcceleratorsDriverDown" not in prometheus.firing(), 90)
+
+
+#: As the Prometheus operator has it, as far as the API server needs to know.
+RULE_KIND = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "prometheusrules.monitoring.coreos.com"},
+    "spec": {
+        "group": "monitoring.coreos.com",
+        "names": {"kind": "PrometheusRule", "plural": "prometheusrules", "singular": "prometheusrule"},
+        "scope": "Namespaced",
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture()
+def watched(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
+    """An inventory with this machine as the one that watches, and the namespace for it."""
+    here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    path = tmp_path / "inventory.yml"
+    path.write_text(json.dumps({"accelerator_monitoring": {"hosts": {"here": here}}}))
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "monitoring"}}
+    cluster.apply(space)
+    yield path
+    cluster.delete(RULE_KIND, space)
+
+
+@pytest.mark.prove
+def test_dashboard_and_rules_are_objects_of_the_cluster_where_that_is_wanted(cluster: Cluster, watched: Path) -> None:
+    files = {f"monitoring_{name}_file": "" for name in ("rules", "targets", "dashboard", "provider")}
+    options = ("-e", json.dumps({**files, "monitoring_objects": True, "accelerator_become": False}))
+
+    def objects(kind: str) -> dict[str, dict[str, Any]]:
+        found = cluster.get(kind, "-n", "monitoring", "-l", "app.kubernetes.io/managed-by=dra-accelerators")["items"]
+        return {each["metadata"]["name"]: each for each in found}
+
+    assert cluster.playbook("monitoring.yml", *options, "--check", inventory=watched).changed == 1
+    assert objects("configmaps") == {}
+    assert cluster.playbook("monitoring.yml", *options, inventory=watched).changed == 1
+    found = objects("configmaps")
+    assert set(found) == {"dra-accelerators-dashboard", "dra-accelerators-rules"}
+    dashboard = found["dra-accelerators-dashboard"]
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(dashboard["data"]["dra-accelerators.json"])["uid"] == "dra-accelerators"
+    assert cluster.playbook("monitoring.yml", *options, inventory=watched).changed == 0
+    assert cluster.playbook("monitoring.yml", *options, "-e", "monitoring_state=absent", inventory=watched).changed == 1
+    assert objects("configmaps") == {}
+    cluster.apply(RULE_KIND)
+    cluster.kubectl("wait", "--for=condition=Established", "crd", RULE_KIND["metadata"]["name"])  # type: ignore[index]
+    assert cluster.playbook("monitoring.yml", *options, inventory=watched).changed == 1
+    assert set(objects("configmaps")) == {"dra-accelerators-dashboard"}
+    assert [group["name"] for group in objects("prometheusrules")["dra-accelerators"]["spec"]["groups"]][1:]
+    assert cluster.playbook("monitoring.yml", *options, "-e", "monitoring_state=absent", inventory=watched).changed == 1
+    assert objects("configmaps") == objects("prometheusrules") == {}

@@ -1,0 +1,232 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""Containers of a claim compute at the same time through MPS: seen from inside, on the node, and gone with the claim."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import EXAMPLES, Cluster
+from tests.cluster.manifests import claim, device_named, dynamic, mps, pod
+
+#: Has a CUDA context of its own, tells what it was given, and keeps it.
+COMPUTE = """
+import ctypes, json, time
+cuda = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    return getattr(cuda, name)(*arguments)
+device, context, memory, sms, size = (ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_int(), ctypes.c_size_t())
+told = {"init": call("cuInit", 0)}
+call("cuDeviceGet", ctypes.byref(device), 0)
+told["context"] = call("cuCtxCreate_v2", ctypes.byref(context), 0, device)
+call("cuDeviceGetAttribute", ctypes.byref(sms), 16, device)
+told["multiprocessors"] = sms.value
+call("cuDeviceTotalMem_v2", ctypes.byref(size), device)
+told["memory"] = size.value >> 20
+told["within"] = call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(1 << 30))
+told["beyond"] = call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(4 << 30))
+print(json.dumps(told), flush=True)
+time.sleep(3600)
+"""
+OUT_OF_MEMORY, DEVICE_UNAVAILABLE = 2, 46
+
+
+def computing(name: str, claimed: str, node: str) -> dict[str, Any]:
+    """A pod whose one container computes."""
+    wanted = pod(name, claimed, node=node, image="localhost/python:latest")
+    wanted["spec"]["containers"][0]["command"] = ["python3", "-c", COMPUTE]
+    return wanted
+
+
+def told(cluster: Cluster, name: str) -> dict[str, int]:
+    """What the pod's program was given."""
+    found: dict[str, int] = json.loads(
+        cluster.wait(f"what {name} tells", lambda: cluster.log(name).strip().splitlines()[-1:] or None)[0]
+    )
+    return found
+
+
+def printed(cluster: Cluster, name: str, last: str, container: str | None = None) -> str:
+    """What a pod of an example prints, once this is in it."""
+    return cluster.wait(
+        f"{name} prints {last!r}", lambda: last in (said := cluster.log(name, container=container)) and said
+    )
+
+
+def modes(cluster: Cluster, node: str) -> list[str]:
+    """The compute mode of each GPU of a node."""
+    return cluster.run(node, "nvidia-smi", "--query-gpu=compute_mode", "--format=csv,noheader").split()
+
+
+def daemons(cluster: Cluster, node: str) -> dict[str, int]:
+    """The process of each MPS control daemon that the node runs for claims, by its unit."""
+    units = [unit for unit in cluster.companions(node) if unit.startswith("dra-accelerators-mps@")]
+    return {unit: int(cluster.run(node, "systemctl", "show", "--property=MainPID", "--value", unit)) for unit in units}
+
+
+def test_containers_share_a_gpu_through_a_daemon_of_their_own(clean: Cluster) -> None:
+    example = EXAMPLES / "mps.yaml"
+    clean.apply(example)
+    clean.wait_running("mps")
+    for container in ("first", "second"):
+        log = printed(clean, "mps", "30G", container)
+        assert [line for line in log.splitlines() if line[0].isdigit()] == ["50.0", "30G"]
+    node = clean.pod("mps")["spec"]["nodeName"]
+    assert sorted(set(modes(clean, node))) == ["Default", "Exclusive_Process"]
+    ((unit, _pid),) = daemons(clean, node).items()
+    assert clean.uid("mps") in unit
+    clean.delete(example)
+    assert (clean.companions(node), set(modes(clean, node))) == ([], {"Default"})
+
+
+def test_a_partition_is_shared_through_a_daemon_of_its_own(clean: Cluster) -> None:
+    example = EXAMPLES / "mps-on-mig.yaml"
+    clean.apply(example)
+    clean.wait_running("mps-on-mig")
+    for container in ("first", "second"):
+        log = printed(clean, "mps-on-mig", "50.0", container)
+        assert log.count("MIG 2g.20gb") == 1
+    node = clean.pod("mps-on-mig")["spec"]["nodeName"]
+    assert len(daemons(clean, node)) == 1
+    clean.delete(example)
+    assert clean.companions(node) == []
+
+
+def test_what_a_claim_may_use_is_what_its_processes_get(clean: Cluster) -> None:
+    """Two pods of one claim, on a GPU that takes one process besides MPS, and one on a partition; each with its own limits."""
+    node = clean.nodes()[1]
+    gpu = clean.run(node, "nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader", "-i", "3").strip()
+    whole = claim("whole", device_class="gpu.nvidia.com", expression=device_named(gpu))
+    whole["spec"]["devices"]["config"] = [mps(defaultActiveThreadPercentage=25, defaultPinnedDeviceMemoryLimit="2Gi")]
+    part = claim("part", device_class="mig.nvidia.com", expression=dynamic("3g.40gb"))
+    part["spec"]["devices"]["config"] = [
+        mps("MigDeviceConfig", defaultActiveThreadPercentage=50, defaultPinnedDeviceMemoryLimit="3Gi")
+    ]
+    documents = [
+        part,
+        computing("of-part", "part", node),
+        whole,
+        *(computing(name, "whole", node) for name in ("one", "two")),
+    ]
+    # The partition first: its GPU's mode may have to be switched, which was refused once while the others began to compute.
+    clean.apply(*documents[:2])
+    clean.wait_running("of-part")
+    clean.apply(*documents[2:])
+    clean.wait_running("one", "two")
+    for name in ("one", "two"):
+        # 132 multiprocessors, a quarter of them.
+        assert told(clean, name) == {
+            "init": 0,
+            "context": 0,
+            "multiprocessors": 33,
+            "memory": 2048,
+            "within": 0,
+            "beyond": OUT_OF_MEMORY,
+        }
+    # 60 multiprocessors, half of them.
+    assert told(clean, "of-part") == {
+        "init": 0,
+        "context": 0,
+        "multiprocessors": 30,
+        "memory": 3072,
+        "within": 0,
+        "beyond": OUT_OF_MEMORY,
+    }
+    listed = clean.run(node, "nvidia-smi", "--query-compute-apps=gpu_uuid,name", "--format=csv,noheader")
+    assert listed.count("nvidia-cuda-mps-server") == 2 and listed.count(gpu) == 3
+    # Nobody else computes there, because its daemon has the GPU.
+    program = COMPUTE.replace("time.sleep(3600)", "")
+    variables = (f"CUDA_VISIBLE_DEVICES={gpu}", "CUDA_MPS_PIPE_DIRECTORY=/nowhere")
+    outside = json.loads(clean.run(node, "env", *variables, "python3", "-c", program))
+    assert outside["context"] == DEVICE_UNAVAILABLE
+    clean.delete(*reversed(documents))
+    assert (clean.companions(node), set(modes(clean, node)), clean.instances(node)) == ([], {"Default"}, [])
+
+
+def test_a_daemon_outlives_the_driver_and_comes_back_when_it_dies(clean: Cluster) -> None:
+    node = clean.nodes()[1]
+    wanted = claim("lasting", device_class="gpu.nvidia.com")
+    wanted["spec"]["devices"]["config"] = [mps(defaultActiveThreadPercentage=25, defaultPinnedDeviceMemoryLimit="2Gi")]
+    documents = [wanted, computing("before", "lasting", node)]
+    clean.apply(*documents)
+    clean.wait_running("before")
+    first = told(clean, "before")
+    ((unit, pid),) = daemons(clean, node).items()
+    clean.restart_driver(node)
+    clean.wait("the claim is prepared again", lambda: clean.recorded(node).get(clean.uid("lasting")) == "prepared")
+    assert daemons(clean, node) == {unit: pid}
+    clean.run(node, "kill", "-9", pid)
+    again = clean.wait("another daemon", lambda: (now := daemons(clean, node)[unit]) not in (0, pid) and now)
+    clean.wait(
+        "it is told its settings",
+        lambda: clean.run(node, "systemctl", "is-active", unit, check=False).strip() == "active",
+    )
+    late = computing("after", "lasting", node)
+    clean.apply(late)
+    clean.wait_running("after")
+    assert (told(clean, "after"), daemons(clean, node)) == (first, {unit: again})
+    clean.delete(late, *reversed(documents))
+    assert clean.companions(node) == []
+
+
+@pytest.mark.prove
+def test_a_daemon_is_there_again_after_a_reboot(clean: Cluster) -> None:
+    """Nothing of it outlives the boot, its partition neither: the driver makes both again before the pod comes back."""
+    node = clean.nodes()[1]
+    wanted = claim("rebooted", device_class="mig.nvidia.com", expression=dynamic("1g.10gb"))
+    wanted["spec"]["devices"]["config"] = [mps("MigDeviceConfig", defaultActiveThreadPercentage=50)]
+    documents = [wanted, computing("rebooted", "rebooted", node)]
+    documents[1]["spec"]["restartPolicy"] = "Always"
+    clean.apply(*documents)
+    clean.wait_running("rebooted")
+    first, before = told(clean, "rebooted"), list(daemons(clean, node))
+    assert first["multiprocessors"] == 8  # half of 16
+    clean.world("reboot", node)
+    clean.wait_registered(node, timeout=180)
+
+    def restarted() -> bool:
+        (status,) = clean.pod("rebooted")["status"]["containerStatuses"]
+        return bool(status["restartCount"] >= 1 and "running" in status["state"])
+
+    clean.wait("the pod runs again", restarted, timeout=300)
+    assert (told(clean, "rebooted"), list(daemons(clean, node))) == (first, before)
+    clean.delete(*reversed(documents))
+    assert (clean.companions(node), clean.instances(node)) == ([], [])
+
+
+def test_a_daemon_that_nobody_has_a_claim_for_is_ended_when_the_driver_starts(clean: Cluster) -> None:
+    node = clean.nodes()[1]
+    uid = "00000000-0000-4000-8000-00000000dead"
+    folder = "/run/dra-accelerators/companions"
+    variables = "\\n".join(
+        (
+            f"CUDA_MPS_PIPE_DIRECTORY={folder}/{uid}.0/pipe",
+            f"CUDA_MPS_LOG_DIRECTORY={folder}/{uid}.0/log",
+            "CUDA_VISIBLE_DEVICES=0",
+        )
+    )
+    clean.shell(
+        node,
+        f"printf '{variables}\\n' > {folder}/{uid}.0.environment; echo get_server_list > {folder}/{uid}.0.commands; "
+        f"systemctl start dra-accelerators-mps@{uid}.0.service",
+    )
+    assert len(daemons(clean, node)) == 1
+    clean.restart_driver(node)
+    clean.wait("nothing is left of it", lambda: not clean.companions(node))
+
+
+def test_what_cannot_be_shared_is_refused_in_words(clean: Cluster) -> None:
+    wanted = claim("two", device_class="mig.nvidia.com", expression=dynamic("1g.10gb"), count=2)
+    wanted["spec"]["devices"]["config"] = [mps("MigDeviceConfig")]
+    clean.apply(wanted, pod("two", "two"))
+    clean.wait(
+        "the refusal as an event",
+        lambda: (
+            "a container reaches the MPS daemon of one MIG device"
+            in " ".join(clean.kubectl("get", "events", "-o", "yaml").split())
+        ),
+    )
+    assert clean.pod("two")["status"]["phase"] == "Pending"

@@ -1,0 +1,146 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU for a virtual machine: bound to vfio-pci for its claim, unknown to NVML meanwhile, and back afterwards.
+
+The node is the one that is given another layout. One short case of this is in test_29_shares.py, which has that layout as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from tests.cluster.cluster import EXAMPLES, Cluster, Recap
+from tests.cluster.killer import Killer
+from tests.cluster.machines import drivers, generations, listed
+from tests.cluster.manifests import claim, pod
+
+pytestmark = pytest.mark.prove
+CLASS = "vfio.gpu.nvidia.com"
+OFFERED = {"gpu-vfio-5", "gpu-vfio-6"}
+
+
+@pytest.fixture(scope="module")
+def passing(cluster: Cluster, other_layout: Recap) -> str:
+    """The node some of whose GPUs virtual machines can have."""
+    assert other_layout.failed == 0, other_layout.output
+    node = cluster.nodes()[1]
+    cluster.wait("GPUs are offered to virtual machines", lambda: set(cluster.devices(node)) >= OFFERED)
+    return node
+
+
+def test_a_virtual_machine_that_prefers_iommufd(clean: Cluster, passing: str) -> None:
+    items = yaml.safe_load((EXAMPLES / "vfio.yaml").read_text(encoding="utf-8"))["items"]
+    (opaque,) = [each["opaque"] for item in items for each in item["spec"].get("devices", {}).get("config", [])]
+    opaque["parameters"]["iommu"] = {"backendPolicy": "PreferIommuFD", "enableAPIDevice": True}
+    (container,) = items[1]["spec"]["containers"]
+    container["command"][2] = container["command"][2].replace(
+        "/dev/vfio/*", "/dev/iommu /dev/vfio/* /dev/vfio/devices/*"
+    )
+    clean.apply(*items)
+    clean.wait_running("vfio")
+    inside = set(clean.wait("what the pod may open", lambda: clean.log("vfio")).split())
+    (own,) = [path for path in inside if path.startswith("/dev/vfio/devices/")]
+    assert inside == {"/dev/iommu", "/dev/vfio/vfio", "/dev/vfio/devices", own}
+    clean.delete(*reversed(items))
+    clean.wait("the GPU is back", lambda: listed(clean, passing) == 8)
+
+
+def test_the_driver_starts_anew_while_a_gpu_is_away(clean: Cluster, passing: str) -> None:
+    """It publishes the same, although nobody can be asked for the GPU; and takes it back when the pod has ended."""
+    example = EXAMPLES / "vfio.yaml"
+    clean.apply(example)
+    clean.wait_running("vfio")
+    before = generations(clean, passing)
+    clean.restart_driver(passing)
+    assert generations(clean, passing) == before and listed(clean, passing) == 7
+    clean.delete(example)
+    clean.wait("the GPU is back", lambda: listed(clean, passing) == 8)
+    assert drivers(clean, passing) == {} and generations(clean, passing) == before
+
+
+def test_whole_partition_and_virtual_machine_exclude_each_other(clean: Cluster, passing: str) -> None:
+    """Both GPUs that virtual machines can have are held by partitions: the third claim waits, and gets the first that is free."""
+    holders = []
+    for number in (5, 6):
+        where = f"device.attributes['resource.kubernetes.io'].pciBusID == '{address_of(clean, passing, number)}'"
+        expression = f"device.attributes['gpu.nvidia.com'].profile == '1g.10gb' && {where}"
+        part = f"part-{number}"
+        wanted = claim(part, device_class="mig.nvidia.com", expression=expression)
+        holders.append([wanted, pod(part, part, node=passing)])
+    for documents in holders:
+        clean.apply(*documents)
+    clean.wait_running("part-5", "part-6")
+    wanted = [claim("machine", device_class=CLASS), pod("machine", "machine", node=passing)]
+    clean.apply(*wanted)
+    clean.wait(
+        "it cannot be scheduled", lambda: "cannot allocate" in clean.kubectl("get", "events", "-A", "-o", "yaml")
+    )
+    clean.delete(*reversed(holders[0]))
+    clean.wait_running("machine")
+    assert set(drivers(clean, passing)) == {address_of(clean, passing, 5)}
+    clean.delete(*reversed(wanted), *reversed(holders[1]))
+    clean.wait("the GPU is back", lambda: listed(clean, passing) == 8)
+
+
+def address_of(cluster: Cluster, node: str, number: int) -> str:
+    """The PCI address of a GPU."""
+    return str(cluster.devices(node)[f"gpu-{number}"]["attributes"]["resource.kubernetes.io/pciBusID"]["string"])
+
+
+def test_what_uses_a_gpu_is_named(clean: Cluster, passing: str) -> None:
+    """A process on the node has the GPUs: the pod waits until it has ended."""
+    clean.shell(passing, "gpu-simulator fault 5,6 process 1")
+    documents = [claim("machine", device_class=CLASS), pod("machine", "machine", node=passing)]
+    try:
+        clean.apply(*documents)
+        said = clean.wait(
+            "the refusal as an event",
+            lambda: (
+                "cannot be given away" in (text := " ".join(clean.kubectl("get", "events", "-o", "yaml").split()))
+                and text
+            ),
+        )
+        assert "is used by 1 (systemd)" in said and listed(clean, passing) == 8
+    finally:
+        clean.shell(passing, "gpu-simulator clear")
+    clean.wait_running("machine")
+    clean.delete(*reversed(documents))
+    clean.wait("the GPU is back", lambda: listed(clean, passing) == 8)
+
+
+@pytest.fixture()
+def killer(clean: Cluster, passing: str) -> Iterator[Killer]:
+    made = Killer(clean, passing)
+    yield made
+    if made.armed:
+        made.disarm()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "unprepare"),
+    [
+        ("recorded-preparing", "unprepare-started"),
+        ("settings-applied", "taken-back"),
+        ("handed-over", "settings-restored"),
+        ("cdi-written", "cdi-removed"),
+        ("recorded-prepared", "record-removed"),
+    ],
+)
+def test_killed_at_a_stage(killer: Killer, prepare: str, unprepare: str) -> None:
+    cluster, node = killer.cluster, killer.node
+    documents = killer.documents("machine", CLASS)
+    killer.arm(prepare)
+    cluster.apply(*documents)
+    killer.wait_killed()
+    killer.disarm()
+    cluster.wait_running("machine", timeout=240)
+    assert listed(cluster, node) == 7
+    killer.arm(unprepare)
+    killer.delete(documents)
+    killer.wait_killed()
+    killer.disarm()
+    killer.wait_nothing_left("machine")
+    assert listed(cluster, node) == 8 and drivers(cluster, node) == {}

@@ -1,0 +1,210 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""The controller on the cluster: after a node that is gone, as one of several, and taken away again."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster.cluster import DRIVER, Cluster
+from tests.cluster.ghosts import Ghost
+
+UNIT = "dra-accelerators-controller.service"
+NAMESPACE = "dra-accelerators-controller"
+ADDRESS = "127.0.0.1:9779"
+PASSES = re.compile(r"^dra_accelerators_controller_pass_duration_seconds_count (\S+)$", re.MULTILINE)
+
+
+def passes(text: str) -> int:
+    """How often a controller has looked at everything, by what it counts."""
+    found = PASSES.search(text)
+    return int(float(found.group(1))) if found else 0
+
+
+@pytest.fixture()
+def ghost(cluster: Cluster) -> Iterator[Ghost]:
+    """A node that is only an object, with what belongs to it."""
+    ghost = Ghost(cluster, "ghost")
+    ghost.appear()
+    yield ghost
+    ghost.exorcise()
+
+
+def test_after_a_node_that_is_gone_its_devices_are_given_back(ghost: Ghost, tmp_path: Path) -> None:
+    """Kubernetes itself leaves all of this. The controller runs here, as its operator; below it runs as it is installed."""
+    cluster = ghost.cluster
+    settings = {
+        "name": "here",
+        "kubeconfig": cluster.world("kubeconfig").strip(),
+        "namespace": "default",
+        "grace": 1,
+        "interval": 1,
+        "lease_seconds": 3,
+        "address": "127.0.0.1:9780",
+    }
+    (tmp_path / "controller.yaml").write_text(yaml.safe_dump(settings))
+    command = [sys.executable, "-m", "dra_driver.controller"]
+    options = ["--config", str(tmp_path / "controller.yaml")]
+
+    def looked() -> int:
+        try:
+            with urllib.request.urlopen(f"http://{settings['address']}/metrics", timeout=5) as answer:
+                return passes(answer.read().decode())
+        except OSError:
+            return 0
+
+    with (tmp_path / "log").open("w") as log:
+        running = subprocess.Popen([*command, "run", *options], stderr=log)
+        try:
+            cluster.wait("three looks while the node is there", lambda: looked() >= 3, timeout=60)
+            assert ghost.left() == ghost.everything, "a node that may come back keeps everything"
+            ghost.vanish()
+            cluster.wait("what is ours gone", lambda: ghost.left() == ghost.what_stays, timeout=60)
+            before = looked()
+            cluster.wait("three more looks", lambda: looked() >= before + 3, timeout=60)
+        finally:
+            running.terminate()
+            assert running.wait(timeout=30) == 0, (tmp_path / "log").read_text()
+    assert ghost.left() == ghost.what_stays, "what a living pod holds, and what is others', stays"
+    reasons = {event["reason"] for event in cluster.get("events", "-n", "default")["items"]}
+    assert {"DevicesGivenBack", "NodeCleanedUp"} <= reasons
+    lease = cluster.get("lease", "dra-accelerators-controller", "-n", "default")
+    assert lease["spec"]["holderIdentity"] == "", "it was given up"
+    cluster.kubectl("delete", "lease", "dra-accelerators-controller", "-n", "default")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The controller on both nodes, by the playbook; ``before`` is what was there before it."""
+
+    cluster: Cluster
+    inventory: Path
+    before: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+    """The controller on both nodes; taken away afterwards, where the last test has not done so."""
+    before = cluster.footprint()
+    document = yaml.safe_load(cluster.inventory().read_text())
+    document["all"]["children"]["accelerator_controllers"] = {"children": {"accelerator_nodes": {}}}
+    inventory = tmp_path_factory.mktemp("controller") / "inventory.yml"
+    inventory.write_text(yaml.safe_dump(document))
+    settings = ("-e", "dra_controller_grace=1", "-e", "dra_controller_interval=1")
+    recap = cluster.playbook("controller.yml", *settings, inventory=inventory)
+    assert not recap.failed, recap.output
+    again = cluster.playbook("controller.yml", *settings, inventory=inventory)
+    assert not again.failed and not again.changed, again.output
+    yield Installed(cluster, inventory, before)
+    recap = cluster.playbook("controller.yml", "-e", "dra_controller_state=absent", inventory=inventory)
+    assert not recap.failed, recap.output
+
+
+def holder(cluster: Cluster) -> str:
+    """The node whose controller holds the Lease."""
+    lease = cluster.get("lease", "dra-accelerators-controller", "-n", NAMESPACE)
+    return str(lease["spec"].get("holderIdentity", "")).partition("_")[0]
+
+
+@pytest.mark.prove
+def test_another_one_takes_over_from_one_that_is_killed(installed: Installed) -> None:
+    cluster = installed.cluster
+    first = cluster.wait("one of them acts", lambda: holder(cluster), timeout=60)
+    other = next(node for node in cluster.nodes() if node != first)
+    ghost = Ghost(cluster, "ghost")
+    try:
+        ghost.appear()
+        # What is masked is not started again.
+        cluster.run(first, "systemctl", "mask", "--runtime", UNIT)
+        cluster.run(first, "systemctl", "kill", "--signal=KILL", UNIT)
+        ghost.vanish()
+        cluster.wait("the other one acts", lambda: holder(cluster) == other, timeout=60)
+        cluster.wait("what is ours gone", lambda: ghost.left() == ghost.what_stays, timeout=60)
+    finally:
+        cluster.run(first, "systemctl", "unmask", "--runtime", UNIT)
+        cluster.run(first, "systemctl", "start", UNIT)
+        ghost.exorcise()
+    exposure = cluster.run(first, "systemd-analyze", "security", "--no-pager", UNIT).splitlines()[-1]
+    assert float(re.findall(r"[0-9]+\.[0-9]+", exposure)[0]) <= 2.0, exposure
+
+
+def settings_of(kind: str, version: str, driver: str, percentage: int) -> dict[str, Any]:
+    """A claim, a template or a class with a percentage for MPS, in the form of one version."""
+    mps = {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": percentage}}
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": mps}
+    config = [{"opaque": {"driver": driver, "parameters": parameters}}]
+    asked: dict[str, Any] = {"deviceClassName": DRIVER}
+    request = {"name": "one", **(asked if version == "v1beta1" else {"exactly": asked})}
+    claim = {"devices": {"requests": [request], "config": config}}
+    spec = {"ResourceClaim": claim, "ResourceClaimTemplate": {"spec": claim}, "DeviceClass": {"config": config}}[kind]
+    metadata = {"name": "asked", **({} if kind == "DeviceClass" else {"namespace": "default"})}
+    return {"apiVersion": f"resource.k8s.io/{version}", "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def answer_to(cluster: Cluster, document: dict[str, Any]) -> str:
+    """What the API server says to an object that it is not to keep."""
+    text = json.dumps(document)
+    return cluster.kubectl("create", "--dry-run=server", "-f", "-", text=text, check=False, merge=True)
+
+
+@pytest.mark.prove
+def test_the_webhook_refuses_what_the_driver_would_in_all_kinds_and_versions(installed: Installed) -> None:
+    cluster = installed.cluster
+    wrong = settings_of("ResourceClaim", "v1", DRIVER, 150)
+    cluster.wait("it is asked", lambda: "it is 150" in answer_to(cluster, wrong), timeout=60)
+    for kind, field in (
+        ("ResourceClaim", "spec.devices.config[0]"),
+        ("ResourceClaimTemplate", "spec.spec.devices.config[0]"),
+        ("DeviceClass", "spec.config[0]"),
+    ):
+        for version in ("v1", "v1beta2", "v1beta1"):
+            path = f"{field}.opaque.parameters.sharing.mpsConfig.defaultActiveThreadPercentage"
+            told = f"{path}: it is 150; expected a whole number from 1 to 100 percent"
+            assert told in answer_to(cluster, settings_of(kind, version, DRIVER, 150))
+            assert "created (server dry run)" in answer_to(cluster, settings_of(kind, version, DRIVER, 50))
+            theirs = settings_of(kind, version, "another.example.com", 150)
+            assert "created (server dry run)" in answer_to(cluster, theirs), "it is not asked about others' drivers"
+
+
+@pytest.mark.prove
+def test_one_webhook_that_answers_is_enough_and_none_lets_everything_through(installed: Installed) -> None:
+    cluster, wrong = installed.cluster, settings_of("ResourceClaim", "v1", DRIVER, 150)
+    first, second = cluster.nodes()
+    cluster.run(first, "systemctl", "stop", UNIT)
+    try:
+        assert "it is 150" in answer_to(cluster, wrong)
+        cluster.run(second, "systemctl", "stop", UNIT)
+        assert "created (server dry run)" in answer_to(cluster, wrong), "it fails open, and the driver refuses"
+    finally:
+        for node in (first, second):
+            cluster.run(node, "systemctl", "start", UNIT)
+    cluster.wait("they answer again", lambda: "it is 150" in answer_to(cluster, wrong), timeout=60)
+
+
+@pytest.mark.prove
+def test_nothing_of_the_controller_stays(installed: Installed) -> None:
+    cluster = installed.cluster
+    assert cluster.footprint() != installed.before
+    absent = ("controller.yml", "-e", "dra_controller_state=absent")
+    recap = cluster.playbook(*absent, inventory=installed.inventory)
+    assert not recap.failed, recap.output
+    after = cluster.footprint()
+    changed = {key: (installed.before.get(key), after.get(key)) for key in installed.before.keys() | after.keys()}
+    # The node driver keeps the environment, and the distribution's own programs a copy of the former list of users.
+    kept = ("/opt/dra-accelerators/", "/etc/passwd-", "/etc/shadow-", "/etc/group-", "/etc/gshadow-")
+    assert {
+        key: both for key, both in changed.items() if both[0] != both[1] and not any(part in key for part in kept)
+    } == {}
+    again = cluster.playbook(*absent, inventory=installed.inventory)
+    assert not again.failed and not again.changed, again.output

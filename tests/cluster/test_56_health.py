@@ -1,0 +1,148 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU tells of an error: taint, eviction, pod status and Events follow, and all of it goes again when it is well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.manifests import claim, pod
+from tests.cluster.test_55_faults import on, taints
+
+
+@pytest.fixture()
+def node(clean: Cluster) -> Iterator[str]:
+    """The second node, all of whose GPUs are dynamic; afterwards all are well."""
+    name = clean.nodes()[1]
+    clean.wait("all devices are published", lambda: len(clean.devices(name)) == 8 * 26)
+    yield name
+    clean.run(name, "gpu-simulator", "clear")
+    clean.wait("no device is tainted", lambda: not taints(clean, name))
+
+
+def tolerant(name: str, expression: str) -> dict[str, Any]:
+    """A claim that takes a device whatever is wrong with it."""
+    made = claim(name, device_class="mig.nvidia.com", expression=expression)
+    # Who evicts pods asks for the effect by name; the scheduler also takes one that is left out.
+    exactly = made["spec"]["devices"]["requests"][0]["exactly"]
+    exactly["tolerations"] = [{"operator": "Exists", "effect": "NoExecute"}, {"operator": "Exists"}]
+    return made
+
+
+def health(cluster: Cluster, name: str) -> set[tuple[str, str]]:
+    """Health and message of the devices in a pod's status."""
+    return {
+        (resource["health"], resource.get("message", ""))
+        for container in cluster.pod(name)["status"].get("containerStatuses", ())
+        for each in container.get("allocatedResourcesStatus", ())
+        for resource in each["resources"]
+    }
+
+
+def events(cluster: Cluster, kind: str, name: str) -> set[tuple[str, str]]:
+    """Reason and type of the Events on an object."""
+    found = cluster.get("events", "-A", "--field-selector", f"involvedObject.kind={kind},involvedObject.name={name}")
+    return {(each["reason"], each["type"]) for each in found["items"]}
+
+
+def ailments(cluster: Cluster, node: str, index: int) -> set[str]:
+    """Cause and value of what the driver knows to be wrong with a GPU."""
+    return {f"{each['cause']} {each['value']}" for each in cluster.status(node)["devices"][index]["ailments"]}
+
+
+def test_an_error_evicts_who_does_not_tolerate_it_and_goes_when_the_gpu_is_well(clean: Cluster, node: str) -> None:
+    of_gpu_3 = {name for name in clean.devices(node) if name == "gpu-3" or name.startswith("gpu-3-")}
+    clean.apply(
+        claim("evicted", device_class="mig.nvidia.com", expression=on(clean, node, "gpu-3")),
+        pod("evicted", "evicted", node=node),
+        tolerant("stays", on(clean, node, "gpu-3", "2g.20gb")),
+        pod("stays", "stays", node=node),
+    )
+    clean.wait_running("evicted", "stays")
+    clean.wait("the kubelet shows a healthy device", lambda: health(clean, "stays") == {("Healthy", "")})
+    clean.run(node, "gpu-simulator", "fault", "3", "xid", "95")
+    clean.wait(
+        "all its devices are tainted, no others",
+        lambda: {name for name, keys in taints(clean, node).items() if "gpu.nvidia.com/xid" in keys} == of_gpu_3,
+    )
+    (taint,) = [each for each in clean.devices(node)["gpu-3"]["taints"] if each["key"] == "gpu.nvidia.com/xid"]
+    assert (taint["value"], taint["effect"]) == ("95", "NoExecute")
+    clean.wait("the pod is gone", lambda: "NotFound" in clean.kubectl("get", "pod", "evicted", check=False, merge=True))
+    clean.wait("its partition is given back", lambda: len(clean.instances(node)) == 1)
+    (told,) = clean.wait("the kubelet shows an unhealthy device", lambda: health(clean, "stays") - {("Healthy", "")})
+    assert told[0] == "Unhealthy" and "Xid 95 (uncontained memory error)" in told[1] and "reset" in told[1], told
+    for kind, name in (("Pod", "stays"), ("ResourceClaim", "stays"), ("Node", node)):
+        assert ("DeviceUnhealthy", "Warning") in events(clean, kind, name), kind
+    assert ailments(clean, node, 3) == {"xid 95", "recovery-action drain-and-reset"}
+    clean.restart_driver(node)
+    clean.wait("the driver looked", lambda: clean.status(node)["published"])
+    assert "xid 95" in ailments(clean, node, 3), "the driver has forgotten the Xid"
+    assert set(taints(clean, node)) == of_gpu_3
+
+    clean.run(node, "gpu-simulator", "clear", "3")
+    clean.wait("no device is tainted", lambda: not taints(clean, node))
+    clean.wait("the kubelet shows a healthy device", lambda: health(clean, "stays") == {("Healthy", "")})
+    for kind, name in (("Pod", "stays"), ("ResourceClaim", "stays"), ("Node", node)):
+        assert ("DeviceRecovered", "Normal") in events(clean, kind, name), kind
+    clean.apply(pod("evicted", "evicted", node=node))
+    clean.wait_running("evicted")
+
+
+@pytest.mark.prove
+def test_an_application_s_error_is_told_to_its_pod_and_disturbs_nobody(clean: Cluster, node: str) -> None:
+    for name in ("failing", "beside"):
+        clean.apply(
+            claim(name, device_class="mig.nvidia.com", expression=on(clean, node, "gpu-3")), pod(name, name, node=node)
+        )
+    clean.wait_running("failing", "beside")
+    claims = json.loads(clean.run(node, "dra-driver", "claims", "--output", "json"))
+    (instance,) = [
+        device["instance"] for each in claims for device in each["devices"] if each["uid"] == clean.uid("failing")
+    ]
+    clean.run(node, "gpu-simulator", "fault", "3", "xid", "31", instance, "0")
+    clean.wait("its claim is told", lambda: ("DeviceUnhealthy", "Warning") in events(clean, "ResourceClaim", "failing"))
+    clean.wait("its pod is told", lambda: ("DeviceUnhealthy", "Warning") in events(clean, "Pod", "failing"))
+    clean.wait("it is over", lambda: ("DeviceRecovered", "Normal") in events(clean, "Pod", "failing"))
+    assert events(clean, "ResourceClaim", "beside") == set() and taints(clean, node) == {}
+    assert clean.pod("failing")["status"]["phase"] == "Running"
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (("recovery-action", "3"), {"recovery-action drain-p2p"}),
+        (("row-remap", "failure"), {"row-remap-failure ", "xid 64", "recovery-action reset"}),
+        (("ecc", "dbe"), {"xid 48", "recovery-action drain-and-reset"}),
+    ],
+)
+def test_each_fault_is_seen_as_what_it_is_and_goes_again(
+    clean: Cluster, node: str, fault: tuple[str, ...], expected: set[str]
+) -> None:
+    clean.run(node, "gpu-simulator", "fault", "5", *fault)
+    clean.wait("it is seen as what it is", lambda: ailments(clean, node, 5) == expected)
+    keys = {f"gpu.nvidia.com/{each.split(' ')[0]}" for each in expected}
+    clean.wait("it is published", lambda: taints(clean, node).get("gpu-5") == keys)
+    assert all(name.startswith("gpu-5") for name in taints(clean, node))
+    clean.run(node, "gpu-simulator", "clear", "5")
+    clean.wait("it is over", lambda: ailments(clean, node, 5) == set())
+
+
+@pytest.mark.prove
+def test_a_burst_of_errors_is_one_thing_and_few_writes(clean: Cluster, node: str) -> None:
+    before = {item["metadata"]["name"]: item["spec"]["pool"]["generation"] for item in clean.slices(node)}
+    for _round in range(30):
+        clean.run(node, "gpu-simulator", "fault", "6", "xid", "119")
+    clean.wait("it is known", lambda: "xid 119" in ailments(clean, node, 6))
+    (times,) = [each["times"] for each in clean.status(node)["devices"][6]["ailments"] if each["value"] == "119"]
+    assert 1 <= times <= 30, "those that are heard together count once"
+    after = max(item["spec"]["pool"]["generation"] for item in clean.slices(node))
+    assert after - max(before.values()) <= 3
+    found = clean.get("events", "-A", "--field-selector", f"involvedObject.kind=Node,involvedObject.name={node}")
+    told = [each for each in found["items"] if each["reason"] == "DeviceUnhealthy" and "Xid 119" in each["message"]]
+    assert len(told) == 1

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Metrics, alerts and dashboard before their judges: promtool, and a Prometheus that scrapes a driver and evaluates all of it.
+
+Grafana is in no package registry that this project uses: its dashboard is held against its own rules, and each of its queries
+is evaluated by Prometheus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus import Server, promtool
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests/unit/dra_driver"), str(ROOT / "tests/unit/core")]
+RULES = ROOT / "roles/monitoring/files/rules.yml"
+DASHBOARD = ROOT / "roles/monitoring/files/dashboard.json"
+ALERTS = Path(__file__).with_name("alerts.yml")
+# What has nothing to say on a node where nothing has gone wrong, or nothing was recovered or changed yet.
+QUIET = (
+    "operation_errors",
+    "device_fault",
+    "recovery_steps",
+    "reconcile_findings",
+    "container_device_info",
+    "identity_token",
+    "utilization",
+    "temperature",
+    "clock",
+    "api_requests",
+)
+VARIABLES = {"$instance": ".*", "$driver": ".*", "$__rate_interval": "1m"}
+
+
+def dashboard() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(DASHBOARD.read_text())
+    return document
+
+
+def panels() -> Iterator[dict[str, Any]]:
+    for panel in dashboard()["panels"]:
+        yield panel
+        yield from panel.get("panels", ())
+
+
+def expressions() -> list[str]:
+    """Every query of the dashboard, its variables put in."""
+    found = []
+    for panel in panels():
+        for target in panel.get("targets", ()):
+            text = target["expr"]
+            for name, value in VARIABLES.items():
+                text = text.replace(name, value)
+            assert "$" not in text, text
+            found.append(text)
+    return found
+
+
+def alerts() -> dict[str, dict[str, Any]]:
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def playbook(folder: Path, port: int, *arguments: str) -> str:
+    """Run the playbook over this machine, into a folder; returns the recap."""
+    inventory = {
+        "accelerator_nodes": {"hosts": {"node-1": {"ansible_host": "127.0.0.1"}}},
+        "accelerator_monitoring": {
+            "hosts": {"here": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}}
+        },
+    }
+    (folder / "inventory.yml").write_text(yaml.safe_dump(inventory))
+    names = {
+        "rules": "rules.yml",
+        "targets": "targets.json",
+        "scrape": "scrape.yml",
+        "dashboard": "d.json",
+        "provider": "p.yml",
+    }
+    variables = {f"monitoring_{key}_file": f"{folder}/{key}/{name}" for key, name in names.items()}
+    variables |= {"accelerator_become": False, "monitoring_port": port}
+    command = [
+        *("ansible-playbook", "-i", f"{folder}/inventory.yml", f"{ROOT}/playbooks/monitoring.yml"),
+        *("-e", json.dumps(variables), *arguments),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "ANSIBLE_NOCOLOR": "1"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_rules_are_right_and_each_alert_is_seen_to_fire() -> None:
+    assert (
+        f"{sum(len(group['rules']) for group in yaml.safe_load(RULES.read_text())['groups'])} rules found"
+        in promtool("check", "rules", RULES)
+    )
+    assert "SUCCESS" in promtool("test", "rules", ALERTS)
+    tested = set(re.findall(r'alertname="(\w+)"', ALERTS.read_text()))
+    assert tested == set(alerts())
+    for name, rule in alerts().items():
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+        assert rule["annotations"]["runbook_url"].endswith(f"docs/monitoring.md#{name.lower()}")
+
+
+def test_the_dashboard_is_what_grafana_takes() -> None:
+    """Its own rules, as far as they are written down: unique numbers, a grid without overlaps, the source a variable."""
+    document = dashboard()
+    assert {each["name"] for each in document["templating"]["list"]} == {"datasource", "instance", "driver"}
+    assert document["uid"] and document["title"] and document["schemaVersion"] >= 36 and "id" not in document
+    numbers = [panel["id"] for panel in panels()]
+    assert len(set(numbers)) == len(numbers)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels():
+        grid = panel["gridPos"]
+        cells = {
+            (x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])
+        }
+        assert grid["x"] + grid["w"] <= 24 and not cells & taken, panel["title"]
+        taken |= cells
+        if panel["type"] == "row":
+            continue
+        assert panel["title"] and panel["description"] and panel["fieldConfig"]["defaults"]["unit"]
+        for source in (panel["datasource"], *(target["datasource"] for target in panel["targets"])):
+            assert source == {"type": "prometheus", "uid": "${datasource}"}
+        letters = [target["refId"] for target in panel["targets"]]
+        assert letters and len(set(letters)) == len(letters)
+
+
+def test_a_prometheus_scrapes_a_driver_finds_its_metrics_clean_and_fires_when_a_device_fails(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """A whole driver on model devices; the role writes what Prometheus reads. In the copy that it reads, alerts wait a second."""
+    from dra_driver.core.model import Fault
+    from dra_driver.metrics import MetricsRegistry, PrometheusMetrics
+    from monitoring_test import kubelet
+    from vendor_scene import SMALL, Scene, run
+
+    folder, port = tmp_path_factory.mktemp("p"), free_port()
+    assert "changed=1" in playbook(folder, port, "--check", "--diff")
+    assert not (folder / "rules").exists()
+    assert "changed=1" in playbook(folder, port)
+    assert "changed=0" in playbook(folder, port)
+    written = folder / "rules/rules.yml"
+    assert (
+        written.read_text() == RULES.read_text() and (folder / "dashboard/d.json").read_text() == DASHBOARD.read_text()
+    )
+    assert json.loads((folder / "targets/targets.json").read_text())[0]["targets"] == [f"127.0.0.1:{port}"]
+    impatient = folder / "impatient.yml"
+    impatient.write_text(re.sub(r"for: \d+m", "for: 1s", RULES.read_text()))
+
+    def watch(scene: Scene, server: Server) -> None:
+        server.until("the driver is scraped", lambda: server.query('up{job="dra-accelerators"} == 1'))
+        server.until("a claim is attributed", lambda: server.query("dra_accelerators_claim_device_info"))
+        server.until("rates", lambda: server.query("rate(dra_accelerators_operation_duration_seconds_count[1m]) >= 0"))
+        (claim,) = server.query("dra_accelerators_container_device_info")
+        assert claim["metric"]["pod"] == "pod-a" and claim["metric"]["uuid"].startswith("MIG-")
+        silent = [text for text in expressions() if not server.query(text)]
+        assert [text for text in silent if not any(word in text for word in QUIET)] == []
+        scene.backend.faults[0] = Fault("gpu-lost", "It has fallen off the bus")
+        wanted = {"DraAcceleratorsDeviceFault", "DraAcceleratorsDeviceFaultInUse"}
+        server.until("the fault fires", lambda: wanted <= server.firing())
+        scene.backend.faults.clear()
+        server.until("it is over", lambda: not wanted & server.firing())
+
+    async def scenario(scene: Scene) -> None:
+        from dra_driver.monitoring.collector import Collector
+
+        registry = MetricsRegistry()
+        scene.metrics, scene.observer = PrometheusMetrics(registry, "gpu.nvidia.com"), registry.api_request
+        await scene.api.start()
+        await scene.start()
+        with kubelet(scene.folder / "kubelet") as told:
+            registry.register(
+                Collector(
+                    asyncio.get_running_loop(),
+                    [scene.driver],
+                    pod_resources=f"{scene.folder}/kubelet/pod-resources/kubelet.sock",
+                    expires=lambda: 5e9,
+                )
+            )
+            server = registry.serve(f"127.0.0.1:{port}")
+            assert await Scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
+            told.pods = [("pod-a", "a", SMALL)]
+            text = (await asyncio.to_thread(registry.text)).decode()
+            assert promtool("check", "metrics", text=text) == ""
+            assert await scene.prepare("b", "gpu-1") == ""
+            prometheus = Server(folder, rules=impatient, targets=folder / "targets/targets.json")
+            prometheus.start()
+            try:
+                await asyncio.to_thread(watch, scene, prometheus)
+            finally:
+                prometheus.stop()
+            server.shutdown()
+            server.server_close()
+
+    run(tmp_path_factory.mktemp("s"), scenario)
+    assert "changed=1" in playbook(folder, port, "-e", "monitoring_state=absent")
+    assert not written.exists() and not (folder / "targets/targets.json").exists()

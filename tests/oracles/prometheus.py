@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Prometheus and promtool out of the distribution's package, unpacked once and kept; and a server that runs for a test."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from world_cli import cache
+
+T = TypeVar("T")
+PACKAGE = "prometheus"
+FETCH = "apt-get download -q {package} || (apt-get update -q && apt-get download -q {package})"
+
+
+def programs() -> Path:
+    """Return the folder with `prometheus` and `promtool`; what is missing is fetched now."""
+    key = hashlib.sha256(repr((PACKAGE, FETCH, Path("/etc/debian_version").read_text())).encode()).hexdigest()[:12]
+    folder = cache.world_cache().parent / "oracles" / f"{PACKAGE}-{key}"
+    with cache.locked(folder.with_suffix(".lock")):
+        if not (folder / "complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            script = FETCH.format(package=PACKAGE) + f" && dpkg-deb -x {PACKAGE}_*.deb root && rm *.deb"
+            done = subprocess.run(["sh", "-c", script], cwd=folder, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+            (folder / "complete").touch()
+    return folder / "root/usr/bin"
+
+
+def promtool(*arguments: object, text: str | None = None) -> str:
+    """Run promtool and return what it says; it has to be content."""
+    done = subprocess.run(
+        [programs() / "promtool", *map(str, arguments)], input=text, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+class Server:
+    """A Prometheus in a folder that reads rules and targets from files, every second."""
+
+    def __init__(self, folder: Path, *, rules: Path, targets: Path) -> None:
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        config = {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(rules)],
+            "scrape_configs": [{"job_name": "accelerators", "file_sd_configs": [{"files": [str(targets)]}]}],
+        }
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        promtool("check", "config", folder / "prometheus.yml")
+
+    def start(self) -> None:
+        """Start it, and wait until it is ready."""
+        with (self.folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    programs() / "prometheus",
+                    f"--config.file={self.folder}/prometheus.yml",
+                    f"--storage.tsdb.path={self.folder}/data",
+                    f"--web.listen-address=127.0.0.1:{self.port}",
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        self.until("Prometheus is ready", lambda: self._get("/-/ready"))
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.terminate()
+        self._process.wait(30)
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """Evaluate an expression now; a wrong one is an error."""
+        answer = json.loads(self._get("/api/v1/query?" + urllib.parse.urlencode({"query": expression})))
+        assert answer["status"] == "success", answer
+        return list(answer["data"]["result"])
+
+    def firing(self) -> set[str]:
+        """The names of the alerts that fire."""
+        found = json.loads(self._get("/api/v1/alerts"))["data"]["alerts"]
+        return {str(each["labels"]["alertname"]) for each in found if each["state"] == "firing"}
+
+    def until(self, what: str, probe: Callable[[], T], seconds: float = 60) -> T:
+        """Ask until the answer is a true one."""
+        deadline, last = time.monotonic() + seconds, None
+        while time.monotonic() < deadline:
+            try:
+                last = probe()
+            except OSError as error:
+                last = error
+            else:
+                if last:
+                    return last
+            time.sleep(0.2)
+        raise AssertionError(
+            f"waited {seconds} s for: {what}; last: {last!r}\n{(self.folder / 'log').read_text()[-3000:]}"
+        )
+
+    def _get(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+            return bytes(answer.read())

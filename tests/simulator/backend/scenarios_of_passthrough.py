@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A GPU is bound to vfio-pci and comes back: what NVML lists meanwhile, and what the backend publishes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+from dra_driver.core import passthrough, pci
+from dra_driver.core.errors import AcceleratorError, InUse, NotFound
+from dra_driver.core.facts import device_of, document_of
+from dra_driver.core.model import Device, Offer, devices_of
+from dra_driver.core.nvidia.backend import NvidiaBackend
+from dra_driver.core.passthrough import Handover
+from dra_driver.core.system import DeviceNumber, System
+
+from tests.simulator.backend.gpu_machine import SIMULATOR
+from tests.simulator.backend.stage import Stage, on, refused
+
+
+class PlainNodes(System):
+    """Below a folder device nodes are plain files, which nobody needs a privilege to make."""
+
+    def device_number(self, path: str) -> DeviceNumber | None:
+        return DeviceNumber("c", 233, sum(path.encode())) if self.path(path).is_file() else None
+
+
+@contextlib.contextmanager
+def bus(stage: Stage) -> Iterator[System]:
+    """The machine with the kernel's part of its PCI bus; the backend sees its nodes."""
+    program = "import sys; from gpu_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
+    environment = {**os.environ, "PYTHONPATH": str(SIMULATOR)}
+    kernel = subprocess.Popen([sys.executable, "-c", program, "--root", str(stage.root), "bus"], env=environment)
+    system = PlainNodes(str(stage.root))
+    stage.backend.close()
+    stage.backend = NvidiaBackend(system)
+    stage.backend.open()
+    try:
+        yield system
+    finally:
+        kernel.terminate()
+        kernel.wait()
+
+
+def listed() -> int:
+    """How many GPUs a program of its own finds."""
+    return len(subprocess.run(["nvidia-smi", "-L"], check=True, capture_output=True, text=True).stdout.splitlines())
+
+
+def published(backend: NvidiaBackend) -> list[tuple[Offer, ...]]:
+    return [backend.offers(gpu, True, (), True) for gpu in devices_of(backend.discover())]
+
+
+def handed_over(system: System, gpu: Device, interface: str = passthrough.LEGACY) -> Handover:
+    return Handover(gpu.pci_address, pci.driver_of(system, gpu.pci_address), interface)
+
+
+@on("8xH100")
+def a_gpu_goes_to_a_virtual_machine_and_comes_back(stage: Stage) -> None:
+    with bus(stage) as system:
+        before = published(stage.backend)
+        first, second = stage.gpus()[:2]
+        assert listed() == 8 and [offers[-1].name for offers in before] == [f"gpu-vfio-{number}" for number in range(8)]
+        passthrough.refuse(system, first.pci_address)
+        handover = handed_over(system, first)
+        assert handover.former == "nvidia"
+        stage.backend.detach(first.uuid, partial(passthrough.give, system, handover))
+        assert listed() == 7 and pci.driver_of(system, first.pci_address) == "vfio-pci"
+        assert published(stage.backend) == before, "what is published does not depend on who has a GPU"
+        assert [gpu.index for gpu in stage.gpus(full=True)] == list(range(8))
+        assert stage.backend.device(second.uuid) == second and stage.backend.device(first.uuid) == first
+        group = pci.iommu_group(system, first.pci_address)
+        assert [node.path for node in passthrough.edits(system, handover).device_nodes] == [
+            f"/dev/vfio/{group}",
+            "/dev/vfio/vfio",
+        ]
+        assert not system.exists(f"/proc/driver/nvidia/gpus/{first.pci_address}")
+        stage.backend.attach(first.uuid, partial(passthrough.take_back, system, handover))
+        assert listed() == 8 and published(stage.backend) == before
+        assert pci.override_of(system, first.pci_address) == "" and not system.exists(f"/dev/vfio/{group}")
+        assert system.exists(f"/proc/driver/nvidia/gpus/{first.pci_address}/information")
+
+
+@on("8xH100")
+def a_driver_that_starts_anew_knows_a_gpu_that_is_away(stage: Stage) -> None:
+    with bus(stage) as system:
+        before = published(stage.backend)
+        gpu = stage.gpus()[3]
+        facts = json.loads(json.dumps(document_of(gpu)))
+        handover = handed_over(system, gpu, passthrough.IOMMUFD)
+        stage.backend.detach(gpu.uuid, partial(passthrough.give, system, handover))
+        assert next(node.path for node in passthrough.edits(system, handover).device_nodes).startswith(
+            "/dev/vfio/devices/vfio"
+        )
+        stranger = NvidiaBackend(system)
+        stranger.open()
+        assert len(published(stranger)) == 7
+        refused(NotFound, stranger.device, gpu.uuid)
+        stranger.close()
+        stage.backend.close()
+        stage.backend = NvidiaBackend(system)
+        stage.backend.remember([device_of(facts)])
+        stage.backend.open()
+        assert published(stage.backend) == before
+        stage.backend.attach(gpu.uuid, partial(passthrough.take_back, system, handover))
+        assert listed() == 8 and published(stage.backend) == before
+
+
+@on("8xH100")
+def others_are_served_while_a_gpu_changes_its_driver(stage: Stage) -> None:
+    """Calls about other GPUs wait until NVML is open again; none of them fails."""
+    with bus(stage) as system:
+        first, *others = stage.gpus()
+        handover = handed_over(system, first)
+        done, failed = threading.Event(), []
+
+        def ask() -> None:
+            while not done.is_set():
+                try:
+                    for gpu in others:
+                        stage.backend.device(gpu.uuid)
+                    assert len(stage.backend.discover()) == 8
+                except AcceleratorError as error:
+                    failed.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            for _time in range(3):
+                stage.backend.detach(first.uuid, partial(passthrough.give, system, handover))
+                stage.backend.attach(first.uuid, partial(passthrough.take_back, system, handover))
+        finally:
+            done.set()
+            asking.join()
+        assert failed == []
+
+
+@on("8xH100")
+def a_failed_change_of_driver_leaves_the_gpu_where_it_was(stage: Stage) -> None:
+    with bus(stage) as system:
+        gpu = stage.first()
+        handover = handed_over(system, gpu)
+
+        def fail() -> None:
+            passthrough.give(system, handover)
+            passthrough.take_back(system, handover)
+            raise InUse("somebody was faster")
+
+        refused(InUse, stage.backend.detach, gpu.uuid, fail)
+        assert listed() == 8 and stage.backend.device(gpu.uuid).uuid == gpu.uuid
+
+
+@on("2xRTX-PRO-6000")
+def what_shares_the_iommu_group_is_named(stage: Stage) -> None:
+    with bus(stage) as system:
+        gpu = stage.first()
+        error = refused(InUse, passthrough.refuse, system, gpu.pci_address)
+        assert "0000:19:00.1 (snd_hda_intel)" in str(error)
+        audio = Handover("0000:19:00.1", "snd_hda_intel")
+        passthrough.give(system, audio)
+        passthrough.refuse(system, gpu.pci_address)
+        passthrough.take_back(system, audio)
+        assert pci.driver_of(system, audio.address) == "snd_hda_intel"

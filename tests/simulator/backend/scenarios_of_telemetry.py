@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What GPUs and partitions do, read for who watches; one that is ill costs nobody else's reading."""
+
+from __future__ import annotations
+
+from dra_driver.core.layout import Match, Rule, WantedPartition
+from dra_driver.core.nvidia.backend import Deadlines, NvidiaBackend
+from dra_driver.core.system import System
+
+from tests.simulator.backend.scenarios_of_faults import until
+from tests.simulator.backend.stage import Stage, on
+
+SICK = 2
+SOON = 3
+
+
+@on("8xH100")
+def whole_gpus_tell_what_nvml_tells(stage: Stage) -> None:
+    import pynvml
+
+    gpus = stage.gpus()
+    found = {each.uuid: each for each in stage.backend.telemetry(20)}
+    assert set(found) == {gpu.uuid for gpu in gpus}
+    handle = pynvml.nvmlDeviceGetHandleByUUID(gpus[0].uuid)
+    first = found[gpus[0].uuid]
+    assert first.device_uuid == first.uuid
+    assert first.power == pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
+    assert first.power_limit == pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000 == 700
+    assert first.temperature == pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    assert (first.memory_used, first.memory_total) == (memory.used, memory.total)
+    assert first.utilization == 0
+    assert first.clocks["memory"] == pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM) * 1e6
+    assert first.energy is not None
+
+
+@on("8xH100")
+def partitions_tell_of_their_memory(stage: Stage) -> None:
+    stage.lay_out(Rule(Match(), "static", (WantedPartition("3g.40gb"), WantedPartition("1g.10gb"))))
+    gpu = stage.first()
+    assert len(gpu.partitions) == 2
+    found = {each.uuid: each for each in stage.backend.telemetry(20) if each.device_uuid == gpu.uuid}
+    assert set(found) == {gpu.uuid, *(each.uuid for each in gpu.partitions)}
+    assert found[gpu.uuid].utilization is None  # a GPU in MIG mode has none of its own
+    for partition in gpu.partitions:
+        total = found[partition.uuid].memory_total
+        assert total is not None and 0.9 < total / partition.memory_bytes < 1.1
+    gone = gpu.partitions[0]
+    stage.control("fault", "7", "call", "nvmlDeviceGetPowerUsage", "fail", "3")
+    stage.backend.destroy_partition(gpu.uuid, gone.instance_id)
+    found = {each.uuid: each for each in stage.backend.telemetry(20)}
+    assert gone.uuid not in found and len([each for each in found.values() if each.power is None]) == 2
+
+
+@on("8xH100")
+def a_sick_gpu_is_left_out_and_holds_up_no_other(stage: Stage) -> None:
+    """The deadline of the GPU that hangs is an hour off: what the others tell comes before."""
+    backend = NvidiaBackend(System(str(stage.root)), Deadlines(look=3600, full_look=3600))
+    backend.open()
+    gpus = stage.gpus()
+    backend.discover()
+    stage.control("fault", str(SICK), "call", "nvmlDeviceGetPowerUsage", "hang")
+    found = {each.uuid for each in backend.telemetry(SOON)}
+    assert gpus[SICK].uuid not in found and found <= {gpu.uuid for gpu in gpus}
+    # One that answers with an error is left out as well.
+    stage.control("clear", str(SICK))
+    stage.control("fault", "0", "call", "nvmlDeviceGetPowerUsage", "fail", "15")
+    until(lambda: {each.uuid for each in backend.telemetry(5)} == {gpu.uuid for gpu in gpus[1:]})

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The state machine of a device's health: what begins, what lasts, what ends and what is published of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from board_model import device
+from dra_driver.core import health
+from dra_driver.core.health import Ailment, Ailments, Moment
+from dra_driver.core.model import Device, Fault, Finding, Health, Process, Taint
+from dra_driver.core.nvidia import offers, xids
+from dra_driver.core.nvidia.condition import _of_fabric, _of_fields
+from dra_driver.core.signs import Ends, Severity, Sign
+from hypothesis import given
+from hypothesis import strategies as st
+
+BOARD = "h100-80"
+GPU = device(BOARD, enabled=True, places=((19, 0), (9, 4)))
+PENDING = Sign("repair-pending", Severity.DEGRADED, "A repair is pending.", "Reset it.")
+BROKEN = Sign("broken", Severity.FAILED, "It is broken.", "Replace it.")
+ERROR = Sign("error", Severity.FAILED, "It told of error 9.", "Reset it.", Ends.RESET, "9", is_mended_by_reset=True)
+CRASH = Sign("error", Severity.INFORMATIVE, "It told of error 5.", "Look at it.", Ends.PROCESSES, "5")
+STOP = Sign("error", Severity.FAILED, "It told of error 7.", "Restart.", Ends.RESTART, "7")
+SIGNS = (PENDING, BROKEN, ERROR, CRASH, STOP, replace(CRASH, instance=1), replace(ERROR, instance=2))
+
+
+def at(now: float, boot: str = "boot") -> Moment:
+    return Moment(now, boot)
+
+
+def found(*signs: Sign, fault: Fault | None = None, pids: tuple[int, ...] = (), **told: Any) -> Finding:
+    """What a look finds of the GPU."""
+    gpu = replace(GPU, health=Health(signs, **told), processes=tuple(Process(pid) for pid in pids))
+    return Finding(0, "GPU 0", GPU.uuid, gpu, fault)
+
+
+def names(ailments: Ailments) -> set[str]:
+    return {f"{each.sign.cause} {each.sign.value}".strip() for each in ailments}
+
+
+def test_a_state_costs_nobody_its_place_before_a_second_look_has_found_it() -> None:
+    first = health.looked((), found(BROKEN), at(10))
+    assert [each.effect() for each in first] == ["NoSchedule"] and health.unfinished(first)
+    at_once = health.looked(first, found(BROKEN), at(10.5))
+    assert [each.effect() for each in at_once] == ["NoSchedule"]
+    sure = health.looked(at_once, found(BROKEN), at(10 + health.VERIFY_SECONDS))
+    assert [each.effect() for each in sure] == ["NoExecute"] and not health.unfinished(sure)
+    assert (sure[0].since, sure[0].seen) == (10, 10 + health.VERIFY_SECONDS)
+
+
+def test_an_end_is_verified() -> None:
+    ill = health.looked((), found(PENDING), at(10))
+    missed = health.looked(ill, found(), at(20))
+    assert names(missed) == {"repair-pending"} and health.unfinished(missed)
+    assert health.looked(missed, found(), at(20 + health.VERIFY_SECONDS - 0.1)) != ()
+    again = health.looked(missed, found(PENDING), at(21))
+    assert names(health.looked(again, found(), at(30))) == {"repair-pending"}, "it begins anew"
+    assert health.looked(missed, found(), at(20 + health.VERIFY_SECONDS)) == ()
+
+
+def test_a_look_that_meets_a_fault_or_cannot_ask_says_nothing_of_the_rest() -> None:
+    lost = found(BROKEN, fault=Fault("broken", "It does not answer"))
+    ill = health.looked((), found(PENDING), at(10))
+    both = health.looked(health.looked(ill, lost, at(20)), lost, at(30))
+    assert names(both) == {"broken", "repair-pending"}
+    cannot = found(untold=frozenset({"repair-pending"}))
+    assert names(health.looked(health.looked(ill, cannot, at(20)), cannot, at(30))) == {"repair-pending"}
+    awaited = Finding(0, "GPU 0", GPU.uuid, None, Fault("awaited", "It is being read"))
+    assert health.looked(ill, awaited, at(20)) == ill
+
+
+def test_what_was_told_ends_by_what_ends_it() -> None:
+    before: Ailments = ()
+    for sign in (ERROR, CRASH, STOP):
+        before = health.told(before, sign, (41, 42), at(10))
+    assert [each.effect() for each in before if each.sign == ERROR] == ["NoExecute"]
+
+    def later(ailments: Ailments, boot: str = "boot", **look: Any) -> set[str]:
+        for now in (20, 30):
+            ailments = health.looked(ailments, found(**look), at(now, boot))
+        return names(ailments)
+
+    assert later(before, pids=(42,)) == {"error 9", "error 5", "error 7"}, "no device tells that it needs no reset"
+    assert later(before, pids=(42,), needs_recovery=True) == {"error 9", "error 5", "error 7"}
+    assert later(before, pids=(42,), needs_recovery=False) == {"error 5"}
+    assert later(before, pids=(43,)) == {"error 9", "error 7"}
+    assert later(before, boot="next", pids=(42,)) == set()
+    assert names(health.was_reset(before)) == {"error 7"}
+
+
+def test_what_is_told_again_is_one_thing() -> None:
+    before = health.told((), CRASH, (1,), at(10))
+    for second in range(1000):
+        before = health.told(before, CRASH, (2,), at(11 + second))
+    (one,) = before
+    assert (one.since, one.seen, one.times, one.processes) == (10, 1010, 1001, frozenset({1, 2}))
+    many = before
+    for number in range(1000):
+        many = health.told(many, replace(CRASH, value=str(number)), (), at(2000 + number))
+    many = health.told(many, STOP, (), at(1))
+    assert len(many) == health.MOST_AILMENTS and STOP in {each.sign for each in many}
+
+
+def test_taints_are_the_gravest_and_as_many_as_every_server_takes() -> None:
+    ailments: Ailments = ()
+    for number in range(9):
+        ailments = health.told(ailments, replace(PENDING, cause=f"cause-{number}"), (), at(number))
+    ailments = health.told(ailments, STOP, (), at(20))
+    ailments = health.told(ailments, ERROR, (), at(21))
+    ailments = health.told(ailments, CRASH, (), at(22))
+    published = health.taints("gpu.example.com", ailments)
+    assert published[0] == Taint("gpu.example.com/error", "NoExecute", "7"), "the one that was told first"
+    assert len(published) == 4 and {each.effect for each in published[1:]} == {"NoSchedule"}
+    lenient = {**health.DEFAULT_EFFECTS, Severity.FAILED: "NoSchedule", Severity.INFORMATIVE: "None"}
+    assert "NoExecute" not in {each.effect for each in health.taints("gpu.example.com", ailments, lenient)}
+    (crash,) = health.taints("d", [each for each in ailments if each.sign == CRASH], lenient)
+    assert crash == Taint("d/error", "None", "5")
+
+
+def test_an_error_of_a_partition_is_the_partitions_unless_the_device_has_to_be_reset() -> None:
+    one, other = GPU.partitions
+    offered = offers.offers(GPU, dynamic=False)
+    devices = {GPU.uuid: GPU}
+
+    def concerned(sign: Sign) -> set[str | None]:
+        ailments = {GPU.uuid: health.told((), replace(sign, severity=Severity.DEGRADED), (), at(1))}
+        return {each.partition_uuid for each in health.tainted("d", offered, devices, ailments) if each.taints}
+
+    assert concerned(replace(CRASH, instance=one.instance_id)) == {one.uuid}
+    assert concerned(replace(CRASH, instance=99)) == set()
+    assert concerned(CRASH) == {one.uuid, other.uuid}
+    assert concerned(replace(ERROR, instance=one.instance_id)) == {one.uuid, other.uuid}
+
+
+def test_an_offer_of_a_device_that_is_well_is_as_it_was() -> None:
+    offered = offers.offers(GPU, dynamic=True)
+    assert health.tainted("d", offered, {GPU.uuid: GPU}, {GPU.uuid: ()}) == offered
+    assert health.tainted("d", offered, {GPU.uuid: GPU}, {"other": health.told((), STOP, (), at(1))}) == offered
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("told", "look", "fault", "reset")),
+        st.lists(st.sampled_from(SIGNS), max_size=3),
+        st.floats(0.1, 20),
+        st.sampled_from(("boot", "boot", "next")),
+        st.sampled_from((None, False, True)),
+    ),
+    max_size=30,
+)
+
+
+def walk(steps: Any) -> tuple[Ailments, float]:
+    """Live through a history."""
+    ailments, now = (), 0.0
+    for kind, signs, seconds, boot, needs in steps:
+        now += seconds
+        if kind == "told":
+            for sign in signs:
+                ailments = health.told(ailments, sign, (7,), at(now, boot))
+        elif kind == "reset":
+            ailments = health.was_reset(ailments)
+        else:
+            states = [sign for sign in signs if sign.ends is Ends.LOOK]
+            fault = Fault("x", "x") if kind == "fault" else None
+            ailments = health.looked(
+                ailments, found(*states, fault=fault, pids=(7,), needs_recovery=needs), at(now, boot)
+            )
+    return ailments, now
+
+
+@given(STEPS)
+def test_whatever_happened_a_machine_that_starts_anew_and_is_well_ends_well(steps: Any) -> None:
+    ailments, now = walk(steps)
+    for _look in range(2):
+        now += health.VERIFY_SECONDS + 0.1
+        ailments = health.looked(ailments, found(needs_recovery=False), at(now, "anew"))
+    assert ailments == ()
+
+
+@given(STEPS)
+def test_a_history_outlives_its_file_and_no_sign_stands_twice(steps: Any) -> None:
+    ailments, now = walk(steps)
+    again = health.from_data(json.loads(json.dumps(health.to_data({"u": ailments})))).get("u", ())
+    assert [replace(each, well_since=None) for each in ailments] == list(again)
+    keys = [each.sign.key for each in ailments]
+    assert len(keys) == len(set(keys)) and all(each.since <= each.seen <= now for each in ailments)
+    assert len(health.taints("d", ailments)) <= health.MOST_TAINTS
+
+
+@given(STEPS, st.sampled_from([sign for sign in SIGNS if sign.ends is not Ends.LOOK]))
+def test_nothing_but_what_ends_an_error_ends_it(steps: Any, sign: Sign) -> None:
+    quiet = [(kind, signs, seconds, "boot", True) for kind, signs, seconds, _boot, _needs in steps if kind != "reset"]
+    ailments, now = walk([("told", [sign], 1.0, "boot", None), *quiet])
+    assert sign.key in {each.sign.key for each in ailments}, now
+
+
+@pytest.mark.parametrize("text", ["[]", '{"u": [{}]}', '{"u": 3}', '{"u": [{"cause": "x"}]}', "null"])
+def test_data_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no ailments"):
+        health.from_data(json.loads(text))
+
+
+def test_every_xid_of_the_catalogue_stands_in_one_bucket_and_says_what_to_do() -> None:
+    numbers = [
+        number
+        for _kind, entries in xids._BUCKETS
+        for entry in entries
+        for number in (entry if isinstance(entry, range) else (entry,))
+    ]
+    assert len(numbers) == len(set(numbers)) == len(xids.KINDS)
+    for number in (46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158):
+        sign = xids.of_xid(number, None)
+        assert sign is not None and (sign.severity, sign.ends, sign.is_mended_by_reset) == (
+            Severity.FAILED,
+            Ends.RESET,
+            True,
+        )
+    for number in (8, 13, 31, 45, 94, 105, 126, 135, 999):
+        sign = xids.of_xid(number, 3)
+        assert sign is not None and (sign.severity, sign.instance) == (Severity.INFORMATIVE, 3)
+    assert [xids.of_xid(number, None) for number in (14, 43, 63, 92, 121, 154)] == [None] * 6
+    fallen = xids.of_xid(79, None)
+    assert fallen is not None and fallen.ends is Ends.RESTART and "fallen off the bus" in fallen.message
+    assert all(kind is None or kind.remedy for kind in xids.KINDS.values())
+
+
+def test_what_fields_and_the_fabric_say() -> None:
+    assert list(_of_fields({230: 0, 144: 0, 145: 0})) == []
+    (reset,) = _of_fields({230: 1})
+    assert (reset.value, reset.severity, reset.is_mended_by_reset) == ("reset", Severity.FAILED, True)
+    assert [sign.value for sign in _of_fields({230: 42})] == ["42"]
+    pending, failure = _of_fields({144: 1, 145: 1})
+    assert (pending.severity, failure.severity) == (Severity.INFORMATIVE, Severity.DEGRADED)
+    well = 0b10_10_10_10
+    assert list(_of_fabric(3, 0, well)) == [] and list(_of_fabric(3, 0, 0)) == []
+    assert [sign.value for sign in _of_fabric(1, 0, 0)] == ["not-joined"]
+    assert [sign.value for sign in _of_fabric(3, 999, 0)] == ["failed"]
+    assert [sign.value for sign in _of_fabric(3, 0, 0b01_10_10)] == ["routes"]
+    (degraded,) = _of_fabric(3, 0, 0b10_10_10_01)
+    assert (degraded.value, degraded.severity) == ("bandwidth", Severity.INFORMATIVE)
+
+
+def test_who_looks_once_sees_states() -> None:
+    gpu: Device = replace(GPU, health=Health((BROKEN,)))
+    once = health.at_first_sight([Finding(0, "GPU 0", GPU.uuid, gpu), Finding(1, "GPU 1", "", None, Fault("x", "x"))])
+    assert [each.sign for each in once[GPU.uuid]] == [BROKEN]
+    assert isinstance(once[GPU.uuid][0], Ailment)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What a container may read of its devices, in the form of KEP-5304."""
+
+from __future__ import annotations
+
+import json
+
+from board_model import device
+from dra_driver.core import metadata
+from dra_driver.core.metadata import ClaimName, DeviceMetadata
+from dra_driver.core.model import Version
+from dra_driver.core.nvidia.offers import attributes_of, offers
+
+CLAIM = ClaimName("team", "claim-x7", "0uid", "gpu")
+GPU = device("h100-80", enabled=True, places=((19, 0),))
+
+
+def test_the_same_is_said_once_for_each_version_newest_first() -> None:
+    attributes = {"uuid": "GPU-1", "driverVersion": Version("580.95.5"), "numaNode": 1, "ok": True}
+    devices = [DeviceMetadata("r/small", "gpu.example.com", "node", "gpu-0", attributes)]
+    first, second = (json.loads(line) for line in metadata.content(CLAIM, devices).splitlines())
+    assert (first.pop("apiVersion"), second.pop("apiVersion")) == metadata.VERSIONS
+    assert (
+        first
+        == second
+        == {
+            "kind": "DeviceMetadata",
+            "metadata": {"name": "claim-x7", "namespace": "team", "uid": "0uid", "generation": 1},
+            "podClaimName": "gpu",
+            "requests": [
+                {
+                    "name": "r/small",
+                    "devices": [
+                        {
+                            "driver": "gpu.example.com",
+                            "pool": "node",
+                            "name": "gpu-0",
+                            "attributes": {
+                                "driverVersion": {"version": "580.95.5"},
+                                "numaNode": {"int": 1},
+                                "ok": {"bool": True},
+                                "uuid": {"string": "GPU-1"},
+                            },
+                        }
+                    ],
+                }
+            ],
+        }
+    )
+
+
+def test_a_claim_of_a_template_is_found_by_the_pod_s_name_for_it() -> None:
+    made = metadata.mount("gpu.example.com", CLAIM, "r", "/host/r.json")
+    folder = "/var/run/kubernetes.io/dra-device-attributes"
+    assert made.container_path == f"{folder}/resourceclaimtemplates/gpu/r/gpu.example.com-metadata.json"
+    assert (made.host_path, made.options) == ("/host/r.json", ("ro", "bind"))
+    own = metadata.mount("gpu.example.com", ClaimName("team", "mine", "0uid"), "r", "/host/r.json")
+    assert own.container_path == f"{folder}/resourceclaims/mine/r/gpu.example.com-metadata.json"
+
+
+def test_what_was_written_tells_the_pod_s_name_again() -> None:
+    assert metadata.pod_claim_in(metadata.content(CLAIM, [])) == "gpu"
+    assert metadata.pod_claim_in(metadata.content(ClaimName("team", "mine", "0uid"), [])) == ""
+    assert [metadata.pod_claim_in(data) for data in (b"", b"{", b"[]", b'{"kind": "Other"}')] == [None] * 4
+
+
+def test_attributes_are_what_is_published_and_a_partition_has_its_uuid() -> None:
+    (partition,) = GPU.partitions
+    (published,) = offers(GPU, dynamic=False)
+    assert attributes_of(GPU, partition) == published.attributes
+    assert attributes_of(GPU, partition)["uuid"] == partition.uuid
+    whole = device("h100-80", enabled=False)
+    (offered,) = offers(whole, dynamic=False)
+    assert attributes_of(whole, None) == offered.attributes

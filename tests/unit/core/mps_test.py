@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Which MPS daemons a claim has, what they are told, and how it is seen that they hold it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from dra_driver.core.companions import SharedDevice, claim_of
+from dra_driver.core.configuration import ConfigRefused
+from dra_driver.core.errors import AcceleratorError
+from dra_driver.core.nvidia import mps
+from dra_driver.core.system import Completed, System
+from hypothesis import given
+from hypothesis import strategies as st
+
+UID = "11111111-2222-3333-4444-555555555555"
+GIBIBYTE = 1024**3
+
+
+def device(name: str, *, request: str = "r", partition: bool = False, **sharing: Any) -> SharedDevice:
+    kind = "MIG" if partition else "GPU"
+    return SharedDevice(f"{UID}-{name}", name, request, f"{kind}-{name}", partition, {"strategy": "MPS", **sharing})
+
+
+def test_gpus_with_the_same_settings_have_one_daemon_with_limits_of_their_own() -> None:
+    limits = {"defaultPinnedDeviceMemoryLimit": 4 * GIBIBYTE, "defaultPerDevicePinnedMemoryLimit": {"GPU-b": GIBIBYTE}}
+    shared = [device("a", **limits), device("b", request="s", **limits), device("c", defaultActiveThreadPercentage=25)]
+    first, second = mps.companions(UID, shared)
+    assert first.name == f"{UID}.0" and claim_of(first.name) == UID
+    assert first.environment == {
+        "CUDA_MPS_PIPE_DIRECTORY": f"/run/dra-accelerators/companions/{UID}.0/pipe",
+        "CUDA_MPS_LOG_DIRECTORY": f"/run/dra-accelerators/companions/{UID}.0/log",
+        "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
+    }
+    assert first.commands_text == (
+        "set_default_device_pinned_mem_limit 0 4096M\n"
+        "set_default_device_pinned_mem_limit 1 1024M\n"
+        "get_default_active_thread_percentage\n"
+    )
+    assert (second.devices, second.commands[0]) == ((f"{UID}-c",), "set_default_active_thread_percentage 25")
+
+
+def test_every_partition_has_a_daemon_and_its_clients_bear_the_limit() -> None:
+    limit = {"defaultPinnedDeviceMemoryLimit": 3 * GIBIBYTE + 5}
+    shared = [
+        device("a", partition=True, **limit),
+        device("b", request="s", partition=True, **limit),
+        device("c", **limit),
+    ]
+    found = mps.companions(UID, shared)
+    assert [each.devices for each in found] == [(f"{UID}-{name}",) for name in "abc"]
+    of_partition, of_gpu = mps.edits(found[0]).to_dict(), mps.edits(found[2]).to_dict()
+    assert of_partition["env"] == [
+        "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=3072M",
+    ]
+    assert of_gpu["env"] == of_partition["env"][:1]
+    assert [(mount["hostPath"].rpartition("/")[2], mount["containerPath"]) for mount in of_gpu["mounts"]] == [
+        ("pipe", "/tmp/nvidia-mps"),
+        ("shm", "/dev/shm"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shared", "message"),
+    [
+        (
+            [device("a", partition=True), device("b", partition=True)],
+            "request r was given a and b, and a container reaches the MPS daemon of one MIG device",
+        ),
+        (
+            [device("a", defaultPerDevicePinnedMemoryLimit={"1": GIBIBYTE})],
+            "defaultPerDevicePinnedMemoryLimit names 1; expected 0 or GPU-a",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(shared: list[SharedDevice], message: str) -> None:
+    with pytest.raises(ConfigRefused, match=message):
+        mps.companions(UID, shared)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from((25, 50, None))), max_size=8))
+def test_every_device_has_exactly_one_daemon(kinds: list[tuple[bool, int | None]]) -> None:
+    shared = [
+        device(
+            f"d{number}",
+            request=f"r{number}",
+            partition=partition,
+            **({} if percentage is None else {"defaultActiveThreadPercentage": percentage}),
+        )
+        for number, (partition, percentage) in enumerate(kinds)
+    ]
+    found = mps.companions(UID, shared)
+    assert sorted(itertools.chain(*(each.devices for each in found))) == [each.cdi_name for each in shared]
+    assert len({each.name for each in found}) == len(found)
+    percentages = {each.cdi_name: each.sharing.get("defaultActiveThreadPercentage") for each in shared}
+    for each in found:
+        (percentage,) = {percentages[name] for name in each.devices}
+        assert (f"set_default_active_thread_percentage {percentage}" in each.commands) == (percentage is not None)
+
+
+class Daemon(System):
+    """A machine whose MPS daemon gives these answers."""
+
+    def __init__(self, answers: Mapping[str, str], returncode: int = 0) -> None:
+        super().__init__("/nonexistent")
+        self.answers, self.returncode = answers, returncode
+
+    def run(
+        self,
+        argv: Any,
+        timeout: float,
+        input: str | None = None,  # noqa: A002
+        environment: Mapping[str, str] | None = None,
+    ) -> Completed:
+        assert (argv, (environment or {})["CUDA_VISIBLE_DEVICES"]) == (["nvidia-cuda-mps-control"], "GPU-a")
+        return Completed(self.returncode, self.answers.get((input or "").strip(), ""), "")
+
+
+PERCENTAGE, LIMIT = "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0"
+
+
+@pytest.mark.parametrize("held", ["4G", "4500M"])
+def test_a_daemon_that_holds_what_it_was_told_is_good(held: str) -> None:
+    settings = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": 4500 * 1024**2}
+    (companion,) = mps.companions(UID, [device("a", **settings)])
+    mps.check(Daemon({PERCENTAGE: "50.0\n", LIMIT: f"{held}\n"}), companion)
+
+
+@pytest.mark.parametrize(
+    ("answers", "returncode", "message"),
+    [
+        ({PERCENTAGE: "100.0", LIMIT: "4G"}, 0, "it gives 100.0 percent of the threads, and 50 was asked for"),
+        ({PERCENTAGE: "50.0", LIMIT: "5G"}, 0, "device 0 has the memory limit 5G, and 4096M was asked for"),
+        ({PERCENTAGE: "50.0"}, 0, "device 0 has the memory limit none"),
+        ({LIMIT: "Cannot find MPS control daemon process"}, 1, "it does not answer: Cannot find MPS control daemon"),
+    ],
+)
+def test_a_daemon_that_does_not_is_not_ready(answers: dict[str, str], returncode: int, message: str) -> None:
+    settings = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": 4 * GIBIBYTE}
+    (companion,) = mps.companions(UID, [device("a", **settings)])
+    with pytest.raises(AcceleratorError, match=message) as found:
+        mps.check(Daemon(answers, returncode), companion)
+    assert found.value.code == "mps-not-ready"
+
+
+def test_a_daemon_without_settings_has_to_answer() -> None:
+    (companion,) = mps.companions(UID, [device("a")])
+    mps.check(Daemon({PERCENTAGE: "100.0"}), companion)
+    with pytest.raises(AcceleratorError, match="does not tell which part of the threads"):
+        mps.check(Daemon({}), companion)
+
+
+def test_a_node_without_mps_says_what_to_install() -> None:
+    class Bare(System):
+        def finds(self, program: str) -> bool:
+            return program != mps.TOOL
+
+    with pytest.raises(AcceleratorError, match=r"nvidia-cuda-mps-control is not on this node. Install it: Debian's"):
+        mps.refuse_without_tool(Bare())

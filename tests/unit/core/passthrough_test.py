@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A PCI device on its way to a virtual machine and back: what refuses it, what the kernel does, and what is undone."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from board_model import device
+from dra_driver.core import passthrough, pci
+from dra_driver.core.errors import AcceleratorError, InUse, NotFound, Unsupported
+from dra_driver.core.facts import device_of, document_of
+from dra_driver.core.model import Passthrough
+from dra_driver.core.passthrough import DRIVER, IOMMUFD, LEGACY, Handover, handover_of
+from dra_driver.core.system import DeviceNumber, System
+from hypothesis import given
+from hypothesis import strategies as st
+from pci_model import PciSystem
+
+ADDRESS = "0000:18:00.0"
+HANDOVER = Handover(ADDRESS, "own")
+
+
+@pytest.fixture()
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PciSystem:
+    monkeypatch.setattr(passthrough, "SWITCH_SECONDS", 0.2)
+    made = PciSystem(str(tmp_path), own_driver="own")
+    made.add(ADDRESS, "40", "own")
+    return made
+
+
+def override(system: System) -> str:
+    return pci.override_of(system, ADDRESS)
+
+
+def test_a_device_goes_and_comes_back(system: PciSystem) -> None:
+    passthrough.refuse(system, ADDRESS)
+    passthrough.give(system, HANDOVER)
+    assert (system.driver(ADDRESS), override(system)) == (DRIVER, DRIVER)
+    edits = passthrough.edits(system, HANDOVER)
+    assert [(node.path, node.permissions) for node in edits.device_nodes] == [
+        ("/dev/vfio/40", "rw"),
+        ("/dev/vfio/vfio", "rw"),
+    ]
+    written = len(system.written)
+    passthrough.give(system, HANDOVER)
+    assert len(system.written) == written, "what is done is not done again"
+    passthrough.take_back(system, HANDOVER)
+    assert (system.driver(ADDRESS), override(system)) == ("own", "")
+    written = len(system.written)
+    passthrough.take_back(system, HANDOVER)
+    assert len(system.written) == written
+
+
+@pytest.mark.parametrize("api_device", [False, True])
+def test_the_nodes_of_iommufd(system: PciSystem, api_device: bool) -> None:
+    assert passthrough.wanted_interface(system, True) == LEGACY, "the kernel has none"
+    system.iommufd = True
+    assert passthrough.wanted_interface(system, True) == IOMMUFD
+    assert passthrough.wanted_interface(system, False) == LEGACY
+    handover = replace(HANDOVER, interface=IOMMUFD, api_device=api_device)
+    passthrough.give(system, handover)
+    paths = [node.path for node in passthrough.edits(system, handover).device_nodes]
+    assert paths == ["/dev/vfio/devices/vfio0", "/dev/vfio/vfio", *(["/dev/iommu"] if api_device else [])]
+
+
+def test_a_driver_that_does_not_take_it_leaves_it_where_it_was(system: PciSystem) -> None:
+    system.refuses = {DRIVER}
+    with pytest.raises(AcceleratorError, match=r"0000:18:00\.0 cannot be written to .*vfio-pci/bind: No such device"):
+        passthrough.give(system, HANDOVER)
+    assert (system.driver(ADDRESS), override(system)) == ("own", "")
+
+
+def test_a_driver_that_does_not_let_go_is_not_waited_for_without_end(system: PciSystem) -> None:
+    system.stuck = {ADDRESS}
+    with pytest.raises(AcceleratorError, match="to leave own: it is still bound to own"):
+        passthrough.give(system, HANDOVER)
+    assert (system.driver(ADDRESS), override(system)) == ("own", "")
+
+
+def test_a_write_that_never_comes_back_is_not_waited_for_either(
+    system: PciSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    never = threading.Event()
+    monkeypatch.setattr(system, "put", lambda path, text: never.wait(5))
+    try:
+        with pytest.raises(AcceleratorError, match=r"the kernel has not come back from it for 0\.2 s"):
+            passthrough.give(system, HANDOVER)
+    finally:
+        never.set()
+
+
+@pytest.mark.parametrize("driver", ["", DRIVER])
+def test_wherever_it_stopped_it_comes_back(system: PciSystem, driver: str) -> None:
+    """Killed between two writes: the device has no driver, or the new one, and the override stands."""
+    passthrough.give(system, HANDOVER)
+    if not driver:
+        system.put(f"{pci.DRIVERS}/{DRIVER}/unbind", ADDRESS)
+    assert system.driver(ADDRESS) == driver
+    passthrough.take_back(system, HANDOVER)
+    assert (system.driver(ADDRESS), override(system)) == ("own", "")
+
+
+def test_what_somebody_else_has_set_stays(system: PciSystem) -> None:
+    system.path(f"{pci.DEVICES}/{ADDRESS}/driver_override").write_text("own\n")
+    passthrough.take_back(system, HANDOVER)
+    assert override(system) == "own"
+
+
+def test_without_an_iommu_it_is_refused(system: PciSystem) -> None:
+    system.add("0000:19:00.0", None, "own")
+    with pytest.raises(Unsupported, match="it is in no IOMMU group"):
+        passthrough.refuse(system, "0000:19:00.0")
+
+
+def test_without_the_driver_it_is_refused(system: PciSystem) -> None:
+    system.path(f"{pci.DRIVERS}/{DRIVER}").rmdir()
+    with pytest.raises(Unsupported, match="the driver vfio-pci is not there"):
+        passthrough.refuse(system, ADDRESS)
+
+
+@pytest.mark.parametrize(
+    ("driver", "kind", "refused"),
+    [
+        ("snd_hda_intel", "0x040300", True),
+        ("", "0x040300", True),
+        (DRIVER, "0x040300", False),
+        ("pcieport", "0x060400", False),
+        ("", "0x060400", False),
+    ],
+)
+def test_others_of_the_group_are_named(system: PciSystem, driver: str, kind: str, refused: bool) -> None:
+    system.add("0000:18:00.1", "40", driver, kind)
+    if not refused:
+        passthrough.refuse(system, ADDRESS)
+        return
+    with pytest.raises(InUse, match=rf"group 40 holds 0000:18:00\.1 \({driver or 'no driver'}\) as well"):
+        passthrough.refuse(system, ADDRESS)
+
+
+def test_virtual_functions_are_in_the_way(system: PciSystem) -> None:
+    system.path(f"{pci.DEVICES}/{ADDRESS}/sriov_numvfs").write_text("4\n")
+    with pytest.raises(InUse, match="4 virtual functions"):
+        passthrough.refuse(system, ADDRESS)
+
+
+def test_a_device_that_was_taken_away_cannot_come_back(system: PciSystem) -> None:
+    with pytest.raises(NotFound, match=r"PCI device 0000:99:00\.0 is not there"):
+        passthrough.take_back(system, replace(HANDOVER, address="0000:99:00.0"))
+
+
+def test_processes_that_have_a_device_open_are_named() -> None:
+    """On the real /proc, with a device that every machine has."""
+    machine, number = System(), DeviceNumber("c", 1, 5)  # /dev/zero
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        opened = os.open("/dev/zero", os.O_RDONLY)
+        os.write(writer, b"x")
+        os.read(opened, 0)
+        os.pause() if hasattr(os, "pause") else __import__("signal").pause()
+        os._exit(0)
+    try:
+        os.read(reader, 1)
+        assert child in {process.pid for process in passthrough.users(machine, [number])}
+        with pytest.raises(InUse, match=rf"the zeros is in use: /dev/zero is open in .*{child} \(") as raised:
+            passthrough.refuse_users(machine, ["/dev/zero"], "the zeros")
+        assert child in raised.value.pids
+        own = os.open("/dev/zero", os.O_RDONLY)
+        assert os.getpid() not in {process.pid for process in passthrough.users(machine, [number])}
+        os.close(own)
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        os.close(reader)
+        os.close(writer)
+    passthrough.refuse_users(machine, ["/dev/no-such-node"], "nothing")
+
+
+def test_regions_are_counted_up_to_a_power_of_two(tmp_path: Path) -> None:
+    system = System(str(tmp_path))
+    folder = tmp_path / "sys/bus/pci/devices" / ADDRESS
+    folder.mkdir(parents=True)
+    assert pci.memory_regions(system, ADDRESS) == 0
+    lines = [
+        "0x1000 0x1fff 0x200",
+        "0x0 0x0 0x0",
+        "0x100000000 0x1ffffffff 0x14220c",
+        "0x10 0x1f 0x101",
+        "",
+        "",
+        "0x0 0xffff 0x200",
+    ]
+    (folder / "resource").write_text("\n".join(lines))
+    assert pci.memory_regions(system, ADDRESS) == 1 << 33
+
+
+@given(st.sampled_from(["a100-40", "h100-80", "l4"]), st.integers(0, 7), st.booleans(), st.booleans())
+def test_facts_outlive_the_process(board: str, index: int, passable: bool, iommufd: bool) -> None:
+    facts = replace(device(board, index), passthrough=Passthrough(index, 1 << 37, iommufd) if passable else None)
+    assert device_of(json.loads(json.dumps(document_of(facts)))) == facts
+
+
+@pytest.mark.parametrize("document", [{}, {"vendor": 1}, {**document_of(device("l4", 0)), "profiles": [{}]}])
+def test_facts_that_cannot_be_read_are_refused(document: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        device_of(document)
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"address": "18:00.0", "former": "own"}, {"address": ADDRESS, "former": "own", "interface": "both"}]
+)
+def test_a_handover_that_cannot_be_read_is_refused(values: dict[str, object]) -> None:
+    assert handover_of(HANDOVER.to_dict()) == HANDOVER
+    with pytest.raises(ValueError, match="cannot be read"):
+        handover_of(values)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A PCI bus for tests: sysfs as files and links under a folder, and a kernel that binds and unbinds when it is written to.
+
+The state is in the files, so that it outlives a process that is killed, as a bus does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from dra_driver.core.passthrough import CONTROL_NODE, DRIVER, IOMMU_NODE
+from dra_driver.core.pci import DEVICES, DRIVERS
+from dra_driver.core.system import DeviceNumber, System
+
+GPU_CLASS = "0x030200"
+
+
+class PciSystem(System):
+    """A machine with such a bus. ``stuck`` are addresses of which the kernel does not let go; ``refuses`` are drivers that do not bind."""
+
+    def __init__(self, root: str, own_driver: str = "nvidia") -> None:
+        super().__init__(root)
+        self.own_driver = own_driver
+        self.stuck: set[str] = set()
+        self.refuses: set[str] = set()
+        self.written: list[tuple[str, str]] = []
+        self.iommufd = False
+
+    def add(self, address: str, group: str | None, driver: str, kind: str = GPU_CLASS, vendor: str = "0x10de") -> None:
+        """Put a device on the bus; one that is there already stays as it is."""
+        here = self.path(f"{DEVICES}/{address}")
+        if here.is_dir():
+            return
+        here.mkdir(parents=True)
+        for name, text in (("vendor", vendor), ("class", kind), ("driver_override", "(null)")):
+            (here / name).write_text(f"{text}\n")
+        for each in (driver, DRIVER, self.own_driver):
+            if each:
+                self.path(f"{DRIVERS}/{each}").mkdir(parents=True, exist_ok=True)
+        if driver:
+            (here / "driver").symlink_to(os.path.relpath(self.path(f"{DRIVERS}/{driver}"), here))
+        if group is not None:
+            members = self.path(f"/sys/kernel/iommu_groups/{group}/devices")
+            members.mkdir(parents=True, exist_ok=True)
+            (members / address).touch()
+            (here / "iommu_group").symlink_to(os.path.relpath(members.parent, here))
+
+    def boot(self, addresses: Iterable[str]) -> None:
+        """Every device has its own driver again, and nobody's override."""
+        for address in addresses:
+            here = self.path(f"{DEVICES}/{address}")
+            (here / "driver_override").write_text("(null)\n")
+            (here / "driver").unlink(missing_ok=True)
+            self._bind(here, self.own_driver)
+
+    def put(self, path: str, text: str) -> None:
+        """What the kernel does with what is written."""
+        self.written.append((path, text))
+        folder, _slash, name = path.rpartition("/")
+        if name == "driver_override":
+            self.path(path).write_text(f"{text or '(null)'}\n")
+            return
+        here = self.path(f"{DEVICES}/{text}")
+        driver = folder.rpartition("/")[2]
+        if name == "unbind":
+            if self._driver(here) != driver:
+                raise OSError(19, "No such device")
+            if text in self.stuck:
+                return
+            (here / "driver").unlink()
+            shutil.rmtree(here / "vfio-dev", ignore_errors=True)
+            return
+        override = (here / "driver_override").read_text().strip()
+        if self._driver(here) or driver in self.refuses or (driver == DRIVER) != (override == DRIVER):
+            raise OSError(19, "No such device")
+        self._bind(here, driver)
+
+    def device_number(self, path: str) -> DeviceNumber | None:
+        """The nodes of VFIO that there are while devices are bound to it."""
+        if path in (CONTROL_NODE, IOMMU_NODE):
+            return DeviceNumber("c", 10, 196) if path == CONTROL_NODE or self.iommufd else None
+        if path.startswith("/dev/vfio/"):
+            name = path.rpartition("/")[2]
+            bound = [each for each in self.path(DEVICES).iterdir() if self._driver(each) == DRIVER]
+            groups = {os.path.realpath(each / "iommu_group").rpartition("/")[2] for each in bound}
+            nodes = {entry.name for each in bound for entry in (each / "vfio-dev").glob("*")}
+            found = name in nodes if "/devices/" in path else name in groups
+            return DeviceNumber("c", 511 if "/devices/" in path else 236, 1) if found else None
+        return super().device_number(path)
+
+    def driver(self, address: str) -> str:
+        """Which driver a device is bound to."""
+        return self._driver(self.path(f"{DEVICES}/{address}"))
+
+    def _bind(self, here: Path, driver: str) -> None:
+        (here / "driver").symlink_to(os.path.relpath(self.path(f"{DRIVERS}/{driver}"), here))
+        if driver == DRIVER and self.iommufd:
+            (here / "vfio-dev" / f"vfio{sorted(each.name for each in here.parent.iterdir()).index(here.name)}").mkdir(
+                parents=True
+            )
+
+    @staticmethod
+    def _driver(here: Path) -> str:
+        link = here / "driver"
+        return os.path.realpath(link).rpartition("/")[2] if link.is_symlink() else ""

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Devices that several claims share: what is published of them, and what a claim's consumption is read as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from board_model import board_names, device
+from dra_driver.core import quantity
+from dra_driver.core.configuration import decode_configuration
+from dra_driver.core.nvidia import offers
+from dra_driver.core.nvidia.configs import CONFIG_KINDS
+from dra_driver.core.shares import consumed, exclusive, shared
+from dra_driver.core.slices import build_pool, dropped_fields
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def published(board: str, shares: int) -> dict[str, Any]:
+    gpu = device(board, 0)
+    (offer,) = offers.offers(gpu, dynamic=False)
+    pool = build_pool(
+        driver="gpu.nvidia.com", pool="node", node_name="node", offers=[shared(offer, shares, offers.parts(gpu))]
+    )
+    return dict(pool.slices[0].devices[0])
+
+
+@given(st.sampled_from(board_names()), st.integers(2, 1024))
+def test_policies_are_what_the_api_server_takes_and_as_many_claims_fit_as_there_are_shares(
+    board: str, shares: int
+) -> None:
+    found = published(board, shares)
+    assert found["allowMultipleAllocations"] is True
+    for name, capacity in found["capacity"].items():
+        value = quantity.parse(capacity["value"])
+        policy = capacity["requestPolicy"]
+        default, allowed = quantity.parse(policy["default"]), policy["validRange"]
+        least, step = quantity.parse(allowed["min"]), quantity.parse(allowed["step"])
+        # Facts: the validation of CapacityRequestPolicy in resource.k8s.io.
+        assert 0 <= least <= default <= value and step > 0 and least + step <= value, name
+        assert (default - least) % step == 0, name
+        assert default * shares <= value or default == least, name
+    assert found["capacity"]["shares"]["value"] == str(shares)
+
+
+def test_a_quarter_of_an_h100() -> None:
+    capacity = published("h100-80", 4)["capacity"]
+    assert capacity["multiprocessors"]["requestPolicy"] == {"default": "33", "validRange": {"min": "0", "step": "1"}}
+    assert capacity["memory"]["requestPolicy"]["validRange"] == {"min": "1Mi", "step": "1Mi"}
+    quarter = quantity.parse(capacity["memory"]["requestPolicy"]["default"])
+    assert quantity.parse(capacity["memory"]["value"]) - 4 * quarter < 4 * 1024**2
+
+
+def test_one_claim_at_a_time_has_it_all_again() -> None:
+    (offer,) = offers.offers(device("h100-80", 0), dynamic=False)
+    found = exclusive(shared(offer, 4, {}))
+    assert (found.policies, dict(found.capacities)) == ({}, {name: n for name, n in offer.capacities.items() if n})
+
+
+def test_what_is_consumed_is_read_in_whole_units() -> None:
+    assert consumed({"memory": "20Gi", "shares": "1", "multiprocessors": "500m"}) == {
+        "memory": 20 * 1024**3,
+        "shares": 1,
+        "multiprocessors": 1,
+    }
+    with pytest.raises(ValueError, match="not a quantity"):
+        consumed({"memory": "much"})
+
+
+def test_a_server_that_drops_shares_is_known_by_it() -> None:
+    sent = {"spec": {"devices": [published("h100-80", 4)]}}
+    kept = {"spec": {"devices": [{**sent["spec"]["devices"][0], "allowMultipleAllocations": None}]}}
+    assert dropped_fields(sent, kept) == ("allowMultipleAllocations of 1 devices (feature gate DRAConsumableCapacity)",)
+
+
+TOTALS = {"memory": 80 * 1024**3, "multiprocessors": 132}
+
+
+@pytest.mark.parametrize(
+    ("asked", "has", "limits"),
+    [
+        ({}, {"memory": 1024**3, "multiprocessors": 33}, {"memory": 1024**3, "percentage": 25}),
+        ({}, {"memory": 1024**3, "multiprocessors": 0}, {"memory": 1024**3}),
+        ({}, {"multiprocessors": 1}, {"percentage": 1}),
+        ({}, {"shares": 2}, {}),
+        ({"percentage": 10}, {"multiprocessors": 66}, {"percentage": 10}),
+        (
+            {"percentage": 90, "memory": "4Gi"},
+            {"memory": 1024**3, "multiprocessors": 66},
+            {"percentage": 50, "memory": 1024**3},
+        ),
+        ({"memory": "512Mi"}, {"memory": 1024**3}, {"memory": 512 * 1024**2}),
+    ],
+)
+def test_mps_stays_within_what_the_claim_consumes(
+    asked: dict[str, Any], has: dict[str, int], limits: dict[str, int]
+) -> None:
+    names = {"percentage": "defaultActiveThreadPercentage", "memory": "defaultPinnedDeviceMemoryLimit"}
+    sharing = {"strategy": "MPS", "mpsConfig": {names[key]: value for key, value in asked.items()}}
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing}
+    configuration = decode_configuration(CONFIG_KINDS, parameters)
+    kind = configuration.kind
+    assert kind.within(kind.sharing(configuration.values), has, TOTALS) == {
+        "strategy": "MPS",
+        **{names[key]: value for key, value in limits.items()},
+    }
+
+
+def test_shares_stand_for_multiprocessors_that_are_not_known() -> None:
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "MPS"}}
+    configuration = decode_configuration(CONFIG_KINDS, parameters)
+    kind = configuration.kind
+    limits = kind.within(kind.sharing(configuration.values), {"shares": 1, "memory": 1024**3}, {"shares": 3})
+    assert (limits["defaultActiveThreadPercentage"], limits["defaultPinnedDeviceMemoryLimit"]) == (33, 1024**3)

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A claim's companions start with it, serve its containers, and end with it, whatever happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from claim_steps import prepare, run, unprepare
+from dra_driver.claims.companions import ServiceManager
+from dra_driver.claims.records import DOCUMENT_VERSION, NewerRelease, record_of_document
+from dra_driver.core.cdi import DeviceNode
+from dra_driver.core.companions import Companion
+from dra_driver.core.errors import AcceleratorError
+from dra_driver.core.system import Completed, System
+from machine_model import DRIVER, Claims, Node
+
+PARTITION = "gpu-0-mig-1g10gb-19-0"
+API = "resource.nvidia.com/v1beta1"
+
+
+def mps(kind: str = "GpuConfig", **settings: Any) -> dict[str, Any]:
+    sharing = {"strategy": "MPS", "mpsConfig": settings}
+    return {"opaque": {"driver": DRIVER, "parameters": {"apiVersion": API, "kind": kind, "sharing": sharing}}}
+
+
+def modes(node: Node) -> list[str]:
+    with node.gpus.state() as state:
+        return [entry["knobs"]["computeMode"] for entry in state.values()]
+
+
+def of(node: Node, uid: str) -> list[dict[str, Any]]:
+    return [edits["containerEdits"] for edits in node.cdi(uid)["devices"]]
+
+
+def test_a_gpu_is_its_daemons_alone_and_containers_reach_it(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", "gpu-0", config=[mps(defaultActiveThreadPercentage=50)])
+        assert await prepare(node, claim) == ""
+        (daemon,) = node.keeper.running().values()
+        assert daemon["devices"] == [node.gpus.template(0).uuid]
+        assert "set_default_active_thread_percentage 50" in daemon["commands"]
+        assert modes(node) == ["ExclusiveProcess", "Default"]
+        (edits,) = of(node, claim.uid)
+        assert "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps" in edits["env"]
+        paths = {mount["containerPath"] for mount in edits["mounts"]}
+        assert {path for path in paths if "-metadata" not in path} == {"/tmp/nvidia-mps", "/dev/shm"}
+        assert await unprepare(node, claim) == ""
+        assert (node.keeper.running(), modes(node)) == ({}, ["Default", "Default"])
+
+    run(tmp_path, scenario)
+
+
+def test_a_partition_goes_although_its_daemon_used_it(tmp_path: Path) -> None:
+    """The daemon is a process on the partition: it has to end first."""
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", PARTITION, config=[mps("MigDeviceConfig")])
+        assert await prepare(node, claim) == ""
+        ((_gpu, uuid),) = node.partitions()
+        (daemon,) = node.keeper.running().values()
+        assert daemon["devices"] == [uuid]
+        assert await unprepare(node, claim) == ""
+        assert (node.partitions(), node.keeper.running()) == ([], {})
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("at", ["start", "check"])
+def test_a_daemon_that_does_not_start_leaves_nothing(tmp_path: Path, at: str) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        error = AcceleratorError("it does not want to")
+        if at == "start":
+            node.keeper.failures.append(error)
+        else:
+            node.backend.failures["check_companion"] = [error]
+        partition = claims.allocate("a", PARTITION, config=[mps("MigDeviceConfig")])
+        assert "it does not want to" in await prepare(node, partition)
+        assert (node.partitions(), node.keeper.running(), node.store.claims, node.cdi_files()) == ([], {}, {}, ())
+        assert await prepare(node, partition) == ""
+
+    run(tmp_path, scenario)
+
+
+def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        other = mps(defaultPerDevicePinnedMemoryLimit={"1": "1Gi"})
+        admin = {"device": "gpu-1", "adminAccess": True}
+        for name, config, device, message in (
+            ("a", other, "gpu-0", "defaultPerDevicePinnedMemoryLimit names 1; expected 0 or GPU-"),
+            ("b", mps(), admin, "changes nothing on a device"),
+        ):
+            assert message in await prepare(node, claims.allocate(name, device, config=[config]))
+        node.backend.failures["refuse_without_companions"] = [AcceleratorError("MPS is not on this node")]
+        assert "not on this node" in await prepare(node, claims.allocate("c", "gpu-0", config=[mps()]))
+        assert (node.keeper.running(), node.store.claims, modes(node)) == ({}, {}, ["Default", "Default"])
+
+    run(tmp_path, scenario)
+
+
+def test_an_older_release_refuses_a_record_with_sharing_and_reads_all_others(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        assert await prepare(node, claims.allocate("a", "gpu-0", config=[mps()])) == ""
+        assert await prepare(node, claims.allocate("b", "gpu-1")) == ""
+        shared, plain = (record.to_document() for record in node.store.claims.values())
+        assert '"version":3' in shared and '"version":1' in plain
+        assert '"sharing"' not in plain and '"settings"' not in plain
+        assert record_of_document(shared).shared == next(iter(node.store.claims.values())).shared
+        with pytest.raises(NewerRelease):
+            record_of_document(shared.replace('"version":3', f'"version":{DOCUMENT_VERSION + 1}'))
+
+    run(tmp_path, scenario)
+
+
+def test_a_restarted_driver_leaves_a_daemon_alone_and_starts_what_is_missing(tmp_path: Path) -> None:
+    claims = Claims()
+
+    async def life(first: bool) -> None:
+        node = Node(tmp_path, claims)
+        stays = claims.allocate("stays", "gpu-0", config=[mps()])
+        lost = claims.allocate("lost", "gpu-1", config=[mps()])
+        if not first:
+            before = node.keeper.running()[f"{stays.uid}.0"]
+            node.keeper.stop(lost.uid)
+        await node.start()
+        if first:
+            assert [await prepare(node, each) for each in (stays, lost)] == ["", ""]
+        else:
+            running = node.keeper.running()
+            assert running[f"{stays.uid}.0"] == before and set(running) == {f"{stays.uid}.0", f"{lost.uid}.0"}
+            assert [await unprepare(node, each) for each in (stays, lost)] == ["", ""]
+            assert (node.keeper.running(), modes(node)) == ({}, ["Default", "Default"])
+        node.close()
+
+    asyncio.run(life(first=True))
+    asyncio.run(life(first=False))
+
+
+def test_a_daemon_of_no_claim_ends_when_the_driver_starts_and_when_it_looks(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", "gpu-0", config=[mps()])
+        assert await prepare(node, claim) == ""
+        environment = {"CUDA_VISIBLE_DEVICES": node.gpus.template(1).uuid}
+        node.keeper.start(Companion("mps", "0uid-nobody.0", (), environment))
+        assert await node.service.orphans() == ("0uid-nobody",)
+        await node.service.end_companions(claim.uid)  # it has a claim: left alone
+        await node.service.end_companions("0uid-nobody")
+        assert set(node.keeper.running()) == {f"{claim.uid}.0"}
+
+    run(tmp_path, scenario)
+
+
+def test_a_daemon_that_somebody_has_ended_is_started_again(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", "gpu-0", config=[mps()])
+        assert await prepare(node, claim) == ""
+        before = node.keeper.running()
+        node.keeper.stop(claim.uid)
+        await node.service.keep_companions(claim.uid)
+        assert node.keeper.running() == before
+        await node.service.keep_companions("0uid-nobody")
+        assert node.keeper.running() == before
+        # A container may have told the daemon something else.
+        node.backend.failures["check_companion"] = [AcceleratorError("it gives 100 percent")]
+        with pytest.raises(AcceleratorError, match="it gives 100 percent"):
+            await node.service.keep_companions(claim.uid)
+
+    run(tmp_path, scenario)
+
+
+def test_a_daemon_is_no_user_of_what_it_serves(tmp_path: Path) -> None:
+    """A claim that was given something else is undone: only processes of containers would be in the way."""
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", "gpu-0", config=[mps()])
+        assert await prepare(node, claim) == ""
+        moved = claims.allocate("a", "gpu-1", config=[mps()], uid=claim.uid)
+        assert await prepare(node, moved) == ""
+        (daemon,) = node.keeper.running().values()
+        assert daemon["devices"] == [node.gpus.template(1).uuid]
+        with node.gpus.state() as state:
+            state[node.gpus.template(1).uuid]["pids"].append(4711)
+        back = claims.allocate("a", "gpu-0", config=[mps()], uid=claim.uid)
+        assert "processes 4711 use it" in await prepare(node, back)
+
+    run(tmp_path, scenario)
+
+
+def test_claims_that_share_a_gpu_have_a_daemon_each_within_what_they_consume(tmp_path: Path) -> None:
+    def share(number: int, memory: str) -> dict[str, Any]:
+        consumed = {"memory": memory, "multiprocessors": "33", "shares": "1"}
+        return {
+            "device": "gpu-0",
+            "shareID": f"{number}1111111-1111-1111-1111-111111111111",
+            "consumedCapacity": consumed,
+        }
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        one = claims.allocate("one", share(1, "10Gi"), config=[mps()])
+        two = claims.allocate("two", share(2, "20Gi"), share(3, "5Gi"), config=[mps(defaultActiveThreadPercentage=10)])
+        assert [await prepare(node, each) for each in (one, two)] == ["", ""]
+        told = {name: daemon["commands"][:2] for name, daemon in node.keeper.running().items()}
+        assert told == {
+            f"{one.uid}.0": ["set_default_device_pinned_mem_limit 0 10240M", "set_default_active_thread_percentage 25"],
+            f"{two.uid}.0": ["set_default_device_pinned_mem_limit 0 20480M", "set_default_active_thread_percentage 10"],
+            f"{two.uid}.1": ["set_default_device_pinned_mem_limit 0 5120M", "set_default_active_thread_percentage 10"],
+        }
+        assert modes(node) == ["Default", "Default"]  # it is nobody's alone
+        assert len({edits["name"] for edits in node.cdi(two.uid)["devices"]}) == 2
+        assert record_of_document(node.store.claims[one.uid].to_document()) == node.store.claims[one.uid]
+        assert await unprepare(node, one) == ""
+        assert set(node.keeper.running()) == {f"{two.uid}.0", f"{two.uid}.1"}
+        assert await unprepare(node, two) == ""
+        assert node.keeper.running() == {}
+
+    run(tmp_path, scenario, rules=[{"match": {}, "mode": "whole", "shares": 4}])
+
+
+class Systemd(System):
+    """A machine whose systemctl answers by the word that it is told; what it was told is kept."""
+
+    def __init__(self, root: Path, **answers: Completed) -> None:
+        super().__init__(str(root))
+        self.answers = answers
+        self.told: list[list[str]] = []
+
+    def run(
+        self,
+        argv: Any,
+        timeout: float,
+        input: Any = None,  # noqa: A002
+        environment: Any = None,
+    ) -> Completed:
+        words = [word for word in argv if not word.startswith("--no-")]
+        self.told.append(words)
+        return self.answers.get(words[1].replace("-", "_"), Completed(0, "", ""))
+
+
+COMPANION = Companion("mps", "0uid-a.0", (), {"B": "2", "A": "1"}, ("one", "two"))
+FOLDER = "run/dra-accelerators/companions"
+DEAD = Completed(3, "", "")
+
+
+def test_a_service_is_told_what_it_has_to_know_before_it_starts(tmp_path: Path) -> None:
+    system = Systemd(tmp_path, is_active=DEAD)
+    ServiceManager(system).start(COMPANION)
+    assert [words[1:] for words in system.told] == [
+        ["is-active", "--quiet", "dra-accelerators-mps@0uid-a.0.service"],
+        ["start", "dra-accelerators-mps@0uid-a.0.service"],
+    ]
+    assert (tmp_path / FOLDER / "0uid-a.0.environment").read_text() == 'A="1"\nB="2"\n'
+    assert (tmp_path / FOLDER / "0uid-a.0.commands").read_text() == "one\ntwo\n"
+
+
+def test_nodes_that_are_not_there_are_made_and_go_with_the_companion(tmp_path: Path) -> None:
+    made: list[tuple[Any, ...]] = []
+
+    class Nodes(Systemd):
+        """Who runs the tests may not be allowed to make nodes."""
+
+        def make_character_device(self, path: str, major: int, minor: int, mode: int) -> bool:
+            made.append((path, major, minor, oct(mode)))
+            self.path(path).touch()
+            return True
+
+    (tmp_path / "dev/nvidia-caps").mkdir(parents=True)
+    (tmp_path / "dev/nvidia0").touch()
+    new, old = "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia0"
+    nodes = (
+        DeviceNode(new, type="c", major=236, minor=12, permissions="r"),
+        DeviceNode(old, type="c", major=195, minor=0, permissions="rw"),
+    )
+    keeper = ServiceManager(Nodes(tmp_path, is_active=DEAD))
+    keeper.start(replace(COMPANION, nodes=nodes))
+    assert made == [(new, 236, 12, "0o444")]
+    assert keeper.claims() == {"0uid-a"}
+    keeper.stop("0uid-a")
+    assert not (tmp_path / new.lstrip("/")).exists() and (tmp_path / old.lstrip("/")).exists()
+    assert list((tmp_path / FOLDER).iterdir()) == []
+
+
+def test_a_service_that_runs_is_not_told_anything_else(tmp_path: Path) -> None:
+    system = Systemd(tmp_path)
+    ServiceManager(system).start(COMPANION)
+    assert (len(system.told), (tmp_path / FOLDER).exists()) == (1, False)
+
+
+def test_a_service_that_does_not_start_says_its_last_words(tmp_path: Path) -> None:
+    system = Systemd(tmp_path, is_active=DEAD, start=Completed(1, "", "Job failed."))
+    system.answers["__output=cat"] = Completed(0, "no GPU\nto be seen\n", "")
+    with pytest.raises(
+        AcceleratorError, match=r"0uid-a.0.service does not start: Job failed.*words: no GPU to be seen"
+    ):
+        ServiceManager(system).start(COMPANION)
+
+
+def test_nothing_is_left_of_a_claims_services(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    folder.mkdir(parents=True)
+    for name in ("0uid-a.0.environment", "0uid-a.1.commands", "0uid-ab.0.environment", "other"):
+        (folder / name).touch()
+    system = Systemd(tmp_path)
+    ServiceManager(system).stop("0uid-a")
+    assert system.told[0][1:] == ["stop", "dra-accelerators-*@0uid-a.*.service"]
+    assert sorted(path.name for path in folder.iterdir()) == ["0uid-ab.0.environment", "other"]
+    system.answers["stop"] = Completed(1, "", "timed out")
+    with pytest.raises(AcceleratorError, match="does not end: timed out"):
+        ServiceManager(system).stop("0uid-ab")
+    assert (folder / "0uid-ab.0.environment").exists()
+
+
+def test_claims_with_companions_are_told_by_files_and_by_services(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    folder.mkdir(parents=True)
+    (folder / "0uid-a.0.environment").touch()
+    units = (
+        "dra-accelerators-memory@0uid-b.0.service loaded active exited Memory\n"
+        "dra-accelerators-mps@0uid-b.0.service loaded failed failed MPS\n"
+    )
+    system = Systemd(tmp_path, list_units=Completed(0, units, ""))
+    assert ServiceManager(system).claims() == {"0uid-a", "0uid-b"}
+    system.answers["list_units"] = Completed(1, "", "no bus")
+    with pytest.raises(AcceleratorError, match="cannot be listed: no bus"):
+        ServiceManager(system).claims()
+
+
+@pytest.mark.parametrize("root", ["sys/fs/cgroup", "sys/fs/cgroup/systemd"])
+def test_the_processes_of_a_service_are_those_of_its_cgroup(tmp_path: Path, root: str) -> None:
+    group = tmp_path / root / "system.slice/mps"
+    group.mkdir(parents=True)
+    (group / "cgroup.procs").write_text("12\n34\n")
+    system = Systemd(tmp_path, show=Completed(0, "/system.slice/mps\n\n/system.slice/gone\n", ""))
+    assert ServiceManager(system).pids("0uid-a") == {12, 34}

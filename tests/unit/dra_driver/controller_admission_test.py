@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The webhook: what it refuses, in whose words, and how its certificate is replaced while it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from controller_test import run
+from dra_driver.api.client import ApiClient
+from dra_driver.controller import certificates
+from dra_driver.controller.admission import MOST_TOLD, NoReview, answer, rules_for
+from dra_driver.controller.certificate_keeper import AuthorityKeeper, AuthoritySecret, CertificateKeeper
+from dra_driver.controller.measurements import Measurements
+from dra_driver.controller.webhook import MOST_BYTES, PATH, application
+from dra_driver.core.backend import BACKENDS, create
+from dra_driver.core.manifests import CLAIM, CLASS, TEMPLATE, VERSIONS
+from hypothesis import given
+from hypothesis import strategies as st
+from object_server import ObjectServer
+
+DRIVER = "gpu.nvidia.com"
+RULES = rules_for([DRIVER], {"our-partitions": "partition"})
+WRONG = {"sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 150}}}
+RIGHT = {"sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}}}
+
+
+def config(content: Mapping[str, Any], driver: str = DRIVER, kind: str = "GpuConfig") -> dict[str, Any]:
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": kind, **content}
+    return {"opaque": {"driver": driver, "parameters": parameters}}
+
+
+def manifest(kind: str, version: str, *configs: Any, device_class: str = DRIVER) -> dict[str, Any]:
+    request: dict[str, Any] = {"deviceClassName": device_class}
+    request = {"name": "one", **(request if version == "v1beta1" else {"exactly": request})}
+    spec: dict[str, Any] = {"devices": {"requests": [request], "config": list(configs)}}
+    if kind == CLASS:
+        spec = {"config": list(configs)}
+    if kind == TEMPLATE:
+        spec = {"spec": spec}
+    return {"apiVersion": f"resource.k8s.io/{version}", "kind": kind, "metadata": {"name": device_class}, "spec": spec}
+
+
+def review(document: Any, operation: str = "CREATE") -> dict[str, Any]:
+    request = {"uid": "42", "operation": operation, "object": document}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+
+def said(document: Any, operation: str = "CREATE") -> dict[str, Any]:
+    answered = answer(review(document, operation), RULES)
+    assert (answered["apiVersion"], answered["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+    assert answered["response"]["uid"] == "42" and "patch" not in answered["response"]
+    return dict(answered["response"])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("kind", [CLAIM, TEMPLATE, CLASS])
+def test_a_refusal_names_field_value_and_range(kind: str, version: str) -> None:
+    response = said(manifest(kind, version, config(WRONG)))
+    path = {CLAIM: "spec.devices", TEMPLATE: "spec.spec.devices", CLASS: "spec"}[kind]
+    field = f"{path}.config[0].opaque.parameters.sharing.mpsConfig.defaultActiveThreadPercentage"
+    assert response["allowed"] is False
+    assert response["status"]["message"] == f"{field}: it is 150; expected a whole number from 1 to 100 percent"
+    assert (response["status"]["code"], response["status"]["reason"]) == (422, "Invalid")
+    (cause,) = response["status"]["details"]["causes"]
+    assert (cause["reason"], cause["field"]) == ("FieldValueInvalid", field)
+    assert said(manifest(kind, version, config(RIGHT))) == {"uid": "42", "allowed": True}
+    assert said(manifest(kind, version, config(WRONG, driver="another.example.com")))["allowed"]
+    assert said(manifest(kind, version, config(WRONG)), "DELETE")["allowed"]
+
+
+def test_the_class_decides_which_kinds_fit() -> None:
+    refused = said(manifest(CLAIM, "v1", config(RIGHT), device_class="our-partitions"))
+    assert "GpuConfig is for a device, and the class our-partitions has partitions" in refused["status"]["message"]
+    assert said(manifest(CLAIM, "v1", config(RIGHT, kind="MigDeviceConfig"), device_class="our-partitions"))["allowed"]
+    assert said(manifest(CLAIM, "v1", config(RIGHT), device_class="nobody-knows"))["allowed"]
+
+
+def test_all_that_is_wrong_is_said_at_once_and_not_at_any_length() -> None:
+    two = said(manifest(CLAIM, "v1", config(WRONG), config({"unheard": 1})))["status"]
+    assert len(two["details"]["causes"]) == 2 and two["message"].count("; ") >= 1
+    many = said(manifest(CLAIM, "v1", config({f"field{number}" * 30: 1 for number in range(500)})))["status"]
+    assert len(many["details"]["causes"]) == MOST_TOLD and many["message"].endswith("and 480 more")
+    assert len(many["message"]) < 10_000
+
+
+def test_a_configuration_that_another_one_makes_void_is_doubted() -> None:
+    response = said(manifest(CLAIM, "v1", config(RIGHT), config({})))
+    assert response["allowed"] is True
+    (warning,) = response["warnings"]
+    assert warning.startswith("spec.devices.config[0]: it has no effect: of GpuConfig")
+
+
+@pytest.mark.parametrize(
+    "document", [None, [], {}, {"request": {}}, {**review({}), "apiVersion": "admission.k8s.io/v9"}, {"request": 1}]
+)
+def test_what_is_no_review_is_said_to_be_none(document: Any) -> None:
+    with pytest.raises(NoReview):
+        answer(document, RULES)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(parameters=anything, config_entry=anything, spec=anything)
+def test_whatever_comes_is_answered(parameters: Any, config_entry: Any, spec: Any) -> None:
+    for kind in (CLAIM, TEMPLATE, CLASS):
+        whole = manifest(kind, "v1", {"opaque": {"driver": DRIVER, "parameters": parameters}})
+        assert isinstance(said(whole)["allowed"], bool)
+        assert isinstance(said(manifest(kind, "v1", config_entry))["allowed"], bool)
+        assert isinstance(said({**whole, "spec": spec})["allowed"], bool)
+
+
+def test_the_rules_are_those_of_every_vendor_whose_driver_is_named() -> None:
+    everything = rules_for([create(vendor).driver_name for vendor in BACKENDS], {})
+    assert len(everything.config_kinds) == len(BACKENDS)
+    assert rules_for([], {}).config_kinds == {}
+
+
+def test_over_http_bodies_are_bounded_and_outcomes_counted() -> None:
+    async def main() -> None:
+        measurements = Measurements()
+        runner = web.AppRunner(application(RULES, measurements))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}{PATH}"
+        async with aiohttp.ClientSession() as session:
+
+            async def status(data: bytes) -> int:
+                async with session.post(url, data=data) as response:
+                    return response.status
+
+            async with session.post(url, json=review(manifest(CLAIM, "v1", config(WRONG)))) as response:
+                assert response.status == 200 and (await response.json())["response"]["allowed"] is False
+            assert await status(b"{") == 400
+            assert await status(b"[" * 100_000) == 400
+            assert await status(b" " * (MOST_BYTES + 1)) == 413
+        await runner.cleanup()
+        text = measurements.text().decode()
+        assert 'admission_duration_seconds_count{outcome="refused"} 1.0' in text
+        assert 'admission_duration_seconds_count{outcome="unreadable"} 3.0' in text
+
+    asyncio.run(main())
+
+
+SECRET = "/api/v1/namespaces/here/secrets/authority"
+CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/ours"
+LIFE = 3600.0
+
+
+class Clock:
+    """The time of a test, for certificates and for waiting."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.began = datetime.datetime.now(datetime.timezone.utc)
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def now(self) -> datetime.datetime:
+        return self.began + datetime.timedelta(seconds=self.seconds)
+
+
+def test_a_rotation_under_load_meets_no_certificate_that_is_not_trusted(tmp_path: Path) -> None:
+    """Real handshakes through two rotations; the client trusts what the webhook's configuration says at each moment."""
+
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        clock, leads = Clock(), [True]
+        secret = AuthoritySecret(client, "here", "authority")
+        keeper = AuthorityKeeper(
+            client,
+            secret,
+            configuration="ours",
+            seconds=LIFE,
+            may_act=lambda: leads[0],
+            clock=clock,
+            now=clock.now,
+        )
+        own = CertificateKeeper(secret, ["127.0.0.1"], seconds=LIFE / 4, now=clock.now)
+        await own.look()
+        assert not own.ready.is_set()
+        server.put(CONFIGURATION, {"webhooks": [{"name": "a", "clientConfig": {}}, {"name": "b", "clientConfig": {}}]})
+        leads[0] = False
+        await keeper.look()
+        assert SECRET not in server.objects, "who may not act writes nothing"
+        leads[0] = True
+        while await keeper.look():
+            clock.seconds += 5
+        await own.look()
+        runner = web.AppRunner(application(RULES, Measurements()))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=own.context).start()
+        url = f"https://127.0.0.1:{runner.addresses[0][1]}{PATH}"
+
+        async def ask() -> None:
+            bundle = base64.b64decode(server.objects[CONFIGURATION]["webhooks"][0]["clientConfig"]["caBundle"])
+            assert server.objects[CONFIGURATION]["webhooks"][1]["clientConfig"]["caBundle"]
+            trusting = ssl.create_default_context(cadata=bundle.decode())
+            # The certificates of a test are of times to come.
+            trusting.verify_flags |= NO_TIME
+            body = review(manifest(CLAIM, "v1", config(RIGHT)))
+            connector = aiohttp.TCPConnector(ssl=trusting)
+            async with aiohttp.ClientSession(connector=connector) as session, session.post(url, json=body) as response:
+                assert (await response.json())["response"]["allowed"] is True
+
+        signers = set()
+        for _turn in range(110):
+            clock.seconds += LIFE / 60
+            await ask()
+            await keeper.look()
+            await ask()
+            await own.look()
+            await ask()
+            active = certificates.read_authorities(server.objects[SECRET]["data"]).active
+            assert active is not None and active.left(clock.now()) > 0
+            assert own._own is not None and own._own.left(clock.now()) > 0
+            signers.add(active.certificate)
+        assert len(signers) >= 3
+        await runner.cleanup()
+
+    run(tmp_path, scenario)
+
+
+NO_TIME = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The webhook's authority and certificates: replaced in time, and never a moment in which who is served trusts what is served."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import ssl
+from typing import Any
+
+import pytest
+from dra_driver.controller.certificates import (
+    BACKDATED,
+    FORGET,
+    MAKE,
+    MAKE_NEXT,
+    NOTHING,
+    PROMOTE,
+    SETTLE_SECONDS,
+    Authorities,
+    Pair,
+    decide,
+    make_authority,
+    make_certificate,
+    read_authorities,
+    signed_by,
+    step,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+NOW = datetime.datetime(2026, 11, 22, tzinfo=datetime.timezone.utc)
+LIFE, SHORT = 3600.0, 900.0
+
+
+def later(seconds: float) -> datetime.datetime:
+    return NOW + datetime.timedelta(seconds=seconds)
+
+
+def handshake(bundle: bytes, served: Pair, tmp: Any, name: str = "10.0.0.1") -> None:
+    """Let a client that trusts a bundle meet a server; raises ssl.SSLError where it does not trust it."""
+    file = tmp / "served.pem"
+    file.write_bytes(served.certificate + served.key)
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(file)
+    client = ssl.create_default_context(cadata=bundle.decode())
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname=name),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _turn in range(4):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+
+
+def test_a_certificate_is_trusted_by_its_names_and_its_authority(tmp_path: Any) -> None:
+    now = datetime.datetime.now(datetime.timezone.utc)
+    authority, another = make_authority(now, LIFE), make_authority(now, LIFE)
+    own = make_certificate(authority, ["10.0.0.1", "node-1.example.com"], now=now, seconds=SHORT)
+    for name in ("10.0.0.1", "node-1.example.com"):
+        handshake(authority.certificate, own, tmp_path, name)
+    handshake(another.certificate + authority.certificate, own, tmp_path)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(another.certificate, own, tmp_path)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(authority.certificate, own, tmp_path, "10.0.0.2")
+    assert signed_by(own, authority) and not signed_by(own, another)
+
+
+def test_a_certificate_ends_with_its_authority_at_the_latest() -> None:
+    authority = make_authority(NOW, LIFE)
+    own = make_certificate(authority, ["a"], now=later(LIFE - 100), seconds=SHORT)
+    assert own.parsed.not_valid_after_utc == authority.parsed.not_valid_after_utc
+    assert own.parsed.not_valid_before_utc == later(LIFE - 100) - BACKDATED
+
+
+def test_it_is_due_when_a_third_is_left() -> None:
+    authority = make_authority(NOW, LIFE)
+    assert not authority.due(later(LIFE * 0.66)) and authority.due(later(LIFE * 0.67))
+
+
+def test_what_is_stored_is_read_again_and_what_is_broken_is_not_there() -> None:
+    authorities = Authorities(make_authority(NOW, LIFE), make_authority(NOW, LIFE), b"former\n")
+    assert read_authorities(authorities.to_data()) == authorities
+    data = authorities.to_data()
+    assert read_authorities({**data, "active.key": data["next.key"]}).active is None, "another one's key"
+    assert read_authorities({**data, "next.crt": base64.b64encode(b"no certificate").decode()}).next is None
+    assert read_authorities({}) == Authorities()
+
+
+def test_the_steps_of_a_rotation() -> None:
+    assert decide(Authorities(), trusted_for=0, now=NOW) == MAKE
+    first = step(Authorities(), MAKE, now=NOW, seconds=LIFE)
+    assert decide(first, trusted_for=1e9, now=later(10)) == NOTHING
+    due = later(LIFE * 0.7)
+    assert decide(first, trusted_for=1e9, now=due) == MAKE_NEXT
+    both = step(first, MAKE_NEXT, now=due, seconds=LIFE)
+    assert both.active == first.active and both.next is not None
+    assert decide(both, trusted_for=SETTLE_SECONDS - 1, now=due) == NOTHING, "it is not known to be trusted yet"
+    assert decide(both, trusted_for=SETTLE_SECONDS, now=due) == PROMOTE
+    second = step(both, PROMOTE, now=due, seconds=LIFE)
+    assert (second.active, second.next, second.former) == (both.next, None, first.active.certificate)
+    assert decide(second, trusted_for=1e9, now=due) == NOTHING
+    over = later(LIFE + 1)
+    assert decide(second, trusted_for=1e9, now=over) == FORGET
+    assert step(second, FORGET, now=over, seconds=LIFE).bundle == second.active.certificate
+    assert decide(first, trusted_for=1e9, now=over) == MAKE, "it ended while nobody looked"
+
+
+@given(st.data())
+def test_no_request_meets_a_certificate_that_is_not_trusted(data: st.DataObject) -> None:
+    """The authority's keeper and two servers look at moments of their own; the API server learns of a bundle up to 20 s late."""
+    authorities, trusted, trusted_at, shown = Authorities(), b"", 0.0, b""
+    own: list[Pair | None] = [None, None]
+    now = 0.0
+    for _turn in range(data.draw(st.integers(20, 40))):
+        now += data.draw(st.sampled_from((2.0, 5.0, 30.0, 60.0, 200.0)))
+        moment = later(now)
+        if now - trusted_at >= 20:
+            shown = trusted
+        if data.draw(st.booleans()):
+            if authorities.bundle != trusted:
+                trusted, trusted_at = authorities.bundle, now
+            elif authorities.bundle:
+                what = decide(authorities, trusted_for=now - trusted_at, now=moment)
+                if what == MAKE:
+                    return  # nobody looked for a third of its life: the one case in which waiting would help nobody
+                authorities = step(authorities, what, now=moment, seconds=LIFE)
+            else:
+                authorities = step(authorities, MAKE, now=moment, seconds=LIFE)
+        # A server looks every half a minute or so; at the latest when a third of its certificate's life is left.
+        for number, present in enumerate(own):
+            active = authorities.active
+            stale = present is None or not signed_by(present, active) if active is not None else False
+            if active is not None and (
+                (stale and data.draw(st.booleans())) or (present is not None and present.due(moment))
+            ):
+                own[number] = make_certificate(active, ["a"], now=moment, seconds=SHORT)
+        for present in own:
+            if present is None or present.left(moment) <= 0 or not shown:
+                continue
+            known = [
+                Pair(part.encode() + b"-----END CERTIFICATE-----\n", b"")
+                for part in shown.decode().split("-----END CERTIFICATE-----")
+                if part.strip()
+            ]
+            assert any(signed_by(present, each) and each.left(moment) > 0 for each in known)

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What is cleaned up after nodes that are gone, and above all what never is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dra_driver.controller.facts import (
+    ClaimFacts,
+    Consumer,
+    NodeFacts,
+    RuleFacts,
+    SliceFacts,
+    claim_facts,
+    node_facts,
+    pinned_node,
+    rule_facts,
+    slice_facts,
+)
+from dra_driver.controller.plan import (
+    ABSENT,
+    DEALLOCATE,
+    DELETE_RULE,
+    DELETE_SLICE,
+    OUT_OF_SERVICE,
+    POD_ALIVE,
+    POD_FINISHED,
+    POD_GONE,
+    RELEASE,
+    View,
+    absences,
+    gone_nodes,
+    plan,
+    pods_to_ask,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+OURS, THEIRS = "gpu.example.com", "other.example.com"
+DRIVERS = (OURS,)
+NODES = ("a", "b", "c")
+
+some_nodes = st.builds(NodeFacts, st.sampled_from(NODES), st.just("uid"), st.booleans(), st.booleans())
+some_slices = st.builds(
+    SliceFacts,
+    st.sampled_from("stuv"),
+    st.just("uid"),
+    st.sampled_from((OURS, THEIRS)),
+    st.sampled_from((*NODES, "")),
+    st.sampled_from(NODES),
+    st.integers(0, 3),
+    st.integers(1, 3),
+    st.booleans(),
+)
+some_consumers = st.builds(
+    Consumer, st.sampled_from(("pods", "podgroups")), st.sampled_from("pq"), st.sampled_from("12")
+)
+some_claims = st.builds(
+    ClaimFacts,
+    st.just("team"),
+    st.sampled_from("wxyz"),
+    st.just("uid"),
+    st.sampled_from((*NODES, "")),
+    st.sampled_from(((), (OURS,), (THEIRS,), (OURS, THEIRS))),
+    st.lists(some_consumers, max_size=2).map(tuple),
+    st.sampled_from(((), ("dra.accelerators/held",), ("somebody.example.com/held",))),
+    st.booleans(),
+    st.booleans(),
+)
+some_rules = st.builds(RuleFacts, st.sampled_from("rk"), st.just("uid"), st.sampled_from(NODES))
+some_pods = st.dictionaries(
+    st.tuples(st.just("team"), st.sampled_from("pq"), st.sampled_from("12")),
+    st.sampled_from((POD_GONE, POD_FINISHED, POD_ALIVE)),
+)
+
+
+@st.composite
+def views(draw: Any) -> View:
+    nodes = {node.name: node for node in draw(st.lists(some_nodes, max_size=3))}
+    return View(nodes, draw(st.lists(some_slices)), draw(st.lists(some_claims)), draw(st.lists(some_rules)))
+
+
+@given(view=views(), since=st.dictionaries(st.sampled_from(NODES), st.floats(0, 200)), pods=some_pods)
+def test_nothing_of_a_node_that_may_come_back_and_nothing_that_may_be_in_use(
+    view: View, since: dict[str, float], pods: dict[Any, str]
+) -> None:
+    gone = gone_nodes(view, since, now=200.0, grace=100.0)
+    for name, why in gone.items():
+        node = view.nodes.get(name)
+        if node is None:
+            assert why == ABSENT and since[name] <= 100.0
+        else:
+            assert why == OUT_OF_SERVICE and node.out_of_service and not node.ready
+    asked = pods_to_ask(view, gone, DRIVERS)
+    for action in plan(view, gone, pods, DRIVERS):
+        assert action.node in gone and action.why
+        if action.verb == DELETE_SLICE:
+            assert any(
+                one.name == action.name and one.driver == OURS and one.node == action.node and one.ours
+                for one in view.slices
+            )
+        elif action.verb == DELETE_RULE:
+            assert gone[action.node] == ABSENT
+        else:
+            claims = [one for one in view.claims if (one.name, one.node) == (action.name, action.node)]
+            free = [
+                one
+                for one in claims
+                if OURS in one.drivers
+                and all(
+                    consumer.resource == "pods"
+                    and pods.get(("team", consumer.name, consumer.uid)) in (POD_GONE, POD_FINISHED)
+                    for consumer in one.consumers
+                )
+            ]
+            assert free, "somebody may use it"
+            assert all(("team", consumer.name, consumer.uid) in asked for claim in free for consumer in claim.consumers)
+
+
+@given(view=views(), pods=some_pods)
+def test_all_that_is_ours_of_a_node_that_is_gone_goes(view: View, pods: dict[Any, str]) -> None:
+    gone = {"a": ABSENT} if "a" not in view.nodes else {}
+    planned = {(action.verb, action.name) for action in plan(view, gone, pods, DRIVERS)}
+    for one in view.slices:
+        if one.node in gone and one.driver == OURS and one.ours:
+            assert (DELETE_SLICE, one.name) in planned
+    for rule in view.rules:
+        assert ((DELETE_RULE, rule.name) in planned) >= (rule.node in gone)
+    for claim in view.claims:
+        if claim.node in gone and OURS in claim.drivers and not claim.consumers:
+            assert (DEALLOCATE, claim.name) in planned
+            assert ((RELEASE, claim.name) in planned) >= (claim.finalizers == ("dra.accelerators/held",))
+
+
+def test_absence_is_counted_from_when_it_was_seen_and_anew_after_a_return() -> None:
+    slices = [SliceFacts("s", "u", OURS, "a", "a", 1, 1, True)]
+    away, back = View({}, slices), View({"a": NodeFacts("a", "u", True, False)}, slices)
+    since = absences({}, away, DRIVERS, 10.0)
+    assert gone_nodes(away, since, now=109.0, grace=100.0) == {}
+    since = absences(since, back, DRIVERS, 109.5)
+    since = absences(since, away, DRIVERS, 110.0)
+    assert gone_nodes(away, since, now=209.0, grace=100.0) == {}
+    assert gone_nodes(away, since, now=210.0, grace=100.0) == {"a": ABSENT}
+
+
+@pytest.mark.parametrize(
+    ("ready", "tainted", "gone"), [(False, True, True), (True, True, False), (False, False, False)]
+)
+def test_out_of_service_counts_where_the_kubelet_does_not_contradict(ready: bool, tainted: bool, gone: bool) -> None:
+    view = View({"a": NodeFacts("a", "u", ready, tainted)})
+    assert bool(gone_nodes(view, {}, now=0.0, grace=1.0)) == gone
+
+
+def test_the_order_gives_out_nothing_more_before_it_takes_back() -> None:
+    view = View(
+        {},
+        [SliceFacts("s", "u", OURS, "a", "a", 1, 1, True)],
+        [ClaimFacts("team", "c", "u", "a", (OURS,), (), ("dra.accelerators/held",), True, False)],
+        [RuleFacts("r", "u", "a")],
+    )
+    assert [action.verb for action in plan(view, {"a": ABSENT}, {}, DRIVERS)] == [
+        *(DELETE_SLICE, DELETE_RULE, RELEASE, DEALLOCATE)
+    ]
+
+
+def test_reading_objects() -> None:
+    node = {
+        "metadata": {"name": "a", "uid": "n"},
+        "spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]},
+        "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]},
+    }
+    assert node_facts(node) == NodeFacts("a", "n", False, True)
+    assert node_facts(
+        {"metadata": {"name": "b"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    ).ready
+    item = {
+        "metadata": {"name": "s", "uid": "u", "managedFields": [{"manager": "dra-accelerators-driver"}]},
+        "spec": {
+            "driver": OURS,
+            "nodeName": "a",
+            "pool": {"name": "a", "generation": 4, "resourceSliceCount": 2},
+            "devices": [{"name": "d"}],
+        },
+    }
+    assert slice_facts(item) == SliceFacts("s", "u", OURS, "a", "a", 4, 2, True)
+    assert not slice_facts({**item, "metadata": {"name": "s", "managedFields": [{"manager": "another"}]}}).ours
+    selector = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}]}]}
+    claim = {
+        "metadata": {
+            "namespace": "team",
+            "name": "c",
+            "uid": "u",
+            "finalizers": ["resource.kubernetes.io/delete-protection"],
+        },
+        "status": {
+            "allocation": {"devices": {"results": [{"driver": OURS}, {"driver": THEIRS}]}, "nodeSelector": selector},
+            "reservedFor": [{"resource": "pods", "name": "p", "uid": "1"}],
+        },
+    }
+    facts = claim_facts(claim)
+    assert (facts.node, facts.drivers, facts.consumers) == ("a", (OURS, THEIRS), (Consumer("pods", "p", "1"),))
+    assert claim_facts({"metadata": {"name": "c"}}).allocated is False
+    ours = {"app.kubernetes.io/managed-by": "dra-accelerators", "dra.accelerators/node": "a"}
+    assert rule_facts({"metadata": {"name": "r", "uid": "u", "labels": ours}}) == RuleFacts("r", "u", "a")
+    assert rule_facts({"metadata": {"name": "r", "uid": "u", "labels": {"dra.accelerators/node": "a"}}}) is None
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        None,
+        {"nodeSelectorTerms": []},
+        {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a", "b"]}]}]},
+        {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["a"]}]}]},
+        {
+            "nodeSelectorTerms": [
+                {
+                    "matchExpressions": [{"key": "zone", "operator": "In", "values": ["z"]}],
+                    "matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}],
+                }
+            ]
+        },
+    ],
+)
+def test_an_allocation_for_more_than_one_node_is_nobodys(selector: Any) -> None:
+    assert pinned_node(selector) == ""

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The controller's acting parts against a server over HTTP: watching, leading, cleaning up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver.api.client import ApiClient
+from dra_driver.api.events import EventRecorder
+from dra_driver.api.watching import Watched
+from dra_driver.config import InvalidConfiguration
+from dra_driver.controller import commands
+from dra_driver.controller.keeping import Keeper
+from dra_driver.controller.lease import Elector, Terms
+from dra_driver.controller.measurements import Measurements
+from dra_driver.controller.settings import parse
+from dra_driver.deadlines import within
+from object_server import ObjectServer
+
+NODES, RULES = "/api/v1/nodes", "/apis/resource.k8s.io/v1/devicetaintrules"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+CLAIMS = "/apis/resource.k8s.io/v1/resourceclaims"
+OWN_CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/here/leases/controller"
+DRIVER = "gpu.example.com"
+QUICK = Terms(lease_seconds=0.6, renew_seconds=0.4, retry_seconds=0.05)
+
+
+async def until(what: Callable[[], object], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not come about"
+        await asyncio.sleep(0.01)
+
+
+def run(tmp_path: Path, scenario: Any) -> None:
+    async def main() -> None:
+        server = ObjectServer()
+        file = await server.start(tmp_path)
+        client = ApiClient(file, user_agent="test")
+        try:
+            await asyncio.wait_for(scenario(server, client), 60)
+        finally:
+            await client.close()
+            await server.stop()
+
+    asyncio.run(main())
+
+
+@contextlib.asynccontextmanager
+async def going(work: Any) -> Any:
+    task = asyncio.ensure_future(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def watched(client: ApiClient, **options: Any) -> Watched[str]:
+    async def path() -> str:
+        return NODES
+
+    async def soon(_seconds: float) -> None:
+        await asyncio.sleep(0.01)
+
+    def keep(item: dict[str, Any]) -> str | None:
+        return item.get("spec", {}).get("kept")
+
+    return Watched(client, "Nodes", path, keep, wait=soon, **options)
+
+
+def test_a_list_is_read_in_pages_and_followed(tmp_path: Path) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        for number in range(7):
+            server.put(f"{NODES}/n{number}", {"spec": {"kept": str(number)}})
+        nodes = watched(client, page=3)
+        async with going(nodes.run()):
+            await until(lambda: server.count("WATCH", NODES))
+            assert (len(nodes.items), server.count("GET", NODES)) == (7, 3)
+            server.put(f"{NODES}/new", {"spec": {"kept": "new"}})
+            server.put(f"{NODES}/n0", {"spec": {"kept": "changed"}})
+            server.put(f"{NODES}/n1", {"spec": {}})
+            server.remove(f"{NODES}/n2")
+            await until(lambda: len(nodes.items) == 6)
+            assert nodes.items["/n0"] == "changed" and nodes.items["/new"] == "new"
+            server.end_watches()
+            await until(lambda: server.count("WATCH", NODES) == 2)
+            assert server.count("GET", NODES) == 3, "a watch that ends is taken up where it ended"
+            server.objects.pop(f"{NODES}/n3")
+            server.end_watches(error=410)
+            await until(lambda: "/n3" not in nodes.items)
+            assert server.count("GET", NODES) == 5, "one that is too old is listed anew"
+
+    run(tmp_path, scenario)
+
+
+def test_what_cannot_be_seen_is_not_current(tmp_path: Path) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        server.put(f"{NODES}/a", {"spec": {"kept": "a"}})
+        nodes = watched(client)
+        seen: list[bool] = []
+        nodes._changed = lambda: seen.append(nodes.current)
+        async with going(nodes.run()):
+            await until(lambda: server.count("WATCH", NODES))
+            server.refusals += [("WATCH", NODES, 500), ("GET", NODES, 500)]
+            server.end_watches()
+            await until(lambda: not nodes.current)
+            await until(lambda: nodes.current)
+            assert nodes.items == {"/a": "a"}
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_waiting_can_be_cancelled_at_every_moment(turns: int) -> None:
+    async def scenario() -> None:
+        happened = asyncio.Event()
+
+        async def loop() -> None:
+            while True:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await within(happened.wait(), 0.001)
+                await asyncio.sleep(0)
+
+        task = asyncio.ensure_future(loop())
+        await asyncio.sleep(0)
+        happened.set()
+        for _turn in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _pending = await asyncio.wait((task,), timeout=5)
+        assert done and task.cancelled()
+
+    asyncio.run(scenario())
+
+
+def candidate(client: ApiClient, me: str, **options: Any) -> Elector:
+    return Elector(client, namespace="here", name="controller", me=me, **{"terms": QUICK, **options})
+
+
+def test_one_leads_and_the_other_follows_when_it_gives_up(tmp_path: Path) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        leading: list[str] = []
+        one, two = candidate(client, "one"), candidate(client, "two")
+
+        async def work(name: str) -> None:
+            leading.append(name)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                leading.remove(name)
+
+        async with going(two.lead(lambda: work("two"))):
+            async with going(one.lead(lambda: work("one"))):
+                await until(lambda: leading)
+                (first,) = leading
+                elector = {"one": one, "two": two}[first]
+                assert elector.holds and server.objects[LEASE]["spec"]["holderIdentity"] == first
+                await asyncio.sleep(1.0)
+                assert leading == [first] and elector.holds, "it is renewed"
+            await until(lambda: leading == ["two"])
+            assert server.objects[LEASE]["spec"]["holderIdentity"] == "two"
+        assert not leading and server.objects[LEASE]["spec"]["holderIdentity"] == "", "it is given up"
+
+    run(tmp_path, scenario)
+
+
+def test_who_cannot_renew_stops_in_time_and_the_lease_can_be_taken_from_it(tmp_path: Path) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        elector, state = candidate(client, "one"), []
+
+        async def work() -> None:
+            state.append("works")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                state.append("stopped")
+
+        async with going(elector.lead(work)):
+            await until(lambda: state == ["works"])
+            server.refusals += [("GET", LEASE, 503)] * 1000
+            await until(lambda: state == ["works", "stopped"])
+            assert not elector.holds
+            assert server.objects[LEASE]["spec"]["holderIdentity"] == "one", "nobody could be told"
+            server.refusals.clear()
+            await until(lambda: state[-1] == "works")
+            server.put(LEASE, {"spec": {"holderIdentity": "thief", "acquireTime": "t"}})
+            await until(lambda: state[-1] == "stopped")
+            await asyncio.sleep(0.2)
+            assert state[-1] == "stopped", "it belongs to another one now"
+
+    run(tmp_path, scenario)
+
+
+def cluster_of(server: ObjectServer) -> None:
+    """A node that is gone, one that is there, and what belongs to both."""
+    server.put(f"{NODES}/here", {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+    for node in ("here", "gone"):
+        server.put(
+            f"{SLICES}/{node}",
+            {
+                "metadata": {"managedFields": [{"manager": "dra-accelerators-driver"}]},
+                "spec": {"driver": DRIVER, "nodeName": node, "pool": {"name": node}},
+            },
+        )
+        field = {"key": "metadata.name", "operator": "In", "values": [node]}
+        allocation = {
+            "devices": {"results": [{"driver": DRIVER}]},
+            "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [field]}]},
+        }
+        labels = {"app.kubernetes.io/managed-by": "dra-accelerators", "dra.accelerators/node": node}
+        server.put(f"{RULES}/{node}", {"metadata": {"labels": labels}})
+        for name, consumers in (("free", []), ("used", ["alive"]), ("left", ["away"])):
+            reserved = [{"resource": "pods", "name": pod, "uid": f"uid-{pod}"} for pod in consumers]
+            claim = {
+                "metadata": {"namespace": "team", "finalizers": ["dra.accelerators/held", "else/held"]},
+                "status": {"allocation": allocation, "reservedFor": reserved},
+            }
+            # The server lists claims of all namespaces elsewhere than it keeps them.
+            server.objects[f"{CLAIMS}/{node}-{name}"] = server.put(f"{OWN_CLAIMS}/{node}-{name}", claim)
+    server.put("/api/v1/namespaces/team/pods/alive", {"metadata": {"uid": "uid-alive"}, "status": {"phase": "Running"}})
+
+
+def keeper(client: ApiClient, measurements: Measurements, **options: Any) -> Keeper:
+    events = EventRecorder(client, component="test", node_name="test")
+    settings = {"may_act": lambda: True, "grace": 0.1, "interval": 0.05, "dry_run": False, **options}
+    return Keeper(client, drivers=[DRIVER], events=events, measurements=measurements, **settings)
+
+
+def ours_left(server: ObjectServer) -> set[str]:
+    kept = {path for path in server.objects if path.startswith((SLICES, RULES))}
+    return kept | {
+        path for path, one in server.objects.items() if path.startswith(OWN_CLAIMS) and one["status"].get("allocation")
+    }
+
+
+def test_a_pass_cleans_up_after_the_node_that_is_gone_and_nothing_else(tmp_path: Path) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        cluster_of(server)
+        measurements = Measurements()
+        before = ours_left(server)
+        gone = {f"{SLICES}/gone", f"{RULES}/gone", f"{OWN_CLAIMS}/gone-free", f"{OWN_CLAIMS}/gone-left"}
+        async with going(keeper(client, measurements).run()):
+            await until(lambda: ours_left(server) == before - gone)
+            await until(lambda: server.objects[f"{OWN_CLAIMS}/gone-free"]["metadata"]["finalizers"] == ["else/held"])
+            # What the server has done is counted when its answer has come.
+            done = b'actions_total{action="deallocate-claim",outcome="done"} 2.0'
+            await until(lambda: done in measurements.text())
+        assert server.objects[f"{OWN_CLAIMS}/gone-used"]["metadata"]["finalizers"][0] == "dra.accelerators/held"
+        assert b'actions_total{action="delete-slice",outcome="done"} 1.0' in measurements.text()
+
+    run(tmp_path, scenario)
+
+
+def test_a_dry_run_writes_nothing_and_the_plan_says_what_would_be(tmp_path: Path) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        cluster_of(server)
+        measurements = Measurements()
+        async with going(keeper(client, measurements, dry_run=True).run()):
+            await until(lambda: b'action="deallocate-claim",outcome="dry-run"} 2.0' in measurements.text())
+        assert {method for method, _path in server.log} == {"GET", "WATCH"}
+        planned = await keeper(client, measurements).plan_once()
+        assert [f"{action.verb} {action.name}" for action in planned] == [
+            "delete-slice gone",
+            "delete-rule gone",
+            "release-claim gone-free",
+            "release-claim gone-left",
+            "deallocate-claim gone-free",
+            "deallocate-claim gone-left",
+        ]
+
+    run(tmp_path, scenario)
+
+
+def test_who_may_act_no_more_writes_nothing(tmp_path: Path) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        cluster_of(server)
+        asked: list[bool] = []
+        async with going(keeper(client, Measurements(), may_act=lambda: bool(asked.append(True))).run()):
+            await until(lambda: len(asked) > 3)
+        assert {method for method, _path in server.log} == {"GET", "WATCH"}
+
+    run(tmp_path, scenario)
+
+
+def test_a_node_that_came_back_unseen_keeps_everything(tmp_path: Path) -> None:
+    """The watch has not told yet; what the API server says at that moment decides."""
+
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        cluster_of(server)
+        measurements = Measurements()
+        before = ours_left(server)
+        # It is there for who asks for it by its name, and was not when all were listed.
+        server.objects[f"{NODES}/gone"] = {"metadata": {"name": "gone", "uid": "u"}}
+        subject = keeper(client, measurements)
+        subject.nodes._keep = lambda item: None if item["metadata"]["name"] == "gone" else subject_facts(item)
+        async with going(subject.run()):
+            await until(lambda: b'action="deallocate-claim",outcome="not-needed"} 2.0' in measurements.text())
+        assert ours_left(server) == before
+
+    from dra_driver.controller.facts import node_facts as subject_facts
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({}, "name is missing"),
+        ({"name": "a", "grace": 0}, "grace is 0; expected a whole number from 1 to 86400 seconds"),
+        ({"name": "a", "address": "nowhere"}, "address is 'nowhere'; expected host:port, or nothing"),
+        ({"name": "a", "webhook": {"names": "x"}}, "webhook.names is 'x'; expected a list of texts"),
+        ({"name": "a", "unheard": 1}, "unheard is unknown"),
+    ],
+)
+def test_settings_that_are_wrong_are_named(document: Any, said: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=said):
+        parse(document)
+
+
+def test_settings_without_drivers_are_for_all_that_are_known() -> None:
+    assert parse({"name": "a"}).drivers
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(["plan", "--config", str(tmp_path / "none.yaml")]) == 2
+    assert "none.yaml" in capsys.readouterr().err

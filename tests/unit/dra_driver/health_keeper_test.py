@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Health in the whole driver of one vendor: what devices tell becomes taints, Events and a file, and goes again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from dra_driver.core.errors import AcceleratorError
+from dra_driver.core.model import Health, Notice
+from dra_driver.core.signs import Ends, Severity, Sign
+from dra_driver.protocol import dra_health_v1_pb2, dra_health_v1_pb2_grpc
+from dra_driver.supervisors.health import FILE
+from dra_driver.supervisors.remedy import MOST_ATTEMPTS
+from machine_model import DRIVER
+from vendor_scene import SMALL, Scene, run
+
+TORN = Sign("error", Severity.FAILED, "It told of error 9.", "Restart the machine.", Ends.RESTART, "9")
+CRASH = Sign("error", Severity.INFORMATIVE, "It told of error 5.", "Look at the program.", Ends.PROCESSES, "5")
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("dra_driver.publish.publisher.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("dra_driver.publish.publisher.SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.core.health.VERIFY_SECONDS", 0.2)
+    return tmp_path_factory.mktemp("h")
+
+
+def kept_in(folder: Path) -> Path:
+    """The driver's file, which lies below the model machine's root."""
+    return Path(f"{folder}/root{folder}/kubelet/plugins/{DRIVER}/{FILE}")
+
+
+def taints(scene: Scene) -> dict[str, list[dict[str, str]]]:
+    """The taints of the published devices, by name; those without any are left out."""
+    published = [device for item in scene.api.slices.values() for device in item["spec"].get("devices", ())]
+    return {device["name"]: device["taints"] for device in published if device.get("taints")}
+
+
+def reasons(scene: Scene, kind: str) -> set[tuple[str, str]]:
+    """Reason and type of the Events on objects of a kind."""
+    return {(each["reason"], each["type"]) for each in scene.api.events if each["involvedObject"]["kind"] == kind}
+
+
+def test_what_a_device_told_outlives_the_driver_and_ends_with_the_machine(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: len(scene.devices()) == 2 * 26)
+        assert await scene.prepare("a", SMALL) == ""
+        scene.api.claims["a"]["status"]["reservedFor"] = [{"resource": "pods", "name": "pod-a", "uid": "0uid-pod-a"}]
+        ill = scene.backend.gpus.template(0).uuid
+        scene.backend.notices.put(Notice(ill, "GPU 0 tells of error 9", TORN))
+        of_gpu_0 = {name for name in scene.devices() if name.startswith("gpu-0")}
+        await scene.until(lambda: set(taints(scene)) == of_gpu_0)
+        (taint,) = taints(scene)[SMALL]
+        assert (taint["key"], taint["value"], taint["effect"]) == (f"{DRIVER}/error", "9", "NoExecute")
+        await scene.until(lambda: all(reasons(scene, kind) for kind in ("Node", "ResourceClaim", "Pod")))
+        for kind in ("Node", "ResourceClaim", "Pod"):
+            assert ("DeviceUnhealthy", "Warning") in reasons(scene, kind)
+        assert all("Restart the machine." in e["message"] for e in scene.api.events if e["reason"] == "DeviceUnhealthy")
+        told = [device["ailments"] for device in (await scene.status())["devices"]]
+        assert [len(each) for each in told] == [1, 0] and told[0][0]["severity"] == "failed"
+
+        await scene.stop()
+        await scene.start()
+        await asyncio.sleep(1)
+        await scene.until(lambda: scene.driver.status().published)
+        assert set(taints(scene)) == of_gpu_0, "the driver forgot what the device had told"
+        assert await scene.unprepare("a") == ""
+
+        await scene.stop()
+        scene.boot = "boot-2"
+        await scene.start()
+        await scene.until(lambda: not taints(scene))
+        await scene.until(lambda: ("DeviceRecovered", "Normal") in reasons(scene, "Node"))
+        kept = json.loads(kept_in(short).read_text())
+        assert kept["devices"] == {}
+
+    run(short, scenario)
+
+
+def test_an_application_s_error_is_told_to_who_has_the_partition_and_taints_nothing(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: len(scene.devices()) == 2 * 26)
+        assert await scene.prepare("a", SMALL) == ""
+        assert await scene.prepare("b", "gpu-0-mig-3g40gb-9-4") == ""
+        gpu = scene.backend.gpus.devices()[0]
+        (of_a,) = [each.instance_id for each in gpu.partitions if each.placement.start == 0]
+        crash = Sign(**{**CRASH.__dict__, "instance": of_a})
+        scene.backend.notices.put(Notice(gpu.uuid, "GPU 0 tells of error 5", crash))
+        await scene.until(lambda: ("DeviceUnhealthy", "Warning") in reasons(scene, "ResourceClaim"))
+        told = [each["involvedObject"]["name"] for each in scene.api.events if each["reason"] == "DeviceUnhealthy"]
+        assert told == ["a"]
+        await scene.until(lambda: ("DeviceRecovered", "Normal") in reasons(scene, "ResourceClaim"))
+        assert taints(scene) == {}
+
+    run(short, scenario)
+
+
+def test_the_kubelet_hears_of_it_and_of_what_is_not_known(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: len(scene.devices()) == 2 * 26)
+        async with grpc.aio.insecure_channel(f"unix:{short}/kubelet/plugins/{DRIVER}/dra.sock") as channel:
+            stub: Any = dra_health_v1_pb2_grpc.DRAResourceHealthStub(channel)  # type: ignore[no-untyped-call]
+            stream = stub.NodeWatchResources(dra_health_v1_pb2.NodeWatchResourcesRequest())
+
+            async def states() -> dict[str, tuple[int, str]]:
+                answer = await asyncio.wait_for(stream.read(), 8)
+                return {each.device.device_name: (each.health, each.message) for each in answer.devices}
+
+            first = await states()
+            assert set(first) == set(scene.devices()) and set(first.values()) == {(1, "")}
+            scene.backend.notices.put(Notice(scene.backend.gpus.template(1).uuid, "GPU 1 tells of error 9", TORN))
+            ill = await states()
+            assert ill["gpu-1"] == (2, "It told of error 9. Restart the machine.") and ill["gpu-0"] == (1, "")
+            scene.backend.present = False
+            gone = await states()
+            while {state for state, _message in gone.values()} != {0}:
+                gone = await states()
+            assert "not loaded" in gone["gpu-0"][1]
+
+    run(short, scenario)
+
+
+def resets(scene: Scene) -> list[Any]:
+    """What was reset, in order."""
+    return [arguments for call, arguments in scene.backend.calls if call == "reset"]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_gpu_that_asks_for_a_reset_gets_it_when_nothing_uses_it_and_somebody_wants_that(
+    short: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.remedy.AGAIN_SECONDS", 0.0)
+
+    async def scenario(scene: Scene) -> None:
+        scene.settings["health_reset"] = wanted
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: len(scene.devices()) == 2 * 26)
+        assert await scene.prepare("a", SMALL) == ""
+        asks = Sign(
+            "recovery-action", Severity.DEGRADED, "It asks for a reset.", value="reset", is_mended_by_reset=True
+        )
+        used, idle = scene.backend.gpus.devices()
+        scene.backend.conditions = {each.index: Health((asks,), needs_recovery=True) for each in (used, idle)}
+        scene.driver.look_again()
+        if not wanted:
+            await scene.until(lambda: len(taints(scene)) == 2 * 26)
+            await asyncio.sleep(1.5)
+            assert resets(scene) == []
+            return
+        await scene.until(lambda: resets(scene))
+        await scene.until(lambda: set(taints(scene)) == {name for name in scene.devices() if name.startswith("gpu-0")})
+        assert resets(scene) == [((idle.uuid,),)], "the one that a claim uses was reset, or nothing was"
+        assert await scene.unprepare("a") == ""
+        await scene.until(lambda: not taints(scene))
+        assert resets(scene) == [((idle.uuid,),), ((used.uuid,),)]
+
+    run(short, scenario)
+
+
+def test_a_reset_that_fails_is_told_and_not_tried_for_ever(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.remedy.AGAIN_SECONDS", 0.0)
+
+    async def scenario(scene: Scene) -> None:
+        scene.settings["health_reset"] = True
+        scene.backend.failures["reset"] = [AcceleratorError("nvidia-smi ended with 1")] * 9
+        asks = Sign(
+            "recovery-action", Severity.DEGRADED, "It asks for a reset.", value="reset", is_mended_by_reset=True
+        )
+        scene.backend.conditions = {1: Health((asks,), needs_recovery=True)}
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: len(resets(scene)) == MOST_ATTEMPTS)
+        await scene.until(lambda: ("ResetFailed", "Warning") in reasons(scene, "Node"))
+        await asyncio.sleep(2.5)
+        assert len(resets(scene)) == MOST_ATTEMPTS
+        assert len(taints(scene)) == 26, "it is still held back"
+
+    run(short, scenario)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", '{"form": 99, "devices": {}}', '{"form": 1}', '{"form": 1, "devices": {"u": 3}}']
+)
+def test_a_file_that_cannot_be_read_keeps_nothing_from_beginning(
+    short: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        kept_in(short).parent.mkdir(parents=True)
+        kept_in(short).write_text(content)
+        await scene.start()
+        await scene.until(lambda: len(scene.devices()) == 2 * 26)
+        assert taints(scene) == {}
+        assert "begins anew" in caplog.text
+
+    run(short, scenario)

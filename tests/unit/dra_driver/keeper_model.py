@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Who runs companions, for tests: their state lies in a file beside the GPUs', and outlives a process that is killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dra_driver.core.companions import Companion, claim_of
+from dra_driver.core.errors import AcceleratorError
+
+if TYPE_CHECKING:
+    from machine_model import ModelGpus
+
+
+class ModelKeeper:
+    """Companions in a file beside the GPUs': each is a process that uses what it serves."""
+
+    def __init__(self, gpus: ModelGpus) -> None:
+        self.gpus = gpus
+        self.path = gpus.path.with_name("companions.json")
+        self.failures: list[AcceleratorError] = []
+
+    def running(self) -> dict[str, dict[str, Any]]:
+        """What each companion was told, by its name."""
+        found: dict[str, dict[str, Any]] = json.loads(self.path.read_text()) if self.path.exists() else {}
+        return found
+
+    def start(self, companion: Companion) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        running = self.running()
+        if companion.name in running:
+            return
+        pid = 900_001 + len(running)
+        served = companion.environment["CUDA_VISIBLE_DEVICES"].split(",")
+        with self.gpus.state() as state:
+            for users in self._users(state, served):
+                users.append(pid)
+        told = {"pid": pid, "devices": served, "commands": list(companion.commands)}
+        self.path.write_text(json.dumps({**running, companion.name: told}))
+
+    def stop(self, claim_uid: str) -> None:
+        running = self.running()
+        ended = {name: told for name, told in running.items() if claim_of(name) == claim_uid}
+        with self.gpus.state() as state:
+            for told in ended.values():
+                for users in self._users(state, told["devices"]):
+                    if told["pid"] in users:
+                        users.remove(told["pid"])
+        self.path.write_text(json.dumps({name: told for name, told in running.items() if name not in ended}))
+
+    def claims(self) -> frozenset[str]:
+        return frozenset(map(claim_of, self.running()))
+
+    def pids(self, claim_uid: str) -> frozenset[int]:
+        return frozenset(told["pid"] for name, told in self.running().items() if claim_of(name) == claim_uid)
+
+    def _users(self, state: Mapping[str, Any], served: Collection[str]) -> Iterator[list[int]]:
+        for device in self.gpus.devices_in(state):
+            if device.uuid in served:
+                yield state[device.uuid]["pids"]
+            for partition, entry in zip(device.partitions, state[device.uuid]["partitions"]):
+                if partition.uuid in served:
+                    yield entry["pids"]

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A small API server over HTTP that keeps objects of any kind: pages, watches, merge patches, preconditions."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from api_model import kubeconfig
+
+Json = dict[str, Any]
+
+RESOURCES = {
+    "/apis/resource.k8s.io": {"versions": [{"version": "v1"}, {"version": "v1beta2"}, {"version": "v1beta1"}]},
+    "/apis/resource.k8s.io/v1": {"resources": [{"name": "resourceclaims"}, {"name": "devicetaintrules"}]},
+}
+
+
+class ObjectServer:
+    """``objects`` are by path. ``log`` holds method and path of every request, ``refusals`` answers for coming ones."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Json] = {}
+        self.log: list[tuple[str, str]] = []
+        self.refusals: list[tuple[str, str, int]] = []
+        self.revision = 100
+        self.url = ""
+        self._watchers: list[tuple[str, asyncio.Queue[Json | None]]] = []
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, folder: Path) -> str:
+        """Begin, and return the path of a kubeconfig."""
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.2)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        file = folder / "kubeconfig"
+        file.write_text(json.dumps(kubeconfig(self.url)))
+        return str(file)
+
+    async def stop(self) -> None:
+        self.end_watches()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def put(self, path: str, body: Json) -> Json:
+        """Write an object as somebody else would."""
+        self.revision += 1
+        kind = "MODIFIED" if path in self.objects else "ADDED"
+        metadata = {"name": path.rsplit("/", 1)[1], "uid": f"uid-{self.revision}", **body.get("metadata", {})}
+        self.objects[path] = {**body, "metadata": {**metadata, "resourceVersion": str(self.revision)}}
+        self._tell(kind, path)
+        return self.objects[path]
+
+    def remove(self, path: str) -> None:
+        self._tell("DELETED", path)
+        del self.objects[path]
+
+    def end_watches(self, error: int = 0) -> None:
+        for _collection, queue in self._watchers:
+            if error:
+                queue.put_nowait({"type": "ERROR", "object": {"code": error, "message": "too old"}})
+            queue.put_nowait(None)
+
+    def count(self, method: str, part: str) -> int:
+        return sum(one == method and part in path for one, path in self.log)
+
+    def _tell(self, kind: str, path: str) -> None:
+        for collection, queue in self._watchers:
+            if path.rsplit("/", 1)[0] == collection:
+                queue.put_nowait({"type": kind, "object": copy.deepcopy(self.objects[path])})
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        method = "WATCH" if request.query.get("watch") else request.method
+        self.log.append((method, path))
+        for refusal in self.refusals:
+            if refusal[0] == method and refusal[1] in path:
+                self.refusals.remove(refusal)
+                return self._error(refusal[2])
+        if path in RESOURCES:
+            return web.json_response(RESOURCES[path])
+        if method == "WATCH":
+            return await self._watch(request, path)
+        present = self.objects.get(path.removesuffix("/status"))
+        if method == "GET":
+            if present is not None:
+                return web.json_response(present)
+            if path.rsplit("/", 1)[1] in LISTED:
+                return self._list(request, path)
+            return self._error(404)
+        body = await request.json()
+        if method == "POST":
+            name = body["metadata"].get("name") or f"{body['metadata']['generateName']}{self.revision}"
+            if f"{path}/{name}" in self.objects:
+                return self._error(409)
+            return web.json_response(self.put(f"{path}/{name}", body), status=201)
+        if present is None:
+            return self._error(404)
+        if isinstance(body, list):
+            return self._json_patch(path, present, body)
+        bound = body.get("preconditions") or body.get("metadata") or {}
+        known = present["metadata"]
+        if any(bound.get(key) not in (None, known.get(key)) for key in ("uid", "resourceVersion")):
+            return self._error(409)
+        path = path.removesuffix("/status")
+        if method == "DELETE":
+            self.remove(path)
+            return web.json_response({"kind": "Status", "status": "Success"})
+        merged = body if method == "PUT" else merge(present, body)
+        merged["metadata"] = {**known, **merged.get("metadata", {})}
+        return web.json_response(self.put(path, merged))
+
+    def _json_patch(self, path: str, present: Json, operations: list[Json]) -> web.Response:
+        """RFC 6902, as far as it is used."""
+        changed = copy.deepcopy(present)
+        for operation in operations:
+            *way, last = operation["path"].strip("/").split("/")
+            holder: Any = changed
+            for part in way:
+                holder = holder[int(part)] if isinstance(holder, list) else holder.setdefault(part, {})
+            if operation["op"] == "test" and holder.get(last) != operation["value"]:
+                return self._error(422)
+            if operation["op"] == "add":
+                holder[last] = operation["value"]
+        return web.json_response(self.put(path, changed))
+
+    def _error(self, status: int) -> web.Response:
+        return web.json_response({"kind": "Status", "message": "as the test says", "code": status}, status=status)
+
+    def _list(self, request: web.Request, path: str) -> web.Response:
+        named = sorted(name for name in self.objects if name.rsplit("/", 1)[0] == path)
+        start, limit = int(request.query.get("continue", "0")), int(request.query["limit"])
+        metadata = {"resourceVersion": str(self.revision)}
+        if start + limit < len(named):
+            metadata["continue"] = str(start + limit)
+        items = [self.objects[name] for name in named[start : start + limit]]
+        return web.json_response({"items": items, "metadata": metadata})
+
+    async def _watch(self, request: web.Request, path: str) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        queue: asyncio.Queue[Json | None] = asyncio.Queue()
+        self._watchers.append((path, queue))
+        try:
+            while (event := await queue.get()) is not None:
+                await response.write(json.dumps(event).encode() + b"\n")
+        finally:
+            self._watchers.remove((path, queue))
+        return response
+
+
+LISTED = ("nodes", "resourceslices", "resourceclaims", "devicetaintrules")
+
+
+def merge(present: Json, patch: Json) -> Json:
+    """A merge patch as RFC 7396 has it."""
+    result = copy.deepcopy(present)
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict):
+            result[key] = merge(result.get(key) or {}, value)
+        else:
+            result[key] = value
+    return result

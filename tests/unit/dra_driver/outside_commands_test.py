@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The commands of the node: explain, claims, devices, probe and collect; with the driver running, and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from dra_driver import cli
+from dra_driver.api.client import ApiClient
+from dra_driver.commands.explain import Facts, explain, room_left
+from dra_driver.commands.output import outline, table
+from dra_driver.commands.redact import MARK, redact
+from dra_driver.commands.selectors import fits
+from dra_driver.core.system import System
+from dra_driver.metrics import MetricsRegistry, PrometheusMetrics
+from dra_driver.supervisors.identity import IdentityKeeper
+from dra_driver.supervisors.storage import unwritable
+from hypothesis import given
+from hypothesis import strategies as st
+from store_model import record
+from vendor_scene import SMALL, Scene, run
+
+DRIVER = "gpu.nvidia.com"
+
+
+@pytest.fixture()
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short path: sockets lie in it."""
+    return tmp_path_factory.mktemp("s")
+
+
+def configured(scene: Scene, **more: Any) -> list[str]:
+    """The option that names a configuration of the scene's node."""
+    file = scene.folder / "driver.yaml"
+    settings = {
+        "node_name": "node-1",
+        "kubelet_root": str(scene.folder / "kubelet"),
+        "cdi_directory": str(scene.folder / "root/var/run/cdi"),
+        "kubeconfig": str(scene.folder / "kubeconfig"),
+        **more,
+    }
+    file.write_text(json.dumps(settings))
+    return ["--config", str(file)]
+
+
+async def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    status = await asyncio.to_thread(cli.main, list(words))
+    return status, capsys.readouterr().out
+
+
+def test_a_claim_is_explained_while_it_is_prepared_and_when_the_driver_is_gone(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.register()
+        assert await Scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
+        scene.cluster.allocate("b", "gpu-1")
+        scene.api.claims["b"] = scene.cluster.claims["default", "b"]
+        options = configured(scene)
+        status, text = await said(capsys, "explain", "default/a", "--json", *options)
+        (answer,) = json.loads(text)
+        assert (status, answer["verdict"], answer["uid"]) == (0, "prepared", "0uid-a")
+        (device,) = answer["record"]["devices"]
+        assert (device["name"], device["profile"], device["made_for_the_claim"]) == (SMALL, "1g.10gb", True)
+        assert answer["CDI file"]["there"] and answer["the kubelet gets"] == [device["cdi"]]
+        assert answer["allocation"][0]["published"] is True
+        for name in ("a", "0uid-a"):  # the same claim by its other names
+            assert (await said(capsys, "explain", name, *options))[0] == 0
+        status, text = await said(capsys, "explain", "b", "--json", *options)
+        assert status == 1 and "no pod has reserved it" in json.loads(text)[0]["verdict"]
+        status, text = await said(capsys, "explain", "other/none", *options)
+        assert status == 1 and "there is no claim other/none" in text
+        status, text = await said(capsys, "claims", *options)
+        assert status == 0 and SMALL in text and device["uuid"] in text
+        status, text = await said(capsys, "devices", "--json", *options)
+        assert [each["claims"] for each in json.loads(text)] == [[f"default/a ({SMALL})"], []]
+        for what in ("liveness", "readiness"):
+            await Scene.until(lambda: scene.driver.status().published)
+            assert await said(capsys, "probe", what, *options) == (0, "ok\n"), what
+        await scene.stop()
+        # The stores and the API server tell still.
+        status, text = await said(capsys, "explain", "a", "--json", *options)
+        (answer,) = json.loads(text)
+        assert answer["verdict"] == "prepared" and "no process answers" in answer["driver"]
+        status, text = await said(capsys, "devices", *options)
+        assert "the driver does not run" in text and SMALL in text
+        status, text = await said(capsys, "probe", "liveness", *options)
+        assert status == 1 and "Nobody answers" in text
+
+    run(home, scenario)
+
+
+def test_not_ready_is_alive(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        scene.backend.present = False
+        await scene.start()
+        options = configured(scene)
+        assert (await said(capsys, "probe", "liveness", *options))[0] == 0
+        status, text = await said(capsys, "probe", "readiness", "--output", "json", *options)
+        answer = json.loads(text)
+        assert status == 1 and not answer["ok"]
+        assert any("kubelet" in problem for problem in answer["problems"])
+
+    run(home, scenario)
+
+
+TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJkcml2ZXIifQ.c2lnbmF0dXJlLW9mLXRoZS10b2tlbg"
+KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQDx\n-----END PRIVATE KEY-----\n"
+OPAQUE = "s3cr3t-0f-n0-f0rm"
+
+
+def planted(text: str) -> list[str]:
+    """What of the planted secrets is in a text, in whatever form."""
+    forms = [TOKEN, KEY, "MIIEvQIBADANBgkqhkiG9w0", OPAQUE, "hunter2"]
+    forms += [base64.b64encode(each.encode()).decode().rstrip("=") for each in (TOKEN, KEY, OPAQUE)]
+    return [each for each in forms if each in text]
+
+
+def test_the_bundle_has_everything_and_no_secret(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        assert await Scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
+        user = {"token": OPAQUE, "client-key-data": base64.b64encode(KEY.encode()).decode()}
+        user["client-certificate-data"] = user["client-key-data"]
+        kubeconfig = json.loads((scene.folder / "kubeconfig").read_text())
+        kubeconfig["users"] = [{"name": entry["name"], "user": user} for entry in kubeconfig["users"]]
+        (scene.folder / "kubeconfig").write_text(json.dumps(kubeconfig))
+        options = configured(scene)
+        # Where secrets have come to lie by mistake: in the configuration as a comment, and in a claim's CDI file.
+        with (scene.folder / "driver.yaml").open("a") as file:
+            file.write(f"\n# Authorization: Bearer {TOKEN}\n# proxy http://me:hunter2@proxy:3128\n# {OPAQUE}\n")
+        (cdi,) = scene.cdi()
+        document = json.loads(cdi.read_text())
+        document["containerEdits"]["env"] = [f"API_TOKEN={TOKEN}", f"KEY={KEY}"]
+        cdi.write_text(json.dumps(document))
+        bundle = scene.folder / "bundle.tar.gz"
+        status, text = await said(capsys, "collect", "--file", str(bundle), *options)
+        assert status == 0 and str(bundle) in text
+        assert bundle.stat().st_mode & 0o777 == 0o600
+        found: dict[str, str] = {}
+        with tarfile.open(bundle) as archive:
+            for member in archive:
+                file_of = archive.extractfile(member)
+                assert file_of is not None and member.mode == 0o600
+                found[member.name.partition("/")[2]] = file_of.read().decode()
+        assert {name: planted(content) for name, content in found.items() if planted(content)} == {}
+        assert planted(text) == []
+        assert {"versions.json", "config/driver.yaml", "claims.json", "missing.txt", f"{DRIVER}/store.json"} <= set(
+            found
+        )
+        (claim,) = json.loads(found[f"{DRIVER}/store.json"])["claims"]
+        assert claim["uid"] == "0uid-a"
+        assert SMALL in found[f"{DRIVER}/slices.json"] and MARK in found["config/driver.yaml"]
+        assert [name for name in found if name.startswith(f"{DRIVER}/cdi/")]
+        assert not any("kubeconfig" in name for name in found)
+
+    run(home, scenario)
+
+
+@given(
+    st.text(alphabet=st.characters(codec="ascii", categories=["L", "N"]), min_size=8, max_size=40),
+    st.text(max_size=60),
+    st.text(max_size=60),
+)
+def test_a_known_secret_is_nowhere_in_what_is_left(secret: str, before: str, after: str) -> None:
+    for form in (secret, base64.b64encode(secret.encode()).decode()):
+        left = redact(before + form + after, [secret])
+        assert form not in left.replace(MARK, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("token: abcdef123", f"token: {MARK}"),
+        ('{"password":"a b","x":1}', f'{{"password":"{MARK}","x":1}}'),
+        ("MY_SECRET=abc def", f"MY_SECRET={MARK} def"),
+        ("token_lifetime: 2592000", "token_lifetime: 2592000"),
+        ("https://user:pass@host/x", f"https://{MARK}@host/x"),
+        (f"x {TOKEN} y", f"x {MARK} y"),
+        (KEY + "z", f"{MARK}\nz"),
+        (KEY[:70] + "\nthen more", f"{MARK}\nthen more"),
+        (json.dumps({"a": KEY, "b": "c"}), f'{{"a": "{MARK}\\n", "b": "c"}}'),
+        ("the claim default/a has no token", "the claim default/a has no token"),
+    ],
+)
+def test_what_looks_like_a_secret_is_taken_out(text: str, left: str) -> None:
+    assert redact(text) == left
+
+
+def test_long_words_take_no_longer_than_they_are_long() -> None:
+    text = ("x" * 200_000) + "\n" + "a.b-c_" * 50_000 + "token"
+    assert redact(text) == text
+
+
+WHOLE = {
+    "name": "gpu-0",
+    "attributes": {"type": {"string": "gpu"}, "minor": {"int": 0}, "driverVersion": {"version": "1.2.3"}},
+    "capacity": {"memory": {"value": "80Gi"}},
+    "consumesCounters": [{"counterSet": "gpu-0", "counters": {"slice-0": {"value": "1"}, "slice-1": {"value": "1"}}}],
+}
+PART = {
+    "name": SMALL,
+    "attributes": {"type": {"string": "mig"}, "profile": {"string": "1g.10gb"}},
+    "consumesCounters": [{"counterSet": "gpu-0", "counters": {"slice-0": {"value": "1"}}}],
+}
+COUNTERS = [{"name": "gpu-0", "counters": {"slice-0": {"value": "1"}, "slice-1": {"value": "1"}}}]
+
+
+@pytest.mark.parametrize(
+    ("expression", "answer"),
+    [
+        ("device.driver == 'gpu.nvidia.com'", True),
+        ("device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'mig'", False),
+        ("device.attributes['gpu.nvidia.com'].minor < 1", True),
+        ("device.attributes['gpu.nvidia.com'].minor == '0'", False),
+        ("device.attributes['other.com'].type == 'gpu'", False),
+        ("device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('40Gi')) >= 0", True),
+        ("device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('100Gi')) >= 0", False),
+        ("has(device.attributes['gpu.nvidia.com'].uuid)", False),
+        ("!has(device.attributes['gpu.nvidia.com'].uuid)", True),
+        ("'type' in device.attributes['gpu.nvidia.com']", True),
+        ("device.attributes['gpu.nvidia.com'].driverVersion == '1.2.3'", None),
+        ("device.attributes['gpu.nvidia.com'].type.matches('g.*')", None),
+        ("device.driver == 'x' && device.attributes['a'].b.matches('c')", False),
+    ],
+)
+def test_selectors_are_evaluated_or_said_not_to_be(expression: str, answer: bool | None) -> None:
+    assert fits(expression, WHOLE, DRIVER) is answer
+
+
+def test_a_probe_is_no_request_of_the_kubelets(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def scenario(scene: Scene) -> None:
+        registry = MetricsRegistry()
+        scene.metrics = PrometheusMetrics(registry, DRIVER)
+        await scene.api.start()
+        await scene.start()
+        assert (await said(capsys, "probe", "liveness", *configured(scene)))[0] == 0
+        assert 'method="NodePrepareResources"' not in registry.text().decode()
+        assert await Scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
+        assert 'method="NodePrepareResources"' in registry.text().decode()
+
+    run(home, scenario)
+
+
+def unallocated(*, taints: Any = (), others: Any = (), expression: str = "", tolerations: Any = ()) -> dict[str, Any]:
+    exactly: dict[str, Any] = {"deviceClassName": "c", "tolerations": list(tolerations)}
+    if expression:
+        exactly["selectors"] = [{"cel": {"expression": expression}}]
+    claim = {"metadata": {"uid": "u"}, "spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}}
+    answer = explain(
+        Facts(
+            name="default/x",
+            driver=DRIVER,
+            pool="node-1",
+            boot_id="b",
+            claim=claim,
+            published=[{**WHOLE, "taints": list(taints)}, PART],
+            counters=COUNTERS,
+            others=others,
+        )
+    )
+    assert answer["verdict"] == "not prepared: the scheduler has not allocated it"
+    found: dict[str, Any] = answer["why no device of this node"]["r"]
+    return found
+
+
+def test_an_unallocated_claim_is_told_what_rules_each_device_out() -> None:
+    assert unallocated()["ruled out"] == {}
+    wish = unallocated(expression="device.attributes['gpu.nvidia.com'].profile == '1g.10gb'")
+    assert list(wish["ruled out"].values()) == ["1: gpu-0"] and wish["nothing here rules out"] == f"1: {SMALL}"
+    lost = {"key": "gpu.nvidia.com/gpu-lost", "effect": "NoSchedule"}
+    assert unallocated(taints=[lost])["ruled out"] == {"taint gpu.nvidia.com/gpu-lost:NoSchedule": "1: gpu-0"}
+    assert unallocated(taints=[lost], tolerations=[{"operator": "Exists"}])["ruled out"] == {}
+    wish = unallocated(expression="device.attributes['x'].y.matches('z')")
+    assert wish["selectors in CEL that this command does not evaluate"] == ["device.attributes['x'].y.matches('z')"]
+
+
+def test_room_that_claims_have_taken_is_named() -> None:
+    held = record("other", "prepared", devices=1)
+    (device,) = held.devices
+    held = replace(held, devices=(replace(device, name=SMALL),))
+    assert room_left(COUNTERS, [WHOLE, PART], [held]) == {"gpu-0": {"slice-0": 0, "slice-1": 1}}
+    wish = unallocated(others=[held])
+    assert wish["ruled out"] == {
+        "no room: claims have taken slice-0 of gpu-0": "1: gpu-0",
+        f"claim {held.describe()} has it": f"1: {SMALL}",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ({"claim": None, "api_problem": "it is away"}, "could not be read: it is away"),
+        ({"runs": False}, "no driver answers on this node"),
+        ({"problems": ("store: full",)}, "the driver is not ready: store: full"),
+        ({"pool": "node-2"}, "its devices are in the pool node-1"),
+        ({"driver": "other.com"}, "it has no device of this driver"),
+        ({}, "no pod has reserved it"),
+    ],
+)
+def test_the_verdict_names_what_is_in_the_way(change: dict[str, Any], verdict: str) -> None:
+    result = {"request": "r", "driver": DRIVER, "pool": "node-1", "device": "gpu-0"}
+    claim = {"metadata": {"uid": "u"}, "status": {"allocation": {"devices": {"results": [result]}}}}
+    facts = Facts(name="default/x", driver=DRIVER, pool="node-1", boot_id="b", claim=claim)
+    assert verdict in explain(replace(facts, **change))["verdict"]
+
+
+def test_answers_for_people() -> None:
+    assert table([["A", "B"]]) == ""
+    assert table([["A", "B"], ["long", None]]) == "A     B\nlong  -\n"
+    text = outline({"a": 1, "none": [], "b": {"c": True}, "d": [{"e": 1, "f": 2}, "g"]})
+    assert text == "a: 1\nb:\n  c: yes\nd:\n  - e: 1\n    f: 2\n  - g\n"
+
+
+@pytest.mark.parametrize(
+    ("seen", "problem"),
+    [
+        ({}, ""),
+        ({"f_flag": os.ST_RDONLY}, "is read-only"),
+        ({"f_bavail": 100}, "is full"),
+        (None, "cannot be looked at"),
+    ],
+)
+def test_a_store_that_cannot_be_written_is_known_before_a_claim_comes(
+    seen: dict[str, int] | None, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def statvfs(path: str) -> Any:
+        if seen is None:
+            raise OSError(5, "Input/output error")
+        return SimpleNamespace(**{"f_flag": 0, "f_bavail": 10**6, "f_frsize": 4096, **seen})
+
+    assert unwritable(str(tmp_path)) == ""  # the real one
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert problem in unwritable("/data") and bool(unwritable("/data")) == bool(problem)
+
+
+def test_an_identity_that_has_ended_is_a_reason_not_to_be_ready(tmp_path: Path) -> None:
+    now = [1000.0]
+    keeper = IdentityKeeper(ApiClient(""), "", lifetime=600, system=System(str(tmp_path)), clock=lambda: now[0])
+    assert keeper.problem() == ""  # one that does not end
+    # A pod's token lies in a file that the kubelet renews.
+    claims = base64.urlsafe_b64encode(json.dumps({"sub": "s", "iat": 500, "exp": 1100}).encode()).decode().rstrip("=")
+    (tmp_path / "token").write_text(f"e30.{claims}.x")
+    user = {"name": "u", "user": {"tokenFile": "/token"}}
+    cluster, context = {"name": "c", "cluster": {"server": "http://s"}}, {"cluster": "c", "user": "u"}
+    document = {
+        "users": [user],
+        "clusters": [cluster],
+        "contexts": [{"name": "x", "context": context}],
+        "current-context": "x",
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(document))
+    of_file = IdentityKeeper(
+        ApiClient(""), str(tmp_path / "kubeconfig"), lifetime=600, system=System(str(tmp_path)), clock=lambda: now[0]
+    )
+    of_file.look()
+    assert of_file.expires == 1100.0
+    keeper.expires = 1100.0
+    assert keeper.problem() == ""
+    now[0] = 1100.0
+    assert "has ended" in keeper.problem()

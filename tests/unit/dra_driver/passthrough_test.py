@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Claims of whole devices for virtual machines: what is published, prepared, refused and taken back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from claim_steps import prepare, run, unprepare
+from dra_driver.claims.records import record_of_document
+from dra_driver.core.errors import AcceleratorError, InUse
+from dra_driver.core.prepared import prepared_claims
+from dra_driver.inventory import survey
+from machine_model import DRIVER, Claims, Node
+
+RULES = ({"match": {}, "mode": "dynamic", "passthrough": True},)
+GPU, OTHER = "gpu-vfio-0", "gpu-vfio-1"
+
+
+def config(**iommu: Any) -> list[dict[str, Any]]:
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "VfioDeviceConfig", "iommu": iommu}
+    return [{"opaque": {"driver": DRIVER, "parameters": parameters}}]
+
+
+def drivers(node: Node) -> list[str]:
+    return [node.system.driver(node.gpus.template(index).pci_address) for index in range(node.gpus.count)]
+
+
+def nodes(node: Node, uid: str) -> list[str]:
+    (device,) = node.cdi(uid)["devices"]
+    return [each["path"] for each in device["containerEdits"]["deviceNodes"]]
+
+
+def offers_of(node: Node) -> Any:
+    assert node.survey is not None
+    return node.survey.offers, node.survey.counter_sets
+
+
+def test_prepared_and_taken_back(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        before = offers_of(node)
+        claim = claims.allocate("machine", GPU)
+        assert await prepare(node, claim) == ""
+        assert drivers(node) == ["vfio-pci", "nvidia"]
+        assert nodes(node, claim.uid) == ["/dev/vfio/40", "/dev/vfio/vfio"]
+        assert node.cdi(claim.uid)["containerEdits"] == {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
+        await node.look()
+        assert offers_of(node) == before, "nothing is published anew"
+        assert await prepare(node, claim) == ""
+        assert await unprepare(node, claim) == ""
+        assert drivers(node) == ["nvidia", "nvidia"] and node.cdi_files() == ()
+        await node.look()
+        assert offers_of(node) == before
+
+    run(tmp_path, scenario, rules=RULES)
+
+
+def test_a_restart_knows_the_device_that_is_away(tmp_path: Path) -> None:
+    claims = Claims()
+
+    async def main() -> None:
+        node = Node(tmp_path, claims, rules=RULES)
+        await node.start()
+        before = offers_of(node)
+        claim = claims.allocate("machine", GPU)
+        assert await prepare(node, claim) == ""
+        node.close()
+        node = Node(tmp_path, claims, rules=RULES)
+        await node.look()
+        assert offers_of(node) == before
+        await node.start()
+        assert drivers(node) == ["vfio-pci", "nvidia"]
+        assert await unprepare(node, claim) == ""
+        assert drivers(node) == ["nvidia", "nvidia"]
+        node.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("kernel_has_it", "policy", "api_device", "expected"),
+    [
+        (True, "PreferIommuFD", True, ["/dev/vfio/devices/vfio0", "/dev/vfio/vfio", "/dev/iommu"]),
+        (True, "PreferIommuFD", False, ["/dev/vfio/devices/vfio0", "/dev/vfio/vfio"]),
+        (True, "LegacyOnly", True, ["/dev/vfio/40", "/dev/vfio/vfio"]),
+        (False, "PreferIommuFD", True, ["/dev/vfio/40", "/dev/vfio/vfio"]),
+    ],
+)
+def test_the_interface_is_the_claims_and_the_kernels(
+    tmp_path: Path, kernel_has_it: bool, policy: str, api_device: bool, expected: list[str]
+) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        node.system.iommufd = kernel_has_it
+        claim = claims.allocate("machine", GPU, config=config(backendPolicy=policy, enableAPIDevice=api_device))
+        assert await prepare(node, claim) == ""
+        assert nodes(node, claim.uid) == expected
+
+    run(tmp_path, scenario, rules=RULES)
+
+
+@pytest.mark.parametrize("iommu", [{}, {"backendPolicy": "Both"}, {"backendPolicy": "LegacyOnly", "mode": 1}])
+def test_a_wrong_configuration_is_refused_before_anything_is_done(tmp_path: Path, iommu: dict[str, Any]) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        said = await prepare(node, claims.allocate("machine", GPU, config=config(**iommu)))
+        assert "VfioDeviceConfig is wrong: iommu." in said and drivers(node) == ["nvidia", "nvidia"]
+        assert node.store.claims == {} and node.system.written == []
+
+    run(tmp_path, scenario, rules=RULES)
+
+
+@pytest.mark.parametrize("held", ["gpu-0", "gpu-0-mig-1g10gb-19-0", {"device": "gpu-0", "adminAccess": True}])
+def test_what_other_claims_hold_is_not_given_away(tmp_path: Path, held: Any) -> None:
+    """The scheduler's counters see to it; a claim with administrator's access takes none of them."""
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        other = claims.allocate("other", held)
+        assert await prepare(node, other) == ""
+        machine = claims.allocate("machine", GPU)
+        assert "is still prepared for claim default/other" in await prepare(node, machine)
+        assert await unprepare(node, other) == ""
+        assert await prepare(node, machine) == ""
+        assert "is still prepared for claim default/machine" in await prepare(node, other)
+
+    run(tmp_path, scenario, rules=RULES)
+
+
+def test_administrators_access_does_not_take_a_device_away(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        said = await prepare(node, claims.allocate("machine", {"device": GPU, "adminAccess": True}))
+        assert "changes nothing on a device" in said and drivers(node) == ["nvidia", "nvidia"]
+
+    run(tmp_path, scenario, rules=RULES)
+
+
+def test_processes_are_named(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        with node.gpus.state() as state:
+            state[node.gpus.template(0).uuid]["pids"] = [4711]
+        said = await prepare(node, claims.allocate("machine", GPU))
+        assert "cannot be given away" in said and "4711" in said
+        assert drivers(node) == ["nvidia", "nvidia"]
+
+    run(tmp_path, scenario, rules=RULES)
+
+
+def test_others_of_the_iommu_group_are_named(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        node.system.add("0000:ff:00.1", "40", "snd_hda_intel", "0x040300")
+        said = await prepare(node, claims.allocate("machine", GPU))
+        assert "its IOMMU group 40 holds 0000:ff:00.1 (snd_hda_intel) as well" in said
+        assert node.store.claims == {}
+
+    run(tmp_path, scenario, rules=RULES)
+
+
+def test_a_second_device_that_cannot_be_bound_brings_the_first_one_back(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        put, second = node.system.put, node.gpus.template(1).pci_address
+
+        def refusing(path: str, text: str) -> None:
+            if path.endswith("vfio-pci/bind") and text == second:
+                raise OSError(16, "Device or resource busy")
+            put(path, text)
+
+        node.system.put = refusing  # type: ignore[method-assign]
+        said = await prepare(node, claims.allocate("machine", GPU, OTHER))
+        assert "Device or resource busy" in said
+        assert drivers(node) == ["nvidia", "nvidia"] and node.store.claims == {} and node.cdi_files() == ()
+        with node.gpus.state() as state:
+            assert all(entry["knobs"]["persistence"] for entry in state.values())
+
+    run(tmp_path, scenario, rules=RULES)
+
+
+def test_a_machine_that_still_runs_keeps_its_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dra_driver.core import passthrough
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("machine", GPU)
+        assert await prepare(node, claim) == ""
+
+        def busy(_system: Any, paths: Any, what: str) -> None:
+            raise InUse(f"{what} is in use: {', '.join(paths)} is open in 99 (qemu)", pids=[99])
+
+        with monkeypatch.context() as patched:
+            patched.setattr(passthrough, "refuse_users", busy)
+            said = await unprepare(node, claim)
+        assert "/dev/vfio/40 is open in 99 (qemu)" in said
+        assert claim.uid in node.store.claims and drivers(node) == ["vfio-pci", "nvidia"]
+        assert await unprepare(node, claim) == "" and drivers(node) == ["nvidia", "nvidia"]
+
+    run(tmp_path, scenario, rules=RULES)
+
+
+def test_a_device_that_does_not_come_back_keeps_its_claim(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("machine", GPU)
+        assert await prepare(node, claim) == ""
+        node.backend.failures["attach"] = [AcceleratorError("the kernel does not want to")]
+        assert "does not want to" in await unprepare(node, claim)
+        assert claim.uid in node.store.claims
+        assert await unprepare(node, claim) == "" and drivers(node) == ["nvidia", "nvidia"]
+
+    run(tmp_path, scenario, rules=RULES)
+
+
+def test_without_the_rule_nothing_of_it_is_published(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        assert node.survey is not None
+        names = {offer.name for offer in node.survey.offers}
+        assert not names & {GPU, OTHER}
+        with_rule = survey(node.backend, node.survey.findings, Node(tmp_path / "other", claims, rules=RULES).rules, {})
+        assert {offer.name for offer in with_rule.offers} == names | {GPU, OTHER}
+
+    (tmp_path / "other").mkdir()
+    run(tmp_path, scenario)
+
+
+def test_a_claim_with_both_kinds_has_what_containers_need(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("both", GPU, "gpu-1")
+        assert await prepare(node, claim) == ""
+        paths = {
+            device["name"]: [each["path"] for each in device["containerEdits"]["deviceNodes"]]
+            for device in node.cdi(claim.uid)["devices"]
+        }
+        assert sorted(paths.values()) == [["/dev/nvidia1"], ["/dev/vfio/40", "/dev/vfio/vfio"]]
+        assert await unprepare(node, claim) == ""
+
+    run(tmp_path, scenario, rules=RULES)
+
+
+def test_an_older_release_refuses_a_record_with_it_and_reads_all_others(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        assert await prepare(node, claims.allocate("machine", GPU)) == ""
+        assert await prepare(node, claims.allocate("plain", "gpu-1")) == ""
+        away, plain = node.store.claims.values()
+        assert '"version":4' in away.to_document() and '"version":1' in plain.to_document()
+        assert '"passthrough"' not in plain.to_document()
+        assert record_of_document(away.to_document()) == away
+        (claim,) = (each for each in prepared_claims(str(node.folder / "state" / "state.db")) if each.away)
+        assert claim.uid == away.uid and claim.away == away.away
+        broken = away.to_document().replace('"former":"nvidia"', '"former":1')
+        with pytest.raises(ValueError, match="a handover cannot be read"):
+            record_of_document(broken)
+
+    run(tmp_path, scenario, rules=RULES)

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What a claim sets on a device is set back when the claim goes, to what was there before, whatever happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from claim_steps import prepare, run, unprepare
+from dra_driver.claims.records import record_of_document
+from dra_driver.claims.settings import SETTING_KEY
+from dra_driver.claims.store import Store
+from dra_driver.core.errors import AcceleratorError, BackendUnavailable, Unsupported
+from dra_driver.core.model import Fault
+from machine_model import DEFAULT_KNOBS, DRIVER, Claims, Node
+
+SHARING = {
+    "apiVersion": "resource.nvidia.com/v1beta1",
+    "kind": "GpuConfig",
+    "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}},
+}
+
+
+def config(parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"opaque": {"driver": DRIVER, "parameters": parameters}, **more}
+
+
+def settings(**fields: Any) -> dict[str, Any]:
+    return config({"apiVersion": "dra.accelerators/v1alpha1", "kind": "DeviceSettings", **fields})
+
+
+def knobs(node: Node, index: int = 0) -> dict[str, Any]:
+    """What is set on a GPU beyond what it has by default."""
+    with node.gpus.state() as state:
+        now = state[node.gpus.template(index).uuid]["knobs"]
+    return {name: value for name, value in now.items() if value != DEFAULT_KNOBS[name]}
+
+
+def turned_by_hand(node: Node, **values: Any) -> None:
+    with node.gpus.state() as state:
+        state[node.gpus.template(0).uuid]["knobs"].update(values)
+
+
+def noted(node: Node) -> set[str]:
+    """The knobs of which the store has what was there before."""
+    return {key.rpartition(":")[2] for key in node.store.meta if key.startswith(SETTING_KEY)}
+
+
+def test_what_a_claim_sets_is_set_back_to_what_was_there_before(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        turned_by_hand(node, powerLimit=650.5, computeMode="ExclusiveProcess")
+        claim = claims.allocate("a", "gpu-0", config=[config(SHARING), settings(powerLimit=300)])
+        assert await prepare(node, claim) == ""
+        assert knobs(node) == {"powerLimit": 300, "timeSlice": "Short"}
+        assert knobs(node, 1) == {}
+        assert noted(node) == {"powerLimit", "computeMode", "timeSlice"}
+        assert await unprepare(node, claim) == ""
+        assert knobs(node) == {"powerLimit": 650.5, "computeMode": "ExclusiveProcess"}
+        assert (noted(node), node.store.claims) == (set(), {})
+
+    run(tmp_path, scenario)
+
+
+def test_a_claim_without_settings_does_not_ask_for_knobs(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        assert await prepare(node, claims.allocate("a", "gpu-0")) == ""
+        assert not {"knobs", "set_knobs"} & {name for name, _arguments in node.backend.calls}
+        (record,) = node.store.claims.values()
+        assert '"settings"' not in record.to_document()  # a release that knows of none can read it
+        assert record_of_document(record.to_document()) == record
+
+    run(tmp_path, scenario)
+
+
+def test_what_the_device_does_not_take_is_refused_with_the_range_before_anything_is_written(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", "gpu-0", config=[settings(powerLimit=800, memoryClocks={"maximum": 1000})])
+        error = await prepare(node, claim)
+        assert "cannot set device gpu-0 (GPU-" in error
+        assert "powerLimit is 800; expected a whole number from 200 to 700 W" in error
+        assert "memoryClocks is nothing that this device has" in error
+        assert (knobs(node), noted(node), node.store.claims, node.cdi_files()) == ({}, set(), {}, ())
+
+    run(tmp_path, scenario)
+
+
+def test_a_setting_that_fails_takes_back_those_before_it(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", "gpu-0", "gpu-1", config=[settings(powerLimit=300)])
+        set_knobs, count = node.backend.set_knobs, 0
+
+        def failing(uuid: str, values: Any) -> None:
+            nonlocal count
+            count += 1
+            if count == 2:
+                raise AcceleratorError("the board said no")
+            set_knobs(uuid, values)
+
+        node.backend.set_knobs = failing
+        assert "the board said no" in await prepare(node, claim)
+        assert (knobs(node), knobs(node, 1), noted(node), node.store.claims) == ({}, {}, set(), {})
+        assert await prepare(node, claim) == ""
+        assert knobs(node) == knobs(node, 1) == {"powerLimit": 300}
+
+    run(tmp_path, scenario)
+
+
+def test_a_pod_ends_whose_device_has_a_fault_and_the_device_is_set_back_when_it_answers(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        first, second = claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)]), claims.allocate("b", "gpu-0")
+        assert await prepare(node, first) == ""
+        node.backend.faults[0] = Fault("lost", "It is lost")
+        assert await unprepare(node, first) == ""
+        uuid = node.gpus.template(0).uuid
+        assert (node.owing(), noted(node)) == (frozenset({uuid}), {"powerLimit"})
+        del node.backend.faults[0]
+        # Whoever has the device next finds it as it was.
+        assert await prepare(node, second) == ""
+        assert (knobs(node), noted(node), node.owing()) == ({}, set(), frozenset())
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("error", [BackendUnavailable("no library"), AcceleratorError("the tool is missing")])
+def test_what_cannot_be_set_back_is_owed_and_the_pod_ends(tmp_path: Path, error: AcceleratorError) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", "gpu-0", config=[settings(powerLimit=300, graphicsClocks={"maximum": 900})])
+        assert await prepare(node, claim) == ""
+        node.backend.failures["set_knobs"] = [error]
+        assert await unprepare(node, claim) == ""
+        assert (node.store.claims, len(noted(node)), len(knobs(node))) == ({}, 1, 1)
+        uuid = node.gpus.template(0).uuid
+        assert node.owing() == {uuid}
+        await node.service.settle(uuid)
+        assert (knobs(node), noted(node), node.owing()) == ({}, set(), frozenset())
+
+    run(tmp_path, scenario)
+
+
+def test_a_device_that_cannot_be_set_back_is_given_to_nobody_and_says_why(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        first, second = claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)]), claims.allocate("b", "gpu-0")
+        assert await prepare(node, first) == ""
+        node.backend.failures["set_knobs"] = [AcceleratorError("the board said no")] * 2
+        assert await unprepare(node, first) == ""
+        before = dict(node.store.meta)
+        error = await prepare(node, second)
+        assert "powerLimit of" in error and "which a claim had set, cannot be set back" in error
+        assert (node.store.meta, node.store.claims) == (before, {})
+        assert await prepare(node, second) == ""  # the board does what it is told again
+        assert (knobs(node), noted(node)) == ({}, set())
+
+    run(tmp_path, scenario)
+
+
+def test_a_knob_that_the_device_does_not_have_is_not_owed(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", "gpu-0", config=[settings(graphicsClocks={"maximum": 900})])
+        node.backend.failures["set_knobs"] = [Unsupported("the board is too old")] * 2
+        assert "too old" in await prepare(node, claim)
+        assert (noted(node), node.owing(), node.store.claims) == (set(), frozenset(), {})
+
+    run(tmp_path, scenario)
+
+
+def test_another_claims_end_leaves_the_settings_alone(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        one = claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)])
+        watcher = claims.allocate("watch", {"device": "gpu-0", "adminAccess": True})
+        assert [await prepare(node, each) for each in (one, watcher)] == ["", ""]
+        assert await unprepare(node, watcher) == ""
+        await node.service.settle(node.gpus.template(0).uuid)
+        assert (knobs(node), noted(node)) == ({"powerLimit": 300}, {"powerLimit"})
+
+    run(tmp_path, scenario)
+
+
+def test_claims_that_share_a_device_agree_and_the_last_one_sets_back(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        def share(name: str, number: int, **fields: Any) -> Any:
+            given = {"device": "gpu-0", "shareID": f"{number}1111111-1111-1111-1111-111111111111"}
+            return claims.allocate(name, given, config=[settings(**fields)])
+
+        one, two = share("one", 1, powerLimit=300, computeMode="Default"), share("two", 2, powerLimit=300)
+        other = share("other", 3, powerLimit=400)
+        assert [await prepare(node, each) for each in (one, two)] == ["", ""]
+        error = await prepare(node, other)
+        assert "wants powerLimit of device GPU-" in error and "claim default/one, which shares it, has set 300" in error
+        assert await unprepare(node, one) == ""
+        assert (knobs(node), noted(node), node.owing()) == ({"powerLimit": 300}, {"powerLimit"}, frozenset())
+        assert await unprepare(node, two) == ""
+        assert (knobs(node), noted(node)) == ({}, set())
+        assert await prepare(node, other) == ""
+        assert knobs(node) == {"powerLimit": 400}
+
+    run(tmp_path, scenario)
+
+
+def test_a_reboot_takes_settings_along_and_the_claim_gets_them_again(tmp_path: Path) -> None:
+    claims = Claims()
+
+    async def life(boot: str, unprepared: bool) -> None:
+        node = Node(tmp_path, claims, boot_id=boot)
+        claim = claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)])
+        if boot == "boot-1":
+            turned_by_hand(node, powerLimit=500.0)  # which the reboot takes along as well
+        else:
+            node.gpus.reboot()
+        await node.start()
+        assert await prepare(node, claim) == ""
+        assert knobs(node) == {"powerLimit": 300}
+        if unprepared:
+            assert await unprepare(node, claim) == ""
+            assert (knobs(node), noted(node)) == ({}, set())
+        node.close()
+
+    asyncio.run(life("boot-1", unprepared=False))
+    asyncio.run(life("boot-2", unprepared=True))
+
+
+def test_a_restarted_driver_sets_again_what_prepared_claims_want(tmp_path: Path) -> None:
+    claims = Claims()
+
+    async def life(first: bool) -> None:
+        node = Node(tmp_path, claims)
+        claim = claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)])
+        await node.start()
+        if first:
+            assert await prepare(node, claim) == ""
+            turned_by_hand(node, powerLimit=400)
+        else:
+            assert knobs(node) == {"powerLimit": 300}
+            assert await unprepare(node, claim) == ""
+            assert knobs(node) == {}
+        node.close()
+
+    asyncio.run(life(first=True))
+    asyncio.run(life(first=False))
+
+
+def test_a_store_that_was_lost_costs_what_was_there_before_and_no_more(tmp_path: Path) -> None:
+    """The claim's CDI file says what it had set; the device's default is what it is set back to."""
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        turned_by_hand(node, powerLimit=500.0)
+        claim = claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)])
+        assert await prepare(node, claim) == ""
+        (record,) = node.store.claims.values()
+        rebuilt = Store.rebuild(str(tmp_path / "other.db"), [record_of_document(record.to_document())], {})
+        assert rebuilt.claims[claim.uid].devices[0].settings == {"powerLimit": 300}
+        rebuilt.close()
+        for key in [key for key in node.store.meta if key.startswith(SETTING_KEY)]:
+            del node.store.meta[key]
+        assert await unprepare(node, claim) == ""
+        assert (knobs(node), noted(node)) == ({}, set())
+
+    run(tmp_path, scenario)

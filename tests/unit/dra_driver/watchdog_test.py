@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The driver tells systemd that it lives only while its own socket answers; ids of operations go wherever the work goes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from dra_driver import logs
+from dra_driver.api.events import OPERATION
+from dra_driver.core.errors import AcceleratorError
+from dra_driver.supervisors import sockets
+from dra_driver.supervisors.watchdog import Watchdog, interval
+from vendor_scene import SMALL, Scene, run
+
+
+@pytest.fixture()
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short path: sockets lie in it."""
+    return tmp_path_factory.mktemp("s")
+
+
+@pytest.mark.parametrize(
+    ("environment", "seconds"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "120000000"}, 40.0),
+        ({"WATCHDOG_USEC": "120000000", "WATCHDOG_PID": "7"}, 40.0),
+        ({"WATCHDOG_USEC": "120000000", "WATCHDOG_PID": "8"}, None),
+    ],
+)
+def test_systemd_is_told_as_often_as_it_asks(environment: dict[str, str], seconds: float | None) -> None:
+    assert interval(environment, 7) == seconds
+
+
+def test_a_driver_that_answers_lives_and_one_whose_socket_is_dead_does_not(home: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        watchdog = Watchdog([scene.driver.answers], lambda _message: None)
+        assert await watchdog.look(20)
+        # The server is gone and the driver does not know: it is dead to the kubelet.
+        assert scene.driver._server is not None and scene.driver._server._service_server is not None
+        await scene.driver._server._service_server.stop(0)
+        assert not await watchdog.look(20)
+        # What is known to be wrong with the sockets is being mended.
+        scene.driver._conditions.report(sockets.PART, "another program has it")
+        assert await watchdog.look(20)
+
+    run(home, scenario)
+
+
+def test_systemd_is_told_while_all_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "30000")
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    told: list[str] = []
+    dead: list[bool] = []
+
+    async def alive() -> None:
+        if dead:
+            raise AcceleratorError("it is stuck")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(Watchdog([alive], told.append).run())
+        while len(told) < 3:
+            await asyncio.sleep(0.005)
+        dead.append(True)
+        await asyncio.sleep(0.05)
+        before = len(told)
+        await asyncio.sleep(0.1)
+        assert len(told) == before
+        dead.clear()
+        while len(told) == before:
+            await asyncio.sleep(0.005)
+        task.cancel()
+
+    asyncio.run(main())
+    assert set(told) == {"WATCHDOG=1"}
+
+
+def test_threads_and_events_have_the_id_of_the_operation(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, set[str]] = {}
+
+    def noted(method: str) -> None:
+        seen.setdefault(method, set()).add(logs.current_operation())
+
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        create = scene.backend.create_partition
+
+        def creating(*arguments: object) -> object:
+            noted("thread")
+            return create(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(scene.backend, "create_partition", creating)
+        assert await Scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
+        (identifier,) = seen["thread"]
+        assert len(identifier) == 8
+        assert await scene.prepare("b", "gpu-9")  # refused, with an Event
+        await Scene.until(lambda: scene.api.events)
+        assert len(scene.api.events[0]["metadata"]["annotations"][OPERATION]) == 8
+
+    run(home, scenario)
