@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,7 +126,8 @@ STORE = "state.db"
 STAMPS = "/var/lib/systemd/timers"
 # What the driver makes in its folder below the kubelet's.
 OWN_NAMES = re.compile(
-    r"driver\.lock|state\.db(-wal|-shm|-journal)?|state\.db\.(damaged|new|rebuilt)[^/]*|[a-z]+\.sock"
+    r"driver\.lock|handed-over|state\.db(-wal|-shm|-journal)?|state\.db\.(damaged|new|rebuilt)[^/]*"
+    r"|[a-z]+(-[A-Za-z0-9-]+)?\.sock"
     rf"|{LOCKS}/([^/]+\.lock)?"
 )
 
@@ -142,9 +143,18 @@ class State:
     exists: bool
     names: tuple[str, ...]
     ours: bool
-    registration: str
+    registrations: tuple[str, ...]
     sockets: tuple[str, ...]
     alive: tuple[str, ...]
+
+
+def registrations(registry: str, driver: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return those sockets of the folder that the kubelet watches which a driver's instances are registered through.
+
+    An instance is a pod, and named by its UID, or by a digest of that.
+    """
+    pattern = re.compile(rf"{re.escape(driver)}(-[0-9a-f]{{8}}(-[0-9a-f-]{{27}})?)?-reg\.sock")
+    return tuple(f"{registry}/{name}" for name in names if pattern.fullmatch(name))
 
 
 def plan_stop(units: Mapping[str, Mapping[str, Any]]) -> tuple[Step, ...]:
@@ -182,7 +192,7 @@ def leftovers(state: State, *, stopping: bool) -> tuple[list[str], list[str]]:
 
     ``stopping`` says that the driver is this one's, and only about to be stopped: then its sockets are still alive.
     """
-    if not state.exists and not state.registration:
+    if not state.exists and not state.registrations:
         return [], []
     alive = () if stopping else state.alive
     if alive:
@@ -192,7 +202,7 @@ def leftovers(state: State, *, stopping: bool) -> tuple[list[str], list[str]]:
     others = [name for name in state.names if not OWN_NAMES.fullmatch(name)]
     full = {f"{name.partition('/')[0]}/" for name in others if "/" in name}
     mine = [name.rstrip("/") for name in state.names if name not in others and name not in full]
-    removed = [f"{state.folder}/{name}" for name in mine] + ([state.registration] if state.registration else [])
+    removed = [*(f"{state.folder}/{name}" for name in mine), *state.registrations]
     if not others:
         removed.append(state.folder)
     return removed, [f"{state.folder}/{name}: not a file of this driver" for name in others]

@@ -165,6 +165,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._service import (
     plan_start,
     plan_stop,
     plan_stop_companions,
+    registrations,
     stamps,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.companions import DIRECTORY as COMPANION_FOLDER
@@ -326,10 +327,9 @@ def remove(module: AnsibleModule, service: Service) -> dict[str, Any]:
     folders = {name: f"{params['kubelet_root']}/plugins/{name}" for name in params["names"]}
     owned, kept = [path for path in stamps(units) if system.exists(path)], []
     for name, folder in folders.items():
-        registration = f"{params['kubelet_root']}/plugins_registry/{name}-reg.sock"
-        mine, others = leftovers(
-            look_at_state(system, folder, registration), stopping=bool(steps) and module.check_mode
-        )
+        registry = f"{params['kubelet_root']}/plugins_registry"
+        known = registrations(registry, name, system.list_directory(registry))
+        mine, others = leftovers(look_at_state(system, folder, known), stopping=bool(steps) and module.check_mode)
         owned += mine
         kept += others
     owned += [path for path in companions_left(system) if system.exists(path)]
@@ -359,20 +359,20 @@ def companions_left(system: System) -> list[str]:
     ]
 
 
-def look_at_state(system: System, folder: str, registration: str) -> State:
+def look_at_state(system: System, folder: str, known: Sequence[str]) -> State:
     """Look at what a driver of one name has left in the kubelet's folders."""
     # Looked at before the names: opening a store that a killed driver has left can make files beside it.
     store = store_is_ours(system, f"{folder}/{STORE}")
     names = names_in(system, folder)
     sockets = [f"{folder}/{name}" for name in names if system.is_socket(f"{folder}/{name}")]
-    if system.is_socket(registration):
-        sockets.append(registration)
+    registered = [path for path in known if system.is_socket(path)]
+    sockets += registered
     return State(
         folder=folder,
         exists=system.exists(folder),
         names=names,
         ours=store or "driver.lock" in names,
-        registration=registration if system.is_socket(registration) else "",
+        registrations=tuple(registered),
         sockets=tuple(sockets),
         alive=tuple(path for path in sockets if listens(system, path)),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable
 
@@ -19,6 +20,7 @@ from dra_driver.api.events import EventRecorder
 from dra_driver.api.resources import ResourceApi
 from dra_driver.config import parse
 from dra_driver.core.system import System
+from dra_driver.kubelet.sockets import SocketPaths, paths_of
 from dra_driver.metrics import Metrics, NoMetrics
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc, plugin_registration_pb2, plugin_registration_pb2_grpc
 from dra_driver.status_command import living
@@ -41,6 +43,20 @@ class Scene:
         self.settings: dict[str, Any] = {}
         self.metrics: Metrics = NoMetrics()
         self.observer: Callable[[str, str, str, float], None] | None = None
+        self.instance = ""
+
+    @property
+    def paths(self) -> SocketPaths:
+        """Where this instance serves."""
+        kubelet = f"{self.folder}/kubelet"
+        return paths_of(f"{kubelet}/plugins/{DRIVER}", f"{kubelet}/plugins_registry", DRIVER, self.instance)
+
+    def beside(self, instance: str) -> Scene:
+        """Return another instance of the same driver on the same node; it is not started."""
+        other = Scene(self.folder)
+        other.api, other.cluster, other.boot, other.instance = self.api, self.cluster, self.boot, instance
+        other.settings = self.settings
+        return other
 
     async def start(self, *, serves: bool = True) -> None:
         """Start the driver; ``serves`` says that it gets as far as serving its sockets."""
@@ -52,14 +68,17 @@ class Scene:
         self.client = ApiClient(str(file), observer=self.observer)
         self.events = EventRecorder(self.client, component="test", node_name="node-1")
         self.driver = VendorDriver(
-            configuration=parse(
-                {
-                    "node_name": "node-1",
-                    "kubelet_root": str(self.folder / "kubelet"),
-                    "layout": [{"match": {}, "mode": "dynamic"}],
-                    "inventory_interval": 1,
-                    **self.settings,
-                }
+            configuration=replace(
+                parse(
+                    {
+                        "node_name": "node-1",
+                        "kubelet_root": str(self.folder / "kubelet"),
+                        "layout": [{"match": {}, "mode": "dynamic"}],
+                        "inventory_interval": 1,
+                        **self.settings,
+                    }
+                ),
+                instance=self.instance,
             ),
             backend=self.backend,
             system=System(str(root)),
@@ -84,7 +103,7 @@ class Scene:
             self.cluster.allocate(name, *devices)
             self.api.claims[name] = self.cluster.claims["default", name]
         claim = dra_v1_pb2.Claim(namespace="default", name=name, uid=f"0uid-{name}")
-        async with grpc.aio.insecure_channel(f"unix:{self.folder}/kubelet/plugins/{DRIVER}/dra.sock") as channel:
+        async with grpc.aio.insecure_channel(f"unix:{self.paths.service}") as channel:
             stub = dra_v1_pb2_grpc.DRAPluginStub(channel)
             request = getattr(dra_v1_pb2, f"{method}Request")(claims=[claim])
             answer = await getattr(stub, method)(request)
@@ -92,14 +111,12 @@ class Scene:
 
     async def register(self) -> None:
         """What the kubelet does when it finds the socket."""
-        path = f"{self.folder}/kubelet/plugins_registry/{DRIVER}-reg.sock"
-        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+        async with grpc.aio.insecure_channel(f"unix:{self.paths.registration}") as channel:
             stub = plugin_registration_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
             await stub.NotifyRegistrationStatus(plugin_registration_pb2.RegistrationStatus(plugin_registered=True))
 
     async def status(self) -> dict[str, Any]:
-        path = f"{self.folder}/kubelet/plugins/{DRIVER}/status.sock"
-        return await asyncio.to_thread(living, DRIVER, path)
+        return await asyncio.to_thread(living, DRIVER, self.paths.status)
 
     async def prepare(self, name: str, *devices: str) -> str:
         return await self.call("NodePrepareResources", name, *devices)

@@ -27,6 +27,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._service import (
     plan_start,
     plan_stop,
     plan_stop_companions,
+    registrations,
     stamps,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import LIBRARY, REQUEST, DeviceLocks
@@ -149,7 +150,7 @@ def test_what_systemd_keeps_of_our_timers_goes_with_them() -> None:
 
 
 FOLDER = "/kubelet/plugins/gpu.nvidia.com"
-REGISTRATION = "/kubelet/plugins_registry/gpu.nvidia.com-reg.sock"
+REGISTRY = "/kubelet/plugins_registry"
 
 
 def make_state(root: Path, *, store: bool) -> Path:
@@ -175,7 +176,9 @@ def make_locks(folder: Path, *others: str) -> None:
 
 
 def sort_out(root: Path, *, stopping: bool = False) -> tuple[list[str], list[str]]:
-    return leftovers(look_at_state(System(str(root)), FOLDER, REGISTRATION), stopping=stopping)
+    registry = root / REGISTRY.lstrip("/")
+    known = registrations(REGISTRY, "gpu.nvidia.com", os.listdir(registry) if registry.is_dir() else ())
+    return leftovers(look_at_state(System(str(root)), FOLDER, known), stopping=stopping)
 
 
 def test_the_drivers_own_state_goes_whole(tmp_path: Path) -> None:
@@ -252,6 +255,25 @@ def test_a_socket_on_which_somebody_listens_stays_and_a_dead_one_goes(short_path
         assert removed == [] and kept == [f"{FOLDER}/dra.sock: another program listens there"]
         assert f"{FOLDER}/dra.sock" in sort_out(short_path, stopping=True)[0]
     assert f"{FOLDER}/dra.sock" in sort_out(short_path)[0]
+
+
+def test_sockets_of_pods_that_were_killed_go_and_those_of_a_living_one_stay(short_path: Path) -> None:
+    uid = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
+    folder = make_state(short_path, store=True)
+    (folder / "handed-over").touch()
+    registry = short_path / REGISTRY.lstrip("/")
+    for path in (folder / f"dra-{uid}.sock", registry / f"gpu.nvidia.com-{uid}-reg.sock"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+            dead.bind(str(path))
+    (registry / "gpu.nvidia.com-other.example-reg.sock").touch()
+    removed, kept = sort_out(short_path)
+    assert kept == [] and removed[-1] == FOLDER
+    assert {f"{FOLDER}/dra-{uid}.sock", f"{FOLDER}/handed-over"} < set(removed)
+    assert [path for path in removed if path.startswith(REGISTRY)] == [f"{REGISTRY}/gpu.nvidia.com-{uid}-reg.sock"]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as standing_by:
+        standing_by.bind(str(folder / f"status-{uid}.sock"))
+        standing_by.listen()
+        assert sort_out(short_path) == ([], [f"{FOLDER}/status-{uid}.sock: another program listens there"])
 
 
 def test_nothing_there_is_nothing_to_remove(tmp_path: Path) -> None:

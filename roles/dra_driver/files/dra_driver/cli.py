@@ -144,11 +144,7 @@ def _probe(options: argparse.Namespace) -> int:
 
     problems = []
     for driver in node.look(options.config).drivers:
-        try:
-            probe.call(f"{driver.directory}/{probe.SOCKET}", options.timeout)
-            found = probe.problems_of(driver.status) if options.what == probe.READINESS else []
-        except probe.NotAlive as error:
-            found = [str(error)]
+        found = probe.look(options.what, driver.status, driver.socket, options.timeout)
         problems += [f"{driver.name}: {each}" for each in found]
     output.write({"ok": not problems, "problems": problems}, options.output, "\n".join(problems or ["ok"]) + "\n")
     return 1 if problems else 0

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from .core.signs import Severity
 from .logs import FORMATS, LEVELS
 
 DEFAULT_PATH = "/etc/dra-accelerators/driver.yaml"
+# The environment variable that tells an instance of the driver from another one beside it: in a pod, the pod's UID.
+INSTANCE_VARIABLE = "DRA_DRIVER_INSTANCE"
 
 
 class InvalidConfiguration(AcceleratorError):
@@ -44,6 +48,8 @@ class Configuration:
     changes of the devices, ``full_inventory_interval`` between looks at everything, and ``token_lifetime``, which the
     driver asks for when it renews its token. ``health_effects`` is what a published device's taint does, by the severity of
     what is wrong with it; "" for no taint. ``health_reset`` says that devices which ask for a reset get one while they are idle.
+    ``instance`` tells this process from another driver of the same name beside it; "" where none is to be expected.
+    ``digest`` is that of the file's text.
     """
 
     node_name: str
@@ -63,6 +69,8 @@ class Configuration:
     health_reset: bool = False
     health_effects: Mapping[Severity, str] = field(default_factory=lambda: dict(DEFAULT_EFFECTS))
     log: LogConfiguration = field(default_factory=LogConfiguration)
+    instance: str = ""
+    digest: str = ""
 
     def state_directory_of(self, driver_name: str) -> str:
         """Return the folder of one driver's state and DRA socket."""
@@ -84,7 +92,8 @@ def load(path: str) -> Configuration:
     import yaml
 
     try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        document = yaml.safe_load(text)
     except FileNotFoundError:
         raise InvalidConfiguration(
             f"There is no configuration file {path}",
@@ -92,7 +101,11 @@ def load(path: str) -> Configuration:
         ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidConfiguration(f"{path} could not be read as YAML: {error}") from error
-    return parse(document, source=path)
+    return replace(
+        parse(document, source=path),
+        instance=_instance(os.environ.get(INSTANCE_VARIABLE, "")),
+        digest=hashlib.sha256(text.encode()).hexdigest()[:16],
+    )
 
 
 def parse(document: Any, *, source: str = "the configuration") -> Configuration:
@@ -142,6 +155,15 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
     values["log"] = _log(document.get("log"), source)
     _check_address(values.get("metrics_address", ""), source)
     return Configuration(**values)
+
+
+def _instance(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9-]{0,63}", value):
+        raise InvalidConfiguration(
+            f"{INSTANCE_VARIABLE} is {value!r}; expected letters, digits and hyphens, 63 at most",
+            hint="In a pod it is the pod's UID (metadata.uid).",
+        )
+    return value
 
 
 def _kind(value: Any) -> str:

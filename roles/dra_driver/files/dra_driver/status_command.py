@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import config
+from .config import Configuration
 from .core.backend import create
 from .core.companions import LIST_UNITS, claim_of, units_listed
 from .core.errors import AcceleratorError
 from .core.prepared import PreparedClaim, prepared_claims
 from .core.system import System
-from .kubelet.sockets import LIMIT
-from .supervisors.status import SOCKET, Status
+from .kubelet.sockets import LIMIT, paths_of, status_paths
+from .supervisors.status import Role, Status
 
 ANSWER_SECONDS = 2.0
 UNITS_SECONDS = 10.0
@@ -31,16 +32,17 @@ def run_status(config_path: str, *, as_json: bool) -> int:
     for vendor in configuration.backends:
         driver = configuration.driver_name or create(vendor, System()).driver_name
         directory = configuration.state_directory_of(driver)
-        registration = f"{configuration.registry_directory}/{driver}-reg.sock"
+        told = instance_of(configuration, driver)
+        paths = paths_of(directory, configuration.registry_directory, driver, told["instance"])
         claims = prepared_claims(f"{directory}/state.db")
         if claims and programs is None:
             programs = companions_of(System())
         found.append(
             {
-                **living(driver, f"{directory}/{SOCKET}"),
+                **told,
                 "state": f"{directory}/state.db",
-                "socket": f"{directory}/dra.sock",
-                "answer": ask(registration),
+                "socket": paths.service,
+                "answer": ask(paths.registration),
                 "claims": [_claim(claim, (programs or {}).get(claim.uid, [])) for claim in claims],
             }
         )
@@ -48,28 +50,42 @@ def run_status(config_path: str, *, as_json: bool) -> int:
     return 0 if all(entry["ready"] for entry in found) else 1
 
 
+def instance_of(configuration: Configuration, driver: str) -> dict[str, Any]:
+    """Return how a driver is: this very instance where the environment names one, else the one that serves, or any that lives."""
+    directory = configuration.state_directory_of(driver)
+    own = paths_of(directory, configuration.registry_directory, driver, configuration.instance).status
+    if configuration.instance:
+        return living(driver, own)
+    found = {path: living(driver, path) for path in status_paths(directory)}
+    serving = [told for told in found.values() if told["role"] == Role.SERVING]
+    alive = [told for told in found.values() if told["pid"]]
+    return next(iter(serving or alive or [found.get(own) or living(driver, own)]))
+
+
 def living(driver: str, path: str) -> dict[str, Any]:
     """Return the status of a driver as it tells it; one that does not answer is not ready."""
+    none = Status(
+        driver=driver,
+        ready=False,
+        problems=(),
+        pid=0,
+        version="",
+        boot_id="",
+        looked_at=0.0,
+        published=False,
+        registered=False,
+        devices=(),
+    ).to_dict()
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ANSWER_SECONDS)
             connection.connect(path)
             with connection.makefile("rb") as answer:
-                told: dict[str, Any] = json.loads(answer.read())
+                # A process of a release that knows no instances is the only one.
+                told: dict[str, Any] = {**none, "role": Role.SERVING, **json.loads(answer.read())}
                 return told
     except (OSError, ValueError) as error:
-        return Status(
-            driver=driver,
-            ready=False,
-            problems=(f"the driver does not answer at {path}: {error}",),
-            pid=0,
-            version="",
-            boot_id="",
-            looked_at=0.0,
-            published=False,
-            registered=False,
-            devices=(),
-        ).to_dict()
+        return {**none, "problems": (f"the driver does not answer at {path}: {error}",)}
 
 
 def ask(path: str) -> dict[str, Any]:
@@ -145,6 +161,7 @@ def _state(entry: dict[str, Any]) -> str:
     if not entry["pid"]:
         return "not running"
     words = ["ready" if entry["ready"] else "not ready", f"version {entry['version']}", f"pid {entry['pid']}"]
+    words += [f"instance {entry['instance']}"] if entry["instance"] else []
     words.append(f"{len(entry['devices'])} devices")
     words.append("published" if entry["published"] else "not published")
     return ", ".join(words)

@@ -3,59 +3,54 @@
 """One vendor's driver on this node: its parts, brought up in any order.
 
 Nothing has to be there when it starts: not the kubelet, not the API server, not the devices' driver, not a device. Each part
-keeps trying on its own and logs one line whenever its state changes. What the parts share is in ``supervisors.shared``.
+keeps trying on its own and logs one line whenever its state changes (``serving``).
+
+Another instance of the same driver may run beside it, as in an update that leaves no gap. One of them has its turn
+(``supervisors.turn``). The one that came up last shows first that it could serve, registers with the kubelet, holds calls back
+and asks the other one to hand over. That one ends what is under way and stands by.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable
 from typing import Callable
 
 from .api.events import EventRecorder
 from .api.resources import ResourceApi
-from .claims.companions import ServiceManager
-from .claims.execute import Hands
-from .claims.guard import DeviceGuard
-from .claims.ownership import Ownership
-from .claims.service import ClaimService
-from .claims.store import Store
 from .commands import probe
 from .config import Configuration
 from .core.backend import Backend
-from .core.device_locks import DeviceLocks
+from .core.errors import AcceleratorError
 from .core.system import System
 from .core.telemetry import Telemetry
-from .kubelet.server import PluginServer
-from .kubelet.sockets import lock_instance
+from .kubelet.server import DRAIN_SECONDS, PluginServer
+from .kubelet.sockets import paths_of, remove_stale
+from .logs import StateLog, fields
 from .metrics import Metrics
 from .monitoring.view import View
-from .publish.publisher import Publisher
-from .supervisors import hardware, recovery, sockets, storage
-from .supervisors.hardware import HardwareWatch
-from .supervisors.health import HealthKeeper, Picture, PictureHealth
-from .supervisors.lending import Lending
-from .supervisors.listener import Listener
-from .supervisors.pool import PoolKeeper
-from .supervisors.reconciler import Reconciler
-from .supervisors.recovery import Recovery
-from .supervisors.remedy import Remedy
+from .serving import PARTS, Serving
+from .supervisors import shared, sockets, storage
+from .supervisors.intake import Intake
 from .supervisors.reports import Reports
-from .supervisors.shared import Conditions, Shared, Snapshot, keep
+from .supervisors.shared import keep
 from .supervisors.sockets import SocketKeeper
-from .supervisors.status import SOCKET, Status, StatusServer, status_of
-from .supervisors.storage import StoreKeeper
+from .supervisors.status import Role, Status, StatusServer, status_of
+from .supervisors.turn import PART as TURN
+from .supervisors.turn import Turn
 
-# Calls to the hardware wait; this many devices are worked on at once, those that do not answer among them.
-THREADS = 32
-PARTS = (storage.PART, sockets.PART, hardware.PART, recovery.PART)
+LOG = logging.getLogger(__name__)
+
 # How long the driver's own socket may take to answer that it prepares nothing.
 ANSWER_SECONDS = 20.0
-# Operations under way when the driver is stopped get this long to finish.
-DRAIN_SECONDS = 10
-# So many looks in a row may be missed until the health of devices counts as unknown.
-STALE_LOOKS = 4
+# How long an instance that is to take over waits for the kubelet to register it. Where no kubelet runs nobody calls either.
+REGISTER_SECONDS = 15.0
+POLL_SECONDS = 0.05
+# How long calls under way may take when another instance is to take over: the kubelet waits no longer.
+HAND_OVER_SECONDS = 40.0
 
 
 class VendorDriver:
@@ -86,75 +81,62 @@ class VendorDriver:
         self.driver = configuration.driver_name or backend.driver_name
         self.pool = configuration.pool_name or configuration.node_name
         self._directory = configuration.state_directory_of(self.driver)
+        self._paths = paths_of(self._directory, configuration.registry_directory, self.driver, configuration.instance)
         self._look_soon = asyncio.Event()
         self._reports = Reports(
             events, source=api, driver=self.driver, node_name=configuration.node_name, stale=self.look_again
         )
-        self._snapshots = Shared(Snapshot())
-        self._pictures = Shared(Picture())
         self._boot_id = ""
+        self._role = Role.STARTING
         self._server: PluginServer | None = None
-        self._service: ClaimService | None = None
-        self._publisher = Publisher(
-            api=api,
-            driver=self.driver,
-            pool=self.pool,
-            node_name=configuration.node_name,
-            metrics=metrics,
-            report_problem=self._reports.problem,
-        )
-        self._conditions = Conditions(*PARTS)
+        self._serving = self._new_serving()
 
     def look_again(self) -> None:
         """Look at the hardware now: somebody has changed it."""
         self._look_soon.set()
 
     async def run(self, started: asyncio.Event) -> None:
-        """Bring everything up and keep it so. ``started`` is set once the sockets serve.
+        """Bring everything up and keep it so. ``started`` is set once the sockets serve, or while another instance's do.
 
-        Raises AcceleratorError only for what no waiting can mend: another instance, a socket path that is too long.
+        Raises AcceleratorError only for what no waiting can mend: another process of this very instance, a socket path that is
+        too long, a folder that is gone, work that does not end when another instance is to take over.
         """
-        directory = self._configuration.state_directory_of(self.driver)
-        with lock_instance(directory):
-            boot_id = self._system.boot_id()
-            keeper = StoreKeeper(
-                f"{directory}/state.db",
-                system=self._system,
-                cdi_directory=self._configuration.cdi_directory,
-                cdi_kind=self._backend.cdi_kind,
-                boot_id=boot_id,
-                conditions=self._conditions,
-                report_problem=self._reports.problem,
-            )
-            self._boot_id = boot_id
-            status = StatusServer(f"{directory}/{SOCKET}", self.status)
-            telling = asyncio.get_running_loop().create_task(keep("status", status.run))
-            executor = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix=self._backend.vendor)
-            try:
-                store, rebuilt = await keeper.open()
-                try:
-                    await self._serve(directory, store, executor, boot_id, started, suspect=rebuilt)
-                finally:
-                    store.close()
-            finally:
-                executor.shutdown(wait=False, cancel_futures=True)
-                telling.cancel()
-                await asyncio.gather(telling, return_exceptions=True)
+        self._boot_id = self._system.boot_id()
+        turn = Turn(self._directory, self._configuration.instance, self._boot_id)
+        held, asks = turn.take(), not turn.was_handed_over
+        status = StatusServer(self._paths.status, self.status)
+        telling = asyncio.get_running_loop().create_task(keep("status", status.run))
+        try:
+            while True:
+                self._serving = self._new_serving()
+                await self._have_turn(turn, started, held=held, asks=asks)
+                held = asks = False
+        except asyncio.CancelledError:
+            turn.forget()
+            raise
+        finally:
+            turn.drop()
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
 
     def status(self) -> Status:
         """Return how the driver is at this moment."""
+        serving = self._serving
         found = {
-            storage.PART: "" if self._conditions.problem_of(storage.PART) else storage.unwritable(self._directory),
+            storage.PART: "" if serving.conditions.problem_of(storage.PART) else storage.unwritable(self._directory),
             "identity": self._identity(),
-            "publish": self._publisher.problem,
+            "publish": serving.publisher.problem,
         }
         return status_of(
             self.driver,
-            self._pictures.value,
-            [*self._conditions.problems, *(f"{part}: {text}" for part, text in found.items() if text)],
+            serving.pictures.value,
+            [*serving.conditions.problems, *(f"{part}: {text}" for part, text in found.items() if text)],
             boot_id=self._boot_id,
-            published=self._publisher.is_current,
+            published=serving.publisher.is_current,
             registered=self._server is not None and self._server.registered,
+            instance=self._configuration.instance,
+            role=self._role,
+            configuration=self._configuration.digest,
         )
 
     async def answers(self) -> None:
@@ -162,20 +144,20 @@ class VendorDriver:
 
         A socket that is being made again, or that somebody else has, is in hands already, and no reason to end the process.
         """
-        if self._server is not None and not self._conditions.problem_of(sockets.PART):
-            directory = self._configuration.state_directory_of(self.driver)
-            await asyncio.to_thread(probe.call, f"{directory}/dra.sock", ANSWER_SECONDS)
+        if self._server is not None and not self._serving.conditions.problem_of(sockets.PART):
+            await asyncio.to_thread(probe.call, self._paths.service, ANSWER_SECONDS)
 
     def view(self) -> View:
         """Return how the driver is at this moment, for whoever watches. Called on the driver's loop."""
-        behind, service = self._publisher.behind_since, self._service
+        publisher, service = self._serving.publisher, self._serving.service
+        behind = publisher.behind_since
         problems = dict(problem.split(": ", 1) for problem in self.status().problems)
         return View(
             driver=self.driver,
             pool=self.pool,
-            picture=self._pictures.value,
+            picture=self._serving.pictures.value,
             records=tuple(service.store.claims.values()) if service is not None else (),
-            parts=(*PARTS, "identity", "publish", "kubelet"),
+            parts=(*PARTS, TURN, "identity", "publish", "kubelet"),
             problems=problems,
             published=self.status().published,
             behind_seconds=0.0 if behind is None else time.monotonic() - behind,
@@ -187,128 +169,135 @@ class VendorDriver:
         """Return what the devices do, on any thread. Raises BackendUnavailable."""
         return self._backend.telemetry(seconds)
 
-    async def _serve(
-        self,
-        directory: str,
-        store: Store,
-        executor: ThreadPoolExecutor,
-        boot_id: str,
-        started: asyncio.Event,
-        *,
-        suspect: bool,
-    ) -> None:
-        configuration = self._configuration
-        self._backend.remember(device for record in store.claims.values() for device in record.away)
-        ownership = Ownership(store, boot_id)
-        locks = DeviceLocks(directory, f"the driver {self.driver}")
-        guard = DeviceGuard(locks)
-        watch = HardwareWatch(
-            self._backend,
+    def _new_serving(self) -> Serving:
+        return Serving(
+            configuration=self._configuration,
             driver=self.driver,
             pool=self.pool,
-            rules=configuration.layout,
-            interval=configuration.inventory_interval,
-            full_interval=configuration.full_inventory_interval,
-            ownership=ownership,
-            snapshots=self._snapshots,
-            conditions=self._conditions,
-            lending=Lending(locks, guard),
-            soon=self._look_soon,
-            report_problem=self._reports.problem,
-        )
-        service = ClaimService(
-            driver=self.driver,
-            hands=Hands(
-                self._backend,
-                self.driver,
-                self._system,
-                configuration.cdi_directory,
-                f"{directory}/metadata",
-                self._reached,
-                ServiceManager(self._system),
-                self._metrics,
-            ),
-            store=store,
-            source=self._api,
-            reporter=self._reports,
-            metrics=self._metrics,
-            executor=executor,
-            boot_id=boot_id,
-            inventory=lambda: self._snapshots.value.inventory,
-            ownership=ownership,
-            devices=guard,
-            refresh=watch.look,
-        )
-        self._service = service
-        store.observer = self._metrics.commit
-        if suspect:
-            service.suspect.update(store.claims)
-        keeper = HealthKeeper(
-            driver=self.driver,
-            directory=directory,
+            directory=self._directory,
+            boot_id=self._boot_id,
+            backend=self._backend,
             system=self._system,
-            boot_id=boot_id,
-            effects=configuration.health_effects,
-            snapshots=self._snapshots,
-            pictures=self._pictures,
-            soon=self._look_soon,
-            teller=self._reports,
-            claims=lambda: tuple(store.claims.values()),
-        )
-        self._server = server = PluginServer(
-            service,
-            health=PictureHealth(self._pictures, self.pool, STALE_LOOKS * configuration.inventory_interval),
-            driver=self.driver,
-            service_path=f"{directory}/dra.sock",
-            registration_path=f"{configuration.registry_directory}/{self.driver}-reg.sock",
+            api=self._api,
+            reports=self._reports,
             metrics=self._metrics,
-        )
-        served = SocketKeeper(server, driver=self.driver, conditions=self._conditions)
-        recovering = Recovery(
-            service,
-            snapshots=self._snapshots,
-            conditions=self._conditions,
-            reporter=self._reports,
-            look=watch.look,
             reached=self._reached,
-            boot_id=boot_id,
-            metrics=self._metrics,
+            soon=self._look_soon,
         )
-        reconciler = Reconciler(
-            service,
-            source=self._api,
-            reporter=self._reports,
-            pool=self.pool,
-            boot_id=boot_id,
-            snapshots=self._snapshots,
-            metrics=self._metrics,
-        )
-        remedy = Remedy(
+
+    async def _have_turn(self, turn: Turn, started: asyncio.Event, *, held: bool, asks: bool) -> None:
+        """Wait for the turn unless it is ``held``, serve, and hand over when another instance asks."""
+        serving, intake = self._serving, Intake(self.driver)
+        server = PluginServer(
+            intake,
+            health=serving.health(),
             driver=self.driver,
-            pictures=self._pictures,
-            claims=lambda: tuple(store.claims.values()),
-            reset=watch.reset,
-            was_reset=keeper.was_reset,
-            report=self._reports.problem,
+            service_path=self._paths.service,
+            registration_path=self._paths.registration,
+            metrics=self._metrics,
         )
-        listener = Listener(self._backend, driver=self.driver, soon=self._look_soon, heard=keeper.heard)
-        pool = PoolKeeper(self._publisher, self._pictures)
-        await served.start()
-        started.set()
+        served = SocketKeeper(server, driver=self.driver, conditions=serving.conditions)
+        wanted, calls, ours = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def face_the_kubelet() -> None:
+            await wanted.wait()
+            self._server = server
+            await served.start()
+            started.set()
+            calls.set()
+            await keep("sockets", served.run)
+
+        async def face() -> None:
+            wanted.set()
+            await calls.wait()
+
+        async def work() -> None:
+            if not held and asks:
+                await self._take_over(turn, server, face)
+            elif not held:
+                self._stand_by(started)
+                await turn.stand_by()
+            self._role = Role.SERVING
+            serving.conditions.report(TURN)
+            turn.forget()
+            self._tidy()
+            ours.set()
+            await serving.run(intake, face, taken_over=not held)
+
+        async def asked() -> str:
+            await ours.wait()
+            return await turn.asked()
+
+        loop, grace = asyncio.get_running_loop(), DRAIN_SECONDS
+        facing, working, asking = (loop.create_task(each()) for each in (face_the_kubelet, work, asked))
         try:
-            await asyncio.gather(
-                keep("hardware", watch.run),
-                keep("listen", listener.run),
-                keep("health", keeper.run),
-                *([keep("remedy", remedy.run)] if configuration.health_reset else []),
-                keep("recovery", recovering.run),
-                keep("pool", pool.run),
-                keep("publish", self._publisher.run),
-                keep("reconcile", reconciler.run),
-                keep("sockets", served.run),
-            )
+            done, _pending = await asyncio.wait((facing, working, asking), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            LOG.info("handing over", extra=fields(driver=self.driver, to=asking.result()))
+            self._role, grace = Role.STANDBY, HAND_OVER_SECONDS
+            serving.conditions.report(TURN, f"{asking.result()} takes over")
         finally:
-            await served.stop()
-            await service.drain(DRAIN_SECONDS)
-            watch.close()
-            locks.drop_all()
+            # The kubelet is told first, calls that it has made are served to their end, and then the work ends.
+            await _end(facing, asking)
+            await served.stop(grace)
+            self._server = None
+            await _end(working)
+        await self._hand_over(turn)
+
+    def _tidy(self) -> None:
+        """Remove the sockets that instances which were killed have left."""
+        registry = self._configuration.registry_directory
+        removed = remove_stale(self._directory, registry, self.driver, self._paths)
+        if removed:
+            LOG.info("removed sockets that nobody serves", extra=fields(driver=self.driver, sockets=removed))
+
+    def _stand_by(self, started: asyncio.Event) -> None:
+        self._role = Role.STANDBY
+        self._serving.conditions.report(TURN, "another instance serves; this one takes up again when that one ends")
+        LOG.info("standing by: another instance serves", extra=fields(driver=self.driver))
+        started.set()
+
+    async def _take_over(self, turn: Turn, server: PluginServer, face: Callable[[], Awaitable[None]]) -> None:
+        """Take the turn from the instance that serves: when this one could serve, and the kubelet knows it."""
+        self._role = Role.WAITING
+        state, delay = StateLog(LOG), shared.RETRY_FIRST
+        while True:
+            if turn.take():
+                return
+            try:
+                await self._serving.rehearse()
+                break
+            except AcceleratorError as error:
+                text = f"another instance serves, and this one could not: {error}"
+                state.report(text, level=logging.WARNING, driver=self.driver)
+                self._serving.conditions.report(TURN, text)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, shared.RETRY_LIMIT)
+        self._serving.conditions.report(TURN, "another instance serves, and is asked to hand over")
+        await face()
+        deadline = time.monotonic() + REGISTER_SECONDS
+        while not server.registered and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_SECONDS)
+        LOG.info("asking to take over", extra=fields(driver=self.driver, registered=server.registered))
+        await turn.ask()
+        LOG.info("taken over", extra=fields(driver=self.driver))
+
+    async def _hand_over(self, turn: Turn) -> None:
+        """Let go of the hardware and of the turn. Raises AcceleratorError: only the end of the process ends what hangs."""
+        service = self._serving.service
+        with contextlib.suppress(AcceleratorError):
+            await asyncio.to_thread(self._backend.close)
+        if service is not None and service.under_way:
+            raise AcceleratorError(
+                f"{service.under_way} claims are still under way, and another instance is to take over",
+                hint="This process ends, so that nothing of it works on devices that are the other one's.",
+                code="does-not-end",
+            )
+        turn.hand_over()
+
+
+async def _end(*tasks: asyncio.Task[object]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

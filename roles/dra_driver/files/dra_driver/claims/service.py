@@ -81,7 +81,7 @@ class ClaimService:
     """One driver's claims on this node.
 
     ``inventory`` returns what is published at that moment, ``refresh`` looks at the hardware again before it does.
-    The node says with set_ready() whether claims can be served.
+    The node says with set_ready() whether claims can be served; a call waits ``ready_seconds`` for that, if it has to.
     """
 
     def __init__(
@@ -99,7 +99,9 @@ class ClaimService:
         ownership: Ownership,
         devices: DeviceGuard,
         refresh: Callable[[], Awaitable[None]],
+        ready_seconds: float | None = None,
     ) -> None:
+        self._ready_seconds = READY_SECONDS if ready_seconds is None else ready_seconds
         self.driver = driver
         self.hands = hands
         self.store = store
@@ -208,7 +210,7 @@ class ClaimService:
         if self._ready.is_set():
             return
         try:
-            await asyncio.wait_for(self._ready.wait(), READY_SECONDS)
+            await asyncio.wait_for(self._ready.wait(), self._ready_seconds)
         except asyncio.TimeoutError:
             raise BackendUnavailable(
                 f"The driver {self.driver} cannot serve claims yet: {self._reason}",

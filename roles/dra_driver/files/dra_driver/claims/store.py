@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ..core.errors import AcceleratorError
 from ..core.prepared import DEVICE_COLUMNS, SCHEMA, SCHEMA_VERSION
@@ -257,6 +258,28 @@ class Store:
         LOG.warning("the store %s was written anew; the damaged one is %s", self.path, former)
 
 
+def refuse_newer(path: str) -> None:
+    """See whether this release could read a store, without changing it: another instance may have it open.
+
+    Raises NewerRelease. Whatever else is wrong with it is found, and mended, by whoever opens it.
+    """
+    if not os.path.lexists(path):
+        return
+    with (
+        contextlib.suppress(sqlite3.Error, ValueError),
+        contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)) as connection,
+    ):
+        connection.execute("BEGIN")
+        _refuse_newer(path, dict(connection.execute("SELECT key, value FROM meta")).get("schema_version", "none"))
+        for (document,) in connection.execute("SELECT document FROM claims"):
+            record_of_document(document)
+
+
+def _refuse_newer(path: str, version: str) -> None:
+    if version.isdigit() and int(version) > SCHEMA_VERSION:
+        raise NewerRelease(f"The store {path}", int(version), SCHEMA_VERSION)
+
+
 def _replace(path: str, content: Content) -> str | None:
     """Put a new store with this content where the old one is, and return the name under which that was set aside.
 
@@ -349,8 +372,7 @@ def _read(connection: sqlite3.Connection, path: str) -> Content:
             raise StoreDamaged(f"The store {path} is damaged: {check}")
         meta = {row["key"]: row["value"] for row in connection.execute("SELECT key, value FROM meta")}
         version = meta.get("schema_version", "none")
-        if version.isdigit() and int(version) > SCHEMA_VERSION:
-            raise NewerRelease(f"The store {path}", int(version), SCHEMA_VERSION)
+        _refuse_newer(path, version)
         if version != str(SCHEMA_VERSION):
             raise StoreDamaged(f"The store {path} has schema version {version}; this release writes {SCHEMA_VERSION}")
         claims = {}

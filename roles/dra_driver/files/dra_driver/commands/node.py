@@ -15,8 +15,8 @@ from ..config import Configuration
 from ..core.backend import Backend, create
 from ..core.errors import AcceleratorError
 from ..core.system import System
-from ..status_command import living
-from ..supervisors.status import SOCKET
+from ..kubelet.sockets import paths_of
+from ..status_command import instance_of
 from .store_reader import Stored, read_store
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ API_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class DriverOnNode:
-    """One driver of the node. ``status`` is what it tells itself; its ``pid`` is 0 where none runs."""
+    """One driver of the node. ``status`` is what it tells itself; its ``pid`` is 0 where none runs. ``socket`` is where it serves."""
 
     name: str
     pool: str
@@ -37,6 +37,7 @@ class DriverOnNode:
     backend: Backend
     status: dict[str, Any]
     stored: Stored
+    socket: str = ""
 
     @property
     def runs(self) -> bool:
@@ -71,13 +72,15 @@ def look(config_path: str, system: System | None = None) -> Node:
         backend = create(vendor, system)
         name = configuration.driver_name or backend.driver_name
         directory = configuration.state_directory_of(name)
+        status = instance_of(configuration, name)
         found.append(
             DriverOnNode(
                 name=name,
                 pool=configuration.pool_name or configuration.node_name,
                 directory=directory,
                 backend=backend,
-                status=living(name, f"{directory}/{SOCKET}"),
+                status=status,
+                socket=paths_of(directory, configuration.registry_directory, name, status["instance"]).service,
                 stored=read_store(f"{directory}/state.db"),
             )
         )

@@ -8,15 +8,28 @@ from typing import Any
 
 from ..core.errors import AcceleratorError
 from ..kubelet.sockets import LIMIT
+from ..supervisors.status import Role
 
 LIVENESS, READINESS = "liveness", "readiness"
-SOCKET = "dra.sock"
 
 
 class NotAlive(AcceleratorError):
     """The driver does not answer on its socket."""
 
     default_code = "not-alive"
+
+
+def look(what: str, status: dict[str, Any], path: str, seconds: float) -> list[str]:
+    """Return what is wrong with a driver that says ``status`` of itself and serves at ``path``; nothing where nothing is.
+
+    An instance that is coming up, or stands by for another one, serves nobody: it lives where it says so.
+    """
+    if status["role"] in (Role.WAITING, Role.SERVING) or not status["pid"]:
+        try:
+            call(path, seconds)
+        except NotAlive as error:
+            return [str(error)]
+    return problems_of(status) if what == READINESS else []
 
 
 def call(path: str, seconds: float) -> None:

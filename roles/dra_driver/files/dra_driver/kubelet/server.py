@@ -209,10 +209,10 @@ class PluginServer:
     def _is_another(self, path: str) -> bool:
         return path not in self._made or sockets.identity_of(path) != self._made[path]
 
-    async def stop(self) -> None:
-        """Withdraw the registration, finish calls under way, stop the service and remove both sockets."""
+    async def stop(self, grace: float = DRAIN_SECONDS) -> None:
+        """Withdraw the registration, finish calls under way in so many seconds, stop the service and remove both sockets."""
         await self._stop_registration()
-        await self._stop_service()
+        await self._stop_service(grace)
 
     async def _start_service(self) -> None:
         server = _server()
@@ -245,11 +245,11 @@ class PluginServer:
             self._remove(self._registration_path)
             await server.stop(grace=1.0)
 
-    async def _stop_service(self) -> None:
+    async def _stop_service(self, grace: float = DRAIN_SECONDS) -> None:
         server, self._service_server = self._service_server, None
         self._closing.set()  # the streams end, which would otherwise be waited for
         if server is not None:
-            await server.stop(grace=DRAIN_SECONDS)
+            await server.stop(grace=grace)
             self._remove(self._service_path)
 
     def _remove(self, path: str) -> None:

@@ -5,6 +5,8 @@
 Facts: the kernel's limit leaves 107 bytes for a path; grpcio silently unlinks whatever is at the path that it binds to,
 and unlinks it again when the server stops, even if a newer server owns it by then. It is therefore given a name of its own
 (private_path) and the socket is renamed into its place. The kubelet passes over names that begin with a dot.
+
+Two instances of one driver, an old and a new one, have sockets of their own, as kubelets since 1.33 expect it.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import itertools
+import hashlib
 import os
+import re
+import secrets
 import socket
 import stat
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -25,8 +30,21 @@ from ..core.errors import AcceleratorError
 LIMIT = 107
 # Whoever serves a socket takes a connection at once; the kernel does it for him.
 CONNECT_SECONDS = 2.0
-_NUMBERS = itertools.count()
 Identity = tuple[int, int]
+# So much of the lock's file says who has it.
+OWNER_BYTES = 128
+OF_INSTANCE = " of instance "
+# In the registration's name: nothing, a pod's UID, or the digest of it.
+INSTANCE_SUFFIX = "(-[0-9a-f]{8}(-[0-9a-f-]{27})?)?"
+
+
+@dataclass(frozen=True)
+class SocketPaths:
+    """Where one instance of a driver serves: the claims, its registration, and how it is."""
+
+    service: str
+    registration: str
+    status: str
 
 
 class SocketError(AcceleratorError):
@@ -39,6 +57,62 @@ class FolderReplaced(SocketError):
     """The folder of a socket is gone or is another one, and this process cannot reach the new one."""
 
     default_code = "folder-replaced"
+
+
+def paths_of(directory: str, registry: str, driver: str, instance: str) -> SocketPaths:
+    """Return the sockets of an instance; "" is the only one, or the one that is no pod.
+
+    ``directory`` is the driver's own folder, ``registry`` the one that the kubelet watches. An instance whose name would make
+    a path too long goes by a digest of it.
+    """
+    named = _paths(directory, registry, driver, instance)
+    if instance and max(len(os.fsencode(path)) for path in (named.service, named.registration, named.status)) > LIMIT:
+        return _paths(directory, registry, driver, hashlib.sha256(instance.encode()).hexdigest()[:8])
+    return named
+
+
+def _paths(directory: str, registry: str, driver: str, instance: str) -> SocketPaths:
+    suffix = f"-{instance}" if instance else ""
+    return SocketPaths(
+        service=f"{directory}/dra{suffix}.sock",
+        registration=f"{registry}/{driver}{suffix}-reg.sock",
+        status=f"{directory}/status{suffix}.sock",
+    )
+
+
+def status_paths(directory: str) -> tuple[str, ...]:
+    """Return where instances of the driver in a folder tell how they are, whether they still live or not."""
+    try:
+        names = os.listdir(directory)  # noqa: PTH208  names alone are looked at
+    except OSError:
+        return ()
+    return tuple(
+        f"{directory}/{name}"
+        for name in sorted(names)
+        if name == "status.sock" or (name.startswith("status-") and name.endswith(".sock"))
+    )
+
+
+def remove_stale(directory: str, registry: str, driver: str, own: SocketPaths) -> list[str]:
+    """Remove the sockets of instances that nobody serves any more, such as those of a pod that was killed; returns them.
+
+    A kubelet would go on dialling them.
+    """
+    removed = []
+    folders = (
+        (directory, re.compile(r"(dra|status)(-[A-Za-z0-9-]+)?\.sock")),
+        (registry, re.compile(rf"{re.escape(driver)}{INSTANCE_SUFFIX}-reg\.sock")),
+    )
+    for folder, pattern in folders:
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(folder)):  # noqa: PTH208  names alone are looked at
+                path = f"{folder}/{name}"
+                if not pattern.fullmatch(name) or path in (own.service, own.registration, own.status):
+                    continue
+                if stat.S_ISSOCK(Path(path).lstat().st_mode) and server_of(path) is None:
+                    remove(path)
+                    removed.append(path)
+    return removed
 
 
 def check_length(path: str, setting: str) -> None:
@@ -114,8 +188,8 @@ def identity_of(path: str) -> Identity | None:
 
 
 def private_path(path: str) -> str:
-    """Return the name under which a socket is made, beside its place."""
-    return str(Path(path).parent / f".{os.getpid()}-{next(_NUMBERS)}")
+    """Return the name under which a socket is made, beside its place. Processes of two containers may have one number."""
+    return str(Path(path).parent / f".{secrets.token_hex(3)}")
 
 
 def put_in_place(private: str, path: str) -> Identity | None:
@@ -130,10 +204,11 @@ def restrict(path: str) -> None:
     Path(path).chmod(0o600)
 
 
-def lock_instance(directory: str) -> IO[bytes]:
+def lock_instance(directory: str, instance: str = "") -> IO[bytes]:
     """Take the lock that makes this process the only one with this state; it holds until the file is closed.
 
-    Raises SocketError when another process has it.
+    Raises SocketError, with the code already-running when another process of this instance has it, and another-instance
+    when one of another instance has.
     """
     path = Path(directory) / "driver.lock"
     try:
@@ -145,14 +220,15 @@ def lock_instance(directory: str) -> IO[bytes]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.seek(0)
-        owner = file.read(32).decode(errors="replace").strip()
+        owner = file.read(OWNER_BYTES).decode(errors="replace").strip()
         file.close()
+        is_other = owner.partition(OF_INSTANCE)[2] != instance
         raise SocketError(
             f"Another driver process ({owner or 'unknown'}) uses {directory}",
             hint="Stop it first; one process serves a driver's state.",
-            code="already-running",
+            code="another-instance" if is_other else "already-running",
         ) from error
     file.truncate(0)
-    file.write(f"pid {os.getpid()}\n".encode())
+    file.write(f"pid {os.getpid()}{OF_INSTANCE + instance if instance else ''}\n".encode())
     file.flush()
     return file

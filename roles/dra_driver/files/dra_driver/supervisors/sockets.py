@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from ..kubelet.server import PluginServer
+from ..kubelet.server import DRAIN_SECONDS, PluginServer
 from ..kubelet.sockets import FolderReplaced, SocketError
 from ..logs import StateLog, fields
 from .shared import Conditions
@@ -58,9 +58,9 @@ class SocketKeeper:
                 await asyncio.sleep(RETRY_SECONDS)
                 await self.start()
 
-    async def stop(self) -> None:
-        """Withdraw from the kubelet."""
-        await self._server.stop()
+    async def stop(self, grace: float = DRAIN_SECONDS) -> None:
+        """Withdraw from the kubelet; calls under way get so many seconds."""
+        await self._server.stop(grace)
 
     @property
     def problem(self) -> str:

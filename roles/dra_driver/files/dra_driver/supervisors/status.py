@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, Callable
 
@@ -24,8 +25,16 @@ from .health import Picture
 
 LOG = logging.getLogger(__name__)
 
-SOCKET = "status.sock"
 RETRY_SECONDS = 5.0
+
+
+class Role(str, Enum):
+    """What an instance does beside others: it comes up, waits for its turn, serves, or stands by since it has handed over."""
+
+    STARTING = "starting"
+    WAITING = "waiting"
+    SERVING = "serving"
+    STANDBY = "standby"
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,8 @@ class Status:
 
     ``ready`` says that claims are served; ``problems`` says, part by part, why not. The fault of a device is none of
     the driver's. ``looked_at`` is when the hardware was last seen (seconds since the epoch, 0 for never), ``published``
-    whether the API server holds what was seen then.
+    whether the API server holds what was seen then. ``instance`` is which one it is, "" for the one that is no pod;
+    ``configuration`` the digest of the file that it was started with.
     """
 
     driver: str
@@ -57,6 +67,9 @@ class Status:
     published: bool
     registered: bool
     devices: tuple[DeviceStatus, ...]
+    instance: str = ""
+    role: Role = Role.STARTING
+    configuration: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as data."""
@@ -64,7 +77,16 @@ class Status:
 
 
 def status_of(
-    driver: str, picture: Picture, problems: Sequence[str], *, boot_id: str, published: bool, registered: bool
+    driver: str,
+    picture: Picture,
+    problems: Sequence[str],
+    *,
+    boot_id: str,
+    published: bool,
+    registered: bool,
+    instance: str = "",
+    role: Role = Role.SERVING,
+    configuration: str = "",
 ) -> Status:
     """Put a status together."""
     found = list(problems)
@@ -82,6 +104,9 @@ def status_of(
         published=published and snapshot.looked_at > 0,
         registered=registered,
         devices=devices_of(picture),
+        instance=instance,
+        role=role,
+        configuration=configuration,
     )
 
 

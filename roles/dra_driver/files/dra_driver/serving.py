@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What runs while this instance serves: the store, the hardware, the claims and the pool, each kept going on its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from .api.resources import ResourceApi
+from .claims.companions import ServiceManager
+from .claims.execute import Hands
+from .claims.guard import DeviceGuard
+from .claims.ownership import Ownership
+from .claims.service import ClaimService
+from .claims.store import Store, refuse_newer
+from .config import Configuration
+from .core.backend import Backend
+from .core.device_locks import REQUEST, DeviceLocks
+from .core.errors import AcceleratorError
+from .core.system import System
+from .metrics import Metrics
+from .publish.publisher import Publisher
+from .supervisors import hardware, recovery, sockets, storage
+from .supervisors.hardware import AWAIT_SECONDS, HardwareWatch
+from .supervisors.health import HealthKeeper, Picture, PictureHealth
+from .supervisors.intake import Intake
+from .supervisors.lending import Lending
+from .supervisors.listener import Listener
+from .supervisors.pool import PoolKeeper
+from .supervisors.reconciler import Reconciler
+from .supervisors.recovery import Recovery
+from .supervisors.remedy import Remedy
+from .supervisors.reports import Reports
+from .supervisors.shared import Conditions, Shared, Snapshot, keep
+from .supervisors.storage import StoreKeeper
+
+# Calls to the hardware wait; this many devices are worked on at once, those that do not answer among them.
+THREADS = 32
+PARTS = (storage.PART, sockets.PART, hardware.PART, recovery.PART)
+# Operations under way when the driver ends its work get this long to finish.
+DRAIN_SECONDS = 10
+# So many looks in a row may be missed until the health of devices counts as unknown.
+STALE_LOOKS = 4
+# How long a call waits for an instance that has just taken over: its devices are opened anew, and may have to wake.
+TAKEN_OVER_SECONDS = 30.0
+
+
+class Serving:
+    """One driver's work for as long as it is this instance's turn; made anew for each turn.
+
+    What it knows is there to be read from the beginning: ``conditions``, ``pictures``, ``publisher``, ``service``.
+    """
+
+    def __init__(
+        self,
+        *,
+        configuration: Configuration,
+        driver: str,
+        pool: str,
+        directory: str,
+        boot_id: str,
+        backend: Backend,
+        system: System,
+        api: ResourceApi,
+        reports: Reports,
+        metrics: Metrics,
+        reached: Callable[[str], None],
+        soon: asyncio.Event,
+    ) -> None:
+        self._configuration = configuration
+        self._driver = driver
+        self._pool = pool
+        self._directory = directory
+        self._boot_id = boot_id
+        self._backend = backend
+        self._system = system
+        self._api = api
+        self._reports = reports
+        self._metrics = metrics
+        self._reached = reached
+        self._soon = soon
+        self._snapshots = Shared(Snapshot())
+        self.pictures = Shared(Picture())
+        self.conditions = Conditions(*PARTS)
+        self.service: ClaimService | None = None
+        self.publisher = Publisher(
+            api=api,
+            driver=driver,
+            pool=pool,
+            node_name=configuration.node_name,
+            metrics=metrics,
+            report_problem=reports.problem,
+        )
+
+    def health(self) -> PictureHealth:
+        """Return what the kubelet is told of the devices."""
+        return PictureHealth(self.pictures, self._pool, STALE_LOOKS * self._configuration.inventory_interval)
+
+    async def rehearse(self) -> None:
+        """See whether this instance could serve: it reads the store's form and the hardware, and changes nothing.
+
+        Raises AcceleratorError with what stands in the way.
+        """
+        await asyncio.to_thread(refuse_newer, f"{self._directory}/state.db")
+        locks = DeviceLocks(self._directory, f"the driver {self._driver}")
+        if locks.is_taken(REQUEST):
+            raise AcceleratorError(f"The vendor's library is lent to {locks.holder_of(REQUEST)}", code="library-lent")
+        try:
+            await asyncio.to_thread(self._backend.open)
+            await asyncio.to_thread(self._backend.discover, True, AWAIT_SECONDS)
+        finally:
+            await asyncio.to_thread(self._backend.close)
+
+    async def run(self, intake: Intake, face: Callable[[], Awaitable[None]], *, taken_over: bool) -> None:
+        """Do the work until cancelled. When the store is open ``intake`` passes calls on, and ``face`` has the kubelet faced.
+
+        Nothing is published before that: a socket that somebody else serves may be another publisher's. ``taken_over`` says
+        that calls may wait already.
+        """
+        executor = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix=self._backend.vendor)
+        keeper = StoreKeeper(
+            f"{self._directory}/state.db",
+            system=self._system,
+            cdi_directory=self._configuration.cdi_directory,
+            cdi_kind=self._backend.cdi_kind,
+            boot_id=self._boot_id,
+            conditions=self.conditions,
+            report_problem=self._reports.problem,
+        )
+        try:
+            store, rebuilt = await keeper.open()
+            try:
+                await self._work(store, executor, intake, face, suspect=rebuilt, taken_over=taken_over)
+            finally:
+                store.close()
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _work(
+        self,
+        store: Store,
+        executor: ThreadPoolExecutor,
+        intake: Intake,
+        face: Callable[[], Awaitable[None]],
+        *,
+        suspect: bool,
+        taken_over: bool,
+    ) -> None:
+        configuration, directory, boot_id = self._configuration, self._directory, self._boot_id
+        self._backend.remember(device for record in store.claims.values() for device in record.away)
+        ownership = Ownership(store, boot_id)
+        locks = DeviceLocks(directory, f"the driver {self._driver}")
+        guard = DeviceGuard(locks)
+        watch = HardwareWatch(
+            self._backend,
+            driver=self._driver,
+            pool=self._pool,
+            rules=configuration.layout,
+            interval=configuration.inventory_interval,
+            full_interval=configuration.full_inventory_interval,
+            ownership=ownership,
+            snapshots=self._snapshots,
+            conditions=self.conditions,
+            lending=Lending(locks, guard),
+            soon=self._soon,
+            report_problem=self._reports.problem,
+        )
+        service = ClaimService(
+            driver=self._driver,
+            hands=Hands(
+                self._backend,
+                self._driver,
+                self._system,
+                configuration.cdi_directory,
+                f"{directory}/metadata",
+                self._reached,
+                ServiceManager(self._system),
+                self._metrics,
+            ),
+            store=store,
+            source=self._api,
+            reporter=self._reports,
+            metrics=self._metrics,
+            executor=executor,
+            boot_id=boot_id,
+            inventory=lambda: self._snapshots.value.inventory,
+            ownership=ownership,
+            devices=guard,
+            refresh=watch.look,
+            ready_seconds=TAKEN_OVER_SECONDS if taken_over else None,
+        )
+        self.service = service
+        store.observer = self._metrics.commit
+        if suspect:
+            service.suspect.update(store.claims)
+        keeper = HealthKeeper(
+            driver=self._driver,
+            directory=directory,
+            system=self._system,
+            boot_id=boot_id,
+            effects=configuration.health_effects,
+            snapshots=self._snapshots,
+            pictures=self.pictures,
+            soon=self._soon,
+            teller=self._reports,
+            claims=lambda: tuple(store.claims.values()),
+        )
+        recovering = Recovery(
+            service,
+            snapshots=self._snapshots,
+            conditions=self.conditions,
+            reporter=self._reports,
+            look=watch.look,
+            reached=self._reached,
+            boot_id=boot_id,
+            metrics=self._metrics,
+        )
+        reconciler = Reconciler(
+            service,
+            source=self._api,
+            reporter=self._reports,
+            pool=self._pool,
+            boot_id=boot_id,
+            snapshots=self._snapshots,
+            metrics=self._metrics,
+        )
+        remedy = Remedy(
+            driver=self._driver,
+            pictures=self.pictures,
+            claims=lambda: tuple(store.claims.values()),
+            reset=watch.reset,
+            was_reset=keeper.was_reset,
+            report=self._reports.problem,
+        )
+        listener = Listener(self._backend, driver=self._driver, soon=self._soon, heard=keeper.heard)
+        pool = PoolKeeper(self.publisher, self.pictures)
+        intake.open(service)
+        try:
+            await face()
+            await asyncio.gather(
+                keep("hardware", watch.run),
+                keep("listen", listener.run),
+                keep("health", keeper.run),
+                *([keep("remedy", remedy.run)] if configuration.health_reset else []),
+                keep("recovery", recovering.run),
+                keep("pool", pool.run),
+                keep("publish", self.publisher.run),
+                keep("reconcile", reconciler.run),
+            )
+        finally:
+            await service.drain(DRAIN_SECONDS)
+            watch.close()
+            locks.drop_all()

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Two instances of one driver on one node: whole drivers over one store, one hardware and one API server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver.core.errors import BackendUnavailable
+from dra_driver.kubelet.sockets import LIMIT, SocketError, paths_of, status_paths
+from dra_driver.supervisors.status import Role
+from dra_driver.supervisors.turn import Turn
+from machine_model import DRIVER
+from vendor_scene import SMALL, Scene, run
+
+OLD, NEW = "11111111-aaaa", "22222222-bbbb"
+GPU_1_SMALL = "gpu-1-mig-1g10gb-19-0"
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.1)
+    monkeypatch.setattr("dra_driver.publish.publisher.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("dra_driver.publish.publisher.SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.turn.STANDBY_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.turn.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.vendor.REGISTER_SECONDS", 5.0)
+    return tmp_path_factory.mktemp("o")
+
+
+async def role(scene: Scene) -> str:
+    return str((await scene.status())["role"])
+
+
+async def until_role(scene: Scene, wanted: Role) -> None:
+    async def asked() -> str:
+        return "" if await role(scene) == wanted else "not yet"
+
+    assert await scene.eventually(asked) == ""
+
+
+def overlap(folder: Path, scenario: Any) -> None:
+    """Run a scenario with an old instance that serves one claim, and a new one that is not started yet."""
+
+    async def whole(old: Scene) -> None:
+        old.instance = OLD
+        await old.api.start()
+        await old.start()
+        await old.register()
+        await old.until(old.devices)
+        assert await old.prepare("before", SMALL) == ""
+        new = old.beside(NEW)
+        try:
+            await scenario(old, new)
+        finally:
+            if hasattr(new, "task"):
+                await new.stop()
+
+    run(folder, whole)
+
+
+async def come_up(new: Scene) -> None:
+    """The new instance starts, is registered, and gets its turn."""
+    await new.start()
+    await new.register()
+    await until_role(new, Role.SERVING)
+
+
+def test_the_new_instance_takes_over_without_a_write(short: Path) -> None:
+    async def scenario(old: Scene, new: Scene) -> None:
+        writes, slices = len(old.api.writes()), json.dumps(old.api.slices)
+        await come_up(new)
+        assert await role(old) == Role.STANDBY
+        assert not Path(old.paths.service).exists() and not Path(old.paths.registration).exists()
+        assert await new.prepare("after", GPU_1_SMALL) == ""
+        assert await new.unprepare("before") == ""
+        assert [key[0] for key in new.partitions()] == [19]
+        await new.until(lambda: new.driver.status().published)
+        assert (len(old.api.writes()), json.dumps(old.api.slices)) == (writes, slices)
+        await old.stop()
+        assert Path(new.paths.service).is_socket() and Path(new.paths.registration).is_socket()
+        assert (await new.status())["ready"]
+
+    overlap(short, scenario)
+
+
+def test_calls_wait_for_the_hand_over_and_none_fails(short: Path) -> None:
+    """One claim is under way at the old instance when the new one asks; another one waits at the new one meanwhile."""
+
+    async def scenario(old: Scene, new: Scene) -> None:
+        entered, gate = threading.Event(), threading.Event()
+        create = old.backend.create_partition
+
+        def slowly(*arguments: Any) -> Any:
+            entered.set()
+            assert gate.wait(20)
+            return create(*arguments)
+
+        old.backend.create_partition = slowly  # type: ignore[method-assign]
+        under_way = asyncio.ensure_future(old.prepare("under-way", GPU_1_SMALL))
+        await asyncio.to_thread(entered.wait, 5)
+        await new.start()
+        await new.register()
+        waiting = asyncio.ensure_future(new.prepare("waiting", "gpu-1-mig-1g10gb-19-1"))
+        await until_role(old, Role.STANDBY)  # it has been asked, and finishes
+        assert not waiting.done() and not under_way.done()
+        assert await role(new) == Role.WAITING
+        gate.set()
+        assert await under_way == ""
+        assert await waiting == ""
+        assert len(new.partitions()) == 3
+
+    overlap(short, scenario)
+
+
+def test_one_that_stands_by_takes_up_again_and_does_not_ask(short: Path) -> None:
+    async def scenario(old: Scene, new: Scene) -> None:
+        await come_up(new)
+        assert await new.prepare("after", GPU_1_SMALL) == ""
+        # The old one is killed and started again: nothing tells it so but its note. Two that ask would take turns for ever.
+        old.task.cancel()
+        note = short / f"kubelet/plugins/{DRIVER}/handed-over"
+        text = note.read_text()
+        await asyncio.gather(old.task, return_exceptions=True)
+        note.write_text(text)
+        await old.start()
+        await until_role(old, Role.STANDBY)
+        assert await role(new) == Role.SERVING
+        await new.stop()
+        await until_role(old, Role.SERVING)
+        assert await old.eventually(lambda: old.unprepare("after")) == ""
+        assert not note.exists()
+
+    overlap(short, scenario)
+
+
+def test_one_that_was_stopped_in_order_asks_when_it_is_started(short: Path) -> None:
+    async def scenario(old: Scene, new: Scene) -> None:
+        await come_up(new)
+        await old.stop()
+        assert not (short / f"kubelet/plugins/{DRIVER}/handed-over").exists()
+        await come_up(old)
+        await until_role(new, Role.STANDBY)
+        assert await old.unprepare("before") == ""
+
+    overlap(short, scenario)
+
+
+@pytest.mark.parametrize("trouble", ["hardware", "store"])
+def test_one_that_could_not_serve_does_not_ask_and_serves_when_it_has_to(
+    short: Path, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.storage.RETRY_SECONDS", 0.05)
+
+    async def scenario(old: Scene, new: Scene) -> None:
+        path = short / f"kubelet/plugins/{DRIVER}/state.db"
+
+        def write_version(version: str) -> None:
+            with contextlib.closing(sqlite3.connect(path)) as connection:
+                connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (version,))
+                connection.commit()
+
+        if trouble == "store":
+            write_version("2")
+        else:
+            new.backend.present = False
+        await new.start(serves=False)
+
+        async def told() -> str:
+            text = " ".join((await new.status())["problems"])
+            return "" if ("newer release" if trouble == "store" else "not loaded") in text else "not yet"
+
+        assert await new.eventually(told) == ""
+        assert await role(old) == Role.SERVING and await role(new) == Role.WAITING
+        assert not Path(new.paths.registration).exists(), "the kubelet would send it the next calls"
+        assert await old.prepare("after", GPU_1_SMALL) == ""
+        await old.stop()
+        await until_role(new, Role.SERVING)
+        if trouble == "store":
+            write_version("1")
+        else:
+            new.backend.present = True
+        await asyncio.wait_for(new.started.wait(), 5)
+        assert await new.eventually(lambda: new.unprepare("after")) == ""
+
+    overlap(short, scenario)
+
+
+def test_work_that_does_not_end_ends_the_process(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would go on working on devices that are the other instance's."""
+    monkeypatch.setattr("dra_driver.serving.DRAIN_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.vendor.HAND_OVER_SECONDS", 0.05)
+
+    async def scenario(old: Scene, new: Scene) -> None:
+        entered, gate = threading.Event(), threading.Event()
+
+        def never(*_arguments: Any) -> Any:
+            entered.set()
+            gate.wait(20)
+            raise BackendUnavailable("it hung")
+
+        old.backend.create_partition = never  # type: ignore[method-assign]
+        under_way = asyncio.ensure_future(old.prepare("under-way", GPU_1_SMALL))
+        await asyncio.to_thread(entered.wait, 5)
+        await new.start()
+        await new.register()
+        await old.until(lambda: old.task.done(), 15)
+        assert "still under way" in str(old.task.exception())
+        under_way.cancel()
+        gate.set()
+        await until_role(new, Role.SERVING)
+
+    overlap(short, scenario)
+
+
+def test_sockets_of_killed_instances_go(short: Path) -> None:
+    async def scenario(old: Scene, new: Scene) -> None:
+        killed = old.beside("33333333-0a1b-0a1b-0a1b-0a1b2c3d4e5f").paths
+        for path in (killed.service, killed.registration, killed.status):
+            with socket.socket(socket.AF_UNIX) as stale:
+                stale.bind(path)
+        precious = Path(killed.registration.replace(DRIVER, "another.driver"))
+        precious.touch()
+        await come_up(new)
+        assert not any(Path(path).exists() for path in (killed.service, killed.registration, killed.status))
+        assert precious.exists() and Path(new.paths.status).is_socket() and Path(old.paths.status).is_socket()
+
+    overlap(short, scenario)
+
+
+def test_several_that_ask_get_it_one_after_the_other(short: Path) -> None:
+    async def main() -> None:
+        first, second, third = (Turn(str(short / "state"), name, "boot") for name in ("", "b", "c"))
+        assert first.take()
+        second_asks, third_asks = asyncio.ensure_future(second.ask()), asyncio.ensure_future(third.ask())
+        assert "instance" in await asyncio.wait_for(first.asked(), 5)
+        assert not second_asks.done() and not third_asks.done()
+        first.hand_over()
+        assert not first.take(), "who asks goes before who stands by"
+        done, _pending = await asyncio.wait((second_asks, third_asks), return_when=asyncio.FIRST_COMPLETED)
+        assert len(done) == 1 and second.is_held != third.is_held
+        holder = second if second.is_held else third
+        await asyncio.wait_for(holder.asked(), 5)
+        holder.hand_over()
+        await asyncio.gather(second_asks, third_asks)
+        assert second.is_held != third.is_held
+        assert first.was_handed_over is False and holder.was_handed_over
+        assert Turn(str(short / "state"), "b" if holder is second else "c", "another boot").was_handed_over is False
+
+    asyncio.run(main())
+
+
+def test_the_very_same_instance_is_refused(short: Path) -> None:
+    first, second = (Turn(str(short / "state"), OLD, "boot") for _ in range(2))
+    assert first.take()
+    with pytest.raises(SocketError, match=f"pid .* of instance {OLD}") as found:
+        second.take()
+    assert found.value.code == "already-running"
+
+
+def test_sockets_of_instances_have_names_of_their_own() -> None:
+    directory, registry = "/var/lib/kubelet/plugins/gpu.nvidia.com", "/var/lib/kubelet/plugins_registry"
+    uid = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
+    alone = paths_of(directory, registry, DRIVER, "")
+    assert (alone.service, alone.registration) == (f"{directory}/dra.sock", f"{registry}/{DRIVER}-reg.sock")
+    one = paths_of(directory, registry, DRIVER, uid)
+    assert (one.service, one.registration) == (f"{directory}/dra-{uid}.sock", f"{registry}/{DRIVER}-{uid}-reg.sock")
+    far = "/var/lib/rancher/k3s/agent/kubelet/data/plugins_registry"
+    long = paths_of(directory, far, DRIVER, uid)
+    assert (
+        len(long.registration) <= LIMIT
+        and long.registration != paths_of(directory, far, DRIVER, "x" + uid[1:]).registration
+    )
+    assert uid not in long.service and uid not in long.status
+
+
+def test_who_lives_is_found_by_the_sockets_of_its_status(short: Path) -> None:
+    for name in ("status.sock", "status-1.sock", "dra-1.sock", "state.db"):
+        (short / name).touch()
+    assert [Path(path).name for path in status_paths(str(short))] == ["status-1.sock", "status.sock"]
+    assert status_paths(str(short / "none")) == ()
