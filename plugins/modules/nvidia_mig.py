@@ -96,6 +96,12 @@ options:
           - For O(layout[].mode=whole), how many claims have the GPU at a time, from 2 to 1024. Without it, one.
           - This module changes nothing for it. The node driver, which has the same rules, publishes the GPU so.
         type: int
+      prepared_before_binding:
+        description:
+          - For O(layout[].mode=dynamic), or with O(layout[].passthrough), whether pods are bound to the node only when the GPU is
+            prepared for them.
+          - This module changes nothing for it. The node driver, which has the same rules, publishes the GPU so.
+        type: bool
       passthrough:
         description:
           - For O(layout[].mode=whole) and O(layout[].mode=dynamic), whether virtual machines can have the GPU as well.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a layout offers of whole GPUs.
 
-One that several claims have at a time: counted by the scheduler, enforced by MPS, and whole again afterwards. And one for a virtual
-machine: bound to vfio-pci meanwhile, unknown to NVML, and back afterwards.
+One that several claims have at a time: counted by the scheduler, enforced by MPS, and whole again afterwards. One for a virtual
+machine: bound to vfio-pci meanwhile, unknown to NVML, and back afterwards. And one that is prepared before a pod is bound.
 """
 
 from __future__ import annotations
@@ -129,3 +129,80 @@ def test_a_gpu_goes_to_a_virtual_machine_and_comes_back(clean: Cluster, sharing:
     clean.delete(example)
     clean.wait("the GPU is back", lambda: listed(clean, sharing) == 8)
     assert drivers(clean, sharing) == {} and generations(clean, sharing) == before
+
+
+def waiting_claim(cluster: Cluster, node: str) -> list[dict[str, Any]]:
+    """The example's claim and pod, for the GPU that pods wait for."""
+    wanted, user = yaml.safe_load((EXAMPLES / "prepared-before-binding.yaml").read_text(encoding="utf-8"))["items"]
+    address = cluster.devices(node)["gpu-4"]["attributes"]["resource.kubernetes.io/pciBusID"]["string"]
+    (selector,) = wanted["spec"]["devices"]["requests"][0]["exactly"]["selectors"]
+    selector["cel"]["expression"] += f" && device.attributes['resource.kubernetes.io'].pciBusID == '{address}'"
+    user["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
+    return [wanted, user]
+
+
+def conditions(cluster: Cluster, name: str) -> dict[str, dict[str, Any]]:
+    """The conditions of a claim's only device, by type."""
+    devices = cluster.get("resourceclaim", name).get("status", {}).get("devices", [])
+    return {each["type"]: each for device in devices for each in device["conditions"]}
+
+
+def test_a_pod_is_bound_when_its_partition_is_there(clean: Cluster, sharing: str) -> None:
+    """Without its driver a node gets no pod that waits for one of its devices; with it, the partition is there first."""
+    documents = waiting_claim(clean, sharing)
+    name = documents[0]["metadata"]["name"]
+    clean.run(sharing, "systemctl", "stop", "dra-accelerators-driver.service")
+    try:
+        clean.apply(*documents)
+        status = clean.wait("the claim is allocated", lambda: clean.get("resourceclaim", name).get("status"))
+        (result,) = status["allocation"]["devices"]["results"]
+        assert result["bindingConditions"] == ["dra.accelerators/Prepared"] and result["device"].startswith(
+            "gpu-4-mig-"
+        )
+        assert not clean.pod(name)["spec"].get("nodeName") and clean.instances(sharing) == []
+    finally:
+        clean.run(sharing, "systemctl", "start", "dra-accelerators-driver.service")
+    clean.wait_running(name)
+    found = conditions(clean, name)
+    bound = next(each for each in clean.pod(name)["status"]["conditions"] if each["type"] == "PodScheduled")
+    assert found["dra.accelerators/Prepared"]["status"] == found["Ready"]["status"] == "True"
+    assert found["dra.accelerators/Prepared"]["lastTransitionTime"] <= bound["lastTransitionTime"]
+    (entry,) = clean.get("resourceclaim", name)["status"]["devices"]
+    inside = clean.wait("what the pod has", lambda: clean.log(name))
+    assert entry["data"]["uuid"] in inside and entry["data"]["profile"] == "1g.10gb"
+    clean.delete(*reversed(documents))
+
+
+@pytest.mark.prove
+def test_what_cannot_be_prepared_keeps_a_pod_from_being_bound(clean: Cluster, sharing: str) -> None:
+    documents = waiting_claim(clean, sharing)
+    name = documents[0]["metadata"]["name"]
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "Unheard"}
+    documents[0]["spec"]["devices"]["config"] = [{"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]
+    clean.apply(*documents)
+    said = clean.wait(
+        "why, as an Event of the claim",
+        lambda: (text := " ".join(clean.kubectl("get", "events", "-o", "yaml").split())) and "Unheard" in text and text,
+    )
+    assert "PrepareFailed" in said
+    assert not clean.pod(name)["spec"].get("nodeName") and clean.instances(sharing) == []
+    clean.delete(*reversed(documents))
+
+
+@pytest.mark.prove
+def test_a_pod_that_goes_away_unbound_leaves_nothing(clean: Cluster, sharing: str) -> None:
+    """The pod waits for a claim of its own beside one that is held up, and is deleted; what was prepared for it goes."""
+    documents = waiting_claim(clean, sharing)
+    wanted, user = documents
+    name = wanted["metadata"]["name"]
+    held = json.loads(json.dumps(wanted))
+    held["metadata"]["name"] = "held-up"
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "Unheard"}
+    held["spec"]["devices"]["config"] = [{"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]
+    user["spec"]["resourceClaims"].append({"name": "held", "resourceClaimName": "held-up"})
+    clean.apply(wanted, held, user)
+    clean.wait("one of the claims is prepared", lambda: clean.uid(name) in clean.recorded(sharing))
+    assert not clean.pod(name)["spec"].get("nodeName")
+    clean.delete(user)
+    clean.wait("the partition is gone", lambda: clean.instances(sharing) == [] and not clean.recorded(sharing))
+    clean.delete(wanted, held)

@@ -19,7 +19,7 @@ DYNAMIC = "dynamic"
 WHOLE = "whole"
 MODES = (STATIC, DYNAMIC, WHOLE)
 _MATCH_KEYS = ("vendor", "index", "uuid", "pci_address", "product")
-_RULE_KEYS = ("match", "mode", "partitions", "shares", "passthrough")
+_RULE_KEYS = ("match", "mode", "partitions", "shares", "passthrough", "prepared_before_binding")
 _PARTITION_KEYS = ("profile", "placement", "count")
 
 
@@ -63,7 +63,8 @@ class WantedPartition:
 class Rule:
     """What is wanted on the devices that match.
 
-    With ``shares`` so many claims have a whole device at a time; with ``passthrough`` a virtual machine can have one.
+    With ``shares`` so many claims have a whole device at a time; with ``passthrough`` a virtual machine can have one. With
+    ``prepared_before_binding`` a pod is bound to the node when what takes time is done.
     """
 
     match: Match
@@ -71,6 +72,7 @@ class Rule:
     partitions: tuple[WantedPartition, ...] = ()
     shares: int = 0
     passthrough: bool = False
+    prepared_before_binding: bool = False
 
     def describe(self) -> str:
         """Say what is wanted, for a person."""
@@ -118,6 +120,7 @@ def _parse_rule(number: int, entry: Any) -> Rule:
         _parse_partitions(where, entry.get("partitions")),
         _parse_shares(where, mode, entry.get("shares")),
         _parse_passthrough(where, mode, entry),
+        _parse_prepared_before_binding(where, mode, entry),
     )
 
 
@@ -135,9 +138,7 @@ def _parse_shares(where: str, mode: str, shares: Any) -> int:
 
 
 def _parse_passthrough(where: str, mode: str, entry: Mapping[str, Any]) -> bool:
-    passthrough = entry.get("passthrough")
-    if passthrough is not None and not isinstance(passthrough, bool):
-        raise InvalidLayout(f"{where}, key passthrough: expected true or false, not {passthrough!r}")
+    passthrough = _parse_truth(where, "passthrough", entry)
     if passthrough and mode == STATIC:
         raise InvalidLayout(
             f"{where}, key passthrough: a device that is partitioned for good cannot be given away whole",
@@ -145,7 +146,24 @@ def _parse_passthrough(where: str, mode: str, entry: Mapping[str, Any]) -> bool:
         )
     if passthrough and entry.get("shares"):
         raise InvalidLayout(f"{where}: a device has shares or passthrough, not both")
-    return bool(passthrough)
+    return passthrough
+
+
+def _parse_prepared_before_binding(where: str, mode: str, entry: Mapping[str, Any]) -> bool:
+    ahead = _parse_truth(where, "prepared_before_binding", entry)
+    if ahead and mode != DYNAMIC and not entry.get("passthrough"):
+        raise InvalidLayout(
+            f"{where}, key prepared_before_binding: nothing about a device of mode {mode} takes time when a claim gets it",
+            hint="Give the rule mode dynamic or passthrough, or leave the key out.",
+        )
+    return ahead
+
+
+def _parse_truth(where: str, key: str, entry: Mapping[str, Any]) -> bool:
+    value = entry.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidLayout(f"{where}, key {key}: expected true or false, not {value!r}")
+    return bool(value)
 
 
 def _parse_match(where: str, entry: Any) -> Match:

@@ -341,7 +341,8 @@ class Offer:
     """One device of a ResourceSlice: a whole device, also one for a virtual machine, a partition that exists or one that can be made.
 
     ``capacities`` and ``consumes`` hold plain numbers; those called memory are bytes. With ``policies``, one for each
-    capacity, several claims have the device at a time, each a part of it.
+    capacity, several claims have the device at a time, each a part of it. ``prepared_before_binding`` says that pods are bound when the
+    device is prepared for them.
     """
 
     name: str
@@ -358,6 +359,7 @@ class Offer:
     consumes: Mapping[str, int] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
     policies: Mapping[str, RequestPolicy] = field(default_factory=dict)
+    prepared_before_binding: bool = False
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,10 @@ MOST_TAINTS = 16
 LONGEST_STRING = 64
 LONGEST_DRIVER_NAME = 63
 
+#: The conditions of a claim's device for which the scheduler waits before it binds the pod (KEP-5007): one to go on, one to give up.
+PREPARED_CONDITION = "dra.accelerators/Prepared"
+FAILED_CONDITION = "dra.accelerators/PreparationFailed"
+
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _DRIVER = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
@@ -302,6 +306,8 @@ def _device_json(offer: Offer) -> dict[str, Any]:
     if offer.counter_set and offer.consumes:
         counters = {name: {"value": amount(name, value)} for name, value in sorted(offer.consumes.items())}
         device["consumesCounters"] = [{"counterSet": offer.counter_set, "counters": counters}]
+    if offer.prepared_before_binding:
+        device.update({"bindingConditions": [PREPARED_CONDITION], "bindingFailureConditions": [FAILED_CONDITION]})
     if offer.taints:
         device["taints"] = [
             {"key": taint.key, "effect": taint.effect, **({"value": taint.value} if taint.value else {})}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A small API server over HTTP: resource slices with resource versions and watches, nodes, claims and Events."""
+"""A small API server over HTTP: resource slices and claims with watches, claims' status, nodes and Events."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class ApiModel:
         self.dry_runs: list[Json] = []
         self.drop_fields: tuple[str, ...] = ()
         self._watchers: list[asyncio.Queue[Json | None]] = []
+        self._claim_watchers: list[asyncio.Queue[Json | None]] = []
         self._runner: web.AppRunner | None = None
         self.url = ""
 
@@ -58,8 +59,18 @@ class ApiModel:
         return [entry for entry in self.log if entry[0] not in ("GET", "WATCH", "DRYRUN")]
 
     def end_watches(self) -> None:
-        for queue in self._watchers:
+        for queue in (*self._watchers, *self._claim_watchers):
             queue.put_nowait(None)
+
+    def put_claim(self, claim: Json) -> None:
+        """Store a claim, new or changed, and tell who watches."""
+        self.revision += 1
+        name = claim["metadata"]["name"]
+        claim["metadata"]["resourceVersion"] = str(self.revision)
+        kind = "MODIFIED" if name in self.claims else "ADDED"
+        self.claims[name] = claim
+        for queue in self._claim_watchers:
+            queue.put_nowait({"type": kind, "object": copy.deepcopy(claim)})
 
     def delete_slice(self, name: str) -> None:
         item = self.slices.pop(name)
@@ -103,6 +114,13 @@ class ApiModel:
         if path.startswith("/api/v1/nodes/"):
             node = self.nodes.get(path.rsplit("/", 1)[1])
             return web.json_response(node) if node else self._error(404, "node not found")
+        if path.endswith("/resourceclaims"):
+            if method == "WATCH":
+                return await self._watch(request, self._claim_watchers)
+            items = list(self.claims.values())
+            return web.json_response({"items": items, "metadata": {"resourceVersion": str(self.revision)}})
+        if "/resourceclaims/" in path and path.endswith("/status"):
+            return await self._apply_claim_status(request, path.split("/")[-2])
         if "/resourceclaims/" in path:
             claim = self.claims.get(path.rsplit("/", 1)[1])
             return web.json_response(claim) if claim else self._error(404, "claim not found")
@@ -119,13 +137,35 @@ class ApiModel:
             return await self._slices(request, method, path)
         return self._error(404, f"no {path}")
 
+    async def _apply_claim_status(self, request: web.Request, name: str) -> web.Response:
+        assert request.headers["Content-Type"] == "application/apply-patch+yaml" and request.query["force"] == "true"
+        body = await request.json()
+        claim = copy.deepcopy(self.claims.get(name))
+        if claim is None:
+            return self._error(404, "claim not found")
+        if body["metadata"]["uid"] != claim["metadata"]["uid"]:
+            return self._error(409, "another claim of that name")
+        driver, status = request.query["fieldManager"], claim.setdefault("status", {})
+        allocated = {
+            (each["driver"], each["pool"], each["device"])
+            for each in ((status.get("allocation") or {}).get("devices") or {}).get("results", ())
+        }
+        entries = body["status"]["devices"]
+        if not {(each["driver"], each["pool"], each["device"]) for each in entries} <= allocated:
+            return self._error(422, "must be an allocated device in the claim")
+        others = [each for each in status.get("devices", ()) if each["driver"] != driver]
+        if others + entries != status.get("devices"):
+            status["devices"] = others + entries
+            self.put_claim(claim)
+        return web.json_response(claim)
+
     async def _slices(self, request: web.Request, method: str, path: str) -> web.StreamResponse:
         assert path.split("/")[3] in self.versions
         name = path.partition("/resourceslices/")[2]
         if method in ("GET", "WATCH"):
             assert request.query["fieldSelector"] == "spec.driver=gpu.nvidia.com,spec.nodeName=node-1"
         if method == "WATCH":
-            return await self._watch(request)
+            return await self._watch(request, self._watchers)
         if method == "GET":
             return web.json_response(
                 {"items": list(self.slices.values()), "metadata": {"resourceVersion": str(self.revision)}}
@@ -173,11 +213,11 @@ class ApiModel:
             body["spec"].pop(field, None)
         return body
 
-    async def _watch(self, request: web.Request) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, watchers: list[asyncio.Queue[Json | None]]) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         queue: asyncio.Queue[Json | None] = asyncio.Queue()
-        self._watchers.append(queue)
+        watchers.append(queue)
         if self.watch_ends_at_once:
             queue.put_nowait(None)
         try:
@@ -188,7 +228,7 @@ class ApiModel:
         except ConnectionError:
             pass
         finally:
-            self._watchers.remove(queue)
+            watchers.remove(queue)
         return response
 
 

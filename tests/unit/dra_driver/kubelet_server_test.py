@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from dra_driver.claims.answers import Outcome
 from dra_driver.claims.records import ClaimRecord, ClaimReference, DeviceRecord
-from dra_driver.claims.service import Outcome
 from dra_driver.kubelet import sockets
 from dra_driver.kubelet.health import DeviceReport, DeviceState
 from dra_driver.kubelet.server import PluginServer

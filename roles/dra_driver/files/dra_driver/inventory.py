@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .claims.plan import Inventory
 from .core.backend import Backend
 from .core.layout import DYNAMIC, Rule, wanted_for
-from .core.model import DEVICE, CounterSet, Device, Finding, Offer, OwnedPartition, devices_of
+from .core.model import DEVICE, PARTITION, PASSTHROUGH, CounterSet, Device, Finding, Offer, OwnedPartition, devices_of
 from .core.shares import shared
 
 
@@ -66,6 +66,8 @@ def survey(
         if rule is not None and rule.shares:
             parts = backend.parts(device)
             found = tuple(shared(offer, rule.shares, parts) if offer.kind == DEVICE else offer for offer in found)
+        if rule is not None and rule.prepared_before_binding:
+            found = tuple(replace(offer, prepared_before_binding=_takes_time(offer, on_demand)) for offer in found)
         offers.extend(found)
         if any(offer.counter_set for offer in found):
             counter_sets.append(backend.counter_set(device, mine))
@@ -76,3 +78,10 @@ def survey(
         counter_sets=tuple(counter_sets),
         dynamic=frozenset(dynamic),
     )
+
+
+def _takes_time(offer: Offer, on_demand: bool) -> bool:
+    """Whether preparing it changes the device's mode, makes a partition or changes its driver."""
+    if offer.kind == PARTITION:
+        return offer.dynamic
+    return offer.kind == PASSTHROUGH or on_demand

@@ -23,6 +23,7 @@ from .core.system import System
 from .metrics import Metrics
 from .publish.publisher import Publisher
 from .supervisors import hardware, recovery, sockets, storage
+from .supervisors.ahead import PreparingAhead
 from .supervisors.hardware import AWAIT_SECONDS, HardwareWatch
 from .supervisors.health import HealthKeeper, Picture, PictureHealth
 from .supervisors.intake import Intake
@@ -34,6 +35,7 @@ from .supervisors.recovery import Recovery
 from .supervisors.remedy import Remedy
 from .supervisors.reports import Reports
 from .supervisors.shared import Conditions, Shared, Snapshot, keep
+from .supervisors.statuses import ClaimStatuses
 from .supervisors.storage import StoreKeeper
 
 # Calls to the hardware wait; this many devices are worked on at once, those that do not answer among them.
@@ -167,6 +169,9 @@ class Serving:
             soon=self._soon,
             report_problem=self._reports.problem,
         )
+        statuses = ClaimStatuses(
+            driver=self._driver, api=self._api, claims=lambda: store.claims, snapshots=self._snapshots
+        )
         service = ClaimService(
             driver=self._driver,
             hands=Hands(
@@ -190,6 +195,7 @@ class Serving:
             devices=guard,
             refresh=watch.look,
             ready_seconds=TAKEN_OVER_SECONDS if taken_over else None,
+            prepared=statuses.note,
         )
         self.service = service
         store.observer = self._metrics.commit
@@ -226,6 +232,15 @@ class Serving:
             snapshots=self._snapshots,
             metrics=self._metrics,
         )
+        ahead = PreparingAhead(
+            service,
+            client=self._api.client,
+            path=self._api.claims_path,
+            api=self._api,
+            statuses=statuses,
+            pool=self._pool,
+            snapshots=self._snapshots,
+        )
         remedy = Remedy(
             driver=self._driver,
             pictures=self.pictures,
@@ -248,6 +263,8 @@ class Serving:
                 keep("pool", pool.run),
                 keep("publish", self.publisher.run),
                 keep("reconcile", reconciler.run),
+                keep("statuses", statuses.run),
+                keep("ahead", ahead.run),
             )
         finally:
             await service.drain(DRAIN_SECONDS)

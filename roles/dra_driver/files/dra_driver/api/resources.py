@@ -13,6 +13,7 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from ..claims.records import ClaimReference
 from ..core.errors import AcceleratorError
 from .client import ApiClient, ApiError, Json, WatchEvent
 
@@ -20,6 +21,8 @@ LOG = logging.getLogger(__name__)
 
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")
+# Server-side apply; JSON is YAML.
+APPLY = "application/apply-patch+yaml"
 
 
 class ResourceApiMissing(AcceleratorError):
@@ -70,6 +73,23 @@ class ResourceApi:
         """Return one ResourceClaim. Only its metadata and status are used, which are the same in all versions."""
         version = await self.version()
         return await self.client.get(f"/apis/{GROUP}/{version}/namespaces/{namespace}/resourceclaims/{name}")
+
+    async def claims_path(self) -> str:
+        """Return where the claims of all namespaces are listed."""
+        return f"/apis/{GROUP}/{await self.version()}/resourceclaims"
+
+    async def apply_claim_devices(self, claim: ClaimReference, driver: str, entries: list[Json]) -> None:
+        """Make these the driver's entries of a claim's ``status.devices``, whatever others have there; the claim's UID has to be right."""
+        version = await self.version()
+        path = f"/apis/{GROUP}/{version}/namespaces/{claim.namespace}/resourceclaims/{claim.name}/status"
+        body = {
+            "apiVersion": f"{GROUP}/{version}",
+            "kind": "ResourceClaim",
+            "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid},
+            "status": {"devices": entries},
+        }
+        params = {"fieldManager": driver, "force": "true"}
+        await self.client.request("PATCH", path, params=params, body=body, content_type=APPLY)
 
     async def list_slices(self, driver: str, node_name: str) -> tuple[list[Json], str]:
         """Return a node's slices of one driver, in v1 form, and the resource version to watch from."""

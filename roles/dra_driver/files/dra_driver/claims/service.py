@@ -15,14 +15,15 @@ import logging
 import time
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Callable, Protocol, TypeVar
 
 from ..core.errors import AcceleratorError, BackendUnavailable
 from ..core.model import Device
-from ..logs import fields, operation
+from ..logs import fields
 from ..metrics import Metrics, Stopwatch
 from .allocation import Allocation, ClaimError, decode_allocation
+from .answers import Answers, Outcome, Reporter
 from .asking import look_at
 from .compare import reallocated, refuse_in_use
 from .execute import Hands
@@ -47,20 +48,10 @@ from .undoing import RESTORING_KEY, Undoing
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# The kubelet's limit is 45 s; an answer that says what is going on is better than none.
-ANSWER_SECONDS = 40.0
 # How long a call waits for a driver that is still starting.
 READY_SECONDS = 5.0
 # How long the API server may take to say what a claim that is prepared already has now.
 COMPARE_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one claim: its record, or an error text for the kubelet."""
-
-    record: ClaimRecord | None = None
-    error: str = ""
 
 
 class ClaimSource(Protocol):
@@ -70,17 +61,11 @@ class ClaimSource(Protocol):
         """Return one ResourceClaim."""
 
 
-class Reporter(Protocol):
-    """Who is told about claims that could not be prepared or unprepared."""
-
-    def failed(self, claim: ClaimReference, verb: str, error: AcceleratorError) -> None:
-        """Tell that an operation failed. ``verb`` is Prepare or Unprepare."""
-
-
 class ClaimService:
     """One driver's claims on this node.
 
-    ``inventory`` returns what is published at that moment, ``refresh`` looks at the hardware again before it does.
+    ``inventory`` returns what is published at that moment, ``refresh`` looks at the hardware again before it does. ``prepared`` is told
+    the UID of each claim that was prepared or restored.
     The node says with set_ready() whether claims can be served; a call waits ``ready_seconds`` for that, if it has to.
     """
 
@@ -100,13 +85,13 @@ class ClaimService:
         devices: DeviceGuard,
         refresh: Callable[[], Awaitable[None]],
         ready_seconds: float | None = None,
+        prepared: Callable[[str], None] = lambda _uid: None,
     ) -> None:
         self._ready_seconds = READY_SECONDS if ready_seconds is None else ready_seconds
         self.driver = driver
         self.hands = hands
         self.store = store
         self._source = source
-        self._reporter = reporter
         self._metrics = metrics
         self._executor = executor
         self._boot_id = boot_id
@@ -114,13 +99,16 @@ class ClaimService:
         self._ownership = ownership
         self.undoing = Undoing(hands=hands, store=store, ownership=ownership, boot_id=boot_id, thread=self.thread)
         self._refresh = refresh
+        self._prepared = prepared
         self._claims = NamedLocks()
         self._devices = devices
-        self._running: set[asyncio.Task[Any]] = set()
+        self._answers = Answers(reporter, metrics)
         # Claims whose partitions or CDI file may not be what the record says; they are restored when asked for.
         self.suspect: set[str] = set()
         # Claims that the kubelet has asked for since this process started.
         self.asked: set[str] = set()
+        # Claims that were prepared before the kubelet asked for them.
+        self.ahead: set[str] = set()
         # When the allocation of a claim was last read, by its UID.
         self._compared: dict[str, float] = {}
         self._ready = asyncio.Event()
@@ -136,75 +124,34 @@ class ClaimService:
 
     async def prepare(self, references: Sequence[ClaimReference]) -> dict[str, Outcome]:
         """Prepare claims; there is one outcome for each, by UID, and no exception."""
-        return await self._all(references, "Prepare", self._prepare)
+        self.ahead.difference_update(reference.uid for reference in references)
+        return await self._answers.to_all(references, "Prepare", self._prepare)
+
+    async def prepare_ahead(self, reference: ClaimReference) -> Outcome:
+        """Prepare a claim that the kubelet has not asked for: its pod is bound afterwards. There is no exception."""
+        if reference.uid not in self.asked:
+            self.ahead.add(reference.uid)
+        return (await self._answers.to_all([reference], "Prepare", self._prepare))[reference.uid]
 
     async def unprepare(self, references: Sequence[ClaimReference]) -> dict[str, Outcome]:
         """Unprepare claims; there is one outcome for each, by UID, and no exception."""
-        return await self._all(references, "Unprepare", self._unprepare)
+        return await self._answers.to_all(references, "Unprepare", self._unprepare)
 
     @property
     def under_way(self) -> int:
         """How many claims are being worked on for the kubelet."""
-        return len(self._running)
+        return self._answers.under_way
 
     async def drain(self, seconds: float) -> None:
         """Wait for operations under way."""
-        if self._running:
-            await asyncio.wait(tuple(self._running), timeout=seconds)
+        await self._answers.drain(seconds)
 
     async def thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run blocking work on a thread of the driver's own pool; what it logs has the id of the operation."""
         context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, function, *arguments)
 
-    # ------------------------------------------------------------------ all claims of one call
-
-    async def _all(
-        self,
-        references: Sequence[ClaimReference],
-        verb: str,
-        work: Callable[[ClaimReference, Stopwatch], Awaitable[ClaimRecord | None]],
-    ) -> dict[str, Outcome]:
-        tasks: dict[str, asyncio.Task[Outcome]] = {}
-        for reference in references:
-            if reference.uid not in tasks:
-                task = asyncio.get_running_loop().create_task(self._one(reference, verb, work))
-                tasks[reference.uid] = task
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
-        if tasks:
-            # wait() does not cancel what it waits for: neither here when time is up nor when the kubelet hangs up.
-            await asyncio.wait(tasks.values(), timeout=ANSWER_SECONDS)
-        late = Outcome(error=f"{verb} is still under way after {ANSWER_SECONDS:g} s and goes on; ask again")
-        return {uid: task.result() if task.done() else late for uid, task in tasks.items()}
-
-    async def _one(
-        self,
-        reference: ClaimReference,
-        verb: str,
-        work: Callable[[ClaimReference, Stopwatch], Awaitable[ClaimRecord | None]],
-    ) -> Outcome:
-        watch = Stopwatch(self._metrics, verb.lower())
-        about = {"claim": reference.describe(), "uid": reference.uid}
-        with operation():
-            try:
-                record = await work(reference, watch)
-            except AcceleratorError as error:
-                timings = watch.finish(error.code)
-                LOG.warning("%s failed: %s", verb.lower(), error, extra=fields(**about, code=error.code, **timings))
-                self._reporter.failed(reference, verb, error)
-                return Outcome(error=str(error))
-            except Exception as error:
-                # The border to the kubelet: each claim of a call is owed an answer, and what goes wrong with one, even if
-                # nobody foresaw it, must not take the answers of the others along.
-                timings = watch.finish("internal")
-                LOG.exception("%s failed", verb.lower(), extra=fields(**about, **timings))
-                unforeseen = AcceleratorError(f"{type(error).__name__}: {error}", hint="See the driver's log.")
-                self._reporter.failed(reference, verb, unforeseen)
-                return Outcome(error=str(unforeseen))
-            names = [device.name for device in record.devices] if record else []
-            LOG.info("%sd claim", verb.lower(), extra=fields(**about, devices=names, **watch.finish()))
-            return Outcome(record=record)
+    # ------------------------------------------------------------------ whether claims can be served
 
     async def _wait_until_ready(self) -> None:
         if self._ready.is_set():
@@ -349,6 +296,7 @@ class ClaimService:
         self.suspect.discard(done.uid)
         self.asked.add(done.uid)
         self.hands.reached("recorded-prepared")
+        self._prepared(done.uid)
         return done
 
     async def _with_handovers(self, plan: PreparePlan) -> PreparePlan:
@@ -390,6 +338,7 @@ class ClaimService:
             done = restored.as_prepared(restored.devices, self._boot_id)
             await self.store.commit(Change(put=done, meta=self.undoing.cleared([restoring])))
             self.suspect.discard(record.uid)
+            self._prepared(done.uid)
             return done
 
     async def restore(self, uid: str) -> None:
@@ -437,6 +386,15 @@ class ClaimService:
             if record is not None and (prepared_too or not record.prepared):
                 async with self._devices.hold(record.device_uuids):
                     await self._undo(record)
+
+    async def forget_ahead(self, uid: str) -> None:
+        """Undo a claim that was prepared ahead, unless the kubelet has asked for it since. Raises AcceleratorError."""
+        async with self._claims.hold([uid]):
+            record = self.store.claims.get(uid)
+            if uid in self.ahead and record is not None:
+                async with self._devices.hold(record.device_uuids):
+                    await self._undo(record)
+            self.ahead.discard(uid)
 
     async def forget_reallocated(self, record: ClaimRecord, allocation: Allocation) -> None:
         """Undo a claim that was prepared with other devices than it has now, unless it has changed since ``record``.
@@ -495,6 +453,7 @@ class ClaimService:
         await self.undoing.undo(record)
         self.suspect.discard(record.uid)
         self.asked.discard(record.uid)
+        self.ahead.discard(record.uid)
         self._compared.pop(record.uid, None)
         self.hands.reached("record-removed")
 

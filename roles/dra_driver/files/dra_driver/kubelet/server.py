@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
+from ..claims.answers import Outcome
 from ..claims.records import ClaimReference, DeviceRecord
-from ..claims.service import Outcome
 from ..logs import StateLog
 from ..metrics import Metrics, NoMetrics
 from ..protocol import (

@@ -17,8 +17,14 @@ from ..core.shares import exclusive
 TAINTS = "taints"
 COUNTERS = "counters"
 SHARES = "shares"
+BINDING = "bindingConditions"
 # The feature gate of the API server (and of the scheduler) that each needs.
-GATES = {TAINTS: "DRADeviceTaints", COUNTERS: "DRAPartitionableDevices", SHARES: "DRAConsumableCapacity"}
+GATES = {
+    TAINTS: "DRADeviceTaints",
+    COUNTERS: "DRAPartitionableDevices",
+    SHARES: "DRAConsumableCapacity",
+    BINDING: "DRADeviceBindingConditions",
+}
 # An effect that tells people and keeps nobody away.
 INFORMATIVE = "None"
 NAMED = 8
@@ -50,6 +56,11 @@ class Withheld:
                 f"several claims should share are given to one at a time ({named}). Switch the gate on in kube-apiserver, "
                 "kube-scheduler and kubelet"
             )
+        if self.feature == BINDING:
+            return (
+                f"the API server drops {self.feature} (feature gate {GATES[self.feature]} is off): {len(self.names)} devices are "
+                f"prepared after pods are bound ({named}). Switch the gate on in kube-apiserver and kube-scheduler"
+            )
         why = {
             TAINTS: "a device that should be tainted would be given to pods",
             COUNTERS: "devices that overlap would be given away twice",
@@ -68,6 +79,7 @@ def needs(offer: Offer) -> frozenset[str]:
             (TAINTS, bool(offer.taints)),
             (COUNTERS, bool(offer.counter_set)),
             (SHARES, bool(offer.policies)),
+            (BINDING, offer.prepared_before_binding),
         )
         if needed
     )
@@ -77,6 +89,7 @@ def fit(content: Content, drops: Collection[str]) -> tuple[Content, tuple[Withhe
     """Return what can be published where the server drops the features, and what is withheld.
 
     Without taints, tainted devices are. Without shares, devices that have them are given to one claim at a time. Without
+    binding conditions, pods are bound before their devices are prepared. Without
     counters, of those that share some only a set is left that fits beside each other: whole devices first, then in the order
     of the offers. Nothing that the server would drop remains.
     """
@@ -92,6 +105,11 @@ def fit(content: Content, drops: Collection[str]) -> tuple[Content, tuple[Withhe
         offers = tuple(exclusive(offer) if offer.policies else offer for offer in offers)
         if names:
             withheld.append(Withheld(SHARES, tuple(sorted(names))))
+    if BINDING in drops:
+        names = {offer.name for offer in offers if offer.prepared_before_binding}
+        offers = tuple(replace(offer, prepared_before_binding=False) for offer in offers)
+        if names:
+            withheld.append(Withheld(BINDING, tuple(sorted(names))))
     if COUNTERS not in drops:
         return Content(offers, content.counter_sets), tuple(withheld)
     chosen = _beside_each_other(offers, content.counter_sets)

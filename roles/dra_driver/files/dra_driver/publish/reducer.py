@@ -337,6 +337,7 @@ def lost(sent: Mapping[str, Any], answer: Mapping[str, Any]) -> frozenset[str]:
             ("counters", "consumesCounters of"),
             ("counters", "sharedCounters"),
             ("shares", "allowMultipleAllocations of"),
+            ("bindingConditions", "bindingConditions of"),
         )
         if any(word in text for text in dropped_fields(sent, answer))
     )

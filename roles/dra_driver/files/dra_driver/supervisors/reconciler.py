@@ -12,10 +12,11 @@ from typing import Any, Protocol
 
 from ..api.client import ApiError
 from ..claims.allocation import allocated_here, decode_allocation
+from ..claims.answers import Reporter
 from ..claims.compare import reallocated
 from ..claims.records import ClaimRecord
 from ..claims.recovery import droppable
-from ..claims.service import ClaimService, Reporter
+from ..claims.service import ClaimService
 from ..core.errors import AcceleratorError
 from ..logs import StateLog, fields, operation
 from ..metrics import Metrics, NoMetrics

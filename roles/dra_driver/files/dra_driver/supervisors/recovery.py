@@ -9,10 +9,11 @@ import logging
 from collections.abc import Awaitable, Collection
 from typing import Any, Callable
 
+from ..claims.answers import Reporter
 from ..claims.debts import void_debts
 from ..claims.plan import mode_goes_off
 from ..claims.recovery import plan_recovery, stale_marks
-from ..claims.service import ClaimService, Reporter
+from ..claims.service import ClaimService
 from ..claims.settings import void_settings
 from ..claims.store import Change
 from ..core.errors import AcceleratorError

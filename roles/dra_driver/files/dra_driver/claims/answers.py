@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Answers for the claims of one call: each is worked on by itself, owed an answer in time, and goes on if it is late."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..core.errors import AcceleratorError
+from ..logs import fields, operation
+from ..metrics import Metrics, Stopwatch
+from .records import ClaimRecord, ClaimReference
+
+LOG = logging.getLogger(__name__)
+Work = Callable[[ClaimReference, Stopwatch], Awaitable[ClaimRecord | None]]
+
+# The kubelet's limit is 45 s; an answer that says what is going on is better than none.
+ANSWER_SECONDS = 40.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one claim: its record, or an error text for the kubelet, and the error's code."""
+
+    record: ClaimRecord | None = None
+    error: str = ""
+    code: str = ""
+
+
+class Reporter(Protocol):
+    """Who is told about claims that could not be prepared or unprepared."""
+
+    def failed(self, claim: ClaimReference, verb: str, error: AcceleratorError) -> None:
+        """Tell that an operation failed. ``verb`` is Prepare or Unprepare."""
+
+
+class Answers:
+    """Who is worked for at the moment, and what came of it. ``reporter`` is told of failures."""
+
+    def __init__(self, reporter: Reporter, metrics: Metrics) -> None:
+        self._reporter = reporter
+        self._metrics = metrics
+        self._running: set[asyncio.Task[Any]] = set()
+
+    @property
+    def under_way(self) -> int:
+        """How many claims are being worked on."""
+        return len(self._running)
+
+    async def drain(self, seconds: float) -> None:
+        """Wait for operations under way."""
+        if self._running:
+            await asyncio.wait(tuple(self._running), timeout=seconds)
+
+    async def to_all(
+        self,
+        references: Sequence[ClaimReference],
+        verb: str,
+        work: Work,
+    ) -> dict[str, Outcome]:
+        """Do the work for each claim; there is one outcome for each, by UID, and no exception. ``verb`` is Prepare or Unprepare."""
+        tasks: dict[str, asyncio.Task[Outcome]] = {}
+        for reference in references:
+            if reference.uid not in tasks:
+                task = asyncio.get_running_loop().create_task(self._one(reference, verb, work))
+                tasks[reference.uid] = task
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+        if tasks:
+            # wait() does not cancel what it waits for: neither here when time is up nor when the kubelet hangs up.
+            await asyncio.wait(tasks.values(), timeout=ANSWER_SECONDS)
+        late = Outcome(error=f"{verb} is still under way after {ANSWER_SECONDS:g} s and goes on; ask again")
+        return {uid: task.result() if task.done() else late for uid, task in tasks.items()}
+
+    async def _one(
+        self,
+        reference: ClaimReference,
+        verb: str,
+        work: Work,
+    ) -> Outcome:
+        watch = Stopwatch(self._metrics, verb.lower())
+        about = {"claim": reference.describe(), "uid": reference.uid}
+        with operation():
+            try:
+                record = await work(reference, watch)
+            except AcceleratorError as error:
+                timings = watch.finish(error.code)
+                LOG.warning("%s failed: %s", verb.lower(), error, extra=fields(**about, code=error.code, **timings))
+                self._reporter.failed(reference, verb, error)
+                return Outcome(error=str(error), code=error.code)
+            except Exception as error:
+                # The border to the kubelet: each claim of a call is owed an answer, and what goes wrong with one, even if
+                # nobody foresaw it, must not take the answers of the others along.
+                timings = watch.finish("internal")
+                LOG.exception("%s failed", verb.lower(), extra=fields(**about, **timings))
+                unforeseen = AcceleratorError(f"{type(error).__name__}: {error}", hint="See the driver's log.")
+                self._reporter.failed(reference, verb, unforeseen)
+                return Outcome(error=str(unforeseen), code=unforeseen.code)
+            names = [device.name for device in record.devices] if record else []
+            LOG.info("%sd claim", verb.lower(), extra=fields(**about, devices=names, **watch.finish()))
+            return Outcome(record=record)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What a claim's status says of its devices, and which claims wait to be prepared before their pods are bound. Pure.
+
+Facts: KEP-4817 (``status.devices``: entries are merged by driver, pool, device and share; conditions, and data of the driver's own)
+and KEP-5007 (binding conditions: the scheduler has allocated and reserved the claim, and waits for conditions of its devices).
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.model import AttributeValue, Offer, Version
+from ..core.slices import FAILED_CONDITION, PREPARED_CONDITION
+from .records import ClaimRecord, ClaimReference, DeviceRecord
+
+READY = "Ready"
+#: A condition's message has room for so many characters.
+LONGEST_MESSAGE = 4096
+
+
+@dataclass(frozen=True)
+class Place:
+    """One device of an allocation, by all that identifies its entry in the claim's status."""
+
+    pool: str
+    device: str
+    share_id: str = ""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A claim whose devices of this driver and pool are waited for, or were.
+
+    ``devices`` have binding conditions; those of ``untold`` have none in the claim's status yet that ends the waiting. ``allocated_at``
+    tells one allocation of the claim from the next.
+    """
+
+    claim: ClaimReference
+    devices: tuple[Place, ...]
+    untold: tuple[Place, ...]
+    allocated_at: str = ""
+
+
+def waiting(claim: Mapping[str, Any], driver: str, pool: str) -> Waiting | None:
+    """Read a claim; None where it has no device of this driver and pool whose preparation is waited for."""
+    status = claim.get("status") or {}
+    allocation = status.get("allocation") or {}
+    results = (allocation.get("devices") or {}).get("results") or ()
+    mine = {
+        Place(str(each["pool"]), str(each["device"]), str(each.get("shareID") or "")): {
+            *each["bindingConditions"],
+            *(each.get("bindingFailureConditions") or ()),
+        }
+        for each in results
+        if each.get("driver") == driver and each.get("pool") == pool and each.get("bindingConditions")
+    }
+    if not mine:
+        return None
+    told = {
+        Place(str(each.get("pool")), str(each.get("device")), str(each.get("shareID") or "")): {
+            condition.get("type") for condition in each.get("conditions") or () if condition.get("status") == "True"
+        }
+        for each in status.get("devices") or ()
+        if each.get("driver") == driver
+    }
+    metadata = claim["metadata"]
+    return Waiting(
+        claim=ClaimReference(str(metadata.get("namespace", "")), str(metadata["name"]), str(metadata["uid"])),
+        devices=tuple(mine),
+        untold=tuple(place for place, conditions in mine.items() if not conditions & told.get(place, set())),
+        allocated_at=str(allocation.get("allocationTimestamp") or ""),
+    )
+
+
+def prepared_entries(driver: str, record: ClaimRecord, offers: Mapping[str, Offer]) -> list[dict[str, Any]]:
+    """Return the entries of a prepared claim's devices.
+
+    ``data`` has the attributes of each device as plain values, its own UUID among them, and what the claim set on it and asked of
+    who shares it out, so that an exporter finds what a pod has without guessing.
+    """
+    return [_prepared_entry(driver, record, device, offers.get(device.name)) for device in record.devices]
+
+
+def failed_entries(
+    driver: str, devices: Iterable[Place], reason: str, message: str, now: float
+) -> list[dict[str, Any]]:
+    """Return the entries that end the scheduler's waiting for devices that cannot be prepared; ``reason`` is an error's code."""
+    word = "".join(part.capitalize() for part in reason.split("-")) or "Failed"
+    found = []
+    for place in devices:
+        conditions = [
+            _condition(FAILED_CONDITION, True, word, message, now),
+            _condition(READY, False, word, message, now),
+        ]
+        found.append({**_identity(driver, place), "conditions": conditions})
+    return found
+
+
+def _prepared_entry(driver: str, record: ClaimRecord, device: DeviceRecord, offer: Offer | None) -> dict[str, Any]:
+    since = record.created_at
+    conditions = [_condition(READY, True, "Prepared", "The device is prepared on its node.", since)]
+    if offer is not None and offer.prepared_before_binding:
+        conditions.insert(0, _condition(PREPARED_CONDITION, True, "Prepared", "The pod can be bound.", since))
+    attributes = {
+        name: _plain(value) for name, value in sorted((offer.attributes if offer is not None else {}).items())
+    }
+    data = {
+        "uuid": device.device_uuid,
+        **attributes,
+        **({"uuid": device.partition_uuid} if device.partition_uuid else {}),
+        **({"settings": dict(device.settings)} if device.settings else {}),
+        **({"sharing": dict(device.sharing)} if device.sharing else {}),
+    }
+    place = Place(device.pool, device.name, device.share_id)
+    return {**_identity(driver, place), "conditions": conditions, "data": data}
+
+
+def _identity(driver: str, place: Place) -> dict[str, str]:
+    share = {"shareID": place.share_id} if place.share_id else {}
+    return {"driver": driver, "pool": place.pool, "device": place.device, **share}
+
+
+def _condition(kind: str, value: bool, reason: str, message: str, since: float) -> dict[str, str]:
+    at = datetime.datetime.fromtimestamp(int(since), datetime.timezone.utc)
+    return {
+        "type": kind,
+        "status": str(value),
+        "reason": reason,
+        "message": message[:LONGEST_MESSAGE],
+        "lastTransitionTime": at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
+def _plain(value: AttributeValue) -> bool | int | str:
+    return value.text if isinstance(value, Version) else value

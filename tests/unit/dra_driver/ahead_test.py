@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What claims' status says of devices, and claims that are prepared before their pods are bound."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver.claims.records import ClaimRecord, DeviceRecord
+from dra_driver.claims.statuses import Place, failed_entries, prepared_entries, waiting
+from dra_driver.core.layout import parse_rules
+from dra_driver.core.slices import FAILED_CONDITION, PREPARED_CONDITION
+from hypothesis import given
+from hypothesis import strategies as st
+from machine_model import DRIVER, POOL
+from vendor_scene import SMALL, Scene, run
+
+AHEAD = {"layout": [{"match": {}, "mode": "dynamic", "prepared_before_binding": True}]}
+BINDING = {"bindingConditions": [PREPARED_CONDITION], "bindingFailureConditions": [FAILED_CONDITION]}
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.1)
+    monkeypatch.setattr("dra_driver.supervisors.statuses.RETRY_FIRST", 0.05)
+    return tmp_path_factory.mktemp("a")
+
+
+def reserve(scene: Scene, name: str, *devices: str, at: str = "2026-01-01T00:00:00Z", **allocation: Any) -> None:
+    """What the scheduler does before it waits."""
+    scene.cluster.allocate(name, *({"device": device, **BINDING} for device in devices), **allocation)
+    claim = copy.deepcopy(scene.cluster.claims["default", name])
+    claim["status"]["allocation"]["allocationTimestamp"] = at
+    scene.api.put_claim(claim)
+
+
+def release(scene: Scene, name: str) -> None:
+    """What it does when it gives up: the entries of the devices go with the allocation."""
+    claim = copy.deepcopy(scene.api.claims[name])
+    claim["status"] = {}
+    scene.api.put_claim(claim)
+
+
+def conditions(scene: Scene, name: str) -> dict[str, str]:
+    return {
+        condition["type"]: condition["status"]
+        for entry in scene.api.claims[name]["status"].get("devices", ())
+        for condition in entry["conditions"]
+    }
+
+
+def told(scene: Scene, name: str, condition: str) -> bool:
+    return conditions(scene, name).get(condition) == "True"
+
+
+def test_a_claim_is_prepared_before_its_pod_is_bound(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.settings = AHEAD
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: scene.devices())
+        (small,) = [
+            each
+            for item in scene.api.slices.values()
+            for each in item["spec"].get("devices", ())
+            if each["name"] == SMALL
+        ]
+        assert small["bindingConditions"] == [PREPARED_CONDITION]
+        assert small["bindingFailureConditions"] == [FAILED_CONDITION]
+        reserve(scene, "a", SMALL)
+        await scene.until(lambda: told(scene, "a", PREPARED_CONDITION))
+        assert len(scene.partitions()) == 1 and len(scene.cdi()) == 1
+        made = scene.backend.gpus.devices()[0].partitions[0]
+        (entry,) = scene.api.claims["a"]["status"]["devices"]
+        assert entry["data"]["uuid"] == made.uuid and entry["data"]["parentUUID"]
+        assert entry["data"]["profile"] == "1g.10gb"
+        # The pod is bound, and the kubelet asks.
+        assert await scene.call("NodePrepareResources", "a") == ""
+        assert scene.backend.gpus.devices()[0].partitions[0].uuid == made.uuid
+        assert await scene.unprepare("a") == ""
+        assert scene.partitions() == [] and scene.cdi() == []
+
+    run(short, scenario)
+
+
+def test_a_claim_that_the_scheduler_gives_up_is_taken_back(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.settings = AHEAD
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: scene.devices())
+        reserve(scene, "a", SMALL)
+        reserve(scene, "b", "gpu-1-mig-1g10gb-19-0")
+        await scene.until(lambda: told(scene, "a", PREPARED_CONDITION) and told(scene, "b", PREPARED_CONDITION))
+        assert await scene.call("NodePrepareResources", "b") == ""
+        release(scene, "a")
+        release(scene, "b")  # its containers may run still: the kubelet will say when it is over
+        await scene.until(lambda: len(scene.cdi()) == 1)
+        assert len(scene.partitions()) == 1
+        assert "b" in scene.cdi()[0].name
+        # Given anew, and to be had on the other GPU.
+        reserve(scene, "a", "gpu-1-mig-1g10gb-19-1", at="2026-01-01T00:01:00Z")
+        await scene.until(lambda: told(scene, "a", PREPARED_CONDITION))
+        assert await scene.call("NodePrepareResources", "a") == ""
+
+    run(short, scenario)
+
+
+def test_what_cannot_be_prepared_sends_the_pod_elsewhere(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.settings = AHEAD
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: scene.devices())
+        wrong = {"opaque": {"driver": DRIVER, "parameters": {"kind": "Nothing"}}, "source": "FromClaim"}
+        reserve(scene, "a", SMALL, config=[wrong])
+        await scene.until(lambda: told(scene, "a", FAILED_CONDITION))
+        (entry,) = scene.api.claims["a"]["status"]["devices"]
+        assert not told(scene, "a", PREPARED_CONDITION)
+        assert "no apiVersion" in entry["conditions"][0]["message"]
+        assert entry["conditions"][0]["reason"] == "ConfigRefused"
+        assert scene.partitions() == [] and scene.cdi() == []
+
+    run(short, scenario)
+
+
+def test_claims_are_watched_only_where_pods_wait_for_devices(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        assert await scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
+        await scene.until(lambda: told(scene, "a", "Ready"))
+        assert PREPARED_CONDITION not in conditions(scene, "a")
+        assert not [path for _method, path in scene.api.log if path.endswith("/resourceclaims")]
+
+    run(short, scenario)
+
+
+def test_a_server_that_knows_no_binding_conditions_binds_at_once(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.settings = AHEAD
+        scene.api.drop_fields = ("bindingConditions", "bindingFailureConditions")
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: SMALL in scene.devices())
+        await scene.until(lambda: any("DRADeviceBindingConditions" in str(each) for each in scene.api.events))
+        assert await scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
+
+    run(short, scenario)
+
+
+def test_the_status_outlives_what_goes_wrong_while_it_is_written(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        scene.api.failures = [("PATCH", 500, "etcd leads nobody"), ("PATCH", 429, "too many")]
+        assert await scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
+        await scene.until(lambda: told(scene, "a", "Ready"))
+        before = copy.deepcopy(scene.api.claims["a"])
+        await scene.stop()
+        patches = len([entry for entry in scene.api.writes() if entry[0] == "PATCH" and entry[1].endswith("/status")])
+        await scene.start()
+        await scene.until(
+            lambda: (
+                len([each for each in scene.api.writes() if each[0] == "PATCH" and each[1].endswith("/status")])
+                > patches
+            )
+        )
+        assert scene.api.claims["a"] == before, "written anew, and nothing has changed"
+
+    run(short, scenario)
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({"mode": "whole", "prepared_before_binding": True}, "takes time"),
+        ({"mode": "static", "partitions": {}, "prepared_before_binding": True}, "takes time"),
+        ({"mode": "dynamic", "prepared_before_binding": 1}, "true or false"),
+    ],
+)
+def test_rules_that_cannot_be_meant(rule: dict[str, Any], words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        parse_rules([{"match": {}, **rule}])
+
+
+places = st.builds(Place, st.just(POOL), st.sampled_from(["gpu-0", "gpu-1", SMALL]), st.sampled_from(["", "s1", "s2"]))
+
+
+@given(
+    allocated=st.lists(places, unique=True, max_size=6),
+    waited=st.sets(st.integers(0, 5)),
+    done=st.sets(st.integers(0, 5)),
+    failed=st.booleans(),
+)
+def test_who_is_told_is_waited_for_no_longer(
+    allocated: list[Place], waited: set[int], done: set[int], failed: bool
+) -> None:
+    results = [
+        {
+            "request": "r",
+            "driver": DRIVER,
+            "pool": place.pool,
+            "device": place.device,
+            **({"shareID": place.share_id} if place.share_id else {}),
+            **(BINDING if number in waited else {}),
+        }
+        for number, place in enumerate(allocated)
+    ]
+    told_places = [place for number, place in enumerate(allocated) if number in done]
+    entries = failed_entries(DRIVER, told_places, "in-use", "x", 0.0)
+    if not failed:
+        for entry in entries:
+            entry["conditions"] = [{"type": PREPARED_CONDITION, "status": "True"}]
+    claim = {
+        "metadata": {"namespace": "n", "name": "c", "uid": "u"},
+        "status": {"allocation": {"devices": {"results": results}}, "devices": entries},
+    }
+    found = waiting(claim, DRIVER, POOL)
+    expected = [place for number, place in enumerate(allocated) if number in waited]
+    assert (list(found.devices) if found else []) == expected
+    assert (list(found.untold) if found else []) == [place for place in expected if place not in told_places]
+    assert waiting(claim, DRIVER, "another") is None and waiting(claim, "dra.net", POOL) is None
+
+
+def test_without_an_offer_the_record_alone_is_told() -> None:
+    device = DeviceRecord(request="r", pool=POOL, name="gpu-0", device_uuid="GPU-0", kind="device")
+    record = ClaimRecord("u", "n", "c", "prepared", "boot-1", 0.0, (device,))
+    (entry,) = prepared_entries(DRIVER, record, {})
+    assert entry["data"] == {"uuid": "GPU-0"}
+    assert [each["type"] for each in entry["conditions"]] == ["Ready"]
