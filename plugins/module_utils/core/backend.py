@@ -11,7 +11,18 @@ from .cdi import ContainerEdits
 from .companions import Companion, SharedDevice
 from .configuration import ConfigKind
 from .lanes import Call
-from .model import AttributeValue, CounterSet, Device, Finding, Notice, Offer, OwnedPartition, Partition, Placement
+from .model import (
+    AttributeValue,
+    CounterSet,
+    Device,
+    Finding,
+    Notice,
+    Offer,
+    OwnedPartition,
+    Partition,
+    Placement,
+    Surroundings,
+)
 from .nvidia.backend import NvidiaBackend
 from .settings import Knob
 from .system import System
@@ -69,6 +80,18 @@ class Backend(Protocol):
         vendors tell of some changes and not of others, and a look is what tells the facts. Blocks, so it wants a thread of
         its own; returns early when the backend is closed. While somebody waits, looks may leave out what would have been
         told. Raises BackendUnavailable when the backend is not open.
+        """
+
+    def surroundings(self) -> Surroundings:
+        """Return what the machine itself shows of the vendor's devices and driver. Costs next to nothing, and asks no library.
+
+        Devices that were given to another driver through ``detach`` count as there.
+        """
+
+    def renew(self) -> None:
+        """Open the library anew: what it found when it was opened is no longer so. Whatever is asked meanwhile waits.
+
+        Raises BackendUnavailable; it is closed then.
         """
 
     def set_partitioning(self, uuid: str, enabled: bool) -> None:

@@ -319,6 +319,17 @@ class Notice:
 
 
 @dataclass(frozen=True)
+class Surroundings:
+    """What the machine itself shows of a vendor's devices, by their names there, and of the driver that they have.
+
+    Two of them that differ say that devices or the driver have come, gone or changed; what, a look tells.
+    """
+
+    driver: tuple[object, ...]
+    devices: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Taint:
     """A device taint as published in a ResourceSlice."""
 

@@ -10,7 +10,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from dra_driver.core import passthrough, pci
@@ -168,3 +169,35 @@ def what_shares_the_iommu_group_is_named(stage: Stage) -> None:
         passthrough.refuse(system, gpu.pci_address)
         passthrough.take_back(system, audio)
         assert pci.driver_of(system, audio.address) == "snd_hda_intel"
+
+
+@on("8xH100")
+def a_gpu_that_comes_back_by_itself_is_known_when_nvml_is_opened_anew(stage: Stage) -> None:
+    """What the kernel shows of GPUs tells that one has come; its own handing over does not."""
+    with bus(stage) as system:
+        gpu, other = stage.gpus()[:2]
+        whole = stage.backend.surroundings()
+        assert gpu.pci_address in whole.devices and whole.driver
+        mine = handed_over(system, other)
+        stage.backend.detach(other.uuid, partial(passthrough.give, system, mine))
+        assert stage.backend.surroundings() == whole
+        stage.backend.attach(other.uuid, partial(passthrough.take_back, system, mine))
+        handover = handed_over(system, gpu)
+        stage.backend.close()
+        passthrough.give(system, handover)  # by an administrator, who has ended what used it
+        stage.backend.open()
+        fewer = stage.backend.surroundings()
+        assert fewer.devices == whole.devices - {gpu.pci_address} and fewer.driver == whole.driver
+        passthrough.take_back(system, handover)
+        settled(lambda: stage.backend.surroundings() == whole)
+        stage.backend.renew()
+        assert [each.uuid for each in stage.gpus(full=True)].count(gpu.uuid) == 1 and listed() == 8
+        assert stage.backend.device(other.uuid).uuid == other.uuid
+
+
+def settled(condition: Callable[[], bool]) -> None:
+    """What shows a change of driver follows it by a moment."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

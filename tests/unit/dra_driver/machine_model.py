@@ -54,6 +54,7 @@ from dra_driver.core.model import (
     Passthrough,
     Placement,
     Process,
+    Surroundings,
 )
 from dra_driver.core.nvidia import edits, mps, offers
 from dra_driver.core.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES, INTERVALS
@@ -218,6 +219,15 @@ class ModelBackend:
         with contextlib.suppress(queue.Empty):
             return (self.notices.get(timeout=min(seconds, 0.2)),)
         return ()
+
+    def surroundings(self) -> Surroundings:
+        """What a model shows: whether its driver is there, and its GPUs."""
+        gpus = self.gpus.devices() if self.present else ()
+        return Surroundings((self.present,), frozenset(gpu.pci_address for gpu in gpus))
+
+    def renew(self) -> None:
+        self._call("renew")
+        self.open()
 
     def ask(self, uuid: str) -> Call[Device]:
         return self._lanes.submit(uuid, lambda: self.device(uuid), 60.0)

@@ -26,7 +26,7 @@ from machine_model import DRIVER, POOL, Claims, Node
 class Scene:
     """A watch over a node's GPUs, and all that it writes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, interval: float = 0.05) -> None:
         self.node = Node(folder, Claims())
         self.snapshots = Shared(Snapshot())
         self.conditions = Conditions("hardware")
@@ -38,7 +38,7 @@ class Scene:
             driver=DRIVER,
             pool=POOL,
             rules=self.node.rules,
-            interval=0.05,
+            interval=interval,
             full_interval=300.0,
             ownership=self.node.ownership,
             snapshots=self.snapshots,
@@ -55,9 +55,17 @@ class Scene:
             await asyncio.sleep(0.01)
 
 
-def run(folder: Path, scenario: Callable[[Scene], Awaitable[None]], *, watching: bool = True) -> None:
+def run(
+    folder: Path,
+    scenario: Callable[[Scene], Awaitable[None]],
+    *,
+    watching: bool = True,
+    present: bool = True,
+    interval: float = 0.05,
+) -> None:
     async def main() -> None:
-        scene = Scene(folder)
+        scene = Scene(folder, interval)
+        scene.node.backend.present = present
         work = asyncio.ensure_future(scene.watch.run()) if watching else None
         try:
             await scenario(scene)
@@ -200,3 +208,46 @@ def test_a_partition_prepared_and_unprepared_during_one_look_is_nobody_else_s(tm
         assert "gpu-0" in scene.snapshots.value.inventory.offers
 
     run(tmp_path, scenario, watching=False)
+
+
+def test_devices_that_come_are_seen_without_waiting_for_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library knows what was there when it was opened: it is opened anew, once."""
+    monkeypatch.setattr("dra_driver.supervisors.hardware.SURROUNDINGS_SECONDS", 0.02)
+    first = Node(tmp_path, Claims())
+    with first.gpus.state() as state:
+        pulled = dict([state.popitem()])
+    first.close()
+
+    async def scenario(scene: Scene) -> None:
+        backend = scene.node.backend
+        await scene.until(lambda: scene.snapshots.value.survey is not None)
+        assert len(scene.snapshots.value.survey.devices) == 1  # type: ignore[union-attr]
+        await scene.until(lambda: ("driver_edits", ()) in backend.calls)
+        done = len(backend.calls)
+        await asyncio.sleep(0.2)
+        assert len(backend.calls) == done, "nothing has changed: nobody is asked"
+        with scene.node.gpus.state() as state:
+            state.update(pulled)
+        await scene.until(lambda: len(scene.snapshots.value.survey.devices) == 2)  # type: ignore[union-attr]
+        assert [name for name, _arguments in backend.calls[done:]][:2] == ["renew", "discover"]
+
+    run(tmp_path, scenario, interval=3600.0)
+
+
+def test_a_driver_that_is_loaded_late_is_seen_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.hardware.SURROUNDINGS_SECONDS", 0.02)
+    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 3600.0)
+
+    async def scenario(scene: Scene) -> None:
+        await asyncio.sleep(0.1)
+        assert scene.snapshots.value.survey is None
+        scene.node.backend.present = True
+        await scene.until(lambda: scene.snapshots.value.survey is not None)
+        scene.node.backend.present = False  # and unloaded, and loaded again
+        await asyncio.sleep(0.2)
+        scene.node.backend.present = True
+        await scene.until(lambda: ("renew", ()) in scene.node.backend.calls)
+
+    run(tmp_path, scenario, present=False)

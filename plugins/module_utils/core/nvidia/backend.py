@@ -31,6 +31,7 @@ from ..model import (
     OwnedPartition,
     Partition,
     Placement,
+    Surroundings,
 )
 from ..settings import Knob
 from ..system import System
@@ -89,6 +90,7 @@ class NvidiaBackend:
         self._steady = threading.Lock()
         self._count: int | None = None
         self._ill: frozenset[str] = frozenset()
+        self._surroundings = Surroundings((), frozenset())
         self._common_edits = CommonEdits(self._system)
 
     def open(self) -> None:
@@ -182,6 +184,28 @@ class NvidiaBackend:
             return [board for board in self._boards.kept() if board.uuid not in self._ill]
 
         return self._watch.wait(boards, seconds)
+
+    def surroundings(self) -> Surroundings:
+        """Return the version and the instance of the loaded driver, and the GPUs that it has, as the kernel shows them."""
+        if not self._steady.acquire(blocking=False):
+            return self._surroundings  # a GPU is given away or comes back, or all are looked at
+        try:
+            away = frozenset(gpu.pci_address for gpu in self._boards.away().values())
+            self._surroundings = Surroundings(names.loaded(self._system), names.listed(self._system) | away)
+            return self._surroundings
+        finally:
+            self._steady.release()
+
+    def renew(self) -> None:
+        """Open NVML anew: it knows the GPUs that were there when it was opened."""
+        with self._steady:
+            try:
+                self._without_library(LIBRARY, lambda: None, "Opening NVML anew")
+                self._boards.begin(discover.read_driver(self._nvml))
+            except BackendUnavailable:
+                raise
+            except AcceleratorError as error:
+                raise BackendUnavailable(error.message, hint=error.hint) from error
 
     def set_partitioning(self, uuid: str, enabled: bool) -> None:
         """Switch MIG on or off; on boards that need a reset the change stays pending."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Which GPUs the kernel knows of, for those that NVML says nothing about: from the driver's files and from sysfs."""
+"""Which GPUs the kernel knows of, and which driver it has loaded, without asking NVML: from the driver's files and from sysfs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from .. import pci
 from ..system import System
 
 _INFORMATION = "/proc/driver/nvidia/gpus"
+_VERSION = "/proc/driver/nvidia/version"
+_MODULES = "/proc/modules"
 _PCI = "/sys/bus/pci/devices"
 _VENDOR = "0x10de"
 _DISPLAY = "0x03"  # class of VGA and 3D controllers
@@ -48,6 +50,20 @@ def kernel_gpus(system: System) -> tuple[KernelGpu, ...]:
     for name in () if found else gpus_on_the_bus(system):
         found[name] = KernelGpu(name)
     return tuple(found[address] for address in sorted(found))
+
+
+def listed(system: System) -> frozenset[str]:
+    """Return the PCI addresses of the GPUs that NVIDIA's driver has, as its folder spells them."""
+    return frozenset(system.list_directory(_INFORMATION))
+
+
+def loaded(system: System) -> tuple[str, ...]:
+    """Return what tells one loaded driver from another, of another version or loaded again; nothing where none is loaded."""
+    version = _says(system, _VERSION)
+    lines = (line.split() for line in _says(system, _MODULES).splitlines() if line.startswith("nvidia "))
+    # Of a module's line: its size and its address. How often it is used, and by whom, changes all the time.
+    places = tuple(word for words in lines for word in (*words[1:2], *words[5:6]))
+    return (version, *places) if version else ()
 
 
 def gpus_on_the_bus(system: System) -> tuple[str, ...]:

@@ -16,9 +16,9 @@ from ..claims.ownership import Ownership
 from ..core.backend import Backend
 from ..core.errors import AcceleratorError, BackendUnavailable, InUse
 from ..core.layout import Rule
-from ..core.model import Finding
+from ..core.model import Finding, Surroundings
 from ..inventory import survey
-from ..logs import StateLog
+from ..logs import StateLog, fields
 from . import shared
 from .lending import Lending
 from .shared import Conditions, Shared, Snapshot
@@ -31,6 +31,8 @@ PART = "hardware"
 PATIENCE = 3
 # So many seconds a look waits for a device that was never read, and so long after it the next look follows.
 AWAIT_SECONDS = 2.0
+# How often the machine is asked whether devices or their driver have come or gone, which no event tells.
+SURROUNDINGS_SECONDS = 1.0
 
 
 class HardwareWatch:
@@ -70,6 +72,8 @@ class HardwareWatch:
         self._soon = soon
         self._lending = lending
         self._lent = False
+        self._surroundings: Surroundings | None = None
+        self._is_outdated = False  # whether the library knows what was there when it was opened, and no longer is
         self._awaits = False  # whether a device is still being read for the first time
         # Of its own: a look never waits for claims.
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{backend.vendor}-look")
@@ -84,8 +88,14 @@ class HardwareWatch:
                     await self._lend()
                 if not is_open:
                     self._lending.take()
+                    await self._has_changed()
                     await self._thread(self._backend.open)
                     is_open = True
+                elif self._is_outdated:
+                    LOG.info("devices or their driver have come or gone", extra=fields(driver=self._driver))
+                    self._full_look = float("-inf")
+                    await self._thread(self._backend.renew)
+                self._is_outdated = False
                 await self.look()
                 failures, delay = 0, shared.RETRY_FIRST
                 await self._pause(min(self._interval, AWAIT_SECONDS) if self._awaits else self._interval)
@@ -208,9 +218,20 @@ class HardwareWatch:
             self._edits.report("what every container needs is there", driver=self._driver)
 
     async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._soon.wait(), seconds)
+        """Wait until the next look is due: after so many seconds, when it is asked for, or when devices or driver have changed."""
+        until = asyncio.get_running_loop().time() + seconds
+        while (left := until - asyncio.get_running_loop().time()) > 0 and not self._soon.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._soon.wait(), min(left, SURROUNDINGS_SECONDS))
+            if await self._has_changed():
+                self._is_outdated = True
+                break
         self._soon.clear()
+
+    async def _has_changed(self) -> bool:
+        """Whether devices or their driver have come or gone since this was asked last."""
+        before, self._surroundings = self._surroundings, await self._thread(self._backend.surroundings)
+        return before != self._surroundings
 
     async def _thread(self, function: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
