@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Callable
 
 from ..claims.records import ClaimReference
-from ..claims.service import ANSWER_SECONDS, Outcome
+from ..claims.answers import ANSWER_SECONDS, Outcome
 from ..deadlines import within
 from ..kubelet.server import Claims
 
