@@ -19,7 +19,7 @@ export RUFF_CACHE_DIR := $(CACHE)/ruff
 export MYPY_CACHE_DIR := $(CACHE)/mypy
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
 
-.PHONY: help demo test prove test-unit test-simulator test-cluster test-molecule lint format bench clean clean-cache venv tree packages
+.PHONY: help demo test prove chaos test-unit test-simulator test-cluster test-molecule lint format bench clean clean-cache venv tree packages
 
 help: ## say what the targets are
 	@printf 'usage: make TARGET\n\n'
@@ -34,6 +34,9 @@ test: venv tree ## what every change passes: gates, unit, simulator, cluster, mo
 
 prove: venv tree ## the same and all that is long: before anything is called done
 	@$(PYTHON) tests/tools/suites.py lint release unit simulator cluster molecule prove
+
+chaos: venv tree ## the driver killed, its store damaged, its disk full, its hardware failing; CHAOS='--help' says what there is
+	@$(PYTHON) -m tests.chaos $(CHAOS)
 
 test-unit: venv tree ## the core, the daemons' parts and the modules; no cluster
 	@$(PYTHON) tests/tools/suites.py unit

@@ -155,8 +155,15 @@ def prove(work: Path) -> list[Step]:
         [sys.executable, ROOT / "tests/tools/break_product.py"],
         remedy="a test that stays green with the product broken proves nothing: mend it, or the list in break_product.py.",
     )
+    chaos = Step(
+        "chaos",
+        "1 h",
+        [sys.executable, "-m", "tests.chaos"],
+        remedy="each case that went wrong says how to see it again.",
+        show="Chaos of seed",
+    )
     long = molecule_steps([name for name in scenarios() if name in LONG_SCENARIOS])
-    return [build, breaks, *long, replace(step, after=(build.name,))]
+    return [build, breaks, chaos, *long, replace(step, after=(build.name,))]
 
 
 def bench(work: Path) -> list[Step]:

@@ -231,6 +231,24 @@ def test_sockets_of_a_killed_driver_do_not_hinder(short: Path) -> None:
     assert not list((short / "plugins/gpu.nvidia.com").iterdir())
 
 
+def test_sockets_that_never_got_their_name_go_with_the_next_start(short: Path) -> None:
+    """A driver was killed between making a socket and putting it in its place; another instance's are left alone."""
+    paths = [short / name for name in ("plugins/gpu.nvidia.com/dra.sock", "plugins_registry/gpu.nvidia.com-reg.sock")]
+    others = [sockets.private_path(str(path.with_name(f"other-{path.name}"))) for path in paths]
+    for path, private in [(Path(sockets.private_path(str(path))), other) for path, other in zip(paths, others)]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for name in (str(path), private):
+            with socket.socket(socket.AF_UNIX) as stale:
+                stale.bind(name)
+
+    async def scenario(plugin: PluginServer, claims: Recorded) -> None:
+        for path, other in zip(paths, others):
+            hidden = [str(each) for each in path.parent.iterdir() if each.name.startswith(".")]
+            assert path.is_socket() and hidden == [other]
+
+    run(short, scenario)
+
+
 def test_file_in_the_way_is_left_alone(short: Path) -> None:
     path = short / "plugins_registry/gpu.nvidia.com-reg.sock"
     path.parent.mkdir(parents=True)

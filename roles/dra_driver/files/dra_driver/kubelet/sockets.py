@@ -17,7 +17,6 @@ import fcntl
 import hashlib
 import os
 import re
-import secrets
 import socket
 import stat
 import struct
@@ -188,8 +187,11 @@ def identity_of(path: str) -> Identity | None:
 
 
 def private_path(path: str) -> str:
-    """Return the name under which a socket is made, beside its place. Processes of two containers may have one number."""
-    return str(Path(path).parent / f".{secrets.token_hex(3)}")
+    """Return the name under which a socket is made, beside its place; each socket has its own.
+
+    A process that is killed before the socket is in its place leaves it behind, and the next one finds it: grpcio removes it.
+    """
+    return str(Path(path).parent / f".{hashlib.sha256(path.encode()).hexdigest()[:6]}")
 
 
 def put_in_place(private: str, path: str) -> Identity | None:

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The chaos: one driver on one simulated node, and all that can go wrong with both. A table at the end says what came of it.
+
+``python -m tests.chaos --help`` from the checkout (``make chaos`` runs all of it). Needs root, gcc and unshare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = "DRA_ACCELERATORS_CHAOS_LIBRARY"
+
+
+def find_parts() -> None:
+    """Have this process, and those that it starts, find the product and what the tests have in common."""
+    tree = subprocess.run([ROOT / "tests/tools/tree"], check=True, capture_output=True, text=True).stdout.strip()
+    folders = [f"{tree}/python", str(ROOT), *(f"{ROOT}/tests/unit/{name}" for name in ("dra_driver", "core"))]
+    folders.append(f"{ROOT}/roles/simulator/files")
+    sys.path[:0] = folders
+    os.environ["PYTHONPATH"] = os.pathsep.join(folders)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    number = os.environ.get
+    made.add_argument(
+        "--seed", type=int, default=int(number("CHAOS_SEED", "0")) or random.SystemRandom().randrange(10**9)
+    )
+    made.add_argument("--runs", type=int, default=int(number("CHAOS_RUNS", "300")), help="kills of each kind")
+    made.add_argument(
+        "--seconds",
+        type=float,
+        default=float(number("CHAOS_SECONDS", "300")),
+        help="at most so long for each kind or fault",
+    )
+    made.add_argument(
+        "--faults",
+        default="",
+        help="only these, by commas: kill, store, older, newer, disk, …; an unknown one names them",
+    )
+    made.add_argument("--kinds", default="", help="kill only claims of these kinds, by commas")
+    made.add_argument(
+        "--cases", type=int, default=int(number("CHAOS_CASES", "0")), help="cases of each other fault (0: as it has)"
+    )
+    made.add_argument(
+        "--away", type=float, default=float(number("CHAOS_AWAY_SECONDS", "30")), help="seconds without an API server"
+    )
+    made.add_argument("--case", type=int, help="only the case with this number")
+    made.add_argument("--log", type=Path, default=Path("/tmp/chaos-driver.log"), help="where the driver writes")
+    return made
+
+
+def main() -> int:
+    """Run what was asked for."""
+    find_parts()
+    options = parser().parse_args()
+    from tests.chaos import surroundings
+    from tests.simulator.nvml_builds import build
+
+    if LIBRARY not in os.environ:
+        os.environ[LIBRARY] = str(build().folder)  # before the node's namespaces: it stays in the cache
+    surroundings.enter()
+    from tests.chaos.campaigns import run
+
+    return run(options, Path(os.environ[LIBRARY]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""All that is tried, one after the other on one node, and how often."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tests.chaos import breaking, kill, outages, storing
+from tests.chaos.kinds import KINDS
+from tests.chaos.node import Node
+from tests.chaos.results import Results
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of fault. ``play`` is given the node, the number of the case and its own chance; ``cases`` is how many there are."""
+
+    name: str
+    play: Callable[[Node, int, random.Random], None]
+    cases: int
+
+
+def faults(away: float) -> tuple[Fault, ...]:
+    """All but the kills; ``away`` is how long the API server is, in seconds."""
+    return (
+        Fault("store", partial(storing.damaged, checkpointed=False), 100),
+        Fault("store-at-rest", partial(storing.damaged, checkpointed=True), 50),
+        Fault("older", storing.older, 20),
+        Fault("newer", storing.newer, 5),
+        Fault("disk", storing.disk, 24),
+        Fault("nvml-call", breaking.step, breaking.count_of_steps()),
+        Fault("xid-burst", breaking.errors, 5),
+        Fault("hang", breaking.hang, 6),
+        Fault("api-away", partial(outages.api_away, seconds=away), 2),
+        Fault("kubelet-storm", outages.kubelet_storm, 10),
+        Fault("clock-jump", outages.clock_jump, len(outages.JUMPS)),
+        Fault("two-drivers", outages.two_drivers, 10),
+        Fault("leftovers", outages.leftovers, 10),
+    )
+
+
+def run(options: argparse.Namespace, library: Path) -> int:
+    """Try what was asked for, print the table and return the exit status: 1 where anything went wrong."""
+    every = faults(options.away)
+    wanted = set(filter(None, options.faults.split(","))) or {"kill", *(fault.name for fault in every)}
+    unknown = wanted - {"kill", *(fault.name for fault in every)}
+    kinds = set(filter(None, options.kinds.split(","))) or {kind.name for kind in KINDS}
+    unknown |= kinds - {kind.name for kind in KINDS}
+    if unknown:
+        names = ", ".join(["kill", *(fault.name for fault in every)])
+        print(
+            f"chaos: unknown: {', '.join(sorted(unknown))}; faults are {names}; kinds are {', '.join(k.name for k in KINDS)}"
+        )
+        return 2
+
+    def again(fault: str, kind: str, number: int) -> str:
+        which = f"--kinds {kind} " if fault == "kill" else ""
+        return f"make chaos CHAOS='--seed {options.seed} --faults {fault} {which}--case {number}'"
+
+    print(f"chaos: seed {options.seed}; the driver writes to {options.log}", flush=True)
+    options.log.unlink(missing_ok=True)
+    results, began = Results(again), time.monotonic()
+    node = Node(library, options.log)
+    node.start()
+    node.wait_ready()
+    if "kill" in wanted:
+        for kind in (kind for kind in KINDS if kind.name in kinds):
+            kill.campaign(
+                node, kind, results, seed=options.seed, runs=options.runs, seconds=options.seconds, only=options.case
+            )
+            results.tell()
+    for fault in (fault for fault in every if fault.name in wanted):
+        deadline = time.monotonic() + options.seconds
+        numbers = range(options.cases or fault.cases) if options.case is None else [options.case]
+        for number in numbers:
+            if time.monotonic() > deadline:
+                break
+            chance = random.Random(f"{options.seed}/{fault.name}/{number}")
+            with results.case(
+                node,
+                fault.name,
+                "",
+                number,
+                (fault.play.func if isinstance(fault.play, partial) else fault.play).__doc__ or "",
+            ):
+                fault.play(node, number, chance)
+            node.api.forget()
+        results.tell()
+    node.close()
+    print(f"\nChaos of seed {options.seed}, {time.monotonic() - began:.0f} s\n{results.table()}", flush=True)
+    return 1 if any(row.failed for row in results.rows) else 0

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The driver killed while it prepares, unprepares and recovers claims of every kind: at each stage, and at any instant.
+
+A case kills it once, or a second time while it recovers. When it is back every claim is prepared or cleanly gone, before the kubelet
+asks: all that can be seen of the node is as it was before the claim came, or as an undisturbed driver leaves it. Then the kubelet asks
+again, or gives the claim back.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grpc
+
+from tests.chaos.kinds import Kind
+from tests.chaos.node import CrashLoop, Node
+from tests.chaos.results import Leaked, Lost, Results
+from tests.chaos.snapshot import Snapshot, check_files, difference, snapshot
+
+FAULT = "kill"
+RECOVERY = ("recovery-planned", "recovery-step-done")
+#: As long as the stages of a recovery may take until a driver that was to die at one counts as past it.
+SETTLE_SECONDS = 20.0
+#: One case in so many is killed a second time, while it recovers.
+AGAIN = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case. ``stage`` "" kills at an instant, ``part`` of the usual duration after the call began."""
+
+    verb: str
+    stage: str
+    part: float
+    again: str
+    again_part: float
+    stays: bool
+
+    def describe(self) -> str:
+        where = f"at {self.stage}" if self.stage else f"after {self.part:.2f} of {self.verb}'s time"
+        again = f", again {f'at {self.again}' if self.again else f'{self.again_part:.3f} s after the start'}"
+        second = again if self.again or self.again_part else ""
+        return f"{self.verb} killed {where}{second}; then it is {'asked for again' if self.stays else 'given back'}"
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What a kind leaves when nothing happens: before, prepared; and how long its calls take, in seconds."""
+
+    name: str
+    uid: str
+    before: Snapshot
+    prepared: Snapshot
+    seconds: dict[str, float]
+
+
+def cases(kind: Kind, seed: int, only: int | None = None) -> Iterator[tuple[int, Case]]:
+    """All stages, then any instants, without an end; each case is decided by its number alone."""
+    stages = [("prepare", stage) for stage in kind.prepare_stages] + [
+        ("unprepare", stage) for stage in kind.unprepare_stages
+    ]
+    fixed = [(*each, stays) for each in stages for stays in (True, False)]
+    number = 0 if only is None else only
+    while only is None or number == only:
+        chance = random.Random(f"{seed}/{kind.name}/{number}")
+        verb, stage, stays = (
+            fixed[number]
+            if number < len(fixed)
+            else (chance.choice(["prepare", "unprepare"]), "", chance.random() < 0.5)
+        )
+        twice = chance.randrange(AGAIN) == 0
+        again = chance.choice(["", *RECOVERY]) if twice else ""
+        part = chance.uniform(0, 0.3) if twice and not again else 0.0
+        yield number, Case(verb, stage, 0.0 if stage else chance.uniform(0, 1.3), again, part, stays)
+        number += 1
+
+
+def usual(node: Node, kind: Kind) -> Usual:
+    """Prepare a claim of the kind a few times without a fault; its traces are always the same."""
+    name, uid = node.claim_of(kind)
+    node.prepare(name, uid)
+    node.unprepare(name, uid)
+    before = snapshot(node.silicon)
+    seconds = {"prepare": 0.0, "unprepare": 0.0}
+    prepared: Snapshot = {}
+    for _time in range(3):
+        began = time.perf_counter()
+        node.prepare(name, uid)
+        middle = time.perf_counter()
+        found = snapshot(node.silicon)
+        check_files(node.silicon)
+        if prepared and (text := difference(found, prepared)):
+            raise Leaked(f"two undisturbed prepares differ\n{text}")
+        prepared = found
+        ending = time.perf_counter()
+        node.unprepare(name, uid)
+        seconds = {"prepare": middle - began, "unprepare": time.perf_counter() - ending}
+        if text := difference(snapshot(node.silicon), before):
+            raise Leaked(f"after an undisturbed unprepare\n{text}")
+    if not difference(prepared, before):
+        raise Lost("a prepared claim leaves no trace: the comparison proves nothing")
+    return Usual(name, uid, before, prepared, seconds)
+
+
+def campaign(
+    node: Node, kind: Kind, results: Results, *, seed: int, runs: int, seconds: float, only: int | None
+) -> None:
+    """So many cases, or as many as fit into the time; those of stages are tried whatever they take."""
+    ordinary = usual(node, kind)
+    stages = 2 * (len(kind.prepare_stages) + len(kind.unprepare_stages))
+    deadline = time.monotonic() + seconds
+    for number, case in cases(kind, seed, only):
+        if only is None and (number >= runs or (number >= stages and time.monotonic() > deadline)):
+            return
+        with results.case(node, FAULT, kind.name, number, case.describe()):
+            play(node, ordinary, case)
+        node.api.forget()
+
+
+def play(node: Node, ordinary: Usual, case: Case) -> None:
+    """One case, on a node with a driver that runs and nothing prepared; it ends so as well."""
+    name, uid = ordinary.name, ordinary.uid
+    if case.verb == "unprepare":
+        node.prepare(name, uid)
+    if case.stage:
+        node.kill()
+        node.start(case.stage)
+    answered = killed(node, case, ordinary)
+    if case.again or case.again_part:
+        kill_the_recovery(node, case)
+    node.start()
+    node.wait_ready()
+    found = settled(node, ordinary)
+    if answered and found != case.verb:
+        raise (Lost if case.verb == "prepare" else Leaked)(
+            f"{case.verb} was answered without an error, and after the restart the claim is {found}d"
+        )
+    check_files(node.silicon)
+    if case.stays:
+        node.prepare(name, uid)
+        if text := difference(snapshot(node.silicon), ordinary.prepared):
+            raise Lost(f"prepared again\n{text}")
+        check_files(node.silicon)
+    node.unprepare(name, uid)
+    if text := difference(snapshot(node.silicon), ordinary.before):
+        raise Leaked(f"given back\n{text}")
+
+
+def killed(node: Node, case: Case, ordinary: Usual) -> bool:
+    """Call the driver and have it die; whether it has answered before, without an error."""
+    method = "NodePrepareResources" if case.verb == "prepare" else "NodeUnprepareResources"
+    answer = node.begin(method, ordinary.name, ordinary.uid)
+    if case.stage:
+        status = node.wait_ended()
+        if status != -signal.SIGKILL:
+            raise CrashLoop(f"the driver ended with {status} and not by its own SIGKILL at {case.stage}")
+    else:
+        time.sleep(case.part * ordinary.seconds[case.verb])
+        node.kill()
+    try:
+        return not answer.result(timeout=10).claims[ordinary.uid].error
+    except (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
+        return False
+
+
+def kill_the_recovery(node: Node, case: Case) -> None:
+    """Start the driver and kill it again; one that has recovered before is killed at rest."""
+    node.start(case.again, serves=False)
+    deadline = time.monotonic() + (2.0 if case.again else case.again_part)
+    while not node.ended() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    if node.ended() and (status := node.wait_ended()) != -signal.SIGKILL:
+        raise CrashLoop(f"the driver ended with {status} while it recovered")
+    if node.pid:
+        node.kill()
+
+
+def settled(node: Node, ordinary: Usual) -> str:
+    """Wait until the node is as with the claim prepared, or as without it; which of them. Raises Leaked."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        found = snapshot(node.silicon)
+        without, with_it = difference(found, ordinary.before), difference(found, ordinary.prepared)
+        if not without or not with_it:
+            return "unprepare" if not without else "prepare"
+        if time.monotonic() > deadline:
+            raise Leaked(
+                f"neither prepared nor gone; what differs from a node without the claim:\n{without}\nfrom prepared:\n{with_it}"
+            )
+        time.sleep(0.02)

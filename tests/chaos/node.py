@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A node with a driver: the driver's process, and whoever speaks to it as the kubelet.
+
+The driver is the program that users have, with its configuration, on the node of ``surroundings``: SQLite, gRPC over its sockets, NVML
+by the simulated library, CDI files. The API server is the small one of the unit tests, on a thread of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import yaml
+from api_model import ApiModel, kubeconfig
+from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc, plugin_registration_pb2, plugin_registration_pb2_grpc
+from dra_driver.status_command import living
+from gpu_simulator.library import Library, find_library
+from machine_model import Claims
+
+from tests.chaos import surroundings
+from tests.chaos.kinds import LAYOUT, MACHINE, STATIC, Kind
+
+DRIVER = "gpu.nvidia.com"
+STATE = Path("/var/lib/kubelet/plugins") / DRIVER
+REGISTRY = Path("/var/lib/kubelet/plugins_registry")
+CDI = Path("/var/run/cdi")
+CONFIGURATION = "/etc/dra-accelerators/driver.yaml"
+KUBECONFIG = "/etc/dra-accelerators/kubeconfig"
+LAUNCHER = Path(__file__).with_name("launcher.py")
+#: As long as the kubelet waits for an answer.
+CALL_SECONDS = 45.0
+START_SECONDS = 60.0
+
+
+class Broken(AssertionError):
+    """The driver, or what it was to keep, is not as it has to be. The text says what was found and what was expected."""
+
+    column = "other"
+
+
+class CrashLoop(Broken):
+    """The driver ended by itself."""
+
+    column = "crash loops"
+
+
+class Api:
+    """The API server, on a thread. ``claims`` are those of the cluster."""
+
+    def __init__(self) -> None:
+        # That a driver which is killed hangs up is no error of the server's.
+        logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+        self.model = ApiModel()
+        self.allocated = Claims()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.call(self.model.start())
+        self.port = int(self.model.url.rpartition(":")[2])
+
+    def call(self, work: Any, seconds: float = 30) -> Any:
+        """Have something done on its thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+
+    def allocate(self, name: str, *results: str | Mapping[str, Any], config: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Write a claim and its allocation, and return its UID."""
+        uid = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
+        self.allocated.allocate(name, *results, uid=uid, config=config)
+        self.model.claims[name] = self.allocated.claims["default", name]
+        return uid
+
+    def forget(self) -> None:
+        """Drop what it remembers of requests."""
+        self.model.log.clear()
+        self.model.headers.clear()
+        self.model.events.clear()
+
+    def away(self) -> None:
+        """Answer nobody any more."""
+        self.call(self.model.stop())
+
+    def back(self) -> None:
+        """Answer at the same address again."""
+
+        async def listen() -> None:
+            from aiohttp import web
+
+            runner = self.model._runner
+            assert runner is not None
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", self.port).start()
+
+        self.call(listen())
+
+
+class Node:
+    """The node, with at most one driver that runs. Made once in a process."""
+
+    def __init__(self, library: Path, log: Path) -> None:
+        surroundings.lay(library, MACHINE)
+        self.log = log
+        self.api = Api()
+        self.silicon = Library(find_library(surroundings.LIBRARIES))
+        self.pid = 0
+        self._bus = surroundings.start_bus()
+        CDI.mkdir(parents=True, exist_ok=True)
+        Path(KUBECONFIG).write_text(json.dumps(kubeconfig(self.api.model.url)), encoding="utf-8")
+        self.configure()
+        self.lay_out()
+        self._launcher = subprocess.Popen(
+            [sys.executable, "-u", LAUNCHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._channel: grpc.Channel | None = None
+        self._ended: dict[int, int] = {}
+
+    @staticmethod
+    def configure(**settings: Any) -> None:
+        """Write the driver's configuration."""
+        document = {
+            "node_name": "node-1",
+            "kubeconfig": KUBECONFIG,
+            "layout": [dict(rule) for rule in LAYOUT],
+            "inventory_interval": 2,
+            **settings,
+        }
+        Path(CONFIGURATION).write_text(yaml.safe_dump(document), encoding="utf-8")
+
+    @staticmethod
+    def lay_out() -> None:
+        """Make the partitions of the layout, as the node's boot does."""
+        rules = STATE.parent.parent / "layout.json"
+        rules.write_text(json.dumps(list(LAYOUT)), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "dra_driver.cli", "layout", "apply", "--file", rules, "--config", CONFIGURATION],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise Broken(f"the layout: {done.stdout}{done.stderr}")
+
+    def begin_anew(self) -> None:
+        """Forget all that a case that went wrong has left, by force: boards without power, folders empty, no programs."""
+        if self.pid:
+            self.kill()
+        self.silicon.command("clear all")
+        subprocess.run(["systemctl", "stop", "*"], check=False, capture_output=True)
+        for folder in (STATE, CDI, Path("/run/dra-accelerators/companions")):
+            for path in folder.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self.silicon.command("power-cycle")
+        for device in Path("/sys/bus/pci/drivers/vfio-pci").glob("0000:*"):
+            (device / "driver_override").write_text("")
+            (device / "driver/unbind").write_text(device.name)
+            self.until("the bus has unbound it", lambda device=device: not (device / "driver").is_symlink())
+            Path("/sys/bus/pci/drivers/nvidia/bind").write_text(device.name)
+        self.lay_out()
+        self.start()
+        self.wait_ready()
+
+    # The driver's process
+
+    def launch(
+        self, stage: str = "", *, clock: Path | None = None, library: Path | None = None, timer: float | None = None
+    ) -> int:
+        """Start a driver that dies when ``stage`` is complete; return its process ID at once.
+
+        ``library`` is loaded into it before the C library and reads ``clock``; ``timer`` is how often it visits its claims, in seconds.
+        """
+        assert self._launcher.stdin and self._launcher.stdout
+        order = {
+            "stage": stage,
+            "log": str(self.log),
+            "arguments": ["node", "--config", CONFIGURATION],
+            "clock": str(clock or ""),
+            "library": str(library or ""),
+            "timer": timer,
+        }
+        self._launcher.stdin.write(json.dumps(order) + "\n")
+        self._launcher.stdin.flush()
+        return int(self._launcher.stdout.readline())
+
+    def start(self, stage: str = "", *, serves: bool = True, **options: Any) -> None:
+        """Start the driver; with ``serves`` wait until the kubelet can register it. ``options`` are those of ``launch``."""
+        assert not self.pid, "a driver runs"
+        self.pid = self.launch(stage, **options)
+        if serves:
+            self.wait_serving()
+
+    def wait_serving(self) -> None:
+        """Wait until the driver answers, and register it, as the kubelet does."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                with grpc.insecure_channel(f"unix:{REGISTRY}/{DRIVER}-reg.sock") as channel:
+                    stub = plugin_registration_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
+                    stub.GetInfo(plugin_registration_pb2.InfoRequest(), timeout=5)
+                    stub.NotifyRegistrationStatus(
+                        plugin_registration_pb2.RegistrationStatus(plugin_registered=True), timeout=5
+                    )
+                break
+            except grpc.RpcError as error:
+                if self.ended():
+                    raise CrashLoop(
+                        f"the driver ended with {self._ended[self.pid]} before it served\n{self.said()}"
+                    ) from None
+                if time.monotonic() > deadline:
+                    raise Broken(f"the driver does not serve: {error}\n{self.said()}") from None
+                time.sleep(0.005)
+        self.connect()
+
+    def connect(self) -> None:
+        """Speak to the process that runs now."""
+        self.hang_up()
+        self._channel = grpc.insecure_channel(f"unix:{STATE}/dra.sock")
+
+    def hang_up(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def ended(self, pid: int = 0) -> bool:
+        """Whether the driver's process has ended."""
+        pid = pid or self.pid
+        if pid not in self._ended:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if not found:
+                return False
+            self._ended[pid] = os.waitstatus_to_exitcode(status)
+        return True
+
+    def wait_ended(self, seconds: float = 30, pid: int = 0) -> int:
+        """Wait until the process has ended, and return how: an exit status, or a signal as a negative number."""
+        pid = pid or self.pid
+        descriptor = os.pidfd_open(pid) if pid not in self._ended else -1
+        try:
+            if descriptor >= 0 and not select.select([descriptor], [], [], seconds)[0]:
+                raise Broken(f"the driver did not end within {seconds:g} s\n{self.said()}")
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        assert self.ended(pid)
+        status = self._ended[pid]
+        if pid == self.pid:
+            self.pid = 0
+            self.hang_up()
+        return status
+
+    def kill(self) -> None:
+        """End the driver as ``kill -9`` does; one that has ended already is no error."""
+        if not self.ended():
+            os.kill(self.pid, signal.SIGKILL)
+        self.wait_ended()
+
+    def stop(self) -> None:
+        """End the driver as its service manager does."""
+        if not self.ended():
+            os.kill(self.pid, signal.SIGTERM)
+        status = self.wait_ended()
+        if status:
+            raise Broken(f"the driver ended with {status} when it was asked to\n{self.said()}")
+
+    def close(self) -> None:
+        """End everything."""
+        if self.pid:
+            self.kill()
+        self._launcher.kill()
+        self._bus.kill()
+
+    def said(self, lines: int = 40) -> str:
+        """The driver's last lines."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
+
+    def status(self) -> dict[str, Any]:
+        """How the driver is, in its own words."""
+        return living(DRIVER, f"{STATE}/status.sock")
+
+    # The kubelet's part
+
+    def message(self, name: str, uid: str) -> dra_v1_pb2.Claim:
+        return dra_v1_pb2.Claim(namespace="default", name=name, uid=uid)
+
+    def begin(self, method: str, name: str, uid: str) -> Any:
+        """Call the driver and return at once: a future of its answer."""
+        assert self._channel is not None
+        stub = dra_v1_pb2_grpc.DRAPluginStub(self._channel)
+        request = getattr(dra_v1_pb2, f"{method}Request")(claims=[self.message(name, uid)])
+        return getattr(stub, method).future(request, timeout=CALL_SECONDS)
+
+    def ask(self, method: str, name: str, uid: str) -> Any:
+        """Call the driver once and return its answer about the claim. Raises grpc.RpcError."""
+        answer = self.begin(method, name, uid).result()
+        if set(answer.claims) != {uid}:
+            raise Broken(f"{method} of {uid} was answered for {sorted(answer.claims)}")
+        return answer.claims[uid]
+
+    def insist(self, method: str, name: str, uid: str, seconds: float = 30) -> Any:
+        """Call until there is no error, as the kubelet does."""
+        deadline = time.monotonic() + seconds
+        while True:
+            answer = self.ask(method, name, uid)
+            if not answer.error:
+                return answer
+            if time.monotonic() > deadline:
+                raise Broken(f"{method} of {name} is refused for {seconds:g} s: {answer.error}\n{self.said()}")
+            time.sleep(0.05)
+
+    def prepare(self, name: str, uid: str) -> Any:
+        return self.insist("NodePrepareResources", name, uid)
+
+    def unprepare(self, name: str, uid: str) -> Any:
+        return self.insist("NodeUnprepareResources", name, uid)
+
+    def devices(self) -> dict[str, dict[str, Any]]:
+        """What is published, by name."""
+        return {
+            str(device["name"]): device
+            for item in list(self.api.model.slices.values())
+            for device in item["spec"].get("devices", ())
+        }
+
+    def claim_of(self, kind: Kind, name: str = "") -> tuple[str, str]:
+        """Write a claim of a kind, allocated; returns its name and UID."""
+        name = name or kind.name
+        statics = sorted(
+            each for each, device in self.devices().items() if "-mig-" in each and each.startswith("gpu-0-")
+        )
+        results = [statics[0] if each == STATIC else each for each in kind.results]
+        return name, self.api.allocate(name, *results, config=kind.config)
+
+    def until(self, what: str, condition: Callable[[], Any], seconds: float = 30) -> Any:
+        """Wait until something is true."""
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            if time.monotonic() > deadline:
+                raise Broken(f"waited {seconds:g} s for: {what}\n{self.said()}")
+            time.sleep(0.01)
+        return found
+
+    def wait_ready(self, seconds: float = 60) -> None:
+        """Wait until the driver says that it is ready, its claims recovered and its devices published."""
+        self.until("the driver is ready", lambda: (told := self.status())["ready"] and told["published"], seconds)
+
+    @contextmanager
+    def faults(self, *commands: str) -> Iterator[None]:
+        """Have faults of the hardware for a while."""
+        try:
+            for command in commands:
+                self.silicon.command(f"fault {command}")
+            yield
+        finally:
+            self.silicon.command("clear all")

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What surrounds the driver fails: the API server, the kubelet, the clock, a second driver; and what others have left on the node."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+
+from tests.chaos.node import CDI, STATE, Broken, Node
+from tests.chaos.results import Leaked
+from tests.chaos.snapshot import difference, snapshot
+from tests.chaos.tenants import BY_NAME, Tenants
+
+HOUR, YEAR = 3600, 365 * 86400
+JUMPS = (HOUR, -HOUR, 86400, -30 * 86400, YEAR, -YEAR, 20 * YEAR, -30 * YEAR)
+CLOCK = Path("/run/chaos-clock")
+CLOCK_LIBRARY = Path("/run/chaos-clock.so")
+
+
+class Load:
+    """Claims that come and go all the while, one thread for each kind; what was answered, by kind."""
+
+    def __init__(self, node: Node, kinds: tuple[str, ...]) -> None:
+        self.node = node
+        self.claims = {kind: node.claim_of(BY_NAME[kind], f"load-{kind}") for kind in kinds}
+        self.rounds = dict.fromkeys(kinds, 0)
+        self.refusals: list[str] = []
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._cycle, args=(kind,)) for kind in kinds]
+
+    def _cycle(self, kind: str) -> None:
+        claim = self.claims[kind]
+        while not self._over.is_set():
+            for method in ("NodePrepareResources", "NodeUnprepareResources"):
+                try:
+                    answer = self.node.ask(method, *claim)
+                except (grpc.RpcError, AssertionError) as error:
+                    self.refusals.append(str(error))
+                    self._over.wait(0.05)
+                    continue
+                if answer.error:
+                    self.refusals.append(answer.error)
+                    self._over.wait(0.05)
+                else:
+                    self.rounds[kind] += 1
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            for thread in self._threads:
+                thread.join()
+        for claim in self.claims.values():
+            self.node.unprepare(*claim)
+
+
+def api_away(node: Node, number: int, chance: random.Random, *, seconds: float) -> None:
+    """No API server for a while, with claims that come and go: what is prepared stays and can be given back; then all goes on."""
+    del number
+    before = snapshot(node.silicon)
+    tenants = Tenants(node, ("static", "three"))
+    leaving = node.claim_of(BY_NAME["whole"])
+    node.prepare(*leaving)
+    load = Load(node, ("settings", "admin"))
+    restarts = chance.random() < 0.5
+    node.api.away()
+    try:
+        with load.running():
+            node.unprepare(*leaving)
+            for claim in tenants.claims:
+                if node.ask("NodePrepareResources", *claim).error:
+                    raise Broken("a claim that is prepared is refused without an API server")
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                if node.ended():
+                    raise Broken(f"the driver ended without an API server\n{node.said()}")
+                time.sleep(0.1)
+            done = sum(load.rounds.values())
+            if restarts:
+                node.kill()
+                node.start()
+                tenants.await_prepared()
+    finally:
+        node.api.back()
+    if not load.refusals or not any("API" in each or "api" in each for each in load.refusals):
+        raise Broken(f"new claims without an API server: {done} answered, refused with {load.refusals[:3]}")
+    node.wait_ready(90)
+    tenants.give_back()
+    node.until("nothing is left", lambda: not difference(snapshot(node.silicon), before))
+
+
+def kubelet_storm(node: Node, number: int, chance: random.Random) -> None:
+    """The kubelet starts again and again: calls hang up half-way, the same claims are asked for at once, its slices are deleted."""
+    del number
+    before = snapshot(node.silicon)
+    claims = [node.claim_of(BY_NAME[kind]) for kind in ("static", "three", "settings")]
+    for _start in range(15):
+        for name in list(node.api.model.slices):
+            node.api.call(_delete(node, name))
+        node.wait_serving()  # another registration, other connections
+        calls = []
+        for claim in claims * 3:
+            calls.append(node.begin("NodePrepareResources", *claim))
+            if chance.random() < 0.4:
+                calls.append(node.begin("NodeUnprepareResources", *claim))
+        time.sleep(chance.uniform(0, 0.05))
+        for call in calls:
+            if chance.random() < 0.7:
+                call.cancel()
+        node.hang_up()
+        if chance.random() < 0.2:
+            node.kill()
+            node.start()
+    node.wait_serving()
+    node.wait_ready()
+    for claim in claims:
+        node.prepare(*claim)
+    for claim in claims:
+        node.unprepare(*claim)
+    node.until("nothing is left", lambda: not difference(snapshot(node.silicon), before))
+    node.until("all devices are published again", lambda: len(node.devices()) > 100)
+
+
+async def _delete(node: Node, name: str) -> None:
+    if name in node.api.model.slices:
+        node.api.model.delete_slice(name)
+
+
+def compile_clock() -> None:
+    """Make the clock that is the driver's own."""
+    source = Path(__file__).with_name("clock.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", CLOCK_LIBRARY, source], check=True)
+
+
+def clock_jump(node: Node, number: int, chance: random.Random) -> None:
+    """The time of day jumps while claims are prepared, also over a restart: nothing ends, nothing is lost."""
+    jump = JUMPS[number % len(JUMPS)]
+    node.stop()
+    CLOCK.write_text("0")
+    if not CLOCK_LIBRARY.exists():
+        compile_clock()
+    node.start(clock=CLOCK, library=CLOCK_LIBRARY)
+    node.wait_ready()
+    tenants = Tenants(node)
+    CLOCK.write_text(str(jump))
+    other = node.claim_of(BY_NAME["admin"])
+    node.prepare(*other)
+    looked = node.status()["looked_at"]
+    if abs(looked - time.time() - jump) > 600:
+        node.until(
+            "the driver looks after the jump", lambda: abs(node.status()["looked_at"] - time.time() - jump) < 600
+        )
+    node.unprepare(*other)
+    if chance.random() < 0.5:
+        node.kill()
+        node.start(clock=CLOCK, library=CLOCK_LIBRARY)
+    node.wait_ready()
+    tenants.await_prepared()
+    CLOCK.write_text(str(-jump // 2))
+    node.wait_ready()
+    tenants.give_back()
+    node.stop()
+    node.start()
+    node.wait_ready()
+
+
+def two_drivers(node: Node, number: int, chance: random.Random) -> None:
+    """A second driver beside the first, or two at the same instant: one serves, and the other ends and has touched nothing."""
+    tenants = Tenants(node, ("static", "three"))
+    if number % 2:
+        second = node.launch()
+        status = node.wait_ended(pid=second)
+        if status != 1:
+            raise Broken(f"the second driver ended with {status}; expected 1")
+    else:
+        node.kill()
+        pids = [node.launch() for _time in range(chance.randint(2, 4))]
+        node.until("all but one have ended", lambda: sum(node.ended(pid) for pid in pids) == len(pids) - 1)
+        (node.pid,) = [pid for pid in pids if not node.ended(pid)]
+        node.wait_serving()
+    node.wait_ready()
+    if node.status()["pid"] not in (node.pid, 0):
+        raise Broken("another process than the one that lives says how the driver is")
+    tenants.await_prepared()
+    tenants.give_back()
+
+
+def leftovers(node: Node, number: int, chance: random.Random) -> None:
+    """Files, folders and programs of a claim that nobody has: gone when the driver has started, or with the next visit of its timer."""
+    before = snapshot(node.silicon)
+    running = number % 2 == 1
+    kept = Tenants(node, ("static",))
+    node.kill()
+    if running:
+        node.start(timer=1.0)  # a driver as it is visits what is there every ten minutes, this one every second
+        node.wait_ready()
+    leave_behind(str(uuid.UUID(int=chance.getrandbits(128))), chance)
+    if snapshot(node.silicon)["programs"] != before["programs"] + 1:
+        raise Broken("no MPS daemon runs that the driver could end")
+    if not running:
+        node.start()
+        node.wait_ready()
+    kept.await_prepared()
+    kept.give_back()
+    if text := difference(snapshot(node.silicon), before):
+        raise Leaked(text)
+    if running:
+        node.kill()
+        node.start()
+        node.wait_ready()
+
+
+def leave_behind(claim: str, chance: random.Random) -> None:
+    """Make what a claim has on the node: a CDI file that tells nothing, files for containers, an MPS daemon."""
+    (STATE / "metadata" / claim).mkdir(parents=True)
+    (STATE / "metadata" / claim / "r0.json").write_text("{}")
+    (CDI / f"k8s.gpu.nvidia.com-claim_{claim}.json").write_text(chance.choice(("{}", "", "no JSON", "[1, 2")))
+    folder = Path("/run/dra-accelerators/companions") / f"{claim}.0"
+    Path(f"{folder}.environment").write_text(
+        f'CUDA_MPS_PIPE_DIRECTORY="{folder}/pipe"\nCUDA_MPS_LOG_DIRECTORY="{folder}/log"\n'
+    )
+    Path(f"{folder}.commands").write_text("get_default_active_thread_percentage\n")
+    subprocess.run(["systemctl", "start", f"dra-accelerators-mps@{claim}.0.service"], check=True)

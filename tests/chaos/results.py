@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What came of all of it: one row for each fault and kind, and what went wrong with the command that shows it again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tests.chaos.node import Broken, Node
+
+COLUMNS = ("leaked", "lost", "crash loops", "other")
+
+
+class Leaked(Broken):
+    """Something is left that no claim has."""
+
+    column = "leaked"
+
+
+class Lost(Broken):
+    """A claim lacks what the kubelet was told that it has."""
+
+    column = "lost"
+
+
+@dataclass
+class Row:
+    """One line of the table."""
+
+    fault: str
+    kind: str
+    runs: int = 0
+    wrong: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COLUMNS, 0))
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> int:
+        return sum(self.wrong.values())
+
+
+class Results:
+    """Collects rows, and tells at once what went wrong. ``again`` makes the command that shows one case again."""
+
+    def __init__(self, again: Callable[[str, str, int], str]) -> None:
+        self.rows: list[Row] = []
+        self._again = again
+
+    def row(self, fault: str, kind: str) -> Row:
+        for row in self.rows:
+            if (row.fault, row.kind) == (fault, kind):
+                return row
+        self.rows.append(Row(fault, kind))
+        return self.rows[-1]
+
+    @contextmanager
+    def case(self, node: Node, fault: str, kind: str, number: int, what: str) -> Iterator[None]:
+        """Count one case; where it goes wrong, tell of it and begin anew with a clean node."""
+        row, began = self.row(fault, kind), time.monotonic()
+        try:
+            yield
+        except Exception as error:  # whatever goes wrong in one case is told, and the others are tried
+            column = error.column if isinstance(error, Broken) else "other"
+            row.wrong[column] += 1
+            print(
+                f"{column.upper()}: {fault}, {kind}, case {number}: {what}\n{type(error).__name__}: {error}\n"
+                f"the driver's last lines:\n{node.said()}\nTo see it again: {self._again(fault, kind, number)}\n",
+                flush=True,
+            )
+            node.begin_anew()
+        finally:
+            row.runs += 1
+            row.seconds += time.monotonic() - began
+
+    def tell(self) -> None:
+        """Print the last row."""
+        print(self.table().splitlines()[-1], flush=True)
+
+    def table(self) -> str:
+        """All rows."""
+        lines = [("fault", "kind", "runs", *COLUMNS, "seconds")]
+        lines += [
+            (row.fault, row.kind, str(row.runs), *(str(row.wrong[name]) for name in COLUMNS), f"{row.seconds:.0f}")
+            for row in self.rows
+        ]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if column < 2 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(line, widths))
+            ).rstrip()
+            for line in lines
+        )

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The store damaged in every way while the driver is down, and the disk full or read-only while it works."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.chaos import surroundings
+from tests.chaos.node import CDI, STATE, Broken, Node
+from tests.chaos.results import Leaked, Lost
+from tests.chaos.snapshot import difference, snapshot
+from tests.chaos.tenants import Tenants
+
+STORE = STATE / "state.db"
+LOG = Path(f"{STORE}-wal")
+#: What a store that was set aside leaves.
+ASIDE = ("state folder", "meta")
+BITS = 64
+ROOM = "size=4m,mode=0750"
+FILLER = "filler"
+
+
+def change(path: Path, alter: Callable[[bytearray], None]) -> None:
+    content = bytearray(path.read_bytes())
+    alter(content)
+    path.write_bytes(content)
+
+
+def flip(path: Path, chance: random.Random) -> None:
+    """Turn some bits around, near each other as a bad sector does or anywhere."""
+
+    def alter(content: bytearray) -> None:
+        start = chance.randrange(len(content))
+        for _bit in range(chance.randint(1, BITS)):
+            where = (
+                min(start + chance.randrange(512), len(content) - 1)
+                if chance.random() < 0.5
+                else chance.randrange(len(content))
+            )
+            content[where] ^= 1 << chance.randrange(8)
+
+    change(path, alter)
+
+
+def truncate(path: Path, chance: random.Random) -> None:
+    os.truncate(path, chance.randrange(path.stat().st_size))
+
+
+def version(number: str) -> None:
+    with sqlite3.connect(STORE) as connection:
+        connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (number,))
+    connection.close()
+
+
+def without_log(chance: random.Random) -> None:
+    del chance
+    LOG.unlink()
+    Path(f"{STORE}-shm").unlink(missing_ok=True)
+
+
+def lost(chance: random.Random) -> None:
+    del chance
+    for path in STATE.glob("state.db*"):
+        path.unlink()
+
+
+def rubbish(chance: random.Random) -> None:
+    STORE.write_bytes(chance.randbytes(chance.randrange(1, 20000)))
+
+
+DAMAGES: dict[str, Callable[[random.Random], object]] = {
+    "bits of the database": lambda chance: flip(STORE, chance),
+    "bits of its log": lambda chance: flip(LOG, chance),
+    "database truncated": lambda chance: truncate(STORE, chance),
+    "log truncated": lambda chance: truncate(LOG, chance),
+    "log lost": without_log,
+    "everything lost": lost,
+    "rubbish": rubbish,
+    "empty": lambda _chance: STORE.write_bytes(b""),
+    "an unknown schema": lambda _chance: version("0"),
+    "a folder in its place": lambda _chance: (STORE.unlink(), STORE.mkdir()),
+}
+
+
+def damaged(node: Node, number: int, chance: random.Random, *, checkpointed: bool) -> None:
+    """Claims are prepared, the driver is killed and its store damaged: all claims are still prepared when it is back."""
+    name = list(DAMAGES)[number % len(DAMAGES)]
+    tenants = Tenants(node)
+    if checkpointed and "log" not in name:
+        node.stop()  # everything is in the database, and there is no log
+    else:
+        node.kill()
+    DAMAGES[name](chance)
+    node.start()
+    node.wait_ready()
+    tenants.await_prepared(besides=ASIDE)
+    tenants.give_back(besides=ASIDE)
+    remove_aside()
+
+
+def remove_aside() -> None:
+    """Remove what was set aside, as whoever has looked at it does."""
+    for path in STATE.glob("state.db.damaged-*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def older(node: Node, number: int, chance: random.Random) -> None:
+    """The store as it was before some of the claims came, as out of a copy of the disk: those are still prepared as well."""
+    del number
+    kinds = ["settings", "static", "three", "passthrough"]
+    chance.shuffle(kinds)
+    known = chance.randrange(len(kinds))
+    before = Tenants(node, kinds[:known])
+    node.stop()
+    copy = STORE.read_bytes()
+    node.start()
+    node.wait_ready()
+    rest = Tenants(node, kinds[known:])
+    node.kill()
+    lost(chance)
+    STORE.write_bytes(copy)
+    node.start()
+    node.wait_ready()
+    rest.await_prepared(besides=ASIDE)
+    for claim in before.claims:
+        node.unprepare(*claim)
+    rest.before = before.before
+    rest.give_back(besides=ASIDE)
+    remove_aside()
+
+
+def newer(node: Node, number: int, chance: random.Random) -> None:
+    """The store of a release to come: nothing is served and nothing touched until that release has gone."""
+    del number
+    tenants = Tenants(node)
+    node.kill()
+    future = str(chance.randint(2, 99))
+    version(future)
+    content = STORE.read_bytes()
+    node.start(serves=False)
+    said = f"(version {future}; this release knows 1)"
+    node.until("the driver names the version", lambda: any(said in text for text in node.status()["problems"]))
+    if (STATE / "dra.sock").exists() and node.status()["ready"]:
+        raise Broken("it serves claims although it cannot read its store")
+    found = snapshot(node.silicon)
+    ours = {key: value for key, value in tenants.prepared.items() if key != "meta"}
+    if text := difference(found, ours):
+        raise Lost(f"it has touched the node although it cannot read its store\n{text}")
+    if STORE.read_bytes()[: len(content)] != content:
+        raise Lost("it has written to a store that it cannot read")
+    version("1")
+    node.wait_serving()
+    node.wait_ready()
+    tenants.await_prepared()
+    tenants.give_back()
+
+
+class Disk:
+    """A small disk under a folder of a driver that is stopped, with what was in the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._filler = folder / FILLER
+        content = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        surroundings.mount("tmpfs", folder, ROOM)
+        for name, data in content.items():
+            (folder / name).write_bytes(data)
+
+    def fill(self) -> None:
+        with self._filler.open("wb", buffering=0) as file:
+            size = 65536
+            while size:
+                try:
+                    file.write(b"\0" * size)
+                except OSError:
+                    size //= 2
+
+    def read_only(self) -> None:
+        surroundings.remount(self.folder, read_only=True)
+
+    def mend(self) -> None:
+        surroundings.remount(self.folder, read_only=False)
+        self._filler.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        surroundings.unmount(self.folder)
+
+
+MOMENTS = ("before prepare", "between", "at the start")
+#: Folder, what is wrong with its disk, and when. A folder in which a file is open for writing is not made read-only by hand.
+DISKS = (
+    *((STATE, "full", moment) for moment in MOMENTS),
+    (STATE, "read-only", "at the start"),
+    *((CDI, way, moment) for way in ("full", "read-only") for moment in MOMENTS),
+)
+
+
+def disk(node: Node, number: int, chance: random.Random) -> None:
+    """A folder's disk is full or read-only for a while: what cannot be done is refused and leaves nothing, and is done afterwards."""
+    folder, way, moment = DISKS[number % len(DISKS)]
+    node.stop()
+    place = Disk(folder)
+    spoil = place.fill if way == "full" else place.read_only
+    try:
+        node.start()
+        node.wait_ready()
+        before = snapshot(node.silicon)
+        tenants = Tenants(node, ("static", "three")) if moment != "before prepare" else None
+        if moment == "at the start":
+            node.kill()
+        spoil()
+        if moment == "at the start":
+            node.start(serves=False)
+            chance_to_end(node, chance.uniform(0.3, 1.5))
+        elif tenants is None:
+            refused(node, before)
+        else:
+            for claim in tenants.claims:
+                node.ask("NodeUnprepareResources", *claim)  # it may be refused, or done where that needs no room
+        place.mend()
+        if moment == "at the start":
+            node.wait_serving()
+        node.wait_ready()
+        if tenants is not None:
+            if moment == "at the start":
+                tenants.await_prepared(besides=("meta",))
+            tenants.give_back()
+        again = Tenants(node, ("settings", "three"))
+        again.give_back()
+        if text := difference(snapshot(node.silicon), before):
+            raise Leaked(text)
+        node.stop()
+    finally:
+        if node.pid:
+            node.kill()
+        place.remove()
+        node.start()
+        node.wait_ready()
+
+
+def chance_to_end(node: Node, seconds: float) -> None:
+    """See that the driver lives on for a while. Raises CrashLoop."""
+    from time import monotonic, sleep
+
+    from tests.chaos.node import CrashLoop
+
+    deadline = monotonic() + seconds
+    while monotonic() < deadline:
+        if node.ended():
+            raise CrashLoop(f"the driver ended with {node.wait_ended()}")
+        sleep(0.02)
+
+
+def refused(node: Node, before: dict[str, object]) -> None:
+    """Claims that come now are refused, and nothing of them is left."""
+    from tests.chaos.tenants import BY_NAME
+
+    for kind in ("whole", "three"):
+        claim = node.claim_of(BY_NAME[kind])
+        answer = node.ask("NodePrepareResources", *claim)
+        if not answer.error:
+            # A claim of which nothing had to be written where there is no room is prepared, and given back.
+            node.ask("NodeUnprepareResources", *claim)
+            continue
+        found = snapshot(node.silicon)
+        found["cdi"] = [name for name in found["cdi"] if name != FILLER]
+        if text := difference(found, {key: before[key] for key in ("hardware", "drivers", "cdi")}):
+            raise Leaked(f"a claim that was refused ({answer.error}) has left something\n{text}")

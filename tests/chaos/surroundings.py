@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A GPU node in namespaces of its own: simulated boards under the real names of files, seen by this process and its children.
+
+The process is the first one of a PID namespace (``enter`` starts it so): whatever was started in here ends with it, and every mount
+with its mount namespace. Nothing on the machine changes, so that several of these nodes can run side by side, and beside a world.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SIMULATOR = ROOT / "roles/simulator/files"
+LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
+#: Folders of the machine that get another layer, which takes all that is written there.
+LAYERED = ("/etc", "/usr/bin", str(LIBRARIES), "/var/lib")
+#: Nodes that programs expect of any machine: number of the major 1.
+NODES = {"null": 3, "zero": 5, "full": 7, "random": 8, "urandom": 9}
+UNITS = Path("/etc/systemd/system")
+#: What `enter` leaves in the environment of the process inside.
+INSIDE = "DRA_ACCELERATORS_CHAOS_NODE"
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def enter() -> None:
+    """Run this program again as the first process of namespaces of its own, and end as it does; inside, do nothing."""
+    if os.environ.get(INSIDE) == str(os.getpid()):
+        return
+    if os.geteuid() != 0:
+        sys.exit("The node is made of mounts: run this as root.")
+    folder = tempfile.mkdtemp(prefix="chaos-")
+    words = [sys.executable, *sys.orig_argv[1:]]
+    namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
+    environment = {**os.environ, INSIDE: "1", "DRA_ACCELERATORS_CHAOS_FOLDER": folder}
+    try:
+        done = subprocess.run([*namespaces, *words], env=environment, check=False)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    sys.exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
+
+
+def mount(kind: str, target: str | Path, options: str = "", source: str = "chaos", flags: int = 0) -> None:
+    """Mount. Raises OSError."""
+    words = [word.encode() or None for word in (source, str(target), kind, options)]
+    if _LIBC.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"mounting {kind or source} on {target}: {os.strerror(number)}")
+
+
+def bind(source: str | Path, target: str | Path) -> None:
+    """Show a file or folder at another place."""
+    mount("", target, source=str(source), flags=0x1000)
+
+
+def remount(target: str | Path, *, read_only: bool) -> None:
+    """Let nobody write to what is mounted there, or let them again."""
+    mount("", target, flags=0x20 | (0x1 if read_only else 0))
+
+
+def unmount(target: str | Path) -> None:
+    """Take away what is mounted there, also where somebody still has a file of it open. Raises OSError."""
+    if _LIBC.umount2(str(target).encode(), 2) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"unmounting {target}: {os.strerror(number)}")
+
+
+def lay(library: Path, machine: str) -> None:
+    """Make the node: boards of a machine profile, NVIDIA's programs by the simulator, a service manager. Called inside, once."""
+    work = Path(os.environ["DRA_ACCELERATORS_CHAOS_FOLDER"])
+    mount("tmpfs", work, "mode=0755")
+    for number, path in enumerate(LAYERED):
+        upper, scratch = work / f"upper{number}", work / f"work{number}"
+        upper.mkdir()
+        scratch.mkdir()
+        mount("overlay", path, f"lowerdir={path},upperdir={upper},workdir={scratch}", source="overlay")
+    mount("tmpfs", "/run", "mode=0755")
+    _devices()
+    _programs(library)
+    simulator("power-on", "--machine", machine, "--identity", "chaos")
+    for path in ("/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/etc/dra-accelerators"):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    Path("/run/dra-accelerators/companions").mkdir(parents=True)
+
+
+def _devices() -> None:
+    mount("tmpfs", "/dev", "mode=0755")
+    for name, minor in NODES.items():
+        os.mknod(f"/dev/{name}", stat.S_IFCHR | 0o666, os.makedev(1, minor))
+        os.chmod(f"/dev/{name}", 0o666)
+    os.mkdir("/dev/shm", 0o1777)
+    os.symlink("/proc/self/fd", "/dev/fd")
+
+
+def _programs(library: Path) -> None:
+    for file in library.iterdir():
+        folder = LIBRARIES if file.name.startswith("lib") else Path("/usr/bin")
+        (folder / file.name).unlink(missing_ok=True)
+        shutil.copy2(file, folder / file.name, follow_symlinks=False)
+    manager = f"#!{sys.executable} -SB\n" + Path(__file__).with_name("service_manager.py").read_text(encoding="utf-8")
+    for name in ("systemctl", "journalctl"):
+        path = Path("/usr/bin") / name
+        path.unlink(missing_ok=True)
+        path.write_text(manager, encoding="utf-8")
+        path.chmod(0o755)
+    UNITS.mkdir(parents=True, exist_ok=True)
+    for kind in ("mps", "memory"):
+        text = (ROOT / f"roles/dra_driver/templates/dra-accelerators-{kind}@.service.j2").read_text(encoding="utf-8")
+        text = text.replace("{{ __dra_driver_companions }}", "/run/dra-accelerators/companions")
+        lines = [line for line in text.splitlines() if not line.startswith(("#", "{{"))]
+        (UNITS / f"dra-accelerators-{kind}@.service").write_text("\n".join(lines), encoding="utf-8")
+
+
+def simulator_command(*words: str) -> list[str]:
+    """The simulator's command, as the role installs it."""
+    program = "import sys; from gpu_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
+    return [sys.executable, "-c", program, *words]
+
+
+def simulator_environment() -> dict[str, str]:
+    """The environment in which that command finds itself."""
+    return {**os.environ, "PYTHONPATH": str(SIMULATOR)}
+
+
+def simulator(*words: str) -> str:
+    """Run the simulator's command and return what it says. Raises AssertionError."""
+    done = subprocess.run(
+        simulator_command(*words), env=simulator_environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise AssertionError(f"gpu-simulator {' '.join(words)}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def start_bus() -> subprocess.Popen[bytes]:
+    """Start the kernel's part of the PCI bus."""
+    return subprocess.Popen(simulator_command("bus"), env=simulator_environment())

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Claims that are prepared side by side on one node, and what is to be seen of it before, meanwhile and afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+from tests.chaos.kinds import KINDS
+from tests.chaos.node import Node
+from tests.chaos.results import Leaked, Lost
+from tests.chaos.snapshot import Snapshot, check_files, difference, snapshot
+
+SETTLE_SECONDS = 30.0
+BY_NAME = {kind.name: kind for kind in KINDS}
+#: Kinds that do not get in each other's way, of which everything that a driver does is part but MPS, which takes its time.
+SIDE_BY_SIDE = ("settings", "static", "three", "passthrough")
+
+
+class Tenants:
+    """Claims of several kinds. ``before`` is the node without them, ``prepared`` with all of them."""
+
+    def __init__(self, node: Node, kinds: Collection[str] = SIDE_BY_SIDE) -> None:
+        self.node = node
+        self.before = snapshot(node.silicon)
+        self.claims = [node.claim_of(BY_NAME[kind]) for kind in kinds]
+        for claim in self.claims:
+            node.prepare(*claim)
+        self.prepared = snapshot(node.silicon)
+        check_files(node.silicon)
+
+    def await_prepared(self, besides: Collection[str] = ()) -> None:
+        """Wait until everything is as it was when all were prepared; ``besides`` are parts that may differ. Raises Lost."""
+        self._await(self.prepared, besides, Lost)
+        check_files(self.node.silicon)
+
+    def give_back(self, besides: Collection[str] = ()) -> None:
+        """Unprepare all, and see that nothing is left. Raises Leaked."""
+        for claim in self.claims:
+            self.node.unprepare(*claim)
+        self._await(self.before, besides, Leaked)
+
+    def _await(self, expected: Snapshot, besides: Collection[str], error: type[Leaked | Lost]) -> None:
+        wanted = {key: value for key, value in expected.items() if key not in besides}
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while text := difference(snapshot(self.node.silicon), wanted):
+            if time.monotonic() > deadline:
+                raise error(text)
+            time.sleep(0.02)
