@@ -26,7 +26,7 @@ def start(order: dict[str, Any]) -> int:
         driver = os.fork()
         if driver == 0:
             os.close(writing)
-            os._exit(drive(order))
+            drive(order)
         os.write(writing, str(driver).encode())
         os._exit(0)
     os.close(writing)
@@ -35,8 +35,9 @@ def start(order: dict[str, Any]) -> int:
         return int(answer.read())
 
 
-def drive(order: dict[str, Any]) -> int:
-    """Be the driver, from here to its end."""
+def drive(order: dict[str, Any]) -> None:
+    """Be the driver, from here to the end of the process: nothing of the launcher goes on in it."""
+    status = 99
     try:
         os.setsid()
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -49,11 +50,11 @@ def drive(order: dict[str, Any]) -> int:
         if order["timer"]:
             reconciler.RECONCILE_SECONDS = order["timer"]
         stages.listen(stop_at.StopPoint(order["stage"]).reached)
-        return cli.main(order["arguments"])
-    except BaseException:
-        # The last border of this process: nothing of the launcher may go on in it.
-        traceback.print_exc()
-        return 99
+        status = cli.main(order["arguments"])
+    finally:
+        if sys.exc_info()[0] is not None:
+            traceback.print_exc()
+        os._exit(status)
 
 
 if __name__ == "__main__":

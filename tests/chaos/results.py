@@ -4,10 +4,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import grpc
+from gpu_simulator.errors import SimulatorError
 
 from tests.chaos.node import Broken, Node
 
@@ -61,7 +65,7 @@ class Results:
         row, began = self.row(fault, kind), time.monotonic()
         try:
             yield
-        except Exception as error:  # whatever goes wrong in one case is told, and the others are tried
+        except (AssertionError, OSError, grpc.RpcError, sqlite3.Error, SimulatorError) as error:
             column = error.column if isinstance(error, Broken) else "other"
             row.wrong[column] += 1
             print(

@@ -9,8 +9,8 @@ import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Callable
 
-from ..claims.records import ClaimReference
 from ..claims.answers import ANSWER_SECONDS, Outcome
+from ..claims.records import ClaimReference
 from ..deadlines import within
 from ..kubelet.server import Claims
 
