@@ -40,11 +40,13 @@ def plan_start(
     running: str,
     wanted: str,
     changed: bool,
+    outdated: bool = False,
 ) -> tuple[Step, ...]:
     """Decide what systemd has to be told so that the driver runs from what is wanted, now and at every boot.
 
     ``running`` and ``wanted`` are fingerprints of what the process was and is to be started from; ``changed`` says that
-    files of the units have just been written, or would have been.
+    files of the units have just been written, or would have been, ``outdated`` that the process works by another configuration
+    file than the one that is there.
     """
     steps = []
     if changed or any(units[name]["need_reload"] for name in (driver, *helpers)):
@@ -60,6 +62,8 @@ def plan_start(
         steps.append(Step(action, driver, f"it is {units[driver]['active']}"))
     elif running != wanted:
         steps.append(Step("restart", driver, "it runs from another release, environment or configuration"))
+    elif outdated:
+        steps.append(Step("reload", driver, "its configuration file is another one than it works by"))
     steps += [
         Step("start", name, f"it is {units[name]['active']}") for name in helpers if units[name]["active"] != "active"
     ]
@@ -81,11 +85,21 @@ class Look:
     problem: str = ""
 
 
-def missing(look: Look, *, fingerprint: str, running: str, steady: float) -> tuple[str, ...]:
+def works_by_another(drivers: Iterable[Mapping[str, Any]], digest: str) -> tuple[str, ...]:
+    """Return the drivers that work by another configuration file than the one with this digest. Older releases tell none."""
+    return tuple(
+        str(one.get("driver", "the driver"))
+        for one in drivers
+        if digest and one.get("configuration") not in (None, "", digest)
+    )
+
+
+def missing(look: Look, *, fingerprint: str, running: str, steady: float, digest: str = "") -> tuple[str, ...]:
     """Return what is still missing until the driver counts as started; nothing when it is.
 
     Started means: systemd has it as active, one and the same process has run for ``steady`` seconds, it was started from
-    what is wanted, and each of its drivers says that it is ready and has published what it has last seen.
+    what is wanted, and each of its drivers says that it is ready and has published what it has last seen. ``digest`` is that of
+    the configuration file.
     """
     if look.active != "active" or not look.pid or look.age is None:
         again = f", and was started again {look.restarts} times" if look.restarts else ""
@@ -100,6 +114,7 @@ def missing(look: Look, *, fingerprint: str, running: str, steady: float) -> tup
         return tuple(found)
     if not look.drivers:
         found.append("its status names no driver")
+    found += [f"{name} works by another configuration file" for name in works_by_another(look.drivers, digest)]
     for one in look.drivers:
         name = one.get("driver", "the driver")
         if one.get("pid") not in (None, look.pid):

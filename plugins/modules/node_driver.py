@@ -12,7 +12,8 @@ version_added: 0.1.0
 short_description: Run the node driver as a service, and see that it works
 description:
   - Has systemd read the units again, enables them, and starts the node driver, or starts it again where the process that
-    runs was started from another release, environment or configuration.
+    runs was started from another release, environment or configuration. Where only the file is another one than the driver works by, as
+    after a change by hand, the driver takes the file over without a new process.
   - Then waits until the driver has started, which is more than a unit that systemd calls active. One and the same process has
     run for some seconds, and its own C(status) says that it is ready and has published its devices. What the API server
     still holds of a former process is not believed.
@@ -138,6 +139,7 @@ pid:
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import socket
@@ -167,6 +169,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._service import (
     plan_stop_companions,
     registrations,
     stamps,
+    works_by_another,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.companions import DIRECTORY as COMPANION_FOLDER
 from ansible_collections.dra.accelerators.plugins.module_utils.core.companions import LIST_UNITS
@@ -254,6 +257,13 @@ class Service:
             return None, f"its status ended with {answer.returncode} and said: {said[-300:]}"
         return [one for one in found if isinstance(one, dict)], ""
 
+    def digest(self) -> str:
+        """Return the digest of the configuration file, as the driver makes it; nothing where there is no file."""
+        try:
+            return hashlib.sha256(self.system.read_bytes(self.params["configuration"])).hexdigest()[:16]
+        except OSError:
+            return ""
+
     def look(self) -> Look:
         """Look at the driver once."""
         unit = ask_units(self.system, [DRIVER_UNIT])[DRIVER_UNIT]
@@ -283,6 +293,7 @@ class Service:
                 fingerprint=self.params["fingerprint"],
                 running=self.running(look.pid),
                 steady=self.params["steady"],
+                digest=self.digest(),
             )
             if not lacks:
                 return look
@@ -301,6 +312,7 @@ def start(module: AnsibleModule, service: Service) -> dict[str, Any]:
     units = ask_units(service.system, [DRIVER_UNIT, *params["helpers"]])
     pid = units[DRIVER_UNIT]["main_pid"]
     running = service.running(pid)
+    drivers = service.status()[0] if pid and units[DRIVER_UNIT]["active"] == "active" else None
     steps = plan_start(
         units,
         driver=DRIVER_UNIT,
@@ -308,6 +320,7 @@ def start(module: AnsibleModule, service: Service) -> dict[str, Any]:
         running=running,
         wanted=params["fingerprint"] or running,
         changed=params["units_changed"],
+        outdated=bool(works_by_another(drivers or (), service.digest())),
     )
     result = {**outcome(steps), "pid": pid}
     if module.check_mode:

@@ -173,3 +173,30 @@ def test_a_gpu_that_falls_off_the_bus_gets_no_pods_until_it_is_back(clean: Clust
         clean.run(node, "gpu-simulator", "clear")
     clean.wait_running("lost")
     assert tainted(clean, node) == set()
+
+
+def test_another_configuration_is_taken_over_by_the_running_driver(clean: Cluster) -> None:
+    """By hand, as an administrator would: a rule for one GPU; then a mistake, which changes nothing; and back."""
+    node, file = clean.nodes()[1], "/etc/dra-accelerators/driver.yaml"
+    pid, slices = clean.driver_pid(node), len(clean.devices(node))
+    former = clean.run(node, "cat", file)
+    clean.apply(
+        claim("stays", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("stays", "stays", node=node)
+    )
+    clean.wait_running("stays")
+    try:
+        whole = former.replace("layout:", "layout:\n- match:\n    index: 7\n  mode: whole", 1)
+        assert whole != former
+        clean.shell(node, f"cat > {file} <<'EOF'\n{whole}EOF\nsystemctl reload {DRIVER_UNIT}")
+        clean.wait("GPU 7 is offered whole alone", lambda: len(clean.devices(node)) == slices - 25)
+        clean.shell(node, f"sed -i 's/^node_name: .*/node_name: another/' {file}")
+        refused = clean.shell(node, f"dra-driver reload --config {file} 2>&1; echo $?")
+        assert "node_name cannot change while the driver runs" in refused and refused.split()[-1] == "1"
+        assert clean.status(node)["ready"] and "a later configuration is refused" in clean.shell(
+            node, "dra-driver status"
+        )
+    finally:
+        clean.shell(node, f"cat > {file} <<'EOF'\n{former}EOF\nsystemctl reload {DRIVER_UNIT}")
+    clean.wait("every place is offered again", lambda: len(clean.devices(node)) == slices)
+    assert clean.driver_pid(node) == pid
+    assert "1g.10gb" in clean.log("stays")

@@ -201,7 +201,7 @@ def test_status(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.Capture
         await store.commit(Change(put=record("u1", "prepared", devices=2)))
         server = PluginServer(
             None,  # type: ignore[arg-type]
-            health=PictureHealth(Shared(picture), "n", 60),
+            health=PictureHealth(Shared(picture), "n", lambda: 60),
             driver="gpu.nvidia.com",
             service_path=str(folder / "plugins/gpu.nvidia.com/dra.sock"),
             registration_path=str(folder / "plugins_registry/gpu.nvidia.com-reg.sock"),

@@ -52,9 +52,10 @@ def unit(**other: Any) -> dict[str, Any]:
     }
 
 
-def steps(driver: dict[str, Any], *, running: str = "a", wanted: str = "a", changed: bool = False) -> list[str]:
+def steps(driver: dict[str, Any], **more: Any) -> list[str]:
     units = {DRIVER_UNIT: driver, TIMER: unit()}
-    plan = plan_start(units, driver=DRIVER_UNIT, helpers=[TIMER], running=running, wanted=wanted, changed=changed)
+    facts = {"running": "a", "wanted": "a", "changed": False, **more}
+    plan = plan_start(units, driver=DRIVER_UNIT, helpers=[TIMER], **facts)
     return [" ".join(step.argv()[1:]) for step in plan]
 
 
@@ -76,6 +77,8 @@ def test_a_driver_that_runs_from_what_is_wanted_is_left_alone() -> None:
         # Between two attempts of a crash loop there is no process; during one there is, from whatever it was started.
         (unit(active="activating", main_pid=0), {"running": ""}, [f"start {DRIVER_UNIT}"]),
         (unit(active="activating"), {"running": "b"}, [f"restart {DRIVER_UNIT}"]),
+        (unit(), {"outdated": True}, [f"reload {DRIVER_UNIT}"]),
+        (unit(), {"outdated": True, "wanted": "b"}, [f"restart {DRIVER_UNIT}"]),
     ],
 )
 def test_what_systemd_is_told(driver: dict[str, Any], more: dict[str, Any], expected: list[str]) -> None:
@@ -87,7 +90,7 @@ def lacks(*, running: str = "a", **other: Any) -> str:
     facts: dict[str, Any] = {"pid": 411, "age": 60.0, "restarts": 0, "active": "active", "drivers": [told]}
     facts.update({key: value for key, value in other.items() if key in facts or key == "problem"})
     facts["drivers"] = [{**told, **other.get("told", {})}] if facts["drivers"] else facts["drivers"]
-    return "; ".join(missing(Look(**facts), fingerprint="a", running=running, steady=5))
+    return "; ".join(missing(Look(**facts), fingerprint="a", running=running, steady=5, digest="d"))
 
 
 def test_started_means_ready_published_and_the_same_process_for_a_while() -> None:
@@ -105,6 +108,7 @@ def test_started_means_ready_published_and_the_same_process_for_a_while() -> Non
         ({"told": {"ready": False, "problems": ["kubelet: it has not registered"]}}, "not ready: kubelet"),
         ({"told": {"published": False}}, "has not published"),
         ({"told": {"pid": 9}}, "answers from the process 9"),
+        ({"told": {"configuration": "another"}}, "works by another configuration"),
     ],
 )
 def test_what_is_missing_is_named(facts: dict[str, Any], words: str) -> None:

@@ -84,6 +84,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     collect.set_defaults(run=_collect)
 
+    reload = commands.add_parser("reload", help="have the running driver work by the configuration file as it is now")
+    reload.add_argument("--config", default=config.DEFAULT_PATH, help="configuration file (default %(default)s)")
+    reload.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="wait so long (default 60)")
+    reload.set_defaults(run=_reload)
+
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_version)
     return parser
@@ -95,7 +100,7 @@ def _node(options: argparse.Namespace) -> int:
     configuration = config.load(options.config)
     faulthandler.enable()  # where systemd ends a driver that hangs, the journal says where it hung
     logs.configure(configuration.log.level, configuration.log.format)
-    return asyncio.run(run_node(configuration))
+    return asyncio.run(run_node(configuration, options.config))
 
 
 def _layout(options: argparse.Namespace) -> int:
@@ -159,6 +164,14 @@ def _collect(options: argparse.Namespace) -> int:
     missing = collect.collect(found, options.config, target)
     sys.stdout.write("".join(f"not there: {line}\n" for line in missing) + f"{target}\n")
     return 0
+
+
+def _reload(options: argparse.Namespace) -> int:
+    from .commands import reload
+
+    problems = reload.reload(options.config, options.timeout)
+    sys.stderr.write("".join(f"{problem}\n" for problem in problems))
+    return 1 if problems else 0
 
 
 def _version(options: argparse.Namespace) -> int:

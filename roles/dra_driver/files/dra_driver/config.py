@@ -9,7 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,14 @@ class Configuration:
     instance: str = ""
     digest: str = ""
 
+    def needing_restart(self, other: Configuration) -> tuple[str, ...]:
+        """Return the settings in which another configuration differs and which a running process cannot take over."""
+        return tuple(
+            each.name
+            for each in fields(self)
+            if each.name not in RELOADABLE and getattr(self, each.name) != getattr(other, each.name)
+        )
+
     def state_directory_of(self, driver_name: str) -> str:
         """Return the folder of one driver's state and DRA socket."""
         return self.state_directory or f"{self.kubelet_root}/plugins/{driver_name}"
@@ -82,6 +90,18 @@ class Configuration:
         return f"{self.kubelet_root}/plugins_registry"
 
 
+#: What a process takes over while it runs. All else is who it is, or where its files and sockets are.
+RELOADABLE = (
+    "layout",
+    "layout_rules",
+    "inventory_interval",
+    "full_inventory_interval",
+    "token_lifetime",
+    "health_reset",
+    "health_effects",
+    "log",
+    "digest",
+)
 _PATHS = ("kubeconfig", "kubelet_root", "cdi_directory", "state_directory")
 _TEXTS = ("node_name", "driver_name", "pool_name", "metrics_address")
 _INTERVALS = ("inventory_interval", "full_inventory_interval")

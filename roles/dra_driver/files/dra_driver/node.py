@@ -7,12 +7,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Sequence
 
-from . import __version__, stages
+from . import __version__, logs, stages
 from .api.client import ApiClient
 from .api.events import EventRecorder
 from .api.resources import ResourceApi
-from .config import Configuration
+from .config import Configuration, load
 from .core.backend import create
 from .core.errors import AcceleratorError
 from .core.system import System
@@ -21,6 +22,7 @@ from .logs import fields
 from .metrics import Metrics, MetricsRegistry, NoMetrics, PrometheusMetrics
 from .monitoring.collector import Collector
 from .service_manager import notify
+from .supervisors.configuration import ConfigurationKeeper
 from .supervisors.identity import IdentityKeeper
 from .supervisors.shared import keep
 from .supervisors.watchdog import Watchdog
@@ -29,10 +31,10 @@ from .vendor import VendorDriver
 LOG = logging.getLogger(__name__)
 
 
-async def run_node(configuration: Configuration) -> int:
+async def run_node(configuration: Configuration, path: str) -> int:
     """Run until SIGTERM or SIGINT and return the exit status: 0 then, 1 for an error that waiting cannot mend.
 
-    SIGHUP makes all drivers look at their hardware at once.
+    SIGHUP has the configuration read again from ``path``, and makes all drivers look at their hardware at once.
     """
     LOG.info(
         "starting",
@@ -46,7 +48,9 @@ async def run_node(configuration: Configuration) -> int:
     )
     events = EventRecorder(client, component="dra-accelerators-driver", node_name=configuration.node_name)
     identity = IdentityKeeper(client, configuration.kubeconfig, lifetime=configuration.token_lifetime, system=System())
-    drivers, started = [], []
+    drivers: list[VendorDriver] = []
+    started: list[asyncio.Event] = []
+    keeper = ConfigurationKeeper(configuration, lambda: load(path), lambda taken: _take_over(taken, drivers, identity))
     for name in configuration.backends:
         system = System()
         backend = create(name, system)
@@ -63,6 +67,7 @@ async def run_node(configuration: Configuration) -> int:
                 metrics=metrics,
                 reached=stages.reached,
                 identity=identity.problem,
+                refused=lambda: keeper.refused,
             )
         )
         started.append(asyncio.Event())
@@ -71,16 +76,13 @@ async def run_node(configuration: Configuration) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
 
-    def look_again() -> None:
-        for driver in drivers:
-            driver.look_again()
-
-    loop.add_signal_handler(signal.SIGHUP, look_again)
+    loop.add_signal_handler(signal.SIGHUP, keeper.ask)
     work = [loop.create_task(driver.run(event)) for driver, event in zip(drivers, started)]
     watchdog = Watchdog([driver.answers for driver in drivers], notify)
     helpers = [
         loop.create_task(_announce(started)),
         loop.create_task(keep("identity", identity.run)),
+        loop.create_task(keep("configuration", keeper.run)),
         loop.create_task(keep("watchdog", watchdog.run)),
     ]
     if registry is not None:
@@ -116,6 +118,14 @@ async def run_node(configuration: Configuration) -> int:
         await client.close()
     LOG.info("stopped")
     return status
+
+
+def _take_over(configuration: Configuration, drivers: Sequence[VendorDriver], identity: IdentityKeeper) -> None:
+    """Work by another configuration; the same one has all drivers look at their hardware."""
+    logs.configure(configuration.log.level, configuration.log.format)
+    identity.lifetime = configuration.token_lifetime
+    for driver in drivers:
+        driver.take_over(configuration)
 
 
 async def _announce(started: list[asyncio.Event]) -> None:

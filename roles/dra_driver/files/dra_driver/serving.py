@@ -25,7 +25,7 @@ from .publish.publisher import Publisher
 from .supervisors import hardware, recovery, sockets, storage
 from .supervisors.ahead import PreparingAhead
 from .supervisors.hardware import AWAIT_SECONDS, HardwareWatch
-from .supervisors.health import HealthKeeper, Picture, PictureHealth
+from .supervisors.health import HealthKeeper, Picture
 from .supervisors.intake import Intake
 from .supervisors.lending import Lending
 from .supervisors.listener import Listener
@@ -43,8 +43,6 @@ THREADS = 32
 PARTS = (storage.PART, sockets.PART, hardware.PART, recovery.PART)
 # Operations under way when the driver ends its work get this long to finish.
 DRAIN_SECONDS = 10
-# So many looks in a row may be missed until the health of devices counts as unknown.
-STALE_LOOKS = 4
 # How long a call waits for an instance that has just taken over: its devices are opened anew, and may have to wake.
 TAKEN_OVER_SECONDS = 30.0
 
@@ -70,6 +68,8 @@ class Serving:
         metrics: Metrics,
         reached: Callable[[str], None],
         soon: asyncio.Event,
+        pictures: Shared[Picture],
+        conditions: Conditions,
     ) -> None:
         self._configuration = configuration
         self._driver = driver
@@ -84,8 +84,8 @@ class Serving:
         self._reached = reached
         self._soon = soon
         self._snapshots = Shared(Snapshot())
-        self.pictures = Shared(Picture())
-        self.conditions = Conditions(*PARTS)
+        self.pictures = pictures
+        self.conditions = conditions
         self.service: ClaimService | None = None
         self.publisher = Publisher(
             api=api,
@@ -95,10 +95,6 @@ class Serving:
             metrics=metrics,
             report_problem=reports.problem,
         )
-
-    def health(self) -> PictureHealth:
-        """Return what the kubelet is told of the devices."""
-        return PictureHealth(self.pictures, self._pool, STALE_LOOKS * self._configuration.inventory_interval)
 
     async def rehearse(self) -> None:
         """See whether this instance could serve: it reads the store's form and the hardware, and changes nothing.

@@ -142,6 +142,8 @@ def _claim(claim: PreparedClaim, programs: list[dict[str, str]]) -> dict[str, An
 
 def _table(entry: dict[str, Any]) -> str:
     lines = [f"{entry['driver']}: {_state(entry)}", *(f"  {problem}" for problem in entry["problems"])]
+    if entry["refused"]:
+        lines.append(f"  a later configuration is refused: {entry['refused']['problem']}")
     lines += [f"  {device['name']}: {device['fault']}" for device in entry["devices"] if device["fault"]]
     lines.append(entry["answer"]["message"])
     rows = [("CLAIM", "STATE", "REQUEST", "DEVICE", "UUID")]

@@ -16,8 +16,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable
-from typing import Callable
+from collections.abc import Awaitable, Mapping
+from dataclasses import replace
+from typing import Any, Callable
 
 from .api.events import EventRecorder
 from .api.resources import ResourceApi
@@ -34,9 +35,10 @@ from .metrics import Metrics
 from .monitoring.view import View
 from .serving import PARTS, Serving
 from .supervisors import shared, sockets, storage
+from .supervisors.health import Picture, PictureHealth
 from .supervisors.intake import Intake
 from .supervisors.reports import Reports
-from .supervisors.shared import keep
+from .supervisors.shared import Conditions, Shared, keep
 from .supervisors.sockets import SocketKeeper
 from .supervisors.status import Role, Status, StatusServer, status_of
 from .supervisors.turn import PART as TURN
@@ -49,6 +51,8 @@ ANSWER_SECONDS = 20.0
 # How long an instance that is to take over waits for the kubelet to register it. Where no kubelet runs nobody calls either.
 REGISTER_SECONDS = 15.0
 POLL_SECONDS = 0.05
+# So many looks in a row may be missed until the health of devices counts as unknown.
+STALE_LOOKS = 4
 # How long calls under way may take when another instance is to take over: the kubelet waits no longer.
 HAND_OVER_SECONDS = 40.0
 
@@ -56,7 +60,8 @@ HAND_OVER_SECONDS = 40.0
 class VendorDriver:
     """Runs one backend's driver until it is cancelled. ``reached`` is told each stage of work that is complete.
 
-    ``identity`` says what is wrong with whom the driver is to the API server; "" where nothing is.
+    ``identity`` says what is wrong with whom the driver is to the API server; "" where nothing is. ``refused`` says which later
+    configuration is not taken over, and why.
     """
 
     def __init__(
@@ -70,8 +75,11 @@ class VendorDriver:
         metrics: Metrics,
         reached: Callable[[str], None],
         identity: Callable[[], str] = lambda: "",
+        refused: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._identity = identity
+        self._refused = refused
+        self._reload = asyncio.Event()
         self._configuration = configuration
         self._backend = backend
         self._system = system
@@ -94,6 +102,18 @@ class VendorDriver:
     def look_again(self) -> None:
         """Look at the hardware now: somebody has changed it."""
         self._look_soon.set()
+
+    def take_over(self, configuration: Configuration) -> None:
+        """Work by another configuration, which differs in nothing that needs a new process. Calls wait meanwhile, and none fails.
+
+        Where nothing differs the hardware is looked at.
+        """
+        same = replace(configuration, digest="") == replace(self._configuration, digest="")
+        self._configuration = configuration
+        if same:
+            self.look_again()
+        else:
+            self._reload.set()
 
     async def run(self, started: asyncio.Event) -> None:
         """Bring everything up and keep it so. ``started`` is set once the sockets serve, or while another instance's do.
@@ -136,7 +156,8 @@ class VendorDriver:
             registered=self._server is not None and self._server.registered,
             instance=self._configuration.instance,
             role=self._role,
-            configuration=self._configuration.digest,
+            configuration="" if self._reload.is_set() else self._configuration.digest,
+            refused=self._refused(),
         )
 
     async def answers(self) -> None:
@@ -169,7 +190,9 @@ class VendorDriver:
         """Return what the devices do, on any thread. Raises BackendUnavailable."""
         return self._backend.telemetry(seconds)
 
-    def _new_serving(self) -> Serving:
+    def _new_serving(self, former: Serving | None = None) -> Serving:
+        """Return what does the work by the present configuration; what the kubelet is told, and asks, goes on from a former one."""
+        self._reload.clear()
         return Serving(
             configuration=self._configuration,
             driver=self.driver,
@@ -183,6 +206,8 @@ class VendorDriver:
             metrics=self._metrics,
             reached=self._reached,
             soon=self._look_soon,
+            pictures=former.pictures if former is not None else Shared(Picture()),
+            conditions=former.conditions if former is not None else Conditions(*PARTS),
         )
 
     async def _have_turn(self, turn: Turn, started: asyncio.Event, *, held: bool, asks: bool) -> None:
@@ -190,7 +215,9 @@ class VendorDriver:
         serving, intake = self._serving, Intake(self.driver)
         server = PluginServer(
             intake,
-            health=serving.health(),
+            health=PictureHealth(
+                serving.pictures, self.pool, lambda: STALE_LOOKS * self._configuration.inventory_interval
+            ),
             driver=self.driver,
             service_path=self._paths.service,
             registration_path=self._paths.registration,
@@ -222,16 +249,30 @@ class VendorDriver:
             turn.forget()
             self._tidy()
             ours.set()
-            await serving.run(intake, face, taken_over=not held)
+            await self._serving.run(intake, face, taken_over=not held)
 
         async def asked() -> str:
             await ours.wait()
             return await turn.asked()
 
+        async def reload() -> None:
+            await ours.wait()
+            await self._reload.wait()
+
         loop, grace = asyncio.get_running_loop(), DRAIN_SECONDS
         facing, working, asking = (loop.create_task(each()) for each in (face_the_kubelet, work, asked))
+        reloading = loop.create_task(reload())
         try:
-            done, _pending = await asyncio.wait((facing, working, asking), return_when=asyncio.FIRST_COMPLETED)
+            while True:
+                tasks = (facing, working, asking, reloading)
+                done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if done != {reloading}:
+                    break
+                await self._end_former(intake, working)
+                self._serving = self._new_serving(serving)
+                working = loop.create_task(self._serving.run(intake, face, taken_over=True))
+                reloading = loop.create_task(reload())
+            done -= {reloading}
             for task in done:
                 task.result()
             LOG.info("handing over", extra=fields(driver=self.driver, to=asking.result()))
@@ -239,7 +280,7 @@ class VendorDriver:
             serving.conditions.report(TURN, f"{asking.result()} takes over")
         finally:
             # The kubelet is told first, calls that it has made are served to their end, and then the work ends.
-            await _end(facing, asking)
+            await _end(facing, asking, reloading)
             await served.stop(grace)
             self._server = None
             await _end(working)
@@ -282,6 +323,16 @@ class VendorDriver:
         LOG.info("asking to take over", extra=fields(driver=self.driver, registered=server.registered))
         await turn.ask()
         LOG.info("taken over", extra=fields(driver=self.driver))
+
+    async def _end_former(self, intake: Intake, working: asyncio.Task[Any]) -> None:
+        """End the work by the former configuration: what is under way first, while calls that come wait."""
+        LOG.info("the configuration has changed", extra=fields(driver=self.driver))
+        intake.close()
+        if self._serving.service is not None:
+            await self._serving.service.drain(HAND_OVER_SECONDS)
+        await _end(working)
+        with contextlib.suppress(AcceleratorError):
+            await asyncio.to_thread(self._backend.close)  # whoever listens ends, and the next one listens anew
 
     async def _hand_over(self, turn: Turn) -> None:
         """Let go of the hardware and of the turn. Raises AcceleratorError: only the end of the process ends what hangs."""

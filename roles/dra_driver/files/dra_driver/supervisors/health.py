@@ -60,16 +60,16 @@ class Picture:
 
 
 class PictureHealth:
-    """What the kubelet is told, out of the pictures. What is older than ``expiry`` seconds counts as unknown."""
+    """What the kubelet is told, out of the pictures. What is older than ``expiry`` says, in seconds, counts as unknown."""
 
-    def __init__(self, pictures: Shared[Picture], pool: str, expiry: float) -> None:
+    def __init__(self, pictures: Shared[Picture], pool: str, expiry: Callable[[], float]) -> None:
         self._pictures = pictures
         self._pool = pool
         self._expiry = expiry
 
     def reports(self) -> tuple[DeviceReport, ...]:
         """Return how all devices are at this moment."""
-        return self._pictures.value.reports(self._pool, time.time(), self._expiry)
+        return self._pictures.value.reports(self._pool, time.time(), self._expiry())
 
     async def changed(self, seconds: float) -> None:
         """Wait until that may have changed, for so many seconds at most."""

@@ -38,7 +38,7 @@ class IdentityKeeper:
     ) -> None:
         self._client = client
         self._kubeconfig = kubeconfig
-        self._lifetime = lifetime
+        self.lifetime = lifetime
         self._system = system
         self._clock = clock
         self._state = StateLog(LOG)
@@ -77,7 +77,7 @@ class IdentityKeeper:
             self.expires = self._ends(access)
             if claims is None or not claims.node:
                 return RETRY_LIMIT  # a certificate, a pod's token, or one that somebody else looks after
-            done = renew(self._kubeconfig, lifetime=self._lifetime, system=self._system)
+            done = renew(self._kubeconfig, lifetime=self.lifetime, system=self._system)
         except (AcceleratorError, OSError) as error:
             self._state.report(f"the token of this node's identity is not renewed: {error}", level=logging.WARNING)
             wait, self._retry = self._retry, min(self._retry * 2, RETRY_LIMIT)

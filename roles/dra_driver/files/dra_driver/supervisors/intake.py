@@ -29,6 +29,11 @@ class Intake:
         """Pass calls on from now on, those that wait among them."""
         self._served.set_result(claims)
 
+    def close(self) -> None:
+        """Have calls wait from now on, until it is opened again."""
+        if self._served.done():
+            self._served = asyncio.get_running_loop().create_future()
+
     async def prepare(self, references: Sequence[ClaimReference]) -> Mapping[str, Outcome]:
         """Return one outcome for each claim, by UID."""
         return await self._pass(references, lambda claims: claims.prepare(references))

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Callable
@@ -54,7 +54,8 @@ class Status:
     ``ready`` says that claims are served; ``problems`` says, part by part, why not. The fault of a device is none of
     the driver's. ``looked_at`` is when the hardware was last seen (seconds since the epoch, 0 for never), ``published``
     whether the API server holds what was seen then. ``instance`` is which one it is, "" for the one that is no pod;
-    ``configuration`` the digest of the file that it was started with.
+    ``configuration`` the digest of the file that it works by. ``refused`` is what keeps it from working by a later one: the ``digest``
+    of that, and the ``problem``.
     """
 
     driver: str
@@ -70,6 +71,7 @@ class Status:
     instance: str = ""
     role: Role = Role.STARTING
     configuration: str = ""
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as data."""
@@ -87,6 +89,7 @@ def status_of(
     instance: str = "",
     role: Role = Role.SERVING,
     configuration: str = "",
+    refused: Mapping[str, str] | None = None,
 ) -> Status:
     """Put a status together."""
     found = list(problems)
@@ -107,6 +110,7 @@ def status_of(
         instance=instance,
         role=role,
         configuration=configuration,
+        refused=refused or {},
     )
 
 

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Takes over another configuration while the process runs, or says why it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Callable
+
+from ..config import Configuration, InvalidConfiguration
+from ..logs import fields
+
+LOG = logging.getLogger(__name__)
+
+
+class ConfigurationKeeper:
+    """The configuration that the process works by. ``load`` reads the file, ``taken`` is told of one that is taken over."""
+
+    def __init__(
+        self, configuration: Configuration, load: Callable[[], Configuration], taken: Callable[[Configuration], None]
+    ) -> None:
+        self._configuration = configuration
+        self._load = load
+        self._taken = taken
+        self._asked = asyncio.Event()
+        #: The later configuration that was not taken over, by its digest, and why; empty where none was.
+        self.refused: Mapping[str, str] = {}
+
+    def ask(self) -> None:
+        """Have the file read soon."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Read the file whenever that is asked for, until cancelled."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            try:
+                self._consider(await asyncio.to_thread(self._load))
+            except InvalidConfiguration as error:
+                self._refuse("", str(error))
+
+    def _consider(self, found: Configuration) -> None:
+        differs = self._configuration.needing_restart(found)
+        if differs:
+            self._refuse(found.digest, f"{', '.join(differs)} cannot change while the driver runs; restart it")
+            return
+        self.refused = {}
+        self._configuration = found
+        self._taken(found)
+
+    def _refuse(self, digest: str, problem: str) -> None:
+        self.refused = {"digest": digest, "problem": problem}
+        LOG.error("the configuration stays as it was: %s", problem, extra=fields(digest=digest))
