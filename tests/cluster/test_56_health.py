@@ -118,6 +118,7 @@ def test_an_application_s_error_is_told_to_its_pod_and_disturbs_nobody(clean: Cl
     [
         (("recovery-action", "3"), {"recovery-action drain-p2p"}),
         (("row-remap", "failure"), {"row-remap-failure ", "xid 64", "recovery-action reset"}),
+        (("thermal",), {"slowdown thermal"}),
         (("ecc", "dbe"), {"xid 48", "recovery-action drain-and-reset"}),
     ],
 )

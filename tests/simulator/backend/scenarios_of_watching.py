@@ -178,6 +178,9 @@ def what_a_gpu_tells_and_what_it_is_asked_say_how_it_is(stage: Stage) -> None:
     assert (told.cause, told.value, told.severity, told.instance) == ("xid", "95", Severity.FAILED, None)
     (asks,) = stage.gpus()[1].health.signs
     assert (asks.cause, asks.value, asks.severity) == ("recovery-action", "drain-and-reset", Severity.DEGRADED)
+    stage.control("fault", "3", "thermal")
+    (hot,) = stage.gpus()[3].health.signs
+    assert (hot.cause, hot.value, hot.severity) == ("slowdown", "thermal", Severity.DEGRADED)
     stage.control("fault", "2", "row-remap", "pending")
     assert stage.gpus()[2].health.causes == ("recovery-action", "row-remap-pending")
     # A claim does not ask for the condition: it is what the last look found.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a GPU says of its own state when it is asked: recovery action, memory repair, fabric.
+"""What a GPU says of its own state when it is asked: recovery action, memory repair, fabric, slowdown.
 
-Asked at every look, in one call for all fields and one for the fabric; what a board or driver does not answer is not asked again.
+Asked at every look, in one call for all fields, one for the fabric and one for the clocks; what a board or driver does not answer is not asked again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ REMAP_PENDING, REMAP_FAILURE, RECOVERY_ACTION = 144, 145, 230
 # NVML_GPU_FABRIC_STATE_…
 NOT_STARTED, IN_PROGRESS, COMPLETED = 1, 2, 3
 
+# nvmlClocksEventReason…: what the hardware itself does, by half of the clocks or more. Software's slowdown and power cap are every day's.
+HARDWARE_SLOWDOWN, HARDWARE_THERMAL, POWER_BRAKE = 0x8, 0x40, 0x80
+
+_COOLING = "See to the fans and the air, and what else heats the machine."
 _RESET = "The GPU has to be reset (nvidia-smi --gpu-reset) once nothing uses it."
 _REPLACE = "Run NVIDIA's field diagnostics; the board may have to be replaced."
 _FABRIC = "See that nvidia-fabricmanager runs and has the driver's version, and what it logs."
@@ -78,6 +82,12 @@ def read(nvml: Nvml, board: BoardFacts) -> Health:
             board.unanswered.add("fabric")
         else:
             signs.extend(_of_fabric(int(fabric.state), int(fabric.status), int(fabric.healthMask)))
+    if "clocks" not in board.unanswered:
+        reasons = nvml.optional("nvmlDeviceGetCurrentClocksEventReasons", board.handle, doing=doing)
+        if reasons is None:
+            board.unanswered.add("clocks")
+        else:
+            signs.extend(_of_clocks(int(getattr(reasons, "value", reasons))))
     return Health(
         tuple(signs),
         needs_recovery=bool(fields[RECOVERY_ACTION]) if RECOVERY_ACTION in fields else None,
@@ -121,6 +131,25 @@ def _of_fields(fields: Mapping[int, int]) -> Iterator[Sign]:
         )
     if fields.get(REMAP_FAILURE):
         yield Sign(_CAUSES[REMAP_FAILURE], Severity.DEGRADED, "Rows of its memory could not be remapped.", _REPLACE)
+
+
+def _of_clocks(reasons: int) -> Iterator[Sign]:
+    if reasons & HARDWARE_THERMAL:
+        yield Sign(
+            "slowdown", Severity.DEGRADED, "It is too hot, and its hardware slows it down.", _COOLING, value="thermal"
+        )
+    elif reasons & POWER_BRAKE:
+        yield Sign(
+            "slowdown",
+            Severity.DEGRADED,
+            "The machine's power supply has it slowed down.",
+            "See to the power supplies of the machine.",
+            value="power-brake",
+        )
+    elif reasons & HARDWARE_SLOWDOWN:
+        yield Sign(
+            "slowdown", Severity.DEGRADED, "Its hardware slows it down.", "See to cooling and power.", value="hardware"
+        )
 
 
 def _of_fabric(state: int, status: int, mask: int) -> Iterator[Sign]:
