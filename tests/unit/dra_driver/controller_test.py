@@ -20,6 +20,7 @@ from dra_driver.controller import commands
 from dra_driver.controller.keeping import Keeper
 from dra_driver.controller.lease import Elector, Terms
 from dra_driver.controller.measurements import Measurements
+from dra_driver.controller.reporting import Reporter
 from dra_driver.controller.settings import parse
 from dra_driver.deadlines import within
 from object_server import ObjectServer
@@ -231,8 +232,12 @@ def cluster_of(server: ObjectServer) -> None:
 
 def keeper(client: ApiClient, measurements: Measurements, **options: Any) -> Keeper:
     events = EventRecorder(client, component="test", node_name="test")
-    settings = {"may_act": lambda: True, "grace": 0.1, "interval": 0.05, "dry_run": False, **options}
-    return Keeper(client, drivers=[DRIVER], events=events, measurements=measurements, **settings)
+    settings = {"may_act": lambda: True, "grace": 0.1, "interval": 0.05, "dry_run": False, "lasting": 600, **options}
+    lasting = settings.pop("lasting")
+    reporter = Reporter(
+        drivers=[DRIVER], events=events, measurements=measurements, lasting=lasting, dry_run=settings["dry_run"]
+    )
+    return Keeper(client, drivers=[DRIVER], events=events, measurements=measurements, reporter=reporter, **settings)
 
 
 def ours_left(server: ObjectServer) -> set[str]:
@@ -256,6 +261,29 @@ def test_a_pass_cleans_up_after_the_node_that_is_gone_and_nothing_else(tmp_path:
             await until(lambda: done in measurements.text())
         assert server.objects[f"{OWN_CLAIMS}/gone-used"]["metadata"]["finalizers"][0] == "dra.accelerators/held"
         assert b'actions_total{action="delete-slice",outcome="done"} 1.0' in measurements.text()
+
+    run(tmp_path, scenario)
+
+
+def test_drift_and_progress_are_events_and_metrics_as_long_as_it_acts(tmp_path: Path) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        def appear(release: str) -> None:
+            labels = {"dra.accelerators/release": release}
+            conditions = [{"type": "Ready", "status": "True"}]
+            server.put(f"{NODES}/bare", {"metadata": {"labels": labels}, "status": {"conditions": conditions}})
+
+        def said() -> set[str]:
+            return {one["reason"] for path, one in server.objects.items() if "/events/" in path}
+
+        appear("1")
+        measurements = Measurements()
+        async with going(keeper(client, measurements, lasting=0.2).run()):
+            await until(lambda: "DevicesNotPublished" in said())
+            assert b'drift{kind="no-slices"} 1.0' in measurements.text()
+            appear("2")
+            await until(lambda: "ReleaseChanged" in said())
+            assert b'nodes{release="2",state="drifting"} 1.0' in measurements.text()
+        assert b'drift{kind="no-slices"} 0.0' in measurements.text() and b"nodes{" not in measurements.text()
 
     run(tmp_path, scenario)
 

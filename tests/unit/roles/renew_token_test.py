@@ -164,6 +164,9 @@ def test_refusal_says_why_and_which_command(server: TokenServer, age: float, nod
     for word in [*words, "ansible-playbook dra.accelerators.site"]:
         assert word in text
     assert "run the dra_driver role" in refusal("opaque", 0)
+    controllers = "system:serviceaccount:dra-accelerators-controller:controller"
+    token = web_token(controllers, node, server.nodes["node-1"], issued=time.time() - LIFETIME * age, lifetime=LIFETIME)
+    assert "ansible-playbook dra.accelerators.controller" in refusal(token, time.time())
 
 
 @pytest.mark.parametrize("case", ["refused", "unreachable", "unbound", "not a token"])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Renews the token inside the driver's kubeconfig, with that token itself.
+"""Renews the token inside the kubeconfig of the driver or the controller, with that token itself.
 
-The driver's service account may request tokens for itself alone. The driver does this by the token's own dates; a systemd
-timer runs this program once a day beside it, so that a node keeps its identity also while its driver is stopped. One that
+Their service accounts may request tokens for themselves alone. Both do this by the token's own dates; a systemd timer
+runs this program once a day beside each, so that a node keeps its identity also while they are stopped. One that
 was off for longer than a token's life gets a new token from the next run of the playbook.
 
     python -m dra_driver.renew_token --kubeconfig /etc/dra-accelerators/kubeconfig

@@ -285,7 +285,7 @@ def _error(
         message, reason = str(document.get("message") or message), str(document.get("reason") or "")
     hints = {
         401: refusal(headers.get("Authorization", "").partition(" ")[2], time.time()),
-        403: "The driver's identity lacks a right; run the dra_driver role, which grants what is needed.",
+        403: "This identity lacks a right; run the role that grants what is needed again: dra_driver, or dra_controller.",
     }
     return ApiError(
         f"{method} {path} was answered with {status}: {message}",

@@ -49,7 +49,10 @@ class _Written:
 
 
 class EventRecorder:
-    """Writes Events in the background. Failing to write one is logged and never disturbs the work it speaks of."""
+    """Writes Events in the background. Failing to write one is logged and never disturbs the work it speaks of.
+
+    One is not written where too many were in a short time; whoever has to say it all the same is told, and tries again later.
+    """
 
     def __init__(
         self, api: ApiClient, *, component: str, node_name: str, clock: Callable[[], float] = time.monotonic
@@ -63,13 +66,13 @@ class EventRecorder:
         self._refilled = clock()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def warning(self, subject: Subject, reason: str, message: str, *, action: str) -> None:
-        """Write a Warning. ``reason`` and ``action`` are UpperCamelCase words for programs."""
-        self._emit("Warning", subject, reason, message, action)
+    def warning(self, subject: Subject, reason: str, message: str, *, action: str) -> bool:
+        """Write a Warning. ``reason`` and ``action`` are UpperCamelCase words for programs. False: too many were written."""
+        return self._emit("Warning", subject, reason, message, action)
 
-    def normal(self, subject: Subject, reason: str, message: str, *, action: str) -> None:
-        """Write a Normal Event."""
-        self._emit("Normal", subject, reason, message, action)
+    def normal(self, subject: Subject, reason: str, message: str, *, action: str) -> bool:
+        """Write a Normal Event. False: too many were written."""
+        return self._emit("Normal", subject, reason, message, action)
 
     async def close(self) -> None:
         """Wait a moment for Events under way, then give up on them."""
@@ -78,15 +81,15 @@ class EventRecorder:
         for task in tuple(self._tasks):
             task.cancel()
 
-    def _emit(self, kind: str, subject: Subject, reason: str, message: str, action: str) -> None:
+    def _emit(self, kind: str, subject: Subject, reason: str, message: str, action: str) -> bool:
         message = message if len(message) <= MESSAGE_LIMIT else message[: MESSAGE_LIMIT - 3] + "..."
         key = (subject.uid or subject.name, kind, reason, message)
         now = self._clock()
         former = self._written.get(key)
         if former is not None and now - former.at < REPEAT_SECONDS:
-            return
+            return True
         if not self._take_token(now):
-            return
+            return False
         if former is None:
             former = self._written[key] = _Written("", subject.namespace or "default", 0, now)
             while len(self._written) > REMEMBERED:
@@ -96,6 +99,7 @@ class EventRecorder:
         task = asyncio.get_running_loop().create_task(self._write(former, kind, subject, reason, message, action))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return True
 
     def _take_token(self, now: float) -> bool:
         self._tokens = min(float(BURST), self._tokens + (now - self._refilled) / REFILL_SECONDS)

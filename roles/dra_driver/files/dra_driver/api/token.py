@@ -21,6 +21,8 @@ from typing import Any
 RENEW_BELOW = 1 / 3
 LOOKS = 4
 SOONEST_SECONDS, LATEST_SECONDS = 5.0, 86400.0
+# The account that the role dra_controller makes; those of the node drivers are called driver-NODE.
+CONTROLLER_ACCOUNT = "controller"
 # A server rounds; less than this part of what was asked for is a shorter life.
 NEARLY = 0.99
 
@@ -94,4 +96,5 @@ def refusal(token: str, now: float) -> str:
     else:
         why = f"The token of {claims.subject} lasts until {until}: the service account was deleted, or the cluster's keys."
     limit = f" --limit {claims.node}" if claims.node else ""
-    return f"{why} Only the operator can give the node a new one: ansible-playbook dra.accelerators.site{limit}"
+    playbook = "controller" if claims.subject.rpartition(":")[2] == CONTROLLER_ACCOUNT else "site"
+    return f"{why} Only the operator can give the node a new one: ansible-playbook dra.accelerators.{playbook}{limit}"

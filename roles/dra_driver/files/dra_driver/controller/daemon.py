@@ -24,6 +24,7 @@ from .certificate_keeper import AuthorityKeeper, AuthoritySecret, CertificateKee
 from .keeping import Keeper
 from .lease import Elector, Terms
 from .measurements import Measurements
+from .reporting import Reporter
 from .settings import ControllerSettings
 from .web import keep_serving, status_application
 from .webhook import application
@@ -44,8 +45,16 @@ def make_keeper(
     elector: Elector,
     measurements: Measurements,
     events: EventRecorder,
+    reports: EventRecorder,
 ) -> Keeper:
-    """Put the acting part together."""
+    """Put the acting part together. ``events`` are those of the clean-up, ``reports`` those of drift and progress."""
+    reporter = Reporter(
+        drivers=settings.drivers,
+        events=reports,
+        measurements=measurements,
+        lasting=settings.drifting,
+        dry_run=settings.dry_run,
+    )
     return Keeper(
         client,
         drivers=settings.drivers,
@@ -55,6 +64,7 @@ def make_keeper(
         grace=settings.grace,
         interval=settings.interval,
         dry_run=settings.dry_run,
+        reporter=reporter,
     )
 
 
@@ -104,7 +114,8 @@ async def run_controller(settings: ControllerSettings) -> int:
     LOG.info("starting", extra=fields(version=__version__, name=settings.name, drivers=list(settings.drivers)))
     measurements = Measurements()
     client = ApiClient(settings.kubeconfig, user_agent=f"{COMPONENT}/{__version__}", observer=measurements.request)
-    events = EventRecorder(client, component=COMPONENT, node_name=settings.name)
+    # Each may write so many in a time: clean-up and reports do not take each other's away.
+    events, reports = (EventRecorder(client, component=COMPONENT, node_name=settings.name) for _each in range(2))
     # Another name at every start: what a former process of this host has left held is not taken for this one's.
     elector = Elector(
         client,
@@ -114,13 +125,14 @@ async def run_controller(settings: ControllerSettings) -> int:
         terms=terms_of(settings.lease_seconds),
     )
     identity = IdentityKeeper(client, settings.kubeconfig, lifetime=settings.token_lifetime, system=System())
+    measurements.token_ends(lambda: identity.expires)
 
     webhook = Webhook(settings, client, elector, measurements) if settings.webhook.address else None
 
     async def work() -> None:
         measurements.leading(True)
         try:
-            parts = [make_keeper(settings, client, elector, measurements, events).run]
+            parts = [make_keeper(settings, client, elector, measurements, events, reports).run]
             parts += [webhook.authority.run] if webhook is not None else []
             await together(parts)
         finally:
@@ -130,6 +142,8 @@ async def run_controller(settings: ControllerSettings) -> int:
         found = [] if elector.answered.is_set() else ["the API server has not answered about the Lease yet"]
         if webhook is not None and not webhook.certificate.ready.is_set():
             found.append("the webhook has no certificate yet")
+        if identity.problem():
+            found.append(identity.problem())
         return tuple(found)
 
     loop = asyncio.get_running_loop()
@@ -161,6 +175,7 @@ async def run_controller(settings: ControllerSettings) -> int:
             part.cancel()
         await asyncio.gather(*parts, return_exceptions=True)
         await events.close()
+        await reports.close()
         await client.close()
     LOG.info("stopped")
     return 0
@@ -173,7 +188,7 @@ async def show_plan(settings: ControllerSettings) -> list[str]:
     events = EventRecorder(client, component=COMPONENT, node_name=settings.name)
     elector = Elector(client, namespace=settings.namespace, name=settings.lease, me="")
     try:
-        actions = await make_keeper(settings, client, elector, measurements, events).plan_once()
+        actions = await make_keeper(settings, client, elector, measurements, events, events).plan_once()
     finally:
         await client.close()
     return [str(action) for action in actions]

@@ -17,19 +17,30 @@ OUR_FINALIZERS = "dra.accelerators/"
 #: The labels of objects that are ours, and of what belongs to one node.
 OUR_LABEL, OURS = "app.kubernetes.io/managed-by", "dra-accelerators"
 NODE_LABEL = "dra.accelerators/node"
+#: The label of a Node that says of which release its node driver is; the role dra_driver writes it.
+RELEASE_LABEL = "dra.accelerators/release"
+#: Effects of taints for which a device is not given out; what has another effect is only told.
+KEEPING_AWAY = ("NoSchedule", "NoExecute")
 
 
 class NodeFacts(NamedTuple):
-    """A Node: whether its kubelet says that it is ready, and whether somebody has said that it is out of service."""
+    """A Node: whether its kubelet says that it is ready, and whether somebody has said that it is out of service.
+
+    ``release`` is that of its node driver, "" where it has none.
+    """
 
     name: str
     uid: str
     ready: bool
     out_of_service: bool
+    release: str = ""
 
 
 class SliceFacts(NamedTuple):
-    """A ResourceSlice. ``node`` is "" for one that belongs to no single node; ``ours`` says that one of our drivers wrote it."""
+    """A ResourceSlice. ``node`` is "" for one that belongs to no single node; ``ours`` says that one of our drivers wrote it.
+
+    ``tainted`` are the names of its devices that are not given out for a taint in the slice itself.
+    """
 
     name: str
     uid: str
@@ -39,6 +50,7 @@ class SliceFacts(NamedTuple):
     generation: int
     slice_count: int
     ours: bool
+    tainted: tuple[str, ...] = ()
 
 
 class Consumer(NamedTuple):
@@ -88,6 +100,7 @@ def node_facts(item: Mapping[str, Any]) -> NodeFacts:
         str(metadata.get("uid", "")),
         any(one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or ()),
         any(taint.get("key") == OUT_OF_SERVICE for taint in spec.get("taints") or ()),
+        sys.intern(str((metadata.get("labels") or {}).get(RELEASE_LABEL) or "")),
     )
 
 
@@ -104,6 +117,12 @@ def slice_facts(item: Mapping[str, Any]) -> SliceFacts:
         int(pool.get("generation") or 0),
         int(pool.get("resourceSliceCount") or 0),
         any(str(one.get("manager", "")).startswith(OURS) for one in metadata.get("managedFields") or ()),
+        tuple(
+            sys.intern(str(device.get("name", "")))
+            for device in spec.get("devices") or ()
+            # Version v1beta1 has everything but the name one level below.
+            if any(taint.get("effect") in KEEPING_AWAY for taint in (device.get("basic") or device).get("taints") or ())
+        ),
     )
 
 

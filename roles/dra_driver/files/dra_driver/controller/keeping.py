@@ -33,6 +33,7 @@ from .facts import (
 )
 from .measurements import Measurements
 from .plan import Action, View
+from .reporting import Reporter
 
 LOG = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Keeper:
         grace: float,
         interval: float,
         dry_run: bool,
+        reporter: Reporter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
@@ -70,6 +72,7 @@ class Keeper:
         self._rules_path = ""
         self._absent_since: dict[str, float] = {}
         self._state = StateLog(LOG)
+        self._reporter = reporter
         self._cleaner = Cleaner(
             client,
             resources,
@@ -131,6 +134,7 @@ class Keeper:
     async def run(self) -> None:
         """Watch and clean up until cancelled."""
         self._absent_since = {}
+        self._reporter.forget()
         watching = [asyncio.ensure_future(watched.run()) for watched in self._watches]
         try:
             await asyncio.gather(*(watched.synced.wait() for watched in self._watches))
@@ -143,6 +147,8 @@ class Keeper:
                 except asyncio.TimeoutError:
                     pass
         finally:
+            # Who acts no more knows nothing of drift and progress; the one who does tells of them.
+            self._reporter.forget()
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
@@ -178,6 +184,7 @@ class Keeper:
         self._absent_since = planning.absences(self._absent_since, view, self._drivers, now)
         gone = planning.gone_nodes(view, self._absent_since, now=now, grace=self._grace)
         asked = planning.pods_to_ask(view, gone, self._drivers)
+        self._reporter.look(view, self._absent_since, now)
         seconds = time.perf_counter() - began
         try:
             pods = await self._cleaner.pods(asked)

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Callable
 
 from ..metrics import resource_of
+from .drift import KINDS
 from .plan import VERBS
 
 PREFIX = "dra_accelerators_controller"
@@ -42,6 +44,23 @@ class Measurements:
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0),
         )
         self._objects: Any = Gauge(f"{PREFIX}_objects", "Objects that are known", ("kind",), registry=registry)
+        self._drift: Any = Gauge(
+            f"{PREFIX}_drift", "What has not been as it should be for long", ("kind",), registry=registry
+        )
+        self._nodes: Any = Gauge(
+            f"{PREFIX}_nodes",
+            "Nodes with a node driver, by its release and how they are",
+            ("release", "state"),
+            registry=registry,
+        )
+        self._releases: Any = Counter(
+            f"{PREFIX}_release_changes", "Node drivers that were seen to change their release", registry=registry
+        )
+        self._token: Any = Gauge(
+            f"{PREFIX}_identity_token_expiry_timestamp_seconds",
+            "When the token with which the controller speaks to the API server ends; 0 for one that does not end",
+            registry=registry,
+        )
         self._reviews: Any = Histogram(
             f"{PREFIX}_admission_duration_seconds",
             "Duration of the check of one claim, template or class",
@@ -85,6 +104,22 @@ class Measurements:
     def action(self, verb: str, outcome: str) -> None:
         """One action was taken, or was not."""
         self._actions.labels(verb, outcome).inc()
+
+    def fleet(self, drift: Mapping[str, int], nodes: Mapping[tuple[str, str], int]) -> None:
+        """What has drifted, by kind, and the nodes by release and state."""
+        for kind in KINDS:
+            self._drift.labels(kind).set(drift.get(kind, 0))
+        self._nodes.clear()
+        for labels, number in nodes.items():
+            self._nodes.labels(*labels).set(number)
+
+    def release_changed(self) -> None:
+        """A node's driver is of another release than before."""
+        self._releases.inc()
+
+    def token_ends(self, expires: Callable[[], float]) -> None:
+        """What to ask at each scrape for when the identity's token ends, in seconds since 1970; 0 for never."""
+        self._token.set_function(expires)
 
     def looked(self, seconds: float, **objects: int) -> None:
         """One pass ended; ``objects`` are the numbers of what is known, by kind."""

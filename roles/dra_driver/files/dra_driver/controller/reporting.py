@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Says drift and progress: an Event once for each change, and numbers for Prometheus."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+
+from ..api.events import EventRecorder, Subject
+from ..api.resources import GROUP
+from ..logs import fields
+from . import drift, progress
+from .drift import Drift, Key, Place, Report
+from .measurements import Measurements
+from .plan import View
+
+LOG = logging.getLogger(__name__)
+
+ENDED = "DriftEnded"
+REASONS = {
+    drift.NODE_ABSENT: "DevicesWithoutNode",
+    drift.NODE_NOT_READY: "DevicesOfNodeNotReady",
+    drift.NO_SLICES: "DevicesNotPublished",
+    drift.POOL_INCOMPLETE: "PoolIncomplete",
+    drift.POOL_MIXED: "PoolMixed",
+    drift.DEVICE_TAINTED: "DevicesTainted",
+    drift.RELEASE_BEHIND: "ReleaseBehind",
+}
+
+
+class Reporter:
+    """Follows what is seen. ``lasting`` is for how many seconds something has to be so until it is said.
+
+    With ``dry_run`` it writes no Event, and logs as ever. What an Event could not be written for yet, because too many were written
+    in a short time, is said in a later look.
+    """
+
+    def __init__(
+        self,
+        *,
+        drivers: Collection[str],
+        events: EventRecorder,
+        measurements: Measurements,
+        lasting: float,
+        dry_run: bool = False,
+    ) -> None:
+        self._drivers = drivers
+        self._events = events
+        self._measurements = measurements
+        self._lasting = lasting
+        self._dry_run = dry_run
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: another controller has acted meanwhile, or will."""
+        self._drifts: dict[Key, Drift] = {}
+        self._told: dict[Place, Report] = {}
+        self._releases: dict[str, str] | None = None
+        self._changed_at: float | None = None
+        self._untold: dict[str, progress.Change] = {}
+        self._measurements.fleet({}, {})
+
+    def look(self, view: View, absent_since: Mapping[str, float], now: float) -> None:
+        """Look once, at ``now`` of the controller's own clock, and say what has changed."""
+        changed = progress.changes(self._releases, view)
+        if changed or self._changed_at is None:
+            self._changed_at = now
+        self._releases = progress.releases(view)
+        found = drift.findings(view, self._drivers, absent_since=absent_since, changed_at=self._changed_at)
+        self._drifts = drift.follow(self._drifts, found, now=now, lasting=self._lasting)
+        self._tell_drift()
+        self._tell_progress(view, changed)
+        nodes = {each.finding.node for each in self._drifts.values() if each.lasting}
+        self._measurements.fleet(drift.lasting_of(self._drifts), progress.counts(view, nodes))
+
+    def _tell_drift(self) -> None:
+        begun, ended = drift.reports(self._told, self._drifts, self._lasting)
+        for at, report in begun.items():
+            if self._said(report, REASONS[at[0]], warning=True):
+                self._told[at] = report
+        for at, report in ended.items():
+            if self._said(report, ENDED, warning=False):
+                del self._told[at]
+
+    def _tell_progress(self, view: View, changed: Collection[progress.Change]) -> None:
+        for change in changed:
+            LOG.info(
+                "a node has another release",
+                extra=fields(node=change.node, former=change.former, release=change.release),
+            )
+            self._measurements.release_changed()
+        # Of two changes of a node that were not told yet, the later one counts.
+        self._untold.update({change.node: change for change in changed})
+        for node, change in tuple(self._untold.items()):
+            subject = Subject("Node", "v1", node, node)
+            if self._dry_run or self._events.normal(
+                subject, "ReleaseChanged", progress.message(change, view), action="RollOut"
+            ):
+                del self._untold[node]
+
+    def _said(self, report: Report, reason: str, *, warning: bool) -> bool:
+        if report.slice_name:
+            subject = Subject("ResourceSlice", f"{GROUP}/v1", report.slice_name, report.slice_uid)
+        else:
+            # An Event about a Node bears the node's name as its UID, as the kubelet's do; kubectl finds it by that.
+            subject = Subject("Node", "v1", report.node, report.node)
+        write = self._events.warning if warning else self._events.normal
+        if not self._dry_run and not write(subject, reason, report.message, action="Look"):
+            return False
+        LOG.log(
+            logging.WARNING if warning else logging.INFO,
+            "%s",
+            report.message,
+            extra=fields(reason=reason, node=report.node),
+        )
+        return True

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What does not agree, for how long, and how far a roll-out is: said once for each change."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from dra_driver.controller import drift, progress
+from dra_driver.controller.facts import NodeFacts, SliceFacts, node_facts, slice_facts
+from dra_driver.controller.measurements import Measurements
+from dra_driver.controller.plan import View
+from dra_driver.controller.reporting import ENDED, REASONS, Reporter
+from hypothesis import given
+from hypothesis import strategies as st
+
+OURS, THEIRS = "gpu.example.com", "other.example.com"
+NODES = ("a", "b", "c")
+
+some_nodes = st.builds(
+    NodeFacts, st.sampled_from(NODES), st.just("uid"), st.booleans(), st.just(False), st.sampled_from(("", "1", "2"))
+)
+some_slices = st.builds(
+    SliceFacts,
+    st.sampled_from("stuvwxyz"),
+    st.just("uid"),
+    st.sampled_from((OURS, THEIRS)),
+    st.sampled_from((*NODES, "")),
+    st.sampled_from(("p", "q")),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.booleans(),
+    st.sampled_from(((), ("d",), ("d", "e"))),
+)
+
+
+@st.composite
+def views(draw: Any) -> View:
+    nodes = {node.name: node for node in draw(st.lists(some_nodes, max_size=3))}
+    return View(nodes, draw(st.lists(some_slices, max_size=6)))
+
+
+def node(name: str, release: str = "1", *, ready: bool = True) -> NodeFacts:
+    return NodeFacts(name, f"uid-{name}", ready, False, release)
+
+
+def a_slice(name: str, at: str = "a", generation: int = 1, count: int = 1, **more: Any) -> SliceFacts:
+    return SliceFacts(name, f"uid-{name}", OURS, at, at or "shared", generation, count, True)._replace(**more)
+
+
+def view_of(nodes: list[NodeFacts], slices: list[SliceFacts]) -> View:
+    return View({each.name: each for each in nodes}, slices)
+
+
+def kinds(view: View, changed_at: float | None = None) -> list[tuple[str, str]]:
+    return [(one.kind, one.node) for one in drift.findings(view, (OURS,), changed_at=changed_at)]
+
+
+@pytest.mark.parametrize(
+    ("view", "found"),
+    [
+        (view_of([node("a")], [a_slice("s")]), []),
+        (view_of([], [a_slice("s")]), [(drift.NODE_ABSENT, "a")]),
+        (view_of([node("a", ready=False)], [a_slice("s")]), [(drift.NODE_NOT_READY, "a")]),
+        (view_of([node("a", ready=False)], []), [(drift.NODE_NOT_READY, "a")]),
+        (view_of([node("a", release="", ready=False)], []), []),
+        (view_of([node("a")], []), [(drift.NO_SLICES, "a")]),
+        (view_of([node("a")], [a_slice("s", ours=False)]), [(drift.NO_SLICES, "a")]),
+        (view_of([node("a", release="")], []), []),
+        (view_of([node("a")], [a_slice("s", count=2)]), [(drift.POOL_INCOMPLETE, "a")]),
+        (
+            view_of([node("a")], [a_slice("s", generation=2, count=2), a_slice("t", count=2)]),
+            [(drift.POOL_INCOMPLETE, "a")],
+        ),
+        (view_of([node("a")], [a_slice("s", generation=2), a_slice("t")]), [(drift.POOL_MIXED, "a")]),
+        (view_of([node("a")], [a_slice("s", tainted=("d",))]), [(drift.DEVICE_TAINTED, "a")]),
+        (view_of([], [a_slice("s", at="", count=2)]), [(drift.POOL_INCOMPLETE, "")]),
+    ],
+)
+def test_what_is_found(view: View, found: list[tuple[str, str]]) -> None:
+    assert kinds(view) == found
+
+
+def test_who_is_behind_is_known_by_the_release_that_most_have() -> None:
+    view = view_of([node("a"), node("b", "2"), node("c", "2")], [a_slice(name, at=name) for name in NODES])
+    assert kinds(view) == [], "nothing is known of when they changed"
+    assert kinds(view, changed_at=1.0) == [(drift.RELEASE_BEHIND, "a")]
+    even = view_of([node("a"), node("b", "2")], [a_slice(name, at=name) for name in "ab"])
+    assert kinds(even, changed_at=1.0) == [(drift.RELEASE_BEHIND, "a")], "one of two is told, not both"
+
+
+@given(view=views(), other=views())
+def test_only_what_has_been_so_all_the_time_lasts(view: View, other: View) -> None:
+    """Whatever is seen: what was not so in between begins anew, and nothing is told of others' slices."""
+    first = drift.follow({}, drift.findings(view, (OURS,)), now=0.0, lasting=10.0)
+    second = drift.follow(first, drift.findings(other, (OURS,)), now=5.0, lasting=10.0)
+    third = drift.follow(second, drift.findings(view, (OURS,)), now=10.0, lasting=10.0)
+    assert not any(each.lasting for each in (*first.values(), *second.values()))
+    assert {key for key, each in third.items() if each.lasting} == set(first) & set(second)
+    assert set(third) == set(first)
+    for key in first:
+        _kind, _node, driver, _pool, _device = key
+        assert driver in ("", OURS)
+    # Every look says each thing once, and what it says has an end.
+    begun, ended = drift.reports({}, third, 10.0)
+    assert set(begun) == {key[:4] for key, each in third.items() if each.lasting} and not ended
+    assert drift.reports(begun, third, 10.0) == ({}, {})
+    gone, over = drift.reports(begun, {}, 10.0)
+    assert not gone and set(over) == set(begun)
+    assert all(report.message for report in (*begun.values(), *over.values()))
+
+
+def test_a_pool_is_found_incomplete_just_where_the_scheduler_would() -> None:
+    """The newest generation alone counts, and it has to have as many slices as it says."""
+    for present in range(1, 4):
+        for wanted in range(1, 4):
+            old = [a_slice("old", generation=1, count=wanted)]
+            new = [a_slice(f"n{number}", generation=2, count=wanted) for number in range(present)]
+            found = {one.kind for one in drift.findings(view_of([node("a", "")], [*old, *new]), (OURS,))}
+            assert (drift.POOL_INCOMPLETE in found) == (present < wanted)
+
+
+@given(before=views(), after=views())
+def test_changes_lead_from_what_was_to_what_is(before: View, after: View) -> None:
+    known = progress.releases(before)
+    changed = progress.changes(known, after)
+    assert {**known, **{one.node: one.release for one in changed}} == {**known, **progress.releases(after)}
+    assert all(one.release and one.former != one.release for one in changed)
+    assert progress.changes(None, after) == [] == progress.changes(progress.releases(after), after)
+    assert sum(progress.counts(after, ()).values()) == len(progress.releases(after))
+
+
+def test_releases_beyond_the_most_frequent_are_counted_together() -> None:
+    nodes = [node(f"n{number}", str(number)) for number in range(12)] + [node("m", "0", ready=False), node("l", "1")]
+    counted = progress.counts(view_of(nodes, []), {"l"})
+    assert len({release for release, _state in counted}) == progress.MOST_RELEASES + 1
+    assert counted[progress.OTHER, progress.READY] == 4
+    assert counted["0", progress.NOT_READY] == counted["1", progress.DRIFTING] == 1
+
+
+def test_reading_a_release_and_taints() -> None:
+    assert node_facts({"metadata": {"name": "a", "labels": {"dra.accelerators/release": "0.1.0-12ab"}}}).release == (
+        "0.1.0-12ab"
+    )
+    devices = [
+        {"name": "d", "taints": [{"key": "k", "effect": "NoExecute"}]},
+        {"name": "e", "taints": [{"key": "k", "effect": "None"}]},
+        {"name": "f", "basic": {"taints": [{"key": "k", "effect": "NoSchedule"}]}},
+        {"name": "g", "basic": {}},
+    ]
+    assert slice_facts({"metadata": {"name": "s"}, "spec": {"devices": devices}}).tainted == ("d", "f")
+
+
+class Written:
+    """What is written instead of Events; ``full`` refuses."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str, str, str]] = []
+        self.full = False
+
+    def _write(self, kind: str, subject: Any, reason: str, message: str) -> bool:
+        if not self.full:
+            self.said.append((kind, subject.name, reason, message))
+        return not self.full
+
+    def warning(self, subject: Any, reason: str, message: str, *, action: str) -> bool:
+        return self._write("Warning", subject, reason, message)
+
+    def normal(self, subject: Any, reason: str, message: str, *, action: str) -> bool:
+        return self._write("Normal", subject, reason, message)
+
+    def taken(self) -> list[tuple[str, str]]:
+        """Names and reasons since the last call."""
+        said, self.said = self.said, []
+        return [(name, reason) for _kind, name, reason, _message in said]
+
+
+@dataclasses.dataclass
+class Scene:
+    written: Written
+    measurements: Measurements
+    reporter: Reporter
+
+    def look(self, view: View, now: float) -> list[tuple[str, str]]:
+        self.reporter.look(view, {}, now)
+        return self.written.taken()
+
+    def counted(self, line: str) -> bool:
+        return f"dra_accelerators_controller_{line}\n" in self.measurements.text().decode()
+
+
+def scene(**options: Any) -> Scene:
+    written, measurements = Written(), Measurements()
+    events: Any = written
+    return Scene(
+        written,
+        measurements,
+        Reporter(drivers=(OURS,), events=events, measurements=measurements, lasting=10.0, **options),
+    )
+
+
+def test_drift_is_told_once_when_it_has_lasted_and_once_when_it_is_over() -> None:
+    subject = scene()
+    well, ill = (view_of([node("a")], [a_slice("s", count=count)]) for count in (1, 2))
+    assert subject.look(ill, 0.0) == subject.look(ill, 9.0) == []
+    assert subject.counted('drift{kind="pool-incomplete"} 0.0')
+    assert subject.look(ill, 10.0) == [("a", "PoolIncomplete")]
+    assert subject.counted('drift{kind="pool-incomplete"} 1.0')
+    assert subject.counted('nodes{release="1",state="drifting"} 1.0')
+    assert subject.look(ill, 11.0) == subject.look(ill, 1000.0) == []
+    assert subject.look(well, 1001.0) == [("a", ENDED)]
+    assert subject.counted('drift{kind="pool-incomplete"} 0.0')
+    assert subject.counted('nodes{release="1",state="ready"} 1.0')
+    assert subject.look(well, 1002.0) == []
+
+
+def test_what_could_not_be_said_is_said_later_and_a_dry_run_says_nothing() -> None:
+    subject, dry = scene(), scene(dry_run=True)
+    ill, well = view_of([node("a")], []), view_of([node("a")], [a_slice("s")])
+    subject.look(ill, 0.0), dry.look(ill, 0.0)
+    subject.written.full = True
+    assert subject.look(ill, 20.0) == dry.look(ill, 20.0) == []
+    assert subject.counted('drift{kind="no-slices"} 1.0') and dry.counted('drift{kind="no-slices"} 1.0')
+    subject.written.full = False
+    assert subject.look(ill, 21.0) == [("a", "DevicesNotPublished")]
+    subject.written.full = True
+    assert subject.look(well, 22.0) == []
+    subject.written.full = False
+    assert subject.look(well, 23.0) == [("a", ENDED)]
+
+
+def test_a_pool_of_no_single_node_is_told_at_its_slice_and_many_devices_in_one_message() -> None:
+    subject = scene()
+    devices = tuple(f"d{number}" for number in range(7))
+    view = view_of([], [a_slice("s", at="", tainted=devices)])
+    subject.look(view, 0.0)
+    subject.reporter.look(view, {}, 10.0)
+    ((kind, name, reason, message),) = subject.written.said
+    assert (kind, name, reason) == ("Warning", "s", "DevicesTainted")
+    assert "d0, d1, d2, d3, d4 and 2 more" in message
+    assert subject.counted('drift{kind="device-tainted"} 7.0')
+
+
+def test_a_roll_out_is_told_node_by_node_and_where_it_stops() -> None:
+    subject = scene()
+    slices = [a_slice(name, at=name) for name in NODES]
+
+    def at(*given: str) -> View:
+        return view_of([node(name, release) for name, release in zip(NODES, given)], slices)
+
+    assert subject.look(at("1", "1", "1"), 0.0) == [], "what was so before is no change"
+    assert subject.look(at("2", "1", "1"), 100.0) == [("a", "ReleaseChanged")]
+    assert subject.counted('nodes{release="2",state="ready"} 1.0')
+    assert subject.look(at("2", "2", "1"), 105.0) == [("b", "ReleaseChanged")]
+    assert subject.look(at("2", "2", "1"), 114.0) == [], "it may go on"
+    assert subject.look(at("2", "2", "1"), 115.0) == [("c", "ReleaseBehind")]
+    assert subject.look(at("2", "2", "2"), 120.0) == [("c", ENDED), ("c", "ReleaseChanged")]
+    assert subject.counted("release_changes_total 3.0") and not subject.counted('nodes{release="1",state="ready"} 0.0')
+    subject.reporter.forget()
+    assert not subject.counted('nodes{release="2",state="ready"} 3.0'), "another one acts"
+    assert subject.look(at("1", "2", "2"), 130.0) == [], "nothing is known of before"
+
+
+def test_each_kind_has_its_reason_and_its_words() -> None:
+    assert set(REASONS) == set(drift.KINDS) and len(set(REASONS.values())) == len(drift.KINDS)
+    for kind in drift.KINDS:
+        at = (kind, "n", OURS, "p")
+        assert drift.begun_message(at, [drift.Finding(*at, device="d", detail="what is so")], 600)
+        assert drift.ended_message(at)
