@@ -2,25 +2,27 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Metrics, alerts and dashboard before their judges: promtool, and a Prometheus that scrapes a driver and evaluates all of it.
 
-Grafana is in no package registry that this project uses: its dashboard is held against its own rules, and each of its queries
-is evaluated by Prometheus.
+Grafana itself is in no package registry that this project uses; its own models of dashboards are. The dashboard is read by them, and
+each of its queries is evaluated by Prometheus.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from grafana import UNITS, problems
 from prometheus import Server, promtool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +42,9 @@ QUIET = (
     "temperature",
     "clock",
     "api_requests",
+    "clean_up_actions",
 )
+METRIC = re.compile(r"\b(?:dra_accelerators|process)_\w+")
 VARIABLES = {"$instance": ".*", "$driver": ".*", "$__rate_interval": "1m"}
 
 
@@ -79,10 +83,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def playbook(folder: Path, port: int, *arguments: str) -> str:
+def playbook(folder: Path, port: int, controller_port: int, *arguments: str) -> str:
     """Run the playbook over this machine, into a folder; returns the recap."""
     inventory = {
         "accelerator_nodes": {"hosts": {"node-1": {"ansible_host": "127.0.0.1"}}},
+        "accelerator_controllers": {"hosts": {"node-1": {}}},
         "accelerator_monitoring": {
             "hosts": {"here": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}}
         },
@@ -96,7 +101,7 @@ def playbook(folder: Path, port: int, *arguments: str) -> str:
         "provider": "p.yml",
     }
     variables = {f"monitoring_{key}_file": f"{folder}/{key}/{name}" for key, name in names.items()}
-    variables |= {"accelerator_become": False, "monitoring_port": port}
+    variables |= {"accelerator_become": False, "monitoring_port": port, "monitoring_controller_port": controller_port}
     command = [
         *("ansible-playbook", "-i", f"{folder}/inventory.yml", f"{ROOT}/playbooks/monitoring.yml"),
         *("-e", json.dumps(variables), *arguments),
@@ -122,8 +127,40 @@ def test_rules_are_right_and_each_alert_is_seen_to_fire() -> None:
         assert rule["annotations"]["runbook_url"].endswith(f"docs/monitoring.md#{name.lower()}")
 
 
-def test_the_dashboard_is_what_grafana_takes() -> None:
-    """Its own rules, as far as they are written down: unique numbers, a grid without overlaps, the source a variable."""
+def test_grafanas_own_models_take_the_dashboard_and_know_all_that_is_in_it() -> None:
+    assert problems(dashboard()) == []
+    units = {panel["fieldConfig"]["defaults"]["unit"] for panel in panels() if panel["type"] != "row"}
+    assert units and units <= UNITS
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("refresch",), "30s", "dashboard.refresch is unknown"),
+        (("editable",), "yes", "dashboard.editable is 'yes'; expected"),
+        (("panels", 1, "type"), "statt", "the type statt is unknown"),
+        (("panels", 1, "gridPos", "wide"), 3, "dashboard.panels[1].gridPos.wide is unknown"),
+        (("panels", 1, "gridPos", "w"), "3", "dashboard.panels[1].grid_pos.w is '3'; expected <class 'int'>"),
+        (("panels", 1, "targets", 0, "expression"), "up", "dashboard.panels[1].targets[0].expression is unknown"),
+        (("panels", 1, "targets", 0, "instant"), 1, "dashboard.panels[1].targets[0].instant is 1; expected"),
+        (("panels", 1, "datasource", "type"), "promet", "is a query of a type that is unknown"),
+        (("panels", 1, "options", "graphMood"), "area", "dashboard.panels[1].options.graphMood is unknown"),
+        (("panels", 1, "fieldConfig", "defaults", "units"), "short", ".fieldConfig.defaults.units is unknown"),
+        (("panels", 1, "fieldConfig", "defaults", "thresholds", "mode"), "abs", "thresholds.mode is 'abs'; expected"),
+        (("templating", "list", 1, "refresh"), 7, "refresh is 7; expected"),
+    ],
+)
+def test_what_grafana_does_not_know_is_found(place: tuple[Any, ...], value: Any, said: str) -> None:
+    document: Any = dashboard()
+    inside = document
+    for step in place[:-1]:
+        inside = inside[step]
+    inside[place[-1]] = value
+    assert any(said in problem for problem in problems(document)), problems(document)
+
+
+def test_the_dashboard_keeps_grafanas_rules() -> None:
+    """What no model says: unique numbers, a grid without overlaps, the source a variable."""
     document = dashboard()
     assert {each["name"] for each in document["templating"]["list"]} == {"datasource", "instance", "driver"}
     assert document["uid"] and document["title"] and document["schemaVersion"] >= 36 and "id" not in document
@@ -146,6 +183,27 @@ def test_the_dashboard_is_what_grafana_takes() -> None:
         assert letters and len(set(letters)) == len(letters)
 
 
+@contextlib.asynccontextmanager
+async def controller(port: int) -> AsyncIterator[None]:
+    """What a controller tells of itself that acts, and that has found something."""
+    from dra_driver.controller.measurements import Measurements
+    from dra_driver.controller.web import keep_serving, status_application
+
+    measurements = Measurements()
+    measurements.leading(True)
+    measurements.fleet({"no-slices": 1}, {("0.1.0-1", "ready"): 2, ("0.1.0-2", "drifting"): 1})
+    measurements.request("GET", "/api/v1/nodes", "200", 0.1)
+    assert promtool("check", "metrics", text=measurements.text().decode()) == ""
+    serving = asyncio.ensure_future(
+        keep_serving(lambda: status_application(measurements.text, lambda: ()), f"127.0.0.1:{port}", "the status")
+    )
+    try:
+        yield
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
 def test_a_prometheus_scrapes_a_driver_finds_its_metrics_clean_and_fires_when_a_device_fails(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -155,16 +213,19 @@ def test_a_prometheus_scrapes_a_driver_finds_its_metrics_clean_and_fires_when_a_
     from monitoring_test import kubelet
     from vendor_scene import SMALL, Scene, run
 
-    folder, port = tmp_path_factory.mktemp("p"), free_port()
-    assert "changed=1" in playbook(folder, port, "--check", "--diff")
+    folder, port, controller_port = tmp_path_factory.mktemp("p"), free_port(), free_port()
+    assert "changed=1" in playbook(folder, port, controller_port, "--check", "--diff")
     assert not (folder / "rules").exists()
-    assert "changed=1" in playbook(folder, port)
-    assert "changed=0" in playbook(folder, port)
+    assert "changed=1" in playbook(folder, port, controller_port)
+    assert "changed=0" in playbook(folder, port, controller_port)
     written = folder / "rules/rules.yml"
     assert (
         written.read_text() == RULES.read_text() and (folder / "dashboard/d.json").read_text() == DASHBOARD.read_text()
     )
-    assert json.loads((folder / "targets/targets.json").read_text())[0]["targets"] == [f"127.0.0.1:{port}"]
+    assert json.loads((folder / "targets/targets.json").read_text()) == [
+        {"targets": [f"127.0.0.1:{port}"], "labels": {"job": "dra-accelerators"}},
+        {"targets": [f"127.0.0.1:{controller_port}"], "labels": {"job": "dra-accelerators-controller"}},
+    ]
     impatient = folder / "impatient.yml"
     impatient.write_text(re.sub(r"for: \d+m", "for: 1s", RULES.read_text()))
 
@@ -174,21 +235,30 @@ def test_a_prometheus_scrapes_a_driver_finds_its_metrics_clean_and_fires_when_a_
         server.until("rates", lambda: server.query("rate(dra_accelerators_operation_duration_seconds_count[1m]) >= 0"))
         (claim,) = server.query("dra_accelerators_container_device_info")
         assert claim["metric"]["pod"] == "pod-a" and claim["metric"]["uuid"].startswith("MIG-")
+        server.until("the controller is scraped", lambda: server.query("dra_accelerators_controller_drift"))
         silent = [text for text in expressions() if not server.query(text)]
         assert [text for text in silent if not any(word in text for word in QUIET)] == []
+        # What there is has to be shown: a query that finds nothing asks for a metric, a label or a value that is not.
+        there = {text: [name for name in METRIC.findall(text) if server.query(name)] for text in silent}
+        assert {text: names for text, names in there.items() if names} == {}
         scene.backend.faults[0] = Fault("gpu-lost", "It has fallen off the bus")
+        server.until("drift fires", lambda: "DraAcceleratorsDrift" in server.firing())
         wanted = {"DraAcceleratorsDeviceFault", "DraAcceleratorsDeviceFaultInUse"}
         server.until("the fault fires", lambda: wanted <= server.firing())
         scene.backend.faults.clear()
         server.until("it is over", lambda: not wanted & server.firing())
 
     async def scenario(scene: Scene) -> None:
-        from dra_driver.monitoring.collector import Collector
-
         registry = MetricsRegistry()
         scene.metrics, scene.observer = PrometheusMetrics(registry, "gpu.nvidia.com"), registry.api_request
         await scene.api.start()
         await scene.start()
+        async with controller(controller_port):
+            await driver(scene, registry)
+
+    async def driver(scene: Scene, registry: MetricsRegistry) -> None:
+        from dra_driver.monitoring.collector import Collector
+
         with kubelet(scene.folder / "kubelet") as told:
             registry.register(
                 Collector(
@@ -214,5 +284,5 @@ def test_a_prometheus_scrapes_a_driver_finds_its_metrics_clean_and_fires_when_a_
             server.server_close()
 
     run(tmp_path_factory.mktemp("s"), scenario)
-    assert "changed=1" in playbook(folder, port, "-e", "monitoring_state=absent")
+    assert "changed=1" in playbook(folder, port, controller_port, "-e", "monitoring_state=absent")
     assert not written.exists() and not (folder / "targets/targets.json").exists()

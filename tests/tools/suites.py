@@ -38,6 +38,8 @@ from steps import (
 PARALLEL = ("-n", "auto", "--dist", "worksteal")
 #: Takes back the selection of pyproject.toml, which leaves the tests marked `prove` out.
 EVERYTHING = ("-m", "")
+#: What the figures of a run stand under; they are shown when it is over.
+FIGURES = "Figures of this run"
 #: Lanes of their own. The last one has the oracles, molecule, and then what `make prove` makes worlds of its own for.
 BUILD_LANE, CLUSTER_LANE, MACHINES_LANE = "build", "cluster", "machines"
 #: What is written in front of the steps that run beside a cluster's: nothing in them waits for anything, so that they would
@@ -163,13 +165,20 @@ def prove(work: Path) -> list[Step]:
         show="Chaos of seed",
     )
     long = molecule_steps([name for name in scenarios() if name in LONG_SCENARIOS])
-    return [build, breaks, chaos, *long, replace(step, after=(build.name,))]
+    fleet = pytest_step(
+        *("fleet", "5 min", "tests/bench/test_fleet.py"),
+        "make it smaller with DRA_ACCELERATORS_FLEET_NODES, and read the log.",
+        work / "reports",
+        lane=MACHINES_LANE,
+    )
+    fleet = replace(fleet, command=[*fleet.command, "-s"], show=FIGURES, after=(build.name,))
+    return [build, breaks, chaos, *long, replace(step, after=(build.name,)), fleet]
 
 
 def bench(work: Path) -> list[Step]:
     """The figures of the node driver, printed when they are all there."""
     step = pytest_step("bench", "20 min", "tests/bench", "read the log.", work / "reports")
-    return [replace(step, command=[*step.command, "-s"], show="Figures of this run")]
+    return [replace(step, command=[*step.command, "-s"], show=FIGURES)]
 
 
 SUITES: dict[str, Callable[[Path], list[Step]]] = {

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from dra_driver.controller.plan import (
     View,
     absences,
     gone_nodes,
+    next_gone,
     plan,
     pods_to_ask,
 )
@@ -142,7 +144,9 @@ def test_absence_is_counted_from_when_it_was_seen_and_anew_after_a_return() -> N
     since = absences(since, back, DRIVERS, 109.5)
     since = absences(since, away, DRIVERS, 110.0)
     assert gone_nodes(away, since, now=209.0, grace=100.0) == {}
+    assert next_gone(since, now=209.0, grace=100.0) == 1.0
     assert gone_nodes(away, since, now=210.0, grace=100.0) == {"a": ABSENT}
+    assert next_gone(since, now=210.0, grace=100.0) == math.inf, "it is not waited for any more"
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,13 @@ def test_a_pass_cleans_up_after_the_node_that_is_gone_and_nothing_else(tmp_path:
             # What the server has done is counted when its answer has come.
             done = b'actions_total{action="deallocate-claim",outcome="done"} 2.0'
             await until(lambda: done in measurements.text())
+
+        def told() -> list[str]:
+            said = [one["message"] for path, one in server.objects.items() if "/events/" in path]
+            return [text.partition(";")[2] for text in said if "deleted" in text]
+
+        await until(told)
+        assert told() == [" 1 ResourceSlice and 1 DeviceTaintRule of it were deleted."]
         assert server.objects[f"{OWN_CLAIMS}/gone-used"]["metadata"]["finalizers"][0] == "dra.accelerators/held"
         assert b'actions_total{action="delete-slice",outcome="done"} 1.0' in measurements.text()
 

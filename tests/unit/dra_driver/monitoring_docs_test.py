@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import yaml
+from dra_driver.controller.measurements import Measurements
 from dra_driver.metrics import PREFIX, MetricsRegistry
 from dra_driver.monitoring.families import COUNTER, FAMILIES
 
@@ -28,6 +29,18 @@ def metrics() -> dict[str, set[str]]:
         for family in each.describe() if hasattr(each, "describe") and hasattr(each, "labels") else ():
             found[family.name + ("_total" if family.type == "counter" else "")] = set(each._labelnames)
     return {**found, f"{PREFIX}_build_info": {"version"}}
+
+
+def controllers_metrics() -> set[str]:
+    """The names of what the controller tells beside what every process does."""
+    named = re.findall(rf"^# TYPE ({PREFIX}_\w+) ", Measurements().text().decode(), re.MULTILINE)
+    return {name for name in named if not name.endswith("_created")}
+
+
+def test_the_controllers_page_names_its_metrics() -> None:
+    page = (ROOT / "docs/controller.md").read_text(encoding="utf-8")
+    rows = re.findall(rf"^\| `({PREFIX}_controller_\w+)` \|", page, re.MULTILINE)
+    assert len(rows) > 5 and set(rows) == controllers_metrics()
 
 
 def test_the_page_names_every_metric_with_its_labels() -> None:
@@ -53,7 +66,7 @@ def test_rules_and_dashboard_use_metrics_that_there_are() -> None:
     ]
     used = {name for text in texts for name in re.findall(rf"(?<![:\w]){PREFIX}_\w+", text)}
     assert len(used) > 20
-    assert {re.sub("_(bucket|sum|count)$", "", name) for name in used} <= set(known)
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name in used} <= set(known) | controllers_metrics()
 
 
 #: Where the values of each label come from. What has no end of its own (names of claims and pods) is only on series that go with

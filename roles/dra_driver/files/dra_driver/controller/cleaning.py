@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Callable
 
@@ -23,6 +24,8 @@ LOG = logging.getLogger(__name__)
 DONE, FAILED, NOT_NEEDED = "done", "failed", "not-needed"
 #: So much is done in one pass; what is left is done in the next.
 MOST_ACTIONS = 500
+#: What a node's Event names of what was deleted.
+DELETED_KINDS = {planning.DELETE_SLICE: "ResourceSlice", planning.DELETE_RULE: "DeviceTaintRule"}
 
 
 class Stopped(AcceleratorError):
@@ -70,20 +73,26 @@ class Cleaner:
     async def clean(self, actions: Sequence[Action], gone: Mapping[str, str], pods: Mapping[PodKey, str]) -> None:
         """Take the actions, one after the other. One that fails is logged, counted, and planned again in the next pass."""
         nodes: dict[str, NodeFacts | None] = {}
-        for action in actions[:MOST_ACTIONS]:
-            if not self._may_act():
-                return
-            try:
-                if action.node not in nodes:
-                    node = await self._get(f"/api/v1/nodes/{action.node}")
-                    nodes[action.node] = node_facts(node) if node is not None else None
-                outcome = await self._act(action, nodes[action.node], gone, pods)
-            except Stopped:
-                return
-            except AcceleratorError as error:
-                outcome = FAILED
-                LOG.warning("%s failed: %s", action, error, extra=fields(code=error.code))
-            self._measurements.action(action.verb, "dry-run" if self._dry_run and outcome == DONE else outcome)
+        deleted: dict[tuple[str, str], Counter[str]] = {}
+        try:
+            for action in actions[:MOST_ACTIONS]:
+                if not self._may_act():
+                    return
+                try:
+                    if action.node not in nodes:
+                        node = await self._get(f"/api/v1/nodes/{action.node}")
+                        nodes[action.node] = node_facts(node) if node is not None else None
+                    outcome = await self._act(action, nodes[action.node], gone, pods)
+                except Stopped:
+                    return
+                except AcceleratorError as error:
+                    outcome = FAILED
+                    LOG.warning("%s failed: %s", action, error, extra=fields(code=error.code))
+                if outcome == DONE and action.verb in DELETED_KINDS:
+                    deleted.setdefault((action.node, action.why), Counter())[DELETED_KINDS[action.verb]] += 1
+                self._measurements.action(action.verb, "dry-run" if self._dry_run and outcome == DONE else outcome)
+        finally:
+            self._tell_deleted(deleted)
 
     async def _act(
         self, action: Action, node: NodeFacts | None, gone: Mapping[str, str], pods: Mapping[PodKey, str]
@@ -103,7 +112,8 @@ class Cleaner:
                 return NOT_NEEDED  # somebody was faster; the next pass sees what became of it
             raise
         LOG.info("%s", action, extra=fields(node=action.node))
-        self._tell(action)
+        if action.verb not in DELETED_KINDS:
+            self._tell_given_back(action)
         return DONE
 
     def _still_planned(
@@ -156,17 +166,20 @@ class Cleaner:
             ]
         await self._client.request("PATCH", path, body=patch, content_type="application/merge-patch+json")
 
-    def _tell(self, action: Action) -> None:
-        if action.verb in (planning.DEALLOCATE, planning.RELEASE):
-            subject = Subject("ResourceClaim", f"{GROUP}/v1", action.name, action.uid, action.namespace)
-            text = f"Node {action.node} is gone ({action.why}); the claim's devices there were given back."
-            self._events.normal(subject, "DevicesGivenBack", text, action="CleanUp")
-        else:
-            what = {planning.DELETE_SLICE: "ResourceSlice", planning.DELETE_RULE: "DeviceTaintRule"}[action.verb]
+    def _tell_given_back(self, action: Action) -> None:
+        subject = Subject("ResourceClaim", f"{GROUP}/v1", action.name, action.uid, action.namespace)
+        text = f"Node {action.node} is gone ({action.why}); the claim's devices there were given back."
+        self._events.normal(subject, "DevicesGivenBack", text, action="CleanUp")
+
+    def _tell_deleted(self, deleted: Mapping[tuple[str, str], Counter[str]]) -> None:
+        """One Event for each node, however much of it there was."""
+        if self._dry_run:
+            return
+        for (node, why), numbers in deleted.items():
+            what = " and ".join(f"{number} {kind}{'s' if number > 1 else ''}" for kind, number in numbers.items())
             # An Event about a Node bears the node's name as its UID, as the kubelet's do; kubectl finds it by that.
-            subject = Subject("Node", "v1", action.node, action.node)
-            text = f"Node {action.node} is gone ({action.why}); its {what} {action.name} was deleted."
-            self._events.normal(subject, "NodeCleanedUp", text, action="CleanUp")
+            text = f"Node {node} is gone ({why}); {what} of it were deleted."
+            self._events.normal(Subject("Node", "v1", node, node), "NodeCleanedUp", text, action="CleanUp")
 
     async def _get(self, path: str) -> Json | None:
         try:

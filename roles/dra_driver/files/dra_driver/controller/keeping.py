@@ -142,7 +142,9 @@ class Keeper:
                 self._changed.clear()
                 await self._pass()
                 try:
-                    await within(self._changed.wait(), self._interval)
+                    now = self._clock()
+                    soon = planning.next_gone(self._absent_since, now=now, grace=self._grace)
+                    await within(self._changed.wait(), min(self._interval, soon))
                     await asyncio.sleep(GATHER_SECONDS)
                 except asyncio.TimeoutError:
                     pass

@@ -11,6 +11,7 @@ out of service, claims that nobody is reserved for and that keep their devices, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -75,6 +76,11 @@ def gone_nodes(view: View, absent_since: Mapping[str, float], *, now: float, gra
         if node.out_of_service and not node.ready:
             gone[node.name] = OUT_OF_SERVICE
     return gone
+
+
+def next_gone(absent_since: Mapping[str, float], *, now: float, grace: float) -> float:
+    """In how many seconds the next absent node is gone; infinity where none is to become so. Never 0: those that are gone are not waited for."""
+    return min((left for since in absent_since.values() if (left := since + grace - now) > 0), default=math.inf)
 
 
 def pods_to_ask(view: View, gone: Collection[str], drivers: Collection[str]) -> set[PodKey]:

@@ -1,0 +1,122 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""A fleet of nodes as an API server holds it: Nodes as kubelets write them, and the slices that the core makes of eight H100 each."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import sys
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+from dra_driver.api.client import ApiClient
+from dra_driver.core.model import Partitioning
+from dra_driver.core.nvidia import offers
+from dra_driver.core.slices import build_pool, plan_pool
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "core"))
+
+import board_model
+
+DRIVER = "gpu.nvidia.com"
+NODES, SLICES = "/api/v1/nodes", "/apis/resource.k8s.io/v1/resourceslices"
+GPUS = 8
+#: One node in so many offers every partition of its GPUs; the others offer whole GPUs.
+PARTITIONED = 10
+TOGETHER = 48
+ANY_NAME = "any-name-of-a-node"
+#: A kubelet tells of so many images, and writes its Node's status at least that often.
+IMAGES, HEARTBEAT_SECONDS = 50, 300
+
+
+def stamp() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def node(name: str, *, ready: bool = True) -> dict[str, Any]:
+    """A Node with its status."""
+    words = {"MemoryPressure": "False", "DiskPressure": "False", "PIDPressure": "False", "Ready": str(ready)}
+    times = {"lastHeartbeatTime": stamp(), "lastTransitionTime": stamp()}
+    conditions = [
+        {"type": kind, "status": status, "reason": "Kubelet", "message": "kubelet says so", **times}
+        for kind, status in words.items()
+    ]
+    images = [
+        {"names": [f"registry.example.com/team/image-{number}@sha256:{number:064x}"], "sizeBytes": 10**9 + number}
+        for number in range(IMAGES)
+    ]
+    labels = {"kubernetes.io/hostname": name, "dra.accelerators/release": "0.1.0-00000001"}
+    status = {"conditions": conditions, "images": images, "capacity": {"cpu": "192", "memory": "2Ti", "pods": "110"}}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "status": status}
+
+
+def slices(*, partitioned: bool) -> str:
+    """The slices of one node as JSON text, in which ANY_NAME stands for its name."""
+    wanted = Partitioning(True, partitioned, partitioned)
+    devices = [board_model.device("h100-80", index, partitioning=wanted) for index in range(GPUS)]
+    pool = build_pool(
+        driver=DRIVER,
+        pool=ANY_NAME,
+        node_name=ANY_NAME,
+        offers=[offer for device in devices for offer in offers.offers(device, partitioned)],
+        counter_sets=[offers.counter_set(device) for device in devices] if partitioned else [],
+    )
+    return json.dumps([write.body for write in plan_pool(pool, ()).writes])
+
+
+async def in_turn(calls: Iterable[Any]) -> None:
+    """Await many coroutines, so many at a time."""
+    gate = asyncio.Semaphore(TOGETHER)
+
+    async def one(call: Any) -> None:
+        async with gate:
+            await call
+
+    await asyncio.gather(*map(one, calls))
+
+
+def names(number: int) -> list[str]:
+    return [f"node-{position:05}" for position in range(number)]
+
+
+async def make(client: ApiClient, number: int) -> int:
+    """Make the fleet; returns how many slices it has. The slices are written as the node driver writes them."""
+    texts = {partitioned: slices(partitioned=partitioned) for partitioned in (False, True)}
+    made = 0
+
+    async def one(position: int, name: str) -> None:
+        nonlocal made
+        answer = await client.request("POST", NODES, body=node(name))
+        owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": answer["metadata"]["uid"], "controller": True}
+        bodies = json.loads(texts[position % PARTITIONED == 0].replace(ANY_NAME, name))
+        for body in bodies:
+            body["metadata"]["ownerReferences"] = [owner]
+            await client.request("POST", SLICES, body=body)
+        made += len(bodies)
+
+    await in_turn(one(position, name) for position, name in enumerate(names(number)))
+    return made
+
+
+async def tell(client: ApiClient, name: str, *, ready: bool) -> None:
+    """Write a Node's status, as its kubelet or the node controller does."""
+    body = {"status": {"conditions": node(name, ready=ready)["status"]["conditions"]}}
+    await client.request(
+        "PATCH", f"{NODES}/{name}/status", body=body, content_type="application/strategic-merge-patch+json"
+    )
+
+
+async def heartbeats(client: ApiClient, number: int) -> None:
+    """What the kubelets of so many nodes write of them, until cancelled."""
+    async for name in _for_ever(names(number)):
+        await tell(client, name, ready=True)
+        await asyncio.sleep(HEARTBEAT_SECONDS / number)
+
+
+async def _for_ever(those: list[str]) -> AsyncIterator[str]:
+    while True:
+        for each in those:
+            yield each
