@@ -85,6 +85,18 @@ options:
     description: How long the driver may take until it counts as started, in seconds.
     type: float
     default: 90
+  patience:
+    description:
+      - How long one call waits at most, in seconds, until it answers with what it is still C(waiting) for. That is no failure before
+        O(timeout) is over. By default one call waits as long as O(timeout).
+      - The action plugin of this name calls the module so, and tells between two calls what a node waits for.
+    type: float
+  waited:
+    description:
+      - For how long of O(timeout) former calls have waited already, in seconds. With more than 0, systemd is told nothing any more,
+        and the driver is only waited for.
+    type: float
+    default: 0
 seealso:
   - module: dra.accelerators.node_info
 """
@@ -130,6 +142,12 @@ kept:
   type: list
   elements: str
   sample: ["/var/lib/kubelet/plugins/gpu.nvidia.com/checkpoint.json: not a file of this driver"]
+waiting:
+  description: With O(patience), what is still missing until the driver counts as started.
+  returned: success
+  type: list
+  elements: str
+  sample: [gpu.nvidia.com has not published its devices]
 pid:
   description: The driver's process; 0 in check mode if none runs.
   returned: success
@@ -202,6 +220,8 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "configuration": {"type": "path", "default": "/etc/dra-accelerators/driver.yaml"},
         "steady": {"type": "float", "default": 5.0},
         "timeout": {"type": "float", "default": 90.0},
+        "patience": {"type": "float"},
+        "waited": {"type": "float", "default": 0.0},
     }
 
 
@@ -283,9 +303,11 @@ class Service:
         except AcceleratorError:
             return []
 
-    def wait(self) -> Look:
-        """Wait until the driver counts as started. Raises NotStarted with what is still missing then."""
-        deadline = time.monotonic() + self.params["timeout"]
+    def wait(self) -> tuple[Look, tuple[str, ...]]:
+        """Wait until the driver counts as started, or patience ends; returns also what is still missing. Raises NotStarted."""
+        began = time.monotonic()
+        deadline = began + self.params["timeout"] - self.params["waited"]
+        patience = self.params["patience"]
         while True:
             look = self.look()
             lacks = missing(
@@ -296,8 +318,11 @@ class Service:
                 digest=self.digest(),
             )
             if not lacks:
-                return look
-            if time.monotonic() >= deadline:
+                return look, ()
+            now = time.monotonic()
+            if patience is not None and began + patience <= now < deadline:
+                return look, lacks
+            if now >= deadline:
                 raise NotStarted(
                     f"The node driver has not started within {self.params['timeout']:.0f} s: {'; '.join(lacks)}",
                     hint=f"Read `journalctl --unit {DRIVER_UNIT}`.",
@@ -322,12 +347,14 @@ def start(module: AnsibleModule, service: Service) -> dict[str, Any]:
         changed=params["units_changed"],
         outdated=bool(works_by_another(drivers or (), service.digest())),
     )
+    if params["waited"] > 0:
+        steps = ()
     result = {**outcome(steps), "pid": pid}
     if module.check_mode:
         return result
     take(service.system, steps, params["timeout"])
-    look = service.wait()
-    return {**result, "drivers": list(look.drivers or []), "pid": look.pid}
+    look, lacks = service.wait()
+    return {**result, "drivers": list(look.drivers or []), "pid": look.pid, "waiting": list(lacks)}
 
 
 def remove(module: AnsibleModule, service: Service) -> dict[str, Any]:
@@ -439,6 +466,7 @@ def outcome(steps: Sequence[Step]) -> dict[str, Any]:
         "drivers": [],
         "removed": [],
         "kept": [],
+        "waiting": [],
         "diff": {"before": "", "after": "".join(lines)},
     }
 

@@ -26,6 +26,12 @@ def test_first_run_says_what_it_changed(first_run: Recap, bare: bool) -> None:
     assert (first_run.changed > 0) == bare, first_run.output
 
 
+def test_each_node_says_of_which_release_its_driver_is(cluster: Cluster) -> None:
+    for node in cluster.nodes():
+        release = cluster.run(node, "readlink", "/opt/dra-accelerators/current").strip().rpartition("/")[2]
+        assert cluster.get("node", node)["metadata"]["labels"]["dra.accelerators/release"] == release
+
+
 def test_nodes_publish_their_devices(cluster: Cluster) -> None:
     first, second = cluster.nodes()
     profiles = Counter(

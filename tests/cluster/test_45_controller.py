@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.cluster import DRIVER, Cluster
+from tests.cluster.cluster import DRIVER, DRIVER_UNIT, Cluster
 from tests.cluster.ghosts import Ghost
 
 UNIT = "dra-accelerators-controller.service"
 NAMESPACE = "dra-accelerators-controller"
 ADDRESS = "127.0.0.1:9779"
+ASK = f"import urllib.request; print(urllib.request.urlopen('http://{ADDRESS}/metrics').read().decode())"
+TOKEN_TIMER = "dra-accelerators-controller-token.timer"
 PASSES = re.compile(r"^dra_accelerators_controller_pass_duration_seconds_count (\S+)$", re.MULTILINE)
 
 
@@ -101,7 +103,8 @@ def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
     document["all"]["children"]["accelerator_controllers"] = {"children": {"accelerator_nodes": {}}}
     inventory = tmp_path_factory.mktemp("controller") / "inventory.yml"
     inventory.write_text(yaml.safe_dump(document))
-    settings = ("-e", "dra_controller_grace=1", "-e", "dra_controller_interval=1")
+    chosen = {"dra_controller_grace": 1, "dra_controller_interval": 1, "dra_controller_drifting": 2}
+    settings = ("-e", json.dumps(chosen))
     recap = cluster.playbook("controller.yml", *settings, inventory=inventory)
     assert not recap.failed, recap.output
     again = cluster.playbook("controller.yml", *settings, inventory=inventory)
@@ -137,6 +140,68 @@ def test_another_one_takes_over_from_one_that_is_killed(installed: Installed) ->
         ghost.exorcise()
     exposure = cluster.run(first, "systemd-analyze", "security", "--no-pager", UNIT).splitlines()[-1]
     assert float(re.findall(r"[0-9]+\.[0-9]+", exposure)[0]) <= 2.0, exposure
+
+
+def told(cluster: Cluster, node: str) -> set[str]:
+    """The reasons of the controller's Events about a node."""
+    mine = f"involvedObject.name={node},reportingComponent=dra-accelerators-controller"
+    return {event["reason"] for event in cluster.get("events", "-n", "default", "--field-selector", mine)["items"]}
+
+
+@pytest.mark.prove
+def test_drift_and_progress_are_told_on_the_node(installed: Installed) -> None:
+    cluster, node = installed.cluster, installed.cluster.nodes()[1]
+    cluster.wait("one of them acts", lambda: holder(cluster), timeout=60)
+
+    def counted(line: str) -> bool:
+        return f"dra_accelerators_controller_{line}\n" in cluster.run(holder(cluster), "python3", "-c", ASK)
+
+    release = cluster.get("node", node)["metadata"]["labels"]["dra.accelerators/release"]
+    cluster.wait("both are counted", lambda: counted(f'nodes{{release="{release}",state="ready"}} 2.0'))
+    before = told(cluster, node)
+    cluster.run(node, "systemctl", "stop", DRIVER_UNIT)
+    try:
+        # The kubelet takes the slices of a driver that is gone away, half a minute later.
+        cluster.wait("it is told", lambda: "DevicesNotPublished" in told(cluster, node), timeout=120)
+        cluster.wait("it is counted", lambda: counted('drift{kind="no-slices"} 1.0'))
+    finally:
+        cluster.run(node, "systemctl", "start", DRIVER_UNIT)
+    cluster.wait("its end is told", lambda: "DriftEnded" in told(cluster, node), timeout=120)
+    cluster.wait("it is counted no more", lambda: counted('drift{kind="no-slices"} 0.0'))
+    assert not {"DevicesNotPublished", "ReleaseChanged"} & before
+    try:
+        cluster.kubectl("label", "node", node, "dra.accelerators/release=another", "--overwrite")
+        cluster.wait("the change is told", lambda: "ReleaseChanged" in told(cluster, node))
+        cluster.wait(
+            "who is behind is told",
+            lambda: "ReleaseBehind" in {*told(cluster, node), *told(cluster, cluster.nodes()[0])},
+        )
+    finally:
+        cluster.kubectl("label", "node", node, f"dra.accelerators/release={release}", "--overwrite")
+
+
+@pytest.mark.prove
+def test_its_token_is_renewed_also_while_it_is_stopped(installed: Installed) -> None:
+    """With what the timer starts, as the controller's own user."""
+    cluster, node = installed.cluster, installed.cluster.nodes()[0]
+    assert cluster.run(node, "systemctl", "is-enabled", TOKEN_TIMER).strip() == "enabled"
+    assert cluster.run(node, "systemctl", "is-active", TOKEN_TIMER).strip() == "active"
+    file = "/etc/dra-accelerators/controller/kubeconfig"
+    former = json.loads(cluster.run(node, "cat", file))["users"][0]["user"]["token"]
+    service = TOKEN_TIMER.replace(".timer", ".service")
+    folder = f"/run/systemd/system/{service}.d"
+    due = "/opt/dra-accelerators/venv/bin/python -m dra_driver.renew_token --renew-below 1 --kubeconfig"
+    cluster.run(node, "systemctl", "stop", UNIT)
+    try:
+        cluster.run(node, "systemctl", "start", service)
+        assert json.loads(cluster.run(node, "cat", file))["users"][0]["user"]["token"] == former, "it is young"
+        drop_in = f"[Service]\nExecStart=\nExecStart={due} {file}\n"
+        cluster.shell(node, f"mkdir -p {folder} && printf '{drop_in}' >{folder}/due.conf && systemctl daemon-reload")
+        cluster.run(node, "systemctl", "start", service)
+        assert json.loads(cluster.run(node, "cat", file))["users"][0]["user"]["token"] != former
+        assert cluster.run(node, "stat", "--format=%U %a", file).split() == ["dra-controller", "600"]
+    finally:
+        cluster.shell(node, f"rm -rf {folder} && systemctl daemon-reload && systemctl start {UNIT}")
 
 
 def settings_of(kind: str, version: str, driver: str, percentage: int) -> dict[str, Any]:
