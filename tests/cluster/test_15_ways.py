@@ -96,10 +96,54 @@ def test_a_release_that_does_not_start_stops_at_the_first_node_which_is_put_back
     )
     assert failed.failed == 1 and failed.hosts[first]["failed"] == 1, failed.output
     assert "has not started within" in failed.output
+    assert f"[{first}] waits for its driver (" in failed.output
     assert release(cluster, first) == release(cluster, second) == before
     assert cluster.driver_pid(second) == pid, "the second node was not touched"
     told = cluster.status(first)
     assert told["ready"] and told["pid"] == cluster.driver_pid(first), told
+
+
+@pytest.mark.prove
+def test_a_configuration_that_does_not_work_is_put_back(cluster: Cluster) -> None:
+    """The kubelet never hears of a driver whose folder is another one: it starts, and does not become ready."""
+    first, second = cluster.nodes()
+    elsewhere = "/var/lib/another-kubelet"
+    configuration = cluster.run(first, "cat", "/etc/dra-accelerators/driver.yaml")
+    pid = cluster.driver_pid(second)
+    chosen = {"accelerator_serial": 1, "dra_driver_publish_timeout": 30, "dra_driver_kubelet_root": elsewhere}
+    try:
+        failed = cluster.playbook("site.yml", "-e", json.dumps(chosen), check=False)
+        assert failed.failed == 1 and failed.hosts[first]["failed"] == 1, failed.output
+        assert f"[{first}] waits for its driver (" in failed.output and "has not started within" in failed.output
+        assert cluster.run(first, "cat", "/etc/dra-accelerators/driver.yaml") == configuration
+        assert cluster.driver_pid(second) == pid, "the second node was not touched"
+        assert cluster.status(first)["ready"]
+    finally:
+        cluster.run(first, "rm", "-rf", elsewhere)
+
+
+@pytest.mark.prove
+def test_a_batch_with_a_node_that_cannot_be_reached_is_the_last_one(cluster: Cluster, tmp_path: Path) -> None:
+    """Ansible itself goes on as long as one node of a batch is well."""
+    first, second = cluster.nodes()
+    document = yaml.safe_load(cluster.inventory().read_text("utf-8"))
+    hosts = document["all"]["children"]["accelerator_nodes"]["hosts"]
+    away = {**hosts[first], "ansible_host": "world-without-such-a-node", "accelerator_node_name": first}
+    document["all"]["children"]["accelerator_nodes"]["hosts"] = {
+        first: hosts[first],
+        "away": away,
+        second: hosts[second],
+    }
+    inventory = tmp_path / "inventory.yml"
+    inventory.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    stopped = cluster.playbook("site.yml", "-e", "accelerator_serial=2", inventory=inventory, check=False)
+    assert f"away did not become healthy, so {second} and what comes after it is not begun" in stopped.output
+    assert f"{first}: the driver works as before" in stopped.output and "1 of 3 nodes are healthy" in stopped.output
+    assert stopped.hosts[second]["failed"] == 1 and stopped.hosts[first]["failed"] == 0, stopped.output
+    on = cluster.playbook(
+        *("site.yml", "-e", "accelerator_serial=2", "-e", "accelerator_go_on=true"), inventory=inventory, check=False
+    )
+    assert on.hosts[second]["failed"] == 0 and "2 of 3 nodes are healthy; not healthy: away" in on.output, on.output
 
 
 def test_the_next_run_finds_all_well_and_makes_up_for_a_killed_removal_but_an_administrators_cordon_stays(

@@ -90,6 +90,7 @@ def python_gates(links: Path) -> list[Step]:
             "20 s cold, 3 s warm",
             [
                 *("mypy", "--config-file", configuration, "--namespace-packages", "--explicit-package-bases"),
+                *sorted((links / "ansible_collections/dra/accelerators/plugins").glob("action/*.py")),
                 *sorted((links / "ansible_collections/dra/accelerators/plugins/modules").glob("*.py")),
             ],
             cwd=links,
