@@ -36,7 +36,12 @@ from ansible_collections.dra.accelerators.plugins.module_utils._service import (
 from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import LIBRARY, REQUEST, DeviceLocks
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import SCHEMA
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
-from ansible_collections.dra.accelerators.plugins.modules.node_driver import NotStarted, Service, look_at_state
+from ansible_collections.dra.accelerators.plugins.modules.node_driver import (
+    NotStarted,
+    Service,
+    argument_spec,
+    look_at_state,
+)
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
 TIMER = "dra-accelerators-token.timer"
@@ -414,7 +419,8 @@ class Waiting(Service):
     """A service that is as each look of a list says, and then as the last one does."""
 
     def __init__(self, looks: list[Look], **params: Any) -> None:
-        super().__init__(System(), {"fingerprint": "a", "steady": 5.0, "patience": None, "waited": 0.0, **params})
+        given = {name: option.get("default") for name, option in argument_spec().items()}
+        super().__init__(System(), {**given, "fingerprint": "a", **params})
         self.looks = looks
 
     def look(self) -> Look:
