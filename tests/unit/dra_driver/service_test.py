@@ -56,6 +56,36 @@ def test_partition_is_made_at_its_placement_and_destroyed(tmp_path: Path) -> Non
     run(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(
+    ("found", "what"),
+    [
+        (ClaimReference("default", "a", ""), "UID"),
+        (ClaimReference("default", "a", ".."), "UID"),
+        (ClaimReference("default", "a", "../../plugins_registry"), "UID"),
+        (ClaimReference("default", "a", "u" * 300), "UID"),
+        (ClaimReference("default", "../../nodes/node-1", "0uid-a"), "name"),
+        (ClaimReference("default", "", "0uid-a"), "name"),
+        (ClaimReference("default?watch=1", "a", "0uid-a"), "namespace"),
+    ],
+)
+def test_what_no_claim_can_be_called_is_refused_and_touches_nothing(
+    tmp_path: Path, found: ClaimReference, what: str
+) -> None:
+    """Files and requests are named by it: nothing but the claim's own is read or removed."""
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        kept = claims.allocate("kept", WHOLE)
+        assert await prepare_all(node, kept) == [""]
+        before, reads = sorted(tmp_path.rglob("*")), claims.reads
+        for outcomes in (await node.service.unprepare([found]), await node.service.prepare([found])):
+            (outcome,) = outcomes.values()
+            assert outcome.code == "invalid-claim" and what in outcome.error, outcome
+        assert (sorted(tmp_path.rglob("*")), claims.reads) == (before, reads)
+        assert node.reports.failures == []
+
+    run(tmp_path, scenario)
+
+
 def test_mode_that_an_administrator_switched_on_stays_on(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         node.backend.set_partitioning(node.gpus.template(0).uuid, True)

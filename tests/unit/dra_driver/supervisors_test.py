@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from claim_steps import prepare, run, unprepare
 from dra_driver.claims.guard import DeviceGuard
+from dra_driver.claims.records import ClaimRecord
+from dra_driver.claims.store import Change, Store
 from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, InUse
 from dra_driver.core.model import Fault
@@ -28,6 +30,8 @@ from dra_driver.supervisors.status import status_of
 from dra_driver.supervisors.storage import StoreKeeper
 from faults_test import SMALL
 from machine_model import POOL, Claims, Node
+
+from tests.cluster.manifests import settings
 
 KIND = "k8s.gpu.nvidia.com/claim"
 
@@ -153,6 +157,95 @@ def test_store_that_cannot_be_written_is_a_condition_until_it_can(
         store.close()
 
     asyncio.run(main())
+
+
+def reopened(folder: Path, problems: list[str]) -> tuple[dict[str, ClaimRecord], dict[str, str], bool]:
+    """The claims and the notes of a store as the next driver finds it, and whether it was rebuilt."""
+
+    async def main() -> tuple[dict[str, ClaimRecord], dict[str, str], bool]:
+        store, rebuilt = await keeper(folder, Conditions("store"), problems).open()
+        try:
+            return store.claims, store.meta, rebuilt
+        finally:
+            store.close()
+
+    return asyncio.run(main())
+
+
+def test_store_that_is_older_than_the_cdi_files_is_brought_up_to_date(tmp_path: Path) -> None:
+    """SQLite cuts a damaged log without a word, and a copy of the disk is old: what files of this boot tell was prepared since."""
+
+    async def before(node: Node, claims: Claims) -> None:
+        for name, device in (("a", "gpu-0"), ("b", SMALL.replace("gpu-0", "gpu-1"))):
+            assert await prepare(node, claims.allocate(name, device)) == ""
+
+    async def since(node: Node, claims: Claims) -> None:
+        assert await unprepare(node, claims.allocate("b")) == ""
+        assert await prepare(node, claims.allocate("c", SMALL.replace("gpu-0", "gpu-1"))) == ""
+
+    run(tmp_path, before)
+    content = (tmp_path / "state/state.db").read_bytes()
+    run(tmp_path, since)
+    for path in (tmp_path / "state").glob("state.db*"):
+        path.unlink()
+    (tmp_path / "state/state.db").write_bytes(content)
+    problems: list[str] = []
+    found, meta, rebuilt = reopened(tmp_path, problems)
+    # The one that has gone is not there again: its place is the new one's.
+    assert (sorted(found), rebuilt) == (["0uid-a", "0uid-c"], True)
+    assert all(record.prepared for record in found.values())
+    assert any(key.startswith("partitioning-enabled:") for key in meta)
+    assert "StoreRebuilt" in problems[0] and "0uid-c" in problems[0] and list((tmp_path / "state").glob("*.damaged-*"))
+    assert reopened(tmp_path, problems)[2] is False and len(problems) == 1
+
+
+def test_what_a_lost_store_knew_of_settings_goes_to_the_default(tmp_path: Path) -> None:
+    """What was there before the claim is not what a driver reads that comes back: that is the claim's own."""
+
+    async def before(node: Node, claims: Claims) -> None:
+        assert await prepare(node, claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)])) == ""
+
+    async def since(node: Node, claims: Claims) -> None:
+        assert await prepare(node, claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)])) == ""
+        assert await unprepare(node, claims.allocate("a")) == ""
+        with node.gpus.state() as state:
+            assert {gpu["knobs"]["powerLimit"] for gpu in state.values()} == {700.0}
+
+    run(tmp_path, before)
+    (tmp_path / "state/state.db").unlink()
+    assert list(reopened(tmp_path, [])[0]) == ["0uid-a"]
+    run(tmp_path, since)
+
+
+def test_file_of_a_former_boot_makes_no_store_old(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        assert await prepare(node, claims.allocate("a", "gpu-0")) == ""
+
+    run(tmp_path, scenario, boot_id="boot-0")
+    asyncio.run(emptied(tmp_path))
+    assert reopened(tmp_path, []) == ({}, {"schema_version": "1"}, False)
+
+
+async def emptied(folder: Path) -> None:
+    """Take all claims out of a store."""
+    store = Store.open(str(folder / "state/state.db"))
+    for uid in list(store.claims):
+        await store.commit(Change(delete=uid))
+    store.close()
+
+
+def test_claim_whose_file_is_written_is_prepared(tmp_path: Path) -> None:
+    """Its last record was lost, or the driver was killed before it could be written: everything that it needs is there."""
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", "gpu-0")
+        assert await prepare(node, claim) == ""
+        await node.store.commit(Change(put=node.store.claims[claim.uid].as_preparing()))
+
+    run(tmp_path, scenario)
+    problems: list[str] = []
+    found, _meta, rebuilt = reopened(tmp_path, problems)
+    assert found["0uid-a"].prepared and not rebuilt and problems == []
 
 
 def test_lost_store_is_rebuilt_and_told(tmp_path: Path) -> None:

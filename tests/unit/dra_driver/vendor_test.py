@@ -435,6 +435,8 @@ def test_partitioning_left_on_goes_off_on_a_gpu_that_is_read_late(short: Path, m
         store = Store.open(f"{short}/kubelet/plugins/{DRIVER}/state.db")
         await store.commit(Change(delete="0uid-a"))
         store.close()
+        for path in scene.cdi():
+            path.unlink()
         with scene.backend.gpus.state() as state:
             for entry in state.values():
                 entry["partitions"] = []

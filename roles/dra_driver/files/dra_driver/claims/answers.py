@@ -64,8 +64,13 @@ class Answers:
     ) -> dict[str, Outcome]:
         """Do the work for each claim; there is one outcome for each, by UID, and no exception. ``verb`` is Prepare or Unprepare."""
         tasks: dict[str, asyncio.Task[Outcome]] = {}
+        outcomes: dict[str, Outcome] = {}
         for reference in references:
-            if reference.uid not in tasks:
+            if reference.problem:
+                # Nobody is told but who asked: an Event would be named by it as well.
+                LOG.warning("%s refused: %s", verb.lower(), reference.problem)
+                outcomes[reference.uid] = Outcome(error=reference.problem, code="invalid-claim")
+            elif reference.uid not in tasks:
                 task = asyncio.get_running_loop().create_task(self._one(reference, verb, work))
                 tasks[reference.uid] = task
                 self._running.add(task)
@@ -74,7 +79,8 @@ class Answers:
             # wait() does not cancel what it waits for: neither here when time is up nor when the kubelet hangs up.
             await asyncio.wait(tasks.values(), timeout=ANSWER_SECONDS)
         late = Outcome(error=f"{verb} is still under way after {ANSWER_SECONDS:g} s and goes on; ask again")
-        return {uid: task.result() if task.done() else late for uid, task in tasks.items()}
+        outcomes.update({uid: task.result() if task.done() else late for uid, task in tasks.items()})
+        return outcomes
 
     async def _one(
         self,

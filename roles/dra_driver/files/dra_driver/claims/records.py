@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,6 +47,29 @@ class ClaimReference:
     def describe(self) -> str:
         """Name the claim for a person."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def problem(self) -> str:
+        """What keeps this from being a claim, in words; "" where nothing does.
+
+        Files are named by the UID, and requests to the API server by the names, so that neither may be a path.
+        """
+        for what, value, expected, form in (
+            ("UID", self.uid, "letters, digits and . _ - between them, 128 at most", _UID),
+            ("namespace", self.namespace, _SUBDOMAIN_WORDS, _SUBDOMAIN),
+            ("name", self.name, _SUBDOMAIN_WORDS, _SUBDOMAIN),
+        ):
+            if not form.fullmatch(value):
+                shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
+                return f"A claim's {what} {shown!r} is none; expected {expected}"
+        return ""
+
+
+# Facts: k8s.io/apimachinery, names of objects are DNS subdomains. A UID is opaque there; API servers give UUIDs.
+_SUBDOMAIN_WORDS = "a DNS subdomain of lower-case letters, digits, . and -, 253 at most"
+_SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
+_SHOWN = 64
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,39 @@ def _needs_restore(
         return True  # the attempt to restore says why, and the claim is marked
 
 
+def amended(
+    stored: Mapping[str, ClaimRecord], told: Iterable[ClaimRecord], boot_id: str
+) -> Mapping[str, ClaimRecord] | None:
+    """Return what a store has to hold that is older than the CDI files of this boot; None for one that is not.
+
+    A claim is in the store before its file is written, and until after the file is gone. Where the store lacks one it has lost what
+    came since: SQLite cuts a damaged log without a word, and somebody may have put a copy back. What it holds without a file
+    stays, unless a file tells of another claim in the same place.
+    """
+    files = {record.uid: record for record in told if record.boot_id == boot_id}
+    if stored.keys() >= files.keys():
+        return None
+    places = {(device.device_uuid, device.key) for record in files.values() for device in record.devices}
+    left = {
+        uid: record
+        for uid, record in stored.items()
+        if not any((device.device_uuid, device.key) in places for device in record.devices)
+    }
+    return {**left, **files}
+
+
+def completed(stored: Mapping[str, ClaimRecord], told: Iterable[ClaimRecord], boot_id: str) -> tuple[ClaimRecord, ...]:
+    """Return the claims that the store has as being prepared, and whose CDI files of this boot tell that all was done.
+
+    The file is written last. Whether the kubelet was answered before the record was lost nobody knows: it is kept.
+    """
+    return tuple(
+        record
+        for record in told
+        if record.boot_id == boot_id and record.uid in stored and not stored[record.uid].prepared
+    )
+
+
 def stale_marks(devices: Mapping[str, Device], meta: Mapping[str, str]) -> dict[str, None]:
     """Return the marks "the driver switched partitioning on" of devices where it is off, as changes of the meta table."""
     return {

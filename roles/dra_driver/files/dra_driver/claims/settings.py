@@ -83,6 +83,21 @@ def marks(
     return found
 
 
+def forgotten(records: Iterable[ClaimRecord], meta: Mapping[str, str], boot_id: str) -> dict[str, str]:
+    """Return what is to be noted where a store has forgotten what was there before the claims of this boot: the device's default.
+
+    A driver that comes back would take the claims' own values for it.
+    """
+    return {
+        key: _noting(boot_id, None)
+        for record in records
+        if record.boot_id == boot_id
+        for uuid, values in wanted_of(record).items()
+        for name in values
+        if (key := _key(uuid, name)) not in meta
+    }
+
+
 def refuse_contradiction(record: ClaimRecord, records: Iterable[ClaimRecord]) -> None:
     """Refuse a claim that sets a knob otherwise than another claim that shares the device. Raises InUse, naming that claim."""
     for other in records:

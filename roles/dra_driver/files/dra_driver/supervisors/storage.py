@@ -7,13 +7,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Callable
 
 from ..claims.plan import PARTITIONING_KEY
 from ..claims.records import ClaimRecord, NewerRelease
-from ..claims.recovery import records_in_files
-from ..claims.store import Store, StoreDamaged, StoreError
+from ..claims.recovery import amended, completed, records_in_files
+from ..claims.settings import forgotten
+from ..claims.store import Change, Store, StoreDamaged, StoreError
 from ..core.cdi import remove_leftovers
 from ..core.system import System
 from ..logs import StateLog, fields
@@ -71,7 +73,7 @@ class StoreKeeper:
         self._tidy()
         while True:
             try:
-                found = self._open()
+                found = await self._open()
             except (StoreError, NewerRelease) as error:
                 state.report(str(error), level=logging.ERROR)
                 self._conditions.report(PART, str(error))
@@ -90,30 +92,40 @@ class StoreKeeper:
             if removed:
                 LOG.info("removed half-written CDI files", extra=fields(folder=self._cdi_directory, files=removed))
 
-    def _open(self) -> tuple[Store, bool]:
+    async def _open(self) -> tuple[Store, bool]:
+        told = self._recorded()
         try:
-            if not Path(self._path).exists() and self._recorded():
+            if told and not Path(self._path).exists():
                 raise StoreDamaged(f"The store {self._path} is not there, but prepared claims are")
-            return Store.open(self._path), False
+            store = Store.open(self._path)
         except StoreDamaged as error:
-            LOG.error("%s; it is rebuilt from CDI files", error)  # noqa: TRY400  the file is at fault, not the code
-            store = self._rebuild()
-            aside = store.former or "nothing"
-            message = f"{error}. {aside} was set aside; {len(store.claims)} claims were found again"
-            LOG.warning("%s", message)
-            self._report_problem("StoreRebuilt", message)
-            return store, True
+            return self._rebuild(str(error), {record.uid: record for record in told}, {}), True
+        current = amended(store.claims, told, self._boot_id)
+        if current is not None:
+            store.close()
+            lost = ", ".join(sorted(current.keys() - store.claims.keys()))
+            reason = f"The store {self._path} is older than the CDI files of claims that it lacks: {lost}"
+            return self._rebuild(reason, current, store.meta), True
+        for record in completed(store.claims, told, self._boot_id):
+            LOG.info("the claim's CDI file is written: it is prepared", extra=fields(claim=record.describe()))
+            await store.commit(Change(put=record))
+        return store, False
 
     def _recorded(self) -> tuple[ClaimRecord, ...]:
         return records_in_files(self._system, self._cdi_directory, self._cdi_kind)
 
-    def _rebuild(self) -> Store:
-        records = self._recorded()
-        # Who switched partitioning on is lost. Where only claims' partitions are, it was the driver.
+    def _rebuild(self, reason: str, records: Mapping[str, ClaimRecord], meta: Mapping[str, str]) -> Store:
+        LOG.error("%s; it is rebuilt from CDI files", reason)
+        # Who switched partitioning on may be lost. Where only claims' partitions are, it was the driver.
         marks = {
             f"{PARTITIONING_KEY}{held.device_uuid}": self._boot_id
-            for record in records
+            for record in records.values()
             for held in record.devices
             if held.created
         }
-        return Store.rebuild(self._path, records, marks)
+        before = forgotten(records.values(), meta, self._boot_id)
+        store = Store.rebuild(self._path, records.values(), {**meta, **marks, **before})
+        message = f"{reason}. {store.former or 'nothing'} was set aside; {len(store.claims)} claims were found again"
+        LOG.warning("%s", message)
+        self._report_problem("StoreRebuilt", message)
+        return store
