@@ -62,7 +62,7 @@ def test_a_claim_is_prepared_before_its_pod_is_bound(short: Path) -> None:
         scene.settings = AHEAD
         await scene.api.start()
         await scene.start()
-        await scene.until(lambda: scene.devices())
+        await scene.until(scene.devices)
         (small,) = [
             each
             for item in scene.api.slices.values()
@@ -92,7 +92,7 @@ def test_a_claim_that_the_scheduler_gives_up_is_taken_back(short: Path) -> None:
         scene.settings = AHEAD
         await scene.api.start()
         await scene.start()
-        await scene.until(lambda: scene.devices())
+        await scene.until(scene.devices)
         reserve(scene, "a", SMALL)
         reserve(scene, "b", "gpu-1-mig-1g10gb-19-0")
         await scene.until(lambda: told(scene, "a", PREPARED_CONDITION) and told(scene, "b", PREPARED_CONDITION))
@@ -115,7 +115,7 @@ def test_what_cannot_be_prepared_sends_the_pod_elsewhere(short: Path) -> None:
         scene.settings = AHEAD
         await scene.api.start()
         await scene.start()
-        await scene.until(lambda: scene.devices())
+        await scene.until(scene.devices)
         wrong = {"opaque": {"driver": DRIVER, "parameters": {"kind": "Nothing"}}, "source": "FromClaim"}
         reserve(scene, "a", SMALL, config=[wrong])
         await scene.until(lambda: told(scene, "a", FAILED_CONDITION))

@@ -213,7 +213,7 @@ def test_work_that_does_not_end_ends_the_process(short: Path, monkeypatch: pytes
         await asyncio.to_thread(entered.wait, 5)
         await new.start()
         await new.register()
-        await old.until(lambda: old.task.done(), 15)
+        await old.until(old.task.done, 15)
         assert "still under way" in str(old.task.exception())
         under_way.cancel()
         gate.set()
@@ -260,7 +260,7 @@ def test_several_that_ask_get_it_one_after_the_other(short: Path) -> None:
 
 
 def test_the_very_same_instance_is_refused(short: Path) -> None:
-    first, second = (Turn(str(short / "state"), OLD, "boot") for _ in range(2))
+    first, second = (Turn(str(short / "state"), OLD, "boot") for _number in range(2))
     assert first.take()
     with pytest.raises(SocketError, match=f"pid .* of instance {OLD}") as found:
         second.take()

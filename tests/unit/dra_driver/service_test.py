@@ -158,7 +158,12 @@ def test_containers_read_what_their_devices_are_under_the_name_that_the_pod_has_
     asyncio.run(after_a_reboot())
 
 
-def test_one_prepare_costs_one_read_two_commits_and_one_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("device", "writes"), [(WHOLE, 1), (SMALL, 2)])
+def test_one_prepare_costs_one_read_and_one_commit_for_each_transition(
+    tmp_path: Path, device: str, writes: int
+) -> None:
+    """Where the hardware is as it has to be there is one transition: there is nothing that would have to be undone."""
+
     async def scenario(node: Node, claims: Claims) -> None:
         commits = []
         real = node.store.commit
@@ -168,10 +173,12 @@ def test_one_prepare_costs_one_read_two_commits_and_one_file(tmp_path: Path) -> 
             await real(change)
 
         node.store.commit = counted  # type: ignore[method-assign]
-        claim = claims.allocate("a", WHOLE)
+        claim = claims.allocate("a", device)
         assert await prepare_all(node, claim) == [""]
-        assert (claims.reads, len(commits)) == (1, 2)
-        assert [call for call in node.backend.calls if call[0] not in ("device", "discover", "driver_edits")] == []
+        assert (claims.reads, len(commits)) == (1, writes)
+        changes = ("set_partitioning", "create_partition") if device == SMALL else ()
+        looks = ("device", "discover", "driver_edits")
+        assert tuple(name for name, _arguments in node.backend.calls if name not in looks) == changes
         commits.clear()
         assert await unprepare_all(node, claim) == [""]
         assert len(commits) == 1

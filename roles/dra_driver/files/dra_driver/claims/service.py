@@ -2,7 +2,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Prepares and unprepares claims: the order of things, the locks, and what the kubelet is told.
 
-Prepare of one claim: fetch it, decide, write *preparing*, change the hardware, write the CDI file, write *prepared*.
+Prepare of one claim: fetch it, decide, write *preparing*, change the hardware, write the CDI file, write *prepared*. Where the
+hardware is as it has to be, *preparing* is left out.
 Claims of different physical devices run side by side. An operation that has begun runs to its end even if the kubelet
 stops waiting; its next call then finds the result. Facts: the kubelet gives up after 45 seconds and calls again.
 """
@@ -278,8 +279,11 @@ class ClaimService:
         self.hands.refuse_sharing(plan.record)
         plan, notes = await self._with_settings(await self._with_handovers(plan))
         self._ownership.note(plan.record)
-        with watch.stage("record"):
-            await self.store.commit(Change(put=plan.record, meta={**self._switched_on(plan), **notes}))
+        before = {**self._switched_on(plan), **notes}
+        # Files alone need no word in the store before: a start removes those of claims that it does not know.
+        if plan.changes_hardware or before:
+            with watch.stage("record"):
+                await self.store.commit(Change(put=plan.record, meta=before))
         self.hands.reached("recorded-preparing")
         try:
             with watch.stage("hardware"):
@@ -288,7 +292,7 @@ class ClaimService:
             with watch.stage("record"):
                 await self.store.commit(Change(put=done))
         except Exception:
-            # Whatever it is: a record "preparing" and maybe a partition are there, and nobody else takes them back before the
+            # Whatever it is: a record "preparing" and maybe a partition, or a file, are there, and nobody else takes them back before the
             # claim is asked for again. It goes on to the border above, which tells of it.
             with watch.stage("undo"):
                 await self._undo_quietly(plan.record)
