@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -35,6 +36,15 @@ class Figures:
             f"(parts: GET {parts['get'] * 1e3:.2f} ms + 2×fsync {parts['fsync'] * 1e3:.2f} ms + CDI file {parts['cdi'] * 1e3:.2f} ms, "
             f"shared edits held against the disk {parts['edits'] * 1e6:.0f} µs)"
         )
+
+    def staged(self, before: Mapping[str, tuple[float, float]], after: Mapping[str, tuple[float, float]]) -> None:
+        """Add what the stages of the last measurement took on average, as the driver itself timed them (seconds and number)."""
+        told = []
+        for stage, (seconds, number) in after.items():
+            former = before.get(stage, (0.0, 0.0))
+            if number > former[1]:
+                told.append(f"{stage} {(seconds - former[0]) / (number - former[1]) * 1e3:.2f}")
+        self.lines.append(f"{'':8}     stages of preparing, ms each time: {', '.join(told)}")
 
     def said(self, line: str) -> None:
         """Add a line that is no ratio."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,38 @@ import yaml
 
 from tests.bench.figures import Figures
 from tests.cluster.cluster import DRIVER, DRIVER_UNIT, Cluster
-from tests.cluster.manifests import claim
+from tests.cluster.manifests import claim, mps, settings
 
 NODE_SIDE = Path(__file__).with_name("node_side.py")
 PYTHON = ("env", "PYTHONPATH=/opt/dra-accelerators/current", "/opt/dra-accelerators/venv/bin/python")
-PARALLEL = (1, 8, 64)
+PARALLEL = (1, 8, 64, 128)
+METRICS = "127.0.0.1:9476"
 LAYOUTS: dict[str, list[dict[str, Any]]] = {
     "whole": [{"match": {}, "mode": "whole"}],
     "static": [{"match": {}, "mode": "static", "partitions": {"1g.10gb": 7}}],
     "dynamic": [{"match": {}, "mode": "dynamic"}],
 }
+#: What else a claim of a whole GPU can ask for, and on how many at once it is measured: the GPUs are the node's only ones.
+ASKED: dict[str, dict[str, Any]] = {
+    "settings": settings(powerLimit=400),
+    "slices": {
+        "opaque": {
+            "driver": DRIVER,
+            "parameters": {
+                "apiVersion": "resource.nvidia.com/v1beta1",
+                "kind": "GpuConfig",
+                "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}},
+            },
+        }
+    },
+    "mps": mps(defaultActiveThreadPercentage=50),
+}
+#: How many of the sixteen GPUs are dynamic, 26 devices each: for the curve over what is published.
+DYNAMIC = (0, 2, 5, 16)
 CLASSES = {"whole": "gpu.nvidia.com", "static": "mig.nvidia.com", "dynamic": "mig.nvidia.com"}
+STAGE = re.compile(
+    r'dra_accelerators_stage_duration_seconds_(?P<what>sum|count)\{.*stage="(?P<stage>[^"]+)".*\} (?P<value>\S+)'
+)
 REST_SECONDS = int(os.environ.get("DRA_ACCELERATORS_REST_SECONDS", "600"))
 
 
@@ -45,10 +67,17 @@ def wanted(kind: str, device: dict[str, Any]) -> bool:
     )
 
 
-def allocated_claims(cluster: Cluster, node: str, kind: str, number: int) -> list[dict[str, str]]:
-    """Make ``number`` claims and write their allocation as the scheduler would; whole GPUs beyond the last one by admin access."""
+def allocated_claims(
+    cluster: Cluster, node: str, kind: str, number: int, config: dict[str, Any] | None = None
+) -> list[dict[str, str]]:
+    """Make ``number`` claims and write their allocation as the scheduler would.
+
+    Where there are not so many devices that exist, all claims have them by admin access; of dynamic partitions those are taken that
+    fit beside each other.
+    """
     names = sorted(name for name, device in cluster.devices(node).items() if wanted(kind, device))
-    shared = kind == "whole" and number > len(names)
+    shared = kind != "dynamic" and number > len(names)
+    number = min(number, len(names)) if kind == "dynamic" else number
     claims = [claim(f"bench-{kind}-{position:02}", device_class=CLASSES[kind]) for position in range(number)]
     if shared:
         for document in claims:
@@ -61,9 +90,10 @@ def allocated_claims(cluster: Cluster, node: str, kind: str, number: int) -> lis
         result["device"] = names[position % len(names)]
         if shared:
             result["adminAccess"] = True
-        document["status"] = {
-            "allocation": {"devices": {"results": [result]}, "nodeSelector": {"nodeSelectorTerms": [term]}}
-        }
+        devices: dict[str, Any] = {"results": [result]}
+        if config:
+            devices["config"] = [{"source": "FromClaim", "requests": [], **config}]
+        document["status"] = {"allocation": {"devices": devices, "nodeSelector": {"nodeSelectorTerms": [term]}}}
     cluster.kubectl("replace", "--subresource=status", "-f", "-", text=yaml.safe_dump(as_list(stored)))
     return [{key: item["metadata"][key] for key in ("namespace", "name", "uid")} for item in stored]
 
@@ -80,11 +110,7 @@ def laid_out(
     """The node with one of the layouts on all its GPUs."""
     kind: str = request.param
     variables = tmp_path_factory.mktemp("bench") / "layout.yml"
-    layouts = [{"hosts": "accelerator_nodes", "layout": LAYOUTS[kind]}]
-    variables.write_text(yaml.safe_dump({"accelerator_layouts": layouts}), encoding="utf-8")
-    recap = cluster.playbook("site.yml", "-e", f"@{variables}")
-    if recap.failed:
-        raise AssertionError(recap.output)
+    lay_out(cluster, variables, LAYOUTS[kind])
     node = cluster.nodes()[0]
     cluster.wait(
         f"{kind} devices published", lambda: any(wanted(kind, device) for device in cluster.devices(node).values())
@@ -93,20 +119,79 @@ def laid_out(
     return kind, cluster
 
 
+def lay_out(cluster: Cluster, variables: Path, layout: list[dict[str, Any]]) -> None:
+    """Give the node a layout, and have its driver show metrics to itself."""
+    layouts = [{"hosts": "accelerator_nodes", "layout": layout}]
+    document = {"accelerator_layouts": layouts, "dra_driver_metrics_address": METRICS}
+    variables.write_text(yaml.safe_dump(document), encoding="utf-8")
+    recap = cluster.playbook("site.yml", "-e", f"@{variables}")
+    if recap.failed:
+        raise AssertionError(recap.output)
+
+
+def stages(cluster: Cluster, node: str) -> dict[str, tuple[float, float]]:
+    """The seconds and the number of all stages of preparing so far, by stage, as the driver's metrics count them."""
+    script = (
+        f"import urllib.request; print(urllib.request.urlopen('http://{METRICS}/metrics', timeout=10).read().decode())"
+    )
+    found: dict[str, dict[str, float]] = {}
+    for line in cluster.run(node, *PYTHON, "-c", script).splitlines():
+        told = STAGE.match(line)
+        if told and 'operation="prepare"' in line:
+            stage = found.setdefault(told["stage"], {"sum": 0.0, "count": 0.0})
+            stage[told["what"]] += float(told["value"])
+    return {name: (each["sum"], each["count"]) for name, each in found.items()}
+
+
+def measure(cluster: Cluster, figures: Figures, what: str, claims: list[dict[str, str]], *, rounds: int) -> None:
+    """Prepare and unprepare claims side by side, so many times, and take all claims away again."""
+    node, parallel = cluster.nodes()[0], len(claims)
+    before = stages(cluster, node)
+    order = {"rounds": rounds, "parallel": parallel, "claims": claims}
+    seconds = json.loads(cluster.run(node, *PYTHON, "/tmp/node_side.py", text=json.dumps(order), timeout=900))
+    assert len(seconds["prepare"]) == rounds * parallel
+    figures.prepared(what, parallel, seconds)
+    figures.staged(before, stages(cluster, node))
+    cluster.kubectl("delete", "resourceclaims", "--all", "-n", "default")
+    assert cluster.cdi_files(node) == []
+
+
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_prepare(laid_out: tuple[str, Cluster], figures: Figures, parallel: int) -> None:
     kind, cluster = laid_out
     node = cluster.nodes()[0]
     claims = allocated_claims(cluster, node, kind, parallel)
-    order = {"rounds": max(5, 60 // parallel), "parallel": parallel, "claims": claims}
-    printed = cluster.run(node, *PYTHON, "/tmp/node_side.py", text=json.dumps(order), timeout=900)
-    seconds = json.loads(printed)
-    assert len(seconds["prepare"]) == order["rounds"] * parallel
-    figures.prepared(kind, parallel, seconds)
-    cluster.kubectl("delete", "resourceclaims", "--all", "-n", "default")
-    assert cluster.cdi_files(node) == []
+    measure(cluster, figures, kind, claims, rounds=max(5, 60 // parallel))
     if kind == "dynamic":
         assert cluster.instances(node) == []
+
+
+@pytest.mark.parametrize("asked", list(ASKED))
+@pytest.mark.parametrize("parallel", [1, 8])
+def test_prepare_with_a_configuration(
+    cluster: Cluster, whole: None, figures: Figures, asked: str, parallel: int
+) -> None:
+    claims = allocated_claims(cluster, cluster.nodes()[0], "whole", parallel, ASKED[asked])
+    measure(cluster, figures, asked, claims, rounds=5)
+
+
+@pytest.mark.parametrize("dynamic", DYNAMIC)
+def test_prepare_beside_many_devices(cluster: Cluster, figures: Figures, dynamic: int, tmp_path: Path) -> None:
+    """One whole GPU at a time; what else is published should not matter."""
+    layout = [{"match": {"index": list(range(dynamic))}, "mode": "dynamic"}] if dynamic else []
+    lay_out(cluster, tmp_path / "layout.yml", [*layout, {"match": {}, "mode": "whole"}])
+    node, expected = cluster.nodes()[0], 26 * dynamic + 16 - dynamic
+    cluster.wait(f"{expected} devices published", lambda: len(cluster.devices(node)) == expected)
+    claims = allocated_claims(cluster, node, "whole", 1)
+    measure(cluster, figures, f"of {expected:3}", claims, rounds=60)
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The node with all its GPUs whole."""
+    lay_out(cluster, tmp_path_factory.mktemp("bench") / "layout.yml", LAYOUTS["whole"])
+    node = cluster.nodes()[0]
+    cluster.wait("whole devices published", lambda: len(cluster.devices(node)) == 16)
 
 
 def test_memory(cluster: Cluster, figures: Figures) -> None:
