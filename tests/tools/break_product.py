@@ -184,6 +184,14 @@ BREAKS = (
         ("tests/unit/core/edits_test.py::test_a_partition_has_capability_nodes_by_proc_or_by_rule",),
     ),
     Break(
+        "drift-at-once",
+        "the controller tells as drift what it has seen in a single look",
+        f"{DRIVER}/controller/drift.py",
+        "        result[finding.key] = Drift(finding, since, now - since >= lasting)\n",
+        "        result[finding.key] = Drift(finding, since, True)\n",
+        ("tests/unit/dra_driver/controller_drift_test.py::test_only_what_has_been_so_all_the_time_lasts",),
+    ),
+    Break(
         "placements-overlap",
         "the simulated board makes instances where others are",
         f"{NVML}/mig.c",
