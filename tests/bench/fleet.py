@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
-from dra_driver.api.client import ApiClient
+from dra_driver.api.client import ApiClient, ApiError, ApiUnreachable
 from dra_driver.core.model import Partitioning
 from dra_driver.core.nvidia import offers
 from dra_driver.core.slices import build_pool, plan_pool
@@ -26,7 +26,9 @@ NODES, SLICES = "/api/v1/nodes", "/apis/resource.k8s.io/v1/resourceslices"
 GPUS = 8
 #: One node in so many offers every partition of its GPUs; the others offer whole GPUs.
 PARTITIONED = 10
-TOGETHER = 48
+TOGETHER = 8
+#: A server whose processors others have is asked again.
+TRIES = 10
 ANY_NAME = "any-name-of-a-node"
 #: A kubelet tells of so many images, and writes its Node's status at least that often.
 IMAGES, HEARTBEAT_SECONDS = 50, 300
@@ -82,6 +84,21 @@ def names(number: int) -> list[str]:
     return [f"node-{position:05}" for position in range(number)]
 
 
+async def create(client: ApiClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Make an object with a name of its own, also where the answer to a try was lost."""
+    for last in range(1, TRIES + 1):
+        try:
+            return await client.request("POST", path, body=body)
+        except ApiUnreachable:
+            if last == TRIES:
+                raise
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            return await client.get(f"{path}/{body['metadata']['name']}")
+    raise AssertionError("there is at least one try")
+
+
 async def make(client: ApiClient, number: int) -> int:
     """Make the fleet; returns how many slices it has. The slices are written as the node driver writes them."""
     texts = {partitioned: slices(partitioned=partitioned) for partitioned in (False, True)}
@@ -89,12 +106,13 @@ async def make(client: ApiClient, number: int) -> int:
 
     async def one(position: int, name: str) -> None:
         nonlocal made
-        answer = await client.request("POST", NODES, body=node(name))
+        answer = await create(client, NODES, node(name))
         owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": answer["metadata"]["uid"], "controller": True}
         bodies = json.loads(texts[position % PARTITIONED == 0].replace(ANY_NAME, name))
         for body in bodies:
-            body["metadata"]["ownerReferences"] = [owner]
-            await client.request("POST", SLICES, body=body)
+            # A name instead of the beginning of one: what was made is not made again.
+            body["metadata"] = {"name": f"{body['metadata']['generateName']}bench", "ownerReferences": [owner]}
+            await create(client, SLICES, body)
         made += len(bodies)
 
     await in_turn(one(position, name) for position, name in enumerate(names(number)))

@@ -48,6 +48,7 @@ class Controller:
             "kubeconfig": str(kubeconfig),
             "namespace": "default",
             "address": self.address,
+            "lease_seconds": 60,
             "grace": GRACE,
             "drifting": DRIFTING,
             "drivers": [fleet.DRIVER],
@@ -95,7 +96,7 @@ class Controller:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(") ")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    async def until(self, what: str, probe: Callable[[], Any], seconds: float = 180) -> float:
+    async def until(self, what: str, probe: Callable[[], Any], seconds: float = 600) -> float:
         """Ask until it is so; returns how long that took."""
         began = time.monotonic()
         while not probe():
@@ -190,7 +191,7 @@ async def gone(client: ApiClient, controller: Controller, names: list[str], figu
     so_far, began = controller.value(done), time.monotonic()
     await fleet.in_turn(client.request("DELETE", f"{fleet.NODES}/{name}") for name in names)
     deleted = time.monotonic()
-    await controller.until("all are deleted", lambda: controller.value(done) == so_far + slices, seconds=240)
+    await controller.until("all are deleted", lambda: controller.value(done) == so_far + slices)
     took = time.monotonic() - began
     assert await slices_of(client, names) == 0
     calls = without_lease(controller.requests() - before)
