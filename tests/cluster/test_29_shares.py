@@ -9,6 +9,7 @@ machine: bound to vfio-pci meanwhile, unknown to NVML, and back afterwards. And 
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from tests.cluster.manifests import claim, pod
 from tests.cluster.test_28_mps import OUT_OF_MEMORY, computing, daemons, modes, printed, told
 
 CLASS = "gpu-share.example.com"
+# How often the scheduler looks whether a pod that waits can be bound, and more: until it has seen that one is gone, its claims stay.
+SCHEDULER_SECONDS = 7
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +189,9 @@ def test_what_cannot_be_prepared_keeps_a_pod_from_being_bound(clean: Cluster, sh
     )
     assert "PrepareFailed" in said
     assert not clean.pod(name)["spec"].get("nodeName") and clean.instances(sharing) == []
-    clean.delete(*reversed(documents))
+    clean.delete(documents[1])
+    time.sleep(SCHEDULER_SECONDS)
+    clean.delete(documents[0])
 
 
 @pytest.mark.prove
