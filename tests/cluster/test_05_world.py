@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from tests.cluster.cluster import ROOT, Cluster, execute
 
 sys.path.append(str(ROOT / "tests/world"))
@@ -13,6 +15,7 @@ from world_cli import image
 from world_cli.pins import BUILD_LABEL
 
 
+@pytest.mark.prove
 def test_no_container_of_a_world_passes_for_what_a_cut_off_build_has_left(world: Cluster) -> None:
     """The build of another release's node image removes such leftovers, while this world stands."""
     (node, *_rest) = world.nodes()

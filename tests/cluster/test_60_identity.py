@@ -197,6 +197,7 @@ def short_tokens(cluster: Cluster) -> Iterator[int]:
     cluster.wait("the API server answers", answers, timeout=180)
 
 
+@pytest.mark.prove
 def test_a_shorter_life_is_taken_and_said(cluster: Cluster, short_tokens: int) -> None:
     node = cluster.nodes()[0]
     said = cluster.shell(node, f"{RENEW} 2>&1")

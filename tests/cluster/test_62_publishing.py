@@ -143,6 +143,7 @@ def without_gates(clean: Cluster, node: str) -> Iterator[str]:
     clean.wait("the API server answers", answers, timeout=180)
 
 
+@pytest.mark.prove
 def test_a_server_that_drops_fields_gets_what_it_can_express(clean: Cluster, without_gates: str) -> None:
     node = without_gates
     whole = {f"gpu-{number}" for number in range(8)}
