@@ -16,6 +16,8 @@ from typing import Any
 
 from ..core.errors import AcceleratorError
 
+# Where the kubelet puts the pod's token, and the variable that names another folder.
+SERVICE_ACCOUNT_VARIABLE = "DRA_DRIVER_SERVICE_ACCOUNT"
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
@@ -111,7 +113,8 @@ def load_access(kubeconfig: str) -> Access:
 
 def _service_account() -> Access:
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    authority = Path(SERVICE_ACCOUNT) / "ca.crt"
+    folder = os.environ.get(SERVICE_ACCOUNT_VARIABLE, SERVICE_ACCOUNT)
+    authority = Path(folder) / "ca.crt"
     if not host or not authority.exists():
         raise InvalidKubeconfig(
             "No kubeconfig is configured and this process does not run in a pod with a service account",
@@ -121,7 +124,7 @@ def _service_account() -> Access:
     return Access(
         server=server,
         authority=authority.read_bytes(),
-        token_file=f"{SERVICE_ACCOUNT}/token",
+        token_file=f"{folder}/token",
         sources=(str(authority),),
     )
 

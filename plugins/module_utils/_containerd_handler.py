@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""A runtime handler of containerd whose containers may open character devices and are no privileged ones. No side effects.
+
+Facts: a container that is not privileged is made from the handler's ``base_runtime_spec``, an OCI specification in a file, whose
+device rules stay; containerd adds to them what the kubelet asks for (containerd's internal/cri/server/container_create.go).
+Pods choose the handler by a RuntimeClass. Kubernetes itself has no way to let a pod open devices that come and go.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ._containerd import MARK, Change, File, Settings, table_of
+from ._toml import look_up
+from .core.errors import AcceleratorError
+
+#: What is denied, and what is allowed after that, as ``devices`` of an OCI specification has it.
+DEVICE_RULES = ({"allow": False, "access": "rwm"}, {"allow": True, "type": "c", "access": "rwm"})
+_BEGIN, _END = "# BEGIN {name} of dra.accelerators", "# END {name} of dra.accelerators"
+
+
+def base_specification(text: str) -> str:
+    """Return the specification of the handler's containers, from what ``ctr oci spec`` says. Raises AcceleratorError."""
+    try:
+        document = json.loads(text)
+        # Limits would be those of ctr, and not those of the kubelet's other containers.
+        document["process"].pop("rlimits", None)
+        document["linux"]["resources"]["devices"] = list(DEVICE_RULES)
+    except (ValueError, KeyError, TypeError) as error:
+        raise AcceleratorError(f"What `ctr oci spec` says is no specification: {error!r}") from error
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"
+
+
+def handlers(settings: Settings) -> Mapping[str, Any]:
+    """Return the runtime handlers that containerd has, by name."""
+    found = look_up(settings.rest, (*_table(settings), "containerd", "runtimes"))
+    return found if isinstance(found, Mapping) else {}
+
+
+def wanted_handler(settings: Settings, specification: str) -> dict[str, Any]:
+    """Return the handler: as the default one, but for the specification. Raises AcceleratorError where there is no default one."""
+    default = look_up(settings.rest, (*_table(settings), "containerd", "default_runtime_name")) or "runc"
+    found = handlers(settings).get(default)
+    if not isinstance(found, Mapping):
+        raise AcceleratorError(
+            f"containerd has no runtime handler {default}, which is its default one",
+            hint="Expected containerd 1.7 or newer, whose `containerd config dump` shows its handlers.",
+        )
+    return {**copy.deepcopy(dict(found)), "base_runtime_spec": specification}
+
+
+def candidates(
+    settings: Settings, name: str, handler: Mapping[str, Any], main: File | None, path: str, folder: str | None
+) -> list[Change]:
+    """Return the changes that may make the handler known, the least intrusive one first."""
+    found = []
+    version = min(max(settings.version, 2), 3)
+    block = _block(table_of(version), name, handler)
+    if folder is not None:
+        found.append(Change(posixpath.join(folder, drop_in_name(name)), None, f"version = {version}\n{block}"))
+    if main is None:
+        found.append(Change(path, None, f"version = {version}\n{block}"))
+    else:
+        text = without_block(main.text, name)
+        own = _block(main.table(), name, handler)
+        found.append(Change(path, main.text, (text if text.endswith("\n") or not text else text + "\n") + own))
+    return found
+
+
+def drop_in_name(name: str) -> str:
+    """Return the name of the drop-in file of a handler."""
+    return f"61-{name}.toml"
+
+
+def without_block(text: str, name: str) -> str:
+    """Return a file's text without the lines that were added for a handler."""
+    begin, end = (re.escape(each.format(name=name)) for each in (_BEGIN, _END))
+    return re.sub(rf"(?ms)^{begin}$.*?^{end}$\n?", "", text)
+
+
+def _table(settings: Settings) -> tuple[str, ...]:
+    return table_of(settings.version)
+
+
+def _block(table: Sequence[str], name: str, handler: Mapping[str, Any]) -> str:
+    lines = [_BEGIN.format(name=name), f"# Written by {MARK} (role dra_driver)."]
+    lines += _tables((*table, "containerd", "runtimes", name), handler)
+    return "\n".join([*lines, _END.format(name=name), ""])
+
+
+def _tables(path: tuple[str, ...], values: Mapping[str, Any]) -> list[str]:
+    lines = ["[" + ".".join(json.dumps(key) for key in path) + "]"]
+    nested = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            nested.append((key, value))
+        else:
+            lines.append(f"{json.dumps(key)} = {json.dumps(value)}")
+    for key, value in nested:
+        lines += _tables((*path, key), value)
+    return lines

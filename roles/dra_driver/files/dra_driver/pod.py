@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Runs a command of the driver in a pod: ``python -m dra_driver.pod node``.
+
+The pod has the node's root file system mounted at the folder that DRA_DRIVER_HOST names, and the process moves into it
+(chroot) before it does anything. So the driver finds the vendor's library and programs, device nodes, sysfs and the folders of
+kubelet and container runtime where they are on the node, links among them, and what it writes into CDI files is true of the
+node. Python itself, and all that the image brings, is imported through an open folder: the image stays in reach that way.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from .api.kubeconfig import SERVICE_ACCOUNT, SERVICE_ACCOUNT_VARIABLE
+from .core.errors import AcceleratorError
+
+HOST_VARIABLE = "DRA_DRIVER_HOST"
+# What loads shared libraries of its own: afterwards the node's would be found for them.
+_LIBRARIES = ("bz2", "ctypes", "hashlib", "lzma", "sqlite3", "ssl", "zlib", "grpc")
+
+
+class NoHost(AcceleratorError):
+    """The node's root file system is not where it should be."""
+
+    default_code = "no-host"
+
+
+def enter(root: str) -> None:
+    """Move this process into another root, with its own modules still in reach. Raises NoHost."""
+    for name in _LIBRARIES:
+        importlib.import_module(name)
+    own = os.open("/", os.O_PATH | os.O_DIRECTORY)  # stays open as long as the process lives
+    os.set_inheritable(own, False)
+    image = f"/proc/self/fd/{own}"
+    if not os.path.exists(f"{root}/proc/self/fd"):  # noqa: PTH110  a look at the mount, before paths mean something else
+        raise NoHost(
+            f"{root} does not show the node's /proc",
+            hint=f"The pod has to mount the node's root file system there; {HOST_VARIABLE} names the folder.",
+        )
+    os.environ[SERVICE_ACCOUNT_VARIABLE] = image + os.path.realpath(SERVICE_ACCOUNT)
+    sys.path[:] = [image + os.path.realpath(entry or ".") for entry in sys.path]
+    for module in tuple(sys.modules.values()):
+        path = getattr(module, "__path__", None)
+        if isinstance(path, list):
+            path[:] = [image + os.path.realpath(entry) for entry in path]
+    sys.path_importer_cache.clear()
+    try:
+        os.chroot(root)
+    except OSError as error:
+        raise NoHost(f"The process cannot move to {root}: {error.strerror}", hint="It needs CAP_SYS_CHROOT.") from error
+    os.chdir("/")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Move to the node's root, run the command, and return its exit status."""
+    try:
+        root = os.environ.get(HOST_VARIABLE, "")
+        if not root:
+            raise NoHost(f"{HOST_VARIABLE} is not set", hint="It names the folder of the node's root file system.")
+        enter(root)
+    except NoHost as error:
+        sys.stderr.write(f"dra-driver: {error}\n")
+        return 1
+    from .cli import main as command
+
+    return command(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
