@@ -69,6 +69,10 @@ options:
     type: list
     elements: str
     default: [gpu.nvidia.com]
+  companions:
+    description: With O(state=absent), whether the services that the driver has started for claims are stopped, and removed, too.
+    type: bool
+    default: true
   root:
     description: Folder of the Python environment and the releases.
     type: path
@@ -216,6 +220,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "helpers": {"type": "list", "elements": "str", "default": []},
         "kubelet_root": {"type": "path", "default": "/var/lib/kubelet"},
         "names": {"type": "list", "elements": "str", "default": ["gpu.nvidia.com"]},
+        "companions": {"type": "bool", "default": True},
         "root": {"type": "path", "default": "/opt/dra-accelerators"},
         "configuration": {"type": "path", "default": "/etc/dra-accelerators/driver.yaml"},
         "steady": {"type": "float", "default": 5.0},
@@ -361,7 +366,8 @@ def remove(module: AnsibleModule, service: Service) -> dict[str, Any]:
     """Stop the driver and remove what is its. Raises NotStarted, OSError."""
     params, system = module.params, service.system
     units = ask_units(system, [DRIVER_UNIT, *params["helpers"]])
-    steps = (*plan_stop(units), *plan_stop_companions(companions(system)))
+    too = params["companions"]
+    steps = (*plan_stop(units), *(plan_stop_companions(companions(system)) if too else ()))
     if not module.check_mode:
         take(system, steps, params["timeout"])
     folders = {name: f"{params['kubelet_root']}/plugins/{name}" for name in params["names"]}
@@ -372,7 +378,7 @@ def remove(module: AnsibleModule, service: Service) -> dict[str, Any]:
         mine, others = leftovers(look_at_state(system, folder, known), stopping=bool(steps) and module.check_mode)
         owned += mine
         kept += others
-    owned += [path for path in companions_left(system) if system.exists(path)]
+    owned += [path for path in companions_left(system) if too and system.exists(path)]
     if not module.check_mode:
         for path in owned:
             target = system.path(path)

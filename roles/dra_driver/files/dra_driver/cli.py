@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     node = commands.add_parser("node", help="run the node driver until it is stopped")
-    node.add_argument("--config", default=config.DEFAULT_PATH, help="configuration file (default %(default)s)")
+    node.add_argument("--config", default=config.default_path(), help="configuration file (default %(default)s)")
     node.set_defaults(run=_node)
 
     layout = commands.add_parser("layout", help="show or make the wanted partitions of this node's devices")
@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in (("plan", "show the steps, change nothing"), ("apply", "take the steps")):
         action = actions.add_parser(name, help=text)
         action.add_argument("--file", required=True, help="JSON file with the list of layout rules")
-        action.add_argument("--config", default=config.DEFAULT_PATH, help="the driver's configuration, for its state")
+        action.add_argument("--config", default=config.default_path(), help="the driver's configuration, for its state")
         action.add_argument(
             "--wait",
             type=float,
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def asking(name: str, text: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         found = commands.add_parser(name, help=text)
-        found.add_argument("--config", default=config.DEFAULT_PATH, help="configuration file (default %(default)s)")
+        found.add_argument("--config", default=config.default_path(), help="configuration file (default %(default)s)")
         found.add_argument("--output", choices=("text", "json"), default="text", help="for people, or for programs")
         found.add_argument(
             "--json", dest="output", action="store_const", const="json", help="the same as --output json"
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     collect = commands.add_parser(
         "collect", help="write what a helper needs to know of this node into a file, without secrets"
     )
-    collect.add_argument("--config", default=config.DEFAULT_PATH, help="configuration file (default %(default)s)")
+    collect.add_argument("--config", default=config.default_path(), help="configuration file (default %(default)s)")
     collect.add_argument(
         "--file", default="", help="the .tar.gz to write (default: named by node and time, in this folder)"
     )

@@ -21,6 +21,8 @@ from .core.signs import Severity
 from .logs import FORMATS, LEVELS
 
 DEFAULT_PATH = "/etc/dra-accelerators/driver.yaml"
+# What a driver in a pod is told; on a node whose driver is one, commands read it.
+POD_PATH = "/etc/dra-accelerators/driver-pod.yaml"
 # The environment variable that tells an instance of the driver from another one beside it: in a pod, the pod's UID.
 INSTANCE_VARIABLE = "DRA_DRIVER_INSTANCE"
 
@@ -124,8 +126,17 @@ def load(path: str) -> Configuration:
     return replace(
         parse(document, source=path),
         instance=_instance(os.environ.get(INSTANCE_VARIABLE, "")),
-        digest=hashlib.sha256(text.encode()).hexdigest()[:16],
+        digest=_digest(text),
     )
+
+
+def default_path() -> str:
+    """Return the file that a command reads where none is named."""
+    return POD_PATH if not Path(DEFAULT_PATH).exists() and Path(POD_PATH).exists() else DEFAULT_PATH
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def parse(document: Any, *, source: str = "the configuration") -> Configuration:

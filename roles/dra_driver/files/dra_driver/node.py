@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Sequence
@@ -13,12 +14,12 @@ from . import __version__, logs, stages
 from .api.client import ApiClient
 from .api.events import EventRecorder
 from .api.resources import ResourceApi
-from .config import Configuration, load
+from .config import Configuration, InvalidConfiguration, load
 from .core.backend import create
 from .core.errors import AcceleratorError
 from .core.system import System
 from .kubelet.pod_resources import socket_path
-from .logs import fields
+from .logs import StateLog, fields
 from .metrics import Metrics, MetricsRegistry, NoMetrics, PrometheusMetrics
 from .monitoring.collector import Collector
 from .service_manager import notify
@@ -29,6 +30,9 @@ from .supervisors.watchdog import Watchdog
 from .vendor import VendorDriver
 
 LOG = logging.getLogger(__name__)
+
+# How often a driver in a pod looks at the file of its configuration.
+CONFIGURATION_SECONDS = 10.0
 
 
 async def run_node(configuration: Configuration, path: str) -> int:
@@ -83,6 +87,7 @@ async def run_node(configuration: Configuration, path: str) -> int:
         loop.create_task(_announce(started)),
         loop.create_task(keep("identity", identity.run)),
         loop.create_task(keep("configuration", keeper.run)),
+        *([loop.create_task(_watch_configuration(keeper, path, stop))] if configuration.instance else []),
         loop.create_task(keep("watchdog", watchdog.run)),
     ]
     if registry is not None:
@@ -126,6 +131,23 @@ def _take_over(configuration: Configuration, drivers: Sequence[VendorDriver], id
     identity.lifetime = configuration.token_lifetime
     for driver in drivers:
         driver.take_over(configuration)
+
+
+async def _watch_configuration(keeper: ConfigurationKeeper, path: str, stop: asyncio.Event) -> None:
+    """Have a changed configuration taken over, and end in order where only a new process can: in a pod nobody else asks for it."""
+    while True:
+        await asyncio.sleep(CONFIGURATION_SECONDS)
+        with contextlib.suppress(
+            InvalidConfiguration
+        ):  # who writes it has not finished, or is told when the driver is started
+            found = await asyncio.to_thread(load, path)
+            if found.digest == keeper.digest:
+                continue
+            if keeper.refused.get("digest") == found.digest:
+                break
+            keeper.ask()
+    LOG.info("the configuration has changed: starting again")
+    stop.set()
 
 
 async def _announce(started: list[asyncio.Event]) -> None:

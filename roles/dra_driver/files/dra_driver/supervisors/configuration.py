@@ -28,6 +28,11 @@ class ConfigurationKeeper:
         #: The later configuration that was not taken over, by its digest, and why; empty where none was.
         self.refused: Mapping[str, str] = {}
 
+    @property
+    def digest(self) -> str:
+        """The digest of the configuration that the process works by."""
+        return self._configuration.digest
+
     def ask(self) -> None:
         """Have the file read soon."""
         self._asked.set()

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Ends with 0 where a pod serves every driver of the node with a certain configuration; else says what is missing.
+
+    python pod_status.py KUBELET_ROOT DIGEST DRIVER...
+
+Asks the drivers' own sockets. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+SECONDS = 5.0
+
+
+def told(path: Path) -> dict[str, object]:
+    """What the driver behind a socket says of itself; nothing where nobody answers."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(SECONDS)
+            connection.connect(str(path))
+            with connection.makefile("rb") as answer:
+                return dict(json.loads(answer.read()))
+    except (OSError, ValueError):
+        return {}
+
+
+def missing(folder: Path, digest: str) -> str:
+    """What is missing until a pod serves the driver of this folder; nothing when one does."""
+    found = [told(path) for path in sorted(folder.glob("status-*.sock"))]
+    serving = [each for each in found if each.get("role") == "serving"]
+    if not serving:
+        return f"{folder.name}: no pod serves ({len(found)} answer)"
+    one = serving[0]
+    if one.get("configuration") != digest:
+        return f"{folder.name}: the pod has another configuration than the file"
+    if not one.get("ready") or not one.get("published"):
+        return f"{folder.name}: not ready: {one.get('problems')}"
+    return ""
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point; returns the exit status."""
+    root, digest, *drivers = arguments
+    problems = [missing(Path(root) / "plugins" / driver, digest) for driver in drivers]
+    sys.stdout.write("".join(f"{each}\n" for each in problems if each))
+    return 1 if any(problems) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
