@@ -19,7 +19,7 @@ from .core.backend import create
 from .core.errors import AcceleratorError
 from .core.system import System
 from .kubelet.pod_resources import socket_path
-from .logs import StateLog, fields
+from .logs import fields
 from .metrics import Metrics, MetricsRegistry, NoMetrics, PrometheusMetrics
 from .monitoring.collector import Collector
 from .service_manager import notify
