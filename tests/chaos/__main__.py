@@ -52,6 +52,18 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--away", type=float, default=float(number("CHAOS_AWAY_SECONDS", "30")), help="seconds without an API server"
     )
+    made.add_argument(
+        "--requests",
+        type=int,
+        default=int(number("CHAOS_REQUESTS", "50000")),
+        help="of each of the two kinds of fuzzing",
+    )
+    made.add_argument(
+        "--fuzz-seconds",
+        type=float,
+        default=float(number("CHAOS_FUZZ_SECONDS", "1800")),
+        help="at most so long for each of them",
+    )
     made.add_argument("--case", type=int, help="only the case with this number")
     made.add_argument("--log", type=Path, default=Path("/tmp/chaos-driver.log"), help="where the driver writes")
     return made

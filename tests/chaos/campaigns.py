@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.chaos import breaking, kill, outages, storing
+from tests.chaos import breaking, fuzz, kill, outages, storing
 from tests.chaos.kinds import KINDS
 from tests.chaos.node import Node
 from tests.chaos.results import Results
@@ -25,6 +25,10 @@ class Fault:
     name: str
     play: Callable[[Node, int, random.Random], None]
     cases: int
+
+
+#: By name: what sends requests until there were enough of them.
+FUZZING = {"fuzz-requests": fuzz.wire, "fuzz-configurations": fuzz.configurations}
 
 
 def faults(away: float) -> tuple[Fault, ...]:
@@ -49,8 +53,9 @@ def faults(away: float) -> tuple[Fault, ...]:
 def run(options: argparse.Namespace, library: Path) -> int:
     """Try what was asked for, print the table and return the exit status: 1 where anything went wrong."""
     every = faults(options.away)
-    wanted = set(filter(None, options.faults.split(","))) or {"kill", *(fault.name for fault in every)}
-    unknown = wanted - {"kill", *(fault.name for fault in every)}
+    known = ["kill", *(fault.name for fault in every), *FUZZING]
+    wanted = set(filter(None, options.faults.split(","))) or set(known)
+    unknown = wanted - set(known)
     kinds = set(filter(None, options.kinds.split(","))) or {kind.name for kind in KINDS}
     unknown |= kinds - {kind.name for kind in KINDS}
     if unknown:
@@ -93,6 +98,17 @@ def run(options: argparse.Namespace, library: Path) -> int:
                 fault.play(node, number, chance)
             node.api.forget()
         results.tell()
+    if wanted & set(FUZZING):
+        node.stop()
+        node.configure(log={"level": "error"})  # a line for each refusal would be a file of its own size
+        node.start()
+        node.wait_ready()
+    for name, test in FUZZING.items():
+        if name in wanted:
+            row = results.row(name, "")
+            with results.case(node, name, "", 0, test.__doc__ or ""):
+                test(node, row, number=options.seed, count=options.requests, seconds=options.fuzz_seconds)
+            results.tell()
     node.close()
     print(f"\nChaos of seed {options.seed}, {time.monotonic() - began:.0f} s\n{results.table()}", flush=True)
     return 1 if any(row.failed for row in results.rows) else 0

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 
 import grpc
 from gpu_simulator.errors import SimulatorError
+from hypothesis.errors import HypothesisException
 
 from tests.chaos.node import Broken, Node
 
+#: Faults whose runs count themselves: each is a request.
+COUNTED = ("fuzz-requests", "fuzz-configurations")
 COLUMNS = ("leaked", "lost", "crash loops", "other")
 
 
@@ -65,17 +68,18 @@ class Results:
         row, began = self.row(fault, kind), time.monotonic()
         try:
             yield
-        except (AssertionError, OSError, grpc.RpcError, sqlite3.Error, SimulatorError) as error:
+        except (AssertionError, OSError, grpc.RpcError, sqlite3.Error, SimulatorError, HypothesisException) as error:
             column = error.column if isinstance(error, Broken) else "other"
             row.wrong[column] += 1
+            notes = "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))  # what Hypothesis has shrunk it to
             print(
-                f"{column.upper()}: {fault}, {kind}, case {number}: {what}\n{type(error).__name__}: {error}\n"
+                f"{column.upper()}: {fault}, {kind}, case {number}: {what}\n{type(error).__name__}: {error}\n{notes}"
                 f"the driver's last lines:\n{node.said()}\nTo see it again: {self._again(fault, kind, number)}\n",
                 flush=True,
             )
             node.begin_anew()
         finally:
-            row.runs += 1
+            row.runs += fault not in COUNTED
             row.seconds += time.monotonic() - began
 
     def tell(self) -> None:

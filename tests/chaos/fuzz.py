@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Requests on the driver's real sockets, and opaque configurations of claims, that nobody sane would send.
+
+The driver lives, answers each of them, and one that was refused has left nothing: not in the store, not in a file, not on the boards.
+Hypothesis makes them; what it found once is among the examples below for ever, the seed of a run is printed, and a failure that it has
+shrunk is kept in its database (``HYPOTHESIS_STORAGE_DIRECTORY``), so that the next run begins with it.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+from dra_driver.protocol import (
+    dra_health_v1_pb2,
+    dra_v1_pb2,
+    dra_v1beta1_pb2,
+    plugin_registration_pb2,
+)
+from hypothesis import HealthCheck, Phase, example, given, seed, settings
+from hypothesis import strategies as st
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+from tests.chaos.kinds import ON_ONE, TIME_SLICING
+from tests.chaos.node import CDI, DRIVER, REGISTRY, STATE, Broken, CrashLoop, Node
+from tests.chaos.results import Leaked, Row
+from tests.chaos.snapshot import hardware, listed
+from tests.chaos.tenants import Tenants
+from tests.cluster.manifests import mps
+from tests.cluster.manifests import settings as device_settings
+
+V1, V1BETA1 = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin"
+PREPARE, UNPREPARE = "NodePrepareResources", "NodeUnprepareResources"
+DRA = tuple(f"/{service}/{method}" for service in (V1, V1BETA1) for method in (PREPARE, UNPREPARE))
+REGISTRATION = tuple(f"/pluginregistration.Registration/{method}" for method in ("GetInfo", "NotifyRegistrationStatus"))
+STREAM = "/v1.DRAResourceHealth/NodeWatchResources"
+UNKNOWN = (f"/{V1}/NodeDestroyEverything", "/grpc.health.v1.Health/Check", "/", "//")
+#: How grpcio says that a request cannot be read, and what else it may answer: a method that there is not, a registration that the
+#: kubelet says has failed.
+UNREADABLE = "google.protobuf.message.DecodeError"
+REFUSALS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.FAILED_PRECONDITION}
+ANSWER_SECONDS = 30.0
+EXAMPLES = 1000
+#: What somebody would write who wants to get at other files, objects and rows.
+PATHS = (
+    "",
+    ".",
+    "..",
+    "../..",
+    "../../plugins_registry",
+    "/etc",
+    "a/../b",
+    "%2e%2e",
+    "x\0y",
+    "a" * 300,
+    "?watch=1",
+    "'; DROP TABLE claims",
+)
+
+Call = tuple[str, bytes]
+
+
+def as_bytes(message: Any) -> bytes:
+    return bytes(message.SerializeToString())
+
+
+texts = st.one_of(st.sampled_from(PATHS), st.sampled_from(("default", "static", "kube-system")), st.text(max_size=30))
+claims = st.builds(dra_v1_pb2.Claim, namespace=texts, name=texts, uid=texts)
+requests = st.lists(claims, max_size=4).map(
+    lambda found: as_bytes(dra_v1_pb2.NodePrepareResourcesRequest(claims=found))
+)
+told = st.builds(plugin_registration_pb2.RegistrationStatus, plugin_registered=st.booleans(), error=texts).map(as_bytes)
+
+
+def mutate(data: bytes, changes: list[tuple[int, int, int]]) -> bytes:
+    """Change, insert and remove bytes at places of a message."""
+    found = bytearray(data)
+    for way, place, value in changes:
+        where = place % (len(found) + 1)
+        if way == 0:
+            found[where:where] = bytes([value])
+        elif way == 1:
+            del found[where : where + 1 + value % 4]
+        elif where < len(found):
+            found[where] = value
+    return bytes(found)
+
+
+changes = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=8)
+bodies = st.one_of(requests, st.builds(mutate, requests, changes), st.binary(max_size=200))
+calls = st.one_of(
+    st.tuples(st.sampled_from(DRA), bodies),
+    st.tuples(st.sampled_from(REGISTRATION), st.one_of(told, bodies)),
+    st.tuples(st.just(STREAM), bodies),
+    st.tuples(st.sampled_from(UNKNOWN), bodies),
+)
+
+
+def one(namespace: str, name: str, uid: str) -> bytes:
+    """A request about one claim."""
+    return as_bytes(
+        dra_v1_pb2.NodePrepareResourcesRequest(claims=[dra_v1_pb2.Claim(namespace=namespace, name=name, uid=uid)])
+    )
+
+
+#: What was found, and is tried first for ever.
+FOUND: tuple[list[Call], ...] = (
+    [(DRA[1], one("default", "static", ".."))],  # removed the driver's own folder
+    [(DRA[1], one("", "", ""))],  # removed what all containers may read of their devices
+    [(DRA[0], one("..", "../../nodes/node-1", "u"))],  # asked the API server for another object
+)
+
+
+class Seen:
+    """All that a refused request could change, in a form that costs little to look at."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._store = sqlite3.connect(f"file:{STATE}/state.db?mode=ro", uri=True)
+
+    def __call__(self) -> dict[str, Any]:
+        return {
+            "hardware": hardware(self._node.silicon),
+            "claims": self._store.execute("SELECT * FROM claims ORDER BY uid").fetchall(),
+            "meta": self._store.execute("SELECT * FROM meta ORDER BY key").fetchall(),
+            "state": [name for name in listed(STATE) if not name.startswith(("state.db", "health.json", "locks"))],
+            "registry": listed(REGISTRY),
+            "cdi": listed(CDI),
+            "companions": sorted(os.listdir("/run/dra-accelerators/companions")),
+        }
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def lives(node: Node) -> None:
+    """Raises CrashLoop where the driver has ended; there is a new one then, for the examples to come."""
+    if node.ended():
+        status, said = node.wait_ended(), node.said()
+        node.start()
+        raise CrashLoop(f"the driver ended with {status}\n{said}")
+
+
+def send(channels: dict[str, grpc.Channel], call: Call) -> tuple[Call, Any]:
+    """Begin one call; bytes go and come as they are."""
+    path, body = call
+    channel = channels["registration" if path in REGISTRATION else "service"]
+    if path == STREAM:
+        return call, channel.unary_stream(path)(body, timeout=ANSWER_SECONDS)
+    return call, channel.unary_unary(path).future(body, timeout=ANSWER_SECONDS)
+
+
+def judge(call: Call, answer: Any) -> None:
+    """See that a call was answered, and about what it asked. Raises Broken."""
+    path, body = call
+    try:
+        if path == STREAM:
+            dra_health_v1_pb2.NodeWatchResourcesResponse.FromString(next(answer))
+            answer.cancel()
+            return
+        said = answer.result()
+    except grpc.RpcError as error:
+        code = error.code()  # type: ignore[attr-defined]
+        if code not in REFUSALS and UNREADABLE not in str(error.details()):  # type: ignore[attr-defined]
+            raise Broken(f"{path} of {body!r} was answered with {code}: {error}") from None
+        return
+    if path in DRA:
+        messages = dra_v1_pb2 if V1 in path else dra_v1beta1_pb2
+        method = path.rpartition("/")[2]
+        asked = {claim.uid for claim in getattr(messages, f"{method}Request").FromString(body).claims}
+        found = getattr(messages, f"{method}Response").FromString(said).claims
+        if set(found) != asked:
+            raise Broken(f"{path} of {body!r} was answered for {sorted(found)}, and asked for {sorted(asked)}")
+        if method == PREPARE and not all(entry.error for entry in found.values()):
+            raise Broken(f"{path} of {body!r}: a claim that nobody has was prepared: {found}")
+
+
+def database() -> DirectoryBasedExampleDatabase:
+    folder = Path(os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY") or Path.home() / ".cache/dra-accelerators/hypothesis")
+    return DirectoryBasedExampleDatabase(folder / "chaos")
+
+
+def rounds(number: int, examples: int, test: Callable[..., None]) -> Callable[[], None]:
+    """A Hypothesis test as one round of a run: a seed of its own, and so many examples."""
+    made = settings(
+        max_examples=examples,
+        deadline=None,
+        database=database(),
+        suppress_health_check=list(HealthCheck),
+        phases=[phase for phase in Phase if phase is not Phase.explain],
+        print_blob=True,
+        report_multiple_bugs=False,
+    )(test)
+    found: Callable[[], None] = seed(number)(made)
+    return found
+
+
+def wire(node: Node, row: Row, *, number: int, count: int, seconds: float) -> None:
+    """So many requests on the sockets, many at a time."""
+    tenants = Tenants(node, ("static",))
+    seen = Seen(node)
+    channels = {
+        "service": grpc.insecure_channel(f"unix:{STATE}/dra.sock"),
+        "registration": grpc.insecure_channel(f"unix:{REGISTRY}/{DRIVER}-reg.sock"),
+    }
+
+    def requests_on_the_sockets(batch: list[Call]) -> None:
+        before = seen()
+        for call, answer in [send(channels, call) for call in batch]:
+            judge(call, answer)
+            row.runs += 1
+        lives(node)
+        if (after := seen()) != before:
+            changed = {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+            raise Leaked(f"refused requests have changed {changed}")
+        node.api.forget()
+
+    def test() -> Callable[..., None]:
+        made = given(st.lists(calls, min_size=1, max_size=40))(requests_on_the_sockets)
+        for batch in FOUND:
+            made = example(batch)(made)
+        return made
+
+    try:
+        repeat(test, row, number=number, count=count, seconds=seconds)
+    finally:
+        seen.close()
+        for channel in channels.values():
+            channel.close()
+    node.wait_serving()  # some of it told the driver that the kubelet refuses it
+    tenants.await_prepared(besides=("meta",))
+    tenants.give_back()
+
+
+def repeat(test: Callable[[], Callable[..., None]], row: Row, *, number: int, count: int, seconds: float) -> None:
+    """Rounds of a test until it has made so many requests, or the time is over."""
+    began, target = time.monotonic(), row.runs + count
+    turn = 0
+    while row.runs < target and time.monotonic() - began < seconds:
+        left = target - row.runs
+        rounds(number * 1000 + turn, min(EXAMPLES, max(1, left // 2)), test())()
+        turn += 1
+
+
+BASES: tuple[tuple[Any, ...], ...] = (
+    *(
+        (("gpu-3",), config)
+        for config in (TIME_SLICING, device_settings(powerLimit=300), device_settings(computeMode="Prohibited"))
+    ),
+    (("gpu-3",), device_settings(graphicsClocks={"minimum": 900, "maximum": 1200})),
+    (("gpu-3", "gpu-6"), TIME_SLICING),
+    (
+        (ON_ONE,),
+        {
+            "opaque": {
+                "driver": DRIVER,
+                "parameters": {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "MigDeviceConfig"},
+            }
+        },
+    ),
+    (
+        ("gpu-3",),
+        mps(
+            defaultActiveThreadPercentage=50,
+            defaultPinnedDeviceMemoryLimit="4Gi",
+            defaultPerDevicePinnedMemoryLimit={"0": "1Gi"},
+        ),
+    ),
+)
+junk = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(allow_nan=False, allow_infinity=False),
+        texts,
+        st.sampled_from(
+            ("-1", "1e400", "9" * 40, "8Gi", "GpuConfig", "DeviceSettings", "MPS", "TimeSlicing", 10**30, -1, 0)
+        ),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
+    max_leaves=6,
+)
+edits = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1000), texts, junk), min_size=1, max_size=3)
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container of a document with each of its keys."""
+    if isinstance(value, (dict, list)):
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from places(value[key])
+
+
+def spoiled(config: dict[str, Any], changes: list[tuple[int, int, str, Any]]) -> dict[str, Any]:
+    """A configuration with values replaced, fields removed, added and renamed anywhere in its parameters."""
+    made = copy.deepcopy(config)
+    for way, place, name, value in changes:
+        found = list(places(made["opaque"]))[1:]  # the driver's name stays: it would be no configuration for it
+        container, key = found[place % len(found)]
+        if way == 0:
+            container[key] = value
+        elif isinstance(container, dict) and container is not made["opaque"]:
+            kept = container.pop(key) if way in (1, 3) else value
+            if way != 1:
+                container[name] = kept
+    return made
+
+
+def configurations(node: Node, row: Row, *, number: int, count: int, seconds: float) -> None:
+    """So many claims with opaque configurations that are nearly right, or not at all: refused, or prepared and given back."""
+    seen = Seen(node)
+    one_claim = st.tuples(st.sampled_from(BASES), edits)
+
+    def opaque_configurations(found: tuple[tuple[Any, ...], list[tuple[int, int, str, Any]]]) -> None:
+        (devices, config), changes = found
+        before = seen()
+        uid = node.api.allocate("fuzzed", *devices, config=[spoiled(config, changes)])
+        answer = node.ask(PREPARE, "fuzzed", uid)
+        row.runs += 1
+        lives(node)
+        if not answer.error:
+            node.unprepare("fuzzed", uid)
+            row.runs += 1
+        elif "See the driver's log" in answer.error:
+            raise Broken(f"a configuration was refused by an error that nobody foresaw: {answer.error}")
+        if (after := seen()) != before:
+            changed = {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+            raise Leaked(
+                f"{'a refused configuration has' if answer.error else 'a claim that was given back has'} changed {changed}"
+            )
+        node.api.forget()
+
+    try:
+        repeat(lambda: given(one_claim)(opaque_configurations), row, number=number, count=count, seconds=seconds)
+    finally:
+        seen.close()
