@@ -206,18 +206,20 @@ def wire(node: Node, row: Row, *, number: int, count: int, seconds: float) -> No
     """So many requests on the sockets, many at a time."""
     tenants = Tenants(node, ("static",))
     seen = Seen(node)
+    state = {"seen": seen()}  # the end of one example is the beginning of the next
     channels = {
         "service": grpc.insecure_channel(f"unix:{STATE}/dra.sock"),
         "registration": grpc.insecure_channel(f"unix:{REGISTRY}/{DRIVER}-reg.sock"),
     }
 
     def requests_on_the_sockets(batch: list[Call]) -> None:
-        before = seen()
+        before = state["seen"]
         for call, answer in [send(channels, call) for call in batch]:
             judge(call, answer)
             row.runs += 1
         lives(node)
-        if (after := seen()) != before:
+        after = state["seen"] = seen()
+        if after != before:
             changed = {key: (before[key], after[key]) for key in before if before[key] != after[key]}
             raise Leaked(f"refused requests have changed {changed}")
         node.api.forget()
@@ -317,11 +319,12 @@ def spoiled(config: dict[str, Any], changes: list[tuple[int, int, str, Any]]) ->
 def configurations(node: Node, row: Row, *, number: int, count: int, seconds: float) -> None:
     """So many claims with opaque configurations that are nearly right, or not at all: refused, or prepared and given back."""
     seen = Seen(node)
+    state = {"seen": seen()}
     one_claim = st.tuples(st.sampled_from(BASES), edits)
 
     def opaque_configurations(found: tuple[tuple[Any, ...], list[tuple[int, int, str, Any]]]) -> None:
         (devices, config), changes = found
-        before = seen()
+        before = state["seen"]
         uid = node.api.allocate("fuzzed", *devices, config=[spoiled(config, changes)])
         answer = node.ask(PREPARE, "fuzzed", uid)
         row.runs += 1
@@ -331,7 +334,8 @@ def configurations(node: Node, row: Row, *, number: int, count: int, seconds: fl
             row.runs += 1
         elif "See the driver's log" in answer.error:
             raise Broken(f"a configuration was refused by an error that nobody foresaw: {answer.error}")
-        if (after := seen()) != before:
+        after = state["seen"] = seen()
+        if after != before:
             changed = {key: (before[key], after[key]) for key in before if before[key] != after[key]}
             raise Leaked(
                 f"{'a refused configuration has' if answer.error else 'a claim that was given back has'} changed {changed}"

@@ -139,3 +139,25 @@ def test_order_is_no_difference_and_all_else_is(before: list[tuple[str, ...]], n
     )
     assert reallocated(record, allocation) == (sorted(before) != sorted(now))
     assert len(prepared_for(record)) == len(before)
+
+
+def test_files_of_claims_that_are_not_there_go_with_the_next_visit(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        reconciler = Reconciler(
+            node.service,
+            source=claims,
+            reporter=node.reports,
+            pool=POOL,
+            boot_id="boot-1",
+            snapshots=Shared(Snapshot()),
+        )
+        claim = claims.allocate("a", "gpu-0")
+        assert await prepare(node, claim) == ""
+        before = sorted(tmp_path.rglob("*"))
+        hands = node.service.hands
+        node.system.write_atomic(hands.cdi_path("0uid-gone"), b"tells nothing")
+        node.system.write_atomic(f"{hands.metadata_path('0uid-gone-too')}/r0.json", b"{}")
+        await reconciler.visit()
+        assert sorted(tmp_path.rglob("*")) == before and sorted(node.cdi_files()) == [claim.uid]
+
+    run(tmp_path, scenario)

@@ -410,6 +410,18 @@ class ClaimService:
                 async with self._devices.hold(record.device_uuids):
                     await self._undo_former(record, allocation)
 
+    async def stale_files(self) -> tuple[str, ...]:
+        """Return the UIDs of claims that are not there and have a CDI file, or files for containers. Raises OSError."""
+        # A claim is in the store before its files are written, and until after they are gone.
+        found = {*await self.thread(self.hands.cdi_uids), *await self.thread(self.hands.metadata_uids)}
+        return tuple(sorted(found - self.store.claims.keys()))
+
+    async def remove_files(self, uid: str) -> None:
+        """Remove the files of a claim that is not there. Raises OSError."""
+        async with self._claims.hold([uid]):
+            if uid not in self.store.claims:
+                await self.thread(self.hands.remove_cdi, uid)
+
     async def end_companions(self, uid: str) -> None:
         """End the companions of a claim that is not there, or has none. Raises AcceleratorError."""
         async with self._claims.hold([uid]):

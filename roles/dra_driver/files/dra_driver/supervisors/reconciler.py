@@ -60,7 +60,7 @@ class Reconciler:
         self._snapshots = snapshots
         self._former_boot = {uid for uid, record in service.store.claims.items() if record.boot_id != boot_id}
         self._missing: dict[str, int] = {}
-        self._companions = StateLog(LOG)
+        self._companions, self._files = StateLog(LOG), StateLog(LOG)
 
     async def run(self) -> None:
         """Visit the claims until cancelled."""
@@ -80,6 +80,20 @@ class Reconciler:
         for record in tuple(self._service.store.claims.values()):
             await self._visit(record)
         await self._visit_companions()
+        await self._visit_files()
+
+    async def _visit_files(self) -> None:
+        """Remove the files of claims that are not there."""
+        try:
+            for uid in await self._service.stale_files():
+                self._metrics.finding("file-orphaned")
+                with operation():
+                    LOG.info("files of a claim that is not there: they are removed", extra=fields(uid=uid))
+                    await self._service.remove_files(uid)
+        except OSError as error:
+            self._files.report(f"files of claims that are not there stay: {error}", level=logging.WARNING)
+        else:
+            self._files.report("no file is left of a claim that is not there", level=logging.DEBUG)
 
     async def _visit_companions(self) -> None:
         """Start the programs of claims that do not run, and end those of no claim. What goes wrong with one is its own."""
