@@ -166,7 +166,7 @@ def prove(work: Path) -> list[Step]:
     )
     long = molecule_steps([name for name in scenarios() if name in LONG_SCENARIOS])
     fleet = pytest_step(
-        *("fleet", "5 min", "tests/bench/test_fleet.py"),
+        *("fleet", "6 min alone, 20 beside the others", "tests/bench/test_fleet.py"),
         "make it smaller with DRA_ACCELERATORS_FLEET_NODES, and read the log.",
         work / "reports",
         lane=MACHINES_LANE,
