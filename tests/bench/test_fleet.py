@@ -33,7 +33,7 @@ GONE, NOT_READY = max(FLEET // 50, 1), max(FLEET // 5, 1)
 REST_SECONDS = 60
 GRACE, DRIFTING = 5, 20
 #: What the controller may have at most: the interpreter with its libraries, a page of a list, and so much for each object.
-BASE_KIB, OBJECT_KIB = 150 * 1024, 2
+BASE_KIB, OBJECT_KIB = 110 * 1024, 1
 REQUESTS = re.compile(r"^dra_accelerators_controller_api_requests_total\{(.*)\} (\S+)$", re.MULTILINE)
 LEASE = ("leases",)
 
@@ -214,5 +214,5 @@ async def many_are_not_ready(client: ApiClient, controller: Controller, figures:
     await fleet.in_turn(fleet.tell(client, name, ready=True) for name in names)
     await controller.until("none is", lambda: controller.value(series) == 0)
     figures.said(
-        f"controller, {NOT_READY} Nodes are not ready: told by {calls['POST events']} Events, the number is right at once"
+        f"controller, {NOT_READY} Nodes are not ready: all are counted; {calls['POST events']} Events are written by then, the others one by one"
     )
