@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import types
 import typing
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,7 +27,10 @@ UNITS = frozenset(value for name, value in vars(units).items() if name[0].isuppe
 def problems(document: Mapping[str, Any]) -> list[str]:
     """Everything that Grafana would not take, or would leave out, by its path."""
     plugins.register_default_plugins()
-    read = models.Dashboard.from_json(dict(document))
+    with warnings.catch_warnings():
+        # Grafana reads dashboards of this schema, and would rather be given the next one.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        read = models.Dashboard.from_json(dict(document))
     found = list(_misfits(read, "dashboard"))
     written = _plain(read)
     found += _lost(document, written, "dashboard")
