@@ -178,7 +178,7 @@ def begun_message(at: Place, those: Sequence[Finding], lasting: float) -> str:
         NODE_NOT_READY: f"Node {node} has not been ready {long}; its devices stay published and its claims allocated. Repair it, "
         "or give it the taint node.kubernetes.io/out-of-service, or delete the Node object, and its claims are given back.",
         NO_SLICES: f"Node {node} has the node driver (release {detail}) and no ResourceSlice {long}. On the node: "
-        "dra-driver status, and the journal of dra-accelerators-driver.service.",
+        "dra-driver status, and the driver's own log.",
         POOL_INCOMPLETE: f"Pool {pool} of {driver} has been incomplete {long}: {detail}. The scheduler gives none of its devices out. "
         "On the node: dra-driver status says what keeps the pool from being published.",
         POOL_MIXED: f"Pool {pool} of {driver} has had slices of an older generation beside the newest one {long}: {detail}. The "
