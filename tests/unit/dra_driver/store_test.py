@@ -139,7 +139,8 @@ def test_killed_process_loses_nothing_it_answered_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["truncated", "text", "flipped", "older", "no-table", "contradiction", "bad-document"]
+    "damage",
+    ["truncated", "text", "flipped", "older", "no-table", "contradiction", "bad-document", "no-text", "folder"],
 )
 def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "state.db"
@@ -148,6 +149,7 @@ def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     store.close()
     content = bytearray(path.read_bytes())
     statements = {
+        "no-text": "UPDATE claims SET document = CAST(x'7bff' AS TEXT) WHERE uid = 'u7'",
         "older": "UPDATE meta SET value = '0' WHERE key = 'schema_version'",
         "no-table": "DROP TABLE claims",
         "contradiction": "UPDATE claims SET state = 'prepared' WHERE uid = 'u7'",
@@ -157,6 +159,9 @@ def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
         path.write_bytes(content[: len(content) // 2])
     elif damage == "text":
         path.write_text("this is no database, and it is long enough to be read as one" * 100)
+    elif damage == "folder":
+        path.unlink()
+        path.mkdir()
     elif damage == "flipped":
         content[8192:16384] = bytes(byte ^ 0xFF for byte in content[8192:16384])
         path.write_bytes(content)

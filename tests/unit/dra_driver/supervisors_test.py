@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,21 @@ async def emptied(folder: Path) -> None:
     for uid in list(store.claims):
         await store.commit(Change(delete=uid))
     store.close()
+
+
+def test_store_that_says_something_else_than_the_file_is_rebuilt_from_it(tmp_path: Path) -> None:
+    """A bit of the store has turned, and its record can still be read."""
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", SMALL)
+        assert await prepare(node, claim) == ""
+        record = node.store.claims[claim.uid]
+        await node.store.commit(Change(put=replace(record, devices=(replace(record.devices[0], placement_start=4),))))
+
+    run(tmp_path, scenario)
+    problems: list[str] = []
+    found, _meta, rebuilt = reopened(tmp_path, problems)
+    assert rebuilt and found["0uid-a"].devices[0].placement_start == 0 and "contradicts" in problems[0]
 
 
 def test_claim_whose_file_is_written_is_prepared(tmp_path: Path) -> None:

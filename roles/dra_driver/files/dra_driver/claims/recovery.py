@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..core.cdi import list_specs, spec_path
 from ..core.errors import AcceleratorError
@@ -96,11 +96,12 @@ def amended(
     """Return what a store has to hold that is older than the CDI files of this boot; None for one that is not.
 
     A claim is in the store before its file is written, and until after the file is gone. Where the store lacks one it has lost what
-    came since: SQLite cuts a damaged log without a word, and somebody may have put a copy back. What it holds without a file
-    stays, unless a file tells of another claim in the same place.
+    came since: SQLite cuts a damaged log without a word, and somebody may have put a copy back. Where it says something else of
+    one it is older as well, or a bit of it has turned, which SQLite does not notice. What it holds without a file stays, unless a
+    file tells of another claim in the same place.
     """
     files = {record.uid: record for record in told if record.boot_id == boot_id}
-    if stored.keys() >= files.keys():
+    if all(uid in stored and _tell_the_same(stored[uid], record) for uid, record in files.items()):
         return None
     places = {(device.device_uuid, device.key) for record in files.values() for device in record.devices}
     left = {
@@ -109,6 +110,16 @@ def amended(
         if not any((device.device_uuid, device.key) in places for device in record.devices)
     }
     return {**left, **files}
+
+
+def _tell_the_same(stored: ClaimRecord, told: ClaimRecord) -> bool:
+    """Whether two records are of the same devices. What a restored partition is called is in the file before it is in the store."""
+    lasting = [
+        [replace(device, partition_uuid=None, instance_id=None, passthrough={}) for device in record.devices]
+        for record in (stored, told)
+    ]
+    names = [(record.namespace, record.name) for record in (stored, told)]
+    return lasting[0] == lasting[1] and names[0] == names[1]
 
 
 def completed(stored: Mapping[str, ClaimRecord], told: Iterable[ClaimRecord], boot_id: str) -> tuple[ClaimRecord, ...]:

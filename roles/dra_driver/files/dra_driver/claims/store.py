@@ -106,6 +106,8 @@ class Store:
         """
         if not os.path.lexists(path):
             _replace(path, Content({}, {}))
+        elif not os.path.isfile(path):  # noqa: PTH113  what SQLite would call unopenable for ever
+            raise StoreDamaged(f"The store {path} is no file")
         connection = _connect(path)
         try:
             content = _read(connection, path)
@@ -365,6 +367,10 @@ def _connect(path: str) -> sqlite3.Connection:
     return connection
 
 
+#: What an operational error says that is the content's, and not the disk's.
+_OF_CONTENT = ("no such", "Could not decode to UTF-8")
+
+
 def _read(connection: sqlite3.Connection, path: str) -> Content:
     try:
         check = connection.execute("PRAGMA quick_check").fetchone()[0]
@@ -382,9 +388,9 @@ def _read(connection: sqlite3.Connection, path: str) -> Content:
                 raise StoreDamaged(f"The store {path} contradicts itself about claim {row['uid']}")
             claims[record.uid] = record
     except sqlite3.OperationalError as error:
-        if "no such" not in str(error):
+        if not any(words in str(error) for words in _OF_CONTENT):
             raise _unwritable(path, error) from error
-        raise StoreDamaged(f"The store {path} lacks a table or a column: {error}") from error
+        raise StoreDamaged(f"The store {path} lacks a table or a column, or holds what is no text: {error}") from error
     except (sqlite3.DatabaseError, ValueError) as error:
         raise StoreDamaged(f"The store {path} cannot be read: {error}") from error
     return Content(claims, meta)

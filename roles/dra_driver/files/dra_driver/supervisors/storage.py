@@ -103,8 +103,8 @@ class StoreKeeper:
         current = amended(store.claims, told, self._boot_id)
         if current is not None:
             store.close()
-            lost = ", ".join(sorted(current.keys() - store.claims.keys()))
-            reason = f"The store {self._path} is older than the CDI files of claims that it lacks: {lost}"
+            lost = ", ".join(sorted(uid for uid in current if current[uid] != store.claims.get(uid)))
+            reason = f"The store {self._path} is older than, or contradicts, the CDI files of the claims {lost}"
             return self._rebuild(reason, current, store.meta), True
         for record in completed(store.claims, told, self._boot_id):
             LOG.info("the claim's CDI file is written: it is prepared", extra=fields(claim=record.describe()))
