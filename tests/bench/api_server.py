@@ -118,6 +118,7 @@ class ApiServer:
         context = ssl._create_unverified_context()
         request = urllib.request.Request(f"{self.url}/readyz", headers={"Authorization": f"Bearer {self._token}"})
         deadline = time.monotonic() + START_SECONDS
+        last: OSError | None = None
         while True:
             try:
                 with urllib.request.urlopen(request, timeout=5, context=context):

@@ -59,12 +59,12 @@ def drive(order: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     import grpc.aio
-    import pynvml  # noqa: F401
+    import pynvml
     from dra_driver import cli, node, stages
     from dra_driver.supervisors import reconciler
 
     from tests.cluster import stop_at
 
-    assert grpc.aio and node
+    assert grpc.aio and node and pynvml
     for line in sys.stdin:
         print(start(json.loads(line)), flush=True)
