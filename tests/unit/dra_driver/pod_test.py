@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The driver in a pod: it moves into the node's root, keeps its own modules, and takes over a changed configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import dra_driver
+import pytest
+import yaml
+from dra_driver import config, node
+from dra_driver.api.kubeconfig import SERVICE_ACCOUNT, SERVICE_ACCOUNT_VARIABLE, load_access
+from dra_driver.config import InvalidConfiguration, load
+from dra_driver.supervisors.configuration import ConfigurationKeeper
+
+STATUS = Path(__file__).resolve().parents[3] / "roles/dra_driver/files/pod_status.py"
+# As root of a namespace of one's own, where one is not root.
+AS_ROOT = [] if os.getuid() == 0 else ["unshare", "--user", "--map-root-user"]
+
+
+def run_in(root: str, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(Path(dra_driver.__file__).parents[1]), *filter(None, sys.path)])
+    variables = {**os.environ, "PYTHONPATH": path, "DRA_DRIVER_HOST": root, **environment}
+    return subprocess.run(
+        [*AS_ROOT, sys.executable, *command], env=variables, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_command_runs_in_the_other_root_with_the_modules_of_its_own() -> None:
+    done = run_in("/", "-m", "dra_driver.pod", "version")
+    assert (done.returncode, done.stdout.strip()) == (0, dra_driver.__version__), done.stderr
+    late = "import encodings.punycode, wave, dra_driver.commands.redact as mine, grpc.aio; print(wave.__file__, mine.__file__)"
+    asked = f"import os, sys; from dra_driver.pod import enter; enter('/'); {late}; print(os.environ['{SERVICE_ACCOUNT_VARIABLE}'])"
+    done = run_in("/", "-c", asked)
+    modules, account = done.stdout.splitlines()
+    assert all(each.startswith("/proc/self/fd/") for each in modules.split()), "what is imported late is the image's"
+    assert account.startswith("/proc/self/fd/") and account.endswith("kubernetes.io/serviceaccount")
+
+
+def test_a_pod_without_the_nodes_root_says_what_it_lacks(tmp_path: Path) -> None:
+    done = run_in(str(tmp_path), "-m", "dra_driver.pod", "version")
+    assert done.returncode == 1 and f"{tmp_path} does not show the node's /proc" in done.stderr
+    done = run_in("", "-m", "dra_driver.pod", "version")
+    assert done.returncode == 1 and "DRA_DRIVER_HOST is not set" in done.stderr
+
+
+def test_the_token_of_the_pod_is_read_where_the_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert SERVICE_ACCOUNT.startswith("/var/run/secrets/")
+    (tmp_path / "ca.crt").write_text("authority")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv(SERVICE_ACCOUNT_VARIABLE, str(tmp_path))
+    access = load_access("")
+    assert (access.server, access.token_file) == ("https://10.0.0.1:443", f"{tmp_path}/token")
+
+
+def test_the_instance_is_the_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "driver.yaml"
+    path.write_text("node_name: node-1\n")
+    monkeypatch.setenv(config.INSTANCE_VARIABLE, "0a1b-2c3d")
+    assert load(str(path)).instance == "0a1b-2c3d"
+    monkeypatch.setenv(config.INSTANCE_VARIABLE, "../x")
+    with pytest.raises(InvalidConfiguration, match="DRA_DRIVER_INSTANCE"):
+        load(str(path))
+
+
+def test_commands_read_the_pods_configuration_where_there_is_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, pod = tmp_path / "driver.yaml", tmp_path / "driver-pod.yaml"
+    monkeypatch.setattr(config, "DEFAULT_PATH", str(service))
+    monkeypatch.setattr(config, "POD_PATH", str(pod))
+    assert config.default_path() == str(service)
+    pod.touch()
+    assert config.default_path() == str(pod)
+    service.touch()
+    assert config.default_path() == str(service)
+
+
+@pytest.mark.parametrize(("change", "ends"), [({"inventory_interval": 7}, False), ({"node_name": "node-2"}, True)])
+def test_a_changed_file_is_taken_over_or_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, object], ends: bool
+) -> None:
+    monkeypatch.setattr(node, "CONFIGURATION_SECONDS", 0.02)
+    path = tmp_path / "driver.yaml"
+    path.write_text(yaml.safe_dump({"node_name": "node-1"}))
+
+    async def main() -> None:
+        taken, stop = asyncio.Event(), asyncio.Event()
+        keeper = ConfigurationKeeper(load(str(path)), lambda: load(str(path)), lambda _found: taken.set())
+        tasks = [
+            asyncio.ensure_future(keeper.run()),
+            asyncio.ensure_future(node._watch_configuration(keeper, str(path), stop)),
+        ]
+        path.write_text("{")  # half written
+        await asyncio.sleep(0.1)
+        assert not taken.is_set() and not stop.is_set()
+        path.write_text(yaml.safe_dump({"node_name": "node-1", **change}))
+        await asyncio.wait_for((stop if ends else taken).wait(), 5)
+        assert (taken.is_set(), stop.is_set()) == (not ends, ends)
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"role": "serving", "configuration": "d", "ready": True, "published": True}, ""),
+        ({"role": "standby", "configuration": "d", "ready": False}, "no pod serves"),
+        ({"role": "serving", "configuration": "other", "ready": True, "published": True}, "another configuration"),
+        ({"role": "serving", "configuration": "d", "ready": False, "problems": ["store"]}, "store"),
+    ],
+)
+def test_the_role_waits_for_the_pod_that_serves(
+    tmp_path_factory: pytest.TempPathFactory, told: dict[str, object], said: str
+) -> None:
+    root = tmp_path_factory.mktemp("s")
+    folder = root / "plugins/gpu.nvidia.com"
+    folder.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / "status-1.sock"))
+        server.listen()
+
+        def answer() -> None:
+            connection = server.accept()[0]
+            connection.sendall(json.dumps(told).encode())
+            connection.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        done = subprocess.run(
+            [sys.executable, STATUS, root, "d", "gpu.nvidia.com"], capture_output=True, text=True, check=False
+        )
+        thread.join(5)
+    assert done.returncode == (1 if said else 0) and said in done.stdout

@@ -1,0 +1,83 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The runtime handler of containerd: what is written, and that nothing else is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd import File, read_dump
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd_handler import (
+    base_specification,
+    candidates,
+    handlers,
+    wanted_handler,
+    without_block,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._toml import parse
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
+
+NAME, SPECIFICATION = "dra-accelerators-driver", "/etc/containerd/dra-accelerators-driver.json"
+DUMP = """
+version = {version}
+[plugins.'{plugin}']
+  enable_cdi = true
+  cdi_spec_dirs = ['/etc/cdi']
+[plugins.'{plugin}'.containerd]
+  default_runtime_name = 'runc'
+[plugins.'{plugin}'.containerd.runtimes.runc]
+  runtime_type = 'io.containerd.runc.v2'
+  pod_annotations = ['a', "b'"]
+[plugins.'{plugin}'.containerd.runtimes.runc.options]
+  SystemdCgroup = true
+"""
+PLUGINS = [(3, "io.containerd.cri.v1.runtime"), (2, "io.containerd.grpc.v1.cri")]
+
+
+def runtimes(text: str, plugin: str) -> Any:
+    return parse(text, "test")["plugins"][plugin]["containerd"]["runtimes"]
+
+
+@pytest.mark.parametrize(("version", "plugin"), PLUGINS)
+def test_the_handler_is_the_default_one_but_for_the_specification(version: int, plugin: str) -> None:
+    text = DUMP.format(version=version, plugin=plugin)
+    settings = read_dump(text)
+    wanted = wanted_handler(settings, SPECIFICATION)
+    assert {**handlers(settings)["runc"], "base_runtime_spec": SPECIFICATION} == wanted
+    drop_in, main = candidates(settings, NAME, wanted, File("/c.toml", text), "/c.toml", "/conf.d")
+    assert drop_in.path == "/conf.d/61-dra-accelerators-driver.toml" and drop_in.after is not None
+    assert runtimes(drop_in.after, plugin) == {NAME: wanted}
+    assert main.after is not None and main.after.startswith(text)
+    assert runtimes(main.after, plugin) == {"runc": handlers(settings)["runc"], NAME: wanted}
+    assert without_block(main.after, NAME) == text, "the way back is byte for byte"
+    (again,) = candidates(settings, NAME, wanted, File("/c.toml", main.after), "/c.toml", None)
+    assert again.after == main.after
+
+
+def test_without_a_main_file_one_is_made_and_without_a_default_handler_it_is_refused() -> None:
+    text = DUMP.format(version=3, plugin=PLUGINS[0][1])
+    settings = read_dump(text)
+    (made,) = candidates(settings, NAME, wanted_handler(settings, SPECIFICATION), None, "/c.toml", None)
+    assert made.before is None and made.after is not None and parse(made.after, "test")["version"] == 3
+    with pytest.raises(AcceleratorError, match="no runtime handler crun"):
+        wanted_handler(read_dump(text.replace("default_runtime_name = 'runc'", "default_runtime_name = 'crun'")), "/s")
+
+
+def test_containers_may_open_character_devices_and_nothing_else_is_given_to_them() -> None:
+    said = {
+        "process": {"rlimits": [1], "noNewPrivileges": True, "capabilities": {"bounding": []}},
+        "linux": {"resources": {"devices": [{"allow": False, "access": "rwm"}]}, "maskedPaths": ["/proc/kcore"]},
+    }
+    found = json.loads(base_specification(json.dumps(said)))
+    assert found["linux"]["resources"]["devices"] == [
+        {"allow": False, "access": "rwm"},
+        {"allow": True, "type": "c", "access": "rwm"},
+    ]
+    assert found["process"] == {"noNewPrivileges": True, "capabilities": {"bounding": []}}
+    assert found["linux"]["maskedPaths"] == ["/proc/kcore"]
+    for wrong in ("no JSON", "{}", "[]"):
+        with pytest.raises(AcceleratorError, match="no specification"):
+            base_specification(wrong)
