@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -185,6 +186,11 @@ def test_who_cannot_renew_stops_in_time_and_the_lease_can_be_taken_from_it(tmp_p
             finally:
                 state.append("stopped")
 
+        async def thief() -> None:
+            while True:
+                server.put(LEASE, {"spec": {"holderIdentity": "thief", "acquireTime": "t"}})
+                await asyncio.sleep(0.05)
+
         async with going(elector.lead(work)):
             await until(lambda: state == ["works"])
             server.refusals += [("GET", LEASE, 503)] * 1000
@@ -193,10 +199,10 @@ def test_who_cannot_renew_stops_in_time_and_the_lease_can_be_taken_from_it(tmp_p
             assert server.objects[LEASE]["spec"]["holderIdentity"] == "one", "nobody could be told"
             server.refusals.clear()
             await until(lambda: state[-1] == "works")
-            server.put(LEASE, {"spec": {"holderIdentity": "thief", "acquireTime": "t"}})
-            await until(lambda: state[-1] == "stopped")
-            await asyncio.sleep(0.2)
-            assert state[-1] == "stopped", "it belongs to another one now"
+            async with going(thief()):
+                await until(lambda: state[-1] == "stopped")
+                await asyncio.sleep(0.2)
+                assert state[-1] == "stopped", "it belongs to another one now, who renews it"
 
     run(tmp_path, scenario)
 
@@ -363,6 +369,26 @@ def test_settings_that_are_wrong_are_named(document: Any, said: str) -> None:
 
 def test_settings_without_drivers_are_for_all_that_are_known() -> None:
     assert parse({"name": "a"}).drivers
+
+
+def test_the_command_shows_what_is_out_of_order_at_this_moment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        def shown() -> str:
+            assert commands.main(["drift", "--config", str(file)]) == 0
+            return capsys.readouterr().out
+
+        file = tmp_path / "controller.yaml"
+        settings = {"name": "here", "kubeconfig": str(tmp_path / "kubeconfig"), "drivers": [DRIVER]}
+        file.write_text(json.dumps(settings))
+        assert await asyncio.to_thread(shown) == "Nothing is out of order.\n"
+        cluster_of(server)
+        text = await asyncio.to_thread(shown)
+        assert "ResourceSlices of node gone are there and no Node object at this moment" in text
+        assert {method for method, _path in server.log} == {"GET"}
+
+    run(tmp_path, scenario)
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,9 @@ def _parser() -> argparse.ArgumentParser:
         "plan", help="show what would be cleaned up now, as if every absent node had been so for long; change nothing"
     )
     plan.set_defaults(run=_plan)
-    for command in (run, plan):
+    drift = commands.add_parser("drift", help="show what is out of order now, for however short a time; change nothing")
+    drift.set_defaults(run=_drift)
+    for command in (run, plan, drift):
         command.add_argument(
             "--config", default=configured.DEFAULT_PATH, help="configuration file (default %(default)s)"
         )
@@ -63,4 +65,14 @@ def _plan(options: argparse.Namespace) -> int:
     logs.configure("warning", settings.log_format)
     actions = asyncio.run(show_plan(settings))
     sys.stdout.write("".join(f"{action}\n" for action in actions) or "Nothing is to be cleaned up.\n")
+    return 0
+
+
+def _drift(options: argparse.Namespace) -> int:
+    from .daemon import show_drift
+
+    settings = configured.load(options.config)
+    logs.configure("warning", settings.log_format)
+    lines = asyncio.run(show_drift(settings))
+    sys.stdout.write("".join(f"{line}\n" for line in lines) or "Nothing is out of order.\n")
     return 0

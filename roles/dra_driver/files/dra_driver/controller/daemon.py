@@ -9,7 +9,7 @@ import logging
 import signal
 import uuid
 from collections.abc import Awaitable, Sequence
-from typing import Callable
+from typing import Callable, TypeVar
 
 from .. import __version__
 from ..api.client import ApiClient
@@ -21,6 +21,7 @@ from ..supervisors.identity import IdentityKeeper
 from ..supervisors.shared import keep
 from .admission import rules_for
 from .certificate_keeper import AuthorityKeeper, AuthoritySecret, CertificateKeeper
+from .drift import begun, findings
 from .keeping import Keeper
 from .lease import Elector, Terms
 from .measurements import Measurements
@@ -30,6 +31,7 @@ from .web import keep_serving, status_application
 from .webhook import application
 
 LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 COMPONENT = "dra-accelerators-controller"
 
@@ -183,12 +185,22 @@ async def run_controller(settings: ControllerSettings) -> int:
 
 async def show_plan(settings: ControllerSettings) -> list[str]:
     """What would be done right now, in words, if every absent node had been so for long. Raises ApiError, ApiUnreachable."""
+    return [str(action) for action in await _once(settings, lambda keeper: keeper.plan_once())]
+
+
+async def show_drift(settings: ControllerSettings) -> list[str]:
+    """What is out of order right now, in words, for however short a time. Raises ApiError, ApiUnreachable."""
+    view = await _once(settings, lambda keeper: keeper.look_once())
+    found = findings(view, settings.drivers, changed_at=0.0)
+    return [report.message for report in begun(found).values()]
+
+
+async def _once(settings: ControllerSettings, look: Callable[[Keeper], Awaitable[T]]) -> T:
     measurements = Measurements()
     client = ApiClient(settings.kubeconfig, user_agent=f"{COMPONENT}/{__version__}", observer=measurements.request)
     events = EventRecorder(client, component=COMPONENT, node_name=settings.name)
     elector = Elector(client, namespace=settings.namespace, name=settings.lease, me="")
     try:
-        actions = await make_keeper(settings, client, elector, measurements, events, events).plan_once()
+        return await look(make_keeper(settings, client, elector, measurements, events, events))
     finally:
         await client.close()
-    return [str(action) for action in actions]

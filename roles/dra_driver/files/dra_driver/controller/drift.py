@@ -166,10 +166,15 @@ def reports(
     return begun, ended
 
 
+def begun(found: Iterable[Finding]) -> dict[Place, Report]:
+    """What is so at this moment, for however short a time, in words."""
+    return reports({}, follow({}, found, now=0.0, lasting=0.0), 0.0)[0]
+
+
 def begun_message(at: Place, those: Sequence[Finding], lasting: float) -> str:
     """What is so, for how long at least, and what to do."""
     kind, node, driver, pool = at
-    long, detail = f"for at least {lasting:.0f} s", those[0].detail
+    long, detail = f"for at least {lasting:.0f} s" if lasting else "at this moment", those[0].detail
     named = ", ".join(one.device for one in those[:MOST_NAMED])
     more = f" and {len(those) - MOST_NAMED} more" if len(those) > MOST_NAMED else ""
     return {

@@ -164,11 +164,15 @@ class Keeper:
             tuple(self.rules.items.values()),
         )
 
-    async def plan_once(self) -> list[Action]:
-        """List everything and plan as if every node that is absent now had been so for long. Raises ApiError, ApiUnreachable."""
+    async def look_once(self) -> View:
+        """List everything. Raises ApiError, ApiUnreachable."""
         for watched in self._watches:
             await watched.list_once()
-        view = self.view()
+        return self.view()
+
+    async def plan_once(self) -> list[Action]:
+        """List everything and plan as if every node that is absent now had been so for long. Raises ApiError, ApiUnreachable."""
+        view = await self.look_once()
         absent = planning.absences({}, view, self._drivers, 0.0)
         gone = planning.gone_nodes(view, absent, now=self._grace, grace=self._grace)
         pods = await self._cleaner.pods(planning.pods_to_ask(view, gone, self._drivers))
