@@ -109,6 +109,24 @@ BREAKS = (
         ),
     ),
     Break(
+        "asks-for-ever",
+        "an instance that has handed over asks for its turn again when it is started again",
+        f"{DRIVER}/vendor.py",
+        "held, asks = turn.take(), not turn.was_handed_over\n",
+        "held, asks = turn.take(), True\n",
+        ("tests/unit/dra_driver/overlap_test.py::test_one_that_stands_by_takes_up_again_and_does_not_ask",),
+    ),
+    Break(
+        "takes-over-blindly",
+        "an instance that could not serve takes over from one that does",
+        f"{DRIVER}/vendor.py",
+        "                await self._serving.rehearse()\n                break\n",
+        "                break\n",
+        (
+            "tests/unit/dra_driver/overlap_test.py::test_one_that_could_not_serve_does_not_ask_and_serves_when_it_has_to",
+        ),
+    ),
+    Break(
         "write-storm",
         "the publisher does not wait as long as the API server asks for",
         f"{DRIVER}/publish/reducer.py",
