@@ -15,10 +15,13 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from grafana_foundation_sdk.cog import plugins, runtime
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models import dashboard as models
-from grafana_foundation_sdk.models import units
+with warnings.catch_warnings():
+    # Grafana reads dashboards of this schema, and would rather be given the next one: its models say so as they are imported.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from grafana_foundation_sdk.cog import plugins, runtime
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.models import dashboard as models
+    from grafana_foundation_sdk.models import units
 
 #: What Grafana calls its units.
 UNITS = frozenset(value for name, value in vars(units).items() if name[0].isupper() and isinstance(value, str))
@@ -27,10 +30,7 @@ UNITS = frozenset(value for name, value in vars(units).items() if name[0].isuppe
 def problems(document: Mapping[str, Any]) -> list[str]:
     """Everything that Grafana would not take, or would leave out, by its path."""
     plugins.register_default_plugins()
-    with warnings.catch_warnings():
-        # Grafana reads dashboards of this schema, and would rather be given the next one.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        read = models.Dashboard.from_json(dict(document))
+    read = models.Dashboard.from_json(dict(document))
     found = list(_misfits(read, "dashboard"))
     written = _plain(read)
     found += _lost(document, written, "dashboard")
