@@ -84,18 +84,20 @@ def names(number: int) -> list[str]:
     return [f"node-{position:05}" for position in range(number)]
 
 
-async def create(client: ApiClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Make an object with a name of its own, also where the answer to a try was lost."""
+async def ask(client: ApiClient, method: str, path: str, **options: Any) -> dict[str, Any]:
+    """Send a request, and again where no answer came. What has been made or deleted by then is as it is to be."""
     for last in range(1, TRIES + 1):
         try:
-            return await client.request("POST", path, body=body)
+            return await client.request(method, path, **options)
         except ApiUnreachable:
             if last == TRIES:
                 raise
         except ApiError as error:
-            if error.status != 409:
-                raise
-            return await client.get(f"{path}/{body['metadata']['name']}")
+            if last > 1 and (method, error.status) == ("POST", 409):
+                return await client.get(f"{path}/{options['body']['metadata']['name']}")
+            if last > 1 and (method, error.status) == ("DELETE", 404):
+                return {}
+            raise
     raise AssertionError("there is at least one try")
 
 
@@ -106,13 +108,13 @@ async def make(client: ApiClient, number: int) -> int:
 
     async def one(position: int, name: str) -> None:
         nonlocal made
-        answer = await create(client, NODES, node(name))
+        answer = await ask(client, "POST", NODES, body=node(name))
         owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": answer["metadata"]["uid"], "controller": True}
         bodies = json.loads(texts[position % PARTITIONED == 0].replace(ANY_NAME, name))
         for body in bodies:
             # A name instead of the beginning of one: what was made is not made again.
             body["metadata"] = {"name": f"{body['metadata']['generateName']}bench", "ownerReferences": [owner]}
-            await create(client, SLICES, body)
+            await ask(client, "POST", SLICES, body=body)
         made += len(bodies)
 
     await in_turn(one(position, name) for position, name in enumerate(names(number)))
@@ -122,9 +124,8 @@ async def make(client: ApiClient, number: int) -> int:
 async def tell(client: ApiClient, name: str, *, ready: bool) -> None:
     """Write a Node's status, as its kubelet or the node controller does."""
     body = {"status": {"conditions": node(name, ready=ready)["status"]["conditions"]}}
-    await client.request(
-        "PATCH", f"{NODES}/{name}/status", body=body, content_type="application/strategic-merge-patch+json"
-    )
+    kind = "application/strategic-merge-patch+json"
+    await ask(client, "PATCH", f"{NODES}/{name}/status", body=body, content_type=kind)
 
 
 async def heartbeats(client: ApiClient, number: int) -> None:

@@ -179,7 +179,7 @@ async def slices_of(client: ApiClient, names: list[str]) -> int:
     """How many slices such nodes have."""
     found = 0
     for name in names:
-        answer = await client.get(fleet.SLICES, {"fieldSelector": f"spec.nodeName={name}"})
+        answer = await fleet.ask(client, "GET", fleet.SLICES, params={"fieldSelector": f"spec.nodeName={name}"})
         found += len(answer["items"])
     return found
 
@@ -189,7 +189,7 @@ async def gone(client: ApiClient, controller: Controller, names: list[str], figu
     slices, before = await slices_of(client, names), controller.requests()
     done = 'clean_up_actions_total{action="delete-slice",outcome="done"}'
     so_far, began = controller.value(done), time.monotonic()
-    await fleet.in_turn(client.request("DELETE", f"{fleet.NODES}/{name}") for name in names)
+    await fleet.in_turn(fleet.ask(client, "DELETE", f"{fleet.NODES}/{name}") for name in names)
     deleted = time.monotonic()
     await controller.until("all are deleted", lambda: controller.value(done) == so_far + slices)
     took = time.monotonic() - began
