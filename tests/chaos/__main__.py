@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
         help="at most so long for each of them",
     )
     made.add_argument("--case", type=int, help="only the case with this number")
-    made.add_argument("--log", type=Path, default=Path("/tmp/chaos-driver.log"), help="where the driver writes")
+    made.add_argument("--log", type=Path, default=Path("/run/chaos-driver.log"), help="where the driver writes")
     return made
 
 

@@ -203,12 +203,14 @@ class System:
             file.write(f"{text}\n")
 
     def remove(self, path: str) -> bool:
-        """Remove a file for good; False when it was not there."""
+        """Remove a file for good; False when it was not there. Raises OSError."""
         target = self.path(path)
         try:
             target.unlink()
-        except FileNotFoundError:
-            return False
+        except OSError:
+            if os.path.lexists(target):
+                raise
+            return False  # a file system that is read-only refuses what is not there as well
         self._sync_directory(target.parent)
         return True
 

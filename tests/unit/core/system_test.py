@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -88,3 +89,15 @@ def test_removing_says_whether_something_was_there(tmp_path: Path) -> None:
     system.write_atomic("/a/b/c", b"x", directory_mode=0o700)
     assert (tmp_path / "a/b").stat().st_mode & 0o777 == 0o700
     assert system.remove("/a/b/c") and not system.remove("/a/b/c")
+
+
+def test_what_is_not_there_is_removed_from_a_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(Path, "unlink", refuse)
+    system = System(str(tmp_path))
+    assert system.remove("/nothing") is False
+    with pytest.raises(OSError, match="Read-only"):
+        system.remove("/file")

@@ -288,3 +288,18 @@ def test_who_lives_is_found_by_the_sockets_of_its_status(short: Path) -> None:
         (short / name).touch()
     assert [Path(path).name for path in status_paths(str(short))] == ["status-1.sock", "status.sock"]
     assert status_paths(str(short / "none")) == ()
+
+
+def test_a_disk_that_lets_no_lock_be_made_is_waited_for(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.turn.DISK_SECONDS", 0.01)
+    (short / "state").write_text("in the way of the folder")
+
+    async def scenario() -> None:
+        turn = Turn(str(short / "state"), "", "boot")
+        beginning = asyncio.ensure_future(turn.begin())
+        assert await asyncio.wait({beginning}, timeout=0.1) == (set(), {beginning})
+        (short / "state").unlink()
+        assert await asyncio.wait_for(beginning, 5) is True
+        turn.drop()
+
+    asyncio.run(scenario())

@@ -123,7 +123,7 @@ class VendorDriver:
         """
         self._boot_id = self._system.boot_id()
         turn = Turn(self._directory, self._configuration.instance, self._boot_id)
-        held, asks = turn.take(), not turn.was_handed_over
+        held, asks = await turn.begin(), not turn.was_handed_over
         status = StatusServer(self._paths.status, self.status)
         telling = asyncio.get_running_loop().create_task(keep("status", status.run))
         try:

@@ -33,6 +33,7 @@ Identity = tuple[int, int]
 # So much of the lock's file says who has it.
 OWNER_BYTES = 128
 OF_INSTANCE = " of instance "
+LOCK_UNUSABLE = "lock-unusable"
 # In the registration's name: nothing, a pod's UID, or the digest of it.
 INSTANCE_SUFFIX = "(-[0-9a-f]{8}(-[0-9a-f-]{27})?)?"
 
@@ -209,15 +210,19 @@ def restrict(path: str) -> None:
 def lock_instance(directory: str, instance: str = "") -> IO[bytes]:
     """Take the lock that makes this process the only one with this state; it holds until the file is closed.
 
-    Raises SocketError, with the code already-running when another process of this instance has it, and another-instance
-    when one of another instance has.
+    Raises SocketError, with the code already-running when another process of this instance has it, another-instance when one
+    of another instance has, and LOCK_UNUSABLE when the disk does not let it be made.
     """
     path = Path(directory) / "driver.lock"
     try:
         path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         file = path.open("a+b")
     except OSError as error:
-        raise SocketError(f"The lock {path} cannot be made: {error.strerror}") from error
+        raise SocketError(
+            f"The lock {path} cannot be made: {error.strerror}",
+            hint="Check that its folder is writable and that the disk is not full; it is tried again.",
+            code=LOCK_UNUSABLE,
+        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import IO
 
 from ..core.device_locks import DeviceLocks
-from ..kubelet.sockets import SocketError, lock_instance
+from ..kubelet.sockets import LOCK_UNUSABLE, SocketError, lock_instance
+from ..logs import StateLog
 
 LOG = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ SUCCESSOR = "successor"
 NOTE = "handed-over"
 # How often an instance that has asked looks whether the lock is free, one that has handed over, and the holder who asks.
 ASKING_SECONDS, STANDBY_SECONDS, LOOK_SECONDS = 0.1, 1.0, 0.5
+# How often it is tried again to write a lock.
+DISK_SECONDS = 2.0
 
 
 class Turn:
@@ -62,6 +65,18 @@ class Turn:
                 raise
             return False
         return True
+
+    async def begin(self) -> bool:
+        """Take the turn if nobody has it; waits while the disk is full or read-only. Raises SocketError."""
+        state = StateLog(LOG)
+        while True:
+            try:
+                return self.take()
+            except SocketError as error:
+                if error.code != LOCK_UNUSABLE:
+                    raise
+                state.report(str(error), level=logging.ERROR)
+                await asyncio.sleep(DISK_SECONDS)
 
     async def ask(self) -> None:
         """Ask whoever holds it to hand over, and wait until it is ours; where several ask, one after the other. Raises SocketError."""
