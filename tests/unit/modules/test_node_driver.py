@@ -13,14 +13,11 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.action import node_driver as node_driver_action
-from ansible_collections.dra.accelerators.plugins.action.node_driver import ActionModule
 from ansible_collections.dra.accelerators.plugins.module_utils._node import DRIVER_UNIT, MARKER
 from ansible_collections.dra.accelerators.plugins.module_utils._service import (
     Look,
@@ -37,9 +34,6 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import SCHEMA
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 from ansible_collections.dra.accelerators.plugins.modules.node_driver import (
-    NotStarted,
-    Service,
-    argument_spec,
     look_at_state,
 )
 
@@ -413,95 +407,3 @@ def test_removal_after_a_crash_leaves_nothing_either(node: Node) -> None:
     (folder / "driver.lock").unlink()
     result = node.module(state="absent", kubelet_root=str(node.folder / "kubelet"))
     assert result["changed"] and not folder.exists(), result
-
-
-class Waiting(Service):
-    """A service that is as each look of a list says, and then as the last one does."""
-
-    def __init__(self, looks: list[Look], **params: Any) -> None:
-        given = {name: option.get("default") for name, option in argument_spec().items()}
-        super().__init__(System(), {**given, "fingerprint": "a", **params})
-        self.looks = looks
-
-    def look(self) -> Look:
-        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
-
-    def running(self, pid: int) -> str:
-        return "a"
-
-    def journal(self) -> list[str]:
-        return ["its last word"]
-
-
-def looking(published: bool) -> Look:
-    told = {"driver": "gpu.nvidia.com", "ready": True, "published": published, "pid": 411, "problems": []}
-    return Look(411, 60.0, 0, "active", [told])
-
-
-def test_one_call_waits_as_long_as_it_has_patience_and_all_together_until_the_time_is_over() -> None:
-    lacks = ("gpu.nvidia.com has not published its devices",)
-    assert Waiting([looking(False), looking(True)], timeout=60.0).wait() == (looking(True), ())
-    assert Waiting([looking(False)], timeout=60.0, patience=0.0).wait() == (looking(False), lacks)
-    with pytest.raises(NotStarted, match="not started within 60 s: gpu") as failed:
-        Waiting([looking(False)], timeout=60.0, patience=0.0, waited=60.0).wait()
-    assert failed.value.journal == ["its last word"]
-
-
-class Told(ActionModule):
-    """The action with the module's answers in a list instead of a node; ``asked`` are the arguments of each call."""
-
-    def __init__(self, arguments: dict[str, Any], answers: list[dict[str, Any]], *, check: bool = False) -> None:
-        task = types.SimpleNamespace(
-            args=arguments,
-            check_mode=check,
-            async_val=0,
-            diff=False,
-            environment=None,
-            action="node_driver",
-            no_log=False,
-        )
-        self._task, self._answers, self.asked = task, answers, []
-        self._connection = self._play_context = self._loader = self._templar = self._shared_loader_obj = None
-        self._cleanup_remote_tmp = False
-
-    def _execute_module(self, module_name: str, module_args: dict[str, Any], task_vars: Any) -> dict[str, Any]:
-        self.asked.append(module_args)
-        return self._answers.pop(0)
-
-
-def played(action: Told, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], list[str]]:
-    """What the task ends with, and what is told meanwhile."""
-    said: list[str] = []
-    monkeypatch.setattr(node_driver_action.ActionBase, "run", lambda *_all: {})
-    monkeypatch.setattr(node_driver_action.Display, "display", lambda _self, text, *_all, **_more: said.append(text))
-    return action.run(None, {"inventory_hostname": "gpu-node-1"}), said
-
-
-def test_between_the_calls_it_is_told_what_a_node_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = {"action": "restart", "unit": DRIVER_UNIT, "reason": "another release"}
-    first = {"changed": True, "steps": [step], "diff": {"after": "restart"}, "waiting": ["it is not ready"]}
-    later = {"changed": False, "steps": [], "diff": {"after": ""}}
-    action = Told({"timeout": "60", "fingerprint": "a"}, [first, {**later, "waiting": ["x"]}, {**later, "waiting": []}])
-    result, said = played(action, monkeypatch)
-    assert result == {**first, "waiting": []}
-    assert [asked["waited"] > 0 for asked in action.asked] == [False, True, True], "systemd is told once"
-    assert all(asked["fingerprint"] == "a" and asked["timeout"] == 60 for asked in action.asked)
-    assert [text.partition(": ")[2] for text in said] == ["it is not ready", "x"]
-    assert all(text.startswith("[gpu-node-1] waits for its driver (") for text in said)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "check"), [({"state": "absent"}, False), ({"fingerprint": "a"}, True), ({"timeout": "soon"}, False)]
-)
-def test_where_nothing_is_waited_for_the_module_is_called_as_it_is(
-    arguments: dict[str, Any], check: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    action = Told(arguments, [{"changed": True}], check=check)
-    assert played(action, monkeypatch) == ({"changed": True}, [])
-    assert action.asked == [arguments]
-
-
-def test_a_failure_ends_it_with_what_the_module_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    failure = {"failed": True, "msg": "it has not started", "journal": ["its last word"]}
-    action = Told({}, [{"changed": True, "waiting": ["x"]}, failure])
-    assert played(action, monkeypatch)[0] == failure
