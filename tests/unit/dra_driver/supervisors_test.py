@@ -235,6 +235,20 @@ async def emptied(folder: Path) -> None:
     store.close()
 
 
+def test_claim_of_files_alone_that_the_store_lacks_is_prepared(tmp_path: Path) -> None:
+    """The driver was killed between its file and its record: no store is old for that."""
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", "gpu-0")
+        assert await prepare(node, claim) == ""
+        await node.store.commit(Change(delete=claim.uid))
+
+    run(tmp_path, scenario)
+    problems: list[str] = []
+    found, _meta, rebuilt = reopened(tmp_path, problems)
+    assert (list(found), rebuilt, problems) == (["0uid-a"], False, [])
+
+
 def test_store_that_says_something_else_than_the_file_is_rebuilt_from_it(tmp_path: Path) -> None:
     """A bit of the store has turned, and its record can still be read."""
 

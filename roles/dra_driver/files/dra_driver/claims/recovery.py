@@ -95,21 +95,33 @@ def amended(
 ) -> Mapping[str, ClaimRecord] | None:
     """Return what a store has to hold that is older than the CDI files of this boot; None for one that is not.
 
-    A claim is in the store before its file is written, and until after the file is gone. Where the store lacks one it has lost what
-    came since: SQLite cuts a damaged log without a word, and somebody may have put a copy back. Where it says something else of
-    one it is older as well, or a bit of it has turned, which SQLite does not notice. What it holds without a file stays, unless a
-    file tells of another claim in the same place.
+    A claim for which hardware is changed is in the store before its file is written, and until after the file is gone. Where the
+    store lacks one it has lost what came since: SQLite cuts a damaged log without a word, and somebody may have put a copy back.
+    Where it says something else of a claim it is older as well, or a bit of it has turned, which SQLite does not notice. What it
+    holds without a file stays, unless a file tells of another claim in the same place.
     """
     files = {record.uid: record for record in told if record.boot_id == boot_id}
-    if all(uid in stored and _tell_the_same(stored[uid], record) for uid, record in files.items()):
+    holders = {place for uid, record in stored.items() if uid not in files for place in _places(record)}
+    if all(
+        _tell_the_same(stored[uid], record)
+        if uid in stored
+        else _is_files_alone(record) and not _places(record) & holders
+        for uid, record in files.items()
+    ):
         return None
-    places = {(device.device_uuid, device.key) for record in files.values() for device in record.devices}
-    left = {
-        uid: record
-        for uid, record in stored.items()
-        if not any((device.device_uuid, device.key) in places for device in record.devices)
-    }
+    taken = {place for record in files.values() for place in _places(record)}
+    left = {uid: record for uid, record in stored.items() if not _places(record) & taken}
     return {**left, **files}
+
+
+def _places(record: ClaimRecord) -> set[tuple[str, tuple[int, int, int] | None]]:
+    """What a claim has that no other claim can have; administrators look on."""
+    return {(device.device_uuid, device.key) for device in record.devices if not device.admin and not device.share_id}
+
+
+def _is_files_alone(record: ClaimRecord) -> bool:
+    """Whether nothing but files was made for a claim: it is in the store when all is done, and not before."""
+    return not any(each.created or each.settings or each.sharing or each.passthrough for each in record.devices)
 
 
 def _tell_the_same(stored: ClaimRecord, told: ClaimRecord) -> bool:
@@ -123,14 +135,14 @@ def _tell_the_same(stored: ClaimRecord, told: ClaimRecord) -> bool:
 
 
 def completed(stored: Mapping[str, ClaimRecord], told: Iterable[ClaimRecord], boot_id: str) -> tuple[ClaimRecord, ...]:
-    """Return the claims that the store has as being prepared, and whose CDI files of this boot tell that all was done.
+    """Return the claims that the store lacks or has as being prepared, and whose CDI files of this boot tell that all was done.
 
     The file is written last. Whether the kubelet was answered before the record was lost nobody knows: it is kept.
     """
     return tuple(
         record
         for record in told
-        if record.boot_id == boot_id and record.uid in stored and not stored[record.uid].prepared
+        if record.boot_id == boot_id and not (record.uid in stored and stored[record.uid].prepared)
     )
 
 

@@ -280,7 +280,7 @@ class ClaimService:
         plan, notes = await self._with_settings(await self._with_handovers(plan))
         self._ownership.note(plan.record)
         before = {**self._switched_on(plan), **notes}
-        # Files alone need no word in the store before: a start removes those of claims that it does not know.
+        # Files alone need no word in the store before: they tell a start what is prepared.
         if plan.changes_hardware or before:
             with watch.stage("record"):
                 await self.store.commit(Change(put=plan.record, meta=before))
@@ -412,7 +412,7 @@ class ClaimService:
 
     async def stale_files(self) -> tuple[str, ...]:
         """Return the UIDs of claims that are not there and have a CDI file, or files for containers. Raises OSError."""
-        # A claim is in the store before its files are written, and until after they are gone.
+        # One of a claim that is being prepared at this moment may be among them: it is asked for again when that is over.
         found = {*await self.thread(self.hands.cdi_uids), *await self.thread(self.hands.metadata_uids)}
         return tuple(sorted(found - self.store.claims.keys()))
 
