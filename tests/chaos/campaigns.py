@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.chaos import breaking, fuzz, kill, outages, storing
+from tests.chaos import breaking, fuzz, instances, kill, outages, storing
 from tests.chaos.kinds import KINDS
 from tests.chaos.node import Node
 from tests.chaos.results import Results
@@ -46,6 +46,8 @@ def faults(away: float) -> tuple[Fault, ...]:
         Fault("kubelet-storm", outages.kubelet_storm, 10),
         Fault("clock-jump", outages.clock_jump, len(outages.JUMPS)),
         Fault("two-drivers", outages.two_drivers, 10),
+        Fault("hand-over", instances.hand_over, 10),
+        Fault("hand-over-killed", instances.interrupted, 30),
         Fault("leftovers", outages.leftovers, 10),
     )
 

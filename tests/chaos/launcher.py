@@ -2,8 +2,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Starts drivers by forking from a process that has everything imported: a start costs a tenth of a second and not a whole one.
 
-Each line of standard input is a JSON object ``{"stage", "log", "arguments", "clock", "library", "timer"}``; the answer is a line with the
-process ID. The driver kills itself when ``stage`` is complete (``tests/cluster/stop_at.py``), "" for never. It is a process of its own
+Each line of standard input is a JSON object ``{"stage", "log", "arguments", "clock", "library", "timer", "instance"}``; the answer is a line
+with the process ID. The driver kills itself when ``stage`` is complete (``tests/cluster/stop_at.py``), "" for never. It is a process of its own
 session, and no child of this one: whoever is first in the PID namespace learns how it ended. One with a ``library``, which has to
 be loaded before all others, is started from the beginning.
 """
@@ -44,6 +44,7 @@ def drive(order: dict[str, Any]) -> None:
         null = os.open("/dev/null", os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
+        os.environ["DRA_DRIVER_INSTANCE"] = order["instance"]
         if order["library"]:
             environment = {**os.environ, "LD_PRELOAD": order["library"], "CHAOS_CLOCK": order["clock"]}
             os.execve(sys.executable, [sys.executable, "-m", "dra_driver.cli", *order["arguments"]], environment)

@@ -28,6 +28,7 @@ from typing import Any
 import grpc
 import yaml
 from api_model import ApiModel, kubeconfig
+from dra_driver.kubelet.sockets import SocketPaths, paths_of
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc, plugin_registration_pb2, plugin_registration_pb2_grpc
 from dra_driver.status_command import living
 from gpu_simulator.library import Library, find_library
@@ -117,7 +118,7 @@ class Node:
         self.log = log
         self.api = Api()
         self.silicon = Library(find_library(surroundings.LIBRARIES))
-        self.pid = 0
+        self.pid, self.instance = 0, ""
         self._bus = surroundings.start_bus()
         CDI.mkdir(parents=True, exist_ok=True)
         Path(KUBECONFIG).write_text(json.dumps(kubeconfig(self.api.model.url)), encoding="utf-8")
@@ -159,6 +160,7 @@ class Node:
         """Forget all that a case that went wrong has left, by force: boards without power, folders empty, no programs."""
         if self.pid:
             self.kill()
+        self.instance = ""
         self.silicon.command("clear all")
         subprocess.run(["systemctl", "stop", "*"], check=False, capture_output=True)
         for folder in (STATE, CDI, Path("/run/dra-accelerators/companions")):
@@ -177,7 +179,13 @@ class Node:
     # The driver's process
 
     def launch(
-        self, stage: str = "", *, clock: Path | None = None, library: Path | None = None, timer: float | None = None
+        self,
+        stage: str = "",
+        *,
+        clock: Path | None = None,
+        library: Path | None = None,
+        timer: float | None = None,
+        instance: str = "",
     ) -> int:
         """Start a driver that dies when ``stage`` is complete; return its process ID at once.
 
@@ -191,6 +199,7 @@ class Node:
             "clock": str(clock or ""),
             "library": str(library or ""),
             "timer": timer,
+            "instance": instance,
         }
         self._launcher.stdin.write(json.dumps(order) + "\n")
         self._launcher.stdin.flush()
@@ -205,10 +214,15 @@ class Node:
 
     def wait_serving(self) -> None:
         """Wait until the driver answers, and register it, as the kubelet does."""
+        self.register(self.pid, self.instance)
+        self.connect()
+
+    def register(self, pid: int, instance: str) -> None:
+        """Wait until a process answers as an instance of the driver, and register that."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
-                with grpc.insecure_channel(f"unix:{REGISTRY}/{DRIVER}-reg.sock") as channel:
+                with grpc.insecure_channel(f"unix:{self.paths(instance).registration}") as channel:
                     stub = plugin_registration_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
                     stub.GetInfo(plugin_registration_pb2.InfoRequest(), timeout=5)
                     stub.NotifyRegistrationStatus(
@@ -216,19 +230,29 @@ class Node:
                     )
                 break
             except grpc.RpcError as error:
-                if self.ended():
+                if self.ended(pid):
                     raise CrashLoop(
-                        f"the driver ended with {self._ended[self.pid]} before it served\n{self.said()}"
+                        f"the driver ended with {self._ended[pid]} before it served\n{self.said()}"
                     ) from None
                 if time.monotonic() > deadline:
                     raise Broken(f"the driver does not serve: {error}\n{self.said()}") from None
                 time.sleep(0.005)
-        self.connect()
+
+    @staticmethod
+    def paths(instance: str) -> SocketPaths:
+        """Where an instance of the driver serves."""
+        return paths_of(str(STATE), str(REGISTRY), DRIVER, instance)
 
     def connect(self) -> None:
         """Speak to the process that runs now."""
         self.hang_up()
-        self._channel = grpc.insecure_channel(f"unix:{STATE}/dra.sock")
+        self.turn_to(self.pid, self.instance)
+
+    def turn_to(self, pid: int, instance: str) -> grpc.Channel | None:
+        """Make the next calls to another process; returns the former's channel, on which calls may be under way."""
+        former, self._channel = self._channel, grpc.insecure_channel(f"unix:{self.paths(instance).service}")
+        self.pid, self.instance = pid, instance
+        return former
 
     def hang_up(self) -> None:
         if self._channel is not None:
@@ -289,7 +313,7 @@ class Node:
 
     def status(self) -> dict[str, Any]:
         """How the driver is, in its own words."""
-        return living(DRIVER, f"{STATE}/status.sock")
+        return living(DRIVER, self.paths(self.instance).status)
 
     # The kubelet's part
 

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Another instance of the driver comes up beside the one that serves, as a new pod does in an update, or goes again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+import uuid
+
+import grpc
+
+from tests.chaos.node import Broken, Node
+from tests.chaos.outages import Load
+from tests.chaos.tenants import Tenants
+
+#: The latest moment of a take-over at which a process is killed, in seconds after the new one was started.
+LATEST = 1.5
+#: Parts of a snapshot in which another instance has sockets of its own, and one that was killed has left some.
+SOCKETS = ("state folder", "registry")
+
+
+def published(node: Node) -> str:
+    """What the API server shows, with the versions of it."""
+    return json.dumps(node.api.model.slices, sort_keys=True)
+
+
+def end(node: Node, pid: int, number: int, channel: grpc.Channel | None = None) -> int:
+    """End a process that is not spoken to any more; returns how it ended."""
+    os.kill(pid, number)
+    status = node.wait_ended(pid=pid)
+    if channel is not None:
+        channel.close()
+    return status
+
+
+def succeed(node: Node, pid: int, instance: str) -> grpc.Channel | None:
+    """Have the kubelet register a process, and call it from then on; wait until it serves. Returns the former one's channel."""
+    node.register(pid, instance)
+    former = node.turn_to(pid, instance)
+    node.until("the new instance serves", lambda: node.status()["role"] == "serving", 60)
+    node.wait_ready()
+    return former
+
+
+def hand_over(node: Node, number: int, chance: random.Random) -> None:
+    """Another instance takes over, with claims held and calls all the while, and the first one takes over again: no call fails."""
+    del number
+    tenants = Tenants(node, ("static", "three"))
+    load, before = Load(node, ("settings", "admin")), published(node)
+    name = str(uuid.UUID(int=chance.getrandbits(128)))
+    with load.running():
+        for instance in (name, ""):
+            done = dict(load.rounds)
+            former = node.pid
+            channel = succeed(node, node.launch(instance=instance), instance)
+            status = end(node, former, signal.SIGTERM, channel)
+            if status:
+                raise Broken(f"the former instance ended with {status} when it was asked to\n{node.said()}")
+            node.until(
+                "calls of each kind are answered",
+                lambda done=done: all(load.rounds[kind] > done[kind] for kind in done),
+            )
+    if load.refusals:
+        raise Broken(f"{len(load.refusals)} calls failed during a hand-over: {load.refusals[:3]}\n{node.said()}")
+    if published(node) != before:
+        raise Broken("slices were written during a hand-over")
+    tenants.await_prepared()
+    tenants.give_back()
+
+
+def interrupted(node: Node, number: int, chance: random.Random) -> None:
+    """One of the two is killed at any instant of a take-over, or after it: the other one serves, and nothing is lost."""
+    tenants = Tenants(node, ("static", "three", "settings"))
+    before, name = published(node), str(uuid.UUID(int=chance.getrandbits(128)))
+    former, pid = node.pid, node.launch(instance=name)
+    if number % 3 == 0:  # the new one, which has taken over
+        channel = succeed(node, pid, name)
+        end(node, pid, signal.SIGKILL, channel)
+    else:
+        time.sleep(chance.uniform(0, LATEST))
+        if number % 3 == 1:  # the old one
+            end(node, former, signal.SIGKILL)
+        else:  # the new one, wherever it is
+            end(node, pid, signal.SIGKILL)
+    node.pid, node.instance = (pid, name) if number % 3 == 1 else (former, "")
+    node.wait_serving()
+    node.until("the other one serves", lambda: node.status()["role"] == "serving", 60)
+    node.wait_ready()
+    tenants.await_prepared(SOCKETS)
+    if published(node) != before:
+        raise Broken("slices were written")
+    node.stop()
+    node.instance = ""
+    node.start()
+    node.wait_ready()
+    tenants.await_prepared()
+    tenants.give_back()
