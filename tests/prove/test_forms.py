@@ -1,0 +1,246 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""Two instances of the driver on one node: as a second process beside the service, and as pods of a DaemonSet."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster.cluster import DRIVER_UNIT, PLUGIN_DIRECTORY, ROOT, Cluster, copy_of_the_collection, execute
+from tests.cluster.manifests import claim, dynamic, pod
+
+SECOND, UNIT = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f", "second-driver"
+NAMESPACE = "dra-accelerators-driver"
+STATE = "/usr/lib/x86_64-linux-gnu/libnvidia-gpusim.so.580.95.05"
+
+
+def versions(cluster: Cluster, node: str) -> dict[str, str]:
+    """The resource versions of a node's slices."""
+    return {each["metadata"]["name"]: each["metadata"]["resourceVersion"] for each in cluster.slices(node)}
+
+
+def until_serves(cluster: Cluster, node: str, instance: str) -> None:
+    """Wait until an instance serves and is ready; "" is the service."""
+
+    def serves() -> bool:
+        told = cluster.status(node)
+        return (told["instance"], told["role"], told["ready"]) == (instance, "serving", True)
+
+    cluster.wait(f"instance {instance or 'of the service'} serving on {node}", serves)
+
+
+class Stream:
+    """Pods with claims that come and go on a node, one after the other; ``rounds`` counts those that ran and have gone."""
+
+    def __init__(self, cluster: Cluster, node: str) -> None:
+        self._cluster, self._node = cluster, node
+        self._end = threading.Event()
+        self._problem: BaseException | None = None
+        self.rounds = 0
+
+    def work(self) -> None:
+        """Start pods until it is told to end, or one does not run."""
+        try:
+            while not self._end.is_set():
+                name = f"stream-{self.rounds}"
+                wanted = claim(name, device_class="mig.nvidia.com", expression=dynamic("1g.10gb"))
+                user = pod(name, name, node=self._node)
+                self._cluster.apply(wanted, user)
+                self._cluster.wait_running(name)
+                self._cluster.delete(user, wanted)
+                self.rounds += 1
+        except BaseException as error:  # noqa: BLE001  it is raised where the stream ends
+            self._problem = error
+
+    def end(self) -> None:
+        """End with the pod that is under way."""
+        self._end.set()
+
+    def see(self) -> None:
+        """Raise what went wrong."""
+        if self._problem is not None:
+            raise self._problem
+
+
+@contextlib.contextmanager
+def streaming(cluster: Cluster, node: str) -> Iterator[Stream]:
+    """A stream of pods beside what is done meanwhile."""
+    stream = Stream(cluster, node)
+    thread = threading.Thread(target=stream.work)
+    thread.start()
+    try:
+        yield stream
+    finally:
+        stream.end()
+        thread.join(timeout=300)
+        stream.see()
+
+
+def failures(cluster: Cluster) -> list[str]:
+    """What the kubelets say of claims that could not be prepared or unprepared."""
+    events = cluster.get("events", "-n", "default")["items"]
+    return [each["message"] for each in events if "DynamicResources" in each["reason"]]
+
+
+@pytest.fixture()
+def beside(clean: Cluster) -> Iterator[tuple[Cluster, str]]:
+    """A second instance of the driver beside the service of the second node, as a process of its own."""
+    node = clean.nodes()[1]
+    environment = ("PYTHONPATH=/opt/dra-accelerators/current", f"DRA_DRIVER_INSTANCE={SECOND}")
+    clean.run(
+        node,
+        *("systemd-run", "--collect", f"--unit={UNIT}", "--property=KillMode=mixed"),
+        *(f"--setenv={each}" for each in environment),
+        *("/opt/dra-accelerators/venv/bin/python", "-m", "dra_driver.cli", "node"),
+        *("--config", "/etc/dra-accelerators/driver.yaml"),
+    )
+    yield clean, node
+    clean.run(node, "systemctl", "stop", UNIT, check=False)
+    until_serves(clean, node, "")
+
+
+def test_the_second_takes_over_and_the_first_takes_up_again_when_it_is_killed(beside: tuple[Cluster, str]) -> None:
+    cluster, node = beside
+    before = versions(cluster, node)
+    pid = cluster.driver_pid(node)
+    until_serves(cluster, node, SECOND)
+    cluster.apply(
+        claim("kept", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("kept", "kept", node=node)
+    )
+    cluster.wait_running("kept")
+    assert cluster.shell(node, f"ls {PLUGIN_DIRECTORY}").split().count(f"dra-{SECOND}.sock") == 1
+    cluster.run(node, "systemctl", "kill", "--signal=KILL", UNIT)
+    until_serves(cluster, node, "")
+    assert cluster.driver_pid(node) == pid, "the one that stood by serves, and no new process"
+    assert not cluster.shell(node, f"ls {PLUGIN_DIRECTORY} /var/lib/kubelet/plugins_registry | grep {SECOND} || true")
+    cluster.delete(pod("kept", "kept"), claim("kept", device_class="mig.nvidia.com"))
+    cluster.wait("nothing is left of the claim", lambda: not cluster.recorded(node))
+    assert cluster.cdi_files(node) == [] and failures(cluster) == []
+    assert versions(cluster, node) == before
+
+
+# ---------------------------------------------------------------------------------------------------- pods
+
+
+@pytest.fixture(scope="module")
+def base_image(cluster: Cluster) -> str:
+    """An image with Python, as a user has one from a registry: the world's, with the library that gRPC links."""
+    name = "localhost/driver-base:1"
+    archive = next(Path(execute([ROOT / "tests/tools/cache"]).stdout.strip()).glob("world/pods-*/images.tar"))
+    execute(["docker", "load", "--quiet", "--input", archive])
+    recipe = "FROM localhost/python:latest\nCOPY libstdc++.so.6 libgcc_s.so.1 /usr/lib/x86_64-linux-gnu/\n"
+    node = cluster.nodes()[0]
+    folder = Path(os.environ.get("PYTEST_CLUSTER_TMP", "/tmp")) / f"base-{cluster.name}"
+    folder.mkdir(exist_ok=True)
+    (folder / "Containerfile").write_text(recipe)
+    for library in ("libstdc++.so.6", "libgcc_s.so.1"):
+        with (folder / library).open("wb") as file:
+            subprocess.run(
+                [*cluster._command(f"run {node}"), "cat", f"/usr/lib/x86_64-linux-gnu/{library}"],
+                stdout=file,
+                check=True,
+            )
+    execute(["docker", "build", "--quiet", "--tag", name, "--file", folder / "Containerfile", folder])
+    return name
+
+
+def form(cluster: Cluster, base: str, name: str, tree: Path | None = None) -> None:
+    """Change the second node over to the form of this name, with the collection of ``tree`` or with this one."""
+    variables = {
+        "dra_driver_form": name,
+        "driver_image_delivery": "import",
+        "driver_image_base": base,
+        "driver_image_python": "3.11",
+        "dra_driver_image_pull_policy": "Never",
+        "dra_driver_pod_writable_paths": [STATE],
+    }
+    cluster.playbook("driver_form.yml", "--limit", cluster.nodes()[1], "-e", json.dumps(variables), tree=tree)
+
+
+def the_pod(cluster: Cluster) -> dict[str, Any]:
+    """The one pod of the driver that is not on its way out."""
+    items = cluster.get("pods", "-n", NAMESPACE)["items"]
+    (found,) = (each for each in items if not each["metadata"].get("deletionTimestamp"))
+    return dict(found)
+
+
+def see_pod_serve(cluster: Cluster, node: str, version: str) -> None:
+    """See that the one pod there is serves, from the release of this version."""
+    until_serves(cluster, node, the_pod(cluster)["metadata"]["uid"])
+    assert cluster.status(node)["version"] == version
+
+
+@pytest.fixture()
+def next_release(tmp_path: Path) -> Path:
+    """A tree with the collection as it might be in its next release."""
+    copy = copy_of_the_collection(tmp_path)
+    for path in (copy / "galaxy.yml", copy / "roles/dra_driver/files/dra_driver/__init__.py"):
+        path.write_text(path.read_text().replace("0.1.0", "0.1.1"))
+    return tmp_path
+
+
+def test_nodes_change_over_to_pods_and_are_updated_and_downgraded_and_no_claim_fails(
+    clean: Cluster, base_image: str, next_release: Path, tmp_path: Path
+) -> None:
+    node = clean.nodes()[1]
+    before, held = versions(clean, node), []
+    for name in ("service", "pod"):
+        held.append(
+            (claim(name, device_class="mig.nvidia.com", expression=dynamic("2g.20gb")), pod(name, name, node=node))
+        )
+    clean.apply(*held[0])
+    clean.wait_running("service")
+    with streaming(clean, node) as stream:
+        form(clean, base_image, "daemonset")
+        see_pod_serve(clean, node, "0.1.0")
+        context = the_pod(clean)["spec"]["containers"][0]["securityContext"]
+        assert not context["privileged"] and context["readOnlyRootFilesystem"]
+        assert sorted(context["capabilities"]["add"]) == ["MKNOD", "SYS_ADMIN", "SYS_CHROOT"]
+        assert "not-found" in clean.run(node, "systemctl", "show", "--property=LoadState", DRIVER_UNIT)
+        see_what_a_pod_may(clean, tmp_path / "kubeconfig")
+        clean.apply(*held[1])
+        clean.wait_running("pod")
+        form(clean, base_image, "daemonset", next_release)
+        see_pod_serve(clean, node, "0.1.1")
+        form(clean, base_image, "daemonset")
+        see_pod_serve(clean, node, "0.1.0")
+        # What the service prepared is undone by a pod, and what a pod prepared by the service.
+        clean.delete(*reversed(held[0]))
+        form(clean, base_image, "service")
+        until_serves(clean, node, "")
+        clean.delete(*reversed(held[1]))
+        during = stream.rounds
+        clean.wait("claims are prepared by the service", lambda: stream.rounds > during + 1)
+    assert stream.rounds > 8 and failures(clean) == []
+    assert versions(clean, node) == before
+    clean.wait("nothing is left of claims", lambda: not clean.recorded(node) and not clean.cdi_files(node))
+    assert NAMESPACE not in clean.kubectl("get", "namespaces", "-o", "name")
+    assert "dra-accelerators-driver" not in clean.shell(node, "cat /etc/containerd/config.toml; ls /etc/containerd")
+
+
+def see_what_a_pod_may(cluster: Cluster, path: Path) -> None:
+    """See that a pod may write its own node's slices, and no other's: its token is bound to its node."""
+    first, second = cluster.nodes()
+    token = cluster.kubectl(
+        *("exec", "-n", NAMESPACE, the_pod(cluster)["metadata"]["name"], "--"),
+        *("cat", "/var/run/secrets/kubernetes.io/serviceaccount/token"),
+    )
+    document = yaml.safe_load(Path(cluster.world("kubeconfig").strip()).read_text())
+    document["users"] = [{"name": each["name"], "user": {"token": token.strip()}} for each in document["users"]]
+    path.touch(mode=0o600)
+    path.write_text(yaml.safe_dump(document))
+    for node, verdict in ((second, "replaced"), (first, "denied")):
+        text = json.dumps(cluster.slices(node)[0])
+        words = ("--kubeconfig", path, "replace", "--dry-run=server", "-f", "-")
+        answer = cluster.kubectl(*words, text=text, check=False, merge=True)
+        assert verdict in answer, answer
