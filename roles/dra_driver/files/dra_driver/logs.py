@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import json
 import logging
+import re
 import secrets
 import sys
 import time
@@ -59,6 +60,10 @@ class _Formatter(logging.Formatter):
         return values
 
 
+# What a value of a text line has that makes it stand in quotes.
+_QUOTED = re.compile(r'[ "=\n]')
+
+
 class JsonFormatter(_Formatter):
     """One JSON object per line: time (RFC 3339, UTC), level, message, logger, then the named values."""
 
@@ -87,8 +92,10 @@ class TextFormatter(_Formatter):
 
     @staticmethod
     def _value(value: Any) -> str:
+        if isinstance(value, float):  # most of what a claim's line has
+            return repr(value)
         text = value if isinstance(value, str) else json.dumps(value, default=str, separators=(",", ":"))
-        return json.dumps(text) if not text or any(mark in text for mark in ' "=\n') else text
+        return json.dumps(text) if not text or _QUOTED.search(text) else text
 
 
 def configure(level: str = "info", style: str = "text") -> None:

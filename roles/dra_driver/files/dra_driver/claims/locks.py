@@ -18,24 +18,33 @@ class NamedLocks:
     @contextlib.asynccontextmanager
     async def hold(self, names: Iterable[str]) -> AsyncIterator[None]:
         """Hold several locks; they are taken in sorted order, so that two holders never wait for each other."""
-        async with contextlib.AsyncExitStack() as stack:
+        held: list[tuple[str, asyncio.Lock]] = []
+        try:
             for name in sorted(set(names)):
-                await stack.enter_async_context(self._one(name))
+                lock = await self._take(name)
+                held.append((name, lock))
             yield
+        finally:
+            for name, lock in reversed(held):
+                lock.release()
+                self._leave(name)
 
-    @contextlib.asynccontextmanager
-    async def _one(self, name: str) -> AsyncIterator[None]:
-        lock, users = self._locks.get(name, (asyncio.Lock(), 0))
+    async def _take(self, name: str) -> asyncio.Lock:
+        lock, users = self._locks.get(name) or (asyncio.Lock(), 0)
         self._locks[name] = (lock, users + 1)
         try:
-            async with lock:
-                yield
-        finally:
-            users = self._locks[name][1] - 1
-            if users:
-                self._locks[name] = (lock, users)
-            else:
-                del self._locks[name]
+            await lock.acquire()
+        except BaseException:  # who is cancelled while waiting waits no longer
+            self._leave(name)
+            raise
+        return lock
+
+    def _leave(self, name: str) -> None:
+        lock, users = self._locks[name]
+        if users > 1:
+            self._locks[name] = (lock, users - 1)
+        else:
+            del self._locks[name]
 
     def __len__(self) -> int:
         return len(self._locks)

@@ -47,6 +47,8 @@ class Intake:
     ) -> Mapping[str, Outcome]:
         if not references:  # a probe's call: it asks whether somebody answers
             return {}
+        if self._served.done():
+            return await work(self._served.result())
         began = time.monotonic()
         try:
             claims = await within(asyncio.shield(self._served), ANSWER_SECONDS)
