@@ -11,7 +11,7 @@ import sys
 from tests.simulator.nvml_builds import ROOT
 
 #: What is killed at its stages that leave the most behind, and what else is tried.
-FAULTS = ("kill", "store", "nvml-call", "leftovers", "fuzz-requests", "fuzz-configurations")
+FAULTS = ("kill", "store", "nvml-call", "hand-over", "leftovers", "fuzz-requests", "fuzz-configurations")
 CASES = ("--runs=3", "--kinds=three", "--cases=2", "--requests=250", "--seconds=1", "--seed=1")
 
 
