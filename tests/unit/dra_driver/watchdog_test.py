@@ -49,7 +49,7 @@ def test_a_driver_that_answers_lives_and_one_whose_socket_is_dead_does_not(home:
         await scene.driver._server._service_server.stop(0)
         assert not await watchdog.look(20)
         # What is known to be wrong with the sockets is being mended.
-        scene.driver._conditions.report(sockets.PART, "another program has it")
+        scene.driver._serving.conditions.report(sockets.PART, "another program has it")
         assert await watchdog.look(20)
 
     run(home, scenario)
