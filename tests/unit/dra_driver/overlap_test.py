@@ -34,6 +34,7 @@ def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("dra_driver.supervisors.turn.STANDBY_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.supervisors.turn.LOOK_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.vendor.REGISTER_SECONDS", 5.0)
+    monkeypatch.setattr("dra_driver.vendor.SETTLE_SECONDS", 0.05)
     return tmp_path_factory.mktemp("o")
 
 

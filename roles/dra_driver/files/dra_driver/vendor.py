@@ -55,6 +55,8 @@ POLL_SECONDS = 0.05
 STALE_LOOKS = 4
 # How long calls under way may take when another instance is to take over: the kubelet waits no longer.
 HAND_OVER_SECONDS = 40.0
+# How long calls are still taken after the registration was withdrawn, when another instance is to take over.
+SETTLE_SECONDS = 3.0
 
 
 class VendorDriver:
@@ -259,7 +261,7 @@ class VendorDriver:
             await ours.wait()
             await self._reload.wait()
 
-        loop, grace = asyncio.get_running_loop(), DRAIN_SECONDS
+        loop, grace, settle = asyncio.get_running_loop(), DRAIN_SECONDS, 0.0
         facing, working, asking = (loop.create_task(each()) for each in (face_the_kubelet, work, asked))
         reloading = loop.create_task(reload())
         try:
@@ -276,12 +278,12 @@ class VendorDriver:
             for task in done:
                 task.result()
             LOG.info("handing over", extra=fields(driver=self.driver, to=asking.result()))
-            self._role, grace = Role.STANDBY, HAND_OVER_SECONDS
+            self._role, grace, settle = Role.STANDBY, HAND_OVER_SECONDS, SETTLE_SECONDS
             serving.conditions.report(TURN, f"{asking.result()} takes over")
         finally:
             # The kubelet is told first, calls that it has made are served to their end, and then the work ends.
             await _end(facing, asking, reloading)
-            await served.stop(grace)
+            await served.stop(grace, settle)
             self._server = None
             await _end(working)
         await self._hand_over(turn)

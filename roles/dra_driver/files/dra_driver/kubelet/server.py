@@ -209,9 +209,14 @@ class PluginServer:
     def _is_another(self, path: str) -> bool:
         return path not in self._made or sockets.identity_of(path) != self._made[path]
 
-    async def stop(self, grace: float = DRAIN_SECONDS) -> None:
-        """Withdraw the registration, finish calls under way in so many seconds, stop the service and remove both sockets."""
+    async def stop(self, grace: float = DRAIN_SECONDS, settle: float = 0.0) -> None:
+        """Withdraw the registration, finish calls under way in so many seconds, stop the service and remove both sockets.
+
+        For ``settle`` seconds calls are still taken: the kubelet looks once a second which registrations have gone.
+        """
         await self._stop_registration()
+        if self._service_server is not None:
+            await asyncio.sleep(settle)
         await self._stop_service(grace)
 
     async def _start_service(self) -> None:

@@ -58,9 +58,9 @@ class SocketKeeper:
                 await asyncio.sleep(RETRY_SECONDS)
                 await self.start()
 
-    async def stop(self, grace: float = DRAIN_SECONDS) -> None:
-        """Withdraw from the kubelet; calls under way get so many seconds."""
-        await self._server.stop(grace)
+    async def stop(self, grace: float = DRAIN_SECONDS, settle: float = 0.0) -> None:
+        """Withdraw from the kubelet; for ``settle`` seconds calls are still taken, and those under way get ``grace`` seconds then."""
+        await self._server.stop(grace, settle)
 
     @property
     def problem(self) -> str:
