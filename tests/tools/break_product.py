@@ -112,8 +112,8 @@ BREAKS = (
         "asks-for-ever",
         "an instance that has handed over asks for its turn again when it is started again",
         f"{DRIVER}/vendor.py",
-        "held, asks = turn.take(), not turn.was_handed_over\n",
-        "held, asks = turn.take(), True\n",
+        "held, asks = await turn.begin(), not turn.was_handed_over\n",
+        "held, asks = await turn.begin(), True\n",
         ("tests/unit/dra_driver/overlap_test.py::test_one_that_stands_by_takes_up_again_and_does_not_ask",),
     ),
     Break(
