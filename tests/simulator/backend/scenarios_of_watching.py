@@ -24,6 +24,7 @@ OF_EACH = {
     "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetFieldValues",
     "nvmlDeviceGetGpuFabricInfoV",
+    "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetMigMode",
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
