@@ -66,7 +66,8 @@ def content(claim: ClaimName, devices: Sequence[DeviceMetadata]) -> bytes:
         **({"podClaimName": claim.pod_claim} if claim.pod_claim else {}),
         "requests": [{"name": name, "devices": found} for name, found in requests.items()],
     }
-    return b"".join(json.dumps({"apiVersion": version, **body}).encode() + b"\n" for version in VERSIONS)
+    text = json.dumps(body)[1:]
+    return "".join(f'{{"apiVersion": "{version}", {text}\n' for version in VERSIONS).encode()
 
 
 def pod_claim_in(data: bytes) -> str | None:

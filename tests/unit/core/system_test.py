@@ -91,6 +91,40 @@ def test_removing_says_whether_something_was_there(tmp_path: Path) -> None:
     assert system.remove("/a/b/c") and not system.remove("/a/b/c")
 
 
+def test_a_file_that_nobody_reads_yet_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = System(str(tmp_path))
+    former = os.umask(0o077)
+    try:
+        assert system.make_file("/a/b/c", b"first", mode=0o644)
+    finally:
+        os.umask(former)
+    assert not system.make_file("/a/b/c", b"second")
+    assert (tmp_path / "a/b/c").read_bytes() == b"first"
+    assert (tmp_path / "a/b/c").stat().st_mode & 0o777 == 0o644
+
+    def full(_descriptor: int, _mode: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fchmod", full)
+    with pytest.raises(OSError, match="No space left"):
+        system.make_file("/a/b/d", b"x")
+    assert not (tmp_path / "a/b/d").exists()
+
+
+def test_a_folder_goes_with_all_that_is_in_it(tmp_path: Path) -> None:
+    system = System(str(tmp_path))
+    for file in ("flat/a", "flat/b", "deep/a", "deep/folder/b"):
+        system.make_file(f"/{file}", b"x")
+    (tmp_path / "deep/link").symlink_to(tmp_path / "flat")
+    for folder in ("deep", "flat"):
+        assert system.remove_tree(f"/{folder}") and not system.remove_tree(f"/{folder}")
+        assert not (tmp_path / folder).exists()
+        assert (tmp_path / "flat/a").exists() == (folder == "deep")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        system.remove_tree("/file")
+
+
 def test_what_is_not_there_is_removed_from_a_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_path: Path) -> None:
         raise OSError(errno.EROFS, "Read-only file system")

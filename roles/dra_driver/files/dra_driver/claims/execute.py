@@ -215,7 +215,9 @@ class Hands:
                 )
                 for each in devices
             ]
-            self.system.write_atomic(path, metadata.content(claim, described), durable=False)
+            data = metadata.content(claim, described)
+            if not self.system.make_file(path, data):
+                self.system.write_atomic(path, data, durable=False)
             mount = metadata.mount(self.driver, claim, request, path)
             found[devices[0].cdi_name] = ContainerEdits(mounts=(mount,))
         return found
