@@ -61,7 +61,7 @@ def plan_start(
         action = "restart" if units[driver]["main_pid"] else "start"
         steps.append(Step(action, driver, f"it is {units[driver]['active']}"))
     elif running != wanted:
-        steps.append(Step("restart", driver, "it runs from another release, environment or configuration"))
+        steps.append(Step("restart", driver, "it was started from another release, environment or configuration"))
     elif outdated:
         steps.append(Step("reload", driver, "its configuration file is another one than it works by"))
     steps += [

@@ -12,8 +12,8 @@ version_added: 0.1.0
 short_description: Run the node driver as a service, and see that it works
 description:
   - Has systemd read the units again, enables them, and starts the node driver, or starts it again where the process that
-    runs was started from another release, environment or configuration. Where only the file is another one than the driver works by, as
-    after a change by hand, the driver takes the file over without a new process.
+    runs was started from something else, by O(fingerprint). Where only its configuration file is another one than it works by, after a
+    change by hand as well, the driver takes the file over without a new process, and one that it refuses is a failure.
   - Then waits until the driver has started, which is more than a unit that systemd calls active. One and the same process has
     run for some seconds, and its own C(status) says that it is ready and has published its devices. What the API server
     still holds of a former process is not believed.
@@ -53,6 +53,12 @@ options:
     default: ""
   units_changed:
     description: Whether files of the units were written, or would have been in check mode.
+    type: bool
+    default: false
+  configuration_changed:
+    description:
+      - In check mode, whether the driver's configuration file would have been written.
+      - Otherwise the file that is there is compared with what the driver works by.
     type: bool
     default: false
   helpers:
@@ -126,7 +132,7 @@ steps:
   sample:
     - action: restart
       unit: dra-accelerators-driver.service
-      reason: it runs from another release, environment or configuration
+      reason: it was started from another release, environment or configuration
 drivers:
   description: What the driver's C(status) says, one entry for each driver name; empty in check mode.
   returned: success
@@ -217,6 +223,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "state": {"type": "str", "choices": ["started", "absent"], "default": "started"},
         "fingerprint": {"type": "str", "default": ""},
         "units_changed": {"type": "bool", "default": False},
+        "configuration_changed": {"type": "bool", "default": False},
         "helpers": {"type": "list", "elements": "str", "default": []},
         "kubelet_root": {"type": "path", "default": "/var/lib/kubelet"},
         "names": {"type": "list", "elements": "str", "default": ["gpu.nvidia.com"]},
@@ -350,14 +357,15 @@ def start(module: AnsibleModule, service: Service) -> dict[str, Any]:
         running=running,
         wanted=params["fingerprint"] or running,
         changed=params["units_changed"],
-        outdated=bool(works_by_another(drivers or (), service.digest())),
+        outdated=(module.check_mode and params["configuration_changed"])
+        or bool(works_by_another(drivers or (), service.digest())),
     )
     if params["waited"] > 0:
         steps = ()
     result = {**outcome(steps), "pid": pid}
     if module.check_mode:
         return result
-    take(service.system, steps, params["timeout"])
+    take(service, steps)
     look, lacks = service.wait()
     return {**result, "drivers": list(look.drivers or []), "pid": look.pid, "waiting": list(lacks)}
 
@@ -369,7 +377,7 @@ def remove(module: AnsibleModule, service: Service) -> dict[str, Any]:
     too = params["companions"]
     steps = (*plan_stop(units), *(plan_stop_companions(companions(system)) if too else ()))
     if not module.check_mode:
-        take(system, steps, params["timeout"])
+        take(service, steps)
     folders = {name: f"{params['kubelet_root']}/plugins/{name}" for name in params["names"]}
     owned, kept = [path for path in stamps(units) if system.exists(path)], []
     for name, folder in folders.items():
@@ -477,13 +485,17 @@ def outcome(steps: Sequence[Step]) -> dict[str, Any]:
     }
 
 
-def take(system: System, steps: Sequence[Step], timeout: float) -> None:
-    """Take the steps. Raises NotStarted for one that systemd refuses."""
+def take(service: Service, steps: Sequence[Step]) -> None:
+    """Take the steps. Raises NotStarted for one that systemd, or the driver's own reload, refuses."""
     for step in steps:
-        done = system.run(step.argv(), max(COMMAND_SECONDS, timeout))
+        done = service.system.run(step.argv(), max(COMMAND_SECONDS, service.params["timeout"]))
         # A driver that does not start is better explained by what it says itself, afterwards.
         if done.returncode != 0 and not (step.unit == DRIVER_UNIT and step.action in ("start", "restart")):
-            raise NotStarted(f"{' '.join(step.argv())} failed: {done.stderr.strip() or done.stdout.strip()}")
+            raise NotStarted(
+                f"{' '.join(step.argv())} failed: {done.stderr.strip() or done.stdout.strip()}",
+                hint=f"Read `journalctl --unit {step.unit}`." if step.unit else "",
+                journal=service.journal() if step.unit == DRIVER_UNIT else None,
+            )
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:

@@ -104,6 +104,28 @@ def test_a_release_that_does_not_start_stops_at_the_first_node_which_is_put_back
 
 
 @pytest.mark.prove
+def test_another_layout_is_taken_over_by_the_running_driver(cluster: Cluster) -> None:
+    """What needs no new process gets none; check mode says so before."""
+    node = cluster.nodes()[1]
+    pid, devices = cluster.driver_pid(node), len(cluster.devices(node))
+    present = yaml.safe_load(cluster.run(node, "cat", "/etc/dra-accelerators/driver.yaml"))["layout"]
+    layout = [{"match": {"index": 7}, "mode": "whole"}, *present]
+    chosen = ("--limit", node, "-e", json.dumps({"dra_driver_layout": layout, "dra_driver_log_level": "debug"}))
+    try:
+        told = cluster.playbook("site.yml", "--check", "--diff", *chosen)
+        assert f"reload {DRIVER_UNIT}" in told.output and f"restart {DRIVER_UNIT}" not in told.output, told.output
+        assert len(cluster.devices(node)) == devices
+        done = cluster.playbook("site.yml", *chosen)
+        assert done.failed == 0 and done.changed > 0, done.output
+        assert len(cluster.devices(node)) == devices - 25, "GPU 7 is offered whole alone"
+    finally:
+        back = cluster.playbook("site.yml", "--limit", node)
+    assert back.failed == 0 and back.changed > 0, back.output
+    assert len(cluster.devices(node)) == devices
+    assert cluster.driver_pid(node) == pid and cluster.status(node)["ready"]
+
+
+@pytest.mark.prove
 def test_a_configuration_that_does_not_work_is_put_back(cluster: Cluster) -> None:
     """The kubelet never hears of a driver whose folder is another one: it starts, and does not become ready."""
     first, second = cluster.nodes()

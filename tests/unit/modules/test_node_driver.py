@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -299,6 +300,9 @@ case "$1" in
     esac; done ;;
   restart|start)
     cp "{folder}/started" "{folder}/driver" ;;
+  reload)
+    if [ -e "{folder}/refuses" ]; then echo "Job failed" >&2; exit 1; fi
+    cp "{folder}/reloaded" "{folder}/status" ;;
 esac
 """
 PYTHON = """\
@@ -331,15 +335,23 @@ class Node:
         text = f"LoadState=loaded\nActiveState={active}\nUnitFileState=enabled\nMainPID={pid}\nNRestarts=3\n"
         (self.folder / name).write_text(text, encoding="utf-8")
 
-    def status(self, *, ready: bool) -> None:
+    def status(self, *, ready: bool, configuration: str = "", file: str = "status") -> None:
         told = {
             "driver": "gpu.nvidia.com",
             "ready": ready,
             "published": ready,
             "pid": self.process.pid,
             "problems": ["why"],
+            "configuration": configuration,
         }
-        (self.folder / "status").write_text(json.dumps([told]), encoding="utf-8")
+        (self.folder / file).write_text(json.dumps([told]), encoding="utf-8")
+
+    def configure(self, text: str) -> dict[str, str]:
+        """Write the configuration file that a driver which reads it again works by; returns the module's option."""
+        path = self.folder / "driver.yaml"
+        path.write_text(text, encoding="utf-8")
+        self.status(ready=True, configuration=hashlib.sha256(text.encode()).hexdigest()[:16], file="reloaded")
+        return {"configuration": str(path)}
 
     def module(self, *, check: bool = False, **options: Any) -> dict[str, Any]:
         whole = {"fingerprint": "b", "root": str(self.folder / "opt"), "steady": 0.1, "timeout": 1, **options}
@@ -369,8 +381,32 @@ def test_a_driver_that_works_is_left_alone(node: Node) -> None:
 def test_check_mode_tells_of_the_restart(node: Node) -> None:
     result = node.module(check=True, fingerprint="c", units_changed=True)
     assert [step["action"] for step in result["steps"]] == ["daemon-reload", "restart"]
-    assert f"restart {DRIVER_UNIT}: it runs from another release" in result["diff"]["after"]
+    assert f"restart {DRIVER_UNIT}: it was started from another release" in result["diff"]["after"]
     assert node.told() == []
+
+
+def test_another_configuration_is_taken_over_without_a_new_process(node: Node) -> None:
+    node.status(ready=True, configuration="former")
+    result = node.module(**node.configure("layout: []"))
+    assert result["changed"] and result["pid"] == node.process.pid, result
+    assert node.told() == [f"reload {DRIVER_UNIT}"]
+    again = node.module(**node.configure("layout: []"))
+    assert not again["changed"] and node.told() == [f"reload {DRIVER_UNIT}"], again
+
+
+def test_check_mode_tells_of_the_reload_before_the_file_is_there(node: Node) -> None:
+    result = node.module(check=True, configuration_changed=True)
+    assert [step["action"] for step in result["steps"]] == ["reload"] and node.told() == []
+    told = node.module(check=True, configuration_changed=True, fingerprint="c")
+    assert [step["action"] for step in told["steps"]] == ["restart"]
+
+
+def test_a_configuration_that_the_driver_refuses_is_a_failure_with_its_last_words(node: Node) -> None:
+    node.status(ready=True, configuration="former")
+    (node.folder / "refuses").touch()
+    result = node.module(**node.configure("layout: []"))
+    assert result["failed"] and f"reload {DRIVER_UNIT} failed: Job failed" in result["msg"], result
+    assert result["journal"] == ["its last words"]
 
 
 def test_a_crash_loop_is_a_failure_with_its_last_words(node: Node) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 import yaml
-from dra_driver.config import Configuration, parse
+from dra_driver.config import RELOADABLE, Configuration, parse
 
 ROOT = Path(__file__).resolve().parents[3]
 # What is the node's own, and what has no default.
@@ -51,6 +51,11 @@ def test_the_role_and_the_driver_have_the_same_defaults() -> None:
     assert {"inventory_interval", "full_inventory_interval", "token_lifetime", "cdi_directory", "log"} <= set(written)
     with_all = parse({"node_name": "node", **written})
     assert dataclasses.asdict(with_all) == dataclasses.asdict(Configuration(node_name="node"))
+
+
+def test_the_role_starts_the_driver_again_for_what_it_does_not_take_over() -> None:
+    variables = yaml.safe_load((ROOT / "roles/dra_driver/vars/main.yml").read_text("utf-8"))
+    assert set(variables["__dra_driver_reloadable"]) == set(RELOADABLE) & set(by_the_role())
 
 
 def test_the_documents_name_every_key_that_the_role_writes_and_its_default() -> None:
