@@ -40,7 +40,7 @@ options:
   device_classes:
     description:
       - What the devices of the site's own DeviceClasses are, V(device), V(partition) or V(passthrough), by the class's name, so that a
-        configuration for the other kind is found.
+        configuration for another kind is found.
       - The standard classes of the vendors are known, for example V(gpu.nvidia.com) and V(mig.nvidia.com). Of other classes nothing is
         expected.
     type: dict
@@ -133,15 +133,15 @@ from ansible.module_utils.basic import AnsibleModule, missing_required_lib
 from ansible.module_utils.common.yaml import HAS_YAML, yaml_load_all
 from ansible_collections.dra.accelerators.plugins.module_utils._module import end, run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, create
-from ansible_collections.dra.accelerators.plugins.module_utils.core.documents import shown
+from ansible_collections.dra.accelerators.plugins.module_utils.core.documents import any_of, shown
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.manifests import check_manifest
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import OFFER_KINDS
 
 CONSTRAINTS: dict[str, Any] = {
     "mutually_exclusive": [("definition", "src")],
     "required_one_of": [("definition", "src")],
 }
-DEVICE_KINDS = ("device", "partition", "passthrough")
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:
@@ -183,11 +183,11 @@ def unreadable(source: str | None, error: Exception) -> AcceleratorError:
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    wrong = {name: kind for name, kind in module.params["device_classes"].items() if kind not in DEVICE_KINDS}
+    wrong = {name: kind for name, kind in module.params["device_classes"].items() if kind not in OFFER_KINDS}
     if wrong:
         name, kind = next(iter(wrong.items()))
         raise AcceleratorError(
-            f"device_classes: {name} is {shown(kind)}; expected {' or '.join(DEVICE_KINDS)}", code="invalid-argument"
+            f"device_classes: {name} is {shown(kind)}; expected {any_of(OFFER_KINDS)}", code="invalid-argument"
         )
     backends = [create(vendor) for vendor in BACKENDS]
     config_kinds = {backend.driver_name: backend.config_kinds for backend in backends}

@@ -15,6 +15,7 @@ from typing import Any
 from .companions import sharing_of
 from .configuration import ConfigKind, ConfigRefused, Configuration, decode_configuration
 from .documents import any_of, below, shown
+from .model import DEVICE, PARTITION, PASSTHROUGH
 from .settings import settings_of
 
 GROUP = "resource.k8s.io"
@@ -79,7 +80,7 @@ def check_manifest(
     """Check the configurations of one manifest, or of all in a List; other objects have none.
 
     ``config_kinds`` are those that each driver knows, by the driver's name, ``device_kinds`` what the devices of a class are
-    ("device" or "partition"), by the class's name; of classes that are not in it nothing is expected.
+    (see Offer.kind), by the class's name; of classes that are not in it nothing is expected.
     """
     if not isinstance(document, Mapping):
         return Checked(0, ())
@@ -238,12 +239,16 @@ def _means(name: str, request: _Request) -> bool:
     return name in (request.name, request.name.partition("/")[0])
 
 
+_ONE = {DEVICE: "a device", PARTITION: "a partition", PASSTHROUGH: "a device that is passed through"}
+_MANY = {DEVICE: "devices", PARTITION: "partitions", PASSTHROUGH: "devices that are passed through"}
+
+
 def _fits(configuration: Configuration, request: _Request, device_kinds: Mapping[str, str]) -> bool:
     return device_kinds.get(request.device_class, configuration.kind.device_kind) == configuration.kind.device_kind
 
 
 def _does_not_fit(configuration: Configuration, request: _Request, device_kinds: Mapping[str, str]) -> str:
     kind = configuration.kind
-    given = f"the class {request.device_class} has {device_kinds[request.device_class]}s"
+    given = f"the class {request.device_class} has {_MANY[device_kinds[request.device_class]]}"
     asked = f"; request {request.name} is for that class" if request.name else ""
-    return f"{kind.name} is for a {kind.device_kind}, and {given}{asked}"
+    return f"{kind.name} is for {_ONE[kind.device_kind]}, and {given}{asked}"

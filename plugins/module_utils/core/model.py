@@ -56,6 +56,7 @@ AttributeValue = Union[bool, int, str, Version]
 
 # What an offer is: a whole device for containers, a partition of one, or a whole device for a virtual machine.
 DEVICE, PARTITION, PASSTHROUGH = "device", "partition", "passthrough"
+OFFER_KINDS = (DEVICE, PARTITION, PASSTHROUGH)
 
 # Profile id, start and size of a partition: what identifies it on its device across its life times.
 OwnedPartition = tuple[int, int, int]

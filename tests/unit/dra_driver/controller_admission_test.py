@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from object_server import ObjectServer
 
 DRIVER = "gpu.nvidia.com"
-RULES = rules_for([DRIVER], {"our-partitions": "partition"})
+RULES = rules_for([DRIVER], {"our-partitions": "partition", "our-passed": "passthrough"})
 WRONG = {"sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 150}}}
 RIGHT = {"sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}}}
 
@@ -83,6 +83,18 @@ def test_the_class_decides_which_kinds_fit() -> None:
     assert "GpuConfig is for a device, and the class our-partitions has partitions" in refused["status"]["message"]
     assert said(manifest(CLAIM, "v1", config(RIGHT, kind="MigDeviceConfig"), device_class="our-partitions"))["allowed"]
     assert said(manifest(CLAIM, "v1", config(RIGHT), device_class="nobody-knows"))["allowed"]
+
+
+def test_a_class_of_the_site_may_pass_devices_through() -> None:
+    passed = config({"iommu": {"backendPolicy": "PreferIommuFD"}}, kind="VfioDeviceConfig")
+    for device_class in ("our-passed", "vfio.gpu.nvidia.com"):
+        assert said(manifest(CLAIM, "v1", passed, device_class=device_class))["allowed"]
+        refused = said(manifest(CLAIM, "v1", config(RIGHT), device_class=device_class))
+        given = f"GpuConfig is for a device, and the class {device_class} has devices that are passed through"
+        assert given in refused["status"]["message"]
+    refused = said(manifest(CLAIM, "v1", passed, device_class="our-partitions"))
+    wanted = "VfioDeviceConfig is for a device that is passed through, and the class our-partitions has partitions"
+    assert wanted in refused["status"]["message"]
 
 
 def test_all_that_is_wrong_is_said_at_once_and_not_at_any_length() -> None:

@@ -23,6 +23,7 @@ from dra_driver.controller.lease import Elector, Terms
 from dra_driver.controller.measurements import Measurements
 from dra_driver.controller.reporting import Reporter
 from dra_driver.controller.settings import parse
+from dra_driver.core.model import OFFER_KINDS
 from dra_driver.deadlines import within
 from object_server import ObjectServer
 
@@ -359,12 +360,22 @@ def test_a_node_that_came_back_unseen_keeps_everything(tmp_path: Path) -> None:
         ({"name": "a", "grace": 0}, "grace is 0; expected a whole number from 1 to 86400 seconds"),
         ({"name": "a", "address": "nowhere"}, "address is 'nowhere'; expected host:port, or nothing"),
         ({"name": "a", "webhook": {"names": "x"}}, "webhook.names is 'x'; expected a list of texts"),
+        (
+            {"name": "a", "webhook": {"device_classes": {"ours": "gpu"}}},
+            "webhook.device_classes is .*; expected a mapping of names to device, partition or passthrough",
+        ),
+        ({"name": "a", "webhook": {"device_classes": {"ours": ["device"]}}}, "webhook.device_classes is "),
         ({"name": "a", "unheard": 1}, "unheard is unknown"),
     ],
 )
 def test_settings_that_are_wrong_are_named(document: Any, said: str) -> None:
     with pytest.raises(InvalidConfiguration, match=said):
         parse(document)
+
+
+def test_classes_of_the_site_may_have_devices_of_every_kind() -> None:
+    classes = {f"our-{kind}": kind for kind in OFFER_KINDS}
+    assert parse({"name": "a", "webhook": {"device_classes": classes}}).webhook.device_classes == classes
 
 
 def test_settings_without_drivers_are_for_all_that_are_known() -> None:

@@ -159,8 +159,10 @@ def test_classes_of_the_site_can_be_told(run_here: Run) -> None:
     document = claim(config(MIG), requests=[request("gpu", "big")])
     result = run_here("claim_config_info", {"definition": document, "device_classes": {"big": "device"}})
     assert "the class big has devices" in result["problems"][0]["message"]
+    passed = run_here("claim_config_info", {"definition": document, "device_classes": {"big": "passthrough"}})
+    assert "the class big has devices that are passed through" in passed["problems"][0]["message"]
     refused = run_here("claim_config_info", {"definition": document, "device_classes": {"big": "gpu"}})
-    assert refused["failed"] and "big is 'gpu'; expected device or partition" in refused["msg"]
+    assert refused["failed"] and "big is 'gpu'; expected device, partition or passthrough" in refused["msg"]
 
 
 def test_failing_is_asked_for(run_here: Run) -> None:

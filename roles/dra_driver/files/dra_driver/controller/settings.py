@@ -11,7 +11,8 @@ from typing import Any
 
 from ..config import InvalidConfiguration
 from ..core.backend import BACKENDS, create
-from ..core.documents import Choice, InvalidDocument, Problem, Record, Truth, Whole, decode, shown
+from ..core.documents import Choice, InvalidDocument, Problem, Record, Truth, Whole, any_of, decode, shown
+from ..core.model import OFFER_KINDS
 from ..logs import FORMATS, LEVELS
 
 DEFAULT_PATH = "/etc/dra-accelerators/controller/controller.yaml"
@@ -93,19 +94,16 @@ class ControllerSettings:
     webhook: WebhookSettings = field(default_factory=WebhookSettings)
 
 
-_KINDS = ("device", "partition")
-
-
 @dataclass(frozen=True)
 class Classes:
     """What the devices of the site's own DeviceClasses are."""
 
-    expected: str = "a mapping of names to device or partition"
+    expected: str = f"a mapping of names to {any_of(OFFER_KINDS)}"
 
     def decode(self, value: Any, path: str, problems: list[Problem]) -> Any:
         """Return the mapping."""
         if not isinstance(value, dict) or not all(
-            isinstance(name, str) and kind in _KINDS for name, kind in value.items()
+            isinstance(name, str) and kind in OFFER_KINDS for name, kind in value.items()
         ):
             problems.append(Problem(path, shown(value), self.expected))
         return value
