@@ -115,6 +115,22 @@ def test_ampere_keeps_its_mode_over_a_boot_and_another_machine_is_factory_fresh(
     assert [gpu["mig_mode_current"] for gpu in shown] == [0] * 5
 
 
+def test_a_gpu_is_taken_out_and_put_in_again(box: Box) -> None:
+    box.command("power-on", "--machine", "8xH100")
+    box.smi("-i", "3", "-mig", "1")
+    before = {str(path.relative_to(box.root)) for path in box.root.glob("proc/driver/nvidia/gpus/*/information")}
+    assert len(before) == 8 and box.smi("-L").count("GPU ") == 8
+    (address,) = box.command("unplug", "3")["unplug"]
+    assert not (box.root / "proc/driver/nvidia/gpus" / address).exists()
+    assert not (box.root / "sys/bus/pci/devices" / address).is_symlink()
+    assert box.smi("-L").count("GPU ") == 7
+    assert box.command("unplug", "3") == {"unplug": []}, "it is out already"
+    assert box.command("plug", "all") == {"plug": [address]}
+    after = {str(path.relative_to(box.root)) for path in box.root.glob("proc/driver/nvidia/gpus/*/information")}
+    assert after == before and box.smi("-L").count("GPU ") == 8
+    assert box.command("show", "--json")["gpus"][3]["mig_mode_current"] == 0
+
+
 def test_a_newer_library_leaves_the_state_where_it_is(box: Box) -> None:
     box.command("power-on", "--machine", "8xH100")
     state = next(box.library.glob("libnvidia-gpusim.so.*"))

@@ -205,6 +205,85 @@ def test_a_lost_gpu_answers_nothing_but_that(silicon: Silicon) -> None:
     assert client("nvmlDeviceGetName", client.gpu(0))
 
 
+def test_other_errors_are_events_with_a_recovery_action(silicon: Silicon) -> None:
+    client, events = listener(silicon)
+    for word, kind, action in (
+        ("retirement-failure", 0x800, 4),
+        ("fatal-poison", 0x2000, 1),
+        ("unavailable", 0x4000, 1),
+    ):
+        assert silicon.control(f"fault 0 event {word}")["ok"]
+        assert received(client, events) == [
+            (kind, 0, NOT_TIED, NOT_TIED),
+            (XID, 154, NOT_TIED, NOT_TIED),
+            (RECOVERY, action, NOT_TIED, NOT_TIED),
+        ]
+        assert recovery(client, client.gpu()) == action
+        silicon.control("clear 0")
+
+
+def test_reasons_of_slow_clocks(silicon: Silicon) -> None:
+    client = silicon.client()
+    gpu, reasons = client.gpu(), "nvmlDeviceGetCurrentClocksEventReasons"
+    assert client(reasons, gpu) == 0x1
+    for fault, found in (("slowdown hardware", 0x8), ("slowdown power-brake", 0x88), ("thermal", 0x68 | 0x88)):
+        silicon.control(f"fault 0 {fault}")
+        assert client(reasons, gpu) == found, fault
+    silicon.control("clear 0")
+    assert client(reasons, gpu) == 0x1
+
+
+def test_a_gpu_s_place_in_its_fabric(bare_silicon: Silicon) -> None:
+    extra = (
+        "fabric state=3 status=0 cluster=00112233-4455-6677-8899-aabbccddeeff clique=7 health-mask=0x1aa",
+        "nvlink 0 version=4 state=active remote=switch address=0000:05:00.0 speed=26562",
+    )
+    sections = [gpu_section(BOARDS["H100-80"], 0, extra), gpu_section(BOARDS["H100-80"], 1)]
+    bare_silicon.load(machine_text(bare_silicon.folder, sections))
+    client = bare_silicon.client()
+
+    def told() -> tuple[int, int, int]:
+        found = client.fill(
+            "nvmlDeviceGetGpuFabricInfoV", client.gpu(), {"struct": "c_nvmlGpuFabricInfo_v2_t"}, by_reference=True
+        )
+        return found["state"], found["status"], found["healthMask"]
+
+    for word, found in {
+        "not-started": (1, 0, 0x1AA),
+        "joining": (2, 0, 0x1AA),
+        "failed": (3, 999, 0x1AA),
+        "routes": (3, 0, 0x19A),
+        "mending": (3, 0, 0x1A6),
+        "place": (3, 0, 0x2AA),
+        "bandwidth": (3, 0, 0x1A9),
+    }.items():
+        bare_silicon.control(f"fault 0 fabric {word}")
+        assert told() == found, word
+    bare_silicon.control("gpu-reset 0")
+    assert told() == (3, 0, 0x1AA)
+    assert "attached to a fabric" in bare_silicon.control("fault 1 fabric failed")["error"]
+
+
+def test_a_gpu_that_is_taken_out_is_lost_for_who_has_it_and_unknown_to_who_comes(silicon: Silicon) -> None:
+    client = silicon.client()
+    instance = client("nvmlDeviceCreateGpuInstance", client.gpu(1), 19)
+    gpu, uuid = client.gpu(1), client("nvmlDeviceGetUUID", client.gpu(1))
+    assert silicon.control("unplug 1")["ok"]
+    assert client.code("nvmlDeviceGetName", gpu) == GPU_IS_LOST
+    assert client.code("nvmlGpuInstanceGetInfo", instance) == GPU_IS_LOST
+    assert client("nvmlDeviceGetCount") == 3
+    silicon.control("clear")
+    silicon.control("power-cycle")
+    assert client.code("nvmlDeviceGetHandleByIndex", 1) == GPU_IS_LOST, "nothing but putting it in again brings it back"
+    another = silicon.client()
+    assert another("nvmlDeviceGetCount") == 2
+    assert another("nvmlDeviceGetUUID", another.gpu(1)) != uuid
+    assert silicon.control("plug 1")["ok"] and silicon.control("plug 1")["ok"]
+    assert silicon.client()("nvmlDeviceGetCount") == 3
+    assert client("nvmlDeviceGetUUID", client.gpu(1)) == uuid
+    assert silicon.show()["gpus"][1]["gpu_instances"] == []
+
+
 def test_the_recovery_action_of_an_xid(silicon: Silicon) -> None:
     client = silicon.client()
     for xid, action in {13: 0, 63: 0, 109: 1, 119: 1, 48: 4, 95: 4, 79: 2}.items():
@@ -340,6 +419,12 @@ WRONG_COMMANDS = [
     "calls wrong",
     "fault 0 nvlink 0 down",
     "fault 0 recovery-action 9",
+    "fault 0 event",
+    "fault 0 event poison",
+    "fault 0 slowdown thermal",
+    "fault 0 fabric failed",
+    "unplug nothing",
+    "plug 7",
     "fault 0 wrong",
     "gpu-reset nothing",
     "load",

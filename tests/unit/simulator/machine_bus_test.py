@@ -97,6 +97,28 @@ def test_a_group_has_its_node_as_long_as_one_of_its_functions_is_bound(machine: 
     assert write(bus, f"{DRIVERS}/vfio-pci/unbind", GPU) == [True] and not group.exists()
 
 
+def test_a_gpu_is_taken_out_whoever_has_it_and_put_in_again(machine: Path) -> None:
+    told: list[str] = []
+    bus = Bus(str(machine), MAJORS, in_use=lambda _address: True, attached=told.append)
+    listed, shown = bus.path(f"{DEVICES}/{GPU}"), bus.path(f"/proc/driver/nvidia/gpus/{GPU}/information")
+    before, target = shown.read_bytes(), listed.readlink()
+    assert bus.unplug(GPU) and not bus.unplug(GPU), "it is out already"
+    assert not listed.is_symlink() and not shown.parent.exists()
+    assert not bus.path(f"{DRIVERS}/nvidia/{GPU}").is_symlink()
+    assert bus.plug(GPU) and not bus.plug(GPU), "it is in already"
+    assert listed.readlink() == target and shown.read_bytes() == before
+    assert bus.driver_of(GPU) == "nvidia" and told == [GPU]
+
+
+def test_a_gpu_that_a_virtual_machine_had_comes_back_to_its_own_driver(machine: Path) -> None:
+    bus = Bus(str(machine), MAJORS)
+    to_vfio(bus, GPU, "nvidia")
+    group = bus.path(f"{DEVICES}/{GPU}/iommu_group").readlink().name
+    assert bus.unplug(GPU) and not bus.path(f"/dev/vfio/{group}").exists()
+    assert bus.plug(GPU)
+    assert bus.driver_of(GPU) == "nvidia"
+
+
 def test_all_is_gone_when_the_machine_is_off(tmp_path: Path) -> None:
     power = Power(Configuration("1xL4", "test"), tmp_path, use_library=False)
     power.power_on()

@@ -128,16 +128,36 @@ class Bus:
         if driver == VFIO_DRIVER:
             self._nodes(address, make=False)
         elif driver == NVIDIA:
-            shown = self.path(f"{INFORMATION}/{address}/information")
-            if shown.is_file():
-                saved = self.path(f"{WORKSHOP}/detached/{address}")
-                saved.parent.mkdir(parents=True, exist_ok=True)
-                saved.write_bytes(shown.read_bytes())
-                shown.unlink()
-                shown.parent.rmdir()
-        self.path(f"{DEVICES}/{address}/driver").unlink()
-        self.path(f"{DRIVERS}/{driver}/{address}").unlink(missing_ok=True)
+            self._hide(address)
+        self._unlink(address, driver)
         return True
+
+    def unplug(self, address: str) -> bool:
+        """Take a device out of the machine, whoever has it open; whether it was there. Who asks the bus finds it no more."""
+        listed, saved = self.path(f"{DEVICES}/{address}"), self.path(f"{WORKSHOP}/unplugged/{address}")
+        if not listed.is_symlink():
+            return False
+        driver = self.driver_of(address)
+        if driver == NVIDIA:
+            self._hide(address)
+        elif driver == VFIO_DRIVER:
+            self._nodes(address, make=False)
+        if driver:
+            self._unlink(address, driver)
+        saved.parent.mkdir(parents=True, exist_ok=True)
+        saved.write_text(str(listed.readlink()), encoding="utf-8")
+        listed.unlink()
+        return True
+
+    def plug(self, address: str) -> bool:
+        """Put a device in again that was taken out, and bind it to its own driver; whether it was out."""
+        saved = self.path(f"{WORKSHOP}/unplugged/{address}")
+        if not saved.is_file():
+            return False
+        self.path(f"{DEVICES}/{address}").symlink_to(saved.read_text(encoding="utf-8"))
+        saved.unlink()
+        self.path(f"{DEVICES}/{address}/driver_override").write_text("(null)\n", encoding="ascii")
+        return self.bind(address, "")
 
     def _drivers(self) -> list[str]:
         return sorted(
@@ -152,6 +172,20 @@ class Bus:
         if kind.startswith("0x02"):
             return "mlx5_core"
         return NVIDIA if vendor == "0x10de" and kind.startswith("0x03") else ""
+
+    def _hide(self, address: str) -> None:
+        """Take away what NVIDIA's driver shows of a GPU that it has, and keep it for when it has it again."""
+        shown = self.path(f"{INFORMATION}/{address}/information")
+        if shown.is_file():
+            saved = self.path(f"{WORKSHOP}/detached/{address}")
+            saved.parent.mkdir(parents=True, exist_ok=True)
+            saved.write_bytes(shown.read_bytes())
+            shown.unlink()
+            shown.parent.rmdir()
+
+    def _unlink(self, address: str, driver: str) -> None:
+        self.path(f"{DEVICES}/{address}/driver").unlink()
+        self.path(f"{DRIVERS}/{driver}/{address}").unlink(missing_ok=True)
 
     def _link(self, address: str, driver: str) -> None:
         device = Path(os.path.realpath(self.path(f"{DEVICES}/{address}")))

@@ -20,10 +20,13 @@ from .power import CONFIGURATION, DATA, Power, read_configuration
 FAULT_HELP = """\
 faults (GPU is an index, a UUID, a PCI address, several by commas, or all):
   fault GPU xid N [GI CI]               an XID event
+  fault GPU event retirement-failure|fatal-poison|unavailable
   fault GPU ecc sbe|dbe [COUNT]         ECC errors
   fault GPU row-remap pending|failure   row remapping
   fault GPU lost                        the GPU falls off the bus
   fault GPU thermal                     thermal slowdown
+  fault GPU slowdown hardware|power-brake
+  fault GPU fabric not-started|joining|failed|routes|mending|place|bandwidth
   fault GPU process PID [GI CI] [memory MIB]
   fault GPU call FUNCTION fail CODE [nth N]
   fault GPU call FUNCTION delay SECONDS [nth N]
@@ -34,7 +37,10 @@ faults (GPU is an index, a UUID, a PCI address, several by commas, or all):
 # Members of a GPU in the library's answer to `show` that are false or zero while it is well
 TROUBLES = (
     "lost",
+    "unplugged",
     "thermal",
+    "slowdown",
+    "fabric_fault",
     "ecc_corrected",
     "ecc_uncorrected",
     "row_remap_pending",
@@ -72,6 +78,10 @@ def parser() -> argparse.ArgumentParser:
     clear.add_argument("gpu", nargs="?", default="all")
     reset = commands.add_parser("reset", help="reset GPUs, as nvidia-smi --gpu-reset does")
     reset.add_argument("gpu", help="index, UUID or PCI address, several by commas")
+    unplug = commands.add_parser("unplug", help="take GPUs out of the machine, whoever uses them")
+    unplug.add_argument("gpu", help="index, UUID or PCI address, several by commas")
+    plug = commands.add_parser("plug", help="put GPUs in again that were taken out")
+    plug.add_argument("gpu", help="index, UUID or PCI address, several by commas")
     calls = commands.add_parser(
         "calls", help="count the NVML calls since the machine was loaded, or since the last reset"
     )
@@ -139,6 +149,10 @@ def run(arguments: argparse.Namespace, output: TextIO) -> None:
     )
     if arguments.command == "bus":
         serve(power.bus())
+        return
+    if arguments.command in ("unplug", "plug"):
+        move = power.unplug if arguments.command == "unplug" else power.plug
+        output.write(json.dumps({arguments.command: move(arguments.gpu)}) + "\n")
         return
     if arguments.command == "power-off":
         done = [power.power_off(), arguments.forget and power.forget()]

@@ -33,7 +33,7 @@ CAPABILITY_NODES = Path("/dev/nvidia-caps")
 KEPT_BY_THE_LIBRARY = ("/proc/driver/nvidia/capabilities", str(CAPABILITY_NODES))
 # The same of the bus, as devices are bound to vfio-pci
 VFIO_NODES = "/dev/vfio"
-KEPT_BY_THE_BUS = (VFIO_NODES, f"{WORKSHOP}/detached")
+KEPT_BY_THE_BUS = (VFIO_NODES, f"{WORKSHOP}/detached", f"{WORKSHOP}/unplugged")
 
 
 @dataclass(frozen=True)

@@ -260,6 +260,26 @@ class Power:
 
         return Bus(self.root, {**choose_majors("").by_name, **self.record().get("majors", {})}, in_use, attached)
 
+    def unplug(self, selection: str) -> list[str]:
+        """Take GPUs out of the machine while it runs; what is selected is as for a fault. Returns their addresses."""
+        return self._move(selection, present=False)
+
+    def plug(self, selection: str) -> list[str]:
+        """Put GPUs in again that were taken out. Returns their addresses."""
+        return self._move(selection, present=True)
+
+    def _move(self, selection: str, present: bool) -> list[str]:
+        library, bus = Library(find_library(self.library_folder)), self.bus()
+        before = library.command("show")["gpus"]
+        library.command(f"{'plug' if present else 'unplug'} {selection}")
+        after = library.command("show")["gpus"]
+        moved = [
+            str(now["pci_address"]).lower()[4:]
+            for was, now in zip(before, after)
+            if was["unplugged"] != now["unplugged"]
+        ]
+        return [address for address in moved if (bus.plug(address) if present else bus.unplug(address))]
+
     def fingerprint(self) -> str:
         """Digest of what is placed and how: a newer program that places the same leaves a running machine alone."""
         majors = choose_majors("")

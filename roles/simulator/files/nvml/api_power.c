@@ -245,6 +245,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, 
     DEVICE_CALL(device, ACCEPT_GPU);
     REQUIRE(reasons, INVALID_ARGUMENT);
     *reasons = call.gpu->thermal ? REASON_SW_THERMAL | REASON_HW_THERMAL | REASON_HW_SLOWDOWN : gpu_in_use(call.gpu) ? 0 : REASON_IDLE;
+    if (call.gpu->slowdown)
+        *reasons = (*reasons & ~(unsigned long long)REASON_IDLE) | call.gpu->slowdown;
     if (call.gpu->application_graphics)
         *reasons |= REASON_USER_CLOCKS;
     return SUCCESS;

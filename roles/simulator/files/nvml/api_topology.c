@@ -249,13 +249,41 @@ static nvmlReturn_t fabric_answerable(const struct call *call)
     return links && call->gpu->board.architecture >= HOPPER ? SUCCESS : NOT_SUPPORTED;
 }
 
+struct fabric { uint32_t state, mask, summary; int32_t status; };
+
+/* The board's place in its fabric, or what an injected fault makes of it. In the mask two bits each say that the bandwidth is
+ * degraded, that routes are being recovered, that they are unhealthy, that access timed out (1: so, 2: not so); then what is
+ * wrong with the configuration (1: nothing). */
+static struct fabric fabric_of(const struct gpu *gpu)
+{
+    enum { NOT_STARTED = 1, IN_PROGRESS, COMPLETED, UNHEALTHY = 2, LIMITED = 3, MASK_WELL = 0x1AA };
+    static const struct fabric faults[] = {
+        [FABRIC_NOT_STARTED] = { .state = NOT_STARTED, .mask = MASK_WELL },
+        [FABRIC_JOINING] = { .state = IN_PROGRESS, .mask = MASK_WELL },
+        [FABRIC_FAILED] = { .state = COMPLETED, .status = UNKNOWN, .mask = MASK_WELL, .summary = UNHEALTHY },
+        [FABRIC_ROUTES] = { .state = COMPLETED, .mask = 0x19A, .summary = UNHEALTHY },
+        [FABRIC_MENDING] = { .state = COMPLETED, .mask = 0x1A6, .summary = UNHEALTHY },
+        [FABRIC_PLACE] = { .state = COMPLETED, .mask = 0x2AA, .summary = UNHEALTHY },
+        [FABRIC_BANDWIDTH] = { .state = COMPLETED, .mask = 0x1A9, .summary = LIMITED },
+    };
+    const struct board *board = &gpu->board;
+    if (gpu->fabric_fault == FABRIC_WELL)
+        return (struct fabric){ .state = board->fabric_state, .mask = board->fabric_health_mask,
+                                .summary = board->fabric_health_summary, .status = board->fabric_status };
+    struct fabric fault = faults[gpu->fabric_fault];
+    if (!board->fabric_health_summary)
+        fault.summary = 0;              /* Hopper has none */
+    return fault;
+}
+
 EXPORT nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *info)
 {
     DEVICE_CALL(device, ACCEPT_GPU);
     REQUIRE(info, INVALID_ARGUMENT);
     REQUIRE(fabric_answerable(&call) == SUCCESS, NOT_SUPPORTED);
     const struct board *board = &call.gpu->board;
-    *info = (nvmlGpuFabricInfo_t){ .status = board->fabric_status, .cliqueId = board->fabric_clique, .state = board->fabric_state };
+    const struct fabric fabric = fabric_of(call.gpu);
+    *info = (nvmlGpuFabricInfo_t){ .status = fabric.status, .cliqueId = board->fabric_clique, .state = fabric.state };
     memcpy(info->clusterUuid, board->fabric_cluster, sizeof info->clusterUuid);
     return SUCCESS;
 }
@@ -268,13 +296,14 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabr
     REQUIRE(third || info->version == VERSION_WORD(nvmlGpuFabricInfo_v2_t, 2), ARGUMENT_VERSION_MISMATCH);
     REQUIRE(fabric_answerable(&call) == SUCCESS, NOT_SUPPORTED);
     const struct board *board = &call.gpu->board;
-    info->status = board->fabric_status;
+    const struct fabric fabric = fabric_of(call.gpu);
+    info->status = fabric.status;
     info->cliqueId = board->fabric_clique;
-    info->state = board->fabric_state;
-    info->healthMask = board->fabric_health_mask;
+    info->state = fabric.state;
+    info->healthMask = fabric.mask;
     memcpy(info->clusterUuid, board->fabric_cluster, sizeof info->clusterUuid);
     if (third)
-        ((nvmlGpuFabricInfo_v3_t *)(void *)info)->healthSummary = (unsigned char)board->fabric_health_summary;
+        ((nvmlGpuFabricInfo_v3_t *)(void *)info)->healthSummary = (unsigned char)fabric.summary;
     return SUCCESS;
 }
 
@@ -284,9 +313,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuFabricInfo_v4(nvmlDevice_t device, nvmlGpuFa
     REQUIRE(info, INVALID_ARGUMENT);
     REQUIRE(fabric_answerable(&call) == SUCCESS, NOT_SUPPORTED);
     const struct board *board = &call.gpu->board;
-    *info = (nvmlGpuFabricInfo_v4_t){ .status = board->fabric_status, .state = (unsigned char)board->fabric_state,
-                                      .numCliques = board->fabric_state == 3, .healthMask = board->fabric_health_mask,
-                                      .healthSummary = (unsigned char)board->fabric_health_summary };
+    const struct fabric fabric = fabric_of(call.gpu);
+    *info = (nvmlGpuFabricInfo_v4_t){ .status = fabric.status, .state = (unsigned char)fabric.state, .numCliques = fabric.state == 3,
+                                      .healthMask = fabric.mask, .healthSummary = (unsigned char)fabric.summary };
     info->cliques[0].id = board->fabric_clique;
     memcpy(info->clusterUuid, board->fabric_cluster, sizeof info->clusterUuid);
     return SUCCESS;

@@ -106,7 +106,7 @@ static nvmlReturn_t cycle(bool repair_lost, char *error, size_t size)
     for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
         bool lost = machine->gpus[gpu].lost && !repair_lost;
         gpu_power_on(&machine->gpus[gpu], false);
-        machine->gpus[gpu].lost = lost;
+        machine->gpus[gpu].lost |= lost;
     }
     machine->ready_state = 0;
     capabilities_commit(machine);
@@ -205,6 +205,42 @@ static nvmlReturn_t run_driver_bind(int words, char **word, struct json *json, c
     }
     capabilities_commit(machine);
     return SUCCESS;
+}
+
+/* "unplug GPU": out of the machine, for whoever has it open at once. "plug GPU": in again, with nothing of before left in it. */
+static nvmlReturn_t change_presence(char **word, bool present, char *error, size_t size)
+{
+    bool chosen[GPUS_MAX];
+    struct machine *machine;
+    nvmlReturn_t result = begin_write(&machine, error, size);
+    if (result != SUCCESS)
+        return result;
+    if (!find_gpus(machine, word[1], chosen, error, size)) {
+        state_abandon();
+        return NOT_FOUND;
+    }
+    for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
+        if (!chosen[gpu] || machine->gpus[gpu].unplugged != present)
+            continue;
+        machine->gpus[gpu].unplugged = !present;
+        gpu_power_on(&machine->gpus[gpu], false);
+    }
+    capabilities_commit(machine);
+    return SUCCESS;
+}
+
+static nvmlReturn_t run_unplug(int words, char **word, struct json *json, char *error, size_t size)
+{
+    (void)words;
+    (void)json;
+    return change_presence(word, false, error, size);
+}
+
+static nvmlReturn_t run_plug(int words, char **word, struct json *json, char *error, size_t size)
+{
+    (void)words;
+    (void)json;
+    return change_presence(word, true, error, size);
 }
 
 /* The compute policy has no public NVML call: "timeslice GPU" shows it, "timeslice GPU N" sets it. */
@@ -307,8 +343,9 @@ static nvmlReturn_t run_clear(int words, char **word, struct json *json, char *e
         struct gpu *gpu = &machine->gpus[index];
         if (!chosen[index])
             continue;
-        gpu->lost = gpu->thermal = gpu->remap_pending = gpu->remap_failure = false;
-        gpu->recovery_action = 0;
+        gpu->thermal = gpu->remap_pending = gpu->remap_failure = false;
+        gpu->lost = gpu->unplugged;
+        gpu->recovery_action = gpu->slowdown = gpu->fabric_fault = 0;
         memset(gpu->ecc_volatile, 0, sizeof gpu->ecc_volatile);
         memset(gpu->ecc_aggregate, 0, sizeof gpu->ecc_aggregate);
         memset(gpu->links_down, 0, sizeof gpu->links_down);
@@ -324,6 +361,8 @@ static const struct command commands[] = {
     { "power-cycle", run_power_cycle, 1, 1, "power-cycle" },
     { "driver-reload", run_driver_reload, 1, 1, "driver-reload" },
     { "driver-bind", run_driver_bind, 2, 2, "driver-bind GPU[,GPU…]" },
+    { "unplug", run_unplug, 2, 2, "unplug GPU[,GPU…]" },
+    { "plug", run_plug, 2, 2, "plug GPU[,GPU…]" },
     { "gpu-reset", run_gpu_reset, 2, 2, "gpu-reset GPU[,GPU…]" },
     { "timeslice", run_timeslice, 2, 3, "timeslice GPU[,GPU…] [0|1|2|3]" },
     { "event-count", run_event_count, 1, 1, "event-count" },
@@ -332,7 +371,7 @@ static const struct command commands[] = {
     { "use", control_use, 4, 5, "use UUID PID MIB [HOLDER]" },
     { "leave", control_leave, 3, 3, "leave UUID PID" },
     { "context", control_context, 3, 3, "context UUID enter|leave" },
-    { "fault", control_fault, 3, COMMAND_WORDS_MAX, "fault GPU xid|ecc|row-remap|lost|thermal|process|call|nvlink|recovery-action …" },
+    { "fault", control_fault, 3, COMMAND_WORDS_MAX, "fault GPU xid|ecc|event|row-remap|lost|thermal|slowdown|fabric|process|call|nvlink|recovery-action …" },
 };
 
 static nvmlReturn_t run_command(char *line, struct json *json, char *error, size_t size)
@@ -353,8 +392,8 @@ static nvmlReturn_t run_command(char *line, struct json *json, char *error, size
         snprintf(error, size, "%s: found %d words, expected: %s", word[0], words, command->usage);
         return INVALID_ARGUMENT;
     }
-    snprintf(error, size, "found \"%.64s\", expected one of load, show, power-cycle, driver-reload, driver-bind, gpu-reset, timeslice, fault, clear, "
-                          "event-count, calls, use, leave, context", words ? word[0] : "");
+    snprintf(error, size, "found \"%.64s\", expected one of load, show, power-cycle, driver-reload, driver-bind, unplug, plug, gpu-reset, timeslice, fault, "
+                          "clear, event-count, calls, use, leave, context", words ? word[0] : "");
     return INVALID_ARGUMENT;
 }
 

@@ -13,7 +13,8 @@
 enum { XID_FALLEN_OFF_THE_BUS = 79, XID_DOUBLE_BIT_ECC = 48, XID_ROW_REMAP_RECORDED = 63, XID_ROW_REMAP_FAILURE = 64,
        XID_RECOVERY_ACTION_CHANGED = 154 };
 enum recovery { RECOVER_NONE, RECOVER_GPU_RESET, RECOVER_NODE_REBOOT, RECOVER_DRAIN_P2P, RECOVER_DRAIN_AND_RESET };
-enum event_type { EVENT_SINGLE_BIT = 1, EVENT_DOUBLE_BIT = 2, EVENT_XID = 8, EVENT_RECOVERY_ACTION = 0x8000 };
+enum event_type { EVENT_SINGLE_BIT = 1, EVENT_DOUBLE_BIT = 2, EVENT_XID = 8, EVENT_CLOCKS = 0x10, EVENT_RETIREMENT_FAILURE = 0x800,
+                  EVENT_FATAL_POISON = 0x2000, EVENT_UNAVAILABLE = 0x4000, EVENT_RECOVERY_ACTION = 0x8000 };
 
 struct fault {
     int words;
@@ -142,8 +143,57 @@ static bool fault_lost(struct fault *fault)
 static bool fault_thermal(struct fault *fault)
 {
     fault->machine->gpus[fault->index].thermal = true;
-    event_add(fault->machine, fault->index, 0x10, 0, NOT_TIED, NOT_TIED);   /* the clocks change */
+    event_add(fault->machine, fault->index, EVENT_CLOCKS, 0, NOT_TIED, NOT_TIED);
     return true;
+}
+
+/* NVML's other errors, each with what the GPU asks for after it (chosen: the header does not tell). */
+static bool fault_event(struct fault *fault)
+{
+    static const struct { const char *name; uint64_t type; uint32_t recovery; } events[] = {
+        { "retirement-failure", EVENT_RETIREMENT_FAILURE, RECOVER_DRAIN_AND_RESET },
+        { "fatal-poison", EVENT_FATAL_POISON, RECOVER_GPU_RESET },
+        { "unavailable", EVENT_UNAVAILABLE, RECOVER_GPU_RESET },
+    };
+    for (size_t index = 0; fault->words == 1 && index < COUNT_OF(events); index++) {
+        if (strcmp(events[index].name, fault->word[0]) == 0) {
+            event_add(fault->machine, fault->index, events[index].type, 0, NOT_TIED, NOT_TIED);
+            set_recovery(fault, events[index].recovery);
+            return true;
+        }
+    }
+    return refuse(fault, fault->words ? fault->word[0] : NULL, "retirement-failure, fatal-poison or unavailable");
+}
+
+static bool fault_slowdown(struct fault *fault)
+{
+    enum { HARDWARE = 0x8, POWER_BRAKE = 0x80 };    /* of nvmlClocksEventReason… */
+    struct gpu *gpu = &fault->machine->gpus[fault->index];
+    if (fault->words == 1 && strcmp(fault->word[0], "hardware") == 0)
+        gpu->slowdown = HARDWARE;
+    else if (fault->words == 1 && strcmp(fault->word[0], "power-brake") == 0)
+        gpu->slowdown = HARDWARE | POWER_BRAKE;
+    else
+        return refuse(fault, fault->words ? fault->word[0] : NULL, "hardware or power-brake");
+    event_add(fault->machine, fault->index, EVENT_CLOCKS, 0, NOT_TIED, NOT_TIED);
+    return true;
+}
+
+static bool fault_fabric(struct fault *fault)
+{
+    static const char *const faults[] = { [FABRIC_NOT_STARTED] = "not-started", [FABRIC_JOINING] = "joining",
+                                          [FABRIC_FAILED] = "failed", [FABRIC_ROUTES] = "routes", [FABRIC_MENDING] = "mending",
+                                          [FABRIC_PLACE] = "place", [FABRIC_BANDWIDTH] = "bandwidth" };
+    struct gpu *gpu = &fault->machine->gpus[fault->index];
+    if (!gpu->board.fabric_state)
+        return refuse(fault, gpu->board.name, "a GPU that is attached to a fabric");
+    for (uint32_t number = FABRIC_NOT_STARTED; fault->words == 1 && number < COUNT_OF(faults); number++) {
+        if (strcmp(faults[number], fault->word[0]) == 0) {
+            gpu->fabric_fault = number;
+            return true;
+        }
+    }
+    return refuse(fault, fault->words ? fault->word[0] : NULL, "not-started, joining, failed, routes, mending, place or bandwidth");
 }
 
 static bool fault_process(struct fault *fault)
@@ -244,13 +294,13 @@ static bool apply(const char *kind, struct fault *fault)
 {
     static const struct { const char *name; bool (*apply)(struct fault *); } kinds[] = {
         { "xid", fault_xid }, { "ecc", fault_ecc }, { "row-remap", fault_row_remap }, { "lost", fault_lost },
-        { "thermal", fault_thermal }, { "process", fault_process }, { "nvlink", fault_link }, { "recovery-action", fault_recovery },
-        { "call", fault_call } };
+        { "thermal", fault_thermal }, { "event", fault_event }, { "slowdown", fault_slowdown }, { "fabric", fault_fabric },
+        { "process", fault_process }, { "nvlink", fault_link }, { "recovery-action", fault_recovery }, { "call", fault_call } };
     for (size_t index = 0; index < COUNT_OF(kinds); index++) {
         if (strcmp(kinds[index].name, kind) == 0)
             return kinds[index].apply(fault);
     }
-    return refuse(fault, kind, "xid, ecc, row-remap, lost, thermal, process, nvlink, recovery-action or call");
+    return refuse(fault, kind, "xid, ecc, event, row-remap, lost, thermal, slowdown, fabric, process, nvlink, recovery-action or call");
 }
 
 nvmlReturn_t control_fault(int words, char **word, struct json *json, char *error, size_t size)

@@ -110,7 +110,10 @@ static void show_gpu(struct json *json, const struct machine *machine, int index
     json_number(json, "locked_memory_clock_minimum_mhz", gpu->memory_locked_minimum);
     json_number(json, "locked_memory_clock_maximum_mhz", gpu->memory_locked_maximum);
     json_bool(json, "lost", gpu->lost);
+    json_bool(json, "unplugged", gpu->unplugged);
     json_bool(json, "thermal", gpu->thermal);
+    json_number(json, "slowdown", gpu->slowdown);
+    json_number(json, "fabric_fault", gpu->fabric_fault);
     json_number(json, "ecc_corrected", (long long)gpu->ecc_aggregate[0]);
     json_number(json, "ecc_uncorrected", (long long)gpu->ecc_aggregate[1]);
     json_bool(json, "row_remap_pending", gpu->remap_pending);

@@ -44,6 +44,8 @@ static void settle(struct gpu *gpu)
     }
     gpu->recovery_action = 0;
     gpu->thermal = false;
+    gpu->slowdown = 0;
+    gpu->fabric_fault = FABRIC_WELL;
     memset(gpu->links_down, 0, sizeof gpu->links_down);
     gpu->locked_minimum = gpu->locked_maximum = gpu->memory_locked_minimum = gpu->memory_locked_maximum = 0;
     gpu->application_memory = gpu->application_graphics = 0;
@@ -76,7 +78,7 @@ void gpu_power_on(struct gpu *gpu, bool first)
     gpu->epoch++;
     gpu->former_minor = first ? board->minor : gpu->minor;
     gpu->minor = board->minor;
-    gpu->lost = false;
+    gpu->lost = gpu->unplugged;
     gpu->compute_mode = gpu->accounting = gpu->time_slice = 0;
     gpu->persistence = board->persistence;
     gpu->power_limit = board->power_default;

@@ -124,11 +124,17 @@ struct process {
     uint64_t holder_started;
 };
 
+/* What keeps a GPU from its fabric, or is wrong with its place there. */
+enum fabric_fault { FABRIC_WELL, FABRIC_NOT_STARTED, FABRIC_JOINING, FABRIC_FAILED, FABRIC_ROUTES, FABRIC_MENDING, FABRIC_PLACE,
+                    FABRIC_BANDWIDTH };
+
 struct gpu {
     struct board board;
     uint64_t epoch;                 /* of the attachment: handles of an earlier one are invalid */
     uint32_t minor, former_minor;   /* a change of the MIG mode may move it */
-    bool lost, thermal;
+    bool lost, thermal, unplugged;  /* unplugged: not in the machine, and lost for who had it */
+    uint32_t slowdown;              /* further reasons for slow clocks: bits of nvmlClocksEventReason… */
+    uint32_t fabric_fault;          /* enum fabric_fault */
     uint32_t mig_current, mig_pending, ecc_current, ecc_pending, compute_mode, persistence, accounting, time_slice;
     int64_t power_limit;
     uint32_t locked_minimum, locked_maximum, memory_locked_minimum, memory_locked_maximum;   /* MHz, 0: not locked */

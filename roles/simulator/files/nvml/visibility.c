@@ -87,7 +87,7 @@ void visibility_scan(const struct machine *machine)
     for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
         char path[PATH_MAX_BYTES + 64];
         snprintf(path, sizeof path, "%s/nvidia%u", machine->dev_root, machine->gpus[gpu].minor);
-        if (openable(path, O_RDWR) && held_by_nvidia(machine, &machine->gpus[gpu]))
+        if (!machine->gpus[gpu].unplugged && openable(path, O_RDWR) && held_by_nvidia(machine, &machine->gpus[gpu]))
             order[order_count++] = (int)gpu;
     }
 }
