@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,18 @@ def test_events_are_repeated_by_count_and_limited(tmp_path: Path) -> None:
         for number in range(200):
             recorder.warning(claim, "PrepareFailed", f"reason {number}", action="Prepare")
         await recorder.close()
-        assert len(api.events) <= events_module.BURST + 2
+        told = len(api.events)
+        assert events_module.BURST <= told <= events_module.BURST + 2
+        for number in range(64):
+            other = replace(claim, name=f"b{number}", uid=f"uid-b{number}")
+            recorder.warning(other, "DeviceUnhealthy", "it is lost", action="Watch")
+        await recorder.close()
+        assert len(api.events) == told + 64, "what is told of one keeps others from being told"
+        for number in range(events_module.TOTAL_BURST):
+            other = replace(claim, name=f"c{number}", uid=f"uid-c{number}")
+            recorder.warning(other, "DeviceUnhealthy", "it is lost", action="Watch")
+        await recorder.close()
+        assert len(api.events) <= events_module.TOTAL_BURST + 2
         api.failures = [("POST", 403, "forbidden")]
         now[0] += 1000
         recorder.normal(claim, "Fine", "x" * 5000, action="Prepare")  # a failure disturbs nothing

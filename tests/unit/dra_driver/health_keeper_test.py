@@ -167,6 +167,7 @@ def test_a_gpu_that_asks_for_a_reset_gets_it_when_nothing_uses_it_and_somebody_w
         await scene.until(lambda: resets(scene))
         await scene.until(lambda: set(taints(scene)) == {name for name in scene.devices() if name.startswith("gpu-0")})
         assert resets(scene) == [((idle.uuid,),)], "the one that a claim uses was reset, or nothing was"
+        await scene.until(lambda: ("DeviceReset", "Normal") in reasons(scene, "Node"))
         assert await scene.unprepare("a") == ""
         await scene.until(lambda: not taints(scene))
         assert resets(scene) == [((idle.uuid,),), ((used.uuid,),)]

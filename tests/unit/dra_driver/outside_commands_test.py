@@ -21,8 +21,11 @@ from dra_driver.commands.explain import Facts, explain, room_left
 from dra_driver.commands.output import outline, table
 from dra_driver.commands.redact import MARK, redact
 from dra_driver.commands.selectors import fits
+from dra_driver.core.model import Notice
+from dra_driver.core.signs import Ends, Severity, Sign
 from dra_driver.core.system import System
 from dra_driver.metrics import MetricsRegistry, PrometheusMetrics
+from dra_driver.status_command import troubles_of
 from dra_driver.supervisors.identity import IdentityKeeper
 from dra_driver.supervisors.storage import unwritable
 from hypothesis import given
@@ -100,6 +103,39 @@ def test_a_claim_is_explained_while_it_is_prepared_and_when_the_driver_is_gone(
         assert status == 1 and "Nobody answers" in text
 
     run(home, scenario)
+
+
+def test_what_is_wrong_with_a_device_is_told_with_its_remedy(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torn = Sign("error", Severity.FAILED, "It told of error 9.", "Restart the machine.", Ends.RESTART, "9")
+
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: len(scene.devices()) == 2 * 26)
+        scene.backend.notices.put(Notice(scene.backend.gpus.template(1).uuid, "GPU 1 tells of error 9", torn))
+        await scene.until(lambda: any(device["ailments"] for device in asked(scene)))
+        options = configured(scene)
+        for command in ("status", "devices"):
+            _status, text = await said(capsys, command, *options)
+            assert text.count("error 9 (failed): It told of error 9. Restart the machine.") == 1, command
+        _status, text = await said(capsys, "devices", "--output", "json", *options)
+        assert [[each["value"] for each in device["ailments"]] for device in json.loads(text)] == [[], ["9"]]
+
+    run(home, scenario)
+
+
+def asked(scene: Scene) -> list[dict[str, Any]]:
+    """What the driver says of its devices at this moment."""
+    assert scene.driver is not None
+    return [dict(vars(device)) for device in scene.driver.status().devices]
+
+
+def test_a_fault_that_is_an_ailment_is_told_once() -> None:
+    ill = {"cause": "gpu-lost", "value": "", "severity": "failed", "message": "It is lost.", "remedy": "Look."}
+    device = {"fault": "gpu-lost: it is lost", "ailments": [ill]}
+    assert troubles_of(device) == ["gpu-lost (failed): It is lost. Look."]
+    assert troubles_of({**device, "ailments": []}) == ["gpu-lost: it is lost"], "nothing was ever read of it"
+    assert troubles_of({"fault": "", "ailments": []}) == []
 
 
 def test_not_ready_is_alive(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -244,6 +244,7 @@ class Serving:
             reset=watch.reset,
             was_reset=keeper.was_reset,
             report=self._reports.problem,
+            told=self._reports.done,
         )
         listener = Listener(self._backend, driver=self._driver, soon=self._soon, heard=keeper.heard)
         pool = PoolKeeper(self.publisher, self.pictures)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import config
@@ -105,6 +105,21 @@ def ask(path: str) -> dict[str, Any]:
     return {"ok": True, "message": f"{answer.name} serves {', '.join(answer.supported_versions)} at {answer.endpoint}"}
 
 
+def troubles_of(device: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with a device of a driver's status, each thing with what to do; its fault where that is all that is known."""
+    told = [
+        " ".join(
+            part
+            for part in (each["cause"], each["value"], f"({each['severity']}):", each["message"], each["remedy"])
+            if part
+        )
+        for each in device.get("ailments", ())
+    ]
+    fault = str(device["fault"])
+    is_told = any(fault.startswith(f"{each['cause']}:") for each in device.get("ailments", ()))
+    return [*told, *([fault] if fault and not is_told else [])]
+
+
 def companions_of(system: System) -> dict[str, list[dict[str, str]]]:
     """Return the programs that run for claims, by the claim's UID; nothing where systemd does not answer."""
     try:
@@ -144,7 +159,7 @@ def _table(entry: dict[str, Any]) -> str:
     lines = [f"{entry['driver']}: {_state(entry)}", *(f"  {problem}" for problem in entry["problems"])]
     if entry["refused"]:
         lines.append(f"  a later configuration is refused: {entry['refused']['problem']}")
-    lines += [f"  {device['name']}: {device['fault']}" for device in entry["devices"] if device["fault"]]
+    lines += [f"  {device['name']}: {said}" for device in entry["devices"] for said in troubles_of(device)]
     lines.append(entry["answer"]["message"])
     rows = [("CLAIM", "STATE", "REQUEST", "DEVICE", "UUID")]
     for claim in entry["claims"]:

@@ -20,9 +20,12 @@ LOG = logging.getLogger(__name__)
 
 # The same Event of the same object is repeated (as a raised count) at most this often.
 REPEAT_SECONDS = 300.0
-# A node that fails all its claims may write this many Events at once and then one per REFILL_SECONDS.
+# Of one object so many Events are written at once, and then one per REFILL_SECONDS.
 BURST = 25
 REFILL_SECONDS = 5.0
+# The same for all of them together: one fault of a full node is told to the pods of all of its devices.
+TOTAL_BURST = 300
+TOTAL_REFILL_SECONDS = 1.0
 REMEMBERED = 512
 MESSAGE_LIMIT = 1024
 # The id that the log has on every line of what led to the Event.
@@ -48,10 +51,29 @@ class _Written:
     at: float
 
 
+class _Allowance:
+    """So many Events may be written at once, and one more for each time that passes."""
+
+    def __init__(self, burst: int, refill_seconds: float, now: float) -> None:
+        self._burst = burst
+        self._refill_seconds = refill_seconds
+        self._left = float(burst)
+        self._at = now
+
+    def take(self, now: float) -> bool:
+        """Take one, and say whether there was one."""
+        self._left = min(float(self._burst), self._left + (now - self._at) / self._refill_seconds)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
 class EventRecorder:
     """Writes Events in the background. Failing to write one is logged and never disturbs the work it speaks of.
 
-    One is not written where too many were in a short time; whoever has to say it all the same is told, and tries again later.
+    One is not written where too many of its object, or of all, were in a short time; whoever has to say it all the same is told, and tries again later.
     """
 
     def __init__(
@@ -62,8 +84,8 @@ class EventRecorder:
         self._node_name = node_name
         self._clock = clock
         self._written: OrderedDict[tuple[str, str, str, str], _Written] = OrderedDict()
-        self._tokens = float(BURST)
-        self._refilled = clock()
+        self._all = _Allowance(TOTAL_BURST, TOTAL_REFILL_SECONDS, clock())
+        self._each: OrderedDict[str, _Allowance] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def warning(self, subject: Subject, reason: str, message: str, *, action: str) -> bool:
@@ -88,7 +110,7 @@ class EventRecorder:
         former = self._written.get(key)
         if former is not None and now - former.at < REPEAT_SECONDS:
             return True
-        if not self._take_token(now):
+        if not self._may(subject, now):
             return False
         if former is None:
             former = self._written[key] = _Written("", subject.namespace or "default", 0, now)
@@ -101,13 +123,12 @@ class EventRecorder:
         task.add_done_callback(self._tasks.discard)
         return True
 
-    def _take_token(self, now: float) -> bool:
-        self._tokens = min(float(BURST), self._tokens + (now - self._refilled) / REFILL_SECONDS)
-        self._refilled = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
+    def _may(self, subject: Subject, now: float) -> bool:
+        own = self._each.setdefault(subject.uid or subject.name, _Allowance(BURST, REFILL_SECONDS, now))
+        self._each.move_to_end(subject.uid or subject.name)
+        while len(self._each) > REMEMBERED:
+            self._each.popitem(last=False)
+        return own.take(now) and self._all.take(now)
 
     async def _write(
         self, written: _Written, kind: str, subject: Subject, reason: str, message: str, action: str

@@ -11,7 +11,7 @@ from ..claims.debts import debts_in
 from ..claims.records import ClaimRecord, DeviceRecord
 from ..core.errors import AcceleratorError
 from ..kubelet.pod_resources import ContainerDevice, container_devices, socket_path
-from ..status_command import companions_of
+from ..status_command import companions_of, troubles_of
 from .node import DriverOnNode, Node
 from .output import table
 
@@ -98,6 +98,7 @@ def devices(node: Node) -> list[dict[str, Any]]:
                     "uuid": uuid,
                     "name": entry.get("name", ""),
                     "fault": entry.get("fault", "" if driver.runs else "not known: the driver does not run"),
+                    "ailments": list(entry.get("ailments", ())),
                     "claims": sorted(
                         f"{record.describe()} ({device.name})"
                         for record in driver.stored.records
@@ -114,8 +115,8 @@ def devices_text(found: list[dict[str, Any]]) -> str:
     """Return devices as a table."""
     rows: list[list[object]] = [["DEVICE", "UUID", "FAULT", "CLAIMS", "TO BE UNDONE"]]
     rows += [
-        [each["name"], each["uuid"], each["fault"] or "none", ", ".join(each["claims"]), ", ".join(each["owed"])]
-        for each in found
+        [each["name"], each["uuid"], "; ".join(said) or "none", ", ".join(each["claims"]), ", ".join(each["owed"])]
+        for each, said in ((each, troubles_of(each)) for each in found)
     ]
     return table(rows) or "no device is known\n"
 

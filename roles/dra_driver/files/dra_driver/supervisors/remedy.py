@@ -56,7 +56,10 @@ def is_idle(device: Device) -> bool:
 
 
 class Remedy:
-    """One vendor's devices. ``reset`` resets some together once nobody works with any; ``was_reset`` is told of each."""
+    """One vendor's devices. ``reset`` resets some together once nobody works with any; ``was_reset`` is told of each.
+
+    ``report`` is for resets that failed, ``told`` for those that were made: reason and message of an Event.
+    """
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class Remedy:
         reset: Callable[[tuple[str, ...]], Awaitable[Any]],
         was_reset: Callable[[str], None],
         report: Callable[[str, str], None],
+        told: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver = driver
@@ -75,6 +79,7 @@ class Remedy:
         self._reset = reset
         self._was_reset = was_reset
         self._report = report
+        self._told = told
         self._clock = clock
         self._attempts: dict[str, tuple[float, ...]] = {}
 
@@ -100,5 +105,6 @@ class Remedy:
                 self._report("ResetFailed", f"{names} asks for a reset, which failed: {error}")
                 return
             LOG.info("%s was reset", names, extra=fields(driver=self._driver))
+            self._told("DeviceReset", f"{names} asked for a reset, which was made while nothing used it")
         for uuid in uuids:
             self._was_reset(uuid)

@@ -108,6 +108,11 @@ class Reports:
                 pod = Subject("Pod", "v1", each["name"], each.get("uid", ""), record.namespace)
                 emit(pod, reason, f"{text} (claim {record.name})", action="Watch")
 
+    def done(self, reason: str, message: str) -> None:
+        """Write an Event on the node: something that was done there which nobody had asked for."""
+        subject = Subject("Node", "v1", self._node_name, self._node_name)
+        self._events.normal(subject, reason, f"{self._driver}: {message}", action="Reset")
+
     def problem(self, reason: str, message: str) -> None:
         """Write an Event on the node: something that its administrator should know."""
         subject = Subject("Node", "v1", self._node_name, self._node_name)
