@@ -16,7 +16,31 @@ from dra_driver.core.slices import build_pool
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.bench.order_model import MIXES, served, trace
+
 MIG_BOARDS = board_names()
+
+
+#: Claims come and go on eight GPUs, from these seeds, in each mix of profiles.
+SEEDS, CLAIMS = range(4), 400
+
+
+@pytest.mark.parametrize("name", MIG_BOARDS)
+def test_the_order_turns_no_more_claims_away_than_the_order_of_names(name: str) -> None:
+    """In which NVIDIA's driver publishes them (GKP/driver.go: sorted). Where boards have few places both are the same."""
+    gpu = replace(device(name), partitioning=Partitioning(True, True, True))
+    ours, counters = offers(gpu, True), counter_set(gpu).counters
+    by_name = sorted(ours, key=lambda offer: offer.name)
+    sizes = {each.name: each.size for each in gpu.profiles if not set("+-") & set(each.name)}
+    served_by = {"ours": 0, "names": 0}
+    for mix in MIXES:
+        for seed in SEEDS:
+            events = trace(sizes, gpu.memory_slices, mix, seed=seed, claims=CLAIMS)
+            served_by["ours"] += served(ours, counters, events)
+            served_by["names"] += served(by_name, counters, events)
+    assert served_by["ours"] >= served_by["names"]
+    if gpu.memory_slices == 8:
+        assert served_by["ours"] > served_by["names"], "the holes that it leaves are no larger"
 
 
 def place(offer: Offer) -> tuple[int, int]:
