@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.cluster import DRIVER_UNIT, Cluster, Recap
+from tests.cluster.surfaces import Times
 
 #: A fault that is put into the hardware is waited for; three times as often as by default is soon enough. The demo, and the
 #: worlds of their own in `make prove`, run with the default.
@@ -73,6 +74,14 @@ def cluster(world: Cluster, first_run: Recap) -> Cluster:
     if first_run.failed:
         raise AssertionError(first_run.output)
     return world
+
+
+@pytest.fixture(scope="session")
+def times() -> Iterator[Times]:
+    """Collects how long faults take to be told of, and prints one table at the end."""
+    collected = Times()
+    yield collected
+    collected.print()
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,11 @@ IMAGE = "localhost/accelerator-probe:latest"
 PRINT_AND_STAY = "nvidia-smi -L; trap 'exit 0' TERM; while :; do sleep 1; done"
 
 
+#: For a claim that takes a device whatever is wrong with it. Who evicts pods asks for the effect by name; the scheduler also takes one
+#: that is left out.
+TOLERATED = [{"operator": "Exists", "effect": "NoExecute"}, {"operator": "Exists"}]
+
+
 def claim(name: str, *, device_class: str, expression: str | None = None, count: int = 1) -> dict[str, Any]:
     """A ResourceClaim with one request ``device`` of the class, narrowed by a CEL expression."""
     exactly: dict[str, Any] = {"deviceClassName": device_class, "count": count}

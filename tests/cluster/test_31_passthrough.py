@@ -7,6 +7,7 @@ The node is the one that is given another layout. One short case of this is in t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +16,8 @@ import yaml
 from tests.cluster.cluster import EXAMPLES, Cluster, Recap
 from tests.cluster.killer import Killer
 from tests.cluster.machines import drivers, generations, listed
-from tests.cluster.manifests import claim, pod
+from tests.cluster.manifests import TOLERATED, claim, pod
+from tests.cluster.surfaces import Ailment, Holder, Sick, Surfaces, Times
 
 pytestmark = pytest.mark.prove
 CLASS = "vfio.gpu.nvidia.com"
@@ -109,6 +111,38 @@ def test_what_uses_a_gpu_is_named(clean: Cluster, passing: str) -> None:
     clean.wait_running("machine")
     clean.delete(*reversed(documents))
     clean.wait("the GPU is back", lambda: listed(clean, passing) == 8)
+
+
+def test_a_gpu_that_vanishes_while_a_virtual_machine_has_it(clean: Cluster, passing: str, times: Times) -> None:
+    """NVML knows nothing of it: the PCI bus tells. What tolerates the taint keeps its pod, and the GPU comes back by itself."""
+    wanted = claim("machine", device_class=CLASS)
+    wanted["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = TOLERATED
+    documents = [wanted, pod("machine", "machine", node=passing)]
+    clean.apply(*documents)
+    clean.wait_running("machine")
+    (result,) = clean.get("resourceclaim", "machine")["status"]["allocation"]["devices"]["results"]
+    number = int(str(result["device"]).rpartition("-")[2])
+    uuid = str(clean.devices(passing)[f"gpu-{number}"]["attributes"]["uuid"]["string"])
+    address = address_of(clean, passing, number)
+    holder = Holder(uuid, result["device"], "machine", "machine")
+    clean.restart_driver(passing)
+    surfaces = Surfaces(clean, passing)
+    try:
+        clean.wait("all is well", lambda: surfaces.all_well([holder]))
+        lost = Sick("lost while a machine has it", holder, (Ailment("gpu-lost", "", "NoExecute"),), time.time())
+        clean.run(passing, "gpu-simulator", "unplug", address)
+        seen = surfaces.wait_seen([lost])
+        ended = time.time()
+        clean.run(passing, "gpu-simulator", "plug", address)
+        gone = surfaces.wait_gone([lost], ended)
+    finally:
+        surfaces.close()
+        clean.run(passing, "gpu-simulator", "plug", address)
+    times.add(lost, seen[lost.name], ended, gone[lost.name])
+    assert clean.pod("machine")["status"]["phase"] == "Running"
+    clean.delete(*reversed(documents))
+    clean.wait("the GPU is back", lambda: listed(clean, passing) == 8)
+    assert drivers(clean, passing) == {}
 
 
 @pytest.fixture()

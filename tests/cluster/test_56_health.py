@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.manifests import claim, pod
+from tests.cluster.manifests import TOLERATED, claim, pod
+from tests.cluster.test_27_outside import info, scraped
 from tests.cluster.test_55_faults import on, taints
 
 
@@ -28,9 +29,7 @@ def node(clean: Cluster) -> Iterator[str]:
 def tolerant(name: str, expression: str) -> dict[str, Any]:
     """A claim that takes a device whatever is wrong with it."""
     made = claim(name, device_class="mig.nvidia.com", expression=expression)
-    # Who evicts pods asks for the effect by name; the scheduler also takes one that is left out.
-    exactly = made["spec"]["devices"]["requests"][0]["exactly"]
-    exactly["tolerations"] = [{"operator": "Exists", "effect": "NoExecute"}, {"operator": "Exists"}]
+    made["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = TOLERATED
     return made
 
 
@@ -79,6 +78,9 @@ def test_an_error_evicts_who_does_not_tolerate_it_and_goes_when_the_gpu_is_well(
     for kind, name in (("Pod", "stays"), ("ResourceClaim", "stays"), ("Node", node)):
         assert ("DeviceUnhealthy", "Warning") in events(clean, kind, name), kind
     assert ailments(clean, node, 3) == {"xid 95", "recovery-action drain-and-reset"}
+    told = {(each["cause"], each["effect"]) for each in info(scraped(clean, node), "device_fault")}
+    assert told == {("xid-95", "NoExecute"), ("recovery-action-drain-and-reset", "NoSchedule")}
+    assert "xid 95 (failed)" in clean.run(node, "dra-driver", "status")
     clean.restart_driver(node)
     clean.wait("the driver looked", lambda: clean.status(node)["published"])
     assert "xid 95" in ailments(clean, node, 3), "the driver has forgotten the Xid"

@@ -1,0 +1,181 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""Each fault that a GPU can have: told in every place with its severity, and gone from all of them when it is verified to be over.
+
+Faults are injected several at a time, each into a GPU of its own that a pod has whole. What is asserted is the order; the times are
+printed at the end. The fault of a GPU that a virtual machine has is in test_31_passthrough.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.manifests import TOLERATED, claim, device_named, pod
+from tests.cluster.surfaces import Ailment, Holder, Sick, Surfaces, Times
+from tests.cluster.test_55_faults import taints
+
+pytestmark = pytest.mark.prove
+
+CALL = "call nvmlDeviceGetMemoryInfo"
+AT_ONCE = 4
+
+RESET = Ailment("recovery-action", "reset", "NoExecute")
+DRAIN = Ailment("recovery-action", "drain-and-reset")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is injected, by words of ``gpu-simulator fault GPU``, and what it is to be seen as.
+
+    ``used`` has a process on the GPU meanwhile: an application's error ends with it.
+    """
+
+    faults: tuple[str, ...]
+    ailments: tuple[Ailment, ...]
+    used: bool = False
+
+    @property
+    def name(self) -> str:
+        """How the table calls it."""
+        return "; ".join(self.faults)
+
+
+def case(*faults: str, told: tuple[Ailment, ...], used: bool = False) -> Case:
+    return Case(faults, told, used)
+
+
+CASES = (
+    # Xids of each kind of the catalogue: the application, a workflow, a reset, the machine, power, software.
+    case("xid 31", told=(Ailment("xid", "31", ""),), used=True),
+    case("xid 78", told=(Ailment("xid", "78", ""),), used=True),
+    case(
+        "recovery-action 3",
+        "nvlink 0 down",
+        told=(Ailment("xid", "74"), Ailment("recovery-action", "drain-p2p")),
+    ),
+    case("ecc dbe", told=(Ailment("xid", "48"), DRAIN)),
+    case("xid 95", told=(Ailment("xid", "95", "NoExecute"), DRAIN)),
+    case("xid 119", told=(Ailment("xid", "119", "NoExecute"), RESET)),
+    case(
+        "recovery-action 2",
+        "xid 54",
+        told=(Ailment("xid", "54"), Ailment("recovery-action", "reboot", "NoExecute")),
+    ),
+    case("xid 79", told=(Ailment("xid", "79", "NoExecute"), Ailment("recovery-action", "reboot", "NoExecute"))),
+    # Repairs of its memory.
+    case("row-remap pending", told=(Ailment("row-remap-pending", "", ""), DRAIN)),
+    case(
+        "row-remap failure",
+        told=(Ailment("row-remap-failure"), Ailment("xid", "64", "NoExecute"), RESET),
+    ),
+    # NVML's other errors.
+    case("event retirement-failure", told=(Ailment("memory-failure"), DRAIN)),
+    case("event fatal-poison", told=(Ailment("poison", "", "NoExecute"), RESET)),
+    case("event unavailable", told=(Ailment("unavailable", "", "NoExecute"), RESET)),
+    # What the GPU asks for.
+    case("recovery-action 1", told=(RESET,)),
+    case("recovery-action 4", told=(DRAIN,)),
+    case("recovery-action 5", told=(Ailment("recovery-action", "recover-imex-domain"),)),
+    case("recovery-action 6", told=(Ailment("recovery-action", "bus-reset", "NoExecute"),)),
+    case("recovery-action 7", told=(Ailment("recovery-action", "system-reboot", "NoExecute"),)),
+    # What slows it down.
+    case("thermal", told=(Ailment("slowdown", "thermal"),)),
+    case("slowdown power-brake", told=(Ailment("slowdown", "power-brake"),)),
+    case("slowdown hardware", told=(Ailment("slowdown", "hardware"),)),
+    # Its place in the NVLink fabric.
+    case("fabric not-started", told=(Ailment("fabric", "not-joined"),)),
+    case("fabric joining", told=(Ailment("fabric", "not-joined"),)),
+    case("fabric failed", told=(Ailment("fabric", "failed"),)),
+    case("fabric routes", told=(Ailment("fabric", "routes"),)),
+    case("fabric mending", told=(Ailment("fabric", "mending"),)),
+    case("fabric place", told=(Ailment("fabric", "place"),)),
+    case("fabric bandwidth", told=(Ailment("fabric", "bandwidth", ""),)),
+    # It does not answer, or with an error.
+    case(f"{CALL} fail 999", told=(Ailment("unknown-error"),)),
+    case(f"{CALL} fail 16", told=(Ailment("reset-required", "", "NoExecute"),)),
+    case(f"{CALL} fail 8", told=(Ailment("insufficient-power"),)),
+    case(f"{CALL} fail 4", told=(Ailment("no-permission"),)),
+    case(f"{CALL} fail 10", told=(Ailment("no-answer"),)),
+    case(f"{CALL} hang", told=(Ailment("no-answer"),)),
+    case("lost", told=(Ailment("gpu-lost", "", "NoExecute"),)),
+)
+TOGETHER = [CASES[place : place + AT_ONCE] for place in range(0, len(CASES), AT_ONCE)]
+
+
+def documents(node: str, index: int, uuid: str) -> list[dict[str, Any]]:
+    """A claim for one whole GPU whatever is wrong with it, and its pod."""
+    wanted = claim(f"whole-{index}", device_class="gpu.nvidia.com", expression=device_named(uuid))
+    wanted["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = TOLERATED
+    return [wanted, pod(f"whole-{index}", f"whole-{index}", node=node)]
+
+
+@pytest.fixture(scope="module")
+def node(cluster: Cluster) -> str:
+    """The second node, all of whose GPUs are dynamic."""
+    name = cluster.nodes()[1]
+    cluster.wait("all devices are published", lambda: len(cluster.devices(name)) == 8 * 26)
+    return name
+
+
+@pytest.fixture(scope="module")
+def holders(cluster: Cluster, node: str) -> Iterator[list[Holder]]:
+    """Some GPUs, each with a pod that stays whatever happens to it; afterwards all are well and nobody's."""
+    found, made = [], []
+    for index in range(AT_ONCE):
+        uuid = str(cluster.devices(node)[f"gpu-{index}"]["attributes"]["uuid"]["string"])
+        found.append(Holder(uuid, f"gpu-{index}", f"whole-{index}", f"whole-{index}"))
+        made += documents(node, index, uuid)
+    cluster.apply(*made)
+    cluster.wait_running(*(each.pod for each in found))
+    yield found
+    cluster.run(node, "gpu-simulator", "clear")
+    cluster.delete(*reversed(made))
+    cluster.wait("no device is tainted", lambda: not taints(cluster, node))
+
+
+@pytest.fixture()
+def surfaces(cluster: Cluster, node: str, holders: list[Holder]) -> Iterator[Surfaces]:
+    """All places, listened to, with a driver that has told nobody of anything yet; afterwards no fault is left."""
+    cluster.restart_driver(node)
+    cluster.wait("the driver looked", lambda: cluster.status(node)["published"])
+    listening = Surfaces(cluster, node)
+    yield listening
+    listening.close()
+    cluster.run(node, "gpu-simulator", "clear")
+
+
+def name_of(cases: tuple[Case, ...]) -> str:
+    return f"{cases[0].name} to {cases[-1].name}".replace(f"{CALL} ", "call ")
+
+
+@pytest.mark.parametrize("cases", TOGETHER, ids=name_of)
+def test_it_is_told_in_every_place_and_goes_again(
+    cluster: Cluster, node: str, holders: list[Holder], surfaces: Surfaces, times: Times, cases: tuple[Case, ...]
+) -> None:
+    chosen = list(zip(cases, holders))
+    cluster.wait("all is well", lambda: surfaces.all_well([holder for _case, holder in chosen]))
+    used = [holder for each, holder in chosen if each.used]
+    for holder in used:
+        cluster.run(node, "gpu-simulator", "fault", holder.uuid, "process", "1")
+    if used:
+        before = time.time()
+        cluster.wait("the processes were seen", lambda: cluster.status(node)["looked_at"] > before)
+    sick = []
+    for each, holder in chosen:
+        sick.append(Sick(each.name, holder, each.ailments, time.time()))
+        cluster.shell(node, " && ".join(f"gpu-simulator fault {holder.uuid} {words}" for words in each.faults))
+    seen = surfaces.wait_seen(sick)
+    ended = time.time()
+    cluster.run(node, "gpu-simulator", "clear")
+    gone = surfaces.wait_gone(sick, ended)
+    for one in sick:
+        times.add(one, seen[one.name], ended, gone[one.name])
+        for place in surfaces.expected(one.ailments):
+            assert one.began <= (seen[one.name][place] or 0.0) <= ended <= (gone[one.name][place] or 0.0), (one, place)
+    assert all(cluster.pod(holder.pod)["status"]["phase"] == "Running" for holder in holders), "all is tolerated"
