@@ -89,6 +89,20 @@ def test_the_compute_policy(silicon: Silicon) -> None:
     assert [gpu["time_slice"] for gpu in silicon.show()["gpus"]] == [0, 0, 2]
 
 
+def test_the_workload_profiles(silicon: Silicon) -> None:
+    """As nvidia-smi 580.65.06 prints them; a board without any is told so, with NVML's error as the exit status."""
+    none = silicon.smi("power-profiles", "-l", "-i", "0")
+    assert (none.returncode, none.stdout) == (
+        3,
+        "Workload Power Profiles feature is not supported on this device.\n",
+    )
+    profiles = ("workload-profile 1 priority=0", "workload-profile 3 priority=1", "workload-profile 13 priority=2")
+    silicon.load(machine_text(silicon.folder, [gpu_section(BOARDS["B200"], 0, profiles)]))
+    assert output(silicon, "power-profiles", "-l").splitlines() == ["1. Max-Q", "3. Memory Bound", "13. HPC"]
+    assert output(silicon, "power-profiles", "-gr") == "No profiles are currently requested.\n"
+    assert output(silicon, "power-profiles", "-ge") == "No profiles are currently engaged.\n"
+
+
 def test_the_mig_listings(silicon: Silicon) -> None:
     client = silicon.client()
     client("nvmlDeviceSetMigMode", client.gpu(), 1)

@@ -198,6 +198,84 @@ def test_temperatures_and_fans(silicon: Silicon) -> None:
     assert client("nvmlDeviceGetPcieThroughput", gpu, 0) == 0
 
 
+PROFILES = (
+    "workload-profile 0 priority=0 conflicts=0x2",
+    "workload-profile 1 priority=1 conflicts=0x1",
+    "workload-profile 7 priority=2",
+)
+CURRENT, REQUESTED = (f"c_nvmlWorkloadPowerProfile{which}Profiles_v1_t" for which in ("Current", "Requested"))
+
+
+def bits(mask: dict[str, Any]) -> set[int]:
+    return {32 * index + bit for index, word in enumerate(mask["mask"]) for bit in range(32) if word >> bit & 1}
+
+
+def profiles(client: Client) -> tuple[set[int], ...]:
+    """Those that the board has, those that are requested, those that hold."""
+    current = client.fill(
+        "nvmlDeviceWorkloadPowerProfileGetCurrentProfiles", client.gpu(), {"struct": CURRENT}, by_reference=True
+    )
+    return tuple(bits(current[f"{which}ProfilesMask"]) for which in ("perf", "requested", "enforced"))
+
+
+def request(client: Client, what: str, *numbers: int, code: int = SUCCESS, first: int = 0x01000024) -> None:
+    """A call with a first word (the version of most), and a bit for each number."""
+    assert client("masked", f"nvmlDeviceWorkloadPowerProfile{what}", client.gpu(), first, list(numbers)) == code
+
+
+def test_workload_profiles_are_requested_and_of_two_in_conflict_one_holds(bare_silicon: Silicon) -> None:
+    silicon = bare_silicon
+    sections = [gpu_section(BOARDS["B200"], 0, PROFILES), gpu_section(BOARDS["H100-80"], 1)]
+    silicon.load(machine_text(silicon.folder, sections))
+    client = silicon.client()
+    assert profiles(client) == ({0, 1, 7}, set(), set())
+    request(client, "SetRequestedProfiles", 1)
+    request(client, "SetRequestedProfiles", 7)
+    assert profiles(client)[1:] == ({1, 7}, {1, 7})
+    request(client, "SetRequestedProfiles", 0)
+    assert profiles(client)[1:] == ({0, 1, 7}, {0, 7})
+    request(client, "ClearRequestedProfiles", 0, 7)
+    assert profiles(client)[1:] == ({1}, {1})
+    assert silicon.show()["gpus"][0]["workload_profiles_requested"] == 2
+    for number in (2, 33):
+        request(client, "SetRequestedProfiles", number, code=INVALID_ARGUMENT)
+    request(client, "SetRequestedProfiles", 1, code=ARGUMENT_VERSION_MISMATCH, first=1)
+    for operation, requested in ((1, {0, 1}), (2, {0}), (0, set())):
+        request(client, "UpdateProfiles_v1", 0, first=operation)
+        assert profiles(client)[1] == requested
+    request(client, "UpdateProfiles_v1", 0, first=3, code=INVALID_ARGUMENT)
+    request(client, "SetRequestedProfiles", 1)
+    silicon.control("power-cycle")
+    assert profiles(client)[1] == set()
+    info = client.fill(
+        "nvmlDeviceWorkloadPowerProfileGetProfilesInfo",
+        client.gpu(),
+        {"struct": "c_nvmlWorkloadPowerProfileProfilesInfo_v1_t"},
+        by_reference=True,
+    )
+    assert bits(info["perfProfilesMask"]) == {0, 1, 7}
+    assert [info["perfProfile"][number]["priority"] for number in (0, 1, 7)] == [0, 1, 2]
+    assert bits(info["perfProfile"][1]["conflictingmask"]) == {0}
+    other = {"struct": CURRENT}
+    assert (
+        client("symbol", "nvmlDeviceWorkloadPowerProfileGetCurrentProfiles", client.gpu(1), other)[0] == NOT_SUPPORTED
+    )
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("workload-profile 32 priority=0", "the number of a workload power profile, each once, 0 to 31"),
+        ("workload-profile 0 priority=0 conflicts=0x4", "conflict with ones of the same board"),
+        ("workload-profile 0", "priority"),
+    ],
+)
+def test_a_workload_profile_that_is_none_is_refused(bare_silicon: Silicon, statement: str, said: str) -> None:
+    path = bare_silicon.folder / "wrong.machine"
+    path.write_text(machine_text(bare_silicon.folder, [gpu_section(BOARDS["B200"], 0, (statement,))]))
+    assert said in bare_silicon.control(f"load {path}")["error"]
+
+
 def test_the_compute_policy_has_its_own_command(silicon: Silicon) -> None:
     assert silicon.control("timeslice 0")["timeslice"] == [0]
     assert silicon.control("timeslice 0 3")["ok"]

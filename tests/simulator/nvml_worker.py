@@ -125,6 +125,14 @@ def symbol(name: str, *arguments: Any) -> list[Any]:
     return [code, *(encode(cell) for cell in cells if isinstance(cell, (ctypes.c_ulonglong, ctypes.Structure)))]
 
 
+def masked(name: str, handle: Any, first: int, numbers: list[int]) -> int:
+    """What a symbol answers to a structure of one word and a mask of 255 bits."""
+    words = (ctypes.c_uint * 9)(first)
+    for number in numbers:
+        words[1 + number // 32] |= 1 << number % 32
+    return int(getattr(pynvml.nvmlLib, name)(handle, ctypes.byref(words)))
+
+
 def every_symbol(names: list[str], handle: Any) -> dict[str, int]:
     """The answers of symbols to a handle, or NULL, and NULL for whatever else they take."""
     return {name: getattr(pynvml.nvmlLib, name)(decode(handle), *[None] * 7) for name in names}
@@ -220,6 +228,7 @@ OWN = (
     gpu_instances,
     compute_instances,
     symbol,
+    masked,
     every_symbol,
     drain,
     control,

@@ -100,6 +100,48 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Word:
+    """A text that matches ``pattern``, which is ``expected`` in words."""
+
+    pattern: str
+    expected: str
+
+    def decode(self, value: Any, path: str, problems: list[Problem]) -> Any:
+        """Return the text."""
+        if not isinstance(value, str) or re.fullmatch(self.pattern, value) is None:
+            problems.append(Problem(path, shown(value), self.expected))
+        return value
+
+
+@dataclass(frozen=True)
+class Several:
+    """A list of one or more different texts, in any order."""
+
+    each: Field
+    most: int = 32
+
+    @property
+    def expected(self) -> str:
+        """What is expected, in words."""
+        return f"a list with 1 to {self.most} different ones of: {self.each.expected}"
+
+    def decode(self, value: Any, path: str, problems: list[Problem]) -> Any:
+        """Return the texts, sorted."""
+        if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= self.most:
+            found = f"a list of {len(value)}" if isinstance(value, (list, tuple)) else shown(value)
+            problems.append(Problem(path, found, self.expected))
+            return value
+        before = len(problems)
+        decoded = [self.each.decode(each, f"{path}[{index}]", problems) for index, each in enumerate(value)]
+        if len(problems) > before:
+            return decoded
+        if len(set(decoded)) < len(decoded):
+            twice = next(each for each in decoded if decoded.count(each) > 1)
+            problems.append(Problem(path, f"a list with {shown(twice)} more than once", self.expected))
+        return sorted(decoded)
+
+
+@dataclass(frozen=True)
 class Whole:
     """A whole number from ``least`` to ``most``, in ``unit``."""
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from .configuration import ConfigKind, ConfigRefused, Configuration
-from .documents import Choice, Field, Problem, Record, Whole, any_of, below
+from .documents import Choice, Field, Problem, Record, Several, Whole, Word, any_of, below
 
-# The knobs by name; a backend has some of them. The first four are fields of DeviceSettings as well.
+# The knobs by name; a backend has some of them. The first five are fields of DeviceSettings as well.
 POWER_LIMIT = "powerLimit"  # a number of W
 GRAPHICS_CLOCKS = "graphicsClocks"  # {minimum, maximum} in MHz
 MEMORY_CLOCKS = "memoryClocks"
 COMPUTE_MODE = "computeMode"  # one of COMPUTE_MODES
+WORKLOAD_PROFILES = "workloadProfiles"  # the vendor's own tunings of a device for kinds of work, by their names
 TIME_SLICE = "timeSlice"  # how long one process computes while others wait: a word of the vendor's
 PERSISTENCE = "persistence"  # whether the vendor's driver holds the device while nobody uses it
 
@@ -27,6 +28,8 @@ COMPUTE_MODES = ("Default", "ExclusiveProcess", "Prohibited")
 #: No device takes more; what one device takes is its knob's to say.
 _MOST_WATTS = 100_000
 _MOST_MEGAHERTZ = 100_000
+#: Which profiles there are is the device's to say.
+_PROFILE = Word(r"[a-z0-9]+(-[a-z0-9]+)*", "the name of a workload profile such as max-q")
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ DEVICE_SETTINGS = ConfigKind(
             GRAPHICS_CLOCKS: clocks(0, _MOST_MEGAHERTZ),
             MEMORY_CLOCKS: clocks(0, _MOST_MEGAHERTZ),
             COMPUTE_MODE: Choice(COMPUTE_MODES),
+            WORKLOAD_PROFILES: Several(_PROFILE),
         }
     ),
     settings=lambda values: values,

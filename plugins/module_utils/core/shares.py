@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import quantity
-from .model import Offer, RequestPolicy, frozen
+from .model import AttributeValue, Offer, RequestPolicy, frozen
 
 #: The capacity of which a claim consumes one, unless it asks for more.
 SHARES = "shares"
@@ -49,6 +49,15 @@ def exclusive(offer: Offer) -> Offer:
     """Return a shared device's offer as one that a single claim has wholly."""
     capacities = {name: total for name, total in offer.capacities.items() if name != SHARES}
     return replace(offer, capacities=frozen(capacities), policies={})
+
+
+def attributes_of_share(share_id: str, consumed: Mapping[str, int]) -> dict[str, AttributeValue]:
+    """Return what tells one claim's share of a device apart, for who reads attributes: its ID, and what the claim consumes.
+
+    KEP-5304 has no field for either; its readers take attributes of any name.
+    """
+    amounts = {f"consumed{name[:1].upper()}{name[1:]}": amount for name, amount in consumed.items()}
+    return {"shareID": share_id, **amounts} if share_id else {}
 
 
 def consumed(amounts: Mapping[str, Any]) -> dict[str, int]:

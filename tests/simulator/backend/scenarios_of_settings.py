@@ -4,15 +4,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from typing import Any
 
-from dra_driver.core.documents import Choice, Record, Whole
+from dra_driver.core.documents import Choice, Record, Several, Whole
 from dra_driver.core.errors import AcceleratorError, DeviceFaulty, Unsupported
 
 from tests.simulator.backend.stage import Stage, on, refused
 
 ALL = ("powerLimit", "graphicsClocks", "memoryClocks", "computeMode", "timeSlice")
+PROFILES = ("max-p", "max-q", "compute", "memory-bound", "balanced", "llm-inference", "llm-training", "hpc")
 
 
 def now(uuid: str) -> dict[str, Any]:
@@ -29,6 +31,12 @@ def now(uuid: str) -> dict[str, Any]:
         "clock": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_GRAPHICS),
         "timeSlice": shown.split()[-1],
     }
+
+
+def memory_lock(stage: Stage) -> tuple[int, int]:
+    """Between which clocks the first GPU's memory is locked: NVML has no question for it, the silicon knows."""
+    gpu = json.loads(stage.control("show", "--json"))["gpus"][0]
+    return gpu["locked_memory_clock_minimum_mhz"], gpu["locked_memory_clock_maximum_mhz"]
 
 
 @on("8xH100")
@@ -49,13 +57,42 @@ def settings_are_read_set_and_set_back(stage: Stage) -> None:
             "powerLimit": 250.5,
             "computeMode": "ExclusiveProcess",
             "graphicsClocks": {"minimum": 900, "maximum": 1200},
+            "memoryClocks": {"minimum": 2619, "maximum": 2619},
         },
     )
     assert now(gpu.uuid) == {"powerLimit": 250_500, "computeMode": 3, "clock": 900, "timeSlice": "Long"}
+    assert memory_lock(stage) == (2619, 2619)
     assert stage.backend.knobs(gpu.uuid, ["powerLimit"])["powerLimit"].value == 250.5
     assert now(other.uuid) == untouched
     stage.backend.set_knobs(gpu.uuid, dict.fromkeys(ALL))
-    assert now(gpu.uuid) == before
+    assert (now(gpu.uuid), memory_lock(stage)) == (before, (0, 0))
+
+
+def requested(uuid: str, *options: str) -> list[str]:
+    """The workload profiles of a GPU that are requested, as nvidia-smi prints them."""
+    words = ["nvidia-smi", "power-profiles", *(options or ("-gr",)), "-i", uuid]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+@on("8xB200")
+def workload_profiles_are_requested_and_those_of_before_are_again(stage: Stage) -> None:
+    gpu, other = stage.gpus()[:2]
+    knob = stage.backend.knobs(gpu.uuid, ["workloadProfiles"])["workloadProfiles"]
+    assert (knob.value, knob.allowed) == ([], Several(Choice(PROFILES), most=len(PROFILES)))
+    stage.backend.set_knobs(gpu.uuid, {"workloadProfiles": ["max-p", "compute"]})
+    stage.backend.set_knobs(gpu.uuid, {"workloadProfiles": ["llm-training", "max-q"]})
+    assert requested(gpu.uuid) == ["1. Max-Q", "7. LLM Training"] == requested(gpu.uuid, "-ge")
+    assert requested(other.uuid) == ["No profiles are currently requested."]
+    assert stage.backend.knobs(gpu.uuid, ["workloadProfiles"])["workloadProfiles"].value == ["llm-training", "max-q"]
+    stage.backend.set_knobs(gpu.uuid, {"workloadProfiles": None})
+    assert requested(gpu.uuid) == ["No profiles are currently requested."]
+
+
+@on("8xH100")
+def a_board_without_workload_profiles(stage: Stage) -> None:
+    gpu = stage.first()
+    assert stage.backend.knobs(gpu.uuid, ["workloadProfiles", "powerLimit"]).keys() == {"powerLimit"}
+    refused(Unsupported, stage.backend.set_knobs, gpu.uuid, {"workloadProfiles": ["max-q"]})
 
 
 @on("8xH100")

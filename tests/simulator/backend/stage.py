@@ -40,13 +40,14 @@ class Stage:
         self.root = root
         self.backend = NvidiaBackend(System(str(root)))
 
-    def control(self, *words: str) -> None:
+    def control(self, *words: str) -> str:
+        """What the simulator's command line says."""
         program = "import sys; from gpu_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
         arguments = ["--root", str(self.root), *words]
         environment = {**os.environ, "PYTHONPATH": str(SIMULATOR)}
-        subprocess.run(
-            [sys.executable, "-c", program, *arguments], env=environment, check=True, stdout=subprocess.DEVNULL
-        )
+        return subprocess.run(
+            [sys.executable, "-c", program, *arguments], env=environment, check=True, capture_output=True, text=True
+        ).stdout
 
     def gpus(self, full: bool = False) -> tuple[Device, ...]:
         """All GPUs, every one of them well."""

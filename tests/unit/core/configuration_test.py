@@ -19,6 +19,7 @@ from dra_driver.core.documents import (
     Entries,
     InvalidDocument,
     Record,
+    Several,
     Size,
     Whole,
     any_of,
@@ -240,6 +241,7 @@ SETTINGS = {"apiVersion": "dra.accelerators/v1alpha1", "kind": "DeviceSettings"}
 KNOBS = {
     "powerLimit": Knob(700.0, Whole(200, 700, "W")),
     "graphicsClocks": Knob(None, clocks(345, 1980, defaults={"minimum": 345})),
+    "workloadProfiles": Knob([], Several(Choice(("max-p", "max-q", "compute")), most=3)),
 }
 
 
@@ -248,9 +250,17 @@ def wanted(**fields: Any) -> dict[str, Any]:
 
 
 def test_settings_take_the_bounds_of_their_device() -> None:
-    fields = {"powerLimit": 200.0, "graphicsClocks": {"maximum": 1980}}
+    fields = {
+        "powerLimit": 200.0,
+        "graphicsClocks": {"maximum": 1980},
+        "workloadProfiles": ["max-q", "compute"],
+    }
     assert fit_to_device(wanted(**fields), KNOBS) == (
-        {"powerLimit": 200, "graphicsClocks": {"minimum": 345, "maximum": 1980}},
+        {
+            "powerLimit": 200,
+            "graphicsClocks": {"minimum": 345, "maximum": 1980},
+            "workloadProfiles": ["compute", "max-q"],
+        },
         [],
     )
 
@@ -266,7 +276,11 @@ def test_settings_take_the_bounds_of_their_device() -> None:
         ),
         (
             {"memoryClocks": {"maximum": 900}},
-            "memoryClocks is nothing that this device has; expected powerLimit or graphicsClocks",
+            "memoryClocks is nothing that this device has; expected powerLimit, graphicsClocks or workloadProfiles",
+        ),
+        (
+            {"workloadProfiles": ["max-q", "hpc"]},
+            "workloadProfiles[0] is 'hpc'; expected max-p, max-q or compute",
         ),
     ],
 )
@@ -286,7 +300,15 @@ def test_settings_that_a_device_does_not_take_are_named_with_the_range(fields: d
             "memoryClocks.minimum is 901; expected no more than the maximum, 900 MHz",
         ),
         ({"computeMode": "Exclusive"}, "expected Default, ExclusiveProcess or Prohibited"),
-        ({"ecc": True}, "ecc is unknown; expected powerLimit, graphicsClocks, memoryClocks or computeMode"),
+        (
+            {"ecc": True},
+            "ecc is unknown; expected powerLimit, graphicsClocks, memoryClocks, computeMode or workloadProfiles",
+        ),
+        ({"workloadProfiles": "max-q"}, "workloadProfiles is 'max-q'; expected a list with 1 to 32 different ones of"),
+        ({"workloadProfiles": []}, "workloadProfiles is a list of 0; expected a list with 1 to 32"),
+        ({"workloadProfiles": ["max-q"] * 2}, "workloadProfiles is a list with 'max-q' more than once"),
+        ({"workloadProfiles": ["hpc", "Max Q"]}, r"workloadProfiles\[1\] is 'Max Q'; expected the name of a workload"),
+        ({"workloadProfiles": [None]}, r"workloadProfiles\[0\] is null; expected the name of a workload profile"),
     ],
 )
 def test_settings_that_no_device_takes_are_refused_before_there_is_one(fields: dict[str, Any], message: str) -> None:

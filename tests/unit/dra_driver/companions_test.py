@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ import pytest
 from claim_steps import prepare, run, unprepare
 from dra_driver.claims.companions import ServiceManager
 from dra_driver.claims.records import DOCUMENT_VERSION, NewerRelease, record_of_document
+from dra_driver.claims.statuses import prepared_entries
 from dra_driver.core.cdi import DeviceNode
 from dra_driver.core.companions import Companion
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.system import Completed, System
+from dra_driver.monitoring.families import FAMILIES, Samples, of_holding
+from dra_driver.monitoring.view import holdings
 from machine_model import DRIVER, Claims, Node
 
 PARTITION = "gpu-0-mig-1g10gb-19-0"
@@ -190,6 +194,16 @@ def test_a_daemon_is_no_user_of_what_it_serves(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def told_inside(root: Path, uid: str) -> list[dict[str, Any]]:
+    """What the files of a claim's containers say of its share of each device."""
+    found = []
+    for path in sorted(root.rglob(f"metadata/{uid}/*.json")):
+        for request in json.loads(path.read_text().splitlines()[0])["requests"]:
+            found += [each["attributes"] for each in request["devices"]]
+    names = ("shareID", "consumedMemory", "consumedMultiprocessors", "consumedShares")
+    return [{name: each[name] for name in names if name in each} for each in found]
+
+
 def test_claims_that_share_a_gpu_have_a_daemon_each_within_what_they_consume(tmp_path: Path) -> None:
     def share(number: int, memory: str) -> dict[str, Any]:
         consumed = {"memory": memory, "multiprocessors": "33", "shares": "1"}
@@ -211,7 +225,32 @@ def test_claims_that_share_a_gpu_have_a_daemon_each_within_what_they_consume(tmp
         }
         assert modes(node) == ["Default", "Default"]  # it is nobody's alone
         assert len({edits["name"] for edits in node.cdi(two.uid)["devices"]}) == 2
-        assert record_of_document(node.store.claims[one.uid].to_document()) == node.store.claims[one.uid]
+        record = node.store.claims[two.uid]
+        assert record_of_document(record.to_document()) == record
+        # What a container, the claim's status and a scrape tell apart.
+        consumed = [{"memory": size << 30, "multiprocessors": 33, "shares": 1} for size in (20, 5)]
+        ids = [f"{number}1111111-1111-1111-1111-111111111111" for number in (2, 3)]
+        entries = prepared_entries(DRIVER, record, {})
+        assert [(each["shareID"], each["data"]["consumed"]) for each in entries] == list(zip(ids, consumed))
+        assert told_inside(tmp_path, two.uid) == [
+            {
+                "shareID": {"string": share},
+                "consumedMemory": {"int": each["memory"]},
+                "consumedMultiprocessors": {"int": 33},
+                "consumedShares": {"int": 1},
+            }
+            for share, each in zip(ids, consumed)
+        ]
+        samples = Samples()
+        for each in holdings([record]):
+            of_holding(samples, DRIVER, each)
+        label = FAMILIES["claim_consumed_capacity"].labels.index
+        scraped = {
+            (labels[label("share_id")], labels[label("capacity")]): value
+            for name in ("claim_consumed_capacity", "claim_consumed_capacity_bytes")
+            for labels, value in samples.values[name].items()
+        }
+        assert scraped == {(share, name): each[name] for share, each in zip(ids, consumed) for name in each}
         assert await unprepare(node, one) == ""
         assert set(node.keeper.running()) == {f"{two.uid}.0", f"{two.uid}.1"}
         assert await unprepare(node, two) == ""

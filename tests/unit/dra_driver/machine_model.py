@@ -35,7 +35,7 @@ from dra_driver.claims.store import Change, Store
 from dra_driver.core.cdi import ContainerEdits, DeviceNode, list_specs
 from dra_driver.core.companions import Companion, SharedDevice
 from dra_driver.core.device_locks import DeviceLocks
-from dra_driver.core.documents import Choice, Truth, Whole
+from dra_driver.core.documents import Choice, Several, Truth, Whole
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, DoesNotFit, InUse, NotFound
 from dra_driver.core.lanes import Call, Lanes
 from dra_driver.core.layout import Rule, parse_rules
@@ -76,6 +76,7 @@ DEFAULT_KNOBS: Mapping[str, Any] = {
     "graphicsClocks": None,
     "timeSlice": "Default",
     "persistence": True,
+    "workloadProfiles": [],
 }
 ALL_DYNAMIC = ({"match": {}, "mode": "dynamic"},)
 
@@ -328,6 +329,7 @@ class ModelBackend:
             "computeMode": Knob(now["computeMode"], Choice(COMPUTE_MODES)),
             "graphicsClocks": Knob(None, clocks(345, 1980, defaults={"minimum": 345})),
             "timeSlice": Knob(None, Choice(INTERVALS)),
+            "workloadProfiles": Knob(now["workloadProfiles"], Several(Choice(("max-p", "max-q", "compute")), most=3)),
             "persistence": Knob(None if uuid in self.away else now["persistence"], Truth()),
         }
         return {name: knobs[name] for name in names if name in knobs}

@@ -90,7 +90,7 @@ OF_THE_NODE = {
     *("namespace", "claim", "claim_uid", "request", "share_id", "pod", "container"),
 }
 WORDS = {
-    *("state", "kind", "cause", "effect", "owner", "admin", "source", "clock"),
+    *("state", "kind", "cause", "effect", "owner", "admin", "source", "clock", "capacity"),
     *("operation", "stage", "outcome", "method", "verb", "change", "step", "finding", "le"),
 }
 LIMITED = {"code", "profile", "resource"}

@@ -64,6 +64,28 @@ def test_what_a_claim_sets_is_set_back_to_what_was_there_before(tmp_path: Path) 
     run(tmp_path, scenario)
 
 
+def test_a_claim_s_workload_profiles_stand_for_those_requested_before_and_survive_the_store(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        turned_by_hand(node, workloadProfiles=["max-p"])
+
+        def share(name: str, number: int, *profiles: str) -> Any:
+            given = {"device": "gpu-0", "shareID": f"{number}1111111-1111-1111-1111-111111111111"}
+            return claims.allocate(name, given, config=[settings(workloadProfiles=list(profiles))])
+
+        claim, again = share("one", 1, "max-q", "compute"), share("two", 2, "compute", "max-q")
+        other = share("other", 3, "max-q")
+        assert await prepare(node, claim) == ""
+        assert knobs(node) == {"workloadProfiles": ["compute", "max-q"]}
+        (record,) = node.store.claims.values()
+        assert record_of_document(record.to_document()) == record
+        assert await prepare(node, again) == ""
+        assert "wants workloadProfiles of device" in await prepare(node, other)
+        assert await unprepare(node, claim) == await unprepare(node, again) == ""
+        assert (knobs(node), noted(node)) == ({"workloadProfiles": ["max-p"]}, set())
+
+    run(tmp_path, scenario)
+
+
 def test_a_claim_without_settings_does_not_ask_for_knobs(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         assert await prepare(node, claims.allocate("a", "gpu-0")) == ""

@@ -14,7 +14,7 @@ from typing import Any
 import pynvml
 import pytest
 from gpu_simulator.description import Settings, parse, render
-from gpu_simulator.hardware import BRANDS, NVLINK_VERSIONS, load_catalogue, load_machine
+from gpu_simulator.hardware import BRANDS, NVLINK_VERSIONS, WORKLOAD_PROFILES, load_catalogue, load_machine
 
 from tests.simulator import nvml_boards
 from tests.unit.simulator.board_figures import FIGURES, UNKNOWN, UNKNOWN_OF_ALL, UNKNOWN_OF_PROFILES
@@ -184,6 +184,19 @@ def test_what_boards_tell_reaches_the_library() -> None:
         assert {link["version"] for link in gpu["nvlink"]} == {version}
         assert "coherent-numa-node" not in gpu
         assert "addressing-mode" not in gpu
+        assert ("workload-profile" in gpu) == (machine == "8xB200")
+    profiles = {each["number"]: each["conflicts"] for each in grace[0]["workload-profile"]}
+    names = {name: str(number) for number, name in enumerate(WORKLOAD_PROFILES)}
+    assert profiles == {
+        **{
+            names[name]: "0x0"
+            for name in ("COMPUTE", "MEMORY_BOUND", "BALANCED", "LLM_INFERENCE", "LLM_TRAINING", "HPC")
+        },
+        names["MAX_P"]: "0x2",
+        names["MAX_Q"]: "0x1",
+    }
+    for name, number in names.items():
+        assert getattr(pynvml, f"NVML_POWER_PROFILE_{name}") == int(number)
     assert described("8xA100-40")[0]["application-clocks"] == "graphics=1095 memory=1215"
     assert described("8xH100")[0]["row-remapper-banks"] == "2560"
     assert "row-remapper-banks" not in described("1xT4")[0]

@@ -207,6 +207,10 @@ class Nvml:
             return None
         return value
 
+    def structure(self, name: str) -> Any:
+        """Make one of the binding's structures."""
+        return getattr(self._binding, name)()
+
     def array(self, structure: str, length: int) -> Any:
         """Make an array of one of the binding's structures."""
         return (getattr(self._binding, structure) * length)()

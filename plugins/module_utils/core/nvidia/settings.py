@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The knobs of a GPU: power limit, locked clocks and compute mode through NVML, the time slice through nvidia-smi.
+"""The knobs of a GPU: power limit, locked clocks, compute mode and workload profiles through NVML, the time slice through nvidia-smi.
 
 Facts: nvml.h. None of it outlives a reset of the GPU or the driver's being unloaded. NVML does not tell whether clocks are
 locked, and there is no NVML call for the time slice: kubernetes-sigs/dra-driver-nvidia-gpu, nvlib.go.
@@ -9,10 +9,11 @@ locked, and there is no NVML call for the time slice: kubernetes-sigs/dra-driver
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+import ctypes
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from ..documents import Choice, Truth, Whole
+from ..documents import Choice, Several, Truth, Whole
 from ..errors import AcceleratorError, Unsupported
 from ..settings import (
     COMPUTE_MODE,
@@ -22,6 +23,7 @@ from ..settings import (
     PERSISTENCE,
     POWER_LIMIT,
     TIME_SLICE,
+    WORKLOAD_PROFILES,
     Knob,
     clocks,
 )
@@ -32,6 +34,35 @@ from .nvml import Nvml
 
 # nvmlComputeMode_t; 1, exclusive for a thread, is no more.
 _MODES: Mapping[str, int] = dict(zip(COMPUTE_MODES, (0, 3, 2)))
+# nvmlPowerProfileType_t, in the order of its numbers; a profile that has none of these names goes by its number.
+_PROFILES = (
+    "max-p",
+    "max-q",
+    "compute",
+    "memory-bound",
+    "network",
+    "balanced",
+    "llm-inference",
+    "llm-training",
+    "rbm",
+    "dcpcie",
+    "hmma-sparse",
+    "hmma-dense",
+    "sync-balanced",
+    "hpc",
+    "mig",
+    "max-q-1",
+    "network-bound",
+    "high-throughput-inference",
+    "medium-throughput-inference",
+    "low-latency-inference",
+    "training",
+    "inference",
+    "max-q-2",
+    "max-q-3",
+    "low-priority-background",
+)
+_MASK_BITS = 32
 #: What needs nothing done on a GPU that another driver has: NVIDIA's own holds none that it has not.
 WHILE_AWAY = frozenset({PERSISTENCE})
 TOOL = "nvidia-smi"
@@ -98,11 +129,38 @@ def _time_slice(_nvml: Nvml, _board: BoardFacts) -> Knob:
     return Knob(None, Choice(INTERVALS))
 
 
+def _profiles(nvml: Nvml, board: BoardFacts) -> tuple[list[str], list[str]]:
+    """The names of the profiles that a board has, and of those that are requested. Raises Unsupported."""
+    doing = f"Reading the workload profiles of GPU {board.uuid}"
+    current = nvml.filled(
+        "nvmlDeviceWorkloadPowerProfileGetCurrentProfiles",
+        "c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t",
+        board.handle,
+        doing=doing,
+    )
+    if current is None:
+        raise Unsupported(f"{doing}: the GPU or its driver has none: they came with Blackwell, and driver 570")
+    return _names(current.perfProfilesMask.mask), _names(current.requestedProfilesMask.mask)
+
+
+def _names(mask: Sequence[int]) -> list[str]:
+    numbers = [
+        index * _MASK_BITS + bit for index, word in enumerate(mask) for bit in range(_MASK_BITS) if word >> bit & 1
+    ]
+    return [_PROFILES[number] if number < len(_PROFILES) else f"profile-{number}" for number in numbers]
+
+
+def _workload_profiles(nvml: Nvml, board: BoardFacts) -> Knob:
+    there, requested = _profiles(nvml, board)
+    return Knob(sorted(requested), Several(Choice(tuple(there)), most=len(there)))
+
+
 _READERS: Mapping[str, Callable[[Nvml, BoardFacts], Knob]] = {
     POWER_LIMIT: _power,
     COMPUTE_MODE: _compute_mode,
     GRAPHICS_CLOCKS: _graphics_clocks,
     MEMORY_CLOCKS: _memory_clocks,
+    WORKLOAD_PROFILES: _workload_profiles,
     TIME_SLICE: _time_slice,
     PERSISTENCE: _persistence,
 }
@@ -131,6 +189,8 @@ def _set(nvml: Nvml, system: System, board: BoardFacts, name: str, value: Any) -
     elif name == PERSISTENCE:
         if value is not None:  # by default it is as whoever loads the driver, or its daemon, has it
             nvml.call("nvmlDeviceSetPersistenceMode", board.handle, int(value), doing=doing)
+    elif name == WORKLOAD_PROFILES:
+        _request_profiles(nvml, board, frozenset(value or ()), doing)
     elif name == TIME_SLICE:
         _set_time_slice(system, board.uuid, value or INTERVALS[0], doing)
     else:
@@ -139,6 +199,25 @@ def _set(nvml: Nvml, system: System, board: BoardFacts, name: str, value: Any) -
             nvml.call(f"nvmlDeviceReset{which}", board.handle, doing=doing)
         else:
             nvml.call(f"nvmlDeviceSet{which}", board.handle, value["minimum"], value["maximum"], doing=doing)
+
+
+def _request_profiles(nvml: Nvml, board: BoardFacts, wanted: Collection[str], doing: str) -> None:
+    """Both calls change what is requested by the profiles that they name, and leave the others."""
+    _there, requested = _profiles(nvml, board)
+    for what, names in (
+        ("Clear", [name for name in requested if name not in wanted]),
+        ("Set", [name for name in wanted if name not in requested]),
+    ):
+        if names:
+            change = nvml.structure("c_nvmlWorkloadPowerProfileRequestedProfiles_v1_t")
+            for number in map(_number, names):
+                change.requestedProfilesMask.mask[number // _MASK_BITS] |= 1 << number % _MASK_BITS
+            function = f"nvmlDeviceWorkloadPowerProfile{what}RequestedProfiles"
+            nvml.call(function, board.handle, ctypes.byref(change), doing=doing)
+
+
+def _number(name: str) -> int:
+    return _PROFILES.index(name) if name in _PROFILES else int(name.rpartition("-")[2])
 
 
 def _set_time_slice(system: System, uuid: str, interval: str, doing: str) -> None:

@@ -16,6 +16,7 @@ from .hardware import (
     BRANDS,
     MODE_CHANGES,
     NVLINK_VERSIONS,
+    WORKLOAD_PROFILES,
     Board,
     Catalogue,
     Device,
@@ -234,6 +235,15 @@ def _fabric_lines(machine: Machine, device: Device, board: Board, settings: Sett
         )
 
 
+def _workload_profile_lines(board: Board) -> Iterator[str]:
+    """One after the other in priority, by their numbers; of the two goals, most performance and most of it per watt, one holds."""
+    numbers = {name: WORKLOAD_PROFILES.index(name) for name in board.workload_profiles}
+    goals = sum(1 << number for name, number in numbers.items() if name in ("MAX_P", "MAX_Q"))
+    for priority, number in enumerate(sorted(numbers.values())):
+        conflicts = goals & ~(1 << number) if goals >> number & 1 else 0
+        yield f"workload-profile {number} {_pairs(priority=priority, conflicts=f'{conflicts:#x}')}"
+
+
 def _gpu_lines(machine: Machine, device: Device, board: Board, settings: Settings) -> Iterator[str]:
     pci, memory, power, clocks, temperature = board.pci, board.memory, board.power, board.clocks, board.temperature
     before_ampere = ARCHITECTURES[board.architecture] < ARCHITECTURES["ampere"]
@@ -294,6 +304,7 @@ def _gpu_lines(machine: Machine, device: Device, board: Board, settings: Setting
     yield "application-clocks {}".format(
         _pairs(graphics=clocks["graphics_application_mhz"], memory=clocks["memory_mhz"])
     )
+    yield from _workload_profile_lines(board)
     yield f"ecc {_flag(board.ecc)}"
     yield f"row-remapping {_flag(not before_ampere)}"
     if not before_ampere:
@@ -359,7 +370,7 @@ def parse(text: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
         target: dict[str, Any] = gpus[-1] if gpus else machine
         if key in ("gpu-instance-profile", "compute-instance-profile"):
             target.setdefault(key, []).append(_read_pairs(value.split(), number))
-        elif key in ("nvlink", "memory-clock"):
+        elif key in ("nvlink", "memory-clock", "workload-profile"):
             first, *rest = value.split()
             target.setdefault(key, []).append(dict(_read_pairs(rest, number), number=first))
         elif key in target:

@@ -47,6 +47,23 @@ ARCHITECTURES = {"turing": 6, "ampere": 7, "ada": 8, "hopper": 9, "blackwell": 1
 BRANDS = {"quadro": 1, "tesla": 2, "quadro-rtx": 12, "nvidia-rtx": 13, "nvidia": 14}
 # NVML_NVLINK_VERSION_* by the generation that product briefs name
 NVLINK_VERSIONS = {0: 0, 3: 4, 4: 6, 5: 7}
+# NVML_POWER_PROFILE_* of nvml.h, in the order of their numbers, without those that no board of ours has
+WORKLOAD_PROFILES = (
+    "MAX_P",
+    "MAX_Q",
+    "COMPUTE",
+    "MEMORY_BOUND",
+    "NETWORK",
+    "BALANCED",
+    "LLM_INFERENCE",
+    "LLM_TRAINING",
+    "RBM",
+    "DCPCIE",
+    "HMMA_SPARSE",
+    "HMMA_DENSE",
+    "SYNC_BALANCED",
+    "HPC",
+)
 MODE_CHANGES = {"reset": "pending", "immediate": "immediate"}
 MAXIMUM_GPUS = 32
 MAXIMUM_GPU_INSTANCE_PROFILES = 16
@@ -117,6 +134,7 @@ class Board:
     ecc: bool
     fabric_attached: bool
     mig: Mig | None
+    workload_profiles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -321,6 +339,11 @@ def parse_board(data: Mapping[str, Any], where: str) -> Board:
         raise DescriptionError(
             f"{where}: nvlink.version is {data['nvlink'].get('version')!r}, expected one of {sorted(NVLINK_VERSIONS)}"
         )
+    workload_profiles = tuple(data.get("workload_profiles", ()))
+    if unknown := [name for name in workload_profiles if name not in WORKLOAD_PROFILES]:
+        raise DescriptionError(
+            f"{where}: workload_profiles has {unknown[0]!r}, expected {', '.join(WORKLOAD_PROFILES)}"
+        )
     pci, memory, multiprocessors = (
         _take(data, "pci", dict, where),
         _take(data, "memory", dict, where),
@@ -361,6 +384,7 @@ def parse_board(data: Mapping[str, Any], where: str) -> Board:
         ecc=_take(data, "ecc", bool, where),
         fabric_attached=_take(data, "fabric_attached", bool, where),
         mig=mig,
+        workload_profiles=workload_profiles,
     )
 
 

@@ -109,6 +109,8 @@ static void show_gpu(struct json *json, const struct machine *machine, int index
     json_number(json, "locked_clock_maximum_mhz", gpu->locked_maximum);
     json_number(json, "locked_memory_clock_minimum_mhz", gpu->memory_locked_minimum);
     json_number(json, "locked_memory_clock_maximum_mhz", gpu->memory_locked_maximum);
+    json_number(json, "workload_profiles", board->workload_profiles);
+    json_number(json, "workload_profiles_requested", gpu->workload_requested);
     json_bool(json, "lost", gpu->lost);
     json_bool(json, "unplugged", gpu->unplugged);
     json_bool(json, "thermal", gpu->thermal);

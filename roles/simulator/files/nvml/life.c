@@ -82,5 +82,6 @@ void gpu_power_on(struct gpu *gpu, bool first)
     gpu->compute_mode = gpu->accounting = gpu->time_slice = 0;
     gpu->persistence = board->persistence;
     gpu->power_limit = board->power_default;
+    gpu->workload_requested = 0;
     gpu->attached_at = now_microseconds();
 }

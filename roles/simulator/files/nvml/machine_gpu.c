@@ -179,6 +179,19 @@ static bool parse_memory_clock(struct parser *parser, char *value)
     return (clock->step && clock->minimum <= clock->maximum) || fail(parser, memory, "minimum not above maximum and a step of 1 or more");
 }
 
+static bool parse_workload_profile(struct parser *parser, char *value)
+{
+    struct board *board = &parser->gpu->board;
+    char *rest = value, *number = strsep(&rest, " \t");
+    uint64_t id;
+    if (!parse_unsigned(number, WORKLOAD_PROFILES_MAX - 1, &id) || board->workload_profiles >> id & 1)
+        return fail(parser, number, "the number of a workload power profile, each once, 0 to 31");
+    board->workload_profiles |= 1u << id;
+    value = rest ? rest : number + strlen(number);
+    return READ({ "priority", FIELD_U32, &board->workload_priority[id], 255, true },
+                { "conflicts", FIELD_U32, &board->workload_conflicts[id], UINT32_MAX, false });
+}
+
 static bool parse_nature(struct parser *parser, char *value, bool *known)
 {
     static const char *const eccs[] = { "no", "yes", "unsupported", NULL }, *const modes[] = { "none", "hmm", "ats", NULL };
@@ -279,6 +292,8 @@ bool parse_gpu_statement(struct parser *parser, char *value)
         return parse_link(parser, value);
     if (strcmp(parser->key, "memory-clock") == 0)
         return parse_memory_clock(parser, value);
+    if (strcmp(parser->key, "workload-profile") == 0)
+        return parse_workload_profile(parser, value);
     return fail(parser, parser->key, "a statement for a gpu");
 }
 
@@ -295,6 +310,10 @@ bool finish_gpu(struct parser *parser)
         return fail(parser, board->uuid, "memory reserved + used not above total");
     if (board->power_default != ABSENT && (board->power_default < board->power_minimum || board->power_default > board->power_maximum))
         return fail(parser, board->uuid, "power minimum <= default <= maximum");
+    for (unsigned id = 0; id < WORKLOAD_PROFILES_MAX; id++) {
+        if (board->workload_conflicts[id] & ~board->workload_profiles)
+            return fail(parser, board->uuid, "workload profiles that conflict with ones of the same board");
+    }
     board->application_clocks[1] = board->application_clocks[0];
     for (size_t type = 0; type < COUNT_OF(board->application_clocks); type++) {
         if (!board->application_clocks[type])

@@ -175,7 +175,7 @@ int run_action(const struct options *options)
     case ACTION_SHOW_TIMESLICE: for_each_gpu(options->gpus, show_timeslice, NULL); return 0;
     default: break;
     }
-    if (run_mig_action(options))
+    if (run_mig_action(options) || run_workload_action(options))
         return 0;
     for_each_gpu(options->gpus, set_one, (void *)(uintptr_t)options);
     return 0;

@@ -36,6 +36,7 @@ int exit_code(nvmlReturn_t code)
     switch (code) {
     case SUCCESS: return 0;
     case INVALID_ARGUMENT: return 2;
+    case NOT_SUPPORTED: return 3;
     case NO_PERMISSION: return 4;
     case NOT_FOUND: return 6;
     case DRIVER_NOT_LOADED: return 9;
@@ -132,6 +133,7 @@ static void usage(void)
          "nvidia-smi --gpu-reset -i GPU,…                reset\n"
          "nvidia-smi -mig 0|1 | -pm 0|1 | -pl WATT | -c MODE | -lgc MIN,MAX | -rgc  [-i GPU,…]\n"
          "nvidia-smi compute-policy [-l] [--set-timeslice=0..3] [-i GPU,…]\n"
+         "nvidia-smi power-profiles -l | -gr | -ge  [-i GPU,…]\n"
          "nvidia-smi mig -lgip | -lgipp | -lgi | -lci | -cgi ID[:START],… [-C] | -dci -gi ID | -dgi [-gi ID]  [-i GPU,…]");
 }
 
@@ -163,7 +165,7 @@ static unsigned loop_seconds(const char *text)
 static void parse(struct options *options, int argc, char **argv)
 {
     int position = 1;
-    if (position < argc && (!strcmp(argv[1], "mig") || !strcmp(argv[1], "compute-policy")))
+    if (position < argc && (!strcmp(argv[1], "mig") || !strcmp(argv[1], "compute-policy") || !strcmp(argv[1], "power-profiles")))
         options->group = argv[position++];
     for (; position < argc; position++) {
         const char *word = argv[position];
@@ -192,6 +194,11 @@ static void parse(struct options *options, int argc, char **argv)
             else if (is(word, "-dgi")) options->action = ACTION_MIG_DESTROY;
             else if (is(word, "-gi")) options->instance = value_of(word, argc, argv, &position);
             else fail(SUCCESS, "%s: no such option of mig; `nvidia-smi --help` lists them", word);
+        } else if (options->group && !strcmp(options->group, "power-profiles")) {
+            if (is(word, "-l")) options->action = ACTION_WORKLOAD_PROFILES;
+            else if (is(word, "-gr")) options->action = ACTION_REQUESTED_PROFILES;
+            else if (is(word, "-ge")) options->action = ACTION_ENFORCED_PROFILES;
+            else fail(SUCCESS, "%s: no such option of power-profiles; `nvidia-smi --help` lists them", word);
         } else if (options->group && is(word, "--set-timeslice")) options->action = ACTION_TIMESLICE, options->value = value_of(word, argc, argv, &position);
         else if (options->group && is(word, "-l")) options->action = ACTION_SHOW_TIMESLICE;
         else if (is(word, "-l") || is(word, "--loop")) options->loop = loop_seconds(value_of(word, argc, argv, &position));

@@ -15,7 +15,7 @@ enum action {
     ACTION_PERSISTENCE,
     ACTION_POWER_LIMIT, ACTION_COMPUTE_MODE, ACTION_LOCK_CLOCKS, ACTION_UNLOCK_CLOCKS, ACTION_TIMESLICE, ACTION_SHOW_TIMESLICE,
     ACTION_MIG_PROFILES, ACTION_MIG_PLACEMENTS, ACTION_MIG_INSTANCES, ACTION_MIG_COMPUTE_INSTANCES, ACTION_MIG_CREATE,
-    ACTION_MIG_DESTROY_COMPUTE, ACTION_MIG_DESTROY
+    ACTION_MIG_DESTROY_COMPUTE, ACTION_MIG_DESTROY, ACTION_WORKLOAD_PROFILES, ACTION_REQUESTED_PROFILES, ACTION_ENFORCED_PROFILES
 };
 
 struct options {
@@ -50,5 +50,6 @@ void read_format(const struct options *options, const char *query_option, bool *
 void query_processes(const struct options *options);
 int run_action(const struct options *options);
 bool run_mig_action(const struct options *options);
+bool run_workload_action(const struct options *options);
 
 #endif

@@ -193,6 +193,17 @@ typedef struct { unsigned environment, ccFeature, devToolsMode; } nvmlConfComput
 typedef struct { unsigned cpuCaps, gpusCaps; } nvmlConfComputeSystemCaps_t;
 typedef struct { unsigned version; char branch[80]; } nvmlSystemDriverBranchInfo_t;
 typedef struct { unsigned long long referenceTime, violationTime; } nvmlViolationTime_t;
+typedef struct { unsigned mask[8]; } nvmlMask255_t;
+typedef struct { unsigned version, profileId, priority; nvmlMask255_t conflictingMask; } nvmlWorkloadPowerProfileInfo_t;
+typedef struct {
+    unsigned version;
+    nvmlMask255_t perfProfilesMask;
+    nvmlWorkloadPowerProfileInfo_t perfProfile[255];
+} nvmlWorkloadPowerProfileProfilesInfo_t;
+typedef struct { unsigned version; nvmlMask255_t perfProfilesMask, requestedProfilesMask, enforcedProfilesMask; }
+    nvmlWorkloadPowerProfileCurrentProfiles_t;
+typedef struct { unsigned version; nvmlMask255_t requestedProfilesMask; } nvmlWorkloadPowerProfileRequestedProfiles_t;
+typedef struct { unsigned operation; nvmlMask255_t updateProfilesMask; } nvmlWorkloadPowerProfileUpdateProfiles_t;
 typedef struct { unsigned version, isNvleEnabled; } nvmlNvLinkInfo_v1_t;
 typedef struct { unsigned isC2cEnabled; } nvmlC2cModeInfo_t;
 typedef struct { unsigned unitCount, driverVersion; } nvmlHwbcEntry_t;

@@ -24,6 +24,7 @@ enum {
     COMPUTE_INSTANCES_MAX = 8,
     MIG_INDEXES_MAX = 64,
     MEMORY_CLOCKS_MAX = 8,
+    WORKLOAD_PROFILES_MAX = 32,     /* NVML has names for 25 */
     LINKS_MAX = 36,
     PROCESSES_MAX = 64,
     EVENTS_MAX = 1024,
@@ -84,6 +85,8 @@ struct board {
     uint32_t memory_clock_count;
     struct memory_clock memory_clocks[MEMORY_CLOCKS_MAX];
     uint32_t clocks[4], maximum_clocks[4], application_clocks[4];           /* by NVML clock type, MHz */
+    uint32_t workload_profiles;                                             /* bit set; none: unsupported */
+    uint32_t workload_priority[WORKLOAD_PROFILES_MAX], workload_conflicts[WORKLOAD_PROFILES_MAX];
     uint32_t remapper_banks;
     int32_t ecc;                                                            /* ABSENT: unsupported */
     bool row_remapping, page_retirement, persistence, display;
@@ -139,6 +142,7 @@ struct gpu {
     int64_t power_limit;
     uint32_t locked_minimum, locked_maximum, memory_locked_minimum, memory_locked_maximum;   /* MHz, 0: not locked */
     uint32_t application_memory, application_graphics;                                       /* MHz, 0: default */
+    uint32_t workload_requested;    /* bit set of workload power profiles */
     uint64_t ecc_volatile[2], ecc_aggregate[2];                             /* corrected, uncorrected */
     uint32_t remapped_correctable, remapped_uncorrectable;
     bool remap_pending, remap_failure;

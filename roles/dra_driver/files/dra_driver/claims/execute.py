@@ -20,6 +20,7 @@ from ..core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, In
 from ..core.lanes import Call
 from ..core.model import DEVICE, PARTITION, PASSTHROUGH, AttributeValue, Device, Partition, Process
 from ..core.settings import Knob
+from ..core.shares import attributes_of_share
 from ..core.system import System
 from ..logs import fields
 from ..metrics import Metrics, NoMetrics
@@ -211,7 +212,11 @@ class Hands:
             claim = metadata.ClaimName(record.namespace, record.name, record.uid, named)
             described = [
                 metadata.DeviceMetadata(
-                    each.request, self.driver, each.pool, each.name, self._attributes(each, facts, made)
+                    each.request,
+                    self.driver,
+                    each.pool,
+                    each.name,
+                    {**self._attributes(each, facts, made), **attributes_of_share(each.share_id, each.consumed)},
                 )
                 for each in devices
             ]

@@ -79,8 +79,8 @@ def waiting(claim: Mapping[str, Any], driver: str, pool: str) -> Waiting | None:
 def prepared_entries(driver: str, record: ClaimRecord, offers: Mapping[str, Offer]) -> list[dict[str, Any]]:
     """Return the entries of a prepared claim's devices.
 
-    ``data`` has the attributes of each device as plain values, its own UUID among them, and what the claim set on it and asked of
-    who shares it out, so that an exporter finds what a pod has without guessing.
+    ``data`` has the attributes of each device as plain values, its own UUID among them, what the claim set on it and asked of
+    who shares it out, and what it consumes of a device that it shares with other claims, so that an exporter finds what a pod has without guessing.
     """
     return [_prepared_entry(driver, record, device, offers.get(device.name)) for device in record.devices]
 
@@ -114,6 +114,7 @@ def _prepared_entry(driver: str, record: ClaimRecord, device: DeviceRecord, offe
         **({"uuid": device.partition_uuid} if device.partition_uuid else {}),
         **({"settings": dict(device.settings)} if device.settings else {}),
         **({"sharing": dict(device.sharing)} if device.sharing else {}),
+        **({"consumed": dict(device.consumed)} if device.consumed else {}),
     }
     place = Place(device.pool, device.name, device.share_id)
     return {**_identity(driver, place), "conditions": conditions, "data": data}

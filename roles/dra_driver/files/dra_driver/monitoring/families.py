@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from ..core.shares import IN_BYTES
 from ..core.telemetry import Telemetry
 from ..kubelet.pod_resources import ContainerDevice
 from ..metrics import PREFIX
-from .view import View, causes_of, holdings, is_well, names_of, offered, partitions_of, placed, states_of
+from .view import Holding, View, causes_of, holdings, is_well, names_of, offered, partitions_of, placed, states_of
 
 GAUGE, COUNTER = "gauge", "counter"
 
@@ -38,6 +39,18 @@ _HOLDING = (
     "profile",
     "uuid",
     "device_uuid",
+)
+_CONSUMING = (
+    "driver",
+    "namespace",
+    "claim",
+    "claim_uid",
+    "request",
+    "pool",
+    "device",
+    "uuid",
+    "share_id",
+    "capacity",
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -81,6 +94,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             GAUGE,
             "A device or partition that is prepared for a claim now; uuid is what exporters of the vendor call it",
             (*_HOLDING, "partition_id", "share_id", "admin"),
+        ),
+        "claim_consumed_capacity": Family(
+            GAUGE, "What a claim consumes of a device that it shares with other claims, by number", _CONSUMING
+        ),
+        "claim_consumed_capacity_bytes": Family(
+            GAUGE, "What a claim consumes of the memory of a device that it shares with other claims", _CONSUMING
         ),
         "container_device_info": Family(
             GAUGE,
@@ -148,14 +167,7 @@ def of_view(samples: Samples, view: View, containers: Iterable[ContainerDevice])
     samples.add("operations_under_way", view.under_way, driver)
     held = holdings(view.records)
     for each in held:
-        device, claim = each.device, each.claim
-        samples.add(
-            "claim_device_info",
-            1,
-            *(driver, claim.namespace, claim.name, claim.uid, device.request, device.pool, device.name, device.kind),
-            *(device.profile or "", each.uuid, device.device_uuid, each.partition_id),
-            *(device.share_id, str(device.admin).lower()),
-        )
+        of_holding(samples, driver, each)
     for container, each in placed(driver, held, containers):
         samples.add(
             "container_device_info",
@@ -182,6 +194,25 @@ def of_view(samples: Samples, view: View, containers: Iterable[ContainerDevice])
             samples.add("device_info", 1, driver, name, uuid, known.index, known.product, known.pci_address, node)
     for (uuid, profile, owner), number in partitions_of(survey, view.records).items():
         samples.add("partitions", number, driver, names.get(uuid, ""), uuid, profile, owner)
+
+
+def of_holding(samples: Samples, driver: str, each: Holding) -> None:
+    """Say which claim has a device, and how much of it where it is shared."""
+    device, claim = each.device, each.claim
+    samples.add(
+        "claim_device_info",
+        1,
+        *(driver, claim.namespace, claim.name, claim.uid, device.request, device.pool, device.name, device.kind),
+        *(device.profile or "", each.uuid, device.device_uuid, each.partition_id),
+        *(device.share_id, str(device.admin).lower()),
+    )
+    for capacity, amount in device.consumed.items():
+        samples.add(
+            "claim_consumed_capacity_bytes" if capacity in IN_BYTES else "claim_consumed_capacity",
+            amount,
+            *(driver, claim.namespace, claim.name, claim.uid, device.request, device.pool, device.name),
+            *(each.uuid, device.share_id, capacity),
+        )
 
 
 def of_telemetry(samples: Samples, view: View, readings: Iterable[Telemetry]) -> None:
