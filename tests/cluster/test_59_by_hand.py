@@ -1,0 +1,201 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""What people do to GPUs by hand while the driver runs: partitions of their own, boards taken out; and the reset that they may leave to it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import DRIVER_UNIT, ROOT, Cluster
+from tests.cluster.machines import generations, listed
+from tests.cluster.manifests import claim, dynamic, pod
+from tests.cluster.test_27_outside import info, scraped
+from tests.cluster.test_55_faults import on, taints
+from tests.cluster.test_56_health import ailments, events, tolerant
+
+pytestmark = pytest.mark.prove
+
+CONFIGURATION = "/etc/dra-accelerators/driver.yaml"
+BOARD = json.loads((ROOT / "roles/simulator/files/boards/h100-80.json").read_text(encoding="utf-8"))
+#: Memory slices of each profile, by its number.
+SIZES = {profile["id"]: profile["placements"]["size"] for profile in BOARD["mig"]["profiles"]}
+
+
+@pytest.fixture()
+def node(clean: Cluster) -> Iterator[str]:
+    """The second node, all of whose GPUs are dynamic; afterwards nothing is left of what was done by hand."""
+    name = clean.nodes()[1]
+    clean.wait("all devices are published", lambda: len(clean.devices(name)) == 8 * 26)
+    yield name
+    clean.run(name, "gpu-simulator", "plug", "all")
+    clean.run(name, "gpu-simulator", "clear")
+    clean.wait("all devices are published", lambda: len(clean.devices(name)) == 8 * 26)
+    clean.wait("no device is tainted", lambda: not taints(clean, name))
+
+
+def of_gpu(cluster: Cluster, node: str, index: int) -> set[str]:
+    """Names of a GPU's published devices."""
+    return {name for name in cluster.devices(node) if name == f"gpu-{index}" or name.startswith(f"gpu-{index}-")}
+
+
+def slices_of(name: str) -> set[int]:
+    """The memory slices of a published partition, by its name."""
+    number, start = (int(word) for word in name.rsplit("-", 2)[1:])
+    return set(range(start, start + SIZES[number]))
+
+
+@pytest.fixture()
+def hand_made(clean: Cluster, node: str) -> Iterator[tuple[str, int, str, set[str]]]:
+    """A partition that an administrator has made on the idle GPU 4: its name, its number, its UUID, and what was published before."""
+    before = set(clean.devices(node))
+    clean.shell(node, "nvidia-smi -i 4 -mig 1 && nvidia-smi mig -i 4 -cgi 9 -C")
+    try:
+        ((number, start),) = re.findall(
+            r"^\|\s+4\s+MIG 3g\.40gb\s+\d+\s+(\d+)\s+(\d+):4",
+            clean.run(node, "nvidia-smi", "mig", "-lgi"),
+            re.MULTILINE,
+        )
+        (line,) = clean.instances(node)
+        (uuid,) = re.findall(r"MIG-[0-9a-f-]{36}", line)
+        yield f"gpu-4-mig-3g40gb-9-{start}", int(number), uuid, before
+    finally:
+        clean.shell(node, "nvidia-smi mig -i 4 -dci; nvidia-smi mig -i 4 -dgi; nvidia-smi -i 4 -mig 0", check=False)
+
+
+def test_a_partition_made_by_hand_is_published_claimed_and_left_alone(
+    clean: Cluster, node: str, hand_made: tuple[str, int, str, set[str]]
+) -> None:
+    name, number, uuid, before = hand_made
+    parent = f"device.attributes['gpu.nvidia.com'].parentUUID == '{gpu_uuid(clean, node, 4)}'"
+
+    def published() -> bool:
+        device = clean.devices(node).get(name, {"attributes": {}})
+        return bool(device["attributes"].get("uuid", {}).get("string") == uuid)
+
+    clean.wait("it is published with its UUID", published)
+    partitions = {each for each in before if each.startswith("gpu-4-")}
+    beside = {each for each in partitions if not slices_of(each) & slices_of(name)}
+    assert of_gpu(clean, node, 4) == {name, *beside}, "what does not fit beside it is offered, or what fits is not"
+    assert set(clean.devices(node)) - of_gpu(clean, node, 4) == before - partitions - {"gpu-4"}
+    owners = [each["owner"] for each in info(scraped(clean, node), "partitions")]
+    assert owners == ["administrator"]
+
+    own = "device.attributes['gpu.nvidia.com'].uuid"
+    mine = f"has({own}) && {own} == '{uuid}'"
+    wanted = [
+        claim("by-hand", device_class="mig.nvidia.com", expression=mine),
+        pod("by-hand", "by-hand", node=node),
+        claim("beside", device_class="mig.nvidia.com", expression=f"{dynamic('2g.20gb')} && {parent}"),
+        pod("beside", "beside", node=node),
+    ]
+    clean.apply(*wanted)
+    clean.wait_running("by-hand", "beside")
+    assert uuid in clean.wait("log", lambda: clean.log("by-hand")) and len(clean.instances(node)) == 2
+    clean.delete(*reversed(wanted))
+    clean.wait("what was made for a claim is gone", lambda: len(clean.instances(node)) == 1)
+    assert uuid in clean.instances(node)[0], "the administrator's is gone"
+    assert clean.cdi_files(node) == [] and clean.recorded(node) == {}
+
+    written = generations(clean, node)
+    clean.restart_driver(node)
+    clean.wait("the driver looked", lambda: clean.status(node)["published"])
+    assert uuid in clean.instances(node)[0] and published()
+    assert generations(clean, node) == written, "the new process has written slices again"
+
+    clean.shell(node, f"nvidia-smi mig -i 4 -dci -gi {number} && nvidia-smi mig -i 4 -dgi -gi {number}")
+    clean.wait("the GPU is offered as before", lambda: set(clean.devices(node)) == before)
+    assert clean.instances(node) == []
+
+
+def gpu_uuid(cluster: Cluster, node: str, index: int) -> str:
+    """The UUID of a GPU, by nvidia-smi."""
+    return re.findall(
+        rf"^GPU {index}: .*\(UUID: (GPU-[0-9a-f-]+)\)", cluster.run(node, "nvidia-smi", "-L"), re.MULTILINE
+    )[0]
+
+
+def test_a_gpu_that_is_taken_out_and_put_in_again(clean: Cluster, node: str) -> None:
+    """One that nobody has, and one of which a pod has a partition: that pod can end, and nothing is owed afterwards."""
+    before, pid = set(clean.devices(node)), clean.driver_pid(node)
+    gone = of_gpu(clean, node, 5) | of_gpu(clean, node, 6)
+    held = [
+        claim("held", device_class="mig.nvidia.com", expression=on(clean, node, "gpu-6")),
+        pod("held", "held", node=node),
+    ]
+    beside = [claim("beside", device_class="mig.nvidia.com", expression=on(clean, node, "gpu-7"))]
+    clean.apply(*held, *beside, pod("beside", "beside", node=node))
+    clean.wait_running("held", "beside")
+    clean.run(node, "gpu-simulator", "unplug", "5,6")
+    clean.wait("neither is published, all others are", lambda: set(clean.devices(node)) == before - gone)
+    assert listed(clean, node) == 7, "six GPUs and the partition of another claim"
+    clean.delete(*reversed(held))
+    clean.wait("its claim has ended", lambda: clean.recorded(node) == {clean.uid("beside"): "prepared"})
+    assert len(clean.cdi_files(node)) == 1 and clean.status(node)["ready"]
+
+    clean.run(node, "gpu-simulator", "plug", "5,6")
+    clean.wait("all are published again", lambda: set(clean.devices(node)) == before)
+    clean.wait("they are well", lambda: not taints(clean, node))
+    clean.apply(*held)
+    clean.wait_running("held")
+    assert len(clean.instances(node)) == 2 and clean.driver_pid(node) == pid
+
+
+def boards(cluster: Cluster, node: str) -> list[dict[str, Any]]:
+    """The boards as they are."""
+    return list(json.loads(cluster.run(node, "gpu-simulator", "show", "--json"))["gpus"])
+
+
+@pytest.fixture()
+def resetting(clean: Cluster, node: str) -> Iterator[str]:
+    """The node with a driver that may reset GPUs, by a configuration that was written by hand."""
+    former = clean.run(node, "cat", CONFIGURATION)
+    assert "health_reset: true" not in former
+    wanted = re.sub(r"^health_reset:.*\n", "", former, flags=re.MULTILINE) + "health_reset: true\n"
+
+    def write(text: str) -> None:
+        clean.shell(node, f"cat > {CONFIGURATION} <<'EOF'\n{text}EOF\nsystemctl reload {DRIVER_UNIT}")
+
+    write(wanted)
+    yield node
+    write(former)
+
+
+def test_an_idle_gpu_that_asks_for_a_reset_gets_it_and_one_in_use_does_not(clean: Cluster, resetting: str) -> None:
+    """By the real way: NVML is let go of, and nvidia-smi resets. Nobody clears the faults."""
+    node, pid = resetting, clean.driver_pid(resetting)
+    wanted = [tolerant("used", on(clean, node, "gpu-6")), pod("used", "used", node=node)]
+    clean.apply(*wanted)
+    clean.wait_running("used")
+    uuids = {index: boards(clean, node)[index]["uuid"] for index in (5, 6)}
+    clean.run(node, "gpu-simulator", "fault", "6", "recovery-action", "4")
+    clean.wait("it is known", lambda: ailments(clean, node, 6) == {"recovery-action drain-and-reset"})
+    clean.wait("it is published", lambda: taints(clean, node).get("gpu-6"))
+    clean.run(node, "gpu-simulator", "fault", "5", "xid", "119")
+    clean.wait("the board was reset", lambda: boards(clean, node)[5]["recovery_action"] == 0)
+    clean.wait("it is told", lambda: resets_told(clean, node) == {uuids[5]})
+    clean.wait("its taints are gone", lambda: all(name.startswith("gpu-6") for name in taints(clean, node)))
+    assert ("DeviceRecovered", "Normal") in events(clean, "Node", node)
+    assert boards(clean, node)[6]["recovery_action"] == 4 and len(clean.instances(node)) == 1, (
+        "the one in use was reset"
+    )
+    assert clean.pod("used")["status"]["phase"] == "Running"
+
+    clean.delete(*reversed(wanted))
+    clean.wait("the other one was reset", lambda: boards(clean, node)[6]["recovery_action"] == 0)
+    clean.wait("it is told", lambda: resets_told(clean, node) == set(uuids.values()))
+    clean.wait("no device is tainted", lambda: not taints(clean, node))
+    clean.apply(*wanted)
+    clean.wait_running("used")
+    assert clean.driver_pid(node) == pid
+
+
+def resets_told(cluster: Cluster, node: str) -> set[str]:
+    """The UUIDs of the GPUs whose reset an Event of the node tells of."""
+    found = cluster.get("events", "-A", "--field-selector", f"involvedObject.kind=Node,involvedObject.name={node}")
+    said = " ".join(each["message"] for each in found["items"] if each["reason"] == "DeviceReset")
+    return set(re.findall(r"GPU-[0-9a-f-]{36}", said))
