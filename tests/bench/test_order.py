@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "core"))
 
 import board_model
 
-SEEDS, CLAIMS = 10, 2000
+SEEDS, CLAIMS = 40, 2000
 
 
 @pytest.mark.parametrize("mix", MIXES)
