@@ -153,6 +153,13 @@ def text_of(system: System, path: str) -> str | None:
         return None
 
 
+def selinux_of(enforce: str | None) -> str:
+    """Return how SELinux is: "enforcing", "permissive" or "disabled". ``enforce`` is the kernel's word, None where it has none."""
+    if enforce is None:
+        return "disabled"
+    return "enforcing" if enforce.strip() == "1" else "permissive"
+
+
 def is_hidden_from_services(path: str) -> bool:
     """Whether services with the protections of this collection's units do not see what lies at an absolute path."""
     return any(path == folder or path.startswith(f"{folder}/") for folder in HIDDEN_FROM_SERVICES)
@@ -278,6 +285,7 @@ def ask(
             "kernel": uname.release,
             "systemd": system.exists("/run/systemd/system"),
             "iommu": bool(system.list_directory("/sys/kernel/iommu_groups")),
+            "selinux": selinux_of(text_of(system, "/sys/fs/selinux/enforce")),
             "os_release": parse_os_release(text_of(system, "/etc/os-release") or ""),
         },
         "interpreters": {path: ask_interpreter(system, path) for path in interpreters},

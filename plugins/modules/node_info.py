@@ -83,7 +83,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 platform:
-  description: The operating system. C(iommu) says whether the kernel has IOMMU groups.
+  description:
+    - The operating system. C(iommu) says whether the kernel has IOMMU groups, and C(selinux) how SELinux is (V(enforcing), V(permissive)
+      or V(disabled)).
   returned: success
   type: dict
   sample:
@@ -92,6 +94,7 @@ platform:
     kernel: 6.1.0
     systemd: true
     iommu: true
+    selinux: disabled
     os_release: {id: debian, version_id: "12"}
 interpreters:
   description:

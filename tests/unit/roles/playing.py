@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Runs tasks of a role over hosts that are all this machine, as the person that the tests run as."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@dataclass(frozen=True)
+class Played:
+    """How a run ended: its exit status, what was printed, and by host the result of each task that failed."""
+
+    status: int
+    output: str
+
+    @property
+    def failed(self) -> dict[str, dict[str, Any]]:
+        """The result of the last task of each host that failed."""
+        found = re.findall(r"^fatal: \[([^\s\]]+)[^\]]*\]: FAILED! => (\{.*\})$", self.output, re.MULTILINE)
+        return {host: json.loads(result) for host, result in found}
+
+    def told(self, word: str) -> dict[str, Any]:
+        """What hosts said with a debug task whose text is ``word=JSON`` in base64, by host."""
+        lines = re.findall(rf'^ok: \[([^\s\]]+)[^\]]*\] => \{{\s+"msg": "{word}=([^"]*)"', self.output, re.MULTILINE)
+        return {host: json.loads(text) for host, text in lines}
+
+
+def play(
+    folder: Path,
+    tasks: Sequence[Mapping[str, Any]],
+    hosts: Mapping[str, Mapping[str, Any]],
+    *arguments: str,
+    group: str = "accelerator_nodes",
+    path: Path | None = None,
+) -> Played:
+    """Run tasks over hosts, each with its variables; ``path`` is a folder whose programs are found before all others."""
+    common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    inventory = {group: {"hosts": {name: {**common, **variables} for name, variables in hosts.items()}}}
+    (folder / "hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
+    document = [{"hosts": group, "gather_facts": False, "tasks": list(tasks)}]
+    (folder / "play.yml").write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(folder / "local")}
+    environment |= {"ANSIBLE_REMOTE_TEMP": str(folder / "remote"), "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
+    if path is not None:
+        environment["PATH"] = f"{path}{os.pathsep}{environment['PATH']}"
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ansible-playbook"), "-i", folder / "hosts.yml", *arguments, folder / "play.yml"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return Played(done.returncode, done.stdout + done.stderr)

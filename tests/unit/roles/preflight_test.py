@@ -1,0 +1,82 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The pre-flight refuses what the driver in a pod could not do, and says which variable or which other form would do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from playing import play
+
+AHEAD = [{"match": {}, "mode": "dynamic", "prepared_before_binding": True}]
+MACHINES = [{"match": {}, "mode": "dynamic", "passthrough": True}]
+UNIT = {"ours": False}
+
+
+def node(*, selinux: str = "disabled") -> dict[str, Any]:
+    """What a node says of itself that lacks nothing."""
+    return {
+        "platform": {"systemd": True, "iommu": True, "selinux": selinux},
+        "interpreters": {"/usr/bin/python3": {"version": "3.11.2", "hidden_from_services": False, "problem": ""}},
+        "kubelet": {"folders": True, "sockets": [], "device_plugins": []},
+        "managers": [],
+        "units": {"dra-accelerators-driver.service": UNIT},
+        "nvidia": {"answers": True, "version": "580.95.05", "problem": "", "toolkit": ["/usr/bin/nvidia-ctk"]},
+        "layout_problem": "",
+    }
+
+
+def cluster(*, runtime: str = "containerd://2.3.7") -> dict[str, Any]:
+    """What its cluster says of it."""
+    known = {"exists": True, "ready": "True", "kubelet": "v1.37.0", "runtime": runtime}
+    return {
+        "reached": True,
+        "problem": "",
+        "versions": ["v1"],
+        "counters": {"kept": True, "problem": ""},
+        "nodes": {"n": {**known, "labels": {}, "allocatable": {}, "slices": []}},
+    }
+
+
+def host(layout: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
+    """A host's variables."""
+    return {
+        "preflight_node_name": "n",
+        "preflight_node_info": node(selinux=more.pop("selinux", "disabled")),
+        "preflight_cluster_info": cluster(runtime=more.pop("runtime", "containerd://2.3.7")),
+        "preflight_layout": layout or [],
+        **more,
+    }
+
+
+POD = {"dra_driver_form": "daemonset"}
+HOSTS = {
+    "plain": host(**POD),
+    "service": host(AHEAD + MACHINES, selinux="enforcing", runtime="cri-o://1.33.0"),
+    "ahead": host(AHEAD, **POD),
+    "ahead-allowed": host(AHEAD, **POD, dra_driver_pod_lists_claims=True),
+    "machines": host(MACHINES, **POD),
+    "machines-allowed": host(MACHINES, **POD, dra_driver_pod_passthrough=True),
+    "crio": host(runtime="cri-o://1.33.0", **POD),
+    "selinux": host(selinux="enforcing", **POD),
+    "selinux-permissive": host(selinux="permissive", **POD),
+    "selinux-named": host(selinux="enforcing", **POD, dra_driver_pod_selinux_type="spc_t"),
+}
+#: What each text of a refusal has to name.
+REFUSED = {
+    "ahead": ("prepared_before_binding", "daemonset", "dra_driver_pod_lists_claims"),
+    "machines": ("passthrough", "daemonset", "dra_driver_pod_passthrough"),
+    "crio": ("cri-o://1.33.0", "daemonset", "dra_driver_form to service"),
+    "selinux": ("SELinux", "daemonset", "dra_driver_form to service", "dra_driver_pod_selinux_type"),
+}
+
+
+def test_what_a_pod_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
+    played = play(tmp_path, [{"ansible.builtin.include_role": {"name": "dra.accelerators.preflight"}}], HOSTS)
+    assert set(played.failed) == set(REFUSED), played.output
+    for name, words in REFUSED.items():
+        head, *texts = played.failed[name]["msg"]
+        assert "(1 found)" in head and len(texts) == 1, texts
+        assert [word for word in words if word not in texts[0]] == [], texts
