@@ -16,7 +16,9 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +85,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def playbook(folder: Path, port: int, controller_port: int, *arguments: str) -> str:
-    """Run the playbook over this machine, into a folder; returns the recap."""
+def playbook(
+    folder: Path, port: int, controller_port: int, *arguments: str, nodes: dict[str, dict[str, Any]] | None = None
+) -> str:
+    """Run the playbook over this machine, into a folder; returns the recap. ``nodes`` are the accelerator nodes' variables."""
     inventory = {
-        "accelerator_nodes": {"hosts": {"node-1": {"ansible_host": "127.0.0.1"}}},
+        "accelerator_nodes": {"hosts": nodes or {"node-1": {"ansible_host": "127.0.0.1"}}},
         "accelerator_controllers": {"hosts": {"node-1": {}}},
         "accelerator_monitoring": {
             "hosts": {"here": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}}
@@ -286,3 +290,99 @@ def test_a_prometheus_scrapes_a_driver_finds_its_metrics_clean_and_fires_when_a_
     run(tmp_path_factory.mktemp("s"), scenario)
     assert "changed=1" in playbook(folder, port, controller_port, "-e", "monitoring_state=absent")
     assert not written.exists() and not (folder / "targets/targets.json").exists()
+
+
+def test_drivers_that_are_pods_are_scraped_under_the_names_of_their_nodes(tmp_path: Path) -> None:
+    """Debian's Prometheus cannot ask an API server: what that would tell of pods is in a file. The role's own words make targets of it."""
+    port = free_port()
+    pod = {"dra_driver_form": "daemonset", "ansible_host": "127.0.0.2"}
+    nodes = {
+        "node-1": {},
+        "node-2": pod,
+        "node-3": {**pod, "ansible_host": "127.0.0.3", "dra_driver_pod_host_network": True},
+    }
+    access = ("-e", "monitoring_pods_kubeconfig=/etc/prometheus/kubeconfig")
+    playbook(tmp_path, port, free_port(), *access, nodes=nodes)
+    targets = json.loads((tmp_path / "targets/targets.json").read_text())[0]["targets"]
+    assert targets == [f"node-1:{port}", f"127.0.0.3:{port}"], "one whose driver is a pod has no address of its own"
+    of_hosts, of_pods = yaml.safe_load((tmp_path / "scrape/scrape.yml").read_text())["scrape_configs"]
+    assert of_hosts["job_name"] == "dra-accelerators"
+    assert of_pods.pop("kubernetes_sd_configs") == [
+        {
+            "role": "pod",
+            "namespaces": {"names": ["dra-accelerators-driver"]},
+            "kubeconfig_file": "/etc/prometheus/kubeconfig",
+        }
+    ]
+
+    def told(node: str, **labels: str) -> dict[str, Any]:
+        found = {
+            "pod_label_app_kubernetes_io_name": "dra-accelerators-driver",
+            "pod_container_port_name": "metrics",
+            "pod_container_port_number": "9817",
+            "pod_node_name": node,
+            "pod_name": f"driver-{node}",
+            "pod_phase": "Running",
+            **labels,
+        }
+        return {
+            "targets": [f"127.0.0.1:{port}"],
+            "labels": {f"__meta_kubernetes_{name}": value for name, value in found.items()},
+        }
+
+    pods = [
+        told("node-2"),
+        told("other", pod_label_app_kubernetes_io_name="other"),
+        told("probe", pod_container_port_name="health"),
+        told("ended", pod_phase="Failed"),
+    ]
+    (tmp_path / "pods.json").write_text(json.dumps(pods))
+    server = Server(tmp_path, rules=RULES, targets=tmp_path / "none.json")
+    config = yaml.safe_load((tmp_path / "prometheus.yml").read_text())
+    interval = {"scrape_interval": "1s", "scrape_timeout": "1s"}
+    config["scrape_configs"] = [{**of_pods, **interval, "file_sd_configs": [{"files": [f"{tmp_path}/pods.json"]}]}]
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    text = 'dra_accelerators_container_device_info{namespace="default",pod="user",uuid="G"} 1\n'
+    with serving(port, text):
+        server.start()
+        try:
+            (found,) = server.until(
+                "the device of a pod", lambda: server.query("dra_accelerators_container_device_info")
+            )
+            up = server.query("up")
+        finally:
+            server.stop()
+    assert [each["metric"] | {"value": each["value"][1]} for each in up] == [
+        {
+            "__name__": "up",
+            "job": "dra-accelerators",
+            "instance": "node-2:9817",
+            "driver_pod": "driver-node-2",
+            "value": "1",
+        }
+    ]
+    assert (found["metric"]["pod"], found["metric"]["namespace"]) == ("user", "default")
+
+
+@contextlib.contextmanager
+def serving(port: int, text: str) -> Iterator[None]:
+    """A page of metrics."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_arguments: object) -> None:
+            """Say nothing."""
+
+    page = ThreadingHTTPServer(("127.0.0.1", port), Page)
+    thread = threading.Thread(target=page.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        page.shutdown()
+        page.server_close()

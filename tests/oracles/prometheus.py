@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Prometheus and promtool out of the distribution's package, unpacked once and kept; and a server that runs for a test."""
+"""Prometheus and promtool out of the distribution's package; and a server that runs for a test."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import shutil
 import socket
 import subprocess
 import time
@@ -17,32 +15,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from world_cli import cache
+
+from tests.debian import programs
 
 T = TypeVar("T")
-PACKAGE = "prometheus"
-FETCH = "apt-get download -q {package} || (apt-get update -q && apt-get download -q {package})"
-
-
-def programs() -> Path:
-    """Return the folder with `prometheus` and `promtool`; what is missing is fetched now."""
-    key = hashlib.sha256(repr((PACKAGE, FETCH, Path("/etc/debian_version").read_text())).encode()).hexdigest()[:12]
-    folder = cache.world_cache().parent / "oracles" / f"{PACKAGE}-{key}"
-    with cache.locked(folder.with_suffix(".lock")):
-        if not (folder / "complete").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            script = FETCH.format(package=PACKAGE) + f" && dpkg-deb -x {PACKAGE}_*.deb root && rm *.deb"
-            done = subprocess.run(["sh", "-c", script], cwd=folder, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-            (folder / "complete").touch()
-    return folder / "root/usr/bin"
 
 
 def promtool(*arguments: object, text: str | None = None) -> str:
     """Run promtool and return what it says; it has to be content."""
     done = subprocess.run(
-        [programs() / "promtool", *map(str, arguments)], input=text, capture_output=True, text=True, check=False
+        [programs("prometheus") / "promtool", *map(str, arguments)],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
@@ -69,7 +55,7 @@ class Server:
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [
-                    programs() / "prometheus",
+                    programs("prometheus") / "prometheus",
                     f"--config.file={self.folder}/prometheus.yml",
                     f"--storage.tsdb.path={self.folder}/data",
                     f"--web.listen-address=127.0.0.1:{self.port}",

@@ -6,22 +6,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.cluster.cluster import DRIVER_UNIT, PLUGIN_DIRECTORY, ROOT, Cluster, copy_of_the_collection, execute
+from tests.cluster.cluster import DRIVER_UNIT, PLUGIN_DIRECTORY, Cluster, copy_of_the_collection
 from tests.cluster.manifests import claim, dynamic, pod
+from tests.prove.pods import NAMESPACE, make_base_image, the_pod, variables
 
 SECOND, UNIT = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f", "second-driver"
-NAMESPACE = "dra-accelerators-driver"
-STATE = "/usr/lib/x86_64-linux-gnu/libnvidia-gpusim.so.580.95.05"
 
 
 def versions(cluster: Cluster, node: str) -> dict[str, str]:
@@ -134,44 +130,14 @@ def test_the_second_takes_over_and_the_first_takes_up_again_when_it_is_killed(be
 
 @pytest.fixture(scope="module")
 def base_image(cluster: Cluster) -> str:
-    """An image with Python, as a user has one from a registry: the world's, with the library that gRPC links."""
-    name = "localhost/driver-base:1"
-    archive = next(Path(execute([ROOT / "tests/tools/cache"]).stdout.strip()).glob("world/pods-*/images.tar"))
-    execute(["docker", "load", "--quiet", "--input", archive])
-    recipe = "FROM localhost/python:latest\nCOPY libstdc++.so.6 libgcc_s.so.1 /usr/lib/x86_64-linux-gnu/\n"
-    node = cluster.nodes()[0]
-    folder = Path(os.environ.get("PYTEST_CLUSTER_TMP", "/tmp")) / f"base-{cluster.name}"
-    folder.mkdir(exist_ok=True)
-    (folder / "Containerfile").write_text(recipe)
-    for library in ("libstdc++.so.6", "libgcc_s.so.1"):
-        with (folder / library).open("wb") as file:
-            subprocess.run(
-                [*cluster._command(f"run {node}"), "cat", f"/usr/lib/x86_64-linux-gnu/{library}"],
-                stdout=file,
-                check=True,
-            )
-    execute(["docker", "build", "--quiet", "--tag", name, "--file", folder / "Containerfile", folder])
-    return name
+    """An image that the driver's is built upon."""
+    return make_base_image(cluster)
 
 
 def form(cluster: Cluster, base: str, name: str, tree: Path | None = None) -> None:
     """Change the second node over to the form of this name, with the collection of ``tree`` or with this one."""
-    variables = {
-        "dra_driver_form": name,
-        "driver_image_delivery": "import",
-        "driver_image_base": base,
-        "driver_image_python": "3.11",
-        "dra_driver_image_pull_policy": "Never",
-        "dra_driver_pod_writable_paths": [STATE],
-    }
-    cluster.playbook("driver_form.yml", "--limit", cluster.nodes()[1], "-e", json.dumps(variables), tree=tree)
-
-
-def the_pod(cluster: Cluster) -> dict[str, Any]:
-    """The one pod of the driver that is not on its way out."""
-    items = cluster.get("pods", "-n", NAMESPACE)["items"]
-    (found,) = (each for each in items if not each["metadata"].get("deletionTimestamp"))
-    return dict(found)
+    fleet = {**variables(base), "dra_driver_form": name}
+    cluster.playbook("driver_form.yml", "--limit", cluster.nodes()[1], "-e", json.dumps(fleet), tree=tree)
 
 
 def see_pod_serve(cluster: Cluster, node: str, version: str) -> None:

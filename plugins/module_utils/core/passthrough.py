@@ -123,12 +123,21 @@ def users(system: System, numbers: Iterable[DeviceNumber]) -> tuple[Process, ...
     It is the numbers that count: a container has nodes of its own. Processes that this one may not look into are passed over.
     """
     wanted = {(number.major, number.minor) for number in numbers}
+    own = _own_number(system)
     found = sorted(
         int(name)
         for name in (system.list_directory("/proc") if wanted else ())
-        if name.isdigit() and int(name) != os.getpid() and _has_open(system, name, wanted)
+        if name.isdigit() and name != own and _has_open(system, name, wanted)
     )
     return tuple(Process(pid, _command(system, pid)) for pid in found)
+
+
+def _own_number(system: System) -> str:
+    """Return this process's number in the /proc that is looked at: in a pod it has another one for itself."""
+    try:
+        return system.path("/proc/self").readlink().name
+    except OSError:
+        return str(os.getpid())
 
 
 def _has_open(system: System, pid: str, wanted: set[tuple[int, int]]) -> bool:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Ends with 0 where a pod serves every driver of the node with a certain configuration; else says what is missing.
+"""Ends with 0 where a pod serves every driver of the node with a certain configuration, and says as JSON how each is; else what is missing.
 
     python pod_status.py KUBELET_ROOT DIGEST DRIVER...
 
@@ -29,26 +29,30 @@ def told(path: Path) -> dict[str, object]:
         return {}
 
 
-def missing(folder: Path, digest: str) -> str:
-    """What is missing until a pod serves the driver of this folder; nothing when one does."""
+def look(folder: Path, digest: str) -> tuple[dict[str, object], str]:
+    """What the pod that serves the driver of this folder says of itself, and what is missing until one does as is wanted."""
     found = [told(path) for path in sorted(folder.glob("status-*.sock"))]
     serving = [each for each in found if each.get("role") == "serving"]
     if not serving:
-        return f"{folder.name}: no pod serves ({len(found)} answer)"
+        return {}, f"{folder.name}: no pod serves ({len(found)} answer)"
     one = serving[0]
+    refused = one.get("refused") or {}
+    if isinstance(refused, dict) and refused.get("digest") == digest:
+        return one, f"{folder.name}: the pod starts again for its configuration: {refused.get('problem')}"
     if one.get("configuration") != digest:
-        return f"{folder.name}: the pod has another configuration than the file"
+        return one, f"{folder.name}: the pod has another configuration than the file"
     if not one.get("ready") or not one.get("published"):
-        return f"{folder.name}: not ready: {one.get('problems')}"
-    return ""
+        return one, f"{folder.name}: not ready: {one.get('problems')}"
+    return one, ""
 
 
 def main(arguments: list[str]) -> int:
     """Entry point; returns the exit status."""
     root, digest, *drivers = arguments
-    problems = [missing(Path(root) / "plugins" / driver, digest) for driver in drivers]
-    sys.stdout.write("".join(f"{each}\n" for each in problems if each))
-    return 1 if any(problems) else 0
+    found = [look(Path(root) / "plugins" / driver, digest) for driver in drivers]
+    problems = [problem for _told, problem in found if problem]
+    sys.stdout.write("".join(f"{each}\n" for each in problems) or json.dumps([told for told, _problem in found]) + "\n")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -186,6 +186,17 @@ def test_processes_that_have_a_device_open_are_named() -> None:
     passthrough.refuse_users(machine, ["/dev/no-such-node"], "nothing")
 
 
+def test_who_looks_is_no_user_whatever_its_number_is_here(tmp_path: Path) -> None:
+    """In a pod with processes of its own a process has another number for itself than in the node's /proc."""
+    for name, target in (("4711", "/dev/zero"), ("4712", "/dev/zero")):
+        folder = tmp_path / "proc" / name / "fd"
+        folder.mkdir(parents=True)
+        (folder / "3").symlink_to(target)
+    (tmp_path / "proc/self").symlink_to("4711")
+    found = passthrough.users(System(str(tmp_path)), [DeviceNumber("c", 1, 5)])
+    assert [process.pid for process in found] == [4712]
+
+
 def test_regions_are_counted_up_to_a_power_of_two(tmp_path: Path) -> None:
     system = System(str(tmp_path))
     folder = tmp_path / "sys/bus/pci/devices" / ADDRESS

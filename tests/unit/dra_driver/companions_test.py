@@ -367,6 +367,26 @@ def test_claims_with_companions_are_told_by_files_and_by_services(tmp_path: Path
         ServiceManager(system).claims()
 
 
+def test_a_pod_that_does_not_see_the_nodes_processes_says_what_it_needs(tmp_path: Path) -> None:
+    """Systemd answers only who sees its process: the claim is refused in these words, and nothing is taken to have ended."""
+    system = Systemd(tmp_path, is_active=DEAD)
+    status = tmp_path / "proc/self/status"
+    status.parent.mkdir(parents=True)
+    status.write_text("Name:\tpython3\nNSpid:\t4711\t1\n")
+    keeper = ServiceManager(system)
+    keeper.stop("0uid-a")  # one that was never started does not keep its claim
+    (tmp_path / FOLDER).mkdir(parents=True)
+    (tmp_path / FOLDER / "0uid-a.0.environment").touch()
+    for refused in (lambda: keeper.start(COMPANION), lambda: keeper.stop("0uid-a")):
+        with pytest.raises(AcceleratorError, match="a pod that does not see the node's processes") as found:
+            refused()
+        assert "dra_driver_pod_host_pid" in str(found.value) and "dra_driver_form: service" in str(found.value)
+    assert keeper.claims() == {"0uid-a"} and system.told == []
+    status.write_text("Name:\tpython3\nNSpid:\t4711\n")
+    keeper.start(COMPANION)
+    assert [words[1] for words in system.told] == ["is-active", "start"]
+
+
 @pytest.mark.parametrize("root", ["sys/fs/cgroup", "sys/fs/cgroup/systemd"])
 def test_the_processes_of_a_service_are_those_of_its_cgroup(tmp_path: Path, root: str) -> None:
     group = tmp_path / root / "system.slice/mps"

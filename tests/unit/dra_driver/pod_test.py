@@ -19,6 +19,7 @@ import yaml
 from dra_driver import config, node
 from dra_driver.api.kubeconfig import SERVICE_ACCOUNT, SERVICE_ACCOUNT_VARIABLE, load_access
 from dra_driver.config import InvalidConfiguration, load
+from dra_driver.status_command import living
 from dra_driver.supervisors.configuration import ConfigurationKeeper
 
 STATUS = Path(__file__).resolve().parents[3] / "roles/dra_driver/files/pod_status.py"
@@ -111,12 +112,38 @@ def test_a_changed_file_is_taken_over_or_ends_the_process(
     asyncio.run(main())
 
 
+ANSWER = """
+import os, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.bind(sys.argv[1])
+server.listen()
+print(os.getpid(), flush=True)
+connection = server.accept()[0]
+connection.sendall(b'{"pid": %d, "ready": true}' % os.getpid())
+"""
+
+
+def test_a_process_in_a_pod_is_called_by_the_number_that_it_has_on_the_node(tmp_path: Path) -> None:
+    """What it knows as its number is another process on the node: that one must not be told to reload."""
+    path = str(tmp_path / "status.sock")
+    unshare = ["unshare", *AS_ROOT[1:], "--pid", "--fork", "--kill-child"]
+    with subprocess.Popen([*unshare, sys.executable, "-c", ANSWER, path], stdout=subprocess.PIPE, text=True) as outer:
+        assert outer.stdout is not None and outer.stdout.readline().strip() == "1"
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+        told = living("gpu.nvidia.com", path)
+    assert told["ready"] and str(told["pid"]) in children
+
+
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({"role": "serving", "configuration": "d", "ready": True, "published": True}, ""),
+        ({"role": "serving", "configuration": "d", "ready": True, "published": True, "devices": [1, 2]}, ""),
         ({"role": "standby", "configuration": "d", "ready": False}, "no pod serves"),
         ({"role": "serving", "configuration": "other", "ready": True, "published": True}, "another configuration"),
+        (
+            {"role": "serving", "configuration": "other", "refused": {"digest": "d", "problem": "metrics_address"}},
+            "starts again for its configuration: metrics_address",
+        ),
         ({"role": "serving", "configuration": "d", "ready": False, "problems": ["store"]}, "store"),
     ],
 )
@@ -142,3 +169,6 @@ def test_the_role_waits_for_the_pod_that_serves(
         )
         thread.join(5)
     assert done.returncode == (1 if said else 0) and said in done.stdout
+    if not said:
+        (serving,) = json.loads(done.stdout)
+        assert len(serving["devices"]) == 2, "the summary of the site playbook counts them"

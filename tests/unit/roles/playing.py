@@ -55,7 +55,13 @@ def play(
     if path is not None:
         environment["PATH"] = f"{path}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
-        [Path(sys.executable).with_name("ansible-playbook"), "-i", folder / "hosts.yml", *arguments, folder / "play.yml"],
+        [
+            Path(sys.executable).with_name("ansible-playbook"),
+            "-i",
+            folder / "hosts.yml",
+            *arguments,
+            folder / "play.yml",
+        ],
         env=environment,
         capture_output=True,
         text=True,

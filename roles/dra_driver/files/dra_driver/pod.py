@@ -48,6 +48,8 @@ def enter(root: str) -> None:
         if isinstance(path, list):
             path[:] = [image + os.path.realpath(entry) for entry in path]
     sys.path_importer_cache.clear()
+    # systemctl does nothing where it takes itself to be in a chroot, and says that all is well.
+    os.environ["SYSTEMD_IGNORE_CHROOT"] = "1"
     try:
         os.chroot(root)
     except OSError as error:

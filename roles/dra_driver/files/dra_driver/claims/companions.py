@@ -51,6 +51,7 @@ class ServiceManager:
     def start(self, companion: Companion) -> None:
         """Have a companion run; one that runs is left alone, whatever it was told."""
         unit = f"{UNIT_PREFIX}{companion.kind}@{companion.name}.service"
+        self._refuse_apart(f"{unit} cannot be started")
         if self._systemctl("is-active", "--quiet", unit, timeout=ANSWER_SECONDS)[0]:
             return
         self._make_nodes(companion)
@@ -68,6 +69,9 @@ class ServiceManager:
         """End a claim's companions, and remove what they had."""
         # Both kinds of services of each: the program, and its memory, which systemd ends after it.
         pattern = f"{UNIT_PREFIX}*@{claim_uid}.*.service"
+        if is_apart(self._system) and claim_uid not in self.claims():
+            return  # none was started: that was refused
+        self._refuse_apart(f"{pattern} cannot be ended")
         stopped, said = self._systemctl("stop", pattern, timeout=STOP_SECONDS)
         if not stopped:
             raise AcceleratorError(
@@ -84,8 +88,13 @@ class ServiceManager:
                 self._system.remove(f"{DIRECTORY}/{file}")
 
     def claims(self) -> frozenset[str]:
-        """Return the UIDs of the claims that have companions, by their files and by their services."""
+        """Return the UIDs of the claims that have companions, by their files and by their services.
+
+        In a pod with processes of its own alone it is by their files, which go after the services.
+        """
         names = {_name(file) for file in self._files()}
+        if is_apart(self._system):
+            return frozenset(filter(None, map(claim_of, names)))
         listed, said = self._systemctl(*LIST_UNITS[1:], timeout=ANSWER_SECONDS)
         if not listed:
             raise AcceleratorError(f"The companions of claims cannot be listed: {said}", code="companion-failed")
@@ -102,6 +111,14 @@ class ServiceManager:
                 with contextlib.suppress(OSError, ValueError):
                     found.update(map(int, self._system.read_text(f"{root}{group}/cgroup.procs").split()))
         return frozenset(found)
+
+    def _refuse_apart(self, what: str) -> None:
+        if is_apart(self._system):
+            raise AcceleratorError(
+                f"{what}: the driver is in a pod that does not see the node's processes, and systemd answers only who sees its own",
+                hint="Set dra_driver_pod_host_pid to true, or have the driver as a service (dra_driver_form: service).",
+                code="companion-failed",
+            )
 
     def _make_nodes(self, companion: Companion) -> None:
         """Make those nodes that are not there; they are written down first, and go when the companion ends."""
@@ -133,6 +150,16 @@ class ServiceManager:
             command = ["journalctl", "--no-pager", "--output=cat", f"--lines={_LOG_LINES}", f"--unit={unit}"]
             return " ".join(self._system.run(command, timeout=ANSWER_SECONDS).stdout.split())
         return ""
+
+
+def is_apart(system: System) -> bool:
+    """Whether this process has another number on the node than for itself: it is in a pod without hostPID."""
+    try:
+        lines = system.read_text("/proc/self/status").splitlines()
+    except OSError:
+        return False
+    # One number for each namespace, from that of this /proc, the node's, to the process's own.
+    return any(len(line.split()) > 2 for line in lines if line.startswith("NSpid:"))
 
 
 def _name(file: str) -> str:

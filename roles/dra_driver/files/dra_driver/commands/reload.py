@@ -16,6 +16,7 @@ from ..core.system import System
 from ..status_command import instance_of
 
 POLL_SECONDS = 0.2
+AGAIN = "; it is a pod's, which starts again by itself within seconds"
 
 
 def reload(config_path: str, seconds: float) -> tuple[str, ...]:
@@ -36,7 +37,9 @@ def reload(config_path: str, seconds: float) -> tuple[str, ...]:
         time.sleep(POLL_SECONDS)
         told = {name: instance_of(configuration, name) for name in names}
         refused = [
-            f"{name}: {each['refused']['problem']}" for name, each in told.items() if _refuses(each, configuration)
+            f"{name}: {each['refused']['problem']}{AGAIN if each['instance'] else ''}"
+            for name, each in told.items()
+            if _refuses(each, configuration)
         ]
         if refused:
             return tuple(refused)

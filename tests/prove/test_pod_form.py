@@ -1,0 +1,261 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""A node whose driver is a pod from the first run to the removal: nothing of it stays, and what a service can do it can do.
+
+A world of its own with one node. The tests go on from one to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import DRIVER_UNIT, EXAMPLES, Cluster, Recap
+from tests.cluster.machines import drivers, listed
+from tests.cluster.manifests import claim, device_named, dynamic, mps, pod
+from tests.cluster.test_28_mps import computing, daemons, modes, told
+from tests.debian import programs
+from tests.prove.pods import NAMESPACE, make_base_image, the_pod, variables
+
+DYNAMIC = [{"match": {}, "mode": "dynamic"}]
+MACHINES = [{"match": {"index": [5, 6]}, "mode": "dynamic", "passthrough": True}, *DYNAMIC]
+
+
+class PodForm:
+    """The world, what was in it before the first run, and the variables of its fleet."""
+
+    def __init__(self, cluster: Cluster, before: dict[str, str], base: str) -> None:
+        self.cluster, self.before, self.base = cluster, before, base
+        (self.node,) = cluster.nodes()
+
+    def playbook(self, name: str, *arguments: object, check: bool = True, **more: Any) -> Recap:
+        """Run a playbook with the fleet's variables and these."""
+        fleet = {"accelerator_layouts": [{"hosts": "all", "layout": DYNAMIC}], "dra_driver_metrics_address": "0.0.0.0:9817"}
+        fleet |= variables(self.base, **more)
+        return self.cluster.playbook(name, "-e", json.dumps(fleet), *arguments, check=check)
+
+    def process(self) -> tuple[str, int]:
+        """The pod that serves, and how often its container was started again."""
+        found = the_pod(self.cluster)
+        return found["metadata"]["uid"], found["status"]["containerStatuses"][0]["restartCount"]
+
+    def held(self, name: str, profile: str = "1g.10gb") -> list[dict[str, Any]]:
+        """A claim for a partition and the pod that has it, which runs."""
+        documents = [
+            claim(name, device_class="mig.nvidia.com", expression=dynamic(profile)),
+            pod(name, name, node=self.node),
+        ]
+        self.cluster.apply(*documents)
+        self.cluster.wait_running(name)
+        return documents
+
+
+def images(cluster: Cluster, node: str) -> dict[str, str]:
+    """What a node's containerd has, which is no part of the node's files."""
+    return {f"image {name}": "" for name in cluster.run(node, "ctr", "-n", "k8s.io", "images", "ls", "-q").split()}
+
+
+@pytest.fixture(scope="module")
+def form() -> Iterator[PodForm]:
+    """A bare world, and what is in it."""
+    cluster, kept = Cluster("pod"), os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
+    if not kept:
+        cluster.world("down")
+    cluster.world("up", "--nodes", "1", "--silicon", "8xH100", timeout=3000)
+    try:
+        (node,) = cluster.nodes()
+        before = cluster.footprint() | images(cluster, node)
+        yield PodForm(cluster, before, make_base_image(cluster))
+    finally:
+        if not kept:
+            cluster.world("down")
+
+
+def test_the_first_run_counts_the_devices_and_the_second_changes_nothing(form: PodForm) -> None:
+    first = form.playbook("site.yml")
+    assert not first.failed, first.output
+    (line,) = re.findall(rf"{form.node}\s+(\d+)\s+NVIDIA H100", first.output)
+    assert line == "8", first.output
+    assert f"{form.node}: the driver was started and works, 8 devices" in first.output
+    again = form.playbook("site.yml")
+    assert (again.failed, again.changed) == (0, 0), again.output
+
+
+def test_metrics_are_told_at_the_port_that_prometheus_looks_for(form: PodForm) -> None:
+    found = the_pod(form.cluster)
+    (container,) = found["spec"]["containers"]
+    assert [(each["name"], each["containerPort"]) for each in container["ports"]] == [("metrics", 9817)]
+    assert "hostPort" not in container["ports"][0]
+    url = f"http://{found['status']['podIP']}:9817/metrics"
+    look = f"import urllib.request as u; print(u.urlopen('{url}', timeout=9).read().decode())"
+    told_of = form.cluster.run(form.node, "python3", "-c", look)
+    assert 'dra_accelerators_devices{driver="gpu.nvidia.com",state="well"} 8.0' in told_of
+
+
+def test_a_changed_configuration_reaches_the_pod_that_runs(form: PodForm) -> None:
+    cluster, before = form.cluster, form.process()
+    documents = form.held("kept")
+    changed = form.playbook("site.yml", "--tags", "driver", dra_driver_log_level="debug")
+    assert not changed.failed, changed.output
+    assert form.process() == before, "the log's level is taken over while it runs"
+    # What needs a new process starts the container again; the claim stays prepared.
+    changed = form.playbook("site.yml", "--tags", "driver", dra_driver_cdi_folder="/run/cdi")
+    assert not changed.failed, changed.output
+    assert form.process() == (before[0], before[1] + 1)
+    assert list(cluster.recorded(form.node).values()) == ["prepared"]
+    cluster.delete(*reversed(documents))
+    cluster.wait("nothing is left of it", lambda: not cluster.recorded(form.node) and not cluster.cdi_files(form.node))
+
+
+def test_an_operator_reloads_on_the_node(form: PodForm) -> None:
+    cluster, path, before = form.cluster, "/etc/dra-accelerators/driver-pod.yaml", form.process()
+    cluster.run(form.node, "sed", "-i", "s/^inventory_interval: .*/inventory_interval: 7/", path)
+    began = time.monotonic()
+    cluster.run(form.node, "dra-driver", "reload")
+    assert time.monotonic() - began < 9 and form.process() == before
+    cluster.run(form.node, "sed", "-i", "s/^inventory_interval: .*/inventory_interval: true/", path)
+    said = cluster.shell(form.node, "dra-driver reload 2>&1 || true")
+    assert "inventory_interval" in said and form.process() == before
+    assert not form.playbook("site.yml", "--tags", "driver").failed
+
+
+def test_claims_share_a_gpu_through_mps(form: PodForm) -> None:
+    cluster, node = form.cluster, form.node
+    gpu = cluster.run(node, "nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader", "-i", "3").strip()
+    whole = claim("shared", device_class="gpu.nvidia.com", expression=device_named(gpu))
+    whole["spec"]["devices"]["config"] = [mps(defaultActiveThreadPercentage=25, defaultPinnedDeviceMemoryLimit="2Gi")]
+    documents = [whole, computing("shared", "shared", node)]
+    cluster.apply(*documents)
+    cluster.wait_running("shared")
+    assert told(cluster, "shared")["multiprocessors"] == 33
+    ((unit, _pid),) = daemons(cluster, node).items()
+    assert cluster.uid("shared") in unit
+    cluster.delete(*reversed(documents))
+    cluster.wait("the daemon has ended", lambda: not cluster.companions(node))
+    assert set(modes(cluster, node)) == {"Default"}
+
+
+def test_a_gpu_goes_to_a_virtual_machine_and_comes_back(form: PodForm) -> None:
+    cluster, node = form.cluster, form.node
+    layout = {"accelerator_layouts": [{"hosts": node, "layout": MACHINES}]}
+    refused = form.playbook("site.yml", "--tags", "preflight", check=False, **layout)
+    assert refused.failed and "dra_driver_pod_passthrough" in refused.output, refused.output
+    changed = form.playbook("site.yml", "--tags", "layout,driver", dra_driver_pod_passthrough=True, **layout)
+    assert not changed.failed, changed.output
+    assert "SYS_PTRACE" in the_pod(cluster)["spec"]["containers"][0]["securityContext"]["capabilities"]["add"]
+    cluster.wait(
+        "GPUs are offered to virtual machines", lambda: {"gpu-vfio-5", "gpu-vfio-6"} <= set(cluster.devices(node))
+    )
+    example = EXAMPLES / "vfio.yaml"
+    cluster.apply(example)
+    cluster.wait_running("vfio")
+    assert listed(cluster, node) == 7 and list(drivers(cluster, node).values()) == ["vfio-pci vfio-pci"]
+    cluster.delete(example)
+    cluster.wait("the GPU is back", lambda: listed(cluster, node) == 8 and not drivers(cluster, node))
+
+
+def test_a_pod_apart_from_the_nodes_processes_refuses_mps_by_name(form: PodForm) -> None:
+    cluster, node = form.cluster, form.node
+    assert not form.playbook("site.yml", "--tags", "layout,driver", dra_driver_pod_host_pid=False).failed
+    assert cluster.run(node, "dra-driver", "reload") is not None, "the process is called by its number on the node"
+    plain = form.held("plain")
+    wanted = claim("shared", device_class="gpu.nvidia.com")
+    wanted["spec"]["devices"]["config"] = [mps(defaultActiveThreadPercentage=25)]
+    documents = [wanted, pod("shared", "shared", node=node)]
+    cluster.apply(*documents)
+    cluster.wait(
+        "the refusal as an event",
+        lambda: "dra_driver_pod_host_pid" in " ".join(cluster.kubectl("get", "events", "-o", "yaml").split()),
+    )
+    cluster.delete(*reversed(documents), *reversed(plain))
+    cluster.wait("nothing is left", lambda: not cluster.recorded(node) and not cluster.companions(node))
+    assert not form.playbook("site.yml", "--tags", "driver").failed
+
+
+def test_the_image_goes_to_a_registry(form: PodForm, tmp_path: Path) -> None:
+    """Debian's registry on this machine, which the nodes of the world do not pull from."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    config = tmp_path / "registry.json"
+    storage = {"filesystem": {"rootdirectory": str(tmp_path / "images")}}
+    config.write_text(json.dumps({"version": "0.1", "storage": storage, "http": {"addr": f"127.0.0.1:{port}"}}))
+    repository = f"127.0.0.1:{port}/site/driver"
+    push = {
+        **variables(form.base),
+        "driver_image_delivery": "push",
+        "driver_image_repository": repository,
+        "driver_image_manifest_arguments": ["--insecure"],
+    }
+    play = tmp_path / "push.yml"
+    roles = [{"role": "dra.accelerators.driver_image"}]
+    play.write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "vars": push, "roles": roles}]))
+
+    def run() -> str:
+        command = ["ansible-playbook", "-i", "localhost,", "-c", "local", play]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=os.environ | {"ANSIBLE_NOCOLOR": "1"}
+        )
+        return done.stdout + done.stderr
+
+    def tags() -> list[str]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/site/driver/tags/list", timeout=10) as answer:
+            return list(json.loads(answer.read())["tags"])
+
+    said = run()
+    assert "failed=1" in said and "refused" in said, "nobody serves there yet"
+    with (tmp_path / "log").open("wb") as log:
+        registry = subprocess.Popen(
+            [programs("docker-registry") / "docker-registry", "serve", config], stdout=log, stderr=log
+        )
+    try:
+        form.cluster.wait("the registry answers", lambda: _answers(port))
+        said = run()
+        assert "failed=0" in said and "changed=0" not in said, said
+        (tag,) = tags()
+        assert re.fullmatch(r"\d+\.\d+\.\d+-[0-9a-f]{8}-[0-9a-f]{8}", tag)
+        said = run()
+        assert "changed=0" in said and "failed=0" in said, said
+        assert tags() == [tag]
+    finally:
+        registry.terminate()
+        registry.wait(30)
+        subprocess.run(["docker", "image", "rm", "--force", f"{repository}:{tag}"], check=False, capture_output=True)
+
+
+def _answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def test_nothing_stays_and_nothing_is_removed_under_a_pod_that_uses_it(form: PodForm) -> None:
+    cluster, node = form.cluster, form.node
+    form.held("held")
+    refused = form.playbook("remove.yml", check=False)
+    assert refused.failed and "held" in refused.output, refused.output
+    cluster.wait("the driver goes on", lambda: cluster.status(node)["ready"])
+    assert not cluster.get("node", node)["spec"].get("unschedulable")
+    forced = ("-e", "accelerator_remove_force=true", "-e", "accelerator_remove_reset_layout=true")
+    removed = form.playbook("remove.yml", *forced)
+    assert not removed.failed, removed.output
+    cluster.kubectl("delete", "resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
+    after = cluster.footprint() | images(cluster, node)
+    difference = {key: (form.before.get(key), after.get(key)) for key in form.before.keys() | after.keys()}
+    assert {key: both for key, both in difference.items() if both[0] != both[1]} == {}
+    assert NAMESPACE not in cluster.kubectl("get", "namespaces", "-o", "name")
+    assert "not-found" in cluster.run(node, "systemctl", "show", "--property=LoadState", DRIVER_UNIT)
+    again = form.playbook("remove.yml")
+    assert (again.failed, again.changed) == (0, 0), again.output
