@@ -25,8 +25,12 @@ MARKER = "https://github.com/dra-accelerators/dra.accelerators"
 OWN_PROGRAMS = re.compile(r"releases/[^/]+-[0-9a-f]{8}|venvs/[0-9a-f]{12}")
 UNIT_FOLDER = "/etc/systemd/system"
 DRIVER_UNIT = "dra-accelerators-driver.service"
+# Another instance of the driver, which serves while that is started again. An instance's name is a part of its sockets' names.
+RELIEF_UNIT = "dra-accelerators-relief.service"
+RELIEF_INSTANCE = "00000001"
 OWN_UNITS = (
     DRIVER_UNIT,
+    RELIEF_UNIT,
     "dra-accelerators-token.service",
     "dra-accelerators-token.timer",
     "dra-accelerators-layout.service",

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ._node import DRIVER_UNIT, RELIEF_UNIT
 from .core.companions import UNIT_PREFIX, units_listed
 from .core.device_locks import FOLDER as LOCKS
 
@@ -25,7 +26,9 @@ class Step:
 
     def argv(self) -> list[str]:
         """The command that takes the step."""
-        return ["systemctl", self.action, *([self.unit] if self.unit else [])]
+        # Whoever waits for the relief sees more than systemd does.
+        words = ["--no-block"] if (self.action, self.unit) == ("start", RELIEF_UNIT) else []
+        return ["systemctl", self.action, *words, *([self.unit] if self.unit else [])]
 
     def to_dict(self) -> dict[str, str]:
         """The step as a module returns it."""
@@ -35,39 +38,59 @@ class Step:
 def plan_start(
     units: Mapping[str, Mapping[str, Any]],
     *,
-    driver: str,
     helpers: Sequence[str],
     running: str,
     wanted: str,
     changed: bool,
     outdated: bool = False,
+    relieved: bool = False,
 ) -> tuple[Step, ...]:
     """Decide what systemd has to be told so that the driver runs from what is wanted, now and at every boot.
 
-    ``running`` and ``wanted`` are fingerprints of what the process was and is to be started from; ``changed`` says that
-    files of the units have just been written, or would have been, ``outdated`` that the process works by another configuration
-    file than the one that is there.
+    ``units`` are the driver's own, the relief's, and ``helpers``. ``running`` and ``wanted`` are fingerprints of what the process
+    was and is to be started from; ``changed`` says that files of the units have just been written, or would have been, ``outdated``
+    that the process works by another configuration file than the one that is there, and ``relieved`` that it would hand over.
     """
+    driver, relief = units[DRIVER_UNIT], units[RELIEF_UNIT]
     steps = []
-    if changed or any(units[name]["need_reload"] for name in (driver, *helpers)):
+    if changed or any(unit["need_reload"] for unit in units.values()):
         steps.append(Step("daemon-reload", "", "the units' files have changed"))
     steps += [
         Step("enable", name, f"it is {units[name]['enabled'] or 'not installed'}")
-        for name in (driver, *helpers)
+        for name in (DRIVER_UNIT, *helpers)
         if units[name]["enabled"] not in ("enabled", "static", "indirect")
     ]
-    if units[driver]["active"] not in ("active", "reloading"):
+    is_left = relief["active"] not in ("inactive", "failed")
+    if driver["active"] not in ("active", "reloading"):
         # A process that is starting may have been started from something else: start alone would wait for it.
-        action = "restart" if units[driver]["main_pid"] else "start"
-        steps.append(Step(action, driver, f"it is {units[driver]['active']}"))
+        action = "restart" if driver["main_pid"] else "start"
+        steps.append(Step(action, DRIVER_UNIT, f"it is {driver['active']}"))
     elif running != wanted:
-        steps.append(Step("restart", driver, "it was started from another release, environment or configuration"))
+        if relieved and relief["exists"]:
+            # One that a run which was cut short has left may be of another release.
+            action = "restart" if is_left else "start"
+            steps.append(Step(action, RELIEF_UNIT, "it serves while the driver is started again"))
+            is_left = True
+        steps.append(Step("restart", DRIVER_UNIT, "it was started from another release, environment or configuration"))
     elif outdated:
-        steps.append(Step("reload", driver, "its configuration file is another one than it works by"))
+        steps.append(Step("reload", DRIVER_UNIT, "its configuration file is another one than it works by"))
     steps += [
         Step("start", name, f"it is {units[name]['active']}") for name in helpers if units[name]["active"] != "active"
     ]
+    if is_left:
+        steps.append(Step("stop", RELIEF_UNIT, "the driver serves again"))
     return tuple(steps)
+
+
+def plan_again(units: Mapping[str, Mapping[str, Any]], *, running: str, wanted: str) -> tuple[Step, ...]:
+    """Decide what is still to be done of ``plan_start`` where patience ended while something was waited for."""
+    driver, relief = units[DRIVER_UNIT], units[RELIEF_UNIT]
+    if relief["active"] in ("inactive", "failed"):
+        return ()
+    steps = []
+    if driver["active"] in ("active", "reloading") and running != wanted:
+        steps.append(Step("restart", DRIVER_UNIT, "it was started from another release, environment or configuration"))
+    return (*steps, Step("stop", RELIEF_UNIT, "the driver serves again"))
 
 
 @dataclass(frozen=True)
@@ -125,6 +148,27 @@ def missing(look: Look, *, fingerprint: str, running: str, steady: float, digest
         elif not one.get("published"):
             found.append(f"{name} has not published its devices" + (f": {words}" if words else ""))
     return tuple(found)
+
+
+def can_be_relieved(drivers: Sequence[Mapping[str, Any]], pid: int) -> bool:
+    """Whether the driver's process serves, and would hand over to another instance.
+
+    Releases that do not say by which configuration they work know nothing of other instances.
+    """
+    return bool(drivers) and all(
+        one.get("role") == "serving" and one.get("pid") == pid and one.get("ready") and one.get("configuration")
+        for one in drivers
+    )
+
+
+def not_relieved(look: Look, *, fingerprint: str, running: str, digest: str) -> tuple[str, ...]:
+    """Return what is still missing until the relief serves in the driver's place; nothing when it does."""
+    found = [
+        f"the relief: {each}"
+        for each in missing(look, fingerprint=fingerprint, running=running, steady=0, digest=digest)
+    ]
+    waiting = [str(one.get("driver", "the driver")) for one in look.drivers or () if one.get("role") != "serving"]
+    return (*found, *(f"the relief: {name} has not been handed over" for name in waiting))
 
 
 def age_of(stat: str, uptime: str, ticks: int) -> float:

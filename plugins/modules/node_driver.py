@@ -14,6 +14,8 @@ description:
   - Has systemd read the units again, enables them, and starts the node driver, or starts it again where the process that
     runs was started from something else, by O(fingerprint). Where only its configuration file is another one than it works by, after a
     change by hand as well, the driver takes the file over without a new process, and one that it refuses is a failure.
+  - A driver that serves is started again without a gap. Another instance of what is wanted comes up beside it, as the relief, and takes
+    over. Only then the driver is started again, and takes over in its turn. Where the relief does not serve the driver goes on as it was.
   - Then waits until the driver has started, which is more than a unit that systemd calls active. One and the same process has
     run for some seconds, and its own C(status) says that it is ready and has published its devices. What the API server
     still holds of a former process is not believed.
@@ -165,33 +167,31 @@ pid:
   sample: 411
 """
 
-import contextlib
-import errno
 import hashlib
 import json
 import os
-import socket
-import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils._node import (
     DRIVER_UNIT,
+    RELIEF_INSTANCE,
+    RELIEF_UNIT,
     ask_units,
     started_from,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._service import (
-    STORE,
     Look,
-    State,
     Step,
     age_of,
+    can_be_relieved,
     leftovers,
     missing,
+    not_relieved,
+    plan_again,
     plan_start,
     plan_stop,
     plan_stop_companions,
@@ -199,20 +199,13 @@ from ansible_collections.dra.accelerators.plugins.module_utils._service import (
     stamps,
     works_by_another,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.companions import DIRECTORY as COMPANION_FOLDER
+from ansible_collections.dra.accelerators.plugins.module_utils._service_state import companions_left, look_at_state
 from ansible_collections.dra.accelerators.plugins.module_utils.core.companions import LIST_UNITS
-from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import FOLDER as LOCKS
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import (
-    CLAIMS_TABLE,
-    DEVICES_TABLE,
-    META_TABLE,
-)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 COMMAND_SECONDS = 60.0
 STATUS_SECONDS = 20.0
-PROBE_SECONDS = 2.0
 PAUSE_SECONDS = 0.5
 LAST_LINES = 30
 
@@ -257,6 +250,7 @@ class Service:
     def __init__(self, system: System, params: dict[str, Any]) -> None:
         self.system = system
         self.params = params
+        self.began = time.monotonic()
         self.ticks = os.sysconf("SC_CLK_TCK")
 
     def running(self, pid: int) -> str:
@@ -273,11 +267,12 @@ class Service:
         except (OSError, ValueError):
             return None
 
-    def status(self) -> tuple[list[dict[str, Any]] | None, str]:
-        """Return what the driver's own status says, or None and why there is no answer."""
+    def status(self, instance: str = "") -> tuple[list[dict[str, Any]] | None, str]:
+        """Return what the driver's own status says, or None and why there is no answer; that of who serves, or of an instance."""
         root = self.params["root"]
         words = ["status", "--json", "--config", self.params["configuration"]]
-        argv = ["env", f"PYTHONPATH={root}/current", f"{root}/venv/bin/python", "-m", "dra_driver.cli", *words]
+        named = [f"DRA_DRIVER_INSTANCE={instance}"] if instance else []
+        argv = ["env", f"PYTHONPATH={root}/current", *named, f"{root}/venv/bin/python", "-m", "dra_driver.cli", *words]
         try:
             answer = self.system.run(argv, STATUS_SECONDS)
         except AcceleratorError as error:
@@ -296,49 +291,58 @@ class Service:
         except OSError:
             return ""
 
-    def look(self) -> Look:
-        """Look at the driver once."""
-        unit = ask_units(self.system, [DRIVER_UNIT])[DRIVER_UNIT]
+    def look(self, name: str = DRIVER_UNIT, instance: str = "") -> Look:
+        """Look at the driver, or at another instance of it, once."""
+        unit = ask_units(self.system, [name])[name]
         pid = unit["main_pid"]
-        drivers, problem = self.status() if pid and unit["active"] == "active" else (None, "")
+        drivers, problem = self.status(instance) if pid and unit["active"] == "active" else (None, "")
         # The same process before and after the answer: the answer is its.
-        after = ask_units(self.system, [DRIVER_UNIT])[DRIVER_UNIT] if drivers is not None else unit
+        after = ask_units(self.system, [name])[name] if drivers is not None else unit
         if after["main_pid"] != pid:
             return Look(after["main_pid"], None, after["restarts"], after["active"], None)
         return Look(pid, self.age(pid) if pid else None, unit["restarts"], unit["active"], drivers, problem)
 
-    def journal(self) -> list[str]:
-        """Return the driver's last words."""
-        argv = ["journalctl", "--unit", DRIVER_UNIT, "--lines", str(LAST_LINES), "--no-pager", "--output", "cat"]
+    def journal(self, unit: str = DRIVER_UNIT) -> list[str]:
+        """Return the last words of the driver, or of another unit."""
+        argv = ["journalctl", "--unit", unit, "--lines", str(LAST_LINES), "--no-pager", "--output", "cat"]
         try:
             return self.system.run(argv, COMMAND_SECONDS).stdout.splitlines()
         except AcceleratorError:
             return []
 
-    def wait(self) -> tuple[Look, tuple[str, ...]]:
-        """Wait until the driver counts as started, or patience ends; returns also what is still missing. Raises NotStarted."""
-        began = time.monotonic()
-        deadline = began + self.params["timeout"] - self.params["waited"]
+    def lacks(self) -> tuple[Look, tuple[str, ...]]:
+        """Look at the driver; return also what is still missing until it counts as started."""
+        look = self.look()
+        wanted, running = self.params["fingerprint"], self.running(look.pid)
+        steady, digest = self.params["steady"], self.digest()
+        return look, missing(look, fingerprint=wanted, running=running, steady=steady, digest=digest)
+
+    def relief_lacks(self) -> tuple[Look, tuple[str, ...]]:
+        """Look at the relief; return also what is still missing until it serves in the driver's place."""
+        look = self.look(RELIEF_UNIT, RELIEF_INSTANCE)
+        wanted, running = self.params["fingerprint"], self.running(look.pid)
+        return look, not_relieved(look, fingerprint=wanted, running=running, digest=self.digest())
+
+    def wait(self, lacks: Callable[[], tuple[Look, tuple[str, ...]]], unit: str) -> tuple[Look, tuple[str, ...]]:
+        """Wait until nothing is missing, or patience ends; returns also what still is. Raises NotStarted.
+
+        A relief that has ended is not waited for: nothing starts it again.
+        """
+        deadline = self.began + self.params["timeout"] - self.params["waited"]
         patience = self.params["patience"]
         while True:
-            look = self.look()
-            lacks = missing(
-                look,
-                fingerprint=self.params["fingerprint"],
-                running=self.running(look.pid),
-                steady=self.params["steady"],
-                digest=self.digest(),
-            )
-            if not lacks:
+            look, left = lacks()
+            if not left:
                 return look, ()
             now = time.monotonic()
-            if patience is not None and began + patience <= now < deadline:
-                return look, lacks
-            if now >= deadline:
+            over = unit == RELIEF_UNIT and look.active in ("failed", "inactive")
+            if not over and patience is not None and self.began + patience <= now < deadline:
+                return look, left
+            if over or now >= deadline:
                 raise NotStarted(
-                    f"The node driver has not started within {self.params['timeout']:.0f} s: {'; '.join(lacks)}",
-                    hint=f"Read `journalctl --unit {DRIVER_UNIT}`.",
-                    journal=self.journal(),
+                    f"The node driver has not started within {self.params['timeout']:.0f} s: {'; '.join(left)}",
+                    hint=f"Read `journalctl --unit {unit}`.",
+                    journal=self.journal(unit),
                 )
             time.sleep(PAUSE_SECONDS)
 
@@ -346,34 +350,61 @@ class Service:
 def start(module: AnsibleModule, service: Service) -> dict[str, Any]:
     """Run the driver and see that it works. Raises NotStarted."""
     params = module.params
-    units = ask_units(service.system, [DRIVER_UNIT, *params["helpers"]])
+    units = ask_units(service.system, [DRIVER_UNIT, RELIEF_UNIT, *params["helpers"]])
     pid = units[DRIVER_UNIT]["main_pid"]
     running = service.running(pid)
-    drivers = service.status()[0] if pid and units[DRIVER_UNIT]["active"] == "active" else None
-    steps = plan_start(
-        units,
-        driver=DRIVER_UNIT,
-        helpers=params["helpers"],
-        running=running,
-        wanted=params["fingerprint"] or running,
-        changed=params["units_changed"],
-        outdated=(module.check_mode and params["configuration_changed"])
-        or bool(works_by_another(drivers or (), service.digest())),
-    )
+    wanted = params["fingerprint"] or running
     if params["waited"] > 0:
-        steps = ()
+        steps = plan_again(units, running=running, wanted=wanted)
+    else:
+        drivers = service.status()[0] if pid and units[DRIVER_UNIT]["active"] == "active" else None
+        steps = plan_start(
+            units,
+            helpers=params["helpers"],
+            running=running,
+            wanted=wanted,
+            changed=params["units_changed"],
+            outdated=(module.check_mode and params["configuration_changed"])
+            or bool(works_by_another(drivers or (), service.digest())),
+            relieved=can_be_relieved(drivers or (), pid),
+        )
     result = {**outcome(steps), "pid": pid}
     if module.check_mode:
         return result
-    take(service, steps)
-    look, lacks = service.wait()
+    look, lacks = carry_out(service, steps)
     return {**result, "drivers": list(look.drivers or []), "pid": look.pid, "waiting": list(lacks)}
+
+
+def carry_out(service: Service, steps: Sequence[Step]) -> tuple[Look, tuple[str, ...]]:
+    """Take the steps, each when its time has come, and see that the driver works.
+
+    Returns what was last seen, and what is still missing where patience has ended. Raises NotStarted; a relief that does not serve is
+    stopped before that, and the driver goes on as it was.
+    """
+    again = service.params["waited"] > 0
+    relieved = again or any(step.unit == RELIEF_UNIT and step.action != "stop" for step in steps)
+    # A driver that was not started again stands by, perhaps, and serves when the relief has gone.
+    restarted = again or any(step.unit == DRIVER_UNIT and step.action in ("start", "restart") for step in steps)
+    for step in steps:
+        lacks: tuple[str, ...] = ()
+        if relieved and (step.action, step.unit) == ("restart", DRIVER_UNIT):
+            try:
+                look, lacks = service.wait(service.relief_lacks, RELIEF_UNIT)
+            except NotStarted:
+                service.system.run(["systemctl", "stop", RELIEF_UNIT], COMMAND_SECONDS)
+                raise
+        elif restarted and (step.action, step.unit) == ("stop", RELIEF_UNIT):
+            look, lacks = service.wait(service.lacks, DRIVER_UNIT)
+        if lacks:
+            return look, lacks
+        take(service, [step])
+    return service.wait(service.lacks, DRIVER_UNIT)
 
 
 def remove(module: AnsibleModule, service: Service) -> dict[str, Any]:
     """Stop the driver and remove what is its. Raises NotStarted, OSError."""
     params, system = module.params, service.system
-    units = ask_units(system, [DRIVER_UNIT, *params["helpers"]])
+    units = ask_units(system, [DRIVER_UNIT, RELIEF_UNIT, *params["helpers"]])
     too = params["companions"]
     steps = (*plan_stop(units), *(plan_stop_companions(companions(system)) if too else ()))
     if not module.check_mode:
@@ -404,73 +435,6 @@ def companions(system: System) -> str:
     return done.stdout
 
 
-def companions_left(system: System) -> list[str]:
-    """Return what was written for the programs of claims, and the folders of it, in the order in which they can be removed."""
-    return [
-        *(f"{COMPANION_FOLDER}/{name}" for name in system.list_directory(COMPANION_FOLDER)),
-        COMPANION_FOLDER,
-        COMPANION_FOLDER.rpartition("/")[0],
-    ]
-
-
-def look_at_state(system: System, folder: str, known: Sequence[str]) -> State:
-    """Look at what a driver of one name has left in the kubelet's folders."""
-    # Looked at before the names: opening a store that a killed driver has left can make files beside it.
-    store = store_is_ours(system, f"{folder}/{STORE}")
-    names = names_in(system, folder)
-    sockets = [f"{folder}/{name}" for name in names if system.is_socket(f"{folder}/{name}")]
-    registered = [path for path in known if system.is_socket(path)]
-    sockets += registered
-    return State(
-        folder=folder,
-        exists=system.exists(folder),
-        names=names,
-        ours=store or "driver.lock" in names,
-        registrations=tuple(registered),
-        sockets=tuple(sockets),
-        alive=tuple(path for path in sockets if listens(system, path)),
-    )
-
-
-def names_in(system: System, folder: str) -> tuple[str, ...]:
-    """Return what is in a driver's folder, the locks in their own folder before that; links are not followed."""
-    names = system.list_directory(folder)
-    locks = f"{folder}/{LOCKS}"
-    if LOCKS not in names or system.is_link(locks) or not system.path(locks).is_dir():
-        return names
-    inside = (f"{LOCKS}/{name}" for name in system.list_directory(locks))
-    return (*(name for name in names if name != LOCKS), *inside, f"{LOCKS}/")
-
-
-def store_is_ours(system: System, path: str) -> bool:
-    """Whether a file is a database with the driver's own table of claims; a damaged one is not known to be.
-
-    Without a log beside it nobody has it open: then SQLite is told so, and makes no files to read it.
-    """
-    if not system.path(path).is_file():
-        return False
-    how = "mode=ro" if system.exists(f"{path}-wal") else "mode=ro&immutable=1"
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(system.path(path)))}?{how}", uri=True)) as store:
-            rows = store.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-    except sqlite3.Error:
-        return False
-    return {META_TABLE, CLAIMS_TABLE, DEVICES_TABLE} <= {str(row[0]) for row in rows}
-
-
-def listens(system: System, path: str) -> bool:
-    """Whether a process listens on a socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(PROBE_SECONDS)
-        try:
-            probe.connect(str(system.path(path)))
-        except ConnectionRefusedError:
-            return False
-        except OSError as error:
-            return error.errno != errno.ENOENT
-    return True
-
-
 def outcome(steps: Sequence[Step]) -> dict[str, Any]:
     """The module's result as far as the steps make it."""
     lines = [f"{step.action} {step.unit}".strip() + f": {step.reason}\n" for step in steps]
@@ -490,7 +454,9 @@ def take(service: Service, steps: Sequence[Step]) -> None:
     for step in steps:
         done = service.system.run(step.argv(), max(COMMAND_SECONDS, service.params["timeout"]))
         # A driver that does not start is better explained by what it says itself, afterwards.
-        if done.returncode != 0 and not (step.unit == DRIVER_UNIT and step.action in ("start", "restart")):
+        if done.returncode != 0 and not (
+            step.unit in (DRIVER_UNIT, RELIEF_UNIT) and step.action in ("start", "restart")
+        ):
             raise NotStarted(
                 f"{' '.join(step.argv())} failed: {done.stderr.strip() or done.stdout.strip()}",
                 hint=f"Read `journalctl --unit {step.unit}`." if step.unit else "",

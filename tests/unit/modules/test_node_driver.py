@@ -9,22 +9,32 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import socket
 import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._node import DRIVER_UNIT, MARKER
+from ansible_collections.dra.accelerators.plugins.module_utils._node import (
+    DRIVER_UNIT,
+    MARKER,
+    RELIEF_INSTANCE,
+    RELIEF_UNIT,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils._service import (
     Look,
     age_of,
+    can_be_relieved,
     leftovers,
     missing,
+    not_relieved,
+    plan_again,
     plan_start,
     plan_stop,
     plan_stop_companions,
@@ -55,10 +65,13 @@ def unit(**other: Any) -> dict[str, Any]:
     }
 
 
-def steps(driver: dict[str, Any], **more: Any) -> list[str]:
-    units = {DRIVER_UNIT: driver, TIMER: unit()}
+STANDING = {"active": "inactive", "enabled": "", "main_pid": 0}
+
+
+def steps(driver: dict[str, Any], relief: dict[str, Any] | None = None, **more: Any) -> list[str]:
+    units = {DRIVER_UNIT: driver, RELIEF_UNIT: unit(**{**STANDING, **(relief or {})}), TIMER: unit()}
     facts = {"running": "a", "wanted": "a", "changed": False, **more}
-    plan = plan_start(units, driver=DRIVER_UNIT, helpers=[TIMER], **facts)
+    plan = plan_start(units, helpers=[TIMER], **facts)
     return [" ".join(step.argv()[1:]) for step in plan]
 
 
@@ -86,6 +99,64 @@ def test_a_driver_that_runs_from_what_is_wanted_is_left_alone() -> None:
 )
 def test_what_systemd_is_told(driver: dict[str, Any], more: dict[str, Any], expected: list[str]) -> None:
     assert steps(driver, **more) == expected
+
+
+RELIEVED = [f"start --no-block {RELIEF_UNIT}", f"restart {DRIVER_UNIT}", f"stop {RELIEF_UNIT}"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "relief", "more", "expected"),
+    [
+        (unit(), {}, {"wanted": "b", "relieved": True}, RELIEVED),
+        (unit(), {"need_reload": True}, {"wanted": "b", "relieved": True}, ["daemon-reload", *RELIEVED]),
+        (unit(), {"exists": False}, {"wanted": "b", "relieved": True}, [f"restart {DRIVER_UNIT}"]),
+        (unit(), {}, {"outdated": True, "relieved": True}, [f"reload {DRIVER_UNIT}"]),
+        (unit(active="activating"), {}, {"wanted": "b", "relieved": True}, [f"restart {DRIVER_UNIT}"]),
+        # What a run that was cut short has left.
+        (unit(), {"active": "active"}, {}, [f"stop {RELIEF_UNIT}"]),
+        (
+            unit(active="failed"),
+            {"active": "active"},
+            {"wanted": "b"},
+            [f"restart {DRIVER_UNIT}", f"stop {RELIEF_UNIT}"],
+        ),
+        (
+            *(unit(), {"active": "active"}, {"wanted": "b", "relieved": True}),
+            [f"restart {RELIEF_UNIT}", f"restart {DRIVER_UNIT}", f"stop {RELIEF_UNIT}"],
+        ),
+    ],
+)
+def test_another_instance_serves_while_the_driver_is_started_again(
+    driver: dict[str, Any], relief: dict[str, Any], more: dict[str, Any], expected: list[str]
+) -> None:
+    assert steps(driver, relief, **more) == expected
+
+
+def test_where_patience_ended_it_goes_on() -> None:
+    def again(driver: dict[str, Any], relief: str, running: str) -> list[str]:
+        units = {DRIVER_UNIT: driver, RELIEF_UNIT: unit(active=relief)}
+        return [" ".join(step.argv()[1:]) for step in plan_again(units, running=running, wanted="b")]
+
+    assert again(unit(), "activating", "a") == RELIEVED[1:]
+    assert again(unit(), "active", "b") == again(unit(active="activating"), "active", "") == RELIEVED[2:]
+    assert again(unit(), "inactive", "a") == again(unit(), "failed", "b") == [], "systemd is told once"
+
+
+def test_only_a_driver_that_serves_and_knows_of_instances_is_relieved() -> None:
+    told = {"driver": "gpu.nvidia.com", "role": "serving", "pid": 411, "ready": True, "configuration": "d"}
+    assert can_be_relieved([told], 411) and not can_be_relieved([], 411)
+    for other in ({"role": "standby"}, {"pid": 412}, {"ready": False}, {"configuration": ""}):
+        assert not can_be_relieved([told, {**told, **other}], 411), other
+
+
+def test_a_relief_serves_when_it_has_been_handed_over() -> None:
+    told = {"driver": "gpu.nvidia.com", "role": "serving", "pid": 9, "ready": True, "published": True, "problems": []}
+    facts: dict[str, Any] = {"fingerprint": "a", "running": "a", "digest": ""}
+    assert not_relieved(Look(9, 0.5, 0, "active", [told]), **facts) == ()
+    waits = not_relieved(Look(9, 0.5, 0, "active", [{**told, "role": "waiting"}]), **facts)
+    assert waits == ("the relief: gpu.nvidia.com has not been handed over",)
+    assert not_relieved(Look(0, None, 0, "failed", None), **facts) == ("the relief: its unit is failed",)
+    assert "not started from" in not_relieved(Look(9, 1.0, 0, "active", [told]), **{**facts, "running": "b"})[0]
 
 
 def lacks(*, running: str = "a", **other: Any) -> str:
@@ -147,8 +218,12 @@ def test_programs_of_claims_are_stopped_before_the_memory_that_they_share() -> N
 def test_units_of_the_collection_bear_the_mark_by_which_a_removal_knows_them() -> None:
     templates = [path for role in ("dra_driver", "nvidia_mig") for path in (ROLES / role / "templates").iterdir()]
     units = [path for path in templates if path.suffixes[-2] in (".service", ".timer")]
-    assert len(units) == 6
-    assert [path.name for path in units if f"Documentation={MARKER}\n" not in path.read_text("utf-8")] == []
+    assert len(units) == 7
+
+    def text(path: Path) -> str:
+        return re.sub(r"{% include '(.+?)' %}", lambda found: text(path.parent / found[1]), path.read_text("utf-8"))
+
+    assert [path.name for path in units if f"Documentation={MARKER}\n" not in text(path)] == []
 
 
 def test_what_systemd_keeps_of_our_timers_goes_with_them() -> None:
@@ -296,10 +371,16 @@ case "$1" in
     for name; do case "$name" in
       show|--property=*) ;;
       {unit}) cat "{folder}/driver"; echo "Id=$name"; echo ;;
+      {relief}) cat "{folder}/relief"; echo "Id=$name"; echo ;;
       *) echo "Id=$name"; echo "LoadState=loaded"; echo "ActiveState=active"; echo "UnitFileState=enabled"; echo ;;
     esac; done ;;
   restart|start)
-    cp "{folder}/started" "{folder}/driver" ;;
+    case "$*" in
+      *{relief}) cp "{folder}/relieving" "{folder}/relief" ;;
+      *) cp "{folder}/started" "{folder}/driver"; if [ -e "{folder}/after" ]; then cp "{folder}/after" "{folder}/status"; fi ;;
+    esac ;;
+  stop)
+    case "$2" in {relief}) cp "{folder}/inactive" "{folder}/relief" ;; esac ;;
   reload)
     if [ -e "{folder}/refuses" ]; then echo "Job failed" >&2; exit 1; fi
     cp "{folder}/reloaded" "{folder}/status" ;;
@@ -307,7 +388,7 @@ esac
 """
 PYTHON = """\
 #!/bin/sh
-cat "{folder}/status"
+cat "{folder}/status$DRA_DRIVER_INSTANCE"
 """
 
 
@@ -321,21 +402,30 @@ class Node:
         interpreter.parent.mkdir(parents=True)
         programs.mkdir()
         for path, text in ((programs / "systemctl", SYSTEMCTL), (interpreter, PYTHON)):
-            path.write_text(text.replace("{folder}", str(folder)).replace("{unit}", DRIVER_UNIT), encoding="utf-8")
+            for name, value in (("folder", str(folder)), ("unit", DRIVER_UNIT), ("relief", RELIEF_UNIT)):
+                text = text.replace(f"{{{name}}}", value)
+            path.write_text(text, encoding="utf-8")
             path.chmod(0o755)
         (programs / "journalctl").write_text("#!/bin/sh\necho its last words\n", encoding="utf-8")
         (programs / "journalctl").chmod(0o755)
         monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-        self.process = subprocess.Popen(["sleep", "600"], env={**os.environ, "DRA_ACCELERATORS_FINGERPRINT": "b"})
+        self.process = self.run_from("b")
         self.unit("driver", active="active", pid=self.process.pid)
+        self.unit("relief", active="inactive", pid=0)
+        self.unit("inactive", active="inactive", pid=0)
         self.unit("started", active="active", pid=self.process.pid)
         self.status(ready=True)
+
+    @staticmethod
+    def run_from(fingerprint: str) -> subprocess.Popen[bytes]:
+        """Start a process that was started from something."""
+        return subprocess.Popen(["sleep", "600"], env={**os.environ, "DRA_ACCELERATORS_FINGERPRINT": fingerprint})
 
     def unit(self, name: str, *, active: str, pid: int) -> None:
         text = f"LoadState=loaded\nActiveState={active}\nUnitFileState=enabled\nMainPID={pid}\nNRestarts=3\n"
         (self.folder / name).write_text(text, encoding="utf-8")
 
-    def status(self, *, ready: bool, configuration: str = "", file: str = "status") -> None:
+    def status(self, *, ready: bool, configuration: str = "", file: str = "status", **other: Any) -> None:
         told = {
             "driver": "gpu.nvidia.com",
             "ready": ready,
@@ -343,6 +433,7 @@ class Node:
             "pid": self.process.pid,
             "problems": ["why"],
             "configuration": configuration,
+            **other,
         }
         (self.folder / file).write_text(json.dumps([told]), encoding="utf-8")
 
@@ -407,6 +498,70 @@ def test_a_configuration_that_the_driver_refuses_is_a_failure_with_its_last_word
     result = node.module(**node.configure("layout: []"))
     assert result["failed"] and f"reload {DRIVER_UNIT} failed: Job failed" in result["msg"], result
     assert result["journal"] == ["its last words"]
+
+
+class Update:
+    """A driver that serves and is to be started again from "c", with a relief that serves meanwhile; or does not."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.options = node.configure("layout: []")
+        self.digest = json.loads((node.folder / "reloaded").read_text("utf-8"))[0]["configuration"]
+        self.relief, self.next = node.run_from("c"), node.run_from("c")
+        node.status(ready=True, configuration="former", role="serving")
+        node.unit("relieving", active="active", pid=self.relief.pid)
+        self.relief_says(ready=True, role="serving")
+        node.unit("started", active="active", pid=self.next.pid)
+        node.status(ready=True, configuration=self.digest, role="serving", pid=self.next.pid, file="after")
+
+    def relief_says(self, **told: Any) -> None:
+        file = f"status{RELIEF_INSTANCE}"
+        self.node.status(**{"configuration": self.digest, "pid": self.relief.pid, "file": file, **told})
+
+    def end(self) -> None:
+        for process in (self.relief, self.next):
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def update(node: Node) -> Iterator[Update]:
+    found = Update(node)
+    yield found
+    found.end()
+
+
+def test_the_driver_is_started_again_while_the_relief_serves(update: Update) -> None:
+    result = update.node.module(fingerprint="c", **update.options)
+    assert result["changed"] and result["pid"] == update.next.pid, result
+    assert update.node.told() == RELIEVED
+    again = update.node.module(fingerprint="c", **update.options)
+    assert not again["changed"] and update.node.told() == RELIEVED, again
+
+
+def test_a_driver_whose_relief_does_not_serve_goes_on_as_it_was(update: Update) -> None:
+    update.relief_says(ready=False, role="waiting")
+    result = update.node.module(fingerprint="c", **update.options)
+    assert result["failed"] and "the relief: gpu.nvidia.com is not ready: why" in result["msg"], result
+    assert update.node.told() == [RELIEVED[0], RELIEVED[2]] and result["journal"] == ["its last words"]
+
+
+def test_a_relief_that_has_ended_is_not_waited_for(update: Update) -> None:
+    update.node.unit("relieving", active="failed", pid=0)
+    began = time.monotonic()
+    result = update.node.module(fingerprint="c", timeout=300, **update.options)
+    assert result["failed"] and "the relief: its unit is failed" in result["msg"], result
+    assert update.node.told() == [RELIEVED[0], RELIEVED[2]] and time.monotonic() - began < 250
+
+
+def test_the_relief_goes_when_the_driver_serves_though_patience_ended_before(update: Update) -> None:
+    update.relief_says(ready=True, role="waiting")
+    first = update.node.module(fingerprint="c", timeout=60, patience=0, **update.options)
+    assert first["waiting"] == ["the relief: gpu.nvidia.com has not been handed over"], first
+    update.relief_says(ready=True, role="serving")
+    second = update.node.module(fingerprint="c", timeout=60, patience=30, waited=0.1, **update.options)
+    assert second["waiting"] == [] and second["pid"] == update.next.pid, second
+    assert update.node.told() == RELIEVED
 
 
 def test_a_crash_loop_is_a_failure_with_its_last_words(node: Node) -> None:

@@ -25,14 +25,17 @@ class Waiting(Service):
         super().__init__(System(), {**given, "fingerprint": "a", **params})
         self.looks = looks
 
-    def look(self) -> Look:
+    def look(self, _name: str = DRIVER_UNIT, _instance: str = "") -> Look:
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
 
     def running(self, pid: int) -> str:
         return "a"
 
-    def journal(self) -> list[str]:
+    def journal(self, unit: str = DRIVER_UNIT) -> list[str]:
         return ["its last word"]
+
+    def wait_for_it(self) -> tuple[Look, tuple[str, ...]]:
+        return self.wait(self.lacks, DRIVER_UNIT)
 
 
 def looking(published: bool) -> Look:
@@ -42,10 +45,10 @@ def looking(published: bool) -> Look:
 
 def test_one_call_waits_as_long_as_it_has_patience_and_all_together_until_the_time_is_over() -> None:
     lacks = ("gpu.nvidia.com has not published its devices",)
-    assert Waiting([looking(False), looking(True)], timeout=60.0).wait() == (looking(True), ())
-    assert Waiting([looking(False)], timeout=60.0, patience=0.0).wait() == (looking(False), lacks)
+    assert Waiting([looking(False), looking(True)], timeout=60.0).wait_for_it() == (looking(True), ())
+    assert Waiting([looking(False)], timeout=60.0, patience=0.0).wait_for_it() == (looking(False), lacks)
     with pytest.raises(NotStarted, match="not started within 60 s: gpu") as failed:
-        Waiting([looking(False)], timeout=60.0, patience=0.0, waited=60.0).wait()
+        Waiting([looking(False)], timeout=60.0, patience=0.0, waited=60.0).wait_for_it()
     assert failed.value.journal == ["its last word"]
 
 
