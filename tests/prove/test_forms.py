@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import yaml
 
 from tests.cluster.cluster import DRIVER_UNIT, PLUGIN_DIRECTORY, Cluster, copy_of_the_collection
 from tests.cluster.manifests import claim, dynamic, pod
+from tests.cluster.streams import failures, streaming
 from tests.prove.pods import NAMESPACE, make_base_image, the_pod, variables
 
 SECOND, UNIT = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f", "second-driver"
@@ -33,59 +32,6 @@ def until_serves(cluster: Cluster, node: str, instance: str) -> None:
         return (told["instance"], told["role"], told["ready"]) == (instance, "serving", True)
 
     cluster.wait(f"instance {instance or 'of the service'} serving on {node}", serves)
-
-
-class Stream:
-    """Pods with claims that come and go on a node, one after the other; ``rounds`` counts those that ran and have gone."""
-
-    def __init__(self, cluster: Cluster, node: str) -> None:
-        self._cluster, self._node = cluster, node
-        self._end = threading.Event()
-        self._problem: BaseException | None = None
-        self.rounds = 0
-
-    def work(self) -> None:
-        """Start pods until it is told to end, or one does not run."""
-        try:
-            while not self._end.is_set():
-                name = f"stream-{self.rounds}"
-                wanted = claim(name, device_class="mig.nvidia.com", expression=dynamic("1g.10gb"))
-                user = pod(name, name, node=self._node)
-                self._cluster.apply(wanted, user)
-                self._cluster.wait_running(name)
-                self._cluster.delete(user, wanted)
-                self.rounds += 1
-        except BaseException as error:  # noqa: BLE001  it is raised where the stream ends
-            self._problem = error
-
-    def end(self) -> None:
-        """End with the pod that is under way."""
-        self._end.set()
-
-    def see(self) -> None:
-        """Raise what went wrong."""
-        if self._problem is not None:
-            raise self._problem
-
-
-@contextlib.contextmanager
-def streaming(cluster: Cluster, node: str) -> Iterator[Stream]:
-    """A stream of pods beside what is done meanwhile."""
-    stream = Stream(cluster, node)
-    thread = threading.Thread(target=stream.work)
-    thread.start()
-    try:
-        yield stream
-    finally:
-        stream.end()
-        thread.join(timeout=300)
-        stream.see()
-
-
-def failures(cluster: Cluster) -> list[str]:
-    """What the kubelets say of claims that could not be prepared or unprepared."""
-    events = cluster.get("events", "-n", "default")["items"]
-    return [each["message"] for each in events if "DynamicResources" in each["reason"]]
 
 
 @pytest.fixture()

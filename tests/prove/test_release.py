@@ -1,19 +1,26 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Another release comes and goes while pods run: their claims stay prepared, and either release ends what the other made."""
+"""Another release comes and goes while pods run, and come and go: claims of every kind stay prepared, no pod meets a gap, and either
+release ends what the other made."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.cluster import Cluster, copy_of_the_collection
+from tests.cluster.cluster import EXAMPLES, Cluster, copy_of_the_collection
+from tests.cluster.machines import drivers
 from tests.cluster.manifests import claim, dynamic, pod, static
+from tests.cluster.streams import failures, streaming
 
 NEXT = "99.0.0"
+# Of each kind of claim one, beside those of the test's own.
+KINDS = ("device-settings", "mps", "mps-on-mig", "shares", "time-slicing", "vfio", "prepared-before-binding")
 VERSION = re.compile(r'(?m)^(__version__ = "|version: )[0-9][^"\n]*')
 
 
@@ -34,31 +41,73 @@ def versions(cluster: Cluster) -> set[str]:
     return {str(cluster.status(node)["version"]) for node in cluster.nodes()}
 
 
+def layout(node: str) -> list[str]:
+    """What gives the second node a layout that has devices for every kind of claim."""
+    rules = [
+        {"match": {"index": 7}, "mode": "whole", "shares": 4},
+        {"match": {"index": [5, 6]}, "mode": "dynamic", "passthrough": True},
+        {"match": {"index": 4}, "mode": "dynamic", "prepared_before_binding": True},
+        {"match": {}, "mode": "dynamic"},
+    ]
+    return ["-e", json.dumps({"accelerator_layouts": [{"hosts": node, "layout": rules}]})]
+
+
 def state(cluster: Cluster) -> dict[str, Any]:
-    """What a change of release leaves alone: partitions, files, records, slices and the pods' containers."""
-    pods = cluster.get("pods", "-n", "default")["items"]
+    """What a change of release leaves alone: partitions, files, records, programs, settings, slices and the pods' containers."""
+    pods, nodes = cluster.get("pods", "-n", "default")["items"], cluster.nodes()
+    shown = ("nvidia-smi", "--query-gpu=uuid,power.limit,compute_mode,clocks.gr", "--format=csv,noheader")
     return {
-        "instances": {node: cluster.instances(node) for node in cluster.nodes()},
-        "files": {node: cluster.cdi_files(node) for node in cluster.nodes()},
-        "records": {node: cluster.recorded(node) for node in cluster.nodes()},
-        "slices": [(item["metadata"]["uid"], item["spec"]) for item in cluster.slices()],
+        "instances": {node: cluster.instances(node) for node in nodes},
+        "files": {node: cluster.cdi_files(node) for node in nodes},
+        "records": {node: cluster.recorded(node) for node in nodes},
+        "programs": {node: cluster.companions(node) for node in nodes},
+        "settings": {node: cluster.run(node, *shown) for node in nodes},
+        "machines": {node: drivers(cluster, node) for node in nodes},
+        "slices": [(item["metadata"]["uid"], item["metadata"]["resourceVersion"]) for item in cluster.slices()],
         "containers": sorted(each["containerID"] for item in pods for each in item["status"]["containerStatuses"]),
     }
 
 
 def change(cluster: Cluster, version: str, tree: Path | None = None) -> None:
     """Install a release under running pods, see that it runs and has left them alone, and that its second run changes nothing."""
-    before, pids = state(cluster), [cluster.driver_pid(node) for node in cluster.nodes()]
-    recap = cluster.playbook("site.yml", tree=tree)
+    first, second = cluster.nodes()
+    before, pids = state(cluster), [cluster.driver_pid(node) for node in (first, second)]
+    with streaming(cluster, first, "one") as one, streaming(cluster, second, "other") as other:
+        recap = cluster.playbook("site.yml", *layout(second), tree=tree)
     assert not recap.failed and recap.changed, recap.output
     assert versions(cluster) == {version}
-    assert not set(pids) & {cluster.driver_pid(node) for node in cluster.nodes()}
-    assert state(cluster) == before
-    again = cluster.playbook("site.yml", tree=tree)
+    assert not set(pids) & {cluster.driver_pid(node) for node in (first, second)}
+    assert one.rounds and other.rounds and failures(cluster) == [], "what came meanwhile was served"
+    for node in (first, second):
+        active = cluster.run(node, "systemctl", "is-active", "dra-accelerators-relief.service", check=False)
+        assert active.strip() == "inactive", f"on {node}"
+    cluster.wait("nothing but what was there before", lambda: state(cluster) == before or None)
+    again = cluster.playbook("site.yml", *layout(second), tree=tree)
     assert (again.failed, again.changed) == (0, 0), again.output
 
 
-def test_an_upgrade_and_a_downgrade_with_prepared_claims(clean: Cluster, following: Path) -> None:
+@pytest.fixture()
+def every_kind(clean: Cluster) -> Iterator[list[str]]:
+    """A claim of each kind that a pod has, by the examples; returns the pods."""
+    second = clean.nodes()[1]
+    done = clean.playbook("site.yml", *layout(second), "--limit", second, "--tags", "layout")
+    assert not done.failed, done.output
+    clean.wait("GPUs are offered to virtual machines", lambda: "gpu-vfio-5" in clean.devices(second))
+    for name in KINDS:
+        clean.apply(EXAMPLES / f"{name}.yaml")
+    pods = [item["metadata"]["name"] for item in clean.get("pods", "-n", "default")["items"]]
+    assert len(pods) >= len(KINDS)
+    clean.wait_running(*pods)
+    yield pods
+    for name in KINDS:
+        clean.delete(EXAMPLES / f"{name}.yaml")
+    back = clean.playbook("site.yml", "--limit", second, "--tags", "layout")
+    assert not back.failed, back.output
+
+
+def test_an_upgrade_and_a_downgrade_with_prepared_claims(
+    clean: Cluster, every_kind: list[str], following: Path
+) -> None:
     first, second = clean.nodes()
     (present,) = versions(clean)
     assert present != NEXT
@@ -80,9 +129,10 @@ def test_an_upgrade_and_a_downgrade_with_prepared_claims(clean: Cluster, followi
     ended = clean.uid("dynamic")
     clean.kubectl("delete", "pod,resourceclaim", "dynamic", "--timeout=240s", timeout=300)
     clean.wait("the newer release ends what the older one made", lambda: ended not in clean.recorded(second))
-    assert [line.split()[1] for line in clean.instances(second)] == ["1g.10gb"]
+    assert "1g.10gb" in [line.split()[1] for line in clean.instances(second)]
 
     change(clean, present)
+    clean.wait_running("static", "whole", "newer", *every_kind)
     clean.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
     for node in (first, second):
         clean.wait("the older release ends what the newer one made", lambda node=node: not clean.recorded(node))
