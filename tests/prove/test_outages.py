@@ -1,0 +1,114 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a node's driver depends on goes and comes back while pods start and end: nothing is lost, nothing is left.
+
+The same without a cluster, hundreds of times and at every stage, is ``make chaos``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from tests.cluster.cluster import DRIVER_UNIT, EXAMPLES, Cluster
+from tests.cluster.manifests import claim, dynamic, pod, static
+from tests.cluster.streams import streaming
+
+AWAY_SECONDS = float(os.environ.get("DRA_ACCELERATORS_AWAY_SECONDS", "600"))
+STORM = 10
+
+
+def hold(cluster: Cluster, node: str) -> None:
+    """Three pods that stay: on a static partition or a dynamic one, on a whole GPU, and on one that containers share."""
+    wanted = static("3g.40gb") if cluster.instances(node) else dynamic("3g.40gb")
+    cluster.apply(
+        claim("partition", device_class="mig.nvidia.com", expression=wanted),
+        pod("partition", "partition", node=node),
+        claim("whole", device_class="gpu.nvidia.com"),
+        pod("whole", "whole", node=node),
+        EXAMPLES / "mps.yaml",
+    )
+    cluster.wait_running("partition", "whole", "mps")
+
+
+def containers(cluster: Cluster) -> dict[str, str]:
+    """The containers of the pods that stay: another one would have another ID."""
+    names = ("partition", "whole", "mps")
+    return {name: cluster.pod(name)["status"]["containerStatuses"][0]["containerID"] for name in names}
+
+
+def test_the_api_server_is_away_under_load(clean: Cluster) -> None:
+    """Pods stay; a driver that is killed meanwhile is ready again; who wanted a device gets it when the API server is back."""
+    first, second = clean.nodes()
+    hold(clean, first)
+    before, recorded = containers(clean), clean.recorded(first)
+    clean.apply(
+        claim("ends", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("ends", "ends", node=second)
+    )
+    clean.wait_running("ends")
+    clean.apply(
+        *(claim(f"waits-{each}", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")) for each in range(8))
+    )
+    clean.apply(*(pod(f"waits-{each}", f"waits-{each}", node=second) for each in range(8)))
+    clean.kubectl("delete", "pod,resourceclaim", "ends", "--wait=false")
+    clean.world("component", "stop", "apiserver")
+    began = time.monotonic()
+    try:
+        pid = clean.driver_pid(first)
+        clean.run(first, "systemctl", "kill", "--signal=KILL", DRIVER_UNIT)
+        while time.monotonic() - began < AWAY_SECONDS:
+            time.sleep(min(10.0, AWAY_SECONDS))
+            for node in (first, second):
+                assert clean.run(node, "systemctl", "is-active", DRIVER_UNIT).strip() == "active", node
+        assert clean.driver_pid(first) != pid
+        restarts = clean.run(first, "systemctl", "show", "--property=NRestarts", "--value", DRIVER_UNIT)
+        assert restarts.strip() == "1", "it goes on without the API server, and does not start again and again"
+        assert clean.recorded(first) == recorded
+    finally:
+        clean.world("component", "start", "apiserver")
+    clean.wait(
+        "the API server answers", lambda: clean.kubectl("get", "--raw", "/readyz", check=False) == "ok", timeout=180
+    )
+    # Its watches come back after a pause, in which a pod that ends keeps its claim reserved for ever: see test_50_restart.py.
+    clean.world("component", "restart", "controller-manager")
+    clean.wait_running(*(f"waits-{each}" for each in range(8)), timeout=300)
+    assert containers(clean) == before
+    for node in (first, second):
+        clean.wait(f"{node} is ready and has published", lambda node=node: clean.status(node)["published"] or None)
+    clean.wait("what was deleted before is ended", lambda: len(clean.recorded(second)) == 8 or None, timeout=300)
+    clean.delete(EXAMPLES / "mps.yaml")
+
+
+def test_the_kubelet_is_started_again_and_again(clean: Cluster) -> None:
+    node = clean.nodes()[1]
+    hold(clean, node)
+    clean.wait("the shared GPU is somewhere", lambda: clean.pod("mps")["spec"]["nodeName"])
+    before, pid = containers(clean), clean.driver_pid(node)
+    with streaming(clean, node) as stream:
+        for _each in range(STORM):
+            clean.run(node, "systemctl", "restart", "kubelet.service")
+            time.sleep(3.0)  # in the midst of what it asks for after a start
+        rounds = stream.rounds
+        clean.wait("pods still come and go", lambda: stream.rounds > rounds + 1, timeout=300)
+    assert containers(clean) == before and clean.driver_pid(node) == pid
+    held = {clean.uid(name) for name in ("partition", "whole", "mps")}
+    clean.wait("only those that stay are prepared", lambda: set(clean.recorded(node)) <= held or None)
+    clean.delete(EXAMPLES / "mps.yaml")
+
+
+def test_the_driver_is_killed_again_and_again(clean: Cluster) -> None:
+    """Each time at another moment of a pod's coming and going."""
+    node = clean.nodes()[1]
+    hold(clean, node)
+    before = containers(clean)
+    with streaming(clean, node) as stream:
+        for each in range(STORM):
+            time.sleep(0.7 * each)
+            clean.run(node, "systemctl", "kill", "--signal=KILL", DRIVER_UNIT)
+            clean.wait_registered(node)
+        rounds = stream.rounds
+        clean.wait("pods still come and go", lambda: stream.rounds > rounds + 1, timeout=300)
+    assert containers(clean) == before
+    held = {clean.uid(name) for name in ("partition", "whole", "mps")}
+    clean.wait("only those that stay are prepared", lambda: set(clean.recorded(node)) <= held or None)
+    clean.delete(EXAMPLES / "mps.yaml")
