@@ -58,7 +58,8 @@ class System:
     ) -> Completed:
         """Run a command without a shell and return how it ended; ``environment`` comes on top of this process's own.
 
-        Raises AcceleratorError with code command-missing or command-timeout; a non-zero end is the caller's to judge.
+        Raises AcceleratorError with code command-missing, command-unusable or command-timeout; a non-zero end is the caller's to
+        judge.
         """
         variables = {**os.environ, "LC_ALL": "C", **(environment or {})}
         try:
@@ -70,6 +71,12 @@ class System:
                 f"The command {argv[0]} was not found",
                 hint="Install the package that brings it, or add its folder to PATH.",
                 code="command-missing",
+            ) from error
+        except OSError as error:
+            raise AcceleratorError(
+                f"The command {argv[0]} cannot be started: {error.strerror}",
+                hint="It may be about to be installed, or be for another machine.",
+                code="command-unusable",
             ) from error
         except subprocess.TimeoutExpired as error:
             raise AcceleratorError(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from dra_driver.core.cdi import ContainerEdits
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable
-from dra_driver.core.nvidia.common_edits import RETRY_SECONDS, CommonEdits
+from dra_driver.core.nvidia.common_edits import RETRY_FACTOR, RETRY_FIRST, RETRY_SECONDS, CommonEdits
 from dra_driver.core.system import Completed
 from node_model import FOLDER, VERSION, Node
 
@@ -167,6 +167,27 @@ def test_a_toolkit_that_fails_leaves_our_own_list_and_one_line(
     now += RETRY_SECONDS
     common.current(VERSION)
     common.settle(10)
+    assert common.current(VERSION).hooks[0].args[2] == "chmod"
+
+
+def test_a_toolkit_that_fails_is_asked_again_soon_and_then_later_and_later(node: Node) -> None:
+    """It may have been in the midst of its installation."""
+    node.file(TOOLKIT)
+    busy = AcceleratorError("Text file busy", code="command-unusable")
+    node.answers = [busy, busy, specification()]
+    now = 0.0
+    common = CommonEdits(node, clock=lambda: now)
+    own = common.current(VERSION)
+    common.settle(10)
+    for asked, wait in ((1, RETRY_FIRST), (2, RETRY_FIRST * RETRY_FACTOR)):
+        now += wait * 0.99
+        assert common.current(VERSION) is own
+        common.settle(10)
+        assert len(node.commands) == asked
+        now += wait * 0.02
+        common.current(VERSION)
+        common.settle(10)
+        assert len(node.commands) == asked + 1
     assert common.current(VERSION).hooks[0].args[2] == "chmod"
 
 

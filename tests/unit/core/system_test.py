@@ -80,6 +80,18 @@ def test_a_command_that_is_missing_or_hangs_is_an_error() -> None:
     assert hangs.value.code == "command-timeout"
 
 
+def test_a_command_that_is_being_written_is_told_by_its_name(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\n", encoding="utf-8")
+    program.chmod(0o755)
+    with (
+        program.open("ab"),
+        pytest.raises(AcceleratorError, match=r"program cannot be started: Text file busy") as busy,
+    ):
+        System().run([str(program)], timeout=5)
+    assert busy.value.code == "command-unusable"
+
+
 def test_the_boot_has_an_identity() -> None:
     assert len(System().boot_id()) == 36
 

@@ -23,8 +23,10 @@ from . import container_toolkit, driver_files
 
 LOG = logging.getLogger(__name__)
 
-# How long after a failure nvidia-ctk is asked again though nothing has changed.
-RETRY_SECONDS = 600.0
+# How long after a failure nvidia-ctk is asked again though nothing has changed: soon, for it may be about to be written, then later
+# and later.
+RETRY_FIRST, RETRY_FACTOR, RETRY_SECONDS = 2.0, 4.0, 600.0
+_MOST_FAILURES = 10
 # How often nvidia-ctk is asked in a row when the disk changes while it looks.
 ATTEMPTS = 3
 
@@ -52,6 +54,7 @@ class CommonEdits:
         self._asking: threading.Thread | None = None
         self._refused: tuple[str, tuple[Stamp, ...], float] | None = None
         self._said = ""
+        self._failures = 0
 
     def current(self, driver_version: str) -> ContainerEdits:
         """Return the edits that fit what is on the disk at this moment.
@@ -130,10 +133,13 @@ class CommonEdits:
         except Exception as error:  # noqa: BLE001  whatever it is, our own list stays in effect
             self._say(logging.WARNING, f"container edits come from the driver's own list: {error}")
             with self._lock:
+                wait = min(RETRY_FIRST * RETRY_FACTOR**self._failures, RETRY_SECONDS)
+                self._failures = min(self._failures + 1, _MOST_FAILURES)
                 if self._known is not None and self._known.ask_at is not None:
-                    self._known = replace(self._known, ask_at=self._clock() + RETRY_SECONDS)
+                    self._known = replace(self._known, ask_at=self._clock() + wait)
             return
         with self._lock:
+            self._failures = 0
             self._known = known
 
     def _say(self, level: int, message: str) -> None:
