@@ -40,7 +40,10 @@ class PodForm:
 
     def playbook(self, name: str, *arguments: object, check: bool = True, **more: Any) -> Recap:
         """Run a playbook with the fleet's variables and these."""
-        fleet = {"accelerator_layouts": [{"hosts": "all", "layout": DYNAMIC}], "dra_driver_metrics_address": "0.0.0.0:9817"}
+        fleet = {
+            "accelerator_layouts": [{"hosts": "all", "layout": DYNAMIC}],
+            "dra_driver_metrics_address": "0.0.0.0:9817",
+        }
         fleet |= variables(self.base, **more)
         return self.cluster.playbook(name, "-e", json.dumps(fleet), *arguments, check=check)
 
