@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -30,10 +31,11 @@ class Played:
         found = re.findall(r"^fatal: \[([^\s\]]+)[^\]]*\]: FAILED! => (\{.*\})$", self.output, re.MULTILINE)
         return {host: json.loads(result) for host, result in found}
 
-    def told(self, word: str) -> dict[str, Any]:
-        """What hosts said with a debug task whose text is ``word=JSON`` in base64, by host."""
-        lines = re.findall(rf'^ok: \[([^\s\]]+)[^\]]*\] => \{{\s+"msg": "{word}=([^"]*)"', self.output, re.MULTILINE)
-        return {host: json.loads(text) for host, text in lines}
+    @property
+    def told(self) -> dict[str, Any]:
+        """What each host said with a task ``debug`` whose ``msg`` is an expression with ``| to_json | b64encode``."""
+        lines = re.findall(r'^ok: \[([^\s\]]+)[^\]]*\] => \{\s+"msg": "([A-Za-z0-9+/=]*)"', self.output, re.MULTILINE)
+        return {host: json.loads(base64.b64decode(text)) for host, text in lines}
 
 
 def play(

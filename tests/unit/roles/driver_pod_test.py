@@ -1,0 +1,82 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role dra_driver where the driver is a pod: what it refuses by itself, what the DaemonSet is, and what a pod is known by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from playing import play
+
+ROLE = Path(__file__).resolve().parents[3] / "roles/dra_driver"
+AHEAD = [{"match": {}, "mode": "dynamic", "prepared_before_binding": True}]
+MACHINES = [{"match": {}, "mode": "dynamic", "passthrough": True}]
+IMAGE = "localhost/dra-accelerators-driver:0.1.0-1a2b3c4d-0a1b2c3d"
+
+
+def host(**more: Any) -> dict[str, Any]:
+    """A host's variables: its node has been asked, and has nothing of the driver's."""
+    labels = {"dra-accelerators/driver": "daemonset"} if more.pop("label", False) else {}
+    return {
+        "dra_driver_form": "daemonset",
+        "dra_driver_node_name": "n",
+        "dra_driver_image": IMAGE,
+        "dra_driver_node_info": {"driver": {"configuration": more.pop("files", [])}},
+        "dra_driver_cluster_info": {"nodes": {"n": {"labels": labels}}},
+        **more,
+    }
+
+
+REFUSED = {
+    "no-image": (host(dra_driver_image=""), "dra_driver_image names no image"),
+    "ahead": (host(dra_driver_layout=AHEAD), "dra_driver_pod_lists_claims"),
+    "machines": (host(dra_driver_layout=MACHINES), "dra_driver_pod_passthrough"),
+}
+
+
+def test_the_role_refuses_a_layout_without_the_rights_for_it(tmp_path: Path) -> None:
+    tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.dra_driver"}}]
+    played = play(tmp_path, tasks, {name: variables for name, (variables, _said) in REFUSED.items()})
+    assert set(played.failed) == set(REFUSED), played.output
+    for name, (_variables, said) in REFUSED.items():
+        (text,) = played.failed[name]["msg"]
+        assert said in text and "daemonset" in text, text
+
+
+TOLD = (
+    "{{ {'set': __dra_driver_pod_objects | last, 'has': __dra_driver_has_pod | bool, 'lacks': __dra_driver_pod_lacks}"
+    " | to_json | b64encode }}"
+)
+HOSTS = {
+    "plain": host(),
+    "metrics": host(dra_driver_metrics_address="0.0.0.0:9817", files=["driver-pod.yaml"]),
+    "node-network": host(dra_driver_metrics_address="0.0.0.0:9817", dra_driver_pod_host_network=True, label=True),
+    "selinux": host(dra_driver_pod_selinux_type="spc_t", files=["driver.yaml", "kubeconfig"]),
+    "allowed": host(
+        dra_driver_layout=AHEAD + MACHINES, dra_driver_pod_lists_claims=True, dra_driver_pod_passthrough=True
+    ),
+}
+
+
+def test_the_daemonset_has_what_was_asked_for_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "templates").symlink_to(ROLE / "templates")
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
+    hosts = {name: {**defaults, **variables} for name, variables in HOSTS.items()}
+    read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
+    told = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": TOLD}}], hosts).told
+    assert set(told) == set(HOSTS)
+    specs = {name: each["set"]["spec"]["template"]["spec"] for name, each in told.items()}
+    containers = {name: spec["containers"][0] for name, spec in specs.items()}
+    ports = {name: each.get("ports") for name, each in containers.items()}
+    assert ports == {**dict.fromkeys(HOSTS), "metrics": [{"name": "metrics", "containerPort": 9817}]}, (
+        "a port of the host's could not be had by two pods that overlap"
+    )
+    assert {name for name, spec in specs.items() if spec.get("hostNetwork")} == {"node-network"}
+    types = {name: each["securityContext"].get("seLinuxOptions") for name, each in containers.items()}
+    assert types == {**dict.fromkeys(HOSTS), "selinux": {"type": "spc_t"}}
+    # Known by the Node's label, and by the file that goes last.
+    assert {name for name, each in told.items() if each["has"]} == {"metrics", "node-network"}
+    assert {name: each["lacks"] for name, each in told.items()} == {name: [] for name in HOSTS}
