@@ -8,8 +8,12 @@ import os
 import random
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
+
+from former_store import make_former
+from store_model import write_entry
 
 from tests.chaos import surroundings
 from tests.chaos.node import CDI, STATE, Broken, Node
@@ -52,10 +56,21 @@ def truncate(path: Path, chance: random.Random) -> None:
     os.truncate(path, chance.randrange(path.stat().st_size))
 
 
-def version(number: str) -> None:
-    with sqlite3.connect(STORE) as connection:
-        connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (number,))
+def turn(table: str, columns: str, chance: random.Random) -> None:
+    """Turn one bit of what a row of the database holds side by side, wherever a copy of it lies."""
+    with sqlite3.connect(f"file:{STORE}?mode=ro", uri=True) as connection:
+        rows = sorted(row[0] for row in connection.execute(f"SELECT {columns} FROM {table}"))
     connection.close()
+    text = chance.choice(rows).encode()[:256]
+    where, bit = chance.randrange(len(text)), 1 << chance.randrange(8)
+
+    def alter(content: bytearray) -> None:
+        start = content.index(text)
+        while start >= 0:
+            content[start + where] ^= bit
+            start = content.find(text, start + 1)
+
+    change(STORE, alter)
 
 
 def without_log(chance: random.Random) -> None:
@@ -83,36 +98,70 @@ DAMAGES: dict[str, Callable[[random.Random], object]] = {
     "everything lost": lost,
     "rubbish": rubbish,
     "empty": lambda _chance: STORE.write_bytes(b""),
-    "an unknown schema": lambda _chance: version("0"),
+    "a schema that is none": lambda _chance: write_entry(STORE, "schema_version", "none"),
     "a folder in its place": lambda _chance: (STORE.unlink(), STORE.mkdir()),
+    "a bit of an entry": lambda chance: turn("meta", "checksum || key || value", chance),
+    "a bit of a claim": lambda chance: turn("claims", "document", chance),
+    "a bit of a device's row": lambda chance: turn("devices", "claim_uid || request || pool || name", chance),
 }
+#: What SQLite does not see, and has to be seen all the same.
+ROWS = tuple(name for name in DAMAGES if name.startswith("a bit of"))
 
 
 def damaged(node: Node, number: int, chance: random.Random, *, checkpointed: bool) -> None:
     """Claims are prepared, the driver is killed and its store damaged: all claims are still prepared when it is back."""
     name = list(DAMAGES)[number % len(DAMAGES)]
     tenants = Tenants(node)
-    if checkpointed and "log" not in name:
+    if name in ROWS or (checkpointed and "log" not in name):
         node.stop()  # everything is in the database, and there is no log
     else:
         node.kill()
     DAMAGES[name](chance)
     node.start()
     node.wait_ready()
+    if name in ROWS and not set_aside("damaged"):
+        raise Broken(f"{name} has turned, and nobody has noticed it")
     tenants.await_prepared(besides=ASIDE)
     tenants.give_back(besides=ASIDE)
     remove_aside()
 
 
+def set_aside(why: str) -> list[Path]:
+    """The stores that lie beside the one in use."""
+    return list(STATE.glob(f"state.db.{why}-*"))
+
+
 def remove_aside() -> None:
     """Remove what was set aside, as whoever has looked at it does."""
-    for path in STATE.glob("state.db.damaged-*"):
+    for path in (*set_aside("damaged"), *set_aside("form")):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def older(node: Node, number: int, chance: random.Random) -> None:
-    """The store as it was before some of the claims came, as out of a copy of the disk: those are still prepared as well."""
-    del number
+    """A store of former days: the claims that came since are prepared, and nothing of those that it knows is lost."""
+    (copied, of_the_former_release)[number % 2](node, chance)
+
+
+def of_the_former_release(node: Node, chance: random.Random) -> None:
+    """The store as the release before this one makes it, brought forward by a driver that is killed meanwhile, or is not."""
+    tenants = Tenants(node)
+    node.stop()
+    make_former(STORE)
+    for _kill in range(chance.randrange(4)):
+        node.start(serves=False)
+        time.sleep(chance.uniform(0, 0.8))
+        node.kill()
+    node.start()
+    node.wait_ready()
+    if not set_aside("form-1") or set_aside("damaged"):
+        raise Broken(f"the former store was not brought forward: {sorted(os.listdir(STATE))}\n{node.said()}")
+    tenants.await_prepared(besides=("state folder",))
+    tenants.give_back(besides=("state folder",))
+    remove_aside()
+
+
+def copied(node: Node, chance: random.Random) -> None:
+    """The store as it was before some of the claims came, as out of a copy of the disk."""
     kinds = ["settings", "static", "three", "passthrough"]
     chance.shuffle(kinds)
     known = chance.randrange(len(kinds))
@@ -136,15 +185,14 @@ def older(node: Node, number: int, chance: random.Random) -> None:
 
 
 def newer(node: Node, number: int, chance: random.Random) -> None:
-    """The store of a release to come: nothing is served and nothing touched until that release has gone."""
-    del number
+    """The store of a release to come, or too old: nothing is served and nothing touched until it can be read."""
     tenants = Tenants(node)
     node.kill()
-    future = str(chance.randint(2, 99))
-    version(future)
+    other = "0" if number % 5 == 4 else str(chance.randint(2, 99))
+    write_entry(STORE, "schema_version", other)
     content = STORE.read_bytes()
     node.start(serves=False)
-    said = f"(version {future}; this release knows 1)"
+    said = f"(version {other}; this release {'reads 1 to 1' if other == '0' else 'knows 1'})"
     node.until("the driver names the version", lambda: any(said in text for text in node.status()["problems"]))
     if (STATE / "dra.sock").exists() and node.status()["ready"]:
         raise Broken("it serves claims although it cannot read its store")
@@ -154,7 +202,7 @@ def newer(node: Node, number: int, chance: random.Random) -> None:
         raise Lost(f"it has touched the node although it cannot read its store\n{text}")
     if STORE.read_bytes()[: len(content)] != content:
         raise Lost("it has written to a store that it cannot read")
-    version("1")
+    write_entry(STORE, "schema_version", "1")
     node.wait_serving()
     node.wait_ready()
     tenants.await_prepared()

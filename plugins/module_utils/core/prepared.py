@@ -4,6 +4,15 @@
 
 The driver writes the store; modules and the command line read it, without changing a byte, to know which partitions
 claims hold.
+
+Two numbers say what a store is. The *schema version*, a row of the meta table, is what a program has to know to read and
+write it; it rises only with what an older program would do harm to. The *form*, SQLite's user_version, counts every change
+of the tables. What a form has in addition is made so that programs that do not know it pass over it, and so that rows
+which they write show that they lack it: a node goes back by one release and forth again with its claims.
+
+Form 2 came with a checksum in each row of the tables meta and claims. A program of form 1 writes whole rows and names
+their columns, so that the checksum of what it writes is the column's default, NO_CHECKSUM, and such a row is taken as that
+program would take it. The column is a row's first one: a row that a turned bit cuts short lacks its last ones.
 """
 
 from __future__ import annotations
@@ -16,6 +25,7 @@ import shutil
 import signal
 import sqlite3
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +39,18 @@ from .model import Device, Placement
 T = TypeVar("T")
 
 SCHEMA_VERSION = 1
+# The form that SCHEMA describes.
+FORM = 2
+# In place of a row's checksum: it was written by a program that knows of none. No part of a checksum can read like it.
+NO_CHECKSUM = "none"
 META_TABLE = "meta"
 CLAIMS_TABLE = "claims"
 DEVICES_TABLE = "devices"
 PREPARING = "preparing"
 PREPARED = "prepared"
 
-CLAIM_COLUMNS = ("uid", "namespace", "name", "state", "boot_id", "created_at", "document")
+META_COLUMNS = ("checksum", "key", "value")
+CLAIM_COLUMNS = ("checksum", "uid", "namespace", "name", "state", "boot_id", "created_at", "document")
 DEVICE_COLUMNS = (
     "claim_uid",
     "request",
@@ -56,8 +71,9 @@ DEVICE_COLUMNS = (
 )
 
 SCHEMA = (
-    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    """CREATE TABLE claims (
+    f"CREATE TABLE meta (checksum TEXT NOT NULL DEFAULT '{NO_CHECKSUM}', key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    f"""CREATE TABLE claims (
+        checksum TEXT NOT NULL DEFAULT '{NO_CHECKSUM}',
         uid TEXT PRIMARY KEY,
         namespace TEXT NOT NULL,
         name TEXT NOT NULL,
@@ -87,6 +103,53 @@ SCHEMA = (
     )""",
     "CREATE INDEX devices_by_device ON devices (device_uuid)",
 )
+
+
+def checksum(*texts: str) -> str:
+    """Return the checksum of a row: of a key and its value, or of a claim's UID and its document.
+
+    CRC-32, because it misses no single bit, no two or three of a row's and no run of up to 32, which is how memories and
+    disks fail; of anything else it misses one in four thousand millions. It costs a microsecond a kilobyte, and no
+    policy on cryptography switches it off. Each text counts with its length: what moves from one to the next is seen.
+    """
+    found = 0
+    for text in texts:
+        data = text.encode()
+        found = zlib.crc32(b"%d:" % len(data) + data, found)
+    return f"{found:08x}"
+
+
+def fits(found: Any, *texts: Any) -> bool:
+    """Whether a row's checksum is its own, or the row was written by a program that knows of none."""
+    # A turned bit makes bytes of a text, or nothing.
+    return all(isinstance(text, str) for text in texts) and found in (NO_CHECKSUM, checksum(*texts))
+
+
+def contradiction(claim: Mapping[str, Any], devices: Iterable[Mapping[str, Any]]) -> str:
+    """Return what does not fit together in a claim's row and the rows of its devices, in words; "" where all does.
+
+    The document is the claim, and the checksum is the document's. All other columns are there to be looked for, and say
+    what it says. Raises ValueError for a document that is none.
+    """
+    if not fits(claim["checksum"], claim["uid"], claim["document"]):
+        return "its checksum does not fit"
+    try:
+        document = json.loads(claim["document"])
+        told = [[each[column] for column in DEVICE_COLUMNS[1:]] for each in document["devices"]]
+        wrong = [column for column in CLAIM_COLUMNS[1:-1] if claim[column] != document[column]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a claim's document lacks {error}") from error
+    if wrong:
+        return f"its columns {', '.join(wrong)} are not its document's"
+    found = [[each[column] for column in DEVICE_COLUMNS[1:]] for each in devices]
+    if sorted(map(repr, map(_plain, found))) != sorted(map(repr, map(_plain, told))):
+        return "the rows of its devices are not its document's"
+    return ""
+
+
+def _plain(values: Iterable[Any]) -> list[Any]:
+    # SQLite has no truth values: it gives back the numbers 0 and 1.
+    return [int(value) if isinstance(value, bool) else value for value in values]
 
 
 @dataclass(frozen=True)
@@ -145,8 +208,8 @@ class PreparedPartition:
 def prepared_claims(path: str) -> tuple[PreparedClaim, ...]:
     """Read the claims in the driver's store; nothing for a store that is not there.
 
-    The store is not changed. Raises AcceleratorError with code store-unreadable for a file that is no store or has a
-    newer schema.
+    The store is not changed. Raises AcceleratorError with code store-unreadable for a file that is no store, has a newer
+    schema or a row that is not as it was written.
     """
     if not Path(path).exists():
         return ()
@@ -165,7 +228,7 @@ def prepared_claims(path: str) -> tuple[PreparedClaim, ...]:
     except (sqlite3.Error, OSError, ValueError, KeyError, IndexError) as error:
         raise AcceleratorError(
             f"The driver's store {path} cannot be read: {error}",
-            hint="If the node driver runs, look at its log; it sets a damaged store aside and rebuilds it.",
+            hint="Start the node driver again and look at its log: it sets a damaged store aside and rebuilds it.",
             code="store-unreadable",
         ) from error
 
@@ -194,21 +257,28 @@ def _read(file: str, path: str) -> tuple[PreparedClaim, ...]:
                 hint="Use the release of dra.accelerators that the node's driver has.",
                 code="store-unreadable",
             )
-        devices: dict[str, list[PreparedDevice]] = {}
+        devices: dict[str, list[dict[str, Any]]] = {}
         for row in connection.execute("SELECT * FROM devices ORDER BY claim_uid, request, name"):
-            devices.setdefault(row["claim_uid"], []).append(device_of_row(dict(row)))
-        return tuple(
-            PreparedClaim(
-                uid=row["uid"],
-                namespace=row["namespace"],
-                name=row["name"],
-                state=row["state"],
-                devices=tuple(devices.get(row["uid"], ())),
-                boot_id=row["boot_id"],
-                away=_away(row["document"]),
-            )
-            for row in connection.execute("SELECT * FROM claims ORDER BY created_at, uid")
+            devices.setdefault(row["claim_uid"], []).append(dict(row))
+        claims = [dict(row) for row in connection.execute("SELECT * FROM claims ORDER BY created_at, uid")]
+    for claim in claims:
+        # Others destroy what no claim holds: a place that a turned bit has moved must not be believed.
+        if claim.get("checksum", NO_CHECKSUM) != NO_CHECKSUM:
+            wrong = contradiction(claim, devices.get(claim["uid"], ()))
+            if wrong:
+                raise ValueError(f"claim {claim['uid']} is not as it was written: {wrong}")
+    return tuple(
+        PreparedClaim(
+            uid=claim["uid"],
+            namespace=claim["namespace"],
+            name=claim["name"],
+            state=claim["state"],
+            devices=tuple(device_of_row(row) for row in devices.get(claim["uid"], ())),
+            boot_id=claim["boot_id"],
+            away=_away(claim["document"]),
         )
+        for claim in claims
+    )
 
 
 def _away(document: str) -> tuple[Device, ...]:

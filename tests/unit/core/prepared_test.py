@@ -19,7 +19,7 @@ def store(path: Path, version: int = prepared.SCHEMA_VERSION) -> sqlite3.Connect
     connection.execute("PRAGMA journal_mode = WAL")
     for statement in prepared.SCHEMA:
         connection.execute(statement)
-    connection.execute("INSERT INTO meta VALUES ('schema_version', ?)", (str(version),))
+    connection.execute("INSERT INTO meta (key, value) VALUES ('schema_version', ?)", (str(version),))
     connection.commit()
     return connection
 
@@ -29,7 +29,8 @@ def fill(connection: sqlite3.Connection) -> None:
         ("uid-2", "team", "b", "preparing", "boot", 2.0, "{}"),
         ("uid-1", "team", "a", "prepared", "boot", 1.0, "{}"),
     ]
-    connection.executemany(f"INSERT INTO claims VALUES ({','.join('?' * len(prepared.CLAIM_COLUMNS))})", claims)
+    columns = ", ".join(prepared.CLAIM_COLUMNS[1:])
+    connection.executemany(f"INSERT INTO claims ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", claims)
     devices = [
         ("uid-1", "r", "node", "gpu-0-mig", "GPU-0", "partition", "1g.10gb", 19, 6, 1, "MIG-1", 13, 1, "", 0, "k=a"),
         ("uid-1", "s", "node", "gpu-1", "GPU-1", "device", None, None, None, None, None, None, 0, "", 1, "k=b"),
@@ -68,7 +69,7 @@ def test_claims_that_come_and_go_during_a_look_are_known(tmp_path: Path) -> None
 
     def look() -> str:
         connection.execute("DELETE FROM claims WHERE uid = 'uid-1'")
-        connection.execute("INSERT INTO claims VALUES ('uid-3', 'team', 'c', 'preparing', 'boot', 3.0, '{}')")
+        connection.execute("INSERT INTO claims VALUES ('none', 'uid-3', 'team', 'c', 'preparing', 'boot', 3.0, '{}')")
         connection.commit()
         return "seen"
 
@@ -80,6 +81,7 @@ def test_claims_that_come_and_go_during_a_look_are_known(tmp_path: Path) -> None
 def test_columns_are_those_of_the_schema(tmp_path: Path) -> None:
     connection = store(tmp_path / "state.db")
     for table, columns in (
+        (prepared.META_TABLE, prepared.META_COLUMNS),
         (prepared.CLAIMS_TABLE, prepared.CLAIM_COLUMNS),
         (prepared.DEVICES_TABLE, prepared.DEVICE_COLUMNS),
     ):

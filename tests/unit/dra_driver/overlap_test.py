@@ -5,10 +5,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
-import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from dra_driver.kubelet.sockets import LIMIT, SocketError, paths_of, status_path
 from dra_driver.supervisors.status import Role
 from dra_driver.supervisors.turn import Turn
 from machine_model import DRIVER
+from store_model import write_entry
 from vendor_scene import SMALL, Scene, run
 
 OLD, NEW = "11111111-aaaa", "22222222-bbbb"
@@ -166,9 +165,7 @@ def test_one_that_could_not_serve_does_not_ask_and_serves_when_it_has_to(
         path = short / f"kubelet/plugins/{DRIVER}/state.db"
 
         def write_version(version: str) -> None:
-            with contextlib.closing(sqlite3.connect(path)) as connection:
-                connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (version,))
-                connection.commit()
+            write_entry(path, "schema_version", version)
 
         if trouble == "store":
             write_version("2")

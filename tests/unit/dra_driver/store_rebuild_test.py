@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -16,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.claims.store import Change, Store, StoreDamaged, StoreError
+from dra_driver.claims.forms import StoreDamaged
+from dra_driver.claims.store import Change, Store
+from dra_driver.claims.store_files import BACKUPS, StoreError
+from former_store import FormerStore
 from store_model import commit, record
 
 
@@ -27,7 +31,7 @@ class Steps:
         self.count = 0
         self._at = at
         self._act = act
-        for name in ("rename", "unlink", "open", "fsync", "mkdir"):
+        for name in ("rename", "unlink", "open", "fsync", "mkdir", "link"):
             patch.setattr(os, name, self._counted(name, getattr(os, name)))
         steps = self
 
@@ -75,6 +79,19 @@ def rebuild(path: str) -> None:
     Store.rebuild(path, [record("u1", "prepared"), record("u2", "prepared")], {"mark": "x"}).close()
 
 
+def former(folder: Path) -> str:
+    """A store of form 1, in the database and in a log that was left beside it."""
+    path = folder / "state.db"
+    store = FormerStore.make(folder / "made.db", [record("u1", "prepared")], {"mark": "x"})
+    store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.put(record("u2", "prepared"))
+    for suffix in ("", "-wal"):
+        shutil.copyfile(folder / f"made.db{suffix}", f"{path}{suffix}")
+    store.close()
+    (folder / "made.db").unlink()
+    return str(path)
+
+
 def damage_while_open(path: str) -> Store:
     """An open store that holds u1 and finds its file unreadable at the next change."""
     Path(path).unlink()
@@ -87,8 +104,8 @@ def damage_while_open(path: str) -> Store:
 
 def check_after_interruption(path: str, way: str) -> None:
     """The old state, so that it is begun anew, or the complete new one; never a valid store without the claims."""
-    wanted = {"new": set(), "rebuild": {"u1", "u2"}, "open": {"u1", "u2"}}[way]
-    if not Path(path).exists():
+    wanted = {"new": set(), "rebuild": {"u1", "u2"}, "open": {"u1", "u2"}, "forward": {"u1", "u2"}}[way]
+    if way != "forward" and not Path(path).exists():
         return  # with claims' CDI files about, the driver takes this for a damaged store
     try:
         store = Store.open(path)
@@ -96,13 +113,14 @@ def check_after_interruption(path: str, way: str) -> None:
         assert Path(path).read_bytes().startswith(b"no database")
         return
     assert set(store.claims) == wanted
+    assert way != "forward" or store.meta["mark"] == "x"
     store.close()
 
 
 def interrupted(way: str, folder: Path, at: int, act: Callable[[str], None]) -> bool:
     """Do it with an interruption at one step; returns whether that step was reached."""
     folder.mkdir()
-    path = str(folder / "state.db") if way == "new" else damaged(folder)
+    path = str(folder / "state.db") if way == "new" else former(folder) if way == "forward" else damaged(folder)
     store = damage_while_open(path) if way == "open" else None
     failed = False
     with pytest.MonkeyPatch.context() as patch:
@@ -111,7 +129,7 @@ def interrupted(way: str, folder: Path, at: int, act: Callable[[str], None]) -> 
             if store is not None:
                 commit(store, Change(put=record("u2")))
             else:
-                (make_new if way == "new" else rebuild)(path)
+                (rebuild if way == "rebuild" else make_new)(path)
         except StoreError:
             failed = True
         reached = steps.count >= at
@@ -124,7 +142,7 @@ def interrupted(way: str, folder: Path, at: int, act: Callable[[str], None]) -> 
     return reached
 
 
-@pytest.mark.parametrize("way", ["new", "rebuild", "open"])
+@pytest.mark.parametrize("way", ["new", "rebuild", "open", "forward"])
 def test_store_made_anew_on_a_failing_disk_is_whole_or_not_there(tmp_path: Path, way: str) -> None:
     def fail(name: str) -> None:
         if name.startswith("sqlite"):
@@ -135,14 +153,14 @@ def test_store_made_anew_on_a_failing_disk_is_whole_or_not_there(tmp_path: Path,
     while interrupted(way, tmp_path / str(reached), reached + 1, fail):
         path = str(tmp_path / str(reached) / "state.db")
         check_after_interruption(path, way)
-        if way != "open":
+        if way in ("new", "rebuild"):
             (make_new if way == "new" else rebuild)(path) if not Path(path).exists() else None
         assert not [left for left in (tmp_path / str(reached)).iterdir() if ".new" in left.name]
         reached += 1
     assert reached >= 20
 
 
-@pytest.mark.parametrize("way", ["new", "rebuild", "open"])
+@pytest.mark.parametrize("way", ["new", "rebuild", "open", "forward"])
 def test_store_made_anew_by_a_killed_process_is_whole_or_not_there(tmp_path: Path, way: str) -> None:
     program = textwrap.dedent(
         """
@@ -175,6 +193,7 @@ def test_store_made_anew_by_a_killed_process_is_whole_or_not_there(tmp_path: Pat
     for number in range(int(reached)):
         path = str(tmp_path / str(number) / "state.db")
         check_after_interruption(path, way)
+        assert len(list((tmp_path / str(number)).glob("*.form-1-*"))) <= BACKUPS
         Path(path).unlink(missing_ok=True)
         rebuild(path)  # whatever was left beside it
         with contextlib.closing(Store.open(path)) as store:

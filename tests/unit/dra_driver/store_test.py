@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_driver.claims.forms import StoreDamaged
 from dra_driver.claims.records import ClaimRecord, DeviceRecord, NewerRelease, record_of_document
-from dra_driver.claims.store import Change, Store, StoreDamaged, StoreError, set_aside
-from dra_driver.core.prepared import prepared_claims
+from dra_driver.claims.store import Change, Store, refuse_other_releases
+from dra_driver.claims.store_files import StoreError, set_aside
+from dra_driver.core.prepared import checksum, prepared_claims
 from hypothesis import given
 from hypothesis import strategies as st
-from store_model import commit, record
+from store_model import commit, record, write_entry
 
 
 def test_what_is_committed_is_there_after_opening_again(tmp_path: Path) -> None:
@@ -140,7 +142,7 @@ def test_killed_process_loses_nothing_it_answered_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    ["truncated", "text", "flipped", "older", "no-table", "contradiction", "bad-document", "no-text", "folder"],
+    ["truncated", "text", "flipped", "no-version", "no-table", "contradiction", "bad-document", "no-text", "folder"],
 )
 def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "state.db"
@@ -150,7 +152,7 @@ def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     content = bytearray(path.read_bytes())
     statements = {
         "no-text": "UPDATE claims SET document = CAST(x'7bff' AS TEXT) WHERE uid = 'u7'",
-        "older": "UPDATE meta SET value = '0' WHERE key = 'schema_version'",
+        "no-version": "UPDATE meta SET checksum = 'none', value = 'one' WHERE key = 'schema_version'",
         "no-table": "DROP TABLE claims",
         "contradiction": "UPDATE claims SET state = 'prepared' WHERE uid = 'u7'",
         "bad-document": "UPDATE claims SET document = '{}' WHERE uid = 'u7'",
@@ -402,17 +404,21 @@ def test_what_a_newer_release_has_written_is_refused_by_name_and_left_alone(tmp_
     store = Store.open(str(path))
     commit(store, Change(put=record("u1")))
     store.close()
-    for statement in (
-        "UPDATE meta SET value = '99' WHERE key = 'schema_version'",
-        "UPDATE claims SET document = '{\"version\": 5}'",
-    ):
+    document = '{"version": 5}'
+    for table, name, value in (("meta", "schema_version", "99"), ("claims", "u1", document)):
         with contextlib.closing(sqlite3.connect(path)) as connection:
-            connection.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
-            connection.execute(statement)
+            if table == "meta":
+                write_entry(path, name, value)
+            else:
+                write_entry(path, "schema_version", "1")
+                row = (checksum(name, value), value, name)
+                connection.execute("UPDATE claims SET checksum = ?, document = ? WHERE uid = ?", row)
             connection.commit()
         before = path.read_bytes()
         with pytest.raises(NewerRelease, match="Install the newer release again"):
             Store.open(str(path))
+        with pytest.raises(NewerRelease):
+            refuse_other_releases(str(path))
         assert path.read_bytes() == before
 
 

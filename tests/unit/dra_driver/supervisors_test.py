@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -216,6 +218,30 @@ def test_what_a_lost_store_knew_of_settings_goes_to_the_default(tmp_path: Path) 
     (tmp_path / "state/state.db").unlink()
     assert list(reopened(tmp_path, [])[0]) == ["0uid-a"]
     run(tmp_path, since)
+
+
+def test_what_of_a_damaged_store_is_sound_outlives_it(tmp_path: Path) -> None:
+    """A bit of one entry has turned: the others, and a claim without a file, are what they were."""
+
+    async def before(node: Node, claims: Claims) -> None:
+        with node.gpus.state() as state:
+            for gpu in state.values():
+                gpu["knobs"]["powerLimit"] = 650.0
+        for name, device in (("a", "gpu-0"), ("b", "gpu-1")):
+            assert await prepare(node, claims.allocate(name, device, config=[settings(powerLimit=300)])) == ""
+        await node.store.commit(Change(put=replace(node.store.claims["0uid-a"], uid="half", state="preparing")))
+
+    run(tmp_path, before)
+    with contextlib.closing(sqlite3.connect(tmp_path / "state/state.db")) as connection, connection:
+        (turned,) = connection.execute("SELECT min(key) FROM meta WHERE key LIKE 'setting:%powerLimit'").fetchone()
+        connection.execute("UPDATE meta SET value = replace(value, '650', '658') WHERE key = ?", (turned,))
+    problems: list[str] = []
+    found, meta, rebuilt = reopened(tmp_path, problems)
+    assert rebuilt and turned in problems[0] and problems[0].startswith("StoreRebuilt")
+    assert (sorted(found), found["half"].state) == (["0uid-a", "0uid-b", "half"], "preparing")
+    noted = {json.loads(value)["before"] for key, value in meta.items() if key.endswith("powerLimit")}
+    assert noted == {650.0, None} and json.loads(meta[turned])["before"] is None, "the default, where nobody knows"
+    assert reopened(tmp_path, problems)[2] is False and len(problems) == 1
 
 
 def test_file_of_a_former_boot_makes_no_store_old(tmp_path: Path) -> None:

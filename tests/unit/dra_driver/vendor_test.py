@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.model import Fault, Finding, Placement
 from dra_driver.kubelet.sockets import SocketError
 from machine_model import DRIVER
+from store_model import write_entry
 from vendor_scene import SMALL, Scene, run
 
 
@@ -170,9 +169,7 @@ def test_a_driver_waits_for_what_a_newer_release_has_written(
         text = file.read_text()
 
         def write_version(version: str) -> None:
-            with contextlib.closing(sqlite3.connect(path)) as connection:
-                connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (version,))
-                connection.commit()
+            write_entry(path, "schema_version", version)
 
         if what == "store":
             write_version("2")

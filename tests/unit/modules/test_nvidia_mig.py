@@ -180,8 +180,10 @@ def claim(path: Path, device_uuid: str, partition: dict[str, Any] | None = None,
     with sqlite3.connect(path) as connection:
         for statement in SCHEMA:
             connection.execute(statement)
-        connection.execute("INSERT INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
-        connection.execute("INSERT INTO claims VALUES ('uid-1', 'team-a', 'training', 'prepared', 'boot', 1.0, '{}')")
+        connection.execute("INSERT INTO meta (key, value) VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
+        connection.execute(
+            "INSERT INTO claims VALUES ('none', 'uid-1', 'team-a', 'training', 'prepared', 'boot', 1.0, '{}')"
+        )
         place = partition["placement"] if partition else {}
         connection.execute(
             "INSERT INTO devices (claim_uid, request, pool, name, device_uuid, kind, profile, placement_start, "

@@ -14,7 +14,7 @@ from .claims.execute import Hands
 from .claims.guard import DeviceGuard
 from .claims.ownership import Ownership
 from .claims.service import ClaimService
-from .claims.store import Store, refuse_newer
+from .claims.store import Store, refuse_other_releases
 from .config import Configuration
 from .core.backend import Backend
 from .core.device_locks import REQUEST, DeviceLocks
@@ -101,7 +101,7 @@ class Serving:
 
         Raises AcceleratorError with what stands in the way.
         """
-        await asyncio.to_thread(refuse_newer, f"{self._directory}/state.db")
+        await asyncio.to_thread(refuse_other_releases, f"{self._directory}/state.db")
         locks = DeviceLocks(self._directory, f"the driver {self._driver}")
         if locks.is_taken(REQUEST):
             raise AcceleratorError(f"The vendor's library is lent to {locks.holder_of(REQUEST)}", code="library-lent")

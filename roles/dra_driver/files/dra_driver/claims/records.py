@@ -24,8 +24,12 @@ ANNOTATION = "dra.accelerators/prepared-claim"
 DOCUMENT_VERSION = 4
 
 
-class NewerRelease(AcceleratorError):
-    """What is stored was written by a newer release, and is neither damaged nor to be touched."""
+class OtherRelease(AcceleratorError):
+    """What is stored was written by a release from which none leads to this one; it is neither damaged nor to be touched."""
+
+
+class NewerRelease(OtherRelease):
+    """What is stored was written by a newer release."""
 
     default_code = "store-newer"
 
@@ -33,6 +37,18 @@ class NewerRelease(AcceleratorError):
         super().__init__(
             f"{what} was written by a newer release of this driver (version {found}; this release knows {known})",
             hint="Install the newer release again. To go back, end all pods with claims of this driver on the node first.",
+        )
+
+
+class OlderRelease(OtherRelease):
+    """What is stored was written by a release so old that this one cannot read it any more."""
+
+    default_code = "store-older"
+
+    def __init__(self, what: str, found: int, known: str) -> None:
+        super().__init__(
+            f"{what} was written by an older release of this driver (version {found}; this release reads {known})",
+            hint="Install a release between the two first, or end all pods with claims of this driver with the older one.",
         )
 
 

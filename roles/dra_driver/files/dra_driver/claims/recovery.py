@@ -146,6 +146,23 @@ def completed(stored: Mapping[str, ClaimRecord], told: Iterable[ClaimRecord], bo
     )
 
 
+def found_again(
+    sound: Mapping[str, ClaimRecord], told: Iterable[ClaimRecord], boot_id: str
+) -> Mapping[str, ClaimRecord]:
+    """Return what a store has to hold whose file is damaged: the claims of which it is sound, and those that CDI files tell of.
+
+    The sound ones are taken for a store that may have lost others. Of former boots' files, which such a store says nothing
+    of, those count that stand in nobody's way.
+    """
+    told = tuple(told)
+    current = amended(sound, told, boot_id)
+    kept = dict(sound if current is None else current)
+    kept.update({record.uid: record for record in completed(kept, told, boot_id)})
+    taken = {place for record in kept.values() for place in _places(record)}
+    former = {record.uid: record for record in told if record.uid not in kept and not _places(record) & taken}
+    return {**former, **kept}
+
+
 def stale_marks(devices: Mapping[str, Device], meta: Mapping[str, str]) -> dict[str, None]:
     """Return the marks "the driver switched partitioning on" of devices where it is off, as changes of the meta table."""
     return {

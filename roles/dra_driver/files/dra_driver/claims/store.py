@@ -6,8 +6,10 @@ A claim is written as *preparing* before its first side effect and as *prepared*
 changes that wait while it syncs go into its next transaction together, so that 64 claims at once cost a few syncs and
 not 128. Reads are served from memory: the store is the only writer of its file, which a lock guards elsewhere.
 
-A whole store, new or rebuilt, is made beside the old one and takes its place when it is complete and synced (_replace):
-at no moment is there an empty database where claims were.
+Each row of claims and of the meta table has a checksum (core/prepared.py), which is held against it when the store is
+opened: SQLite notices that a file's pages are broken, not that a bit of a value has turned. What does not fit makes the
+store a damaged one, which is rebuilt out of the rows that do, and of CDI files. A store of an older form is brought forward
+(forms.py), and whole stores are made beside the old one (store_files.py).
 """
 
 from __future__ import annotations
@@ -20,34 +22,24 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from ..core.errors import AcceleratorError
-from ..core.prepared import DEVICE_COLUMNS, SCHEMA, SCHEMA_VERSION
-from .records import ClaimRecord, NewerRelease, record_of_document
+from ..core.prepared import CLAIM_COLUMNS, DEVICE_COLUMNS, FORM, NO_CHECKSUM, SCHEMA, SCHEMA_VERSION, checksum
+from .forms import VERSION_KEY, Content, StoreDamaged, of_content, read
+from .records import ClaimRecord
+from .store_files import StoreError, exchange, refuse_header, remove_old_backups, replace, unwritable
 
 LOG = logging.getLogger(__name__)
 
 # Changes in one transaction. More would make the first of them wait for the last one's statements.
 GROUP_LIMIT = 128
-# What SQLite keeps beside a database.
-COMPANIONS = ("-wal", "-shm", "-journal")
-
-
-class StoreError(AcceleratorError):
-    """The store could not be written: disk full, read-only, I/O error."""
-
-    default_code = "store-unwritable"
-
-
-class StoreDamaged(AcceleratorError):
-    """The file is no store of this schema, or its content makes no sense."""
-
-    default_code = "store-damaged"
+# How long SQLite waits for another program that reads.
+BUSY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -57,14 +49,6 @@ class Change:
     put: ClaimRecord | None = None
     delete: str | None = None
     meta: Mapping[str, str | None] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Content:
-    """Everything in a store."""
-
-    claims: dict[str, ClaimRecord]
-    meta: dict[str, str]
 
 
 @dataclass
@@ -100,21 +84,36 @@ class Store:
 
     @classmethod
     def open(cls, path: str) -> Store:
-        """Open or make the store. Raises StoreDamaged, NewerRelease, or StoreError when the folder cannot be written.
+        """Open or make the store, and bring it forward where it is of an older form.
 
-        Only where there is no file a new store is made; an empty file is a damaged store.
+        Raises StoreDamaged, NewerRelease or OlderRelease, or StoreError when it cannot be written. Only where there is no
+        file a new store is made; an empty file is a damaged store.
         """
         if not os.path.lexists(path):
-            _replace(path, Content({}, {}))
+            replace(path, partial(_fill, Content()))
         elif not os.path.isfile(path):  # noqa: PTH113  what SQLite would call unopenable for ever
             raise StoreDamaged(f"The store {path} is no file")
+        refuse_header(path)
         connection = _connect(path)
         try:
-            content = _read(connection, path)
+            found = read(connection, path)
+            if found.form < FORM:
+                backup = exchange(path, connection, found.form, partial(_fill, found.content))
+                connection = _connect(path)
+                LOG.info(
+                    "the store %s was brought from form %s to %s; %s is what it was", path, found.form, FORM, backup
+                )
+                found = read(connection, path)
+                remove_old_backups(path)
+            elif found.unsigned:
+                _sign(connection)
+        except (sqlite3.Error, OSError) as error:
+            connection.close()
+            raise unwritable(path, error) from error
         except BaseException:
             connection.close()
             raise
-        return cls(path, connection, content)
+        return cls(path, connection, found.content)
 
     @classmethod
     def rebuild(cls, path: str, records: Iterable[ClaimRecord], meta: Mapping[str, str]) -> Store:
@@ -122,9 +121,11 @@ class Store:
 
         An interrupted one has changed nothing, or has left no file at the path, or is complete: do it again.
         """
-        former = _replace(path, Content({record.uid: record for record in records}, dict(meta)))
-        connection = _connect(path)
-        return cls(path, connection, _read(connection, path), former=former)
+        content = Content({record.uid: record for record in records}, dict(meta))
+        former = replace(path, partial(_fill, content))
+        store = cls.open(path)
+        store.former = former
+        return store
 
     async def commit(self, change: Change) -> None:
         """Write one change and return when it is on disk. Raises StoreError; the change has then not been made.
@@ -229,9 +230,9 @@ class Store:
     def _write_now(self, changes: list[Change]) -> None:
         try:
             self._transaction(changes)
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if isinstance(error, (sqlite3.OperationalError, sqlite3.IntegrityError)) and "malformed" not in str(error):
-                raise _unwritable(self.path, error) from error
+                raise unwritable(self.path, error) from error
             self._start_again(error, changes)
         for change in changes:
             _apply(change, self._shadow.claims, self._shadow.meta)
@@ -247,7 +248,7 @@ class Store:
                 self._connection.execute("ROLLBACK")
             raise
 
-    def _start_again(self, error: sqlite3.DatabaseError, changes: list[Change]) -> None:
+    def _start_again(self, error: Exception, changes: list[Change]) -> None:
         # The file was damaged while it was open. Memory holds everything that was committed: write it anew.
         LOG.error("the store %s is damaged (%s); it is set aside and written anew from memory", self.path, error)
         with contextlib.suppress(sqlite3.Error):
@@ -255,145 +256,64 @@ class Store:
         content = Content(dict(self._shadow.claims), dict(self._shadow.meta))
         for change in changes:
             _apply(change, content.claims, content.meta)
-        former = _replace(self.path, content)
+        former = replace(self.path, partial(_fill, content))
         self._connection = _connect(self.path)
         LOG.warning("the store %s was written anew; the damaged one is %s", self.path, former)
 
 
-def refuse_newer(path: str) -> None:
+def refuse_other_releases(path: str) -> None:
     """See whether this release could read a store, without changing it: another instance may have it open.
 
-    Raises NewerRelease. Whatever else is wrong with it is found, and mended, by whoever opens it.
+    Raises NewerRelease or OlderRelease. Whatever else is wrong with it is found, and mended, by whoever opens it.
     """
     if not os.path.lexists(path):
         return
     with (
-        contextlib.suppress(sqlite3.Error, ValueError),
+        contextlib.suppress(sqlite3.Error, ValueError, StoreDamaged),
         contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)) as connection,
     ):
+        connection.row_factory = sqlite3.Row
         connection.execute("BEGIN")
-        _refuse_newer(path, dict(connection.execute("SELECT key, value FROM meta")).get("schema_version", "none"))
-        for (document,) in connection.execute("SELECT document FROM claims"):
-            record_of_document(document)
+        read(connection, path)
 
 
-def _refuse_newer(path: str, version: str) -> None:
-    if version.isdigit() and int(version) > SCHEMA_VERSION:
-        raise NewerRelease(f"The store {path}", int(version), SCHEMA_VERSION)
-
-
-def _replace(path: str, content: Content) -> str | None:
-    """Put a new store with this content where the old one is, and return the name under which that was set aside.
-
-    The new one is complete and on the disk before the old one is touched, and the old one's log, which SQLite would
-    take for the new one's, is away before the new one comes. Raises StoreError.
-    """
-    target, new = Path(path), f"{path}.new"
-    try:
-        target.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        _remove_database(new)
-        with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
-            connection.execute("PRAGMA synchronous = FULL")
-            _fill(connection, content)
-        _sync(new)
-        former = set_aside(path)
-        _sync(str(target.parent))
-        Path(new).rename(target)
-        _sync(str(target.parent))
-    except (sqlite3.Error, OSError) as error:
-        with contextlib.suppress(OSError):
-            _remove_database(new)
-        raise _unwritable(path, error) from error
-    return former
-
-
-def _fill(connection: sqlite3.Connection, content: Content) -> None:
+def _fill(content: Content, connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
+    connection.execute(f"PRAGMA user_version = {FORM}")
     for statement in SCHEMA:
         connection.execute(statement)
     for record in content.claims.values():
         _write(connection, Change(put=record))
-    _write(connection, Change(meta={**content.meta, "schema_version": str(SCHEMA_VERSION)}))
+    _write(connection, Change(meta={**content.meta, VERSION_KEY: str(SCHEMA_VERSION)}))
     connection.execute("COMMIT")
 
 
-def _remove_database(path: str) -> None:
-    for suffix in ("", *COMPANIONS):
-        with contextlib.suppress(FileNotFoundError):
-            Path(path + suffix).unlink()
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def set_aside(path: str) -> str | None:
-    """Rename a damaged store, with its log files, out of the way and return its new name; None if there was none."""
-    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    target: str | None = None
-    for number in range(1000):
-        target = f"{path}.damaged-{stamp}" + (f"-{number}" if number else "")
-        if not Path(target).exists():
-            break
-    found = False
-    # The database goes first: without its log it would be a whole one that lacks what was written last.
-    for suffix in ("", *COMPANIONS):
-        with contextlib.suppress(FileNotFoundError):
-            Path(path + suffix).rename(f"{target}{suffix}")
-            found = True
-    return target if found else None
+def _sign(connection: sqlite3.Connection) -> None:
+    """Give a checksum to the rows that a release wrote which knows of none."""
+    connection.create_function("checksum_of", 2, checksum, deterministic=True)
+    connection.execute("BEGIN IMMEDIATE")
+    for table, names in (("meta", "key, value"), ("claims", "uid, document")):
+        statement = f"UPDATE {table} SET checksum = checksum_of({names}) WHERE checksum = '{NO_CHECKSUM}'"  # noqa: S608
+        connection.execute(statement)
+    connection.execute("COMMIT")
 
 
 def _connect(path: str) -> sqlite3.Connection:
     try:
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
     except sqlite3.Error as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
     connection.row_factory = sqlite3.Row
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
-    except sqlite3.OperationalError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # a message of SQLite's may quote what is no text
         connection.close()
-        raise _unwritable(path, error) from error
-    except sqlite3.DatabaseError as error:
-        connection.close()
+        if isinstance(error, sqlite3.OperationalError) and not of_content(error):
+            raise unwritable(path, error) from error
         raise StoreDamaged(f"The store {path} is no database: {error}") from error
     return connection
-
-
-#: What an operational error says that is the content's, and not the disk's.
-_OF_CONTENT = ("no such", "Could not decode to UTF-8")
-
-
-def _read(connection: sqlite3.Connection, path: str) -> Content:
-    try:
-        check = connection.execute("PRAGMA quick_check").fetchone()[0]
-        if check != "ok":
-            raise StoreDamaged(f"The store {path} is damaged: {check}")
-        meta = {row["key"]: row["value"] for row in connection.execute("SELECT key, value FROM meta")}
-        version = meta.get("schema_version", "none")
-        _refuse_newer(path, version)
-        if version != str(SCHEMA_VERSION):
-            raise StoreDamaged(f"The store {path} has schema version {version}; this release writes {SCHEMA_VERSION}")
-        claims = {}
-        for row in connection.execute("SELECT uid, state, document FROM claims"):
-            record = record_of_document(row["document"])
-            if (record.uid, record.state) != (row["uid"], row["state"]):
-                raise StoreDamaged(f"The store {path} contradicts itself about claim {row['uid']}")
-            claims[record.uid] = record
-    except sqlite3.OperationalError as error:
-        if not any(words in str(error) for words in _OF_CONTENT):
-            raise _unwritable(path, error) from error
-        raise StoreDamaged(f"The store {path} lacks a table or a column, or holds what is no text: {error}") from error
-    except (sqlite3.DatabaseError, ValueError) as error:
-        raise StoreDamaged(f"The store {path} cannot be read: {error}") from error
-    return Content(claims, meta)
 
 
 def _write(connection: sqlite3.Connection, change: Change) -> None:
@@ -401,27 +321,24 @@ def _write(connection: sqlite3.Connection, change: Change) -> None:
         connection.execute("DELETE FROM claims WHERE uid = ?", (uid,))
     if change.put is not None:
         record = change.put
-        connection.execute(
-            "INSERT INTO claims (uid, namespace, name, state, boot_id, created_at, document) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                record.uid,
-                record.namespace,
-                record.name,
-                record.state,
-                record.boot_id,
-                record.created_at,
-                record.to_document(),
-            ),
-        )
+        document = record.to_document()
+        values = {**vars(record), "document": document, "checksum": checksum(record.uid, document)}
+        connection.execute(_INSERT_CLAIM, [values[column] for column in CLAIM_COLUMNS])
         connection.executemany(_INSERT_DEVICE, [_device_row(record.uid, vars(device)) for device in record.devices])
     for key, value in change.meta.items():
         if value is None:
             connection.execute("DELETE FROM meta WHERE key = ?", (key,))
         else:
-            connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))
+            row = (checksum(key, value), key, value)
+            connection.execute("INSERT OR REPLACE INTO meta (checksum, key, value) VALUES (?, ?, ?)", row)
 
 
-_INSERT_DEVICE = f"INSERT INTO devices ({', '.join(DEVICE_COLUMNS)}) VALUES ({', '.join('?' * len(DEVICE_COLUMNS))})"  # noqa: S608
+def _insert(table: str, columns: Sequence[str]) -> str:
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
+
+
+_INSERT_CLAIM = _insert("claims", CLAIM_COLUMNS)
+_INSERT_DEVICE = _insert("devices", DEVICE_COLUMNS)
 
 
 def _device_row(claim_uid: str, device: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -439,10 +356,3 @@ def _apply(change: Change, claims: dict[str, ClaimRecord], meta: dict[str, str])
             meta.pop(key, None)
         else:
             meta[key] = value
-
-
-def _unwritable(path: str, error: BaseException) -> StoreError:
-    return StoreError(
-        f"The store {path} cannot be used: {error}",
-        hint="Check that its folder exists, is writable and that the disk is not full.",
-    )

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Callable
 
+from ..claims.forms import StoreDamaged
 from ..claims.plan import PARTITIONING_KEY
-from ..claims.records import ClaimRecord, NewerRelease
-from ..claims.recovery import amended, completed, records_in_files
+from ..claims.records import ClaimRecord, OtherRelease
+from ..claims.recovery import amended, completed, found_again, records_in_files
 from ..claims.settings import forgotten
-from ..claims.store import Change, Store, StoreDamaged, StoreError
+from ..claims.store import Change, Store
+from ..claims.store_files import StoreError
 from ..core.cdi import remove_leftovers
 from ..core.system import System
 from ..logs import StateLog, fields
@@ -43,7 +45,7 @@ def unwritable(directory: str) -> str:
 
 
 class StoreKeeper:
-    """The store at ``path``; when it is damaged or lost it is rebuilt from the claims' CDI files."""
+    """The store at ``path``; when it is damaged or lost it is rebuilt from what of it is sound, and the claims' CDI files."""
 
     def __init__(
         self,
@@ -67,14 +69,15 @@ class StoreKeeper:
     async def open(self) -> tuple[Store, bool]:
         """Return the store, and whether it had to be rebuilt; tries until it can be read and written.
 
-        What a newer release has written is left as it is, and the driver waits for that release, or for what it has written to be gone.
+        What another release has written that none leads to this one from is left as it is: the driver waits for that release, or for what
+        it has written to be gone.
         """
         state = StateLog(LOG)
         self._tidy()
         while True:
             try:
                 found = await self._open()
-            except (StoreError, NewerRelease) as error:
+            except (StoreError, OtherRelease) as error:
                 state.report(str(error), level=logging.ERROR)
                 self._conditions.report(PART, str(error))
                 await asyncio.sleep(RETRY_SECONDS)
@@ -99,7 +102,11 @@ class StoreKeeper:
                 raise StoreDamaged(f"The store {self._path} is not there, but prepared claims are")
             store = Store.open(self._path)
         except StoreDamaged as error:
-            return self._rebuild(str(error), {record.uid: record for record in told}, {}), True
+            # What is sound was committed. Without it claims without a file would be lost, what claims have set would go to
+            # the device's default, and what is owed would be forgotten. Entries of former boots are void, as ever.
+            return self._rebuild(
+                str(error), found_again(error.sound.claims, told, self._boot_id), error.sound.meta
+            ), True
         current = amended(store.claims, told, self._boot_id)
         if current is not None:
             store.close()
@@ -115,7 +122,7 @@ class StoreKeeper:
         return records_in_files(self._system, self._cdi_directory, self._cdi_kind)
 
     def _rebuild(self, reason: str, records: Mapping[str, ClaimRecord], meta: Mapping[str, str]) -> Store:
-        LOG.error("%s; it is rebuilt from CDI files", reason)
+        LOG.error("%s; it is rebuilt from what of it is sound, and from CDI files", reason)
         # Who switched partitioning on may be lost. Where only claims' partitions are, it was the driver.
         marks = {
             f"{PARTITIONING_KEY}{held.device_uuid}": self._boot_id

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The files of a store: a whole one is made beside the old one and takes its place when it is complete and synced.
+
+At no moment is there an empty database where claims were. What a damaged store was is set aside for whoever wants to look
+at it; what a store of an older form was stays as a backup, for whoever wants to go back to the release that wrote it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from ..core.errors import AcceleratorError
+from .forms import Content, StoreDamaged, sound_content
+
+# What SQLite keeps beside a database.
+COMPANIONS = ("-wal", "-shm", "-journal")
+# How many backups stay.
+BACKUPS = 2
+#: Writes everything into an empty database.
+Fill = Callable[[sqlite3.Connection], None]
+
+
+class StoreError(AcceleratorError):
+    """The store could not be written: disk full, read-only, I/O error."""
+
+    default_code = "store-unwritable"
+
+
+def unwritable(path: str, error: BaseException) -> StoreError:
+    """Return the error that tells of one of the disk's."""
+    return StoreError(
+        f"The store {path} cannot be used: {error}",
+        hint="Check that its folder exists, is writable and that the disk is not full.",
+    )
+
+
+def replace(path: str, fill: Fill) -> str | None:
+    """Put a new store where a damaged one is, or none, and return the name under which that was set aside.
+
+    The new one is complete and on the disk before the old one is touched, and the old one's log, which SQLite would
+    take for the new one's, is away before the new one comes. Raises StoreError.
+    """
+    target, new = Path(path), f"{path}.new"
+    with _built(path, new, fill):
+        former = set_aside(path)
+        _sync(str(target.parent))
+        Path(new).rename(target)
+        _sync(str(target.parent))
+    return former
+
+
+def exchange(path: str, former: sqlite3.Connection, form: int, fill: Fill) -> str:
+    """Put a new store where one of an older form is, and return the name under which that stays. Raises StoreError.
+
+    ``former`` is a connection to the old one, which is closed. At each moment the path leads to the old store or to the
+    new one, and either is whole: all that the old one's log holds is in the database before the log goes.
+    """
+    target, new = Path(path), f"{path}.new"
+    with _built(path, new, fill):
+        if former.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            raise sqlite3.OperationalError("another program reads it, so that its log cannot be written back")
+        former.close()
+        for suffix in COMPANIONS:
+            Path(path + suffix).unlink(missing_ok=True)
+        backup = _free_name(f"{path}.form-{form}-")
+        Path(backup).hardlink_to(target)
+        _sync(str(target.parent))
+        Path(new).rename(target)
+        _sync(str(target.parent))
+    return backup
+
+
+@contextlib.contextmanager
+def _built(path: str, new: str, fill: Fill) -> Iterator[None]:
+    """Have a new store, complete and on the disk, beside the path; it goes when the work with it fails. Raises StoreError."""
+    try:
+        Path(path).parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        _remove_database(new)
+        with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
+            connection.execute("PRAGMA synchronous = FULL")
+            fill(connection)
+        _sync(new)
+        yield
+    except (sqlite3.Error, OSError) as error:
+        with contextlib.suppress(OSError):
+            _remove_database(new)
+        raise unwritable(path, error) from error
+
+
+def remove_old_backups(path: str) -> None:
+    """Keep the newest backups of older forms, by the time in their names."""
+    start = f"{Path(path).name}.form-"
+    every = Path(path).parent.glob(f"{start}*-*")
+    found = sorted(every, key=lambda each: each.name.removeprefix(start).partition("-")[2])
+    for backup in found[:-BACKUPS]:
+        backup.unlink(missing_ok=True)
+
+
+def refuse_header(path: str) -> None:
+    """Raise StoreDamaged where SQLite would take a turned bit for the word of another program that it may not write.
+
+    Bytes 18 and 19 of a database say how it is written and read: by a rollback journal (1) or a log (2). SQLite opens
+    one with a higher number to write for reading only, which looks like a disk that is read-only.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            ways = file.read(20)[18:]
+    except OSError as error:
+        raise unwritable(path, error) from error
+    if any(way > 2 for way in ways):
+        raise StoreDamaged(
+            f"The store {path} is damaged: it says that it is written in ways {ways!r}", sound=_sound(path)
+        )
+
+
+def _sound(path: str) -> Content:
+    with (
+        contextlib.suppress(sqlite3.Error),
+        contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)) as connection,
+    ):
+        connection.row_factory = sqlite3.Row
+        return sound_content(connection)
+    return Content()
+
+
+def set_aside(path: str) -> str | None:
+    """Rename a damaged store, with its log files, out of the way and return its new name; None if there was none."""
+    target = _free_name(f"{path}.damaged-")
+    found = False
+    # The database goes first: without its log it would be a whole one that lacks what was written last.
+    for suffix in ("", *COMPANIONS):
+        with contextlib.suppress(FileNotFoundError):
+            Path(path + suffix).rename(f"{target}{suffix}")
+            found = True
+    return target if found else None
+
+
+def _free_name(start: str) -> str:
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    target = ""
+    for number in range(1000):
+        target = f"{start}{stamp}" + (f"-{number}" if number else "")
+        if not Path(target).exists():
+            break
+    return target
+
+
+def _remove_database(path: str) -> None:
+    for suffix in ("", *COMPANIONS):
+        with contextlib.suppress(FileNotFoundError):
+            Path(path + suffix).unlink()
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

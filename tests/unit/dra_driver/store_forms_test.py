@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A store of another form or release, and bits that turn at rest: what is read is what was written, or is known not to be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver.claims import forms
+from dra_driver.claims import store as store_module
+from dra_driver.claims.forms import Content, StoreDamaged, Tables, brought_forward, with_checksums
+from dra_driver.claims.records import NewerRelease, OlderRelease
+from dra_driver.claims.store import Change, Store, refuse_other_releases
+from dra_driver.claims.store_files import BACKUPS, StoreError
+from dra_driver.core.errors import AcceleratorError
+from dra_driver.core.prepared import FORM, NO_CHECKSUM, SCHEMA, SCHEMA_VERSION, checksum, prepared_claims
+from former_store import FormerStore
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from store_model import commit, record, write_entry
+
+SETTING = "setting:GPU-0:powerLimit"
+META = {SETTING: '{"before": 650.0, "boot": "boot-1"}', "partitioning-enabled:GPU-0": "boot-1"}
+CLAIMS = {"u1": record("u1", "prepared", devices=2), "u2": record("u2")}
+EVERYTHING = (CLAIMS, {**META, "schema_version": "1"})
+
+
+def make(path: Path) -> None:
+    """A store with everything, closed."""
+    store = Store.open(str(path))
+    commit(store, *(Change(put=each) for each in CLAIMS.values()), Change(meta={**META, "gone": "x"}))
+    commit(store, Change(put=record("gone")))
+    commit(store, Change(delete="gone", meta={"gone": None}))
+    store.close()
+
+
+def reopened(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    with contextlib.closing(Store.open(str(path))) as store:
+        return store.claims, store.meta
+
+
+def asked(path: Path, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        return connection.execute(statement, values).fetchall()
+
+
+# ---------------------------------------------------------------- forms and releases
+
+
+def test_store_of_form_1_is_brought_forward_and_the_former_one_stays(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    FormerStore.make(path, CLAIMS.values(), META).close()
+    assert reopened(path) == EVERYTHING
+    assert asked(path, "PRAGMA user_version") == [(FORM,)]
+    assert not asked(path, "SELECT 1 FROM meta, claims WHERE ? IN (meta.checksum, claims.checksum)", NO_CHECKSUM)
+    (backup,) = tmp_path.glob("state.db.form-1-*")
+    with contextlib.closing(FormerStore(backup)) as former:
+        assert former.content() == EVERYTHING
+    assert reopened(path) == EVERYTHING
+    assert len(list(tmp_path.glob("*.form-*"))) == 1, "there was nothing to bring forward any more"
+
+
+def test_what_a_log_holds_is_brought_forward_and_in_the_backup(tmp_path: Path) -> None:
+    """The former release was killed: its last entries are in the log alone."""
+    path = tmp_path / "state.db"
+    former = FormerStore.make(tmp_path / "made.db", [CLAIMS["u1"]], META)
+    former.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    former.put(CLAIMS["u2"])
+    for suffix in ("", "-wal"):
+        Path(f"{path}{suffix}").write_bytes((tmp_path / f"made.db{suffix}").read_bytes())
+    former.close()
+    assert reopened(path) == EVERYTHING
+    (backup,) = tmp_path.glob("state.db.form-1-*")
+    with contextlib.closing(FormerStore(backup)) as former:
+        assert former.content() == EVERYTHING
+
+
+def test_backups_are_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    for number in range(BACKUPS + 3):
+        path.unlink(missing_ok=True)
+        FormerStore.make(path, [], {"number": str(number)}).close()
+        assert reopened(path)[1]["number"] == str(number)
+    backups = sorted(tmp_path.glob("state.db.form-1-*"))
+    kept = {asked(backup, "SELECT value FROM meta WHERE key = 'number'")[0][0] for backup in backups}
+    assert kept == {str(number) for number in range(3, BACKUPS + 3)}
+
+
+def test_a_store_that_is_being_read_waits_to_be_brought_forward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.05)
+    path = tmp_path / "state.db"
+    former = FormerStore.make(path, CLAIMS.values(), META)
+    with contextlib.closing(sqlite3.connect(path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM meta").fetchall()
+        former.set("later", "x")
+        former.close()
+        with pytest.raises(StoreError, match="another program reads it"):
+            Store.open(str(path))
+        assert {each.name for each in tmp_path.iterdir()} == {"state.db", "state.db-wal", "state.db-shm"}
+    assert reopened(path)[1]["later"] == "x"
+
+
+def test_the_former_release_reads_and_writes_the_store_and_this_one_goes_on(tmp_path: Path) -> None:
+    """Down by one release and up again: what that one wrote has no checksum, and is no damage."""
+    path = tmp_path / "state.db"
+    make(path)
+    changed = replace(CLAIMS["u2"], state="prepared")
+    with contextlib.closing(FormerStore(path)) as former:
+        assert former.content() == EVERYTHING
+        former.delete("u1")
+        former.put(changed)
+        former.put(record("u3", "prepared"))
+        former.set(SETTING, None)
+        former.set("partitioning-enabled:GPU-0", "boot-2")
+        former.set("partitioning-enabled:GPU-1", "boot-2")
+        expected = former.content()
+        rows = former.connection.execute("SELECT checksum FROM claims UNION ALL SELECT checksum FROM meta").fetchall()
+    assert sum(row[0] == NO_CHECKSUM for row in rows) == 4
+    assert [claim.uid for claim in prepared_claims(str(path))] == ["u2", "u3"]
+    assert reopened(path) == expected
+    assert expected[1].keys() == {"schema_version", "partitioning-enabled:GPU-0", "partitioning-enabled:GPU-1"}
+    # From now on a bit of it that turns is noticed.
+    asked(path, "UPDATE meta SET value = 'boot-3' WHERE key = 'partitioning-enabled:GPU-1'")
+    with pytest.raises(StoreDamaged, match="partitioning-enabled:GPU-1"):
+        Store.open(str(path))
+
+
+def test_a_store_that_the_former_release_has_rebuilt_is_brought_forward(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    make(path)
+    claims, meta = reopened(path)
+    path.unlink()
+    FormerStore.make(path, claims.values(), meta).close()
+    assert reopened(path) == EVERYTHING
+
+
+@pytest.mark.parametrize(("version", "error"), [("2", NewerRelease), ("99", NewerRelease), ("0", OlderRelease)])
+@pytest.mark.parametrize("form", [1, 2])
+def test_versions_from_which_no_step_leads_here_are_refused_by_name(
+    tmp_path: Path, version: str, error: type[AcceleratorError], form: int
+) -> None:
+    path = tmp_path / "state.db"
+    if form == 1:
+        FormerStore.make(path, CLAIMS.values(), META).close()
+        asked(path, "UPDATE meta SET value = ? WHERE key = 'schema_version'", version)
+    else:
+        make(path)
+        write_entry(path, "schema_version", version)
+    before = path.read_bytes()
+    for refuse in (Store.open, refuse_other_releases):
+        with pytest.raises(error, match=rf"state\.db was written by .* release .*\(version {version}; this release"):
+            refuse(str(path))
+    assert path.read_bytes() == before
+    assert {each.name for each in tmp_path.iterdir()} <= {"state.db", "state.db-wal", "state.db-shm"}
+
+
+def test_a_version_that_a_turned_bit_has_made_is_no_other_release(tmp_path: Path) -> None:
+    """The driver would wait for ever for a release that was never there."""
+    path = tmp_path / "state.db"
+    make(path)
+    asked(path, "UPDATE meta SET value = '3' WHERE key = 'schema_version'")
+    with pytest.raises(StoreDamaged, match="schema version, 3, that is not as it was written") as found:
+        Store.open(str(path))
+    assert found.value.sound == Content(CLAIMS, META)
+
+
+def test_steps_are_taken_in_turn_and_change_nothing_that_they_are_given() -> None:
+    def noting(number: int) -> Callable[[Tables], Tables]:
+        return lambda tables: {**tables, "meta": [*tables["meta"], {"key": number}]}
+
+    steps = {number: noting(number) for number in (2, 3, 4)}
+    tables: Tables = {"meta": [{"key": 0}]}
+    assert brought_forward(tables, 2, steps, 5) == {"meta": [{"key": key} for key in (0, 2, 3, 4)]}
+    assert brought_forward(tables, 4, steps, 5) == {"meta": [{"key": 0}, {"key": 4}]}
+    assert (
+        brought_forward(tables, 5, steps, 5) == brought_forward(tables, 7, steps, 5) == tables == {"meta": [{"key": 0}]}
+    )
+    with pytest.raises(OlderRelease, match=r"\(version 1; this release reads 2 to 5\)"):
+        brought_forward(tables, 1, steps, 5)
+
+
+def test_the_shipped_steps_lead_from_each_form_to_the_present_one() -> None:
+    assert sorted(forms.STEPS) == list(range(min(forms.STEPS), FORM)) == sorted(forms.FORMER_SCHEMAS)
+    tables: Tables = {"meta": [{"key": "a", "value": "b"}], "claims": [{"uid": "u", "document": "{}"}], "devices": []}
+    assert with_checksums(tables) == {
+        "meta": [{"key": "a", "value": "b", "checksum": checksum("a", "b")}],
+        "claims": [{"uid": "u", "document": "{}", "checksum": checksum("u", "{}")}],
+        "devices": [],
+    }
+    assert "checksum" not in tables["meta"][0]
+
+
+@pytest.fixture
+def release_to_come(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A release with a form 3, whose meta table says who wrote an entry."""
+    table = SCHEMA[0].replace("value TEXT NOT NULL", "value TEXT NOT NULL, author TEXT NOT NULL DEFAULT ''")
+    schema = (table, *SCHEMA[1:])
+    assert schema != SCHEMA
+
+    def with_authors(tables: Tables) -> Tables:
+        noted = {"key": "authors", "value": "known", "checksum": checksum("authors", "known")}
+        return {**tables, "meta": [*tables["meta"], noted]}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(forms, "STEPS", {**forms.STEPS, FORM: with_authors})
+        patch.setattr(forms, "FORMER_SCHEMAS", {**forms.FORMER_SCHEMAS, FORM: SCHEMA})
+        for module in (forms, store_module):
+            patch.setattr(module, "FORM", FORM + 1)
+            patch.setattr(module, "SCHEMA", schema)
+        yield
+
+
+@pytest.mark.parametrize("form", [1, 2])
+def test_a_form_to_come_is_reached_from_each_form_and_read_by_this_release(
+    tmp_path: Path, form: int, release_to_come: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state.db"
+    if form == 1:
+        FormerStore.make(path, CLAIMS.values(), META).close()
+    else:
+        with monkeypatch.context() as patch:
+            for module in (forms, store_module):
+                patch.setattr(module, "FORM", FORM)
+                patch.setattr(module, "SCHEMA", SCHEMA)
+            make(path)
+    claims, meta = reopened(path)
+    assert (claims, meta) == (CLAIMS, {**EVERYTHING[1], "authors": "known"})
+    assert [backup.name.split("-")[1] for backup in tmp_path.glob("state.db.form-*")] == [str(form)]
+    assert asked(path, "PRAGMA user_version") == [(FORM + 1,)]
+    # This release, to which that one's form is unknown.
+    monkeypatch.undo()
+    assert reopened(path) == (claims, meta)
+    store = Store.open(str(path))
+    commit(store, Change(delete="u1", meta={"later": "x"}))
+    store.close()
+    assert reopened(path) == ({"u2": CLAIMS["u2"]}, {**meta, "later": "x"})
+
+
+# ---------------------------------------------------------------- turned bits
+
+
+@pytest.mark.parametrize(
+    ("statement", "sound_claims", "sound_meta"),
+    [
+        ("UPDATE meta SET value = replace(value, '650', '651') WHERE key LIKE 'setting:%'", 2, 1),
+        ("UPDATE meta SET key = 'setting:GPU-1:powerLimit' WHERE key LIKE 'setting:%'", 2, 1),
+        ("UPDATE meta SET value = CAST(value AS BLOB) WHERE key LIKE 'setting:%'", 2, 1),
+        ("UPDATE claims SET document = replace(document, 'boot-1', 'boot-3') WHERE uid = 'u1'", 1, 2),
+        ("UPDATE claims SET uid = 'u3' WHERE uid = 'u2'", 1, 2),
+        ("UPDATE claims SET boot_id = 'boot-3' WHERE uid = 'u1'", 2, 2),
+        ("UPDATE claims SET checksum = '00000000' WHERE uid = 'u1'", 1, 2),
+        ("UPDATE devices SET placement_start = 4 WHERE claim_uid = 'u1' AND request = 'r0'", 2, 2),
+        ("UPDATE devices SET claim_uid = 'u3' WHERE claim_uid = 'u2'", 2, 2),
+        ("DELETE FROM devices WHERE claim_uid = 'u2'", 2, 2),
+        ("DROP INDEX devices_by_device", 2, 2),
+    ],
+)
+def test_a_row_that_is_not_as_it_was_written_is_damage_and_the_others_are_sound(
+    tmp_path: Path, statement: str, sound_claims: int, sound_meta: int
+) -> None:
+    path = tmp_path / "state.db"
+    make(path)
+    asked(path, statement)
+    with pytest.raises(StoreDamaged) as found:
+        Store.open(str(path))
+    sound = found.value.sound
+    assert (len(sound.claims), len(sound.meta)) == (sound_claims, sound_meta)
+    assert sound.claims.items() <= CLAIMS.items() and sound.meta.items() <= META.items()
+
+
+@pytest.mark.parametrize("column", ["placement_start = 4", "device_uuid = 'GPU-1'", "created = 0"])
+def test_readers_do_not_believe_a_place_that_a_turned_bit_has_moved(tmp_path: Path, column: str) -> None:
+    """Whoever reads the store destroys what no claim holds."""
+    path = tmp_path / "state.db"
+    make(path)
+    assert len(prepared_claims(str(path))) == 2
+    asked(path, f"UPDATE devices SET {column} WHERE claim_uid = 'u1' AND request = 'r0'")
+    with pytest.raises(AcceleratorError, match="claim u1 is not as it was written") as found:
+        prepared_claims(str(path))
+    assert found.value.code == "store-unreadable"
+
+
+def test_rows_before_and_after_a_place_that_cannot_be_read_are_sound(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    store = Store.open(str(path))
+    claims = {f"u{number:02}": record(f"u{number:02}", "prepared", devices=3) for number in range(60)}
+    for each in claims.values():
+        commit(store, Change(put=each))
+    commit(store, Change(meta=META))
+    store.close()
+    content = path.read_bytes()
+    (page,) = (start for start in range(0, len(content), 4096) if b'"uid":"u30"' in content[start : start + 4096])
+    path.write_bytes(content[:page] + os.urandom(4096) + content[page + 4096 :])
+    with pytest.raises(StoreDamaged) as found:
+        Store.open(str(path))
+    sound = found.value.sound
+    assert sound.meta == META and sound.claims.items() < claims.items()
+    assert {"u00", "u59"} <= sound.claims.keys() and len(sound.claims) >= 50
+
+
+@pytest.fixture(scope="module")
+def at_rest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    path = tmp_path_factory.mktemp("at-rest") / "state.db"
+    make(path)
+    return path, path.read_bytes()
+
+
+#: Byte and bit. The header and the schema matter more than their share of the file.
+BITS = st.tuples(st.one_of(st.integers(0, 99), st.integers(0, 4095), st.integers(0, 10**6)), st.integers(0, 7))
+
+
+# Bits that have crashed the driver: names in the schema that are no text, and a way of writing that SQLite takes for read-only.
+@example((3576, 7))
+@example((3913, 7))
+@example((18, 2))
+@example((47, 0))
+@settings(max_examples=120, deadline=None)
+@given(BITS)
+def test_a_bit_that_turns_at_rest_changes_nothing_or_is_known(
+    at_rest: tuple[Path, bytes], place: tuple[int, int]
+) -> None:
+    """Nor does it come to light later, when the store is written."""
+    path, content = at_rest
+    for left in path.parent.iterdir():
+        left.unlink()
+    altered = bytearray(content)
+    altered[place[0] % len(content)] ^= 1 << place[1]
+    path.write_bytes(altered)
+    try:
+        store = Store.open(str(path))
+    except StoreDamaged as error:
+        assert error.sound.claims.items() <= CLAIMS.items() and error.sound.meta.items() <= META.items()
+        return
+    assert (store.claims, store.meta) == EVERYTHING
+    changed = replace(CLAIMS["u1"], name="changed")
+    commit(store, Change(put=changed), Change(delete="u2", meta={SETTING: None, "partitioning-enabled:GPU-0": "b"}))
+    store.close()
+    assert reopened(path) == (
+        {"u1": changed},
+        {"schema_version": str(SCHEMA_VERSION), "partitioning-enabled:GPU-0": "b"},
+    )
+
+
+@given(st.text(), st.text(), st.integers(0, 2**20), st.integers(0, 2**20))
+def test_a_checksum_misses_no_turned_bit_and_no_text_that_moves(key: str, value: str, where: int, length: int) -> None:
+    data = bytearray((key + value).encode())
+    if data:
+        data[where // 8 % len(data)] ^= 1 << where % 8
+        with contextlib.suppress(UnicodeDecodeError):
+            text = data.decode()
+            cut = len(key.encode())
+            with contextlib.suppress(UnicodeDecodeError):
+                assert checksum(data[:cut].decode(), data[cut:].decode()) != checksum(key, value)
+            assert checksum(text) != checksum(key + value)
+    cut = length % (len(key + value) + 1)
+    moved = ((key + value)[:cut], (key + value)[cut:])
+    assert moved == (key, value) or checksum(*moved) != checksum(key, value)
+    assert len(checksum(key, value)) == 8 and NO_CHECKSUM not in checksum(key, value)
