@@ -185,7 +185,7 @@ STORE = "state.db"
 STAMPS = "/var/lib/systemd/timers"
 # What the driver makes in its folder below the kubelet's.
 OWN_NAMES = re.compile(
-    r"driver\.lock|handed-over|state\.db(-wal|-shm|-journal)?|state\.db\.(damaged|new|rebuilt)[^/]*"
+    r"driver\.lock|handed-over|state\.db(-wal|-shm|-journal)?|state\.db\.(damaged|form|new|rebuilt)[^/]*"
     r"|[a-z]+(-[A-Za-z0-9-]+)?\.sock"
     rf"|{LOCKS}/([^/]+\.lock)?"
 )

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from ..claims.records import ClaimRecord, record_of_document
+from ..claims.forms import StoreDamaged, read
+from ..claims.records import ClaimRecord
 from ..core.errors import AcceleratorError
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What a store holds; ``problem`` says why it could not be read."""
+    """What a store holds; ``problem`` says why it could not be read, or that some of it is not as it was written."""
 
     records: tuple[ClaimRecord, ...] = ()
     meta: Mapping[str, str] = field(default_factory=dict)
@@ -32,7 +33,7 @@ def read_store(path: str) -> Stored:
         return Stored(problem=f"there is no store at {path}")
     try:
         try:
-            return _read(path)
+            return _read(path, path)
         except sqlite3.OperationalError:
             # SQLite wants to make files beside a store that no driver has open, and may not where the folder is read-only.
             with tempfile.TemporaryDirectory() as folder:
@@ -40,14 +41,18 @@ def read_store(path: str) -> Stored:
                 for suffix in ("", "-wal"):
                     if Path(path + suffix).exists():
                         shutil.copyfile(path + suffix, copy + suffix)
-                return _read(copy)
+                return _read(copy, path)
     except (sqlite3.Error, OSError, ValueError, AcceleratorError) as error:
         return Stored(problem=f"the store {path} cannot be read: {error}")
 
 
-def _read(path: str) -> Stored:
-    with contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)) as connection:
+def _read(file: str, path: str) -> Stored:
+    with contextlib.closing(sqlite3.connect(f"file:{quote(file)}?mode=ro", uri=True, timeout=5)) as connection:
+        connection.row_factory = sqlite3.Row
         connection.execute("BEGIN")
-        documents = [row[0] for row in connection.execute("SELECT document FROM claims ORDER BY created_at, uid")]
-        meta = {str(key): str(value) for key, value in connection.execute("SELECT key, value FROM meta")}
-    return Stored(tuple(record_of_document(text) for text in documents), meta)
+        try:
+            content, problem = read(connection, path).content, ""
+        except StoreDamaged as error:
+            content, problem = error.sound, error.message
+    records = sorted(content.claims.values(), key=lambda record: (record.created_at, record.uid))
+    return Stored(tuple(records), content.meta, problem)
