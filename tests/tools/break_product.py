@@ -25,6 +25,7 @@ from steps import ROOT, say
 DRIVER = "roles/dra_driver/files/dra_driver"
 CORE = "plugins/module_utils/core"
 NVML = "roles/simulator/files/nvml"
+FORMS_TEST = "tests/unit/dra_driver/store_forms_test.py"
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,22 @@ BREAKS = (
         '                self._answer(group, StoreError(f"The store {self.path} could not write a change: {error!r}"))\n',
         "",
         ("tests/unit/dra_driver/store_test.py::test_a_change_that_cannot_be_written_down_fails_alone",),
+    ),
+    Break(
+        "turned-bit",
+        "a bit that has turned in what was set before is believed",
+        f"{DRIVER}/claims/forms.py",
+        '        if not fits(row["checksum"], row["key"], row["value"]):\n',
+        '        if not row["checksum"]:\n',
+        (f"{FORMS_TEST}::test_a_row_that_is_not_as_it_was_written_is_damage_and_the_others_are_sound",),
+    ),
+    Break(
+        "no-way-back",
+        "what the former release writes is taken for damage",
+        f"{CORE}/prepared.py",
+        "found in (NO_CHECKSUM, checksum(*texts))",
+        "found == checksum(*texts)",
+        (f"{FORMS_TEST}::test_the_former_release_reads_and_writes_the_store_and_this_one_goes_on",),
     ),
     Break(
         "foreign-socket",

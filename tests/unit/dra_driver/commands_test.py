@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -178,6 +180,26 @@ def test_layout_command_from_file_to_status(
     capsys.readouterr()
     assert cli.main(["layout", "plan", *options]) == 0
     assert "nothing to do" in capsys.readouterr().out
+
+
+def test_a_store_with_a_row_that_is_not_as_it_was_written_is_told_of_and_its_other_rows_are_read(
+    tmp_path: Path,
+) -> None:
+    from dra_driver.claims.store import Change, Store
+    from dra_driver.commands.store_reader import Stored, read_store
+    from store_model import commit, record
+
+    path = tmp_path / "state.db"
+    store = Store.open(str(path))
+    commit(store, Change(put=record("u1")), Change(put=record("u2"), meta={"mark": "x"}))
+    store.close()
+    whole = read_store(str(path))
+    assert whole == Stored((record("u1"), record("u2")), {"mark": "x", "schema_version": "1"})
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE claims SET document = replace(document, 'GPU-0', 'GPU-1') WHERE uid = 'u1'")
+    damaged = read_store(str(path))
+    assert (damaged.records, damaged.meta) == ((record("u2"),), {"mark": "x"})
+    assert "'u1', that is not as it was written" in damaged.problem
 
 
 def test_status(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> None:
