@@ -95,11 +95,9 @@ def _built(path: str, new: str, fill: Fill) -> Iterator[None]:
 
 
 def remove_old_backups(path: str) -> None:
-    """Keep the newest backups of older forms, by the time in their names."""
-    start = f"{Path(path).name}.form-"
-    every = Path(path).parent.glob(f"{start}*-*")
-    found = sorted(every, key=lambda each: each.name.removeprefix(start).partition("-")[2])
-    for backup in found[:-BACKUPS]:
+    """Keep the newest backups of older forms, by when they became backups: that was the last change of the file itself."""
+    every = Path(path).parent.glob(f"{Path(path).name}.form-*-*")
+    for backup in sorted(every, key=lambda each: each.lstat().st_ctime_ns)[:-BACKUPS]:
         backup.unlink(missing_ok=True)
 
 
