@@ -35,8 +35,10 @@ NOT_BUILT = (
 NOT_PUSHED = (
     "no such manifest: 127.0.0.1:5999/no/x:1",
     'Error: reading image "docker://127.0.0.1:1/no/x:1": reading manifest 1 in 127.0.0.1:1/no/x: manifest unknown: manifest unknown',
-    'Error: reading image "docker://registry.example/no:1": reading manifest 1 in registry.example/no: name unknown: repository name '
-    "not known to registry",
+    (
+        'Error: reading image "docker://registry.example/no:1": reading manifest 1 in registry.example/no: name unknown: repository name '
+        "not known to registry"
+    ),
 )
 NO_ANSWER = (NO_DAEMON, NO_RIGHT, NO_REGISTRY, NO_REGISTRY_FOR_PODMAN, NO_CONMON, DENIED)
 #: docker, as far as the role asks it: what it is asked is written down; "image" and "manifest" say what they are told to.
