@@ -117,7 +117,7 @@ def test_a_gpu_that_vanishes_while_a_virtual_machine_has_it(clean: Cluster, pass
     """NVML knows nothing of it: the PCI bus tells. What tolerates the taint keeps its pod, and the GPU comes back by itself."""
     wanted = claim("machine", device_class=CLASS)
     wanted["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = TOLERATED
-    documents = [wanted, pod("machine", "machine", node=passing)]
+    documents, published = [wanted, pod("machine", "machine", node=passing)], set(clean.devices(passing))
     clean.apply(*documents)
     clean.wait_running("machine")
     (result,) = clean.get("resourceclaim", "machine")["status"]["allocation"]["devices"]["results"]
@@ -140,6 +140,7 @@ def test_a_gpu_that_vanishes_while_a_virtual_machine_has_it(clean: Cluster, pass
         clean.run(passing, "gpu-simulator", "plug", address)
     times.add(lost, seen[lost.name], ended, gone[lost.name])
     assert clean.pod("machine")["status"]["phase"] == "Running"
+    clean.wait("NVML knows it again", lambda: set(clean.devices(passing)) == published and listed(clean, passing) == 8)
     clean.delete(*reversed(documents))
     clean.wait("the GPU is back", lambda: listed(clean, passing) == 8)
     assert drivers(clean, passing) == {}

@@ -51,7 +51,10 @@ def events(cluster: Cluster, kind: str, name: str) -> set[tuple[str, str]]:
 
 def ailments(cluster: Cluster, node: str, index: int) -> set[str]:
     """Cause and value of what the driver knows to be wrong with a GPU."""
-    return {f"{each['cause']} {each['value']}" for each in cluster.status(node)["devices"][index]["ailments"]}
+    devices = cluster.status(node)["devices"]
+    if index >= len(devices):
+        return {"not known"}  # the driver did not answer in time
+    return {f"{each['cause']} {each['value']}" for each in devices[index]["ailments"]}
 
 
 def test_an_error_evicts_who_does_not_tolerate_it_and_goes_when_the_gpu_is_well(clean: Cluster, node: str) -> None:

@@ -328,6 +328,8 @@ class Surroundings:
 
     driver: tuple[object, ...]
     devices: frozenset[str]
+    #: How many devices that were passed through have come back by somebody else's hand: the vendor's library does not know them.
+    returned: int = 0
 
 
 @dataclass(frozen=True)

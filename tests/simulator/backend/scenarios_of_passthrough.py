@@ -195,6 +195,25 @@ def a_gpu_that_comes_back_by_itself_is_known_when_nvml_is_opened_anew(stage: Sta
         assert stage.backend.device(other.uuid).uuid == other.uuid
 
 
+@on("8xH100")
+def a_gpu_that_somebody_takes_back_from_a_virtual_machine_is_asked_for_again(stage: Stage) -> None:
+    """NVML was opened without it, and the bus shows the same GPUs as while it was passed through."""
+    with bus(stage) as system:
+        gpu = stage.gpus()[2]
+        whole = stage.backend.surroundings()
+        handover = handed_over(system, gpu)
+        stage.backend.detach(gpu.uuid, partial(passthrough.give, system, handover))
+        assert stage.backend.surroundings() == whole and stage.backend.device(gpu.uuid).uuid == gpu.uuid
+        passthrough.take_back(system, handover)  # by an administrator
+        settled(lambda: stage.backend.surroundings() != whole)
+        assert stage.backend.surroundings().devices == whole.devices
+        stage.backend.renew()
+        settled(lambda: gpu.uuid in [each.uuid for each in stage.gpus(full=True)])
+        after = stage.backend.surroundings()
+        stage.backend.attach(gpu.uuid, partial(passthrough.take_back, system, handover))
+        assert stage.backend.surroundings() == after and len(stage.gpus()) == 8
+
+
 def settled(condition: Callable[[], bool]) -> None:
     """What shows a change of driver follows it by a moment."""
     deadline = time.monotonic() + 10

@@ -191,7 +191,8 @@ class NvidiaBackend:
             return self._surroundings  # a GPU is given away or comes back, or all are looked at
         try:
             away = frozenset(gpu.pci_address for gpu in self._boards.away().values())
-            self._surroundings = Surroundings(names.loaded(self._system), names.listed(self._system) | away)
+            listed = names.listed(self._system)
+            self._surroundings = Surroundings(names.loaded(self._system), listed | away, self._boards.returned)
             return self._surroundings
         finally:
             self._steady.release()
@@ -316,7 +317,12 @@ class NvidiaBackend:
             if self._boards.is_away(uuid) is None:
                 action()
                 return
-            self._without_library(uuid, action, f"Taking GPU {uuid} back from another driver")
+
+            def take() -> None:
+                action()
+                self._boards.welcome(uuid)
+
+            self._without_library(uuid, take, f"Taking GPU {uuid} back from another driver")
         self.device(uuid)
 
     def remember(self, devices: Iterable[Device]) -> None:

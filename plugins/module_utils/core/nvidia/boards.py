@@ -41,6 +41,7 @@ class Boards:
         self._last: dict[str, Device] = {}
         self._read_at: dict[str, int | None] = {}  # what the watch said when the partitions were read
         self._away: dict[str, Device] = {}  # those that another driver has, for us
+        self._returned = 0
 
     @property
     def driver(self) -> DriverFacts:
@@ -100,8 +101,19 @@ class Boards:
         back = [uuid for uuid, gpu in sent.items() if pci.driver_of(self._system, gpu.pci_address) == KERNEL_DRIVER]
         with self._lock:
             for uuid in back:
-                self._away.pop(uuid, None)
+                self._returned += self._away.pop(uuid, None) is not None
             return dict(self._away)
+
+    def welcome(self, uuid: str) -> None:
+        """Know of a GPU that we have taken back: NVML is opened anew for it."""
+        with self._lock:
+            self._away.pop(uuid, None)
+
+    @property
+    def returned(self) -> int:
+        """How many GPUs somebody else has given back to NVIDIA's driver, which NVML does not know until it is opened anew."""
+        with self._lock:
+            return self._returned
 
     def is_away(self, uuid: str) -> Device | None:
         """Return what was read last of a GPU that another driver has for us; None for all others."""
