@@ -4,8 +4,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import yaml
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 IMAGE = "localhost/accelerator-probe:latest"
 PRINT_AND_STAY = "nvidia-smi -L; trap 'exit 0' TERM; while :; do sleep 1; done"
 
@@ -13,6 +17,15 @@ PRINT_AND_STAY = "nvidia-smi -L; trap 'exit 0' TERM; while :; do sleep 1; done"
 #: For a claim that takes a device whatever is wrong with it. Who evicts pods asks for the effect by name; the scheduler also takes one
 #: that is left out.
 TOLERATED = [{"operator": "Exists", "effect": "NoExecute"}, {"operator": "Exists"}]
+
+
+def example(name: str, node: str | None = None) -> list[dict[str, Any]]:
+    """The objects of a file of ``examples/``; its pods go to a node where one is named."""
+    items: list[dict[str, Any]] = yaml.safe_load((EXAMPLES / name).read_text(encoding="utf-8"))["items"]
+    for item in items:
+        if node and item["kind"] == "Pod":
+            item["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
+    return items
 
 
 def claim(name: str, *, device_class: str, expression: str | None = None, count: int = 1) -> dict[str, Any]:

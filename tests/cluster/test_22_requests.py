@@ -7,10 +7,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import yaml
-
-from tests.cluster.cluster import DRIVER, EXAMPLES, Cluster
-from tests.cluster.manifests import IMAGE, PRINT_AND_STAY, claim, dynamic, pod
+from tests.cluster.cluster import DRIVER, Cluster
+from tests.cluster.manifests import IMAGE, PRINT_AND_STAY, claim, dynamic, example, pod
 
 
 def allocated(cluster: Cluster, name: str) -> dict[str, list[str]]:
@@ -28,13 +26,9 @@ def uuid_of(cluster: Cluster, node: str, device: str) -> str:
 
 def test_an_extended_resource_reaches_a_whole_gpu_without_a_claim(clean: Cluster) -> None:
     node = clean.nodes()[1]
-    plain = pod("extended", node=node)
-    (container,) = plain["spec"]["containers"]
-    container["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
-    del plain["spec"]["resourceClaims"]
-    clean.apply(plain)
-    clean.wait_running("extended")
-    log = clean.wait("the pod's list", lambda: clean.log("extended"))
+    clean.apply(*example("extended-resource.yaml", node))
+    clean.wait_running("extended-resource")
+    log = clean.wait("the pod's list", lambda: clean.log("extended-resource"))
     (seen,) = re.findall(r"^GPU 0: .*UUID: (GPU-[0-9a-f-]+)", log, re.MULTILINE)
     assert "GPU 1:" not in log
     # The scheduler has made a claim for it, and the driver has prepared that one.
@@ -42,7 +36,7 @@ def test_an_extended_resource_reaches_a_whole_gpu_without_a_claim(clean: Cluster
     (device,) = [device for devices in allocated(clean, made["metadata"]["name"]).values() for device in devices]
     assert uuid_of(clean, node, device) == seen
     assert clean.recorded(node) == {made["metadata"]["uid"]: "prepared"}
-    clean.kubectl("delete", "pod", "extended")
+    clean.kubectl("delete", "pod", "extended-resource")
     clean.wait("the claim goes with its pod", lambda: not clean.get("resourceclaims")["items"])
 
 
@@ -110,8 +104,7 @@ def test_each_container_sees_its_own_request_of_a_shared_claim(clean: Cluster) -
 
 
 def test_the_first_wish_that_can_be_met_is_met_with_its_own_configuration(clean: Cluster) -> None:
-    example = EXAMPLES / "first-available.yaml"
-    wish, user = yaml.safe_load(example.read_text(encoding="utf-8"))["items"]
+    wish, user = example("first-available.yaml")
     clean.apply(wish, user)
     clean.wait_running("first-available")
     log = clean.wait("the pod's list", lambda: clean.log("first-available"))

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import yaml
@@ -70,6 +71,30 @@ def test_a_class_limits_the_power_of_its_devices_and_a_claim_adds_to_it(clean: C
         for node in nodes:
             clean.run(node, "nvidia-smi", "-pl", "700")
         clean.delete(documents[0])
+
+
+def memory_lock(cluster: Cluster, node: str, uuid: str) -> tuple[int, int]:
+    """Between which clocks a GPU's memory is locked: NVML has no question for it, the silicon knows."""
+    gpus = json.loads(cluster.run(node, "gpu-simulator", "show", "--json"))["gpus"]
+    (gpu,) = [each for each in gpus if each["uuid"] == uuid]
+    return gpu["locked_memory_clock_minimum_mhz"], gpu["locked_memory_clock_maximum_mhz"]
+
+
+def test_a_gpu_is_tuned_for_its_claim_alone(clean: Cluster) -> None:
+    """Power, both clocks and the compute mode at once; a Hopper has no workload profiles, which test_81_blackwell.py sees."""
+    example = EXAMPLES / "tuned-gpu.yaml"
+    clean.apply(example)
+    clean.wait_running("tuned-gpu")
+    log = clean.wait("what the pod prints", lambda: "done" in (said := clean.log("tuned-gpu")) and said)
+    uuid, node = uuid_in(log), clean.pod("tuned-gpu")["spec"]["nodeName"]
+    assert f"{uuid}, 450.00 W, Exclusive_Process, 900 MHz, 2619 MHz\n" in log
+    assert "feature is not supported on this device" in log
+    assert shown(clean, node, uuid) == ("450.00 W", "Exclusive_Process", "900 MHz", "Default")
+    assert memory_lock(clean, node, uuid) == (2619, 2619)
+    (result,) = clean.get("resourceclaim", "tuned-gpu")["status"]["allocation"]["devices"]["results"]
+    assert result["request"] == "gpu/hopper"
+    clean.delete(example)
+    assert (shown(clean, node, uuid), memory_lock(clean, node, uuid)) == (DEFAULT, (0, 0))
 
 
 def test_settings_outlive_the_driver_and_not_the_claim(clean: Cluster) -> None:

@@ -6,41 +6,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from tests.cluster.cluster import Cluster, CommandFailed
-from tests.cluster.manifests import claim, dynamic, pod
+from tests.cluster.manifests import claim, dynamic, example, pod
 
 NAMESPACE = "watchers"
 LABEL = "resource.kubernetes.io/admin-access"
 LIST_INSTANCES = ("nvidia-smi", "mig", "-lgi")
 
 
-def watcher(name: str, node: str) -> list[dict[str, Any]]:
-    """A claim for all whole GPUs, whoever has them, and the pod on this node that wants it."""
-    wanted, user = claim(name, device_class="gpu.nvidia.com"), pod(name, name, node=node)
-    exactly = wanted["spec"]["devices"]["requests"][0]["exactly"]
-    del exactly["count"]
-    exactly.update(allocationMode="All", adminAccess=True)
-    for document in (wanted, user):
-        document["metadata"]["namespace"] = NAMESPACE
-    return [wanted, user]
-
-
 @pytest.fixture()
 def namespace(clean: Cluster) -> Iterator[Cluster]:
-    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": {LABEL: "true"}}}
-    clean.apply(space)
+    """The example on the second node; its namespace goes with all that is in it."""
+    documents = example("admin-access.yaml", clean.nodes()[1])
+    clean.apply(*documents)
     yield clean
-    clean.delete(space)
+    clean.delete(documents[0])
 
 
 def test_a_watcher_sees_every_gpu_and_holds_none(namespace: Cluster) -> None:
     """It comes first: the scheduler takes counters for it, too, as long as they last (kubernetes/kubernetes#140729)."""
     cluster, node = namespace, namespace.nodes()[1]
-    cluster.apply(*watcher("watch", node))
     cluster.wait_running("watch", namespace=NAMESPACE)
     log = cluster.wait("the watcher's list", lambda: cluster.log("watch", NAMESPACE))
     published = [each for each in cluster.devices(node).values() if each["attributes"]["type"]["string"] == "gpu"]
@@ -69,7 +57,7 @@ def test_a_watcher_sees_every_gpu_and_holds_none(namespace: Cluster) -> None:
 
 
 def test_only_a_namespace_of_administrators_may_ask_for_it(clean: Cluster) -> None:
-    wanted, _user = watcher("watch", clean.nodes()[0])
+    _space, wanted, _user = example("admin-access.yaml")
     wanted["metadata"]["namespace"] = "default"
     with pytest.raises(CommandFailed, match=LABEL):
         clean.apply(wanted)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.cluster import DRIVER, DRIVER_UNIT, ROOT, Cluster
+from tests.cluster.cluster import DRIVER, DRIVER_UNIT, EXAMPLES, ROOT, Cluster
 from tests.cluster.manifests import claim, dynamic, pod
 
 PORT = 9817
@@ -76,6 +76,28 @@ def test_a_claim_is_attributed_and_explained_as_long_as_it_is_prepared(clean: Cl
     assert info(text, "claim_device_info") == info(text, "container_device_info") == []
     (told,) = dra_driver(clean, node, "explain", "default/seen", check=False)
     assert told["verdict"].startswith("not prepared") and "there is no claim" in told["verdict"]
+
+
+def test_a_pod_reads_what_the_devices_of_its_template_are(clean: Cluster) -> None:
+    """A partition and a whole GPU of one claim, by the name that the pod gives it: as the node and the claim's status have them."""
+    example = EXAMPLES / "metadata.yaml"
+    clean.apply(example)
+    clean.wait_running("metadata")
+    log = clean.wait("four lines", lambda: (said := clean.log("metadata")).count("\n") == 4 and said)
+    read = [json.loads(line) for line in log.splitlines()]
+    made = clean.get("resourceclaims")["items"][0]
+    assert [(each["podClaimName"], each["metadata"]["uid"]) for each in read] == [
+        ("accelerators", made["metadata"]["uid"])
+    ] * 4
+    newest = {each["requests"][0]["name"]: each["requests"][0]["devices"][0] for each in read[::2]}
+    node = clean.pod("metadata")["spec"]["nodeName"]
+    told = {each["device"]: each["uuid"] for each in info(scraped(clean, node), "claim_device_info")}
+    for request, kind in (("part", "mig"), ("gpu", "gpu")):
+        found = newest[request]
+        attributes = {name: next(iter(value.values())) for name, value in found["attributes"].items()}
+        assert (found["pool"], attributes["type"], attributes["uuid"]) == (node, kind, told[found["name"]])
+        assert "shareID" not in attributes
+    clean.delete(example)
 
 
 @pytest.mark.prove

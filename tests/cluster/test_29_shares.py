@@ -9,6 +9,7 @@ machine: bound to vfio-pci meanwhile, unknown to NVML, and back afterwards. And 
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ import yaml
 from tests.cluster.cluster import EXAMPLES, Cluster, Recap
 from tests.cluster.machines import drivers, generations, listed
 from tests.cluster.manifests import claim, pod
+from tests.cluster.test_27_outside import scraped
 from tests.cluster.test_28_mps import OUT_OF_MEMORY, computing, daemons, modes, printed, told
 
 CLASS = "gpu-share.example.com"
@@ -67,6 +69,26 @@ def test_claims_share_a_gpu_and_each_has_what_it_consumes(clean: Cluster, sharin
     # 20 GiB and half of 132 multiprocessors; a quarter of each, of which the daemon shows whole GiB.
     assert given == {"share-of-20": ["50.0", "20G"], "share-by-default": ["25.0", "19G"]}
     assert len(daemons(clean, sharing)) == 2 and set(modes(clean, sharing)) == {"Default"}
+    text = scraped(clean, sharing)
+    for name, result in zip(names, results):
+        # The same is told inside, in the claim's status and by metrics.
+        share = result["shareID"]
+        path = f"/var/run/kubernetes.io/dra-device-attributes/resourceclaims/{name}/gpu/gpu.nvidia.com-metadata.json"
+        newest = json.loads(clean.kubectl("exec", name, "--", "cat", path).splitlines()[0])
+        attributes = newest["requests"][0]["devices"][0]["attributes"]
+        (entry,) = clean.wait(
+            "the claim's status", lambda name=name: clean.get("resourceclaim", name)["status"].get("devices")
+        )
+        consumed = entry["data"]["consumed"]
+        assert attributes["shareID"] == {"string": share} and entry["shareID"] == share
+        assert attributes["consumedMemory"] == {"int": consumed["memory"]}
+        assert attributes["consumedMultiprocessors"] == {"int": consumed["multiprocessors"]}
+        assert consumed["shares"] == attributes["consumedShares"]["int"] == 1
+        if name == "share-of-20":
+            assert (consumed["memory"], consumed["multiprocessors"]) == (20 << 30, 66)
+        for suffix, capacity in (("_bytes", "memory"), ("", "multiprocessors")):
+            series = rf'^dra_accelerators_claim_consumed_capacity{suffix}{{(?=.*share_id="{share}").*capacity="{capacity}".*}} (\S+)$'
+            assert [float(value) for value in re.findall(series, text, re.MULTILINE)] == [consumed[capacity]]
     clean.delete(example)
     assert clean.companions(sharing) == []
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-import yaml
 
 from tests.cluster.cluster import EXAMPLES, Cluster, Recap
 from tests.cluster.killer import Killer
@@ -34,19 +33,13 @@ def passing(cluster: Cluster, other_layout: Recap) -> str:
 
 
 def test_a_virtual_machine_that_prefers_iommufd(clean: Cluster, passing: str) -> None:
-    items = yaml.safe_load((EXAMPLES / "vfio.yaml").read_text(encoding="utf-8"))["items"]
-    (opaque,) = [each["opaque"] for item in items for each in item["spec"].get("devices", {}).get("config", [])]
-    opaque["parameters"]["iommu"] = {"backendPolicy": "PreferIommuFD", "enableAPIDevice": True}
-    (container,) = items[1]["spec"]["containers"]
-    container["command"][2] = container["command"][2].replace(
-        "/dev/vfio/*", "/dev/iommu /dev/vfio/* /dev/vfio/devices/*"
-    )
-    clean.apply(*items)
-    clean.wait_running("vfio")
-    inside = set(clean.wait("what the pod may open", lambda: clean.log("vfio")).split())
+    example = EXAMPLES / "vfio-iommufd.yaml"
+    clean.apply(example)
+    clean.wait_running("vfio-iommufd")
+    inside = set(clean.wait("what the pod may open", lambda: clean.log("vfio-iommufd")).split())
     (own,) = [path for path in inside if path.startswith("/dev/vfio/devices/")]
     assert inside == {"/dev/iommu", "/dev/vfio/vfio", "/dev/vfio/devices", own}
-    clean.delete(*reversed(items))
+    clean.delete(example)
     clean.wait("the GPU is back", lambda: listed(clean, passing) == 8)
 
 

@@ -4,8 +4,44 @@
 
 from __future__ import annotations
 
-from tests.cluster.cluster import DRIVER, Cluster
-from tests.cluster.manifests import claim, dynamic, pod
+import json
+from typing import Any
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.manifests import claim, dynamic, example, pod
+
+
+def worn_out(pool: str, device: str) -> dict[str, Any]:
+    """The rule of the example, for this device."""
+    rule = example("device-taint.yaml")[0]
+    rule["spec"]["deviceSelector"].update(pool=pool, device=device)
+    return rule
+
+
+def test_a_claim_that_tolerates_a_taint_gets_the_device_and_keeps_it(clean: Cluster) -> None:
+    """Both claims can be met by one GPU alone, which is tainted: who does not tolerate it waits until the taint goes."""
+    node = clean.nodes()[1]
+    address = clean.devices(node)["gpu-3"]["attributes"]["resource.kubernetes.io/pciBusID"]["string"]
+    there = [{"cel": {"expression": f"device.attributes['resource.kubernetes.io'].pciBusID == '{address}'"}}]
+    rule = worn_out(node, "gpu-3")
+    _rule, diagnosis, user = example("device-taint.yaml", node)
+    diagnosis["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = there
+    other = claim("other", device_class="gpu.nvidia.com", expression=there[0]["cel"]["expression"])
+    clean.apply(rule)
+    try:
+        clean.apply(other, pod("other", "other", node=node))
+        clean.wait(
+            "the scheduler says why", lambda: "Unschedulable" in json.dumps(clean.pod("other")["status"]), timeout=60
+        )
+        clean.apply(diagnosis, user)
+        clean.wait_running("diagnosis")
+        (held,) = clean.get("resourceclaim", "diagnosis")["status"]["allocation"]["devices"]["results"]
+        assert (held["pool"], held["device"]) == (node, "gpu-3")
+        clean.delete(user, diagnosis)
+        assert clean.pod("other")["status"]["phase"] == "Pending"
+    finally:
+        clean.delete(rule)
+    clean.wait_running("other")
 
 
 def test_the_pod_of_a_tainted_device_is_evicted_and_its_partition_given_back(clean: Cluster) -> None:
@@ -18,15 +54,7 @@ def test_the_pod_of_a_tainted_device_is_evicted_and_its_partition_given_back(cle
     )
     clean.wait_running("evicted", "beside")
     (held,) = clean.get("resourceclaim", "evicted")["status"]["allocation"]["devices"]["results"]
-    rule = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "DeviceTaintRule",
-        "metadata": {"name": "worn-out"},
-        "spec": {
-            "deviceSelector": {"driver": DRIVER, "pool": held["pool"], "device": held["device"]},
-            "taint": {"key": "example.com/worn-out", "value": "yes", "effect": "NoExecute"},
-        },
-    }
+    rule = worn_out(held["pool"], held["device"])
     uid, beside = clean.uid("evicted"), clean.uid("beside")
     clean.apply(rule)
     try:

@@ -1,0 +1,74 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""Boards of the Blackwell generation: the workload profiles that they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.cluster import EXAMPLES, Cluster
+from tests.cluster.manifests import claim, pod, settings
+from tests.cluster.test_24_settings import memory_lock, shown, uuid_in
+
+pytestmark = pytest.mark.prove
+
+NONE = "No profiles are currently requested."
+
+
+@pytest.fixture(scope="module")
+def node(cluster: Cluster) -> Iterator[str]:
+    """The second node, its boards exchanged for B200; afterwards it has H100 again."""
+    name = cluster.nodes()[1]
+    cluster.world("up", "--nodes", "2", "--silicon", "8xH100,8xB200")
+    recap = cluster.playbook("site.yml", "--limit", name)
+    assert not recap.failed, recap.output
+    cluster.wait("the boards are published", lambda: "gpu-7" in cluster.devices(name))
+    yield name
+    cluster.world("up", "--nodes", "2", "--silicon", "8xH100")
+    recap = cluster.playbook("site.yml")
+    assert not recap.failed, recap.output
+
+
+def profiles(cluster: Cluster, node: str, uuid: str) -> list[str]:
+    """The workload profiles that are requested of a GPU, as the node's own nvidia-smi shows them."""
+    return cluster.run(node, "nvidia-smi", "power-profiles", "-gr", "-i", uuid).strip().splitlines()
+
+
+def test_a_gpu_has_the_profiles_of_its_claim_and_none_afterwards(cluster: Cluster, node: str) -> None:
+    """The first wish of the example is met: a Blackwell board. Its settings outlive the driver."""
+    example = EXAMPLES / "tuned-gpu.yaml"
+    cluster.apply(example)
+    cluster.wait_running("tuned-gpu")
+    log = cluster.wait("what the pod prints", lambda: "done" in (said := cluster.log("tuned-gpu")) and said)
+    uuid = uuid_in(log)
+    assert cluster.pod("tuned-gpu")["spec"]["nodeName"] == node
+    assert f"{uuid}, 800.00 W, Exclusive_Process, 900 MHz, 3996 MHz\n" in log
+    assert "1. Max-Q\n7. LLM Training\n" in log
+    assert profiles(cluster, node, uuid) == ["1. Max-Q", "7. LLM Training"]
+    assert memory_lock(cluster, node, uuid) == (3996, 3996)
+    pid = cluster.driver_pid(node)
+    cluster.run(node, "kill", "-9", str(pid))
+    cluster.wait("another process", lambda: cluster.driver_pid(node) not in (0, pid))
+    cluster.wait_registered(node)
+    assert profiles(cluster, node, uuid) == ["1. Max-Q", "7. LLM Training"]
+    cluster.delete(example)
+    assert profiles(cluster, node, uuid) == [NONE]
+    assert shown(cluster, node, uuid)[:2] == ("1000.00 W", "Default")
+    assert memory_lock(cluster, node, uuid) == (0, 0)
+
+
+def test_a_profile_that_the_board_does_not_have_is_refused_with_those_that_it_has(cluster: Cluster, node: str) -> None:
+    wanted = claim("unheard", device_class="gpu.nvidia.com")
+    wanted["spec"]["devices"]["config"] = [settings(workloadProfiles=["max-q", "mig"])]
+    documents = [wanted, pod("unheard", "unheard", node=node)]
+    cluster.apply(*documents)
+    cluster.wait(
+        "the refusal as an event",
+        lambda: (
+            "workloadProfiles[1] is 'mig'; expected max-p, max-q, compute, memory-bound, balanced"
+            in " ".join(cluster.kubectl("get", "events", "-o", "yaml").split())
+        ),
+    )
+    cluster.delete(*reversed(documents))

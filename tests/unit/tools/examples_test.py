@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Each file of examples/ is what some test on the cluster applies: what users copy is what was seen."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").iterdir())
+CLUSTER = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests/cluster").glob("*.py"))}
+
+
+def those_who_name(name: str) -> list[str]:
+    """The files of the cluster's tests in which a file's name stands as a word of its own, in quotes."""
+    pattern = re.compile(rf"""["']{re.escape(name)}["']""")
+    return [path for path, text in CLUSTER.items() if pattern.search(text)]
+
+
+def test_there_are_examples_and_no_part_of_a_name_is_one() -> None:
+    assert len(EXAMPLES) > 10 and "shares.yaml" in EXAMPLES
+    assert those_who_name("iommufd.yaml") == []
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_example_is_tested_on_the_cluster(name: str) -> None:
+    assert those_who_name(name), f"no test of tests/cluster applies examples/{name}"
