@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.cluster import DRIVER_UNIT, EXAMPLES, Cluster, Recap
+from tests.cluster.cluster import DRIVER_UNIT, EXAMPLES, Cluster, Recap, execute
 from tests.cluster.machines import drivers, listed
 from tests.cluster.manifests import claim, device_named, dynamic, mps, pod
 from tests.cluster.test_28_mps import computing, daemons, modes, told
@@ -233,7 +233,8 @@ def test_the_image_goes_to_a_registry(form: PodForm, tmp_path: Path) -> None:
     finally:
         registry.terminate()
         registry.wait(30)
-        subprocess.run(["docker", "image", "rm", "--force", f"{repository}:{tag}"], check=False, capture_output=True)
+        left = execute(["docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository]).stdout.split()
+        execute(["docker", "image", "rm", "--force", *left])
 
 
 def _answers(port: int) -> bool:
