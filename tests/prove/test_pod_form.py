@@ -85,6 +85,9 @@ def form() -> Iterator[PodForm]:
 
 
 def test_the_first_run_counts_the_devices_and_the_second_changes_nothing(form: PodForm) -> None:
+    checked = form.playbook("site.yml", "--check", "--diff")
+    assert not checked.failed and "DaemonSet" in checked.output, checked.output
+    assert form.cluster.footprint() | images(form.cluster, form.node) == form.before
     first = form.playbook("site.yml")
     assert not first.failed, first.output
     (line,) = re.findall(rf"{form.node}\s+(\d+)\s+NVIDIA H100", first.output)
@@ -252,6 +255,9 @@ def test_nothing_stays_and_nothing_is_removed_under_a_pod_that_uses_it(form: Pod
     assert refused.failed and "held" in refused.output, refused.output
     cluster.wait("the driver goes on", lambda: cluster.status(node)["ready"])
     assert not cluster.get("node", node)["spec"].get("unschedulable")
+    checked = form.playbook("remove.yml", "--check", "-e", "accelerator_remove_force=true")
+    assert not checked.failed and checked.changed, checked.output
+    cluster.wait_running("held")
     forced = ("-e", "accelerator_remove_force=true", "-e", "accelerator_remove_reset_layout=true")
     removed = form.playbook("remove.yml", *forced)
     assert not removed.failed, removed.output
