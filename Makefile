@@ -19,7 +19,7 @@ export RUFF_CACHE_DIR := $(CACHE)/ruff
 export MYPY_CACHE_DIR := $(CACHE)/mypy
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
 
-.PHONY: help demo test prove chaos test-unit test-simulator test-cluster test-molecule lint format bench clean clean-cache venv tree packages
+.PHONY: help demo test prove chaos test-unit test-simulator test-cluster test-molecule lint format bench profile clean clean-cache venv tree packages
 
 help: ## say what the targets are
 	@printf 'usage: make TARGET\n\n'
@@ -55,6 +55,9 @@ lint: venv tree ## every gate that needs no cluster
 
 format: venv ## let ruff format and sort the Python files
 	@$(CACHE)/venv/bin/ruff check --quiet --select I --fix . && $(CACHE)/venv/bin/ruff format .
+
+profile: venv tree ## where the node driver's processor time goes, claim by claim; PROFILE='--kind dynamic --claims 300'
+	@$(PYTHON) -m tests.bench.profile $(PROFILE)
 
 bench: venv tree ## figures of the node driver on the cluster
 	@$(PYTHON) tests/tools/suites.py bench

@@ -46,6 +46,12 @@ class Figures:
                 told.append(f"{stage} {(seconds - former[0]) / (number - former[1]) * 1e3:.2f}")
         self.lines.append(f"{'':8}     stages of preparing, ms each time: {', '.join(told)}")
 
+    def explained(self, what: str, says: str) -> None:
+        """Say once what the rows of a name are."""
+        line = f"{what}: {says}"
+        if line not in self.lines:
+            self.lines.append(line)
+
     def said(self, line: str) -> None:
         """Add a line that is no ratio."""
         self.lines.append(line)

@@ -12,87 +12,41 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.bench.allocations import KINDS, LAYOUTS, ROWS, Kind, Layout, places
 from tests.bench.figures import Figures
 from tests.cluster.cluster import DRIVER, DRIVER_UNIT, Cluster
-from tests.cluster.manifests import claim, mps, settings
+from tests.cluster.manifests import claim
 
 NODE_SIDE = Path(__file__).with_name("node_side.py")
 PYTHON = ("env", "PYTHONPATH=/opt/dra-accelerators/current", "/opt/dra-accelerators/venv/bin/python")
-PARALLEL = (1, 8, 64, 128)
 METRICS = "127.0.0.1:9476"
-LAYOUTS: dict[str, list[dict[str, Any]]] = {
-    "whole": [{"match": {}, "mode": "whole"}],
-    "static": [{"match": {}, "mode": "static", "partitions": {"1g.10gb": 7}}],
-    "dynamic": [{"match": {}, "mode": "dynamic"}],
-}
-#: What else a claim of a whole GPU can ask for, and on how many at once it is measured: the GPUs are the node's only ones.
-ASKED: dict[str, dict[str, Any]] = {
-    "settings": settings(powerLimit=400),
-    "slices": {
-        "opaque": {
-            "driver": DRIVER,
-            "parameters": {
-                "apiVersion": "resource.nvidia.com/v1beta1",
-                "kind": "GpuConfig",
-                "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}},
-            },
-        }
-    },
-    "mps": mps(defaultActiveThreadPercentage=50),
-}
-#: How many of the sixteen GPUs are dynamic, 26 devices each: for the curve over what is published.
-DYNAMIC = (0, 2, 5, 16)
-CLASSES = {"whole": "gpu.nvidia.com", "static": "mig.nvidia.com", "dynamic": "mig.nvidia.com"}
 STAGE = re.compile(
     r'dra_accelerators_stage_duration_seconds_(?P<what>sum|count)\{.*stage="(?P<stage>[^"]+)".*\} (?P<value>\S+)'
 )
 REST_SECONDS = int(os.environ.get("DRA_ACCELERATORS_REST_SECONDS", "600"))
 
 
-def wanted(kind: str, device: dict[str, Any]) -> bool:
-    """Whether a published device is of the kind that is measured."""
-    attributes = device["attributes"]
-    if kind == "whole":
-        return bool(attributes["type"]["string"] == "gpu")
-    return (
-        attributes["type"]["string"] == "mig"
-        and attributes["profile"]["string"] == "1g.10gb"
-        and ("uuid" in attributes) == (kind == "static")
-    )
-
-
-def allocated_claims(
-    cluster: Cluster, node: str, kind: str, number: int, config: dict[str, Any] | None = None
-) -> list[dict[str, str]]:
-    """Make ``number`` claims and write their allocation as the scheduler would.
-
-    Where there are not so many devices that exist, all claims have them by admin access; of dynamic partitions those are taken that
-    fit beside each other.
-    """
-    names = sorted(name for name, device in cluster.devices(node).items() if wanted(kind, device))
-    shared = kind != "dynamic" and number > len(names)
-    number = min(number, len(names)) if kind == "dynamic" else number
-    claims = [claim(f"bench-{kind}-{position:02}", device_class=CLASSES[kind]) for position in range(number)]
-    if shared:
+def allocated_claims(cluster: Cluster, node: str, kind: Kind, number: int, first: int = 0) -> list[dict[str, str]]:
+    """Make ``number`` claims and write their allocation as the scheduler would: the places of their kind, from the ``first`` on."""
+    given = places(kind, cluster.devices(node), first + number)[first:]
+    claims = [claim(f"bench-{kind.name}-{position:03}", device_class=kind.device_class) for position in range(number)]
+    if kind.admin:
         for document in claims:
             document["spec"]["devices"]["requests"][0]["exactly"]["adminAccess"] = True
     cluster.apply(as_list(claims))
     stored = sorted(cluster.get("resourceclaims", "-n", "default")["items"], key=lambda item: item["metadata"]["name"])
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
-    for position, document in enumerate(stored):
-        result: dict[str, Any] = {"request": "device", "driver": DRIVER, "pool": node}
-        result["device"] = names[position % len(names)]
-        if shared:
-            result["adminAccess"] = True
-        devices: dict[str, Any] = {"results": [result]}
-        if config:
-            devices["config"] = [{"source": "FromClaim", "requests": [], **config}]
+    for document, place in zip(stored, given):
+        devices: dict[str, Any] = {"results": [{"request": "device", "driver": DRIVER, "pool": node, **place}]}
+        if kind.config:
+            devices["config"] = [{"source": "FromClaim", "requests": [], **kind.config}]
         document["status"] = {"allocation": {"devices": devices, "nodeSelector": {"nodeSelectorTerms": [term]}}}
     cluster.kubectl("replace", "--subresource=status", "-f", "-", text=yaml.safe_dump(as_list(stored)))
     return [{key: item["metadata"][key] for key in ("namespace", "name", "uid")} for item in stored]
@@ -103,25 +57,28 @@ def as_list(items: list[dict[str, Any]]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "List", "items": items}
 
 
-@pytest.fixture(scope="module", params=list(LAYOUTS))
+@pytest.fixture(scope="module")
 def laid_out(
     request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Cluster]:
     """The node with one of the layouts on all its GPUs."""
-    kind: str = request.param
-    variables = tmp_path_factory.mktemp("bench") / "layout.yml"
-    lay_out(cluster, variables, LAYOUTS[kind])
+    layout: str = request.param
+    lay_out(cluster, tmp_path_factory.mktemp("bench") / "layout.yml", LAYOUTS[layout])
+    kinds = [kind for kind in KINDS.values() if kind.layout == layout]
+    await_devices(cluster, layout, lambda devices: any(map(kinds[0].fits, devices)))
+    return layout, cluster
+
+
+def await_devices(cluster: Cluster, what: str, enough: Callable[[list[dict[str, Any]]], bool]) -> None:
+    """Wait until such devices are published, and have the node measure."""
     node = cluster.nodes()[0]
-    cluster.wait(
-        f"{kind} devices published", lambda: any(wanted(kind, device) for device in cluster.devices(node).values())
-    )
+    cluster.wait(f"{what} devices published", lambda: enough(list(cluster.devices(node).values())))
     cluster.run(node, "sh", "-c", "cat > /tmp/node_side.py", text=NODE_SIDE.read_text(encoding="utf-8"))
-    return kind, cluster
 
 
-def lay_out(cluster: Cluster, variables: Path, layout: list[dict[str, Any]]) -> None:
+def lay_out(cluster: Cluster, variables: Path, layout: Layout) -> None:
     """Give the node a layout, and have its driver show metrics to itself."""
-    layouts = [{"hosts": "accelerator_nodes", "layout": layout}]
+    layouts = [{"hosts": "accelerator_nodes", "layout": [dict(rule) for rule in layout]}]
     document = {"accelerator_layouts": layouts, "dra_driver_metrics_address": METRICS}
     variables.write_text(yaml.safe_dump(document), encoding="utf-8")
     recap = cluster.playbook("site.yml", "-e", f"@{variables}")
@@ -156,45 +113,33 @@ def measure(cluster: Cluster, figures: Figures, what: str, claims: list[dict[str
     assert cluster.cdi_files(node) == []
 
 
-@pytest.mark.parametrize("parallel", PARALLEL)
-def test_prepare(laid_out: tuple[str, Cluster], figures: Figures, parallel: int) -> None:
-    kind, cluster = laid_out
-    node = cluster.nodes()[0]
+@pytest.mark.parametrize(("laid_out", "name", "parallel"), ROWS, indirect=["laid_out"], scope="module")
+def test_prepare(laid_out: tuple[str, Cluster], figures: Figures, name: str, parallel: int) -> None:
+    _layout, cluster = laid_out
+    node, kind = cluster.nodes()[0], KINDS[name]
     claims = allocated_claims(cluster, node, kind, parallel)
-    measure(cluster, figures, kind, claims, rounds=max(5, 60 // parallel))
-    if kind == "dynamic":
+    figures.explained(kind.name, kind.says)
+    measure(cluster, figures, kind.name, claims, rounds=rounds_of(kind, parallel))
+    if kind.type == "mig" and not kind.made:
         assert cluster.instances(node) == []
 
 
-@pytest.mark.parametrize("asked", list(ASKED))
-@pytest.mark.parametrize("parallel", [1, 8])
-def test_prepare_with_a_configuration(
-    cluster: Cluster, whole: None, figures: Figures, asked: str, parallel: int
-) -> None:
-    claims = allocated_claims(cluster, cluster.nodes()[0], "whole", parallel, ASKED[asked])
-    measure(cluster, figures, asked, claims, rounds=5)
-
-
-@pytest.mark.parametrize("dynamic", DYNAMIC)
-def test_prepare_beside_many_devices(cluster: Cluster, figures: Figures, dynamic: int, tmp_path: Path) -> None:
-    """One whole GPU at a time; what else is published should not matter."""
-    layout = [{"match": {"index": list(range(dynamic))}, "mode": "dynamic"}] if dynamic else []
-    lay_out(cluster, tmp_path / "layout.yml", [*layout, {"match": {}, "mode": "whole"}])
-    node, expected = cluster.nodes()[0], 26 * dynamic + 16 - dynamic
-    cluster.wait(f"{expected} devices published", lambda: len(cluster.devices(node)) == expected)
-    claims = allocated_claims(cluster, node, "whole", 1)
-    measure(cluster, figures, f"of {expected:3}", claims, rounds=60)
+def rounds_of(kind: Kind, parallel: int) -> int:
+    """How often so many claims are prepared: what waits for programs or a PCI bus takes its time."""
+    slow = bool(kind.config) or kind.type == "vfio"
+    return max(2 if slow else 5, (16 if slow else 60) // parallel)
 
 
 @pytest.fixture(scope="module")
-def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The node with all its GPUs whole."""
-    lay_out(cluster, tmp_path_factory.mktemp("bench") / "layout.yml", LAYOUTS["whole"])
-    node = cluster.nodes()[0]
-    cluster.wait("whole devices published", lambda: len(cluster.devices(node)) == 16)
+def full(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    """The node with all that its GPUs can be published."""
+    lay_out(cluster, tmp_path_factory.mktemp("bench") / "layout.yml", LAYOUTS["dynamic"])
+    await_devices(cluster, "dynamic", lambda devices: len(devices) == 16 * 26)
+    return cluster
 
 
-def test_memory(cluster: Cluster, figures: Figures) -> None:
+def test_memory(full: Cluster, figures: Figures) -> None:
+    cluster = full
     node = cluster.nodes()[0]
     status = cluster.run(node, "cat", f"/proc/{cluster.driver_pid(node)}/status")
     resident = {
@@ -213,7 +158,8 @@ def published_at(cluster: Cluster, node: str, since: float) -> float | None:
     return next((time for time in times if time > since), None)
 
 
-def test_start_until_the_pool_is_in_the_api(cluster: Cluster, figures: Figures) -> None:
+def test_start_until_the_pool_is_in_the_api(full: Cluster, figures: Figures) -> None:
+    cluster = full
     node = cluster.nodes()[0]
     cluster.run(node, "systemctl", "stop", DRIVER_UNIT)
     cluster.kubectl("delete", "resourceslices", "--field-selector", f"spec.nodeName={node}")
@@ -254,7 +200,8 @@ def nvml_calls(cluster: Cluster, node: str, *arguments: str) -> dict[str, Any]:
     return counted
 
 
-def test_at_rest_nothing_is_written_and_little_is_asked(cluster: Cluster, figures: Figures) -> None:
+def test_at_rest_nothing_is_written_and_little_is_asked(full: Cluster, figures: Figures) -> None:
+    cluster = full
     node = cluster.nodes()[0]
     pid = cluster.driver_pid(node)
     time.sleep(65)  # the recheck after a creation is over

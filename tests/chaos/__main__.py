@@ -55,8 +55,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--requests",
         type=int,
-        default=int(number("CHAOS_REQUESTS", "50000")),
-        help="of each of the two kinds of fuzzing",
+        default=int(number("CHAOS_REQUESTS", "100000")),
+        help="of both kinds of fuzzing in all: four fifths are requests on the sockets, one fifth calls with opaque configurations",
     )
     made.add_argument(
         "--fuzz-seconds",

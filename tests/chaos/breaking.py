@@ -7,10 +7,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from tests.chaos.kinds import BY_NAME
 from tests.chaos.node import STATE, Broken, Node
 from tests.chaos.results import Leaked, Lost
 from tests.chaos.snapshot import check_files, difference, snapshot
-from tests.chaos.tenants import BY_NAME, Tenants
+from tests.chaos.tenants import Tenants
 
 #: What NVML is called for while partitions come and go, and settings.
 CALLS = (

@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 from dra_driver.protocol import (
     dra_health_v1_pb2,
+    dra_health_v1alpha1_pb2,
     dra_v1_pb2,
     dra_v1beta1_pb2,
     plugin_registration_pb2,
@@ -28,7 +29,7 @@ from hypothesis import HealthCheck, Phase, example, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from tests.chaos.kinds import ON_ONE, TIME_SLICING
+from tests.chaos.kinds import IOMMUFD, ON_ONE, SHARE, TIME_SLICING
 from tests.chaos.node import CDI, DRIVER, REGISTRY, STATE, Broken, CrashLoop, Node
 from tests.chaos.results import Leaked, Row
 from tests.chaos.snapshot import hardware, listed
@@ -40,7 +41,11 @@ V1, V1BETA1 = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "k8s.io.kubelet.pkg.ap
 PREPARE, UNPREPARE = "NodePrepareResources", "NodeUnprepareResources"
 DRA = tuple(f"/{service}/{method}" for service in (V1, V1BETA1) for method in (PREPARE, UNPREPARE))
 REGISTRATION = tuple(f"/pluginregistration.Registration/{method}" for method in ("GetInfo", "NotifyRegistrationStatus"))
-STREAM = "/v1.DRAResourceHealth/NodeWatchResources"
+#: The streams of devices' health, and what each of them says.
+STREAMS: dict[str, Any] = {
+    "/v1.DRAResourceHealth/NodeWatchResources": dra_health_v1_pb2,
+    "/v1alpha1.DRAResourceHealth/NodeWatchResources": dra_health_v1alpha1_pb2,
+}
 UNKNOWN = (f"/{V1}/NodeDestroyEverything", "/grpc.health.v1.Health/Check", "/", "//")
 #: How grpcio says that a request cannot be read, and what else it may answer: a method that there is not, a registration that the
 #: kubelet says has failed.
@@ -98,7 +103,7 @@ bodies = st.one_of(requests, st.builds(mutate, requests, changes), st.binary(max
 calls = st.one_of(
     st.tuples(st.sampled_from(DRA), bodies),
     st.tuples(st.sampled_from(REGISTRATION), st.one_of(told, bodies)),
-    st.tuples(st.just(STREAM), bodies),
+    st.tuples(st.sampled_from(sorted(STREAMS)), bodies),
     st.tuples(st.sampled_from(UNKNOWN), bodies),
 )
 
@@ -152,7 +157,7 @@ def send(channels: dict[str, grpc.Channel], call: Call) -> tuple[Call, Any]:
     """Begin one call; bytes go and come as they are."""
     path, body = call
     channel = channels["registration" if path in REGISTRATION else "service"]
-    if path == STREAM:
+    if path in STREAMS:
         return call, channel.unary_stream(path)(body, timeout=ANSWER_SECONDS)
     return call, channel.unary_unary(path).future(body, timeout=ANSWER_SECONDS)
 
@@ -161,8 +166,8 @@ def judge(call: Call, answer: Any) -> None:
     """See that a call was answered, and about what it asked. Raises Broken."""
     path, body = call
     try:
-        if path == STREAM:
-            dra_health_v1_pb2.NodeWatchResourcesResponse.FromString(next(answer))
+        if path in STREAMS:
+            STREAMS[path].NodeWatchResourcesResponse.FromString(next(answer))
             answer.cancel()
             return
         said = answer.result()
@@ -231,7 +236,7 @@ def wire(node: Node, row: Row, *, number: int, count: int, seconds: float) -> No
         return made
 
     try:
-        repeat(test, row, number=number, count=count, seconds=seconds)
+        repeat(test, row, number=number, count=count, seconds=seconds, each=5)
     finally:
         seen.close()
         for channel in channels.values():
@@ -241,13 +246,15 @@ def wire(node: Node, row: Row, *, number: int, count: int, seconds: float) -> No
     tenants.give_back()
 
 
-def repeat(test: Callable[[], Callable[..., None]], row: Row, *, number: int, count: int, seconds: float) -> None:
-    """Rounds of a test until it has made so many requests, or the time is over."""
+def repeat(
+    test: Callable[[], Callable[..., None]], row: Row, *, number: int, count: int, seconds: float, each: int
+) -> None:
+    """Rounds of a test until it has made so many requests, or the time is over; ``each`` are those of one example, on average."""
     began, target = time.monotonic(), row.runs + count
     turn = 0
     while row.runs < target and time.monotonic() - began < seconds:
         left = target - row.runs
-        rounds(number * 1000 + turn, min(EXAMPLES, max(1, left // 2)), test())()
+        rounds(number * 1000 + turn, min(EXAMPLES, max(1, left // each)), test())()
         turn += 1
 
 
@@ -258,6 +265,8 @@ BASES: tuple[tuple[Any, ...], ...] = (
     ),
     (("gpu-3",), device_settings(graphicsClocks={"minimum": 900, "maximum": 1200})),
     (("gpu-3", "gpu-6"), TIME_SLICING),
+    (("gpu-vfio-5",), IOMMUFD),
+    ((SHARE,), mps()),
     (
         (ON_ONE,),
         {
@@ -318,6 +327,7 @@ def spoiled(config: dict[str, Any], changes: list[tuple[int, int, str, Any]]) ->
 
 def configurations(node: Node, row: Row, *, number: int, count: int, seconds: float) -> None:
     """So many claims with opaque configurations that are nearly right, or not at all: refused, or prepared and given back."""
+    Tenants(node, ("static",)).give_back()  # the folders that stay are there then
     seen = Seen(node)
     state = {"seen": seen()}
     one_claim = st.tuples(st.sampled_from(BASES), edits)
@@ -343,6 +353,8 @@ def configurations(node: Node, row: Row, *, number: int, count: int, seconds: fl
         node.api.forget()
 
     try:
-        repeat(lambda: given(one_claim)(opaque_configurations), row, number=number, count=count, seconds=seconds)
+        repeat(
+            lambda: given(one_claim)(opaque_configurations), row, number=number, count=count, seconds=seconds, each=1
+        )
     finally:
         seen.close()

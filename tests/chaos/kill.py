@@ -15,9 +15,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import grpc
-
-from tests.chaos.kinds import Kind
+from tests.chaos.callers import Kubelet, caller_of
+from tests.chaos.kinds import BY_NAME, Kind
 from tests.chaos.node import CrashLoop, Node
 from tests.chaos.results import Leaked, Lost, Results
 from tests.chaos.snapshot import Snapshot, check_files, difference, snapshot
@@ -52,8 +51,8 @@ class Case:
 class Usual:
     """What a kind leaves when nothing happens: before, prepared; and how long its calls take, in seconds."""
 
-    name: str
-    uid: str
+    caller: Kubelet
+    neighbours: tuple[Kubelet, ...]
     before: Snapshot
     prepared: Snapshot
     seconds: dict[str, float]
@@ -82,15 +81,18 @@ def cases(kind: Kind, seed: int, only: int | None = None) -> Iterator[tuple[int,
 
 def usual(node: Node, kind: Kind) -> Usual:
     """Prepare a claim of the kind a few times without a fault; its traces are always the same."""
-    name, uid = node.claim_of(kind)
-    node.prepare(name, uid)
-    node.unprepare(name, uid)
+    neighbours = tuple(caller_of(node, BY_NAME[name]) for name in kind.beside)
+    for neighbour in neighbours:
+        neighbour.prepare()
+    caller = caller_of(node, kind)
+    caller.prepare()
+    caller.give_up()
     before = snapshot(node.silicon)
     seconds = {"prepare": 0.0, "unprepare": 0.0}
     prepared: Snapshot = {}
     for _time in range(3):
         began = time.perf_counter()
-        node.prepare(name, uid)
+        caller.prepare()
         middle = time.perf_counter()
         found = snapshot(node.silicon)
         check_files(node.silicon)
@@ -98,13 +100,13 @@ def usual(node: Node, kind: Kind) -> Usual:
             raise Leaked(f"two undisturbed prepares differ\n{text}")
         prepared = found
         ending = time.perf_counter()
-        node.unprepare(name, uid)
+        caller.give_up()
         seconds = {"prepare": middle - began, "unprepare": time.perf_counter() - ending}
         if text := difference(snapshot(node.silicon), before):
             raise Leaked(f"after an undisturbed unprepare\n{text}")
     if not difference(prepared, before):
         raise Lost("a prepared claim leaves no trace: the comparison proves nothing")
-    return Usual(name, uid, before, prepared, seconds)
+    return Usual(caller, neighbours, before, prepared, seconds)
 
 
 def campaign(
@@ -116,24 +118,28 @@ def campaign(
     deadline = time.monotonic() + seconds
     for number, case in cases(kind, seed, only):
         if only is None and (number >= runs or (number >= stages and time.monotonic() > deadline)):
-            return
+            break
         with results.case(node, FAULT, kind.name, number, case.describe()):
             play(node, ordinary, case)
         node.api.forget()
+    for neighbour in ordinary.neighbours:
+        neighbour.leave()
 
 
 def play(node: Node, ordinary: Usual, case: Case) -> None:
-    """One case, on a node with a driver that runs and nothing prepared; it ends so as well."""
-    name, uid = ordinary.name, ordinary.uid
+    """One case, on a node with a driver that runs and nothing prepared but the neighbours; it ends so as well."""
+    caller = ordinary.caller
+    for neighbour in ordinary.neighbours:
+        neighbour.prepare()
     if case.verb == "unprepare":
-        node.prepare(name, uid)
+        caller.prepare()
     if case.stage:
         node.kill()
-        node.start(case.stage)
+        start_to_die(node, case.stage, ordinary)
     answered = killed(node, case, ordinary)
     if case.again or case.again_part:
         kill_the_recovery(node, case)
-    node.start()
+    node.start(**caller.options)
     node.wait_ready()
     found = settled(node, ordinary)
     if answered and found != case.verb:
@@ -142,19 +148,36 @@ def play(node: Node, ordinary: Usual, case: Case) -> None:
         )
     check_files(node.silicon)
     if case.stays:
-        node.prepare(name, uid)
+        caller.prepare()
+        caller.bind()
         if text := difference(snapshot(node.silicon), ordinary.prepared):
             raise Lost(f"prepared again\n{text}")
         check_files(node.silicon)
-    node.unprepare(name, uid)
+        caller.leave()
+    else:
+        caller.give_up()
     if text := difference(snapshot(node.silicon), ordinary.before):
         raise Leaked(f"given back\n{text}")
 
 
+def start_to_die(node: Node, stage: str, ordinary: Usual) -> None:
+    """Start a driver that dies at a stage of the claim: as it recovers the neighbours it may go through the same one, for each of them."""
+    for passed in range(1 + len(ordinary.neighbours)):
+        try:
+            node.start(f"{stage}:{passed + 1}" if passed else stage, **ordinary.caller.options)
+            if ordinary.neighbours:
+                node.until("the neighbours are recovered", lambda: node.ended() or node.status()["ready"])
+        except CrashLoop:
+            if passed == len(ordinary.neighbours):
+                raise
+        if not node.ended():
+            return
+        node.kill()
+
+
 def killed(node: Node, case: Case, ordinary: Usual) -> bool:
     """Call the driver and have it die; whether it has answered before, without an error."""
-    method = "NodePrepareResources" if case.verb == "prepare" else "NodeUnprepareResources"
-    answer = node.begin(method, ordinary.name, ordinary.uid)
+    answered = ordinary.caller.begin(case.verb)
     if case.stage:
         status = node.wait_ended()
         if status != -signal.SIGKILL:
@@ -162,10 +185,7 @@ def killed(node: Node, case: Case, ordinary: Usual) -> bool:
     else:
         time.sleep(case.part * ordinary.seconds[case.verb])
         node.kill()
-    try:
-        return not answer.result(timeout=10).claims[ordinary.uid].error
-    except (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
-        return False
+    return answered()
 
 
 def kill_the_recovery(node: Node, case: Case) -> None:

@@ -79,12 +79,32 @@ class Api:
         """Have something done on its thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
 
+    def document(
+        self, name: str, *results: str | Mapping[str, Any], config: Sequence[Mapping[str, Any]] = ()
+    ) -> dict[str, Any]:
+        """Return a claim with its allocation, which nobody is told of."""
+        self.allocated.allocate(name, *results, uid=str(uuid.uuid5(uuid.NAMESPACE_DNS, name)), config=config)
+        return self.allocated.claims["default", name]
+
     def allocate(self, name: str, *results: str | Mapping[str, Any], config: Sequence[Mapping[str, Any]] = ()) -> str:
         """Write a claim and its allocation, and return its UID."""
-        uid = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
-        self.allocated.allocate(name, *results, uid=uid, config=config)
-        self.model.claims[name] = self.allocated.claims["default", name]
-        return uid
+        claim = self.model.claims[name] = self.document(name, *results, config=config)
+        return str(claim["metadata"]["uid"])
+
+    def put(self, claim: dict[str, Any]) -> None:
+        """Write a claim, and tell those who watch."""
+
+        async def write() -> None:
+            self.model.put_claim(claim)
+
+        self.call(write())
+
+    def release_awaited(self) -> None:
+        """Take the allocations back for which pods wait."""
+        for name, claim in list(self.model.claims.items()):
+            results = (claim["status"].get("allocation") or {"devices": {}})["devices"].get("results", ())
+            if any(each.get("bindingConditions") for each in results):
+                self.put({"metadata": dict(self.model.claims[name]["metadata"]), "status": {}})
 
     def forget(self) -> None:
         """Drop what it remembers of requests."""
@@ -161,6 +181,7 @@ class Node:
         if self.pid:
             self.kill()
         self.instance = ""
+        self.api.release_awaited()
         self.silicon.command("clear all")
         subprocess.run(["systemctl", "stop", "*"], check=False, capture_output=True)
         for folder in (STATE, CDI, Path("/run/dra-accelerators/companions")):
@@ -186,10 +207,12 @@ class Node:
         library: Path | None = None,
         timer: float | None = None,
         instance: str = "",
+        samples: Path | None = None,
     ) -> int:
         """Start a driver that dies when ``stage`` is complete; return its process ID at once.
 
-        ``library`` is loaded into it before the C library and reads ``clock``; ``timer`` is how often it visits its claims, in seconds.
+        ``library`` is loaded into it before the C library and reads ``clock``; ``timer`` is how often it visits its claims, in seconds;
+        ``samples`` is where it writes what its functions cost.
         """
         assert self._launcher.stdin and self._launcher.stdout
         order = {
@@ -200,6 +223,7 @@ class Node:
             "library": str(library or ""),
             "timer": timer,
             "instance": instance,
+            "samples": str(samples or ""),
         }
         self._launcher.stdin.write(json.dumps(order) + "\n")
         self._launcher.stdin.flush()
@@ -359,14 +383,20 @@ class Node:
             for device in item["spec"].get("devices", ())
         }
 
-    def claim_of(self, kind: Kind, name: str = "") -> tuple[str, str]:
-        """Write a claim of a kind, allocated; returns its name and UID."""
-        name = name or kind.name
+    def document_of(self, kind: Kind, name: str = "") -> dict[str, Any]:
+        """A claim of a kind, allocated, which nobody is told of."""
         statics = sorted(
             each for each, device in self.devices().items() if "-mig-" in each and each.startswith("gpu-0-")
         )
         results = [statics[0] if each == STATIC else each for each in kind.results]
-        return name, self.api.allocate(name, *results, config=kind.config)
+        return self.api.document(name or kind.name, *results, config=kind.config)
+
+    def claim_of(self, kind: Kind, name: str = "") -> tuple[str, str]:
+        """Write a claim of a kind, allocated; returns its name and UID."""
+        claim = self.document_of(kind, name)
+        found = str(claim["metadata"]["name"])
+        self.api.model.claims[found] = claim
+        return found, str(claim["metadata"]["uid"])
 
     def until(self, what: str, condition: Callable[[], Any], seconds: float = 30) -> Any:
         """Wait until something is true."""

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import grpc
 
+from tests.chaos.kinds import BY_NAME
 from tests.chaos.node import CDI, STATE, Broken, Node
 from tests.chaos.results import Leaked
 from tests.chaos.snapshot import difference, snapshot
-from tests.chaos.tenants import BY_NAME, Tenants
+from tests.chaos.tenants import Tenants
 
 HOUR, YEAR = 3600, 365 * 86400
 JUMPS = (HOUR, -HOUR, 86400, -30 * 86400, YEAR, -YEAR, 20 * YEAR, -30 * YEAR)

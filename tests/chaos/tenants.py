@@ -7,13 +7,13 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from tests.chaos.kinds import KINDS
+from tests.chaos.callers import caller_of
+from tests.chaos.kinds import BY_NAME
 from tests.chaos.node import Node
 from tests.chaos.results import Leaked, Lost
 from tests.chaos.snapshot import Snapshot, check_files, difference, snapshot
 
 SETTLE_SECONDS = 30.0
-BY_NAME = {kind.name: kind for kind in KINDS}
 #: Kinds that do not get in each other's way, of which everything that a driver does is part but MPS, which takes its time.
 SIDE_BY_SIDE = ("settings", "static", "three", "passthrough")
 
@@ -24,9 +24,11 @@ class Tenants:
     def __init__(self, node: Node, kinds: Collection[str] = SIDE_BY_SIDE) -> None:
         self.node = node
         self.before = snapshot(node.silicon)
-        self.claims = [node.claim_of(BY_NAME[kind]) for kind in kinds]
-        for claim in self.claims:
-            node.prepare(*claim)
+        self.callers = [caller_of(node, BY_NAME[kind]) for kind in kinds]
+        self.claims = [caller.claim for caller in self.callers]
+        for caller in self.callers:
+            caller.prepare()
+            caller.bind()
         self.prepared = snapshot(node.silicon)
         check_files(node.silicon)
 
@@ -37,8 +39,8 @@ class Tenants:
 
     def give_back(self, besides: Collection[str] = ()) -> None:
         """Unprepare all, and see that nothing is left. Raises Leaked."""
-        for claim in self.claims:
-            self.node.unprepare(*claim)
+        for caller in self.callers:
+            caller.leave()
         self._await(self.before, besides, Leaked)
 
     def _await(self, expected: Snapshot, besides: Collection[str], error: type[Leaked | Lost]) -> None:

@@ -159,9 +159,9 @@ def prove(work: Path) -> list[Step]:
     )
     chaos = Step(
         "chaos",
-        "50 min",
+        "70 min",
         # `make chaos` alone gives each kind of kill, each fault and each fuzzing more time than here.
-        [sys.executable, "-m", "tests.chaos", "--seconds", "150", "--fuzz-seconds", "300"],
+        [sys.executable, "-m", "tests.chaos", "--seconds", "150", "--fuzz-seconds", "900"],
         remedy="each case that went wrong says how to see it again.",
         show="Chaos of seed",
     )
@@ -178,7 +178,7 @@ def prove(work: Path) -> list[Step]:
 
 def bench(work: Path) -> list[Step]:
     """The figures of the node driver, printed when they are all there."""
-    step = pytest_step("bench", "20 min", "tests/bench", "read the log.", work / "reports")
+    step = pytest_step("bench", "40 min", "tests/bench", "read the log.", work / "reports")
     return [replace(step, command=[*step.command, "-s"], show=FIGURES)]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
@@ -116,7 +117,9 @@ class ApiModel:
             return web.json_response(node) if node else self._error(404, "node not found")
         if path.endswith("/resourceclaims"):
             if method == "WATCH":
-                return await self._watch(request, self._claim_watchers)
+                since = int(request.query.get("resourceVersion") or self.revision)
+                missed = [each for each in self.claims.values() if _revision(each) > since]
+                return await self._watch(request, self._claim_watchers, missed)
             items = list(self.claims.values())
             return web.json_response({"items": items, "metadata": {"resourceVersion": str(self.revision)}})
         if "/resourceclaims/" in path and path.endswith("/status"):
@@ -213,14 +216,19 @@ class ApiModel:
             body["spec"].pop(field, None)
         return body
 
-    async def _watch(self, request: web.Request, watchers: list[asyncio.Queue[Json | None]]) -> web.StreamResponse:
+    async def _watch(
+        self, request: web.Request, watchers: list[asyncio.Queue[Json | None]], missed: Sequence[Json] = ()
+    ) -> web.StreamResponse:
+        """Tell of what has changed since the list, which is ``missed``, and of what changes from now on."""
         response = web.StreamResponse()
-        await response.prepare(request)
         queue: asyncio.Queue[Json | None] = asyncio.Queue()
+        for item in missed:
+            queue.put_nowait({"type": "MODIFIED", "object": copy.deepcopy(item)})
         watchers.append(queue)
         if self.watch_ends_at_once:
             queue.put_nowait(None)
         try:
+            await response.prepare(request)
             while (event := await queue.get()) is not None:
                 data = json.dumps(event).encode() + b"\n"
                 for start in range(0, len(data), 1000):  # lines come in pieces
@@ -230,6 +238,10 @@ class ApiModel:
         finally:
             watchers.remove(queue)
         return response
+
+
+def _revision(item: Json) -> int:
+    return int(item["metadata"].get("resourceVersion") or 0)
 
 
 def kubeconfig(url: str, **user: str) -> Json:

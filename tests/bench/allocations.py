@@ -1,0 +1,142 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured, row by row: which claims, on which layout, and what each of them is allocated. Pure.
+
+No two claims of a row have the same place, but for administrator's access, and the last number of each row is all that fit. A node has 32 GPUs
+at most, which is as many as NVIDIA's driver numbers: so many claims of a whole GPU, and no more, can be at one time.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.cluster.cluster import DRIVER
+from tests.cluster.manifests import mps, settings
+
+Layout = tuple[Mapping[str, Any], ...]
+LAYOUTS: dict[str, Layout] = {
+    "whole": ({"match": {}, "mode": "whole"},),
+    "static": ({"match": {}, "mode": "static", "partitions": {"1g.10gb": 7}},),
+    "dynamic": ({"match": {}, "mode": "dynamic"},),
+    "shares": ({"match": {}, "mode": "whole", "shares": 4},),
+    "passthrough": ({"match": {}, "mode": "whole", "passthrough": True},),
+}
+TIME_SLICING = {
+    "opaque": {
+        "driver": DRIVER,
+        "parameters": {
+            "apiVersion": "resource.nvidia.com/v1beta1",
+            "kind": "GpuConfig",
+            "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}},
+        },
+    }
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Claims of one kind. ``type`` and ``made`` choose devices, ``says`` is for the table; ``admin``: all have the same devices."""
+
+    name: str
+    layout: str
+    says: str
+    type: str = "gpu"
+    made: bool = False
+    device_class: str = "gpu.nvidia.com"
+    config: Mapping[str, Any] | None = None
+    admin: bool = False
+    profiles: tuple[str, ...] = ("1g.10gb", "1g.24gb")
+
+    def fits(self, device: Mapping[str, Any]) -> bool:
+        """Whether a published device is of this kind."""
+        attributes = device["attributes"]
+        if attributes["type"]["string"] != self.type:
+            return False
+        return self.type != "mig" or (
+            attributes["profile"]["string"] in self.profiles and ("uuid" in attributes) == self.made
+        )
+
+
+MIG = {"type": "mig", "device_class": "mig.nvidia.com"}
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("whole", "whole", "a whole GPU for each claim"),
+        Kind("admin", "whole", "a whole GPU by administrator's access, each by several claims at once", admin=True),
+        Kind("settings", "whole", "a whole GPU with a power limit", config=settings(powerLimit=400)),
+        Kind("slices", "whole", "a whole GPU with a time slice", config=TIME_SLICING),
+        Kind("mps", "whole", "a whole GPU with an MPS daemon", config=mps(defaultActiveThreadPercentage=50)),
+        Kind("static", "static", "a partition that is there before", made=True, **MIG),  # type: ignore[arg-type]
+        Kind("dynamic", "dynamic", "a partition that is made and destroyed", **MIG),  # type: ignore[arg-type]
+        Kind(
+            "mps-mig",
+            "dynamic",
+            "a partition that is made, with an MPS daemon",
+            config=mps("MigDeviceConfig", defaultPinnedDeviceMemoryLimit="1Gi"),
+            **MIG,  # type: ignore[arg-type]
+        ),
+        Kind("share", "shares", "a quarter of a GPU, with an MPS daemon", config=mps()),
+        Kind(
+            "passed",
+            "passthrough",
+            "a whole GPU bound to vfio-pci",
+            type="vfio",
+            device_class="vfio.gpu.nvidia.com",
+        ),
+    )
+}
+#: How many claims at once, by kind, on sixteen H100; the last is all that fit.
+PARALLEL: dict[str, tuple[int, ...]] = {
+    "whole": (1, 8, 16),
+    "admin": (1, 8, 64, 128),
+    "settings": (1, 8, 16),
+    "slices": (1, 8, 16),
+    "mps": (1, 8, 16),
+    "static": (1, 8, 64, 112),
+    "dynamic": (1, 8, 64, 112),
+    "mps-mig": (1, 8, 64),
+    "share": (1, 8, 64),
+    "passed": (1, 8, 16),
+}
+ROWS = [(kind.layout, kind.name, number) for kind in KINDS.values() for number in PARALLEL[kind.name]]
+
+#: The curve: boards, how many devices they publish, and by which layout.
+PUBLISHED: tuple[tuple[str, int, Layout], ...] = (
+    ("8xH100", 8, LAYOUTS["whole"]),
+    ("8xH100", 64, ({"match": {"index": [0, 1]}, "mode": "dynamic"}, *LAYOUTS["passthrough"])),
+    ("16xH100", 128, ({"match": {"index": [0, 1, 2, 3]}, "mode": "dynamic"}, *LAYOUTS["passthrough"])),
+    (
+        "32xRTX-PRO-6000",
+        1000,
+        ({"match": {"index": list(range(8))}, "mode": "dynamic", "passthrough": True}, *LAYOUTS["dynamic"]),
+    ),
+)
+
+
+def places(kind: Kind, devices: Mapping[str, Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
+    """The allocation results of so many claims, each its own. Raises ValueError where not so many fit, saying how many do."""
+    found = [place for name in sorted(devices) if kind.fits(devices[name]) for place in _of(name, devices[name])]
+    if kind.admin and found:
+        found = [{**found[position % len(found)], "adminAccess": True} for position in range(number)]
+    if len(found) < number:
+        raise ValueError(f"{number} claims of the kind {kind.name} do not fit: there is room for {len(found)}")
+    return found[:number]
+
+
+def _of(name: str, device: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+    """What claims can have of one device: the device, or each of its shares."""
+    if not device.get("allowMultipleAllocations"):
+        return ({"device": name},)
+    # What a claim consumes that asks for nothing in particular: so many of these fit as there are shares.
+    consumed = {key: capacity["requestPolicy"]["default"] for key, capacity in device["capacity"].items()}
+    return [
+        {
+            "device": name,
+            "shareID": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{name}/{share}")),
+            "consumedCapacity": consumed,
+        }
+        for share in range(int(device["capacity"]["shares"]["value"]))
+    ]

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The bench measures what its table says: each claim has a place of its own, and so many devices are published as a row is named after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from board_model import device
+from dra_driver.core.layout_rules import parse_rules
+from dra_driver.core.model import Passthrough
+from dra_driver.core.nvidia import offers
+from dra_driver.core.shares import shared
+from dra_driver.core.slices import build_pool
+
+from tests.bench.allocations import KINDS, LAYOUTS, PARALLEL, PUBLISHED, ROWS, Layout, places
+
+BOARDS = {"8xH100": ("h100-80", 8), "16xH100": ("h100-80", 16), "32xRTX-PRO-6000": ("rtx-pro-6000", 32)}
+
+
+def published(machine: str, layout: Layout) -> dict[str, Mapping[str, Any]]:
+    """What a node publishes by a layout, the partitions of static GPUs made."""
+    board, count = BOARDS[machine]
+    rules = parse_rules([dict(rule) for rule in layout])
+    found, counters = [], []
+    for number in range(count):
+        rule = next(rule for rule in rules if rule.match.index is None or number in rule.match.index)
+        made = tuple((19, start) for start in range(7)) if rule.mode == "static" else ()
+        gpu = device(board, number, places=made, passthrough=Passthrough(number, 0, iommufd=True))
+        offered = offers.offers(gpu, dynamic=rule.mode == "dynamic", passthrough=rule.passthrough)
+        found += [shared(offer, rule.shares, offers.parts(gpu)) if rule.shares else offer for offer in offered]
+        counters.append(offers.counter_set(gpu))
+    pool = build_pool(driver="d", pool="n", node_name="n", offers=found, counter_sets=counters)
+    return {each["name"]: each for part in pool.slices for each in part.devices}
+
+
+@pytest.fixture(scope="module")
+def sixteen() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    return {name: published("16xH100", layout) for name, layout in LAYOUTS.items()}
+
+
+@pytest.mark.parametrize(("layout", "name", "parallel"), ROWS)
+def test_each_claim_of_a_row_has_a_place_of_its_own(
+    sixteen: Mapping[str, Any], layout: str, name: str, parallel: int
+) -> None:
+    kind, devices = KINDS[name], sixteen[layout]
+    found = places(kind, devices, parallel)
+    assert len(found) == parallel and all(kind.fits(devices[place["device"]]) for place in found)
+    own = {(place["device"], place.get("shareID")) for place in found}
+    assert len(own) == (min(parallel, 16) if kind.admin else parallel)
+    assert all(place.get("adminAccess", False) == kind.admin for place in found)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if not kind.admin and name != "mps-mig"])
+def test_the_last_row_of_a_kind_is_all_that_fit(sixteen: Mapping[str, Any], name: str) -> None:
+    kind, most = KINDS[name], PARALLEL[name][-1]
+    with pytest.raises(ValueError, match=f"there is room for {most}"):
+        places(kind, sixteen[kind.layout], most + 1)
+
+
+@pytest.mark.parametrize(("machine", "number", "layout"), PUBLISHED)
+def test_the_curve_is_over_what_it_says(machine: str, number: int, layout: Layout) -> None:
+    devices = published(machine, layout)
+    assert len(devices) == number and places(KINDS["whole"], devices, 1)
+
+
+@pytest.mark.parametrize(("name", "number"), [("whole", 32), ("dynamic", 128)])
+def test_32_boards_have_room_for_as_many_as_are_measured(name: str, number: int) -> None:
+    assert len(places(KINDS[name], published("32xRTX-PRO-6000", LAYOUTS["dynamic"]), number)) == number
