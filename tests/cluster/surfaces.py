@@ -28,7 +28,7 @@ PORT = 9817
 
 #: On the node: one line of JSON whenever what the driver says of a GPU, or its metric, is another.
 ASK = f"""
-import json, re, socket, time, urllib.request
+import json, re, socket, sys, threading, time, urllib.request
 
 def status():
     with socket.socket(socket.AF_UNIX) as asked:
@@ -48,18 +48,38 @@ def metric():
         told += [[labels["cause"], labels["effect"]]] if name == "fault" else []
     return found
 
-before = {{}}
-while True:
-    for ask in (status, metric):
+def follow(ask):
+    before = {{}}
+    while True:
         try:
             new = {{key: value for key, value in ask().items() if before.get(key) != value}}
         except (OSError, ValueError):
-            continue  # the driver is being started
+            new = {{}}  # the driver is being started
         if new:
-            print(json.dumps(new), flush=True)
+            sys.stdout.write(json.dumps(new) + "\\n")
+            sys.stdout.flush()
             before.update(new)
-    time.sleep(0.2)
+        time.sleep(0.2)
+
+threading.Thread(target=follow, args=(metric,), daemon=True).start()
+follow(status)
 """
+
+
+def start_listening(cluster: Cluster, node: str) -> None:
+    """Have a new process of the driver, which has told nobody of anything yet, and wait until it hears what GPUs tell.
+
+    The same Event is written once in five minutes, and an Xid from before the driver listened is never heard.
+    """
+    cluster.run(node, "gpu-simulator", "calls", "--reset")
+    cluster.restart_driver(node)
+    cluster.wait("the driver looked", lambda: cluster.status(node)["published"])
+
+    def listens() -> bool:
+        calls = json.loads(cluster.run(node, "gpu-simulator", "calls"))["functions"]
+        return bool(calls.get("nvmlDeviceRegisterEvents", 0) >= 8)
+
+    cluster.wait("the driver listens to its GPUs", listens)
 
 
 @dataclass

@@ -118,7 +118,7 @@ def test_a_gpu_that_vanishes_while_a_virtual_machine_has_it(clean: Cluster, pass
     uuid = str(clean.devices(passing)[f"gpu-{number}"]["attributes"]["uuid"]["string"])
     address = address_of(clean, passing, number)
     holder = Holder(uuid, result["device"], "machine", "machine")
-    clean.restart_driver(passing)
+    clean.restart_driver(passing)  # it tells once in five minutes
     surfaces = Surfaces(clean, passing)
     try:
         clean.wait("all is well", lambda: surfaces.all_well([holder]))

@@ -17,7 +17,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import TOLERATED, claim, device_named, pod
-from tests.cluster.surfaces import Ailment, Holder, Sick, Surfaces, Times
+from tests.cluster.surfaces import Ailment, Holder, Sick, Surfaces, Times, start_listening
 from tests.cluster.test_55_faults import taints
 
 pytestmark = pytest.mark.prove
@@ -141,9 +141,8 @@ def holders(cluster: Cluster, node: str) -> Iterator[list[Holder]]:
 
 @pytest.fixture()
 def surfaces(cluster: Cluster, node: str, holders: list[Holder]) -> Iterator[Surfaces]:
-    """All places, listened to, with a driver that has told nobody of anything yet; afterwards no fault is left."""
-    cluster.restart_driver(node)
-    cluster.wait("the driver looked", lambda: cluster.status(node)["published"])
+    """All places, listened to; afterwards no fault is left."""
+    start_listening(cluster, node)
     listening = Surfaces(cluster, node)
     yield listening
     listening.close()
