@@ -161,14 +161,11 @@ def can_be_relieved(drivers: Sequence[Mapping[str, Any]], pid: int) -> bool:
     )
 
 
-def not_relieved(look: Look, *, fingerprint: str, running: str, digest: str) -> tuple[str, ...]:
-    """Return what is still missing until the relief serves in the driver's place; nothing when it does."""
-    found = [
-        f"the relief: {each}"
-        for each in missing(look, fingerprint=fingerprint, running=running, steady=0, digest=digest)
-    ]
+def not_relieved(look: Look, *, fingerprint: str, running: str, steady: float, digest: str) -> tuple[str, ...]:
+    """Return what is still missing until the relief serves in the driver's place; nothing when it does, and has for ``steady`` seconds."""
+    lacks = missing(look, fingerprint=fingerprint, running=running, steady=steady, digest=digest)
     waiting = [str(one.get("driver", "the driver")) for one in look.drivers or () if one.get("role") != "serving"]
-    return (*found, *(f"the relief: {name} has not been handed over" for name in waiting))
+    return tuple(f"the relief: {each}" for each in (*lacks, *(f"{name} has not been handed over" for name in waiting)))
 
 
 def age_of(stat: str, uptime: str, ticks: int) -> float:

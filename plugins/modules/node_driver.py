@@ -321,7 +321,8 @@ class Service:
         """Look at the relief; return also what is still missing until it serves in the driver's place."""
         look = self.look(RELIEF_UNIT, RELIEF_INSTANCE)
         wanted, running = self.params["fingerprint"], self.running(look.pid)
-        return look, not_relieved(look, fingerprint=wanted, running=running, digest=self.digest())
+        steady, digest = self.params["steady"], self.digest()
+        return look, not_relieved(look, fingerprint=wanted, running=running, steady=steady, digest=digest)
 
     def wait(self, lacks: Callable[[], tuple[Look, tuple[str, ...]]], unit: str) -> tuple[Look, tuple[str, ...]]:
         """Wait until nothing is missing, or patience ends; returns also what still is. Raises NotStarted.
@@ -339,8 +340,9 @@ class Service:
             if not over and patience is not None and self.began + patience <= now < deadline:
                 return look, left
             if over or now >= deadline:
+                within = "" if over else f" within {self.params['timeout']:.0f} s"
                 raise NotStarted(
-                    f"The node driver has not started within {self.params['timeout']:.0f} s: {'; '.join(left)}",
+                    f"The node driver has not started{within}: {'; '.join(left)}",
                     hint=f"Read `journalctl --unit {unit}`.",
                     journal=self.journal(unit),
                 )
