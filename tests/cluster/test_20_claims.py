@@ -176,7 +176,7 @@ def test_a_kubelet_that_speaks_v1beta1_gets_the_same_devices(clean: Cluster) -> 
     assert call_as_older_kubelet(clean, node, "unprepare", uid, "older") == {"error": "", "devices": []}
 
 
-def test_claim_with_a_configuration_that_is_not_offered_is_refused_in_words(clean: Cluster) -> None:
+def test_claim_with_a_configuration_that_is_wrong_is_refused_in_words(clean: Cluster) -> None:
     wish = claim("sharing", device_class="gpu.nvidia.com")
     wish["spec"]["devices"]["config"] = [
         {
@@ -185,7 +185,7 @@ def test_claim_with_a_configuration_that_is_not_offered_is_refused_in_words(clea
                 "parameters": {
                     "apiVersion": "resource.nvidia.com/v1beta1",
                     "kind": "GpuConfig",
-                    "sharing": {"strategy": "MPS", "mpsConfig": {"multiUser": True}},
+                    "sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 150}},
                 },
             }
         }
@@ -193,6 +193,9 @@ def test_claim_with_a_configuration_that_is_not_offered_is_refused_in_words(clea
     clean.apply(wish, pod("sharing", "sharing"))
     clean.wait(
         "the refusal as an event",
-        lambda: "mpsConfig.multiUser is not offered" in clean.kubectl("get", "events", "-n", "default", "-o", "yaml"),
+        lambda: (
+            "defaultActiveThreadPercentage is 150; expected a whole number from 1 to 100 percent"
+            in " ".join(clean.kubectl("get", "events", "-n", "default", "-o", "yaml").split())
+        ),
     )
     assert clean.pod("sharing")["status"]["phase"] == "Pending"

@@ -146,6 +146,25 @@ def test_what_a_claim_may_use_is_what_its_processes_get(clean: Cluster) -> None:
     assert (clean.companions(node), set(modes(clean, node)), clean.instances(node)) == ([], {"Default"}, [])
 
 
+def test_users_compute_at_the_same_time_where_the_claim_says_so(clean: Cluster) -> None:
+    """Else the second one waits for the first to end, in its first call of CUDA."""
+    node = clean.nodes()[1]
+    wanted = claim("users", device_class="gpu.nvidia.com")
+    wanted["spec"]["devices"]["config"] = [mps(multiUser=True, defaultActiveThreadPercentage=50)]
+    users = [computing(f"user-{number}", "users", node) for number in (1001, 1002)]
+    for number, user in zip((1001, 1002), users):
+        user["spec"]["securityContext"] = {"runAsUser": number, "runAsGroup": number}
+    clean.apply(wanted, *users)
+    clean.wait_running("user-1001", "user-1002")
+    for name in ("user-1001", "user-1002"):
+        assert (told(clean, name)["context"], told(clean, name)["multiprocessors"]) == (0, 66)
+    listed = clean.run(node, "nvidia-smi", "--query-compute-apps=pid,name", "--format=csv,noheader").splitlines()
+    (server,) = {line.partition(",")[0] for line in listed if "nvidia-cuda-mps-server" in line}
+    assert len(listed) == 3 and clean.run(node, "stat", "-c", "%u", f"/proc/{server}").strip() == "0"
+    clean.delete(*reversed(users), wanted)
+    assert clean.companions(node) == []
+
+
 def test_a_daemon_outlives_the_driver_and_comes_back_when_it_dies(clean: Cluster) -> None:
     node = clean.nodes()[1]
     wanted = claim("lasting", device_class="gpu.nvidia.com")

@@ -118,6 +118,32 @@ def test_no_more_is_given_away_than_there_is_and_processes_are_held_to_it(clean:
     assert clean.companions(sharing) == []
 
 
+def test_what_a_claim_consumes_holds_each_of_its_processes_and_not_their_sum(clean: Cluster, sharing: str) -> None:
+    """Two processes of one share of 1.5 GiB: each has 1 GiB and no more than 1.5, and both together have more than the share."""
+    found = documents()
+    wish = claim("share", device_class=CLASS)
+    wish["spec"]["devices"]["requests"][0]["exactly"]["capacity"] = {
+        "requests": {"memory": "1536Mi", "multiprocessors": "66"}
+    }
+    users = [computing(name, "share", sharing) for name in ("one", "two")]
+    clean.apply(found[f"DeviceClass/{CLASS}"], wish, *users)
+    clean.wait_running("one", "two")
+    (consumed,) = clean.get("resourceclaim", "share")["status"]["allocation"]["devices"]["results"]
+    assert consumed["consumedCapacity"]["memory"] == "1536Mi"
+    seen = [told(clean, name) for name in ("one", "two")]
+    for each in seen:
+        assert (each["context"], each["memory"], each["within"], each["beyond"]) == (0, 1536, 0, OUT_OF_MEMORY)
+        # So it is with multiprocessors: half of 132 for each of them, and not for both together.
+        assert each["multiprocessors"] == 66
+    memory = clean.run(
+        sharing, "nvidia-smi", "--query-compute-apps=name,used_memory", "--format=csv,noheader,nounits", "-i", "7"
+    )
+    used = [int(line.rpartition(", ")[2]) for line in memory.splitlines() if "mps-server" not in line]
+    assert len(used) == 2 and sum(used) >= 2 * 1024 > 1536
+    clean.delete(*reversed(users), wish, found[f"DeviceClass/{CLASS}"])
+    assert clean.companions(sharing) == []
+
+
 @pytest.mark.prove
 def test_a_share_outlives_the_driver_and_another_claim_s_end(clean: Cluster, sharing: str) -> None:
     found = documents()

@@ -153,12 +153,16 @@ class Mps:
     def program(self) -> str:
         return str(self.silicon.folder / "lib/nvidia-cuda-mps-control")
 
-    def start(self) -> Mps:
+    def start(self, *options: str) -> Mps:
         """The daemon, in the foreground: a process of the test's."""
         self.folder.mkdir(exist_ok=True)
         with (self.folder / "out").open("a") as output:
             self.daemon = subprocess.Popen(
-                [self.program, "-f"], env=self.environment | self.variables, stdout=output, stderr=output, text=True
+                [self.program, "-f", *options],
+                env=self.environment | self.variables,
+                stdout=output,
+                stderr=output,
+                text=True,
             )
         until("the daemon answers", lambda: self.run("get_server_list").returncode == 0)
         return self

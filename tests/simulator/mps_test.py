@@ -304,6 +304,20 @@ def test_users_are_served_one_after_the_other(silicon: Silicon, mps: Mps) -> Non
     assert set(processes(silicon)) == {mps.server(), second.process.pid}
 
 
+@pytest.mark.parametrize("option", ["-M", "-multiuser-server"])
+def test_users_are_served_at_the_same_time_where_the_daemon_is_told_so(silicon: Silicon, mps: Mps, option: str) -> None:
+    """To MPS they are all root's."""
+    mps.start(option)
+    mps.ask("set_default_active_thread_percentage 50")
+    first, second = mps.client(user=65533), mps.client(user=65534)
+    assert (first.open(), second.open()) == (SUCCESS, SUCCESS)
+    server = mps.server()
+    assert os.stat(f"/proc/{server}").st_uid == 0
+    assert sorted(mps.clients()) == sorted(client.process.pid for client in (first, second))
+    assert (first.multiprocessors(), second.multiprocessors()) == (66, 66)
+    assert set(processes(silicon)) == {server, first.process.pid, second.process.pid}
+
+
 def test_quit_waits_for_clients_unless_it_is_told_how_long(silicon: Silicon, mps: Mps) -> None:
     mps.start()
     client = mps.client()

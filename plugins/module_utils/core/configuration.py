@@ -2,17 +2,16 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Opaque configurations of claims, templates and classes: one decoder for whoever reads them.
 
-A vendor's folder names its kinds as data. What is wrong in itself is told apart from what is right and not offered by this
-version: both are refused by name, never silently ignored.
+A vendor's folder names its kinds as data. What is wrong is refused by name, never silently ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .documents import InvalidDocument, Problem, Record, any_of, decode, shown
+from .documents import InvalidDocument, Problem, Record, decode, shown
 from .errors import AcceleratorError
 
 #: The fields by which every kind is known.
@@ -30,14 +29,6 @@ class ConfigRefused(AcceleratorError):
 
 
 @dataclass(frozen=True)
-class NotOffered:
-    """What a right configuration asks for and this version does not do: the field, and why."""
-
-    path: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class ConfigKind:
     """One kind of opaque configuration that a vendor's manifests may carry.
 
@@ -45,8 +36,8 @@ class ConfigKind:
     ``settings`` tells which knobs of the device a decoded configuration turns (see settings.py), ``sharing`` what it asks of a
     program that lets containers share the device (see companions.py; empty: none is wanted), ``within`` holds that to what the
     claim consumes of a device that several claims share (given the sharing, what is consumed, and what the device has), and
-    ``not_offered`` tells what of the configuration this version does not do; ``passthrough`` how a virtual machine reaches the
-    device (whether by iommufd where the kernel has it, and whether with that interface's own node; see passthrough.py).
+    ``passthrough`` tells how a virtual machine reaches the device (whether by iommufd where the kernel has it, and whether with that
+    interface's own node; see passthrough.py).
     """
 
     api_version: str
@@ -58,7 +49,6 @@ class ConfigKind:
     within: Callable[[Mapping[str, Any], Mapping[str, int], Mapping[str, int]], Mapping[str, Any]] = (
         lambda sharing, _consumed, _totals: sharing
     )
-    not_offered: Callable[[Mapping[str, Any]], Iterator[NotOffered]] = lambda _values: iter(())
     passthrough: Callable[[Mapping[str, Any]], tuple[bool, bool]] = lambda _values: (False, False)
 
 
@@ -81,16 +71,6 @@ def decode_configuration(kinds: Sequence[ConfigKind], parameters: Mapping[str, A
             f"{kind.name} is wrong: {error}", hint="Correct the configuration.", problems=error.problems
         ) from None
     return Configuration(kind, values)
-
-
-def refuse_what_is_not_offered(configuration: Configuration) -> None:
-    """Refuse a right configuration for what it asks for beyond this version. Raises ConfigRefused, naming the fields."""
-    lacking = tuple(configuration.kind.not_offered(configuration.values))
-    if lacking:
-        raise ConfigRefused(
-            f"{configuration.kind.name}: " + "; ".join(f"{each.path} {each.reason}" for each in lacking),
-            hint=f"Leave {any_of([each.path for each in lacking])} out of the configuration.",
-        )
 
 
 def _kind(kinds: Sequence[ConfigKind], parameters: Mapping[str, Any]) -> ConfigKind:

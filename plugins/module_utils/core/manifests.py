@@ -208,15 +208,12 @@ def _check(
         for request in fitting:
             holding.setdefault(request.name, {})[configuration.kind.name] = (each.path, configuration)
     # Of one kind the last one holds: what another one goes before is not asked for, here as in the driver.
-    lasting = {path: configuration for kinds in holding.values() for path, configuration in kinds.values()}
+    lasting = {path for kinds in holding.values() for path, _configuration in kinds.values()}
     doubts += [
         (path, f"it has no effect: of {configuration.kind.name} for the same requests a later one holds")
         for path, configuration in fit_for_something.items()
         if path not in lasting
     ]
-    for path, configuration in lasting.items():
-        for lacking in configuration.kind.not_offered(configuration.values):
-            yield f"{path}.opaque.parameters.{lacking.path}", f"it {lacking.reason}"
     for request in asked:
         held = list(holding.get(request.name, {}).values())
         try:

@@ -44,6 +44,22 @@ def test_gpus_with_the_same_settings_have_one_daemon_with_limits_of_their_own() 
     assert (second.devices, second.commands[0]) == ((f"{UID}-c",), "set_default_active_thread_percentage 25")
 
 
+def test_several_users_have_one_server_where_that_is_asked_for() -> None:
+    shared = [
+        device("a"),
+        device("b", multiUser=False),
+        device("c", multiUser=True),
+        device("d", partition=True, multiUser=True),
+    ]
+    found = [
+        (each.devices, each.environment.get("DRA_ACCELERATORS_MPS_OPTIONS")) for each in mps.companions(UID, shared)
+    ]
+    assert [(devices, options) for devices, options in found if options] == [
+        ((f"{UID}-c",), "-M"),
+        ((f"{UID}-d",), "-M"),
+    ]
+
+
 def test_every_partition_has_a_daemon_and_its_clients_bear_the_limit() -> None:
     limit = {"defaultPinnedDeviceMemoryLimit": 3 * GIBIBYTE + 5}
     shared = [

@@ -69,8 +69,7 @@ FIRST_AVAILABLE = {
         claim(config({"anything": 1}, driver="another.example.com")),
         # A later one of a kind goes before an earlier one, so that these two do not contradict each other.
         claim(config({**SETTINGS, "computeMode": "Prohibited"}), config(SETTINGS), config(SHARING)),
-        # Nor is one asked for that another one goes before, so that it need not be offered.
-        claim(config({**GPU, "sharing": MULTI_USER}), config(GPU)),
+        claim(config({**GPU, "sharing": MULTI_USER})),
         claim(config({**GPU, "sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}}})),
         {**claim(config({"kind": 1})), "apiVersion": "example.com/v1"},
         {"apiVersion": "v1", "kind": "Pod"},
@@ -87,11 +86,6 @@ def test_what_the_driver_takes_is_valid(run_here: Run, document: dict[str, Any])
             claim(config({**GPU, "sharing": {"strategy": "Quick"}})),
             "spec.devices.config[0].opaque.parameters.sharing.strategy",
             "it is 'Quick'; expected TimeSlicing or MPS",
-        ),
-        (
-            claim(config({**GPU, "sharing": MULTI_USER})),
-            "spec.devices.config[0].opaque.parameters.sharing.mpsConfig.multiUser",
-            "it is not offered by this version",
         ),
         (claim(config({"kind": "GpuConfig"})), "spec.devices.config[0].opaque.parameters", "has no apiVersion"),
         (claim(config("text")), "spec.devices.config[0].opaque.parameters", "it is 'text'. Expected a mapping"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..configuration import ConfigKind, NotOffered
+from ..configuration import ConfigKind
 from ..documents import Choice, Entries, Problem, Record, Size, Truth, Whole, below
 from ..model import DEVICE, PARTITION, PASSTHROUGH
 from ..settings import COMPUTE_MODE, COMPUTE_MODES, DEVICE_SETTINGS, TIME_SLICE
@@ -36,6 +36,8 @@ INTERVALS = ("Default", "Short", "Medium", "Long")
 _TIME_SLICING_CONFIG = Record({"interval": Choice(INTERVALS)}, defaults={"interval": INTERVALS[0]})
 
 _PERCENTAGE = "defaultActiveThreadPercentage"
+#: One server for the processes of all users, who then are root's to MPS; else those of one user compute at a time.
+MULTI_USER = "multiUser"
 _LIMIT, _LIMIT_BY_DEVICE = "defaultPinnedDeviceMemoryLimit", "defaultPerDevicePinnedMemoryLimit"
 #: Limits are handed to MPS in whole MiB, so that less than one would be none.
 _MPS_CONFIG = Record(
@@ -47,7 +49,7 @@ _MPS_CONFIG = Record(
             "a device's index or UUID",
             Size(_MEBIBYTE),
         ),
-        "multiUser": Truth(),
+        MULTI_USER: Truth(),
     }
 )
 
@@ -89,7 +91,12 @@ def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
 def _mps(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """What is asked of an MPS control daemon; the strategy says that there is to be one."""
     sharing = values.get("sharing", {})
-    return {"strategy": MPS, **sharing.get("mpsConfig", {})} if sharing.get("strategy") == MPS else {}
+    if sharing.get("strategy") != MPS:
+        return {}
+    config = dict(sharing.get("mpsConfig", {}))
+    if not config.get(MULTI_USER):
+        config.pop(MULTI_USER, None)  # the same as nothing said, for who compares
+    return {"strategy": MPS, **config}
 
 
 def _within(sharing: Mapping[str, Any], consumed: Mapping[str, int], totals: Mapping[str, int]) -> Mapping[str, Any]:
@@ -111,14 +118,6 @@ def _within(sharing: Mapping[str, Any], consumed: Mapping[str, int], totals: Map
     return limits
 
 
-def _one_user(values: Mapping[str, Any]) -> Iterator[NotOffered]:
-    if values.get("sharing", {}).get("mpsConfig", {}).get("multiUser"):
-        yield NotOffered(
-            "sharing.mpsConfig.multiUser",
-            "is not offered by this version: at a time the processes of one user ID compute, those of others wait",
-        )
-
-
 _IOMMU = Record(
     {"backendPolicy": Choice(POLICIES), "enableAPIDevice": Truth()},
     required=frozenset({"backendPolicy"}),
@@ -133,14 +132,13 @@ def _interface(values: Mapping[str, Any]) -> tuple[bool, bool]:
 
 
 CONFIG_KINDS: tuple[ConfigKind, ...] = (
-    ConfigKind(_VERSION, "GpuConfig", DEVICE, Record({"sharing": _GPU_SHARING}), _settings, _mps, _within, _one_user),
+    ConfigKind(_VERSION, "GpuConfig", DEVICE, Record({"sharing": _GPU_SHARING}), _settings, _mps, _within),
     ConfigKind(
         _VERSION,
         "MigDeviceConfig",
         PARTITION,
         Record({"sharing": _PARTITION_SHARING}),
         sharing=_mps,
-        not_offered=_one_user,
     ),
     ConfigKind(_VERSION, "VfioDeviceConfig", PASSTHROUGH, Record({"iommu": _IOMMU}), passthrough=_interface),
     DEVICE_SETTINGS,

@@ -5,7 +5,8 @@
 Facts: the manual of nvidia-cuda-mps-control, seen with 535.261.03; CUDA's documentation of MPS. A wrong value is not refused
 by the daemon, which goes on with the former one, so what it holds is read back. A process reaches one daemon, by its pipe folder,
 and a MIG device has a daemon of its own. The daemon's memory limit was reported not to hold for clients on MIG devices; the
-variable of the client does, so they get both.
+variable of the client does, so they get both. Several users: -M, as NVIDIA's own DRA driver has it (mps-control-daemon.tmpl.yaml); a
+program that does not know it (535.261.03) takes itself for the user interface, finds no daemon and ends.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from ..configuration import ConfigRefused
 from ..documents import any_of
 from ..errors import AcceleratorError
 from ..system import System
+from .configs import MULTI_USER
 
 KIND = "mps"
 TOOL = "nvidia-cuda-mps-control"
+#: The variable from which the daemon's service takes further options of its command line.
+OPTIONS = "DRA_ACCELERATORS_MPS_OPTIONS"
 PIPE_FOLDER = "/tmp/nvidia-mps"  # noqa: S108 in the container, where CUDA looks first
 
 _ANSWER_SECONDS = 10.0
@@ -47,6 +51,8 @@ def companions(claim_uid: str, devices: Sequence[SharedDevice]) -> tuple[Compani
             "CUDA_MPS_LOG_DIRECTORY": "log",
             "CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in group),
         }
+        if sharing.get(MULTI_USER):
+            environment[OPTIONS] = "-M"
         name = companion_name(claim_uid, number)
         draft = Companion(KIND, name, tuple(device.cdi_name for device in group), environment)
         for variable in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):

@@ -18,7 +18,7 @@
 
 static const char help[] =
     "Control daemon of simulated MPS, in place of NVIDIA's.\n"
-    "-d: in the background; -f: in the foreground; neither: sends commands from standard input to the daemon that runs.\n";
+    "-d: in the background; -f: in the foreground; -M, -multiuser-server besides: one server for all users; neither: sends commands from standard input to the daemon that runs.\n";
 
 /* Sends the lines of the standard input and prints the answers, until the daemon or the input ends. */
 static int user_interface(void)
@@ -127,9 +127,10 @@ static bool open_files(struct daemon *daemon, bool logs)
     return true;
 }
 
-static int control_daemon(bool foreground)
+static int control_daemon(bool foreground, bool multi_user)
 {
     static struct daemon daemon = { .control = -1, .privileged = -1, .pipe = -1, .percentage = 100, .server.descriptor = -1 };
+    daemon.multi_user = multi_user;
     umask(0);
     mkdir(mps_pipe_directory(), 0777);
     bool logs = make_log_directory();
@@ -155,12 +156,14 @@ static int control_daemon(bool foreground)
 
 int main(int argc, char **argv)
 {
-    const char *option = argc == 2 ? argv[1] : "";      /* with more words it is the user interface, whatever they are */
+    /* With more words it is the user interface, whatever they are, but for the one of newer drivers. */
+    const bool multi_user = argc == 3 && (!strcmp(argv[2], "-M") || !strcmp(argv[2], "-multiuser-server"));
+    const char *option = argc == 2 || multi_user ? argv[1] : "";
     if (!strcmp(option, "-h") || !strcmp(option, "--help")) {
         fputs(help, stdout);
         return 0;
     }
     if (!strcmp(option, "-d") || !strcmp(option, "-f"))
-        return control_daemon(option[1] == 'f');
+        return control_daemon(option[1] == 'f', multi_user);
     return user_interface();
 }

@@ -52,7 +52,8 @@ static void accept_connection(struct daemon *daemon, int listener)
         struct connection *connection = &daemon->connections[index];
         if (connection->role != ROLE_NONE)
             continue;
-        *connection = (struct connection){ .role = ROLE_NEW, .descriptor = descriptor, .pid = peer.pid, .uid = peer.uid,
+        *connection = (struct connection){ .role = ROLE_NEW, .descriptor = descriptor, .pid = peer.pid,
+                                           .uid = daemon->multi_user ? 0 : peer.uid,
                                            .number = ++daemon->connected };
         return;
     }

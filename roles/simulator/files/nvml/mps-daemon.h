@@ -42,6 +42,7 @@ struct daemon {
     double percentage;
     uint64_t limits[MPS_DEVICES_MAX];
     int priority;
+    bool multi_user;                            /* all clients are root's */
     bool failed;                                /* a server has ended badly */
     bool quitting, hurried;
     struct timespec deadline;                   /* hurried: servers that still run then are ended */

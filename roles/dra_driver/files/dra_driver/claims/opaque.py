@@ -19,7 +19,6 @@ from ..core.configuration import (
     ConfigRefused,
     Configuration,
     decode_configuration,
-    refuse_what_is_not_offered,
 )
 from ..core.settings import settings_of
 from .allocation import ClaimError, OpaqueConfig
@@ -30,7 +29,7 @@ def configurations_of(
 ) -> tuple[Configuration, ...]:
     """Return the configurations that hold for one device, one of each kind at most, of those that apply to it from lowest to highest precedence.
 
-    All of them have to be right, also those that another one goes before; those that hold have to be offered. One that names the request
+    All of them have to be right, also those that another one goes before. One that names the request
     must fit its kind of device; one for all requests passes by the devices that it is not made for. Raises ClaimError with code
     config-refused.
     """
@@ -45,8 +44,6 @@ def configurations_of(
                     f"{found.kind.name} is for a {found.kind.device_kind}, and the request was given a {device_kind}",
                     hint="Use the kind that fits the request's DeviceClass.",
                 )
-        for configuration in chosen.values():
-            refuse_what_is_not_offered(configuration)
     return tuple(chosen.values())
 
 
