@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -86,6 +87,10 @@ def test_after_a_node_that_is_gone_its_devices_are_given_back(ghost: Ghost, tmp_
     cluster.kubectl("delete", "lease", "dra-accelerators-controller", "-n", "default")
 
 
+#: What all runs over the controller have in common.
+CHOSEN = {"dra_controller_grace": 1, "dra_controller_interval": 1, "dra_controller_drifting": 2}
+
+
 @dataclass(frozen=True)
 class Installed:
     """The controller on both nodes, by the playbook; ``before`` is what was there before it."""
@@ -93,6 +98,12 @@ class Installed:
     cluster: Cluster
     inventory: Path
     before: dict[str, str]
+
+    def change(self, **variables: Any) -> None:
+        """Run the playbook with other variables."""
+        chosen = {**CHOSEN, **{f"dra_controller_{name}": value for name, value in variables.items()}}
+        recap = self.cluster.playbook("controller.yml", "-e", json.dumps(chosen), inventory=self.inventory)
+        assert not recap.failed, recap.output
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +114,7 @@ def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
     document["all"]["children"]["accelerator_controllers"] = {"children": {"accelerator_nodes": {}}}
     inventory = tmp_path_factory.mktemp("controller") / "inventory.yml"
     inventory.write_text(yaml.safe_dump(document))
-    chosen = {"dra_controller_grace": 1, "dra_controller_interval": 1, "dra_controller_drifting": 2}
-    settings = ("-e", json.dumps(chosen))
+    settings = ("-e", json.dumps(CHOSEN))
     recap = cluster.playbook("controller.yml", *settings, inventory=inventory)
     assert not recap.failed, recap.output
     again = cluster.playbook("controller.yml", *settings, inventory=inventory)
@@ -255,6 +265,86 @@ def test_one_webhook_that_answers_is_enough_and_none_lets_everything_through(ins
         for node in (first, second):
             cluster.run(node, "systemctl", "start", UNIT)
     cluster.wait("they answer again", lambda: "it is 150" in answer_to(cluster, wrong), timeout=60)
+
+
+KEPT = "created (server dry run)"
+
+
+@pytest.mark.prove
+def test_where_a_site_says_so_nothing_is_stored_that_no_webhook_has_seen(installed: Installed) -> None:
+    """With Fail and no controller: what has a configuration for our drivers is refused, right or wrong, and nothing else is."""
+    cluster = installed.cluster
+    right = [settings_of(kind, "v1", DRIVER, 50) for kind in ("ResourceClaim", "ResourceClaimTemplate", "DeviceClass")]
+    plain = settings_of("ResourceClaim", "v1", DRIVER, 50)
+    del plain["spec"]["devices"]["config"]
+    theirs = settings_of("ResourceClaim", "v1", "another.example.com", 150)
+    own = {**right[0], "metadata": {"name": "asked", "namespace": NAMESPACE}}
+    held = settings_of("ResourceClaim", "v1", DRIVER, 50)
+    held["metadata"] |= {"name": "held", "finalizers": ["tests.example.com/held"]}
+    let_go = ("patch", "resourceclaim", "held", "--type=merge", "-p", '{"metadata":{"finalizers":[]}}')
+    installed.change(webhook_failure_policy="Fail")
+    try:
+        for document in right:
+            cluster.wait("both answer", lambda document=document: KEPT in answer_to(cluster, document), timeout=60)
+        cluster.apply(held)
+        for node in cluster.nodes():
+            cluster.run(node, "systemctl", "stop", UNIT)
+        for document in right:
+            assert "failed calling webhook" in answer_to(cluster, document), document["kind"]
+        for document in (plain, theirs, own):
+            assert KEPT in answer_to(cluster, document), document
+        cluster.kubectl("delete", "resourceclaim", "held", "--wait=false")
+        cluster.kubectl(*let_go)
+        cluster.wait("it is gone", lambda: "held" not in cluster.kubectl("get", "resourceclaims", "-o", "name"))
+        installed.change(webhook_failure_policy="Ignore", ready_timeout=60)
+        for node in cluster.nodes():
+            cluster.run(node, "systemctl", "stop", UNIT)
+        for document in right:
+            assert KEPT in answer_to(cluster, document), document["kind"]
+    finally:
+        for node in cluster.nodes():
+            cluster.run(node, "systemctl", "start", UNIT)
+        installed.change()
+
+
+def served(cluster: Cluster, node: str) -> str:
+    """The certificate that a node's webhook shows to who connects now, and "" where nobody answers."""
+    ask = "import ssl; print(ssl.get_server_certificate(('127.0.0.1', 9443)))"
+    return cluster.run(node, "python3", "-c", ask, check=False).strip()
+
+
+def trusted(cluster: Cluster) -> str:
+    """The authority that signs now."""
+    secret = ("secret", "dra-accelerators-controller-authority", "-n", NAMESPACE)
+    return cluster.kubectl("get", *secret, "-o", r"jsonpath={.data.active\.crt}", check=False)
+
+
+@pytest.mark.prove
+def test_certificates_and_their_authority_are_replaced_while_they_are_asked(installed: Installed) -> None:
+    """Both live as short as may be set. With Fail, and each of both webhooks asked about everything: one that is not trusted would be seen."""
+    cluster, right = installed.cluster, settings_of("ResourceClaim", "v1", DRIVER, 50)
+    first, second = cluster.nodes()
+    kept = trusted(cluster)
+    installed.change(webhook_failure_policy="Fail", certificate_lifetime=30, authority_lifetime=300)
+    try:
+        # An authority that has a year is not replaced by a setting: this one is made anew, as after a site has deleted it.
+        cluster.kubectl("delete", "secret", "dra-accelerators-controller-authority", "-n", NAMESPACE)
+        cluster.wait("an authority that lives shorter", lambda: trusted(cluster) not in ("", kept), timeout=60)
+        cluster.wait("both are trusted", lambda: KEPT in answer_to(cluster, right), timeout=90)
+        seen: dict[str, set[str]] = {first: set(), second: set(), "authority": set()}
+        refused: list[str] = []
+        deadline = time.monotonic() + 600
+        while (len(seen["authority"]) < 2 or len(seen[first]) < 4 or len(seen[second]) < 4) and not refused:
+            assert time.monotonic() < deadline, {name: len(found) for name, found in seen.items()}
+            answer = answer_to(cluster, right)
+            refused += [] if KEPT in answer else [answer]
+            seen["authority"].add(trusted(cluster))
+            for node in (first, second):
+                seen[node].add(served(cluster, node))
+        assert not refused, refused
+        assert "" not in seen[first] | seen[second]
+    finally:
+        installed.change()
 
 
 @pytest.mark.prove

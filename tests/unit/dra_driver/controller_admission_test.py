@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import datetime
 import ssl
 from collections.abc import Mapping
@@ -19,8 +20,15 @@ from controller_test import run
 from dra_driver.api.client import ApiClient
 from dra_driver.controller import certificates
 from dra_driver.controller.admission import MOST_TOLD, NoReview, answer, rules_for
-from dra_driver.controller.certificate_keeper import AuthorityKeeper, AuthoritySecret, CertificateKeeper
+from dra_driver.controller.certificate_keeper import (
+    LOOK_SECONDS,
+    SOON_SECONDS,
+    AuthorityKeeper,
+    AuthoritySecret,
+    CertificateKeeper,
+)
 from dra_driver.controller.measurements import Measurements
+from dra_driver.controller.settings import WEBHOOK
 from dra_driver.controller.webhook import MOST_BYTES, PATH, application
 from dra_driver.core.backend import BACKENDS, create
 from dra_driver.core.manifests import CLAIM, CLASS, TEMPLATE, VERSIONS
@@ -76,6 +84,18 @@ def test_a_refusal_names_field_value_and_range(kind: str, version: str) -> None:
     assert said(manifest(kind, version, config(RIGHT))) == {"uid": "42", "allowed": True}
     assert said(manifest(kind, version, config(WRONG, driver="another.example.com")))["allowed"]
     assert said(manifest(kind, version, config(WRONG)), "DELETE")["allowed"]
+
+
+@pytest.mark.parametrize("kind", [CLAIM, TEMPLATE, CLASS])
+def test_what_is_stored_can_be_let_go_of_whatever_it_holds(kind: str) -> None:
+    """The finalizer of a claim that was stored when nobody was asked: without this it would stay for ever."""
+    old = manifest(kind, "v1", config(WRONG))
+    for changed, allowed in ((copy.deepcopy(old), True), (manifest(kind, "v1", config({**WRONG, "more": 1})), False)):
+        changed["metadata"]["finalizers"] = []
+        asked = review(changed, "UPDATE")
+        asked["request"]["oldObject"] = old
+        assert answer(asked, RULES)["response"]["allowed"] is allowed
+    assert said(old, "UPDATE")["allowed"] is False, "what was before is not known"
 
 
 def test_the_class_decides_which_kinds_fit() -> None:
@@ -243,6 +263,44 @@ def test_a_rotation_under_load_meets_no_certificate_that_is_not_trusted(tmp_path
             signers.add(active.certificate)
         assert len(signers) >= 3
         await runner.cleanup()
+
+    run(tmp_path, scenario)
+
+
+def test_the_shortest_lives_that_may_be_set_leave_no_moment_without_a_certificate(tmp_path: Path) -> None:
+    """Both keepers at the pace of their own looks, in a time that passes with them alone."""
+
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        clock = Clock()
+        secret = AuthoritySecret(client, "here", "authority")
+        shortest = {name: WEBHOOK.fields[name].least for name in ("authority_seconds", "certificate_seconds")}
+        server.put(CONFIGURATION, {"webhooks": [{"name": "a", "clientConfig": {}}]})
+        keeper = AuthorityKeeper(
+            client,
+            secret,
+            configuration="ours",
+            seconds=shortest["authority_seconds"],
+            may_act=lambda: True,
+            clock=clock,
+            now=clock.now,
+        )
+        own = CertificateKeeper(secret, ["127.0.0.1"], seconds=shortest["certificate_seconds"], now=clock.now)
+        await keeper.look()
+        await own.look()
+        authority_looks, own_looks = 0.0, own.pause
+        signers = set()
+        while clock.seconds < 4 * shortest["authority_seconds"]:
+            clock.seconds = min(authority_looks, own_looks)
+            active = certificates.read_authorities(server.objects[SECRET]["data"]).active
+            assert active is not None and active.left(clock.now()) > 0
+            assert own._own is not None and own._own.left(clock.now()) > 0, f"at {clock.seconds} s"
+            if authority_looks <= own_looks:
+                authority_looks += SOON_SECONDS if await keeper.look() else LOOK_SECONDS
+            else:
+                await own.look()
+                own_looks += own.pause
+            signers.add(active.certificate)
+        assert len(signers) >= 4
 
     run(tmp_path, scenario)
 

@@ -51,7 +51,7 @@ def answer(review: Any, rules: Rules) -> dict[str, Any]:
     if not isinstance(request, Mapping) or review.get("apiVersion") != API_VERSION or not request.get("uid"):
         raise NoReview(f"What came is no {KIND} of {API_VERSION} with a request")
     response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
-    if request.get("operation") in ("CREATE", "UPDATE"):
+    if _is_new(request):
         checked = check_manifest(request.get("object"), rules.config_kinds, rules.device_kinds)
         if checked.problems:
             response.update(allowed=False, status=_refusal(checked))
@@ -60,6 +60,14 @@ def answer(review: Any, rules: Rules) -> dict[str, Any]:
                 _cut(f"{doubt.path}: {doubt.message}", WARNING_CHARACTERS) for doubt in checked.doubts[:MOST_TOLD]
             ]
     return {"apiVersion": API_VERSION, "kind": KIND, "response": response}
+
+
+def _is_new(request: Mapping[str, Any]) -> bool:
+    """Whether an object is made, or its spec is another one: whoever takes a finalizer off is not told what is wrong with the rest."""
+    specs = [
+        each.get("spec") if isinstance(each, Mapping) else None for each in map(request.get, ("object", "oldObject"))
+    ]
+    return request.get("operation") == "CREATE" or (request.get("operation") == "UPDATE" and specs[0] != specs[1])
 
 
 def _refusal(checked: Checked) -> dict[str, Any]:

@@ -186,7 +186,12 @@ class CertificateKeeper:
                 self._log.report("the webhook has its certificate" if self._own else "the webhook has no authority yet")
             except AcceleratorError as error:
                 self._log.report(f"the webhook's authority cannot be read: {error}", level=logging.WARNING)
-            await asyncio.sleep(LOOK_SECONDS if self._own is not None else SOON_SECONDS)
+            await asyncio.sleep(self.pause)
+
+    @property
+    def pause(self) -> float:
+        """For how many seconds it looks away: a certificate that lives shorter is looked at twice after it is due and before its end."""
+        return SOON_SECONDS if self._own is None else min(LOOK_SECONDS, self._seconds / 6)
 
     async def look(self) -> None:
         """Make a new certificate if it is time, or if another authority signs now. Raises ApiError, ApiUnreachable."""

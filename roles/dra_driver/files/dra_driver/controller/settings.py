@@ -115,7 +115,7 @@ WEBHOOK = Record(
         "names": Texts(),
         "configuration": Text(),
         "secret": Text(),
-        "authority_seconds": Whole(60, 3650 * 86400, "seconds"),
+        "authority_seconds": Whole(300, 3650 * 86400, "seconds"),
         "certificate_seconds": Whole(30, 365 * 86400, "seconds"),
         "device_classes": Classes(),
     }
