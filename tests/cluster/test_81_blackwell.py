@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.cluster import EXAMPLES, Cluster
-from tests.cluster.manifests import claim, pod, settings
+from tests.cluster.cluster import Cluster
+from tests.cluster.manifests import claim, example, pod, settings
 from tests.cluster.test_24_settings import memory_lock, shown, uuid_in
 
 pytestmark = pytest.mark.prove
@@ -37,13 +37,12 @@ def profiles(cluster: Cluster, node: str, uuid: str) -> list[str]:
 
 
 def test_a_gpu_has_the_profiles_of_its_claim_and_none_afterwards(cluster: Cluster, node: str) -> None:
-    """The first wish of the example is met: a Blackwell board. Its settings outlive the driver."""
-    example = EXAMPLES / "tuned-gpu.yaml"
-    cluster.apply(example)
+    """The first wish of the example is met here. Its settings outlive the driver."""
+    documents = example("tuned-gpu.yaml", node)
+    cluster.apply(*documents)
     cluster.wait_running("tuned-gpu")
     log = cluster.wait("what the pod prints", lambda: "done" in (said := cluster.log("tuned-gpu")) and said)
     uuid = uuid_in(log)
-    assert cluster.pod("tuned-gpu")["spec"]["nodeName"] == node
     assert f"{uuid}, 800.00 W, Exclusive_Process, 900 MHz, 3996 MHz\n" in log
     assert "1. Max-Q\n7. LLM Training\n" in log
     assert profiles(cluster, node, uuid) == ["1. Max-Q", "7. LLM Training"]
@@ -53,7 +52,7 @@ def test_a_gpu_has_the_profiles_of_its_claim_and_none_afterwards(cluster: Cluste
     cluster.wait("another process", lambda: cluster.driver_pid(node) not in (0, pid))
     cluster.wait_registered(node)
     assert profiles(cluster, node, uuid) == ["1. Max-Q", "7. LLM Training"]
-    cluster.delete(example)
+    cluster.delete(*reversed(documents))
     assert profiles(cluster, node, uuid) == [NONE]
     assert shown(cluster, node, uuid)[:2] == ("1000.00 W", "Default")
     assert memory_lock(cluster, node, uuid) == (0, 0)
