@@ -41,8 +41,9 @@ options:
     description:
       - What the devices of the site's own DeviceClasses are, V(device), V(partition) or V(passthrough), by the class's name, so that a
         configuration for another kind is found.
-      - The standard classes of the vendors are known, for example V(gpu.nvidia.com) and V(mig.nvidia.com). Of other classes nothing is
-        expected.
+      - The standard classes of the vendors are known, for example V(gpu.nvidia.com) and V(mig.nvidia.com), and classes among the manifests
+        whose selectors demand one value of the attribute by which the vendor tells its kinds apart, as
+        C(device.attributes['gpu.nvidia.com'].type == 'mig') joined to others by C(&&). Of other classes nothing is expected.
     type: dict
     default: {}
   fail_if_invalid:
@@ -133,6 +134,7 @@ from ansible.module_utils.basic import AnsibleModule, missing_required_lib
 from ansible.module_utils.common.yaml import HAS_YAML, yaml_load_all
 from ansible_collections.dra.accelerators.plugins.module_utils._module import end, run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, create
+from ansible_collections.dra.accelerators.plugins.module_utils.core.device_classes import kinds_of_classes
 from ansible_collections.dra.accelerators.plugins.module_utils.core.documents import any_of, shown
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.manifests import check_manifest
@@ -192,8 +194,10 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     backends = [create(vendor) for vendor in BACKENDS]
     config_kinds = {backend.driver_name: backend.config_kinds for backend in backends}
     device_kinds = {name: kind for backend in backends for name, kind in backend.device_classes.items()}
+    documents = documents_in(module)
+    device_kinds.update(kinds_of_classes(documents, {each.driver_name: each.device_types for each in backends}))
     device_kinds.update(module.params["device_classes"])
-    checked = [check_manifest(document, config_kinds, device_kinds) for document in documents_in(module)]
+    checked = [check_manifest(document, config_kinds, device_kinds) for document in documents]
     problems = [problem for each in checked for problem in each.problems]
     if problems and module.params["fail_if_invalid"]:
         end(

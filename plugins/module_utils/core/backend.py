@@ -47,6 +47,8 @@ class Backend(Protocol):
     config_kinds: tuple[ConfigKind, ...]
     #: What the devices of the vendor's standard DeviceClasses are (see Offer.kind), by the class's name.
     device_classes: Mapping[str, str]
+    #: By which attribute, and which value of it, selectors of other classes tell what the devices are (see device_classes.py).
+    device_types: Mapping[tuple[str, str], str]
 
     def open(self) -> None:
         """Reach the vendor's library. Raises BackendUnavailable with the reason; may be called again at any time."""

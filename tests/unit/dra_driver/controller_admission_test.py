@@ -105,6 +105,28 @@ def test_the_class_decides_which_kinds_fit() -> None:
     assert said(manifest(CLAIM, "v1", config(RIGHT), device_class="nobody-knows"))["allowed"]
 
 
+def of_type(name: str, value: str, *configs: Any) -> dict[str, Any]:
+    """A class whose selector demands a type."""
+    document = manifest(CLASS, "v1", *configs, device_class=name)
+    expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{value}'"
+    document["spec"]["selectors"] = [{"cel": {"expression": expression}}]
+    return document
+
+
+def test_the_clusters_classes_say_themselves_what_their_devices_are() -> None:
+    claim = review(manifest(CLAIM, "v1", config(RIGHT), device_class="theirs"))
+    assert answer(claim, RULES)["response"]["allowed"] is True
+    refused = answer(claim, RULES, {"theirs": "partition"})["response"]
+    assert "GpuConfig is for a device, and the class theirs has partitions" in refused["status"]["message"]
+    told = review(manifest(CLAIM, "v1", config(RIGHT), device_class="our-partitions"))
+    assert answer(told, RULES, {"our-partitions": "device"})["response"]["allowed"] is False, (
+        "the site's word goes before"
+    )
+    assert said(of_type("theirs", "gpu", config(RIGHT)))["allowed"] is True
+    refused = said(of_type("theirs", "mig", config(RIGHT)))
+    assert "the class theirs has partitions" in refused["status"]["message"]
+
+
 def test_a_class_of_the_site_may_pass_devices_through() -> None:
     passed = config({"iommu": {"backendPolicy": "PreferIommuFD"}}, kind="VfioDeviceConfig")
     for device_class in ("our-passed", "vfio.gpu.nvidia.com"):

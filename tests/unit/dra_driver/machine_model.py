@@ -57,7 +57,7 @@ from dra_driver.core.model import (
     Surroundings,
 )
 from dra_driver.core.nvidia import edits, mps, offers
-from dra_driver.core.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES, INTERVALS
+from dra_driver.core.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES, INTERVALS
 from dra_driver.core.settings import COMPUTE_MODES, Knob, clocks
 from dra_driver.core.signs import Severity, Sign
 from dra_driver.core.telemetry import Telemetry
@@ -161,6 +161,7 @@ class ModelBackend:
     cdi_kind = "k8s.gpu.nvidia.com/claim"
     config_kinds = CONFIG_KINDS
     device_classes = DEVICE_CLASSES
+    device_types = DEVICE_TYPES
 
     def __init__(self, gpus: ModelGpus, system: PciSystem | None = None) -> None:
         self.gpus = gpus

@@ -159,6 +159,24 @@ def test_classes_of_the_site_can_be_told(run_here: Run) -> None:
     assert refused["failed"] and "big is 'gpu'; expected device, partition or passthrough" in refused["msg"]
 
 
+def test_classes_among_the_manifests_say_what_their_devices_are(run_here: Run) -> None:
+    of_partitions = "device.attributes['gpu.nvidia.com'].type == 'mig'"
+    device_class = {
+        "apiVersion": "resource.k8s.io/v1beta1",
+        "kind": "DeviceClass",
+        "metadata": {"name": "small"},
+        "spec": {"selectors": [{"cel": {"expression": of_partitions}}]},
+    }
+    document = claim(config(GPU), requests=[request("gpu", "small")])
+    assert run_here("claim_config_info", {"definition": document})["valid"] is True
+    both = {"apiVersion": "v1", "kind": "List", "items": [document, device_class]}
+    for definition in ([document, device_class], both):
+        result = run_here("claim_config_info", {"definition": definition})
+        assert "GpuConfig is for a device, and the class small has partitions" in result["problems"][0]["message"]
+    told = {"definition": both, "device_classes": {"small": "device"}}
+    assert run_here("claim_config_info", told)["valid"] is True
+
+
 def test_failing_is_asked_for(run_here: Run) -> None:
     document = claim(config({**SETTINGS, "powerLimit": 0, "clock": 1}))
     result = run_here("claim_config_info", {"definition": document, "fail_if_invalid": True})

@@ -39,7 +39,7 @@ from ..telemetry import Telemetry
 from . import discover, edits, faults, mps, names, offers, partition, settings, telemetry
 from .boards import Boards
 from .common_edits import CommonEdits
-from .configs import CONFIG_KINDS, DEVICE_CLASSES
+from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
 from .discover import BoardFacts
 from .nvml import Nvml
 from .offers import DRIVER_NAME
@@ -77,6 +77,7 @@ class NvidiaBackend:
     cdi_kind = "k8s.gpu.nvidia.com/claim"
     config_kinds = CONFIG_KINDS
     device_classes = DEVICE_CLASSES
+    device_types = DEVICE_TYPES
 
     def __init__(self, system: System | None = None, deadlines: Deadlines | None = None) -> None:
         self._system = system or System()

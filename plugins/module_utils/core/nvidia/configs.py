@@ -24,6 +24,13 @@ DEVICE_CLASSES: Mapping[str, str] = {
     "vfio.gpu.nvidia.com": PASSTHROUGH,
 }
 
+#: How the selectors of other classes tell them apart.
+DEVICE_TYPES: Mapping[tuple[str, str], str] = {
+    ("type", "gpu"): DEVICE,
+    ("type", "mig"): PARTITION,
+    ("type", "vfio"): PASSTHROUGH,
+}
+
 _VERSION = "resource.nvidia.com/v1beta1"
 _MEBIBYTE = 1024**2
 

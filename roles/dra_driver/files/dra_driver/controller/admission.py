@@ -13,6 +13,7 @@ from typing import Any
 
 from ..core.backend import BACKENDS, create
 from ..core.configuration import ConfigKind
+from ..core.device_classes import DeviceTypes, kinds_of_classes
 from ..core.errors import AcceleratorError
 from ..core.manifests import Checked, ManifestProblem, check_manifest
 
@@ -21,6 +22,7 @@ API_VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
 MOST_TOLD, MOST_CHARACTERS = 20, 300
 #: The API server cuts warnings at 256 characters of its own accord.
 WARNING_CHARACTERS = 250
+NO_CLASSES: Mapping[str, str] = {}
 
 
 class NoReview(AcceleratorError):
@@ -31,28 +33,37 @@ class NoReview(AcceleratorError):
 
 @dataclass(frozen=True)
 class Rules:
-    """What configurations are checked against: the kinds that each driver knows, and what the devices of classes are."""
+    """What configurations are checked against: the kinds that each driver knows, and what the devices of classes are.
+
+    ``standard`` are the vendors' classes and ``told`` those that the site has told of; between them is what the cluster's classes say
+    themselves by ``device_types``.
+    """
 
     config_kinds: Mapping[str, Sequence[ConfigKind]]
-    device_kinds: Mapping[str, str]
+    standard: Mapping[str, str]
+    told: Mapping[str, str]
+    device_types: DeviceTypes
 
 
 def rules_for(drivers: Sequence[str], device_classes: Mapping[str, str]) -> Rules:
     """The rules of all vendors whose drivers the controller acts for; ``device_classes`` are the site's own."""
     backends = [create(vendor) for vendor in BACKENDS]
     known = {backend.driver_name: backend.config_kinds for backend in backends if backend.driver_name in drivers}
-    kinds = {name: kind for backend in backends for name, kind in backend.device_classes.items()}
-    return Rules(known, {**kinds, **device_classes})
+    standard = {name: kind for backend in backends for name, kind in backend.device_classes.items()}
+    return Rules(known, standard, device_classes, {backend.driver_name: backend.device_types for backend in backends})
 
 
-def answer(review: Any, rules: Rules) -> dict[str, Any]:
-    """Answer an AdmissionReview. Raises NoReview."""
+def answer(review: Any, rules: Rules, classes: Mapping[str, str] = NO_CLASSES) -> dict[str, Any]:
+    """Answer an AdmissionReview; ``classes`` are what the cluster's classes say of their devices, by name. Raises NoReview."""
     request = review.get("request") if isinstance(review, Mapping) else None
     if not isinstance(request, Mapping) or review.get("apiVersion") != API_VERSION or not request.get("uid"):
         raise NoReview(f"What came is no {KIND} of {API_VERSION} with a request")
     response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
     if _is_new(request):
-        checked = check_manifest(request.get("object"), rules.config_kinds, rules.device_kinds)
+        document = request.get("object")
+        own = kinds_of_classes([document], rules.device_types)
+        kinds = {**rules.standard, **classes, **own, **rules.told}
+        checked = check_manifest(document, rules.config_kinds, kinds)
         if checked.problems:
             response.update(allowed=False, status=_refusal(checked))
         if checked.doubts:

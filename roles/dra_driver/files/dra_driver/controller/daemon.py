@@ -14,6 +14,9 @@ from typing import Callable, TypeVar
 from .. import __version__
 from ..api.client import ApiClient
 from ..api.events import EventRecorder
+from ..api.resources import GROUP, ResourceApi
+from ..api.watching import Watched
+from ..core.device_classes import kind_of_class
 from ..core.system import System
 from ..logs import fields
 from ..service_manager import notify
@@ -81,6 +84,10 @@ class Webhook:
         self._address = chosen.address
         self._rules = rules_for(settings.drivers, chosen.device_classes)
         self._measurements = measurements
+        self._resources = ResourceApi(client)
+        self.classes: Watched[str] = Watched(
+            client, "DeviceClasses", self._find_classes, lambda found: kind_of_class(found, self._rules.device_types)
+        )
         self.authority = AuthorityKeeper(
             client,
             secret,
@@ -96,8 +103,19 @@ class Webhook:
         """Serve once there is a certificate, until cancelled."""
         await self.certificate.ready.wait()
         await keep_serving(
-            lambda: application(self._rules, self._measurements), self._address, "the webhook", self.certificate.context
+            lambda: application(self._rules, self._measurements, self.kinds),
+            self._address,
+            "the webhook",
+            self.certificate.context,
         )
+
+    def kinds(self) -> dict[str, str]:
+        """What the cluster's classes say of their devices, by name, as far as it is known: nobody waits for more."""
+        return {name.rpartition("/")[2]: kind for name, kind in self.classes.items.items()}
+
+    async def _find_classes(self) -> str:
+        self._resources.forget()  # the cluster may have been upgraded
+        return f"/apis/{GROUP}/{await self._resources.version()}/deviceclasses"
 
 
 async def together(parts: Sequence[Callable[[], Awaitable[None]]]) -> None:
@@ -166,6 +184,7 @@ async def run_controller(settings: ControllerSettings) -> int:
         parts += [
             loop.create_task(keep("certificate", webhook.certificate.run)),
             loop.create_task(keep("webhook", webhook.serve)),
+            loop.create_task(keep("device classes", webhook.classes.run)),
         ]
     notify("READY=1")
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -21,14 +22,16 @@ PATH = "/validate"
 MOST_BYTES = 4 * 1024 * 1024
 
 
-def application(rules: Rules, measurements: Measurements) -> web.Application:
-    """What is served."""
+def application(
+    rules: Rules, measurements: Measurements, classes: Callable[[], Mapping[str, str]] = dict
+) -> web.Application:
+    """What is served; ``classes`` tells what the cluster's classes say of their devices at this moment, by name."""
 
     async def validate(request: web.Request) -> web.Response:
         began = time.perf_counter()
         outcome = "unreadable"
         try:
-            answered = answer(await _document(request), rules)
+            answered = answer(await _document(request), rules, classes())
             outcome = "allowed" if answered["response"]["allowed"] else "refused"
         except NoReview as error:
             return web.Response(text=f"{error}\n", status=400)
