@@ -115,10 +115,14 @@ def test_what_is_wrong_with_a_device_is_told_with_its_remedy(home: Path, capsys:
         scene.backend.notices.put(Notice(scene.backend.gpus.template(1).uuid, "GPU 1 tells of error 9", torn))
         await scene.until(lambda: any(device["ailments"] for device in asked(scene)))
         options = configured(scene)
-        for command in ("status", "devices"):
-            _status, text = await said(capsys, command, *options)
-            assert text.count("error 9 (failed): It told of error 9. Restart the machine.") == 1, command
-        _status, text = await said(capsys, "devices", "--output", "json", *options)
+        words = ["status"], ["devices"], ["devices", "--output", "json"]
+        for command in words:
+            for _try in range(10):  # a busy machine's driver may not answer in time
+                _status, text = await said(capsys, *command, *options)
+                if "error 9" in text:
+                    break
+            if "json" not in command:
+                assert text.count("error 9 (failed): It told of error 9. Restart the machine.") == 1, command
         assert [[each["value"] for each in device["ailments"]] for device in json.loads(text)] == [[], ["9"]]
 
     run(home, scenario)
