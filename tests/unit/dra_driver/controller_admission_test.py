@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from controller_test import run
+from controller_test import candidate, going, run, until
 from dra_driver.api.client import ApiClient
 from dra_driver.controller import certificates
 from dra_driver.controller.admission import MOST_TOLD, NoReview, answer, rules_for
@@ -27,8 +27,9 @@ from dra_driver.controller.certificate_keeper import (
     AuthoritySecret,
     CertificateKeeper,
 )
+from dra_driver.controller.daemon import Webhook
 from dra_driver.controller.measurements import Measurements
-from dra_driver.controller.settings import WEBHOOK
+from dra_driver.controller.settings import WEBHOOK, parse
 from dra_driver.controller.webhook import MOST_BYTES, PATH, application
 from dra_driver.core.backend import BACKENDS, create
 from dra_driver.core.manifests import CLAIM, CLASS, TEMPLATE, VERSIONS
@@ -37,6 +38,7 @@ from hypothesis import strategies as st
 from object_server import ObjectServer
 
 DRIVER = "gpu.nvidia.com"
+CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 RULES = rules_for([DRIVER], {"our-partitions": "partition", "our-passed": "passthrough"})
 WRONG = {"sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 150}}}
 RIGHT = {"sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}}}
@@ -125,6 +127,21 @@ def test_the_clusters_classes_say_themselves_what_their_devices_are() -> None:
     assert said(of_type("theirs", "gpu", config(RIGHT)))["allowed"] is True
     refused = said(of_type("theirs", "mig", config(RIGHT)))
     assert "the class theirs has partitions" in refused["status"]["message"]
+
+
+def test_the_webhook_follows_the_clusters_classes(tmp_path: Path) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        server.put(f"{CLASSES}/small", of_type("small", "mig"))
+        server.put(f"{CLASSES}/any", manifest(CLASS, "v1", device_class="any"))
+        settings = parse({"name": "here", "webhook": {"address": "127.0.0.1:1"}})
+        webhook = Webhook(settings, client, candidate(client, "here"), Measurements())
+        assert webhook.kinds() == {}, "nobody waits for it"
+        async with going(webhook.classes.run()):
+            await until(lambda: webhook.kinds() == {"small": "partition"} and server._watchers)
+            server.put(f"{CLASSES}/large", of_type("large", "gpu"))
+            await until(lambda: webhook.kinds() == {"small": "partition", "large": "device"})
+
+    run(tmp_path, scenario)
 
 
 def test_a_class_of_the_site_may_pass_devices_through() -> None:

@@ -157,7 +157,7 @@ class ObjectServer:
         return response
 
 
-LISTED = ("nodes", "resourceslices", "resourceclaims", "devicetaintrules")
+LISTED = ("nodes", "deviceclasses", "resourceslices", "resourceclaims", "devicetaintrules")
 
 
 def merge(present: Json, patch: Json) -> Json:
