@@ -318,11 +318,7 @@ class NvidiaBackend:
             if self._boards.is_away(uuid) is None:
                 action()
                 return
-
-            def take() -> None:
-                action()
-                self._boards.welcome(uuid)
-
+            take = partial(self._boards.welcome, uuid, action)
             self._without_library(uuid, take, f"Taking GPU {uuid} back from another driver")
         self.device(uuid)
 

@@ -104,8 +104,9 @@ class Boards:
                 self._returned += self._away.pop(uuid, None) is not None
             return dict(self._away)
 
-    def welcome(self, uuid: str) -> None:
-        """Know of a GPU that we have taken back: NVML is opened anew for it."""
+    def welcome(self, uuid: str, action: Callable[[], None]) -> None:
+        """Have a GPU taken back, and know that it was us: NVML is opened anew for it."""
+        action()
         with self._lock:
             self._away.pop(uuid, None)
 
