@@ -16,7 +16,7 @@ from pathlib import Path
 import dra_driver
 import pytest
 import yaml
-from dra_driver import config, node
+from dra_driver import cli, config, node
 from dra_driver.api.kubeconfig import SERVICE_ACCOUNT, SERVICE_ACCOUNT_VARIABLE, load_access
 from dra_driver.config import InvalidConfiguration, load
 from dra_driver.status_command import living
@@ -81,6 +81,8 @@ def test_commands_read_the_pods_configuration_where_there_is_no_other(
     assert config.default_path() == str(service)
     pod.touch()
     assert config.default_path() == str(pod)
+    words = (["status"], ["reload"], ["claims"], ["devices"], ["explain", "a"], ["collect"], ["probe", "liveness"])
+    assert {cli._parser().parse_args(each).config for each in words} == {str(pod)}
     service.touch()
     assert config.default_path() == str(service)
 

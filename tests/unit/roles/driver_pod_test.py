@@ -77,6 +77,10 @@ def test_the_daemonset_has_what_was_asked_for_and_no_more(tmp_path: Path) -> Non
     assert {name for name, spec in specs.items() if spec.get("hostNetwork")} == {"node-network"}
     types = {name: each["securityContext"].get("seLinuxOptions") for name, each in containers.items()}
     assert types == {**dict.fromkeys(HOSTS), "selinux": {"type": "spc_t"}}
+    # What systemd mounts there for a claim once the pod runs: without, no MPS daemon is seen to work.
+    mounts = [mount for each in containers.values() for mount in each["volumeMounts"]]
+    assert "/host/run/dra-accelerators/companions" in {mount["mountPath"] for mount in mounts}
+    assert {mount.get("mountPropagation") for mount in mounts} == {"HostToContainer"}
     # Known by the Node's label, and by the file that goes last.
     assert {name for name, each in told.items() if each["has"]} == {"metrics", "node-network"}
     assert {name: each["lacks"] for name, each in told.items()} == {name: [] for name in HOSTS}

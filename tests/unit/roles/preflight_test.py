@@ -8,8 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import yaml
 from playing import play
 
+SITE = Path(__file__).resolve().parents[3] / "playbooks/site.yml"
 AHEAD = [{"match": {}, "mode": "dynamic", "prepared_before_binding": True}]
 MACHINES = [{"match": {}, "mode": "dynamic", "passthrough": True}]
 UNIT = {"ours": False}
@@ -80,3 +82,14 @@ def test_what_a_pod_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
         head, *texts = played.failed[name]["msg"]
         assert "(1 found)" in head and len(texts) == 1, texts
         assert [word for word in words if word not in texts[0]] == [], texts
+
+
+def test_the_site_playbook_gives_it_the_nodes_own_layout() -> None:
+    """A layout of accelerator_layouts is in no variable that the role has as its default."""
+    tasks = [task for play in yaml.safe_load(SITE.read_text("utf-8")) for task in play["tasks"]]
+    (given,) = (
+        task["vars"]
+        for task in tasks
+        if task.get("ansible.builtin.include_role", {}).get("name") == "dra.accelerators.preflight"
+    )
+    assert given["preflight_layout"] == "{{ accelerator_node_layout }}"

@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     collect.set_defaults(run=_collect)
 
     reload = commands.add_parser("reload", help="have the running driver work by the configuration file as it is now")
-    reload.add_argument("--config", default=config.DEFAULT_PATH, help="configuration file (default %(default)s)")
+    reload.add_argument("--config", default=config.default_path(), help="configuration file (default %(default)s)")
     reload.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="wait so long (default 60)")
     reload.set_defaults(run=_reload)
 
