@@ -402,3 +402,15 @@ def serving(port: int, text: str) -> Iterator[None]:
     finally:
         page.shutdown()
         page.server_close()
+
+
+def test_a_controller_that_is_a_deployment_has_a_job_that_finds_its_pods(tmp_path: Path) -> None:
+    playbook(tmp_path, free_port(), free_port(), "-e", "dra_controller_form=deployment")
+    (drivers,) = json.loads((tmp_path / "targets/targets.json").read_text())
+    assert drivers["labels"] == {"job": "dra-accelerators"}, "no host tells of a controller"
+    _drivers, job = yaml.safe_load((tmp_path / "scrape/scrape.yml").read_text())["scrape_configs"]
+    assert job["job_name"] == "dra-accelerators-controller"
+    namespace = {"names": ["dra-accelerators-controller"]}
+    assert job["kubernetes_sd_configs"] == [{"role": "pod", "namespaces": namespace}]
+    kept = [rule["regex"] for rule in job["relabel_configs"] if rule.get("action") == "keep"]
+    assert kept == ["dra-accelerators-controller;metrics"]

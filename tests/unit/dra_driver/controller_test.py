@@ -22,7 +22,7 @@ from dra_driver.controller.keeping import Keeper
 from dra_driver.controller.lease import Elector, Terms
 from dra_driver.controller.measurements import Measurements
 from dra_driver.controller.reporting import Reporter
-from dra_driver.controller.settings import parse
+from dra_driver.controller.settings import NAME_VARIABLE, load, parse
 from dra_driver.core.model import OFFER_KINDS
 from dra_driver.deadlines import within
 from object_server import ObjectServer
@@ -380,6 +380,18 @@ def test_classes_of_the_site_may_have_devices_of_every_kind() -> None:
 
 def test_settings_without_drivers_are_for_all_that_are_known() -> None:
     assert parse({"name": "a"}).drivers
+
+
+def test_each_pod_has_its_own_name_over_one_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "controller.yaml"
+    file.write_text("namespace: here\n")
+    with pytest.raises(InvalidConfiguration, match="name is missing"):
+        load(str(file))
+    monkeypatch.setenv(NAME_VARIABLE, "controller-7f9c-x2")
+    assert (load(str(file)).name, load(str(file)).namespace) == ("controller-7f9c-x2", "here")
+    file.write_text("- a list\n")
+    with pytest.raises(InvalidConfiguration, match=r"controller\.yaml"):
+        load(str(file))
 
 
 def test_the_command_shows_what_is_out_of_order_at_this_moment(

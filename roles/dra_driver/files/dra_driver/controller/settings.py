@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,9 @@ from ..core.documents import Choice, InvalidDocument, Problem, Record, Truth, Wh
 from ..core.model import OFFER_KINDS
 from ..logs import FORMATS, LEVELS
 
-DEFAULT_PATH = "/etc/dra-accelerators/controller/controller.yaml"
+DEFAULT_PATH = "/etc/dra-accelerators/controller.yaml"
+#: The pods of a Deployment have one configuration: each is told by this variable what it is called.
+NAME_VARIABLE = "DRA_CONTROLLER_NAME"
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ SETTINGS = Record(
 
 
 def load(path: str) -> ControllerSettings:
-    """Read a configuration file. Raises InvalidConfiguration, naming the file and all that is wrong."""
+    """Read a configuration file; NAME_VARIABLE goes before its name. Raises InvalidConfiguration, naming the file and all that is wrong."""
     import yaml
 
     try:
@@ -152,6 +155,9 @@ def load(path: str) -> ControllerSettings:
         raise InvalidConfiguration(
             f"The configuration {path} could not be read: {error}", hint="The role dra_controller writes it."
         ) from error
+    name = os.environ.get(NAME_VARIABLE, "")
+    if name and isinstance(document, dict):
+        document = {**document, "name": name}
     return parse(document, source=path)
 
 

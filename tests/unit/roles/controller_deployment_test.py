@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What the role dra_controller writes for its two forms: the pods, who is asked about configurations, the rights, and what goes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cryptography.x509 import DNSName, SubjectAlternativeName
+from dra_driver.controller.admission import answer, rules_for
+from dra_driver.controller.certificate_keeper import utc_now
+from dra_driver.controller.certificates import make_authority, make_certificate
+from dra_driver.controller.settings import NAME_VARIABLE, load
+from playing import play
+
+ROLE = Path(__file__).resolve().parents[3] / "roles/dra_controller"
+NAME, NAMESPACE = "dra-accelerators-controller", "dra-accelerators-controller"
+SERVICE = f"{NAME}.{NAMESPACE}.svc"
+WANTED = {
+    "objects": "__dra_controller_pod_objects",
+    "not_wanted": "__dra_controller_not_wanted",
+    "rights": "__dra_controller_objects",
+    "webhook": "__dra_controller_webhook_object",
+    "elsewhere": "__dra_controller_asked_elsewhere",
+    "wrong": "__dra_controller_wrong_class",
+    "settings": "__dra_controller_settings",
+}
+Written = dict[str, Any]
+
+
+def deployment(**more: Any) -> dict[str, Any]:
+    """The variables of a site that has a Deployment."""
+    return {"dra_controller_form": "deployment", "dra_controller_image": "registry.example.com/driver:1", **more}
+
+
+def node(name: str, address: str) -> dict[str, Any]:
+    """A Node as the API server tells of it."""
+    return {"metadata": {"name": name}, "status": {"addresses": [{"type": "InternalIP", "address": address}]}}
+
+
+def services(**more: Any) -> dict[str, Any]:
+    """The variables of a site that has services on both hosts, and what was asked of the hosts' Nodes."""
+    found = [("a", [node("a", "10.0.0.1")]), ("b", [node("node-b", "fd00::2")])]
+    nodes = [{"__dra_controller_peer": host, "resources": resources} for host, resources in found]
+    programs = {"release": "1", "environment": "2"}
+    return {"__dra_controller_nodes": {"results": nodes}, "__dra_controller_host": {"programs": programs}, **more}
+
+
+def asked(trusted: str, *clients: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    """A webhook's configuration as the API server tells of it."""
+    webhooks = [{"name": name, "clientConfig": {**client, "caBundle": trusted}} for name, client in clients]
+    return {"resources": [{"webhooks": webhooks}]}
+
+
+def rollout(**status: int) -> dict[str, Any]:
+    """A Deployment with two pods wanted, as the API server tells of it."""
+    return {"resources": [{"metadata": {"generation": 3}, "spec": {"replicas": 2}, "status": status}]}
+
+
+BY_SERVICE = ("pods.controller.dra.accelerators", {"service": {"name": NAME}})
+BY_HOSTS = (
+    ("a.controller.dra.accelerators", {"url": "https://10.0.0.1:9443/validate"}),
+    ("node-b.controller.dra.accelerators", {"url": "https://[fd00::2]:9443/validate"}),
+)
+DONE = {"observedGeneration": 3, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}
+ROLLOUTS = {
+    "all": (rollout(**DONE), True),
+    "not seen yet": (rollout(**{**DONE, "observedGeneration": 2}), False),
+    "one of before": (rollout(**{**DONE, "replicas": 3}), False),
+    "one not updated": (rollout(**{**DONE, "updatedReplicas": 1}), False),
+    "one not ready": (rollout(**{**DONE, "availableReplicas": 1}), False),
+    "nothing": (rollout(), False),
+    "none": ({"resources": []}, False),
+}
+DENIED = 'b\'{"message":"admission webhook \\"%s.controller.dra.accelerators\\" denied the request: x"}\''
+REFUSALS = {
+    DENIED % "pods": True,
+    'failed calling webhook "pods.controller.dra.accelerators": no endpoints available': False,
+    DENIED % "node-1": False,
+    "": False,
+}
+UNREADY = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}
+WAITING = [{"state": {"waiting": {"reason": "ErrImageNeverPull"}}, "lastState": {}}]
+PODS = [
+    {"metadata": {"name": "p1"}, "status": {"phase": "Pending", "conditions": [UNREADY]}},
+    {"metadata": {"name": "p2"}, "status": {"phase": "Pending", "containerStatuses": WAITING}},
+    {"metadata": {"name": "p3"}, "status": {}},
+]
+OTHER = {
+    "dra_controller_grace": 7,
+    "dra_controller_address": "127.0.0.1:9999",
+    "dra_controller_device_classes": {"mine": "device"},
+    "dra_controller_image_pull_secrets": ["one"],
+    "dra_controller_webhook_failure_policy": "Fail",
+    "dra_controller_replicas": 1,
+    "dra_controller_pod_nodes": [],
+    "dra_controller_pod_node_selector": {"site.example.com/zone": 3},
+}
+ANYWHERE = {"dra_controller_pod_nodes": [], "dra_controller_pod_node_selector": {}, "dra_controller_webhook": False}
+ASKED = {key: WANTED[key] for key in ("webhook", "elsewhere", "not_wanted")}
+#: What is asked of the role for each site: the variables, and the expressions.
+SITES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "pods": (deployment(__dra_controller_configured={"resources": []}), WANTED),
+    "again": (deployment(__dra_controller_configured=asked("QUJD", BY_SERVICE)), ASKED),
+    "other": (deployment(__dra_controller_configured={"resources": []}, **OTHER), WANTED),
+    "anywhere": (deployment(**ANYWHERE), {key: WANTED[key] for key in ("objects", "rights")}),
+    "services": (services(__dra_controller_configured={"resources": []}), {**ASKED, "rights": WANTED["rights"]}),
+    "to pods": (deployment(__dra_controller_configured=asked("QUJD", *BY_HOSTS)), ASKED),
+    "to services": (services(__dra_controller_configured=asked("QUJD", BY_SERVICE)), ASKED),
+    **{
+        f"rollout {name}": (
+            deployment(__dra_controller_deployment=told),
+            {"done": "__dra_controller_rolled_out | bool"},
+        )
+        for name, (told, _done) in ROLLOUTS.items()
+    },
+    **{
+        f"refusal {told}": (
+            deployment(__dra_controller_refusal={"msg": told} if told else {}),
+            {"refused": "__dra_controller_refused | bool"},
+        )
+        for told in REFUSALS
+    },
+    "lines": (
+        deployment(__dra_controller_pods={"resources": PODS}),
+        {"lines": "__dra_controller_pod_lines"},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
+    """What the role's own expressions give for each site, by Ansible itself, in an inventory with two hosts."""
+    folder = tmp_path_factory.mktemp("sites")
+    (folder / "templates").symlink_to(ROLE / "templates")
+    tasks: list[dict[str, Any]] = []
+    for number, (variables, expressions) in enumerate(SITES.values()):
+        each = ", ".join(f"'{key}': {expression}" for key, expression in expressions.items())
+        text = "{{ {" + each + "} | to_json | b64encode }}"
+        tasks.append({"ansible.builtin.set_fact": {f"site_{number}": text}, "vars": variables})
+    every = "{{ [" + ", ".join(f"site_{number}" for number in range(len(SITES))) + "] | to_json }}"
+    tasks.append({"ansible.builtin.copy": {"content": every, "dest": str(folder / "out.json"), "mode": "0600"}})
+    files = [str(ROLE / "defaults/main.yml"), str(ROLE / "vars/main.yml")]
+    play = {"hosts": "a", "gather_facts": False, "vars_files": files, "tasks": tasks}
+    (folder / "play.yml").write_text(yaml.safe_dump([play]))
+    here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    hosts: dict[str, Any] = {"a": here, "b": {"accelerator_node_name": "node-b"}}
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"accelerator_controllers": {"hosts": hosts}}))
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ansible-playbook"), "-i", folder / "hosts.yml", folder / "play.yml"],
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(folder / "local")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [json.loads(base64.b64decode(each)) for each in json.loads((folder / "out.json").read_text())]
+    return dict(zip(SITES, found, strict=True))
+
+
+def of_kind(written: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The one object of a kind."""
+    (found,) = (each for each in written["objects"] if each["kind"] == kind)
+    return dict(found)
+
+
+def template_of(written: Written) -> dict[str, Any]:
+    """The template of the pods."""
+    return dict(of_kind(written, "Deployment")["spec"]["template"])
+
+
+def test_pods_have_nothing_that_they_do_not_need(sites: dict[str, Written]) -> None:
+    written = sites["pods"]
+    names = {(each["metadata"]["name"], each["metadata"]["namespace"]) for each in written["objects"]}
+    assert names == {(NAME, NAMESPACE)}
+    pod = template_of(written)["spec"]
+    (container,) = pod["containers"]
+    security = container["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"]} and security["readOnlyRootFilesystem"] is True
+    assert (security["privileged"], security["allowPrivilegeEscalation"]) == (False, False)
+    assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] >= 1000
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert [set(volume) for volume in pod["volumes"]] == [{"name", "configMap"}]
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+    assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("controller", "system-cluster-critical")
+    control_plane = {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"}
+    assert pod["tolerations"] == [control_plane] and pod["imagePullSecrets"] == []
+    assert {name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")} == {
+        "startup": "/healthz",
+        "liveness": "/healthz",
+        "readiness": "/readyz",
+    }
+
+
+def test_the_pods_read_what_the_role_has_written(
+    sites: dict[str, Written], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = sites["other"]
+    pod = template_of(written)["spec"]
+    (container,) = pod["containers"]
+    path = tmp_path / "controller.yaml"
+    path.write_text(of_kind(written, "ConfigMap")["data"]["controller.yaml"])
+    assert container["env"] == [{"name": NAME_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
+    monkeypatch.setenv(NAME_VARIABLE, "pod-1")
+    settings = load(str(path))
+    assert (settings.name, settings.kubeconfig, settings.grace) == ("pod-1", "", 7)
+    assert (settings.address, settings.webhook.address) == ("0.0.0.0:9999", "0.0.0.0:9443")
+    assert settings.webhook.device_classes == {"mine": "device"}
+    assert container["command"][-1] == f"{container['volumeMounts'][0]['mountPath']}/controller.yaml"
+    assert {port["name"]: port["containerPort"] for port in container["ports"]} == {"webhook": 9443, "metrics": 9999}
+    service = of_kind(written, "Service")["spec"]
+    ports = {port["name"]: (port["port"], port["targetPort"]) for port in service["ports"]}
+    assert ports == {"webhook": (443, "webhook"), "metrics": (9999, "metrics")}
+    assert service["selector"].items() <= template_of(written)["metadata"]["labels"].items()
+    assert pod["imagePullSecrets"] == [{"name": "one"}]
+
+
+def test_without_a_webhook_there_is_nothing_of_it(sites: dict[str, Written]) -> None:
+    written = sites["anywhere"]
+    assert "webhook" not in of_kind(written, "ConfigMap")["data"]["controller.yaml"]
+    assert [port["name"] for port in of_kind(written, "Service")["spec"]["ports"]] == ["metrics"]
+    assert "secrets" not in rules(written, "Role")
+
+
+def test_the_api_server_asks_the_service_by_a_name_that_the_certificate_has(sites: dict[str, Written]) -> None:
+    written = sites["other"]
+    (webhook,) = written["webhook"]["webhooks"]
+    client = webhook["clientConfig"]["service"]
+    assert f"{client['name']}.{client['namespace']}.svc" == SERVICE
+    assert (client["path"], client["port"], webhook["failurePolicy"]) == ("/validate", 443, "Fail")
+    names = written["settings"]["webhook"]["names"]
+    certificate = make_certificate(make_authority(utc_now(), 900), names, now=utc_now(), seconds=60).parsed
+    known = certificate.extensions.get_extension_for_class(SubjectAlternativeName).value
+    assert known.get_values_for_type(DNSName) == [SERVICE]
+
+
+def test_what_is_tried_at_the_webhook_is_what_it_refuses(sites: dict[str, Written]) -> None:
+    request = {"uid": "1", "operation": "CREATE", "object": sites["pods"]["wrong"]}
+    review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    assert not answer(review, rules_for(["gpu.nvidia.com"], {}))["response"]["allowed"]
+
+
+def test_another_configuration_makes_other_pods(sites: dict[str, Written]) -> None:
+    one, other = (template_of(sites[site])["metadata"]["annotations"] for site in ("pods", "other"))
+    assert one != other and list(one) == list(other)
+
+
+def test_a_budget_is_there_for_several_pods_alone(sites: dict[str, Written]) -> None:
+    several, one = sites["pods"], sites["other"]
+    kinds = {"ConfigMap", "Service", "Deployment"}
+    assert {each["kind"] for each in several["objects"]} == kinds | {"PodDisruptionBudget"}
+    assert {each["kind"] for each in one["objects"]} == kinds
+    assert (several["not_wanted"], one["not_wanted"]) == ([], ["PodDisruptionBudget"])
+    assert of_kind(several, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    spec = of_kind(several, "Deployment")["spec"]
+    assert (spec["replicas"], of_kind(one, "Deployment")["spec"]["replicas"]) == (2, 1)
+    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    affinity = spec["template"]["spec"]["affinity"]["podAntiAffinity"]
+    (apart,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    assert apart["podAffinityTerm"]["matchLabelKeys"] == ["pod-template-hash"]
+
+
+def test_pods_run_on_the_nodes_of_the_group_or_where_they_are_told_to(sites: dict[str, Written]) -> None:
+    def terms(site: str) -> Any:
+        affinity = template_of(sites[site])["spec"]["affinity"]["nodeAffinity"]
+        return affinity and affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+
+    linux = {"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}
+    named = [[{"key": "metadata.name", "operator": "In", "values": [name]}] for name in ("a", "node-b")]
+    assert terms("pods") == [{"matchExpressions": [linux], "matchFields": fields} for fields in named]
+    zone = {"key": "site.example.com/zone", "operator": "In", "values": ["3"]}
+    assert terms("other") == [{"matchExpressions": [zone], "matchFields": []}]
+    assert terms("anywhere") is None, "null takes a former one away"
+
+
+def rules(written: Written, kind: str) -> dict[str, list[str]]:
+    """What a role of the controller may do, by resource."""
+    (role,) = (each for each in written["rights"] if each["kind"] == kind)
+    return {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]}
+
+
+def test_pods_have_the_rights_of_the_service_but_to_renew_a_token(sites: dict[str, Written]) -> None:
+    pods, service = sites["pods"], sites["services"]
+    assert rules(pods, "ClusterRole") == rules(service, "ClusterRole")
+    wanted = rules(service, "Role")
+    assert wanted.pop("serviceaccounts/token") == ["create"]
+    assert rules(pods, "Role") == wanted
+
+
+def test_who_is_asked_changes_over_with_what_is_trusted(sites: dict[str, Written]) -> None:
+    def clients(site: str) -> list[dict[str, Any]]:
+        return [each["clientConfig"] for each in sites[site]["webhook"]["webhooks"]]
+
+    hosts = [client for _name, client in BY_HOSTS]
+    assert clients("services") == hosts and not sites["services"]["elsewhere"]
+    assert sites["services"]["not_wanted"] == ["Deployment", "PodDisruptionBudget", "Service", "ConfigMap"]
+    assert sites["to pods"]["elsewhere"], "the API servers have to learn of it before the services go"
+    (client,) = clients("to pods")
+    assert client["caBundle"] == "QUJD", "the Service is trusted from the first moment"
+    assert not sites["again"]["elsewhere"] and clients("again") == [client]
+    assert sites["to services"]["elsewhere"]
+    assert clients("to services") == [{**each, "caBundle": "QUJD"} for each in hosts]
+
+
+@pytest.mark.parametrize("name", ROLLOUTS)
+def test_it_waits_for_all_pods_of_the_newest_template(sites: dict[str, Written], name: str) -> None:
+    assert sites[f"rollout {name}"] == {"done": ROLLOUTS[name][1]}
+
+
+def test_pods_that_are_not_ready_say_why(sites: dict[str, Written]) -> None:
+    assert sites["lines"]["lines"] == [
+        "pod p1: Pending; 0/2 nodes are available",
+        "pod p2: Pending; ErrImageNeverPull",
+        "pod p3: unknown",
+    ]
+
+
+@pytest.mark.parametrize("told", REFUSALS)
+def test_only_a_refusal_by_the_pods_shows_that_they_answer(sites: dict[str, Written], told: str) -> None:
+    assert sites[f"refusal {told}"] == {"refused": REFUSALS[told]}
+
+
+REFUSED = {
+    "image": ({"dra_controller_form": "deployment"}, "dra_controller_image names no image"),
+    "number": (deployment(dra_controller_replicas=0), "dra_controller_replicas is 0; expected 1 or more"),
+}
+
+
+def test_the_role_refuses_what_can_be_no_deployment(tmp_path: Path) -> None:
+    tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.dra_controller"}}]
+    hosts = {name: variables for name, (variables, _said) in REFUSED.items()}
+    played = play(tmp_path, tasks, hosts, group="accelerator_controllers")
+    assert set(played.failed) == set(REFUSED), played.output
+    for name, (_variables, said) in REFUSED.items():
+        assert said in played.failed[name]["msg"]
