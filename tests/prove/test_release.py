@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.cluster.cluster import EXAMPLES, Cluster, copy_of_the_collection
 from tests.cluster.machines import drivers
@@ -49,7 +50,8 @@ def layout(node: str) -> list[str]:
         {"match": {"index": 4}, "mode": "dynamic", "prepared_before_binding": True},
         {"match": {}, "mode": "dynamic"},
     ]
-    return ["-e", json.dumps({"accelerator_layouts": [{"hosts": node, "layout": rules}]})]
+    fleet = yaml.safe_load((EXAMPLES / "fleet.yml").read_text("utf-8"))["accelerator_layouts"]
+    return ["-e", json.dumps({"accelerator_layouts": [{"hosts": node, "layout": rules}, *fleet]})]
 
 
 def state(cluster: Cluster) -> dict[str, Any]:
