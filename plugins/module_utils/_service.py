@@ -180,11 +180,13 @@ def age_of(stat: str, uptime: str, ticks: int) -> float:
 STORE = "state.db"
 # Where systemd notes, in a file for each timer, when a persistent one last elapsed.
 STAMPS = "/var/lib/systemd/timers"
+# Where files for containers lie, a folder for each claim that is prepared; it stays when the last one goes.
+METADATA = "metadata"
 # What the driver makes in its folder below the kubelet's.
 OWN_NAMES = re.compile(
     r"driver\.lock|handed-over|state\.db(-wal|-shm|-journal)?|state\.db\.(damaged|form|new|rebuilt)[^/]*"
     r"|[a-z]+(-[A-Za-z0-9-]+)?\.sock"
-    rf"|{LOCKS}/([^/]+\.lock)?"
+    rf"|{LOCKS}/([^/]+\.lock)?|{METADATA}/"
 )
 
 

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from ._service import STORE, State
+from ._service import METADATA, STORE, State
 from .core.companions import DIRECTORY as COMPANION_FOLDER
 from .core.device_locks import FOLDER as LOCKS
 from .core.prepared import CLAIMS_TABLE, DEVICES_TABLE, META_TABLE
@@ -53,6 +53,15 @@ def look_at_state(system: System, folder: str, known: Sequence[str]) -> State:
 def names_in(system: System, folder: str) -> tuple[str, ...]:
     """Return what is in a driver's folder, the locks in their own folder before that; links are not followed."""
     names = system.list_directory(folder)
+    files = f"{folder}/{METADATA}"
+    # With something in it, a claim is not undone: then it stays.
+    if (
+        METADATA in names
+        and not system.is_link(files)
+        and system.path(files).is_dir()
+        and not system.list_directory(files)
+    ):
+        names = (*(name for name in names if name != METADATA), f"{METADATA}/")
     locks = f"{folder}/{LOCKS}"
     if LOCKS not in names or system.is_link(locks) or not system.path(locks).is_dir():
         return names

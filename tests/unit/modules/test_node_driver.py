@@ -290,6 +290,16 @@ def test_the_locks_go_with_their_folder(tmp_path: Path) -> None:
     assert max(inside) < removed.index(f"{FOLDER}/locks")
 
 
+def test_the_folder_of_files_for_containers_goes_when_no_claim_has_one(tmp_path: Path) -> None:
+    files = make_state(tmp_path, store=True) / "metadata"
+    files.mkdir()
+    removed, kept = sort_out(tmp_path)
+    assert (removed[-1], kept) == (FOLDER, []) and f"{FOLDER}/metadata" in removed
+    (files / "0uid-a").mkdir()
+    removed, kept = sort_out(tmp_path)
+    assert FOLDER not in removed and kept == [f"{FOLDER}/metadata: not a file of this driver"]
+
+
 def test_a_file_of_somebody_elses_among_the_locks_stays_with_both_folders(tmp_path: Path) -> None:
     make_locks(make_state(tmp_path, store=True), "notes")
     removed, kept = sort_out(tmp_path)
