@@ -59,6 +59,10 @@ class ApiModel:
         """Method and path of every request that changed something, or would have."""
         return [entry for entry in self.log if entry[0] not in ("GET", "WATCH", "DRYRUN")]
 
+    def slice_writes(self) -> list[tuple[str, str]]:
+        """Those of them that were about slices. A claim's status is written a second after it was prepared, and after each start."""
+        return [entry for entry in self.writes() if "/resourceslices" in entry[1]]
+
     def end_watches(self) -> None:
         for queue in (*self._watchers, *self._claim_watchers):
             queue.put_nowait(None)

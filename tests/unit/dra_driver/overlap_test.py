@@ -77,7 +77,7 @@ async def come_up(new: Scene) -> None:
 
 def test_the_new_instance_takes_over_without_a_write(short: Path) -> None:
     async def scenario(old: Scene, new: Scene) -> None:
-        writes, slices = len(old.api.writes()), json.dumps(old.api.slices)
+        writes, slices = len(old.api.slice_writes()), json.dumps(old.api.slices)
         await come_up(new)
         assert await role(old) == Role.STANDBY
         assert not Path(old.paths.service).exists() and not Path(old.paths.registration).exists()
@@ -85,7 +85,7 @@ def test_the_new_instance_takes_over_without_a_write(short: Path) -> None:
         assert await new.unprepare("before") == ""
         assert [key[0] for key in new.partitions()] == [19]
         await new.until(lambda: new.driver.status().published)
-        assert (len(old.api.writes()), json.dumps(old.api.slices)) == (writes, slices)
+        assert (len(old.api.slice_writes()), json.dumps(old.api.slices)) == (writes, slices)
         await old.stop()
         assert Path(new.paths.service).is_socket() and Path(new.paths.registration).is_socket()
         assert (await new.status())["ready"]

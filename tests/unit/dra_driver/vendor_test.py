@@ -87,12 +87,16 @@ def test_restart_with_a_claim_changes_nothing(short: Path) -> None:
         await scene.start()
         await scene.until(scene.devices)
         assert await scene.prepare("a", SMALL) == ""
-        before = ([path.read_bytes() for path in scene.cdi()], scene.partitions(), len(scene.api.writes()))
+        before = ([path.read_bytes() for path in scene.cdi()], scene.partitions(), len(scene.api.slice_writes()))
         await scene.stop()
         await scene.start()
         assert await scene.prepare("a") == ""
         await asyncio.sleep(0.3)
-        assert ([path.read_bytes() for path in scene.cdi()], scene.partitions(), len(scene.api.writes())) == before
+        assert (
+            [path.read_bytes() for path in scene.cdi()],
+            scene.partitions(),
+            len(scene.api.slice_writes()),
+        ) == before
         # A partition of ours is not taken for an administrator's: it stays on offer as it was.
         assert "gpu-0" in scene.devices()
         assert await scene.unprepare("a") == ""
