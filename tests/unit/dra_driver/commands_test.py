@@ -195,8 +195,9 @@ def test_a_store_with_a_row_that_is_not_as_it_was_written_is_told_of_and_its_oth
     store.close()
     whole = read_store(str(path))
     assert whole == Stored((record("u1"), record("u2")), {"mark": "x", "schema_version": "1"})
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("UPDATE claims SET document = replace(document, 'GPU-0', 'GPU-1') WHERE uid = 'u1'")
+        connection.commit()
     damaged = read_store(str(path))
     assert (damaged.records, damaged.meta) == ((record("u2"),), {"mark": "x"})
     assert "'u1', that is not as it was written" in damaged.problem

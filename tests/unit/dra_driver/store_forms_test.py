@@ -47,8 +47,10 @@ def reopened(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def asked(path: Path, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        return connection.execute(statement, values).fetchall()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        found = connection.execute(statement, values).fetchall()
+        connection.commit()
+    return found
 
 
 # ---------------------------------------------------------------- forms and releases

@@ -232,9 +232,10 @@ def test_what_of_a_damaged_store_is_sound_outlives_it(tmp_path: Path) -> None:
         await node.store.commit(Change(put=replace(node.store.claims["0uid-a"], uid="half", state="preparing")))
 
     run(tmp_path, before)
-    with contextlib.closing(sqlite3.connect(tmp_path / "state/state.db")) as connection, connection:
+    with contextlib.closing(sqlite3.connect(tmp_path / "state/state.db")) as connection:
         (turned,) = connection.execute("SELECT min(key) FROM meta WHERE key LIKE 'setting:%powerLimit'").fetchone()
         connection.execute("UPDATE meta SET value = replace(value, '650', '658') WHERE key = ?", (turned,))
+        connection.commit()
     problems: list[str] = []
     found, meta, rebuilt = reopened(tmp_path, problems)
     assert rebuilt and turned in problems[0] and problems[0].startswith("StoreRebuilt")

@@ -22,7 +22,6 @@ API_VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
 MOST_TOLD, MOST_CHARACTERS = 20, 300
 #: The API server cuts warnings at 256 characters of its own accord.
 WARNING_CHARACTERS = 250
-NO_CLASSES: Mapping[str, str] = {}
 
 
 class NoReview(AcceleratorError):
@@ -53,7 +52,7 @@ def rules_for(drivers: Sequence[str], device_classes: Mapping[str, str]) -> Rule
     return Rules(known, standard, device_classes, {backend.driver_name: backend.device_types for backend in backends})
 
 
-def answer(review: Any, rules: Rules, classes: Mapping[str, str] = NO_CLASSES) -> dict[str, Any]:
+def answer(review: Any, rules: Rules, classes: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Answer an AdmissionReview; ``classes`` are what the cluster's classes say of their devices, by name. Raises NoReview."""
     request = review.get("request") if isinstance(review, Mapping) else None
     if not isinstance(request, Mapping) or review.get("apiVersion") != API_VERSION or not request.get("uid"):
@@ -62,7 +61,7 @@ def answer(review: Any, rules: Rules, classes: Mapping[str, str] = NO_CLASSES) -
     if _is_new(request):
         document = request.get("object")
         own = kinds_of_classes([document], rules.device_types)
-        kinds = {**rules.standard, **classes, **own, **rules.told}
+        kinds = {**rules.standard, **(classes or {}), **own, **rules.told}
         checked = check_manifest(document, rules.config_kinds, kinds)
         if checked.problems:
             response.update(allowed=False, status=_refusal(checked))
