@@ -3,7 +3,7 @@
 """Stands in for systemd where none runs: reads the units of the claims' companions and runs what they say.
 
 Used as `systemctl` and as `journalctl` on the node of namespaces. It knows the few words that the driver says to it, and of units
-what these two need: Requires, Type, EnvironmentFile, the lines of Exec*, RemainAfterExit. What it leaves out is confinement
+what these two need: Requires, Type, Environment, EnvironmentFile, the lines of Exec*, RemainAfterExit. What it leaves out is confinement
 and the restart of a program that has died; the cluster tests have the real systemd for both. Only the standard library: it starts often.
 """
 
@@ -50,12 +50,21 @@ class Unit:
         return self.pid() > 0 or (self.folder / "remains").exists()
 
     def environment(self) -> dict[str, str]:
-        found = dict(os.environ)
+        found = {**os.environ, **dict(line.split("=", 1) for line in self.lines("Environment"))}
         for file in self.lines("EnvironmentFile"):
             for line in Path(file).read_text().splitlines():
                 name, _equals, value = line.partition("=")
                 found[name] = value.strip('"')
         return found
+
+    def words(self) -> list[str]:
+        """What is started; a variable that is a word of its own is as many words as it holds, none among them."""
+        environment = self.environment()
+        return [
+            word
+            for each in self.lines("ExecStart")[0].split()
+            for word in (environment.get(each[1:], "").split() if each.startswith("$") else [each])
+        ]
 
     def run(self, key: str) -> bool:
         """Run the lines of one kind, one after the other; whether all ended well."""
@@ -90,7 +99,7 @@ def start(name: str) -> bool:
         return True
     with (unit.folder / "log").open("ab") as log:
         process = subprocess.Popen(
-            unit.lines("ExecStart")[0].split(),
+            unit.words(),
             env=unit.environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,

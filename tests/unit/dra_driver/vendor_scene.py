@@ -90,7 +90,7 @@ class Scene:
         self.started = asyncio.Event()
         self.task = asyncio.ensure_future(self.driver.run(self.started))
         if serves:
-            await asyncio.wait_for(self.started.wait(), 5)
+            await asyncio.wait_for(self.started.wait(), 30)
 
     async def stop(self) -> None:
         self.task.cancel()
