@@ -152,7 +152,8 @@ def candidate(client: ApiClient, me: str, **options: Any) -> Elector:
 def test_one_leads_and_the_other_follows_when_it_gives_up(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         leading: list[str] = []
-        one, two = candidate(client, "one"), candidate(client, "two")
+        terms = Terms(lease_seconds=4.0, renew_seconds=2.0, retry_seconds=0.05)
+        one, two = (candidate(client, name, terms=terms) for name in ("one", "two"))
 
         async def work(name: str) -> None:
             leading.append(name)
@@ -167,11 +168,39 @@ def test_one_leads_and_the_other_follows_when_it_gives_up(tmp_path: Path) -> Non
                 (first,) = leading
                 elector = {"one": one, "two": two}[first]
                 assert elector.holds and server.objects[LEASE]["spec"]["holderIdentity"] == first
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(3.0)
                 assert leading == [first] and elector.holds, "it is renewed"
             await until(lambda: leading == ["two"])
             assert server.objects[LEASE]["spec"]["holderIdentity"] == "two"
         assert not leading and server.objects[LEASE]["spec"]["holderIdentity"] == "", "it is given up"
+
+    run(tmp_path, scenario)
+
+
+def test_a_renewal_that_is_under_way_at_the_end_does_not_keep_the_lease(tmp_path: Path) -> None:
+    """It comes to the API server all the same, and makes what was seen before it out of date."""
+
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        elector = candidate(client, "one", terms=Terms(lease_seconds=4.0, renew_seconds=2.0, retry_seconds=0.05))
+
+        async def work() -> None:
+            await asyncio.Event().wait()
+
+        async with going(elector.lead(work)):
+            await until(lambda: elector.holds)
+            await until(lambda: server.count("PUT", LEASE) > 1)
+            send, sent = client.request, asyncio.Event()
+
+            async def unheard(method: str, path: str, **options: Any) -> Any:
+                answer = await send(method, path, **options)
+                if method == "PUT" and not sent.is_set():
+                    sent.set()
+                    await asyncio.Event().wait()
+                return answer
+
+            client.request = unheard  # type: ignore[method-assign]
+            await until(sent.is_set)
+        assert server.objects[LEASE]["spec"]["holderIdentity"] == "", "it is given up"
 
     run(tmp_path, scenario)
 

@@ -136,6 +136,7 @@ class Elector:
         self._clock = clock
         self._seen: Seen | None = None
         self._until = 0.0
+        self._asked = False
         self._log = StateLog(LOG)
         self.answered = asyncio.Event()
 
@@ -201,6 +202,7 @@ class Elector:
         if step == CREATE:
             self._seen = Seen(record_of(await self._client.request("POST", collection, body=body)), self._clock())
             return
+        self._asked = True
         answer = await self._client.request("PUT", f"{collection}/{self._name}", body=body)
         self._seen = Seen(record_of(answer), self._clock())
         self._until = sent + self._terms.renew_seconds
@@ -217,14 +219,26 @@ class Elector:
         return record_of(lease)
 
     async def _give_up(self) -> None:
-        """Let the next one take over at once."""
-        if not self.holds or self._seen is None or self._seen.record is None:
+        """Let the next one take over at once.
+
+        The Lease is read anew: a renewal that was under way when this was cancelled may have come to the API server all the
+        same, and what was seen before it would be refused as out of date.
+        """
+        if not self._asked:
             return
         self._until = 0.0
-        body = lease_of(self._name, self._namespace, "", self._seen.record, self._terms, _stamp())
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases/{self._name}"
         with contextlib.suppress(AcceleratorError, asyncio.TimeoutError):
-            await within(self._client.request("PUT", path, body=body), self._terms.retry_seconds)
+            await within(self._clear(), self._terms.lease_seconds - self._terms.renew_seconds)
+
+    async def _clear(self) -> None:
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases/{self._name}"
+        while (record := await self._read()) is not None and record.holder == self.me:
+            body = lease_of(self._name, self._namespace, "", record, self._terms, _stamp())
+            try:
+                await self._client.request("PUT", path, body=body)
+            except ApiError as error:
+                if error.status != 409:
+                    raise
 
 
 def _stamp() -> str:
