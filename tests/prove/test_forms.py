@@ -7,11 +7,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from tests.cluster.cluster import DRIVER_UNIT, PLUGIN_DIRECTORY, Cluster, copy_of_the_collection
+from tests.cluster.cluster import DRIVER_UNIT, PLUGIN_DIRECTORY, Cluster, Recap, copy_of_the_collection
 from tests.cluster.manifests import claim, dynamic, pod
 from tests.cluster.streams import failures, streaming
 from tests.prove.pods import NAMESPACE, make_base_image, the_pod, variables
@@ -138,6 +139,68 @@ def test_nodes_change_over_to_pods_and_are_updated_and_downgraded_and_no_claim_f
     clean.wait("nothing is left of claims", lambda: not clean.recorded(node) and not clean.cdi_files(node))
     assert NAMESPACE not in clean.kubectl("get", "namespaces", "-o", "name")
     assert "dra-accelerators-driver" not in clean.shell(node, "cat /etc/containerd/config.toml; ls /etc/containerd")
+
+
+@pytest.fixture()
+def ends(tmp_path: Path) -> Path:
+    """A tree with a release whose driver says that it serves, and ends."""
+    copy = copy_of_the_collection(tmp_path)
+    node = copy / "roles/dra_driver/files/dra_driver/node.py"
+    ends = '    notify("READY=1")\n    await asyncio.sleep(1)\n    __import__("os")._exit(3)\n'
+    node.write_text(node.read_text("utf-8").replace('    notify("READY=1")\n', ends), encoding="utf-8")
+    return tmp_path
+
+
+def test_pods_are_updated_node_by_node_and_a_release_that_does_not_serve_stops_at_the_first(
+    clean: Cluster, base_image: str, next_release: Path, ends: Path
+) -> None:
+    """Two nodes, pods on both, one at a time: what the update of a fleet is."""
+    first, second = clean.nodes()
+    one_by_one = {**variables(base_image), "accelerator_serial": 1, "dra_driver_publish_timeout": 60}
+
+    def site(tree: Path | None = None, **more: Any) -> Recap:
+        return clean.playbook("site.yml", "-e", json.dumps({**one_by_one, **more}), check=False, tree=tree)
+
+    try:
+        assert not site().failed
+        before = pods_by_node(clean)
+        assert set(before) == {first, second}
+        with streaming(clean, second) as stream:
+            failed = site(ends)
+            assert failed.failed == 1 and failed.hosts[first]["failed"] == 1, failed.output
+            assert "did not serve within 60 s" in failed.output, failed.output
+            assert "has the driver again that it had before, which serves" in failed.output
+            assert f"{first} did not become healthy, so {second}" in failed.output
+            assert pods_by_node(clean) == before, "each node has the pod that it had"
+            again = site()
+            assert (again.failed, again.changed) == (0, 1), again.output  # the DaemonSet of the broken release
+            updated = site(next_release)
+            assert not updated.failed, updated.output
+            assert updated.output.index(f"{first}: the driver was started") < updated.output.index(
+                f"{second}: the driver was"
+            )
+            after = pods_by_node(clean)
+            assert set(after) == {first, second} and not set(after.values()) & set(before.values())
+            assert {clean.status(node)["version"] for node in after} == {"0.1.1"}
+        assert stream.rounds and failures(clean) == []
+        (remaining,) = clean.get("daemonsets", "-n", NAMESPACE)["items"]
+        assert remaining["status"]["desiredNumberScheduled"] == 2
+    finally:
+        back = site(dra_driver_form="service")
+    assert not back.failed, back.output
+    for node in (first, second):
+        until_serves(clean, node, "")
+        labels = clean.get("node", node)["metadata"]["labels"]
+        assert not [each for each in labels if each.startswith("dra-accelerators/driver")]
+    assert NAMESPACE not in clean.kubectl("get", "namespaces", "-o", "name")
+
+
+def pods_by_node(cluster: Cluster) -> dict[str, str]:
+    """The UID of each node's pod."""
+    items = cluster.get("pods", "-n", NAMESPACE)["items"]
+    found = [each for each in items if not each["metadata"].get("deletionTimestamp")]
+    assert len({each["spec"]["nodeName"] for each in found}) == len(found)
+    return {each["spec"]["nodeName"]: each["metadata"]["uid"] for each in found}
 
 
 def see_what_a_pod_may(cluster: Cluster, path: Path) -> None:

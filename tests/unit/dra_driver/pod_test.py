@@ -136,21 +136,36 @@ def test_a_process_in_a_pod_is_called_by_the_number_that_it_has_on_the_node(tmp_
     assert told["ready"] and str(told["pid"]) in children
 
 
+SERVES = {
+    "role": "serving",
+    "instance": "u",
+    "configuration": "d",
+    "ready": True,
+    "published": True,
+    "devices": [1, 2],
+}
+
+
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("wanted", "told", "said"),
     [
-        ({"role": "serving", "configuration": "d", "ready": True, "published": True, "devices": [1, 2]}, ""),
-        ({"role": "standby", "configuration": "d", "ready": False}, "no pod serves"),
-        ({"role": "serving", "configuration": "other", "ready": True, "published": True}, "another configuration"),
+        (("d", "u", "0"), [SERVES], ""),
+        (("", "", "0"), [SERVES], ""),
+        (("d", "", "0.1"), [SERVES, SERVES], ""),
+        (("d", "u", "0"), [{**SERVES, "role": "standby"}], "no pod serves"),
+        (("d", "u", "0"), [{**SERVES, "configuration": "other"}], "another configuration"),
+        (("d", "v", "0"), [SERVES], "not yet that of the pod v"),
+        (("d", "u", "0.1"), [SERVES, {**SERVES, "instance": "old"}], "another instance serves"),
         (
-            {"role": "serving", "configuration": "other", "refused": {"digest": "d", "problem": "metrics_address"}},
+            ("d", "u", "0"),
+            [{**SERVES, "configuration": "other", "refused": {"digest": "d", "problem": "metrics_address"}}],
             "starts again for its configuration: metrics_address",
         ),
-        ({"role": "serving", "configuration": "d", "ready": False, "problems": ["store"]}, "store"),
+        (("d", "u", "0"), [{**SERVES, "ready": False, "problems": ["store"]}], "store"),
     ],
 )
 def test_the_role_waits_for_the_pod_that_serves(
-    tmp_path_factory: pytest.TempPathFactory, told: dict[str, object], said: str
+    tmp_path_factory: pytest.TempPathFactory, wanted: tuple[str, ...], told: list[dict[str, object]], said: str
 ) -> None:
     root = tmp_path_factory.mktemp("s")
     folder = root / "plugins/gpu.nvidia.com"
@@ -160,16 +175,18 @@ def test_the_role_waits_for_the_pod_that_serves(
         server.listen()
 
         def answer() -> None:
-            connection = server.accept()[0]
-            connection.sendall(json.dumps(told).encode())
-            connection.close()
+            for each in told:
+                connection = server.accept()[0]
+                connection.sendall(json.dumps(each).encode())
+                connection.close()
 
         thread = threading.Thread(target=answer)
         thread.start()
         done = subprocess.run(
-            [sys.executable, STATUS, root, "d", "gpu.nvidia.com"], capture_output=True, text=True, check=False
+            [sys.executable, STATUS, root, *wanted, "gpu.nvidia.com"], capture_output=True, text=True, check=False
         )
         thread.join(5)
+    assert not thread.is_alive(), "it looks as often as it was told to"
     assert done.returncode == (1 if said else 0) and said in done.stdout
     if not said:
         (serving,) = json.loads(done.stdout)

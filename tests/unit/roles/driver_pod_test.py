@@ -47,13 +47,15 @@ def test_the_role_refuses_a_layout_without_the_rights_for_it(tmp_path: Path) -> 
 
 
 TOLD = (
-    "{{ {'set': __dra_driver_pod_objects | last, 'has': __dra_driver_has_pod | bool, 'lacks': __dra_driver_pod_lacks}"
+    "{{ {'set': __dra_driver_pod_set, 'revision': __dra_driver_revision, 'has': __dra_driver_has_pod | bool, 'lacks': __dra_driver_pod_lacks}"
     " | to_json | b64encode }}"
 )
 HOSTS = {
     "plain": host(),
     "metrics": host(dra_driver_metrics_address="0.0.0.0:9817", files=["driver-pod.yaml"]),
     "node-network": host(dra_driver_metrics_address="0.0.0.0:9817", dra_driver_pod_host_network=True, label=True),
+    "another-layout": host(dra_driver_layout=[{"match": {}, "mode": "whole"}], dra_driver_log_level="debug"),
+    "another-image": host(dra_driver_image=f"{IMAGE}1"),
     "selinux": host(dra_driver_pod_selinux_type="spc_t", files=["driver.yaml", "kubeconfig"]),
     "allowed": host(
         dra_driver_layout=AHEAD + MACHINES, dra_driver_pod_lists_claims=True, dra_driver_pod_passthrough=True
@@ -84,3 +86,13 @@ def test_the_daemonset_has_what_was_asked_for_and_no_more(tmp_path: Path) -> Non
     # Known by the Node's label, and by the file that goes last.
     assert {name for name, each in told.items() if each["has"]} == {"metrics", "node-network"}
     assert {name: each["lacks"] for name, each in told.items()} == {name: [] for name in HOSTS}
+    # What a node reads of its own file is no other pod; all that a pod is made of is.
+    revisions = {name: each["revision"] for name, each in told.items()}
+    assert revisions["plain"] == revisions["another-layout"]
+    assert len(set(revisions.values())) == len(HOSTS) - 1
+    for name, each in told.items():
+        wanted = {"dra-accelerators/driver": "daemonset", f"dra-accelerators/driver-{revisions[name]}": ""}
+        assert specs[name]["nodeSelector"] == wanted and each["set"]["metadata"]["name"].endswith(revisions[name])
+        chosen = each["set"]["spec"]["selector"]["matchLabels"]
+        assert chosen.items() <= each["set"]["spec"]["template"]["metadata"]["labels"].items()
+        assert chosen["dra-accelerators/revision"] == revisions[name]
