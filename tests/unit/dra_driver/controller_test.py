@@ -36,7 +36,7 @@ DRIVER = "gpu.example.com"
 QUICK = Terms(lease_seconds=0.6, renew_seconds=0.4, retry_seconds=0.05)
 
 
-async def until(what: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(what: Callable[[], object], seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, "it did not come about"

@@ -125,14 +125,14 @@ class Scene:
         return await self.call("NodeUnprepareResources", name)
 
     @staticmethod
-    async def until(condition: Any, seconds: float = 8.0) -> None:
+    async def until(condition: Any, seconds: float = 30.0) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
         while not condition():
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.02)
 
     @staticmethod
-    async def eventually(answer: Callable[[], Awaitable[str]], seconds: float = 8.0) -> str:
+    async def eventually(answer: Callable[[], Awaitable[str]], seconds: float = 30.0) -> str:
         """Ask until there is no error, as the kubelet does."""
         deadline = asyncio.get_running_loop().time() + seconds
         while (error := await answer()) and asyncio.get_running_loop().time() < deadline:
