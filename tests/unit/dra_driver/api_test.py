@@ -95,7 +95,7 @@ def test_requests_under_way_survive_new_credentials(tmp_path: Path) -> None:
         assert api.headers[-1]["Authorization"] == "Bearer renewed and longer"
         api.slices["s"] = {"metadata": {"name": "s", "resourceVersion": "1"}, "spec": {}}
         api.change_slice("s", {"x": 1})
-        event = await asyncio.wait_for(following, 5)
+        event = await asyncio.wait_for(following, 30)
         assert (event.type, event.object["spec"]) == ("MODIFIED", {"x": 1})
         await watch.aclose()
 

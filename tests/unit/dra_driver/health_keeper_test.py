@@ -119,7 +119,7 @@ def test_the_kubelet_hears_of_it_and_of_what_is_not_known(short: Path) -> None:
             stream = stub.NodeWatchResources(dra_health_v1_pb2.NodeWatchResourcesRequest())
 
             async def states() -> dict[str, tuple[int, str]]:
-                answer = await asyncio.wait_for(stream.read(), 8)
+                answer = await asyncio.wait_for(stream.read(), 30)
                 return {each.device.device_name: (each.health, each.message) for each in answer.devices}
 
             first = await states()

@@ -187,7 +187,7 @@ def test_one_that_could_not_serve_does_not_ask_and_serves_when_it_has_to(
             write_version("1")
         else:
             new.backend.present = True
-        await asyncio.wait_for(new.started.wait(), 5)
+        await asyncio.wait_for(new.started.wait(), 30)
         assert await new.eventually(lambda: new.unprepare("after")) == ""
 
     overlap(short, scenario)
@@ -240,14 +240,14 @@ def test_several_that_ask_get_it_one_after_the_other(short: Path) -> None:
         first, second, third = (Turn(str(short / "state"), name, "boot") for name in ("", "b", "c"))
         assert first.take()
         second_asks, third_asks = asyncio.ensure_future(second.ask()), asyncio.ensure_future(third.ask())
-        assert "instance" in await asyncio.wait_for(first.asked(), 5)
+        assert "instance" in await asyncio.wait_for(first.asked(), 30)
         assert not second_asks.done() and not third_asks.done()
         first.hand_over()
         assert not first.take(), "who asks goes before who stands by"
         done, _pending = await asyncio.wait((second_asks, third_asks), return_when=asyncio.FIRST_COMPLETED)
         assert len(done) == 1 and second.is_held != third.is_held
         holder = second if second.is_held else third
-        await asyncio.wait_for(holder.asked(), 5)
+        await asyncio.wait_for(holder.asked(), 30)
         holder.hand_over()
         await asyncio.gather(second_asks, third_asks)
         assert second.is_held != third.is_held
@@ -297,7 +297,7 @@ def test_a_disk_that_lets_no_lock_be_made_is_waited_for(short: Path, monkeypatch
         beginning = asyncio.ensure_future(turn.begin())
         assert await asyncio.wait({beginning}, timeout=0.1) == (set(), {beginning})
         (short / "state").unlink()
-        assert await asyncio.wait_for(beginning, 5) is True
+        assert await asyncio.wait_for(beginning, 30) is True
         turn.drop()
 
     asyncio.run(scenario())

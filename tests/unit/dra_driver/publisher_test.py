@@ -37,7 +37,7 @@ class Scene:
         self.client = client
         self.problems: list[tuple[str, str]] = []
 
-    async def until(self, condition: Any, seconds: float = 5.0) -> None:
+    async def until(self, condition: Any, seconds: float = 30.0) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
         while not condition():
             assert asyncio.get_running_loop().time() < deadline, (self.api.log, list(self.api.slices))
