@@ -152,8 +152,15 @@ def test_killed_at_a_stage_of_every_kind(killers: list[Killer], kind: str, prepa
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("recovery", ["recovery-planned", "recovery-step-done"])
-@pytest.mark.parametrize("prepare", ["partition-created", "cdi-written"])
+# A claim whose CDI file was written is prepared: its recovery has no step.
+@pytest.mark.parametrize(
+    ("prepare", "recovery"),
+    [
+        ("partition-created", "recovery-planned"),
+        ("partition-created", "recovery-step-done"),
+        ("cdi-written", "recovery-planned"),
+    ],
+)
 def test_killed_again_while_it_recovers(killers: list[Killer], prepare: str, recovery: str) -> None:
     killer = killers[0]
     cluster = killer.cluster
