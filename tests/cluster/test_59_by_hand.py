@@ -106,6 +106,8 @@ def test_a_partition_made_by_hand_is_published_claimed_and_left_alone(
     clean.wait("the driver looked", lambda: clean.status(node)["published"])
     assert uuid in clean.instances(node)[0] and published()
     assert generations(clean, node) == written, "the new process has written slices again"
+    # A Prometheus that looks keeps nobody from destroying it.
+    assert [each["owner"] for each in info(scraped(clean, node), "partitions")] == ["administrator"]
 
     clean.shell(node, f"nvidia-smi mig -i 4 -dci -gi {number} && nvidia-smi mig -i 4 -dgi -gi {number}")
     clean.wait("the GPU is offered as before", lambda: set(clean.devices(node)) == before)

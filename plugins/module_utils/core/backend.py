@@ -124,9 +124,10 @@ class Backend(Protocol):
         BackendUnavailable, AcceleratorError.
         """
 
-    def telemetry(self, seconds: float) -> tuple[Telemetry, ...]:
-        """Return what the devices and their partitions tell of their present work, within so many seconds.
+    def telemetry(self, seconds: float, partitions: Collection[str] = ()) -> tuple[Telemetry, ...]:
+        """Return what the devices and these partitions (UUIDs) tell of their present work, within so many seconds.
 
+        Who asks a partition may hold it from then on, so that no other process can destroy it: name none but the driver's own.
         All devices are asked side by side; one that has a fault, does not answer in time or works on something else is left
         out and holds up no other. For who watches, off the way of claims. Raises BackendUnavailable.
         """

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from dra_driver.core.layout import Match, Rule, WantedPartition
 from dra_driver.core.nvidia.backend import Deadlines, NvidiaBackend
 from dra_driver.core.system import System
@@ -40,8 +43,9 @@ def partitions_tell_of_their_memory(stage: Stage) -> None:
     stage.lay_out(Rule(Match(), "static", (WantedPartition("3g.40gb"), WantedPartition("1g.10gb"))))
     gpu = stage.first()
     assert len(gpu.partitions) == 2
-    found = {each.uuid: each for each in stage.backend.telemetry(20) if each.device_uuid == gpu.uuid}
-    assert set(found) == {gpu.uuid, *(each.uuid for each in gpu.partitions)}
+    uuids = {each.uuid for each in gpu.partitions}
+    found = {each.uuid: each for each in stage.backend.telemetry(20, uuids) if each.device_uuid == gpu.uuid}
+    assert set(found) == {gpu.uuid, *uuids}
     assert found[gpu.uuid].utilization is None  # a GPU in MIG mode has none of its own
     for partition in gpu.partitions:
         total = found[partition.uuid].memory_total
@@ -49,8 +53,25 @@ def partitions_tell_of_their_memory(stage: Stage) -> None:
     gone = gpu.partitions[0]
     stage.control("fault", "7", "call", "nvmlDeviceGetPowerUsage", "fail", "3")
     stage.backend.destroy_partition(gpu.uuid, gone.instance_id)
-    found = {each.uuid: each for each in stage.backend.telemetry(20)}
+    found = {each.uuid: each for each in stage.backend.telemetry(20, uuids)}
     assert gone.uuid not in found and len([each for each in found.values() if each.power is None]) == 2
+
+
+@on("8xH100")
+def a_partition_that_was_not_named_can_be_destroyed_by_others(stage: Stage) -> None:
+    stage.lay_out(Rule(Match(), "static", (WantedPartition("3g.40gb"), WantedPartition("1g.10gb"))))
+    gpu = stage.first()
+    named, other = gpu.partitions
+    stage.backend.telemetry(20, {named.uuid})
+    tell = f"from dra_driver.core.backend import create; from dra_driver.core.system import System; b = create('nvidia', System({str(stage.root)!r})); b.open(); b.destroy_partition({gpu.uuid!r}, %d)"
+    done = {
+        each.uuid: subprocess.run(
+            [sys.executable, "-c", tell % each.instance_id], capture_output=True, text=True, check=False
+        )
+        for each in (other, named)
+    }
+    assert done[other.uuid].returncode == 0, done[other.uuid].stderr
+    assert "InUse" in done[named.uuid].stderr, "what was asked is held: so none but the driver's own are named"
 
 
 @on("8xH100")

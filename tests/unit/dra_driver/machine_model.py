@@ -345,8 +345,8 @@ class ModelBackend:
             for name, value in values.items():
                 state[uuid]["knobs"][name] = DEFAULT_KNOBS[name] if value is None else value
 
-    def telemetry(self, seconds: float) -> tuple[Telemetry, ...]:
-        self._call("telemetry", seconds)
+    def telemetry(self, seconds: float, partitions: Collection[str] = ()) -> tuple[Telemetry, ...]:
+        self._call("telemetry", seconds, frozenset(partitions))
         if not self.present:
             raise BackendUnavailable("The NVIDIA driver is not loaded", hint="Load it.")
         return tuple(

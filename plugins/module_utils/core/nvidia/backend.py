@@ -275,14 +275,15 @@ class NvidiaBackend:
 
         self._lanes.run(uuid, change, self._deadlines.change, doing=f"Setting {', '.join(values)} of GPU {uuid}")
 
-    def telemetry(self, seconds: float) -> tuple[Telemetry, ...]:
-        """Return what the GPUs and their partitions tell of their present work; one that is ill or busy is left out."""
+    def telemetry(self, seconds: float, partitions: Collection[str] = ()) -> tuple[Telemetry, ...]:
+        """Return what the GPUs and these MIG devices tell of their present work; one that is ill or busy is left out."""
         if not self._nvml.is_open:
             raise BackendUnavailable("NVML is not open", hint="Open the backend first.")
 
         def read(board: discover.BoardFacts) -> tuple[Telemetry, ...]:
             last = self._boards.last(board.uuid)
-            return telemetry.read(self._nvml, board, last.partitions if last is not None else ())
+            there = last.partitions if last is not None else ()
+            return telemetry.read(self._nvml, board, [each for each in there if each.uuid in partitions])
 
         until = time.monotonic() + seconds
         calls = [

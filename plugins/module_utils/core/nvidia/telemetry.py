@@ -23,7 +23,10 @@ _MEGAHERTZ = 1_000_000
 
 
 def read(nvml: Nvml, board: BoardFacts, partitions: Iterable[Partition]) -> tuple[Telemetry, ...]:
-    """Return what a GPU tells of itself and of its partitions. Raises DeviceFaulty, AcceleratorError."""
+    """Return what a GPU tells of itself and of these partitions. Raises DeviceFaulty, AcceleratorError.
+
+    NVML has no way to give the handle of a MIG device back: who asks what it uses has it open until NVML is shut down.
+    """
     doing = f"Reading what GPU {board.uuid} does"
 
     def ask(function: str, *arguments: Any) -> Any:

@@ -189,8 +189,16 @@ class VendorDriver:
         )
 
     def telemetry(self, seconds: float) -> tuple[Telemetry, ...]:
-        """Return what the devices do, on any thread. Raises BackendUnavailable."""
-        return self._backend.telemetry(seconds)
+        """Return what the devices do, and the partitions that were made for claims, on any thread. Raises BackendUnavailable.
+
+        The others are an administrator's, who could not destroy what this process has asked.
+        """
+        service = self._serving.service
+        claims = tuple(service.store.claims.values()) if service is not None else ()
+        made = {
+            each.partition_uuid for claim in claims for each in claim.devices if each.created and each.partition_uuid
+        }
+        return self._backend.telemetry(seconds, made)
 
     def _new_serving(self, former: Serving | None = None) -> Serving:
         """Return what does the work by the present configuration; what the kubelet is told, and asks, goes on from a former one."""
