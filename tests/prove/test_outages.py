@@ -46,6 +46,7 @@ def test_the_api_server_is_away_under_load(clean: Cluster) -> None:
         claim("ends", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("ends", "ends", node=second)
     )
     clean.wait_running("ends")
+    ended = clean.uid("ends")
     clean.apply(
         *(claim(f"waits-{each}", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")) for each in range(8))
     )
@@ -75,7 +76,8 @@ def test_the_api_server_is_away_under_load(clean: Cluster) -> None:
     assert containers(clean) == before
     for node in (first, second):
         clean.wait(f"{node} is ready and has published", lambda node=node: clean.status(node)["published"] or None)
-    clean.wait("what was deleted before is ended", lambda: len(clean.recorded(second)) == 8 or None, timeout=300)
+    clean.wait("what was deleted before is ended", lambda: ended not in clean.recorded(second) or None, timeout=300)
+    assert {clean.uid(f"waits-{each}") for each in range(8)} <= set(clean.recorded(second))
     clean.delete(EXAMPLES / "mps.yaml")
 
 
