@@ -182,12 +182,17 @@ class Partition:
 
 @dataclass(frozen=True)
 class Partitioning:
-    """Whether a device can be partitioned, is, and will be after the next reset."""
+    """Whether a device can be partitioned, is, and will be after the next reset.
+
+    Without ``has_mode`` there is nothing to be switched: the device is partitioned while it has partitions, which is what
+    ``enabled`` and ``pending`` say then.
+    """
 
     supported: bool
     enabled: bool = False
     pending: bool = False
     needs_reset: bool = False
+    has_mode: bool = True
 
 
 @dataclass(frozen=True)

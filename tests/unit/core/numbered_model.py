@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dra_driver.core.model import Device, Partition, Partitioning, Placement, Profile
@@ -59,7 +59,12 @@ def partition(name: str, number: int, **changes: Any) -> Partition:
     return Partition(**facts)
 
 
-def device(slots: Iterable[Slot] = (), **changes: Any) -> Device:
+def partitioning(has_partitions: bool) -> Partitioning:
+    """Of a device that has no mode to be switched."""
+    return Partitioning(supported=True, enabled=has_partitions, pending=has_partitions, has_mode=False)
+
+
+def device(slots: Sequence[Slot] = (), **changes: Any) -> Device:
     facts: dict[str, Any] = {
         "vendor": "model",
         "index": 0,
@@ -73,7 +78,7 @@ def device(slots: Iterable[Slot] = (), **changes: Any) -> Device:
         "memory_slices": 0,
         "attributes": {},
         "capacities": dict(TOTALS),
-        "partitioning": Partitioning(supported=True, enabled=True, pending=True),
+        "partitioning": partitioning(bool(slots)),
         "profiles": tuple(profile(name) for name in sorted(TAKES)),
         "partitions": tuple(partition(name, number) for name, number in sorted(slots, key=lambda slot: slot[1])),
     }

@@ -13,8 +13,9 @@ import numbered_model as model
 import pytest
 from dra_driver.core import packing, room
 from dra_driver.core.errors import DoesNotFit, InvalidLayout
+from dra_driver.core.facts import device_of, document_of
 from dra_driver.core.layout import CreatePartition, DestroyPartition, Match, Rule, WantedPartition, plan_layout
-from dra_driver.core.model import Device, Placement, Process
+from dra_driver.core.model import Device, Partitioning, Placement, Process
 from dra_driver.core.prepared import PreparedPartition
 from hypothesis import given
 from hypothesis import strategies as st
@@ -162,6 +163,23 @@ def test_many_numbers_are_no_long_search() -> None:
     began = time.monotonic()
     assert len(packing.arrange(device, tuple(WantedPartition(each.name, 4) for each in many))) == 16
     assert time.monotonic() - began < 5
+
+
+def test_a_device_without_a_mode_is_cut_and_made_whole_without_a_switch() -> None:
+    whole = Rule(Match(), "whole")
+    assert plan_layout(model.device(), whole).steps == ()
+    assert [type(step) for step in plan_layout(model.device([("half", 0)]), whole).steps] == [DestroyPartition]
+    assert [type(step) for step in plan_layout(model.device(), rule({"half": 1})).steps] == [CreatePartition]
+    document = document_of(model.device())
+    assert document["partitioning"]["has_mode"] is False and device_of(document).partitioning == model.partitioning(
+        False
+    )
+
+
+def test_what_is_stored_of_a_device_with_a_mode_can_be_read_by_former_releases() -> None:
+    device = model.device(partitioning=Partitioning(True, True, True))
+    assert set(document_of(device)["partitioning"]) == {"supported", "enabled", "pending", "needs_reset"}
+    assert device_of(document_of(device)).partitioning == device.partitioning
 
 
 def test_a_claims_partition_is_known_by_its_number() -> None:

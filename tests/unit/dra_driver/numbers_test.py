@@ -71,6 +71,7 @@ def test_the_lowest_number_that_nobody_has() -> None:
     assert numbers(first) == [1, 3]
     assert [each.name for each in first.record.devices] == ["dev-0-quarter-2", "dev-0-quarter-3"]
     assert all(each.created and each.placement_size == 0 for each in first.record.devices)
+    assert first.mode_changes == () == plan("c", "dev-0-half-0", device=model.device(), records={}).mode_changes
     second = plan("b", "dev-0-quarter-1", device=device, records={"a": first.record})
     assert numbers(second) == [4], "what a record has is taken before its partition is there"
 

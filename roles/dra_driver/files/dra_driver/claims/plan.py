@@ -323,7 +323,7 @@ def _settle(entry: DeviceRecord, offer: Offer, device: Device, dynamic: bool) ->
             pids=[process.pid for process in blocker.processes],
             hint="Remove it, or delete the pod so that the claim is allocated elsewhere.",
         )
-    if device.partitioning.enabled:
+    if device.partitioning.enabled or not device.partitioning.has_mode:
         return replace(entry, created=True), None
     if not device.partitioning.supported or device.partitioning.needs_reset:
         raise ClaimError(
