@@ -55,7 +55,7 @@ def attributes_of(device: Device, partition: Partition | None) -> Mapping[str, A
     """Return the attributes of a whole chip, or of one of its slices that exists."""
     if partition is None:
         return MappingProxyType({**device.attributes, "type": "npu", "uuid": device.uuid})
-    own = {"uuid": partition.uuid, "vnpuID": partition.instance_id}
+    own: dict[str, AttributeValue] = {"uuid": partition.uuid, "vnpuID": partition.instance_id}
     return MappingProxyType({**_of_slice(device, partition.profile, partition.placement), **own})
 
 
