@@ -5,12 +5,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from .attributes import SuperPod
 from .smi import UnreadOutput
-from .tables import Header, beginning, first, header, key_values, lines_after, pair, row, whole
+from .tables import Header, Row, beginning, first, header, key_values, lines_after, pair, row, whole
 
 _BANNER = re.compile(r"npu-smi\s+v?(\S+).*?Version:\s*(\S+)")
 _NUMBER = re.compile(r"\d+(\.\d+)?")
@@ -107,7 +106,7 @@ def _chips(upper: Header, lower: Header, lines: list[str]) -> tuple[SummaryRow, 
     return tuple(found)
 
 
-def _completed(one: SummaryRow, values: Mapping[str, list[str]]) -> SummaryRow:
+def _completed(one: SummaryRow, values: Row) -> SummaryRow:
     """Add a chip's second line, whose first column may hold several numbers."""
     name, ids = next(((key, each) for key, each in values.items() if key.startswith("chip")), ("", []))
     numbers = [whole(each) for each in ids]
