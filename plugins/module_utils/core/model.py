@@ -381,7 +381,8 @@ class Offer:
 
     ``capacities`` and ``consumes`` hold plain numbers; those called memory are bytes. With ``policies``, one for each
     capacity, several claims have the device at a time, each a part of it. ``prepared_before_binding`` says that pods are bound when the
-    device is prepared for them.
+    device is prepared for them. A dynamic one whose ``placement`` is a number is one of so many that can be made: the number tells
+    them apart, and which one the partition will have is decided when it is planned.
     """
 
     name: str

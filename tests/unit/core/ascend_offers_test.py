@@ -22,6 +22,8 @@ from dra_driver.core.slices import build_pool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.bench.order_model import MIXES, served, trace
+
 KINDS = sorted(CHIPS)
 #: §1.3 of the reference: every set of slices that leaves no core and no AICPU of a 310P idle.
 COMPLETE = [
@@ -169,6 +171,21 @@ def test_no_place_is_lacking_on_an_empty_310p(wanted: list[str]) -> None:
             take(left, offer)
 
 
+def test_no_order_of_places_serves_more_claims() -> None:
+    """Claims come and go on eight chips: beside ours the places all from the first, all from the last, and by name."""
+    ours, counters = possible("310P"), counter_set(device("310P")).counters
+    others = {
+        "first": sorted(ours, key=lambda offer: (offer.profile, offer.placement)),
+        "last": sorted(ours, key=lambda offer: (offer.profile, offer.placement), reverse=True),
+        "name": sorted(ours, key=lambda offer: offer.name),
+    }
+    sizes = {name: max(1, int(row[0])) for name, row in CHIPS["310P"].rows.items()}
+    events = [trace(sizes, 8, mix, seed=seed, claims=400) for mix in MIXES for seed in range(4)]
+    found = {name: sum(served(each, counters, every) for every in events) for name, each in others.items()}
+    best = sum(served(ours, counters, every) for every in events)
+    assert best > max(found.values()), (best, found)
+
+
 def test_slices_with_one_core_come_in_pairs_and_others_from_the_other_end() -> None:
     starts = {
         name: [offer.placement.start for offer in possible("310P") if offer.profile == name and offer.placement]
@@ -302,6 +319,9 @@ def test_what_a_chip_does_not_tell_is_not_counted() -> None:
     found = templates.profiles_of(CHIPS["310P"].family, shared, bare)
     assert {tuple(each.capacities) for each in found} == {("aiCores", "memory")}
     assert templates.profiles_of(CHIPS["310P"].family, shared, templates.Totals({}, 1)) == ()
+    shared, totals = model.told("910A")
+    silent = replace(totals, amounts={key: each for key, each in totals.amounts.items() if key != "aiCPU"})
+    assert templates.profiles_of(CHIPS["910A"].family, shared, silent) == profiles("910A"), "its generation is known"
     assert templates.profiles_of(model.FAMILIES[0xD806], shared, totals) == ()
 
 
