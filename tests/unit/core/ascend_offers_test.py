@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -311,6 +312,13 @@ def test_parts_of_one_are_counted_exactly() -> None:
     whole = offers(chip, True)[-1]
     assert whole.capacities["aiCPU"] == 7
     assert offers(chip, True)[0].capacities["aiCPU"] == 0, "less than one is not promised as one"
+
+
+@given(st.integers(0, 64), st.integers(0, 99))
+def test_numbers_in_a_computers_form_are_those_that_were_meant(whole: int, hundredths: int) -> None:
+    meant = Fraction(whole * 100 + hundredths, 100)
+    (short,) = struct.unpack("f", struct.pack("f", meant))
+    assert templates.exact(short) == meant == templates.exact(float(meant))
 
 
 def test_what_a_chip_does_not_tell_is_not_counted() -> None:

@@ -20,6 +20,8 @@ from dra_driver.core.slices import MOST_COUNTERS_IN_SET
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.bench import ring_model
+
 BY_WORD: Mapping[str, Family] = {each.word: each for each in FAMILIES.values()}
 IDS = st.integers(0, 63)
 
@@ -224,19 +226,6 @@ def test_single_chips_and_groups_are_taken_from_opposite_ends() -> None:
 # ---------------------------------------------------------------------- preference
 
 
-def allocate(spec: Mapping[str, Any], free: Mapping[int, Mapping[str, Any]]) -> tuple[str, tuple[int, ...]] | None:
-    """What the scheduler does on one node: the first alternative for which there are devices, the first that satisfy it."""
-    (request,) = spec["devices"]["requests"]
-    for wish in request.get("firstAvailable") or [{"name": "", **request["exactly"]}]:
-        full = f"{request['name']}/{wish['name']}"
-        shared = [each["matchAttribute"] for each in spec["devices"].get("constraints", ()) if full in each["requests"]]
-        for chosen in combinations(sorted(free), wish["count"]):
-            values = [[free[each].get(name.partition("/")[2]) for each in chosen] for name in shared]
-            if all(None not in each and len(set(each)) == 1 for each in values):
-                return wish["name"], chosen
-    return None
-
-
 def node(word: str, per_card: int = 1) -> dict[int, Mapping[str, Any]]:
     placed = topology.places(BY_WORD[word], chips(8, per_card))
     return {each.physical_id: topology.attributes("n", each, placed[each.physical_id]) for each in chips(8, per_card)}
@@ -249,7 +238,7 @@ def test_the_nearest_chips_that_there_are(word: str, per_card: int, count: int, 
     every = node(word, per_card)
     there = data.draw(st.sets(st.sampled_from(range(8))))
     free = {number: every[number] for number in there}
-    found = allocate(preference.claim_spec(count, "npu.huawei.com"), free)
+    found = ring_model.allocate(preference.claim_spec(count, "npu.huawei.com"), free)
 
     def together(key: str) -> bool:
         values = [each[key] for each in free.values() if key in each]

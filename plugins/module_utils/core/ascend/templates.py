@@ -27,6 +27,7 @@ SHARED = (CORES, HELPERS, "vpc", "venc", "vdec", "jpegd", "jpege")
 _COUNTERS: Mapping[str, str] = MappingProxyType({CORES: "aicore", HELPERS: "aicpu"})
 _PARTS = re.compile(r"([A-Za-z]+)_(\d+)")
 _MEBIBYTE = 1024 * 1024
+_LARGEST_PART = 1000
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Totals:
 
     amounts: Mapping[str, Fraction]
     memory_bytes: int
+
+
+def exact(value: float) -> Fraction:
+    """Return the number that is meant by one in a computer's form: DCMI's are such, with seven digits that count."""
+    return Fraction(value).limit_denominator(_LARGEST_PART)
 
 
 def profile_id(template: str) -> int:
