@@ -15,7 +15,9 @@ import pytest
 from chip_model import CHIPS, MIB, Silicon, can_exist, device, multisets, partition, profiles
 from dra_driver.core import packing, room
 from dra_driver.core.ascend import names, templates
+from dra_driver.core.ascend.attributes import ChipFacts, SuperPod, attributes
 from dra_driver.core.ascend.offers import counter_set, offers
+from dra_driver.core.ascend.topology import Chip, Place
 from dra_driver.core.errors import DoesNotFit
 from dra_driver.core.layout_rules import WantedPartition
 from dra_driver.core.model import Offer, Placement
@@ -347,6 +349,31 @@ def test_layouts_are_planned_or_refused_rightly(kind: str, data: st.DataObject) 
     for profile, place in packing.arrange(device(kind), wanted):
         assert silicon.create(profile.name, names.slice_id(0, place.start), names.group_of(place) or 0)
     assert Counter(name for name, _group in silicon.slices.values()) == Counter(counts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_slice_with_all_that_can_be_told_keeps_the_limits_of_the_api(kind: str) -> None:
+    facts = ChipFacts(
+        CHIPS[kind].family,
+        Chip(3, 1, 1),
+        model.uuid(3),
+        model="M" * 70,
+        product="Ω" * 40,
+        card_serial="S" * 70,
+        driver_version="25.0.rc1",
+        firmware_version="7.7.0.1.231",
+        pci_address="0000:13:00.0",
+        pcie_root="pci0000:10",
+        numa_node=1,
+        super_pod=SuperPod(1, 2, 3, 4),
+    )
+    told = attributes(facts, "node-1", Place((2, 3), (0, 1, 2, 3)))
+    place = profiles(kind)[0].placements[1]
+    chip = device(kind, [partition(kind, profiles(kind)[0].name, place, 3)], 3, attributes=told)
+    for dynamic in (False, True):
+        sets = [counter_set(chip, ())] if dynamic else []
+        published = offers(chip, dynamic)
+        build_pool(driver=names.DRIVER_NAME, pool="n", node_name="n", offers=published, counter_sets=sets)
 
 
 @pytest.mark.parametrize("kind", KINDS)

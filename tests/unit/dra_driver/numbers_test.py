@@ -117,6 +117,12 @@ def test_no_number_is_left() -> None:
     assert "quarter" in str(refused.value)
 
 
+def test_a_profile_that_is_gone() -> None:
+    with pytest.raises(ClaimError, match="half") as refused:
+        plan("a", "dev-0-half-0", device=model.device(profiles=()), records={})
+    assert refused.value.code == "device-gone"
+
+
 def test_two_claims_cannot_have_one_device() -> None:
     device = model.device()
     first = plan("a", "dev-0-half-0", device=device, records={})

@@ -251,16 +251,23 @@ def _with_number(entry: DeviceRecord, device: Device, held: Sequence[DeviceRecor
     mine = [each for each in held if each.device_uuid == device.uuid and each.kind == PARTITION]
     if entry.admin:
         made = next((each for each in mine if each.name == entry.name and each.created), None)
-        return (
-            replace(entry, placement_start=made.placement_start) if made is not None else _refuse_missing(entry, device)
-        )
+        if made is None:
+            _refuse_missing(entry, device)
+        return replace(entry, placement_start=made.placement_start)
     profile = device.profile(entry.profile_id) if entry.profile_id is not None else None
+    if profile is None:
+        raise ClaimError(
+            f"{device.describe()} no longer knows the profile {entry.profile} of {entry.name}",
+            hint="Delete the pod, so that the claim is allocated anew.",
+            code="device-gone",
+        )
     taken = {each.placement for each in mine} | {each.placement for each in device.partitions}
-    free = [each for each in profile.placements if each not in taken] if profile is not None else []
+    free = [each for each in profile.placements if each not in taken]
     if not free:
+        there = ", ".join(partition.describe() for partition in device.partitions) or "none"
         raise InUse(
-            f"No number is left for {entry.name} on {device.describe()}, which has "
-            + ", ".join(partition.describe() for partition in device.partitions),
+            f"No number is left for {entry.name} on {device.describe()}: partitions and other claims have all "
+            f"{len(profile.placements)}; partitions on it: {there}",
             hint="Remove partitions that this driver did not make, or delete the pod so that the claim is allocated elsewhere.",
         )
     return replace(entry, placement_start=min(free).start)
