@@ -376,11 +376,12 @@ def test_a_slice_with_all_that_can_be_told_keeps_the_limits_of_the_api(kind: str
         build_pool(driver=names.DRIVER_NAME, pool="n", node_name="n", offers=published, counter_sets=sets)
 
 
+@pytest.mark.parametrize("layout", ["separate", "combined"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_eight_chips_keep_the_limits_of_the_api(kind: str) -> None:
+def test_eight_chips_keep_the_limits_of_the_api(kind: str, layout: str) -> None:
     chips = [device(kind, physical=number) for number in range(8)]
     published = [offer for chip in chips for offer in offers(chip, True)]
     sets = [counter_set(chip) for chip in chips]
-    build_pool(driver=names.DRIVER_NAME, pool="n", node_name="n", offers=published, counter_sets=sets)
+    build_pool(driver=names.DRIVER_NAME, pool="n", node_name="n", offers=published, counter_sets=sets, layout=layout)
     if kind == "310P":
         assert len(published) == 8 * (8 + 6 * 4 + 1)
