@@ -234,13 +234,14 @@ def test_beside_slices_that_others_made_only_what_fits_is_offered(kind: str, dat
     rest = dict(counter_set(chip, ()).counters)
     counts = Counter(each.profile for each in present)
     for name in CHIPS[kind].rows:
-        offer = first_fit(found, rest, name) if name in {o.profile for o in found if o.dynamic} else None
         offer = next((o for o in found if o.dynamic and o.profile == name and fits(rest, o)), None)
         if offer is not None:
             assert can_exist(kind, counts + Counter([name]))
             assert offer.placement is not None
             trial = Silicon(kind, dict(silicon.slices))
             number = offer.placement.start
+            if offer.placement.is_number:
+                number = min(set(range(16)) - {names.number_of(each) for each in silicon.slices})
             assert trial.create(name, names.slice_id(0, number), names.group_of(offer.placement) or 0)
         elif not CHIPS[kind].family.groups:
             assert not can_exist(kind, counts + Counter([name]))
@@ -254,6 +255,17 @@ def test_slices_made_for_claims_change_nothing(kind: str) -> None:
     before, after = device(kind), device(kind, present)
     assert offers(after, True, owned) == offers(before, True)
     assert counter_set(after, owned) == counter_set(before, ())
+
+
+def test_what_can_be_made_is_published_under_the_same_names_whatever_others_make() -> None:
+    """What a claim has is counted by the scheduler while it is published, and no longer."""
+    (small, large) = profiles("910B3")
+    before = [offer for offer in possible("910B3") if offer.profile == small.name]
+    assert [offer.name for offer in before] == [f"npu-0-vir05-1c-16g-new-{ordinal}" for ordinal in range(4)]
+    beside = [partition("910B3", small.name, Placement(1, 0)), partition("910B3", large.name, Placement(3, 0))]
+    found = offers(device("910B3", beside), True)
+    assert [offer for offer in found if offer.dynamic and offer.profile == small.name] == before
+    assert {offer.name for offer in found if not offer.dynamic} == {"npu-0-vir05-1c-16g-1", "npu-0-vir10-3c-32g-3"}
 
 
 def test_nothing_can_be_made_beside_a_slice_of_which_nothing_is_known() -> None:

@@ -65,8 +65,10 @@ class Scene:
     def fitting(self, template: str | None = None) -> list[Offer]:
         """What the scheduler could give to a claim for a slice, in its order."""
         left = dict(counter_set(self.device, self.owned).counters)
-        for offer in self.held.values():
-            for name, amount in offer.consumes.items():
+        published = {each.name: each for each in self.published}
+        for held in self.held.values():  # what the scheduler does not find it does not count
+            assert published.get(held.name) == held
+            for name, amount in published[held.name].consumes.items():
                 left[name] -= amount
         assert min(left.values()) >= 0
         return [

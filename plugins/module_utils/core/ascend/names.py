@@ -57,8 +57,16 @@ def whole_name(device: Device) -> str:
 
 
 def partition_name(device: Device, template: str, start: int) -> str:
-    """Return the published name of a slice, the same whether it exists or can be made."""
+    """Return the published name of a slice by its place, the same whether it exists or can be made, or by its number if it exists."""
     return f"npu-{device.minor}-{template.lower().replace('_', '-')}-{start}"
+
+
+def countable_name(device: Device, template: str, ordinal: int) -> str:
+    """Return the published name of one of so many slices that can be made, and get their numbers then.
+
+    It is no name that a slice which exists can have: a claim keeps what it has under this name, whatever numbers others take.
+    """
+    return partition_name(device, f"{template}-new", ordinal)
 
 
 def counter_set_name(device: Device) -> str:

@@ -24,7 +24,7 @@ from ..model import (
     Profile,
     frozen,
 )
-from .names import counter_set_name, group_of, number_of, partition_name, whole_name
+from .names import countable_name, counter_set_name, group_of, number_of, partition_name, whole_name
 from .templates import counter, published, rank
 
 #: The counter of a chip that has nothing else to count.
@@ -73,23 +73,21 @@ def counter_set(device: Device, owned: Collection[OwnedPartition] | None = None)
 def _free(device: Device, adopted: Collection[Partition], left: Mapping[str, int]) -> list[tuple[Profile, Placement]]:
     """Return what can be made beside the slices that stay, in the order in which it should be taken.
 
-    Each fits by itself, and of a profile with numbers there are as many as there can be at once. Profiles go from small to
-    large. Slices with one core go up from the first place, so that two that come one after the other share a vGroup, and
-    all others come down from the last, so that the two kinds meet late.
+    Each fits by itself, and of a profile with numbers there are as many as an empty chip takes: a claim may have the last of
+    them, and what it takes is counted only while it is published. Profiles go from small to large. Slices with one core go up
+    from the first place, so that two that come one after the other share a vGroup, and all others come down from the last,
+    so that the two kinds meet late.
     """
     numbers = {number_of(partition.instance_id) for partition in adopted}
     found: list[tuple[Profile, Placement]] = []
     for profile in sorted(device.profiles, key=rank):
-        places = [place for place in profile.placements if place.start not in numbers]
-        places = [place for place in places if _fits(_consumed(profile, place), left)]
-        places.sort(reverse=profile.size > 1)
-        found += [(profile, place) for place in (places[: _most(profile, left)] if profile.is_numbered else places)]
+        if profile.is_numbered:
+            places = list(profile.placements[: profile.maximum])
+        else:
+            places = sorted(profile.placements, reverse=profile.size > 1)
+            places = [place for place in places if place.start not in numbers]
+        found += [(profile, place) for place in places if _fits(_consumed(profile, place), left)]
     return found
-
-
-def _most(profile: Profile, left: Mapping[str, int]) -> int:
-    shares = [left.get(counter(key), 0) // amount for key, amount in profile.capacities.items() if amount]
-    return min([profile.maximum, *shares])
 
 
 def _fits(consumed: Mapping[str, int], left: Mapping[str, int]) -> bool:
@@ -120,7 +118,7 @@ def _whole(device: Device, counters: Mapping[str, int] | None = None) -> Offer:
 
 def _possible(device: Device, profile: Profile, placement: Placement) -> Offer:
     return Offer(
-        name=partition_name(device, profile.name, placement.start),
+        name=(countable_name if placement.is_number else partition_name)(device, profile.name, placement.start),
         kind=PARTITION,
         device_uuid=device.uuid,
         dynamic=True,
