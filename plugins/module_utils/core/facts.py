@@ -31,7 +31,10 @@ def document_of(device: Device) -> dict[str, Any]:
     found = {name: getattr(device, name) for name in _PLAIN}
     found["attributes"] = _attributes_document(device.attributes)
     found["capacities"] = dict(device.capacities)
-    found["partitioning"] = dict(vars(device.partitioning))
+    # Releases before it came know of no device without a mode, and read documents of all others.
+    found["partitioning"] = {
+        name: value for name, value in vars(device.partitioning).items() if name != "has_mode" or not value
+    }
     found["profiles"] = [_profile_document(profile) for profile in device.profiles]
     found["linked"] = list(device.linked)
     found["passthrough"] = dict(vars(device.passthrough)) if device.passthrough is not None else None

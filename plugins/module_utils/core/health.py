@@ -69,6 +69,8 @@ class Ailment:
             return True
         if offer.profile_id is None or offer.placement is None or device is None:
             return False
+        if offer.dynamic and offer.placement.is_number:
+            return False  # which number a partition that can be made will have, or has, is its claim's to know
         key = (offer.profile_id, offer.placement.start, offer.placement.size)
         return any(each.instance_id == self.sign.instance and each.key == key for each in device.partitions)
 

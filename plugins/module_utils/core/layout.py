@@ -340,6 +340,8 @@ def _merge(
 def _mode_steps(device: Device, enabled: bool) -> tuple[Step, ...]:
     state = device.partitioning
     steps: list[Step] = []
+    if not state.has_mode:
+        return ()
     if state.pending != enabled or (state.enabled != enabled and not state.needs_reset):
         steps.append(SetPartitioning(device.uuid, enabled))
     if state.enabled != enabled and state.needs_reset:

@@ -64,7 +64,11 @@ OwnedPartition = tuple[int, int, int]
 
 @dataclass(frozen=True, order=True)
 class Placement:
-    """Where a partition lies on its device, in memory slices."""
+    """Where a partition lies on its device, in memory slices.
+
+    One of size 0 is no place but a number: of a partition that lies nowhere in particular, and is one of those that its
+    device can tell apart. Numbers are the device's, each for one partition at a time, whatever its profile.
+    """
 
     start: int
     size: int
@@ -79,9 +83,20 @@ class Placement:
         """The numbers of the memory slices covered."""
         return range(self.start, self.end)
 
+    @property
+    def is_number(self) -> bool:
+        """Whether this is a number and no place."""
+        return self.size == 0
+
     def overlaps(self, other: Placement) -> bool:
-        """Whether two placements share a memory slice."""
-        return self.start < other.end and other.start < self.end
+        """Whether two placements share a memory slice; numbers never do."""
+        return bool(self.size and other.size) and self.start < other.end and other.start < self.end
+
+    def clashes(self, other: Placement) -> bool:
+        """Whether partitions with these two placements cannot both be there: they share a memory slice or are one number."""
+        if self.is_number and other.is_number:
+            return self.start == other.start
+        return self.overlaps(other)
 
     def __str__(self) -> str:
         return f"{self.start}:{self.size}"
@@ -110,8 +125,13 @@ class Profile:
 
     @property
     def size(self) -> int:
-        """The memory slices that one partition covers; 0 for a profile without placements."""
+        """The memory slices that one partition covers; 0 for a profile without placements, and for a numbered one."""
         return self.placements[0].size if self.placements else 0
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether its partitions have numbers and no places. All such profiles of a device have the same numbers."""
+        return bool(self.placements) and self.placements[0].is_number
 
     def answers_to(self, name: str) -> bool:
         """Whether a name that a user wrote means this profile."""
@@ -162,12 +182,17 @@ class Partition:
 
 @dataclass(frozen=True)
 class Partitioning:
-    """Whether a device can be partitioned, is, and will be after the next reset."""
+    """Whether a device can be partitioned, is, and will be after the next reset.
+
+    Without ``has_mode`` there is nothing to be switched: the device is partitioned while it has partitions, which is what
+    ``enabled`` and ``pending`` say then.
+    """
 
     supported: bool
     enabled: bool = False
     pending: bool = False
     needs_reset: bool = False
+    has_mode: bool = True
 
 
 @dataclass(frozen=True)
@@ -356,7 +381,8 @@ class Offer:
 
     ``capacities`` and ``consumes`` hold plain numbers; those called memory are bytes. With ``policies``, one for each
     capacity, several claims have the device at a time, each a part of it. ``prepared_before_binding`` says that pods are bound when the
-    device is prepared for them.
+    device is prepared for them. A dynamic one whose ``placement`` is a number is one of so many that can be made: the number tells
+    them apart, and which one the partition will have is decided when it is planned.
     """
 
     name: str

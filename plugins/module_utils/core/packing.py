@@ -3,7 +3,7 @@
 """Where wanted partitions go on one device, so that the fewest partitions that exist are disturbed.
 
 An exhaustive search with bounds: boards have at most a dozen memory slices, so all arrangements can be looked at, and
-the answer is the minimum, not a guess.
+the answer is the minimum, not a guess. Numbers instead of places want no search: all that counts is how many there are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import combinations
 from . import room
 from .errors import DoesNotFit, InvalidLayout
 from .layout_rules import WantedPartition
-from .model import Device, Partition, Profile
+from .model import Device, Partition, Placement, Profile
 from .room import Place
 
 _Group = tuple[Profile, tuple[int, ...], int]  # profile, starts that are given, count to be placed freely
@@ -28,12 +28,14 @@ def arrange(
 
     ``held`` are the keys (profile id, start, size) of existing partitions that processes or claims hold. In this order
     the choice has: the fewest held partitions disturbed; the fewest partitions disturbed; the most room left for large
-    partitions; the lowest starts. Raises InvalidLayout for an unknown profile or placement, DoesNotFit when there is no
-    arrangement at all, with what is in the way.
+    partitions; the lowest starts, or numbers. Raises InvalidLayout for an unknown profile or placement, DoesNotFit when
+    there is no arrangement at all, with what is in the way.
     """
     groups = _groups(device, wanted)
+    numbered = _numbered(device, groups, held)
     best: tuple[_Cost, tuple[Place, ...]] | None = None
-    for places in _arrangements(device, groups):
+    for placed in _arrangements(device, groups):
+        places = placed + numbered
         cost = _cost(device, places, held)
         if best is None or cost < best[0]:
             best = (cost, places)
@@ -67,6 +69,11 @@ def _groups(device: Device, wanted: Sequence[WantedPartition]) -> tuple[_Group, 
             counts[profile.profile_id] = counts.get(profile.profile_id, 0) + each.count
             continue
         if all(placement.start != each.start for placement in profile.placements):
+            if profile.is_numbered:
+                raise InvalidLayout(
+                    f"There is no {profile.name} with the number {each.start} on {device.describe()}",
+                    hint="It has no place to choose: give a count instead.",
+                )
             raise InvalidLayout(
                 f"{profile.name} cannot start at memory slice {each.start} on {device.describe()}",
                 hint=f"Its starts are {', '.join(str(placement.start) for placement in profile.placements)}.",
@@ -78,8 +85,46 @@ def _groups(device: Device, wanted: Sequence[WantedPartition]) -> tuple[_Group, 
     )
 
 
+def _numbered(device: Device, groups: Sequence[_Group], held: Collection[tuple[int, int, int]]) -> tuple[Place, ...]:
+    """Choose the numbers: those that are given, then those of partitions that can stay, held ones first, then the lowest free."""
+    mine = [group for group in groups if group[0].is_numbered]
+    given = [number for _profile, numbers, _free in mine for number in numbers]
+    if len(set(given)) < len(given):
+        twice = next(number for number in given if given.count(number) > 1)
+        raise DoesNotFit(
+            f"The number {twice} is wanted for several partitions on {device.describe()}",
+            blockers=tuple(profile.name for profile, numbers, _free in mine if twice in numbers),
+        )
+    taken = set(given)
+    chosen: list[tuple[Profile, int]] = [(profile, number) for profile, numbers, _free in mine for number in numbers]
+    lacking: list[tuple[Profile, int]] = []
+    for profile, _numbers, free in mine:
+        stay = [each for each in device.partitions if each.uuid and each.profile_id == profile.profile_id]
+        stay = [each for each in stay if each.placement.is_number and each.placement.start not in taken]
+        stay.sort(key=lambda each: (each.key not in held, each.placement.start))
+        chosen += [(profile, each.placement.start) for each in stay[:free]]
+        taken.update(each.placement.start for each in stay[:free])
+        lacking.append((profile, free - len(stay[:free])))
+    for profile, count in lacking:
+        numbers = [placement.start for placement in profile.placements if placement.start not in taken]
+        # Where they run out, _arrangements yields nothing, and what is in the way is told.
+        chosen += [(profile, number) for number in sorted(numbers)[:count]]
+        taken.update(sorted(numbers)[:count])
+    return tuple((profile, Placement(number, 0)) for profile, number in chosen)
+
+
+def _numbers_run_out(groups: Sequence[_Group]) -> bool:
+    mine = [(profile, len(given) + free) for profile, given, free in groups if profile.is_numbered]
+    return sum(count for _profile, count in mine) > max(
+        (len(profile.placements) for profile, _count in mine), default=0
+    )
+
+
 def _arrangements(device: Device, groups: Sequence[_Group], engines: bool = True) -> Iterator[tuple[Place, ...]]:
-    """Yield every arrangement that can exist, each once; without ``engines`` only places and counts are looked at."""
+    """Yield every arrangement that can exist, each once; without ``engines`` only places and counts are looked at.
+
+    Partitions with numbers are not in it: they take no place, only of what is counted.
+    """
     limits = room.totals(device) if engines else {}
 
     def extend(
@@ -94,6 +139,9 @@ def _arrangements(device: Device, groups: Sequence[_Group], engines: bool = True
             return
         after = {key: amount - count * profile.capacities.get(key, 0) for key, amount in left.items()}
         if min(after.values(), default=0) < 0:
+            return
+        if profile.is_numbered:
+            yield from extend(position + 1, taken, after, places)
             return
         fixed = [placement for placement in profile.placements if placement.start in given]
         others = [placement for placement in profile.placements if placement.start not in given]
@@ -111,7 +159,8 @@ def _arrangements(device: Device, groups: Sequence[_Group], engines: bool = True
                 added = tuple((profile, placement) for placement in (*fixed, *chosen))
                 yield from extend(position + 1, covered, after, places + added)
 
-    yield from extend(0, 0, dict(limits), ())
+    if not _numbers_run_out(groups):
+        yield from extend(0, 0, dict(limits), ())
 
 
 def _cost(device: Device, places: Sequence[Place], held: Collection[tuple[int, int, int]]) -> _Cost:
@@ -140,6 +189,12 @@ def _does_not_fit(device: Device, groups: Sequence[_Group]) -> DoesNotFit:
                 f"{start}: the board takes {profile.maximum} × {profile.name} at most, {len(given) + free} are wanted",
                 blockers=(profile.name,),
             )
+    if _numbers_run_out(groups):
+        numbered = [profile for profile, _given, _free in groups if profile.is_numbered]
+        return DoesNotFit(
+            f"{start}: the board can tell {len(numbered[0].placements)} numbers apart",
+            blockers=tuple(profile.name for profile in numbered),
+        )
     needed = sum(profile.size * (len(given) + free) for profile, given, free in groups)
     if needed > device.memory_slices:
         return DoesNotFit(
@@ -156,6 +211,7 @@ def _does_not_fit(device: Device, groups: Sequence[_Group]) -> DoesNotFit:
     places = "; ".join(
         f"{profile.name} at {', '.join(str(placement.start) for placement in profile.placements)}"
         for profile, _given, _free in groups
+        if not profile.is_numbered
     )
     advice = f" It fits with one less of {' or '.join(culprits)}." if culprits else ""
     return DoesNotFit(

@@ -25,51 +25,51 @@ def totals(device: Device) -> Mapping[str, int]:
     """Return how much of each capacity a device has to share out among partitions.
 
     It is what the largest profile gets, or more where the driver itself says that several smaller ones, which together
-    take more, fit at once.
+    take more, fit at once, or that the device has more.
     """
     found: dict[str, int] = {}
     for key in capacity_keys(device.profiles):
         shares = [profile.capacities.get(key, 0) * max(profile.maximum, 1) for profile in device.profiles]
-        found[key] = max([*shares, device.memory_bytes if key == MEMORY else 0], default=0)
+        told = max(device.capacities.get(key, 0), device.memory_bytes if key == MEMORY else 0)
+        found[key] = max([*shares, told], default=0)
     return found
 
 
-def counted_profiles(profiles: Collection[Profile]) -> tuple[Profile, ...]:
+def counted_profiles(device: Device) -> tuple[Profile, ...]:
     """Return the profiles whose maximum neither their placements nor the shared engines enforce."""
     counted: list[Profile] = []
-    keys = [key for key in capacity_keys(profiles) if key != MEMORY]
-    for profile in profiles:
+    engines = {key: total for key, total in totals(device).items() if key != MEMORY}
+    for profile in device.profiles:
         if profile.maximum >= disjoint(profile.placements):
             continue
-        enforced = any(
-            profile.capacities.get(key, 0) * (profile.maximum + 1)
-            > max(each.capacities.get(key, 0) * max(each.maximum, 1) for each in profiles)
-            for key in keys
-        )
+        enforced = any(profile.capacities.get(key, 0) * (profile.maximum + 1) > total for key, total in engines.items())
         if not enforced:
             counted.append(profile)
     return tuple(counted)
 
 
 def disjoint(placements: Iterable[Placement]) -> int:
-    """Return how many of the placements can be taken at once."""
-    count = end = 0
+    """Return how many of the placements, places or numbers, can be taken at once."""
+    taken: list[Placement] = []
     for placement in sorted(placements, key=lambda each: (each.end, each.start)):
-        if count == 0 or placement.start >= end:
-            count, end = count + 1, placement.end
-    return count
+        if not taken or not placement.clashes(taken[-1]):
+            taken.append(placement)
+    return len(taken)
 
 
 def fits(device: Device, places: Sequence[Place]) -> bool:
     """Whether partitions at these places can exist together on an otherwise empty device."""
     taken = 0
+    numbers: set[int] = set()
     left = dict(totals(device))
     counts: dict[int, int] = {}
     for profile, placement in places:
         covered = mask(placement)
-        if taken & covered:
+        if taken & covered or (placement.is_number and placement.start in numbers):
             return False
         taken |= covered
+        if placement.is_number:
+            numbers.add(placement.start)
         counts[profile.profile_id] = counts.get(profile.profile_id, 0) + 1
         if counts[profile.profile_id] > profile.maximum:
             return False
@@ -81,5 +81,5 @@ def fits(device: Device, places: Sequence[Place]) -> bool:
 
 
 def mask(placement: Placement) -> int:
-    """Return the memory slices of a placement as bits."""
+    """Return the memory slices of a placement as bits; a number covers none."""
     return ((1 << placement.size) - 1) << placement.start

@@ -159,7 +159,7 @@ def counter_set(device: Device, owned: Collection[OwnedPartition] | None = None)
     totals: dict[str, int] = {_counter(key): total for key, total in room.totals(device).items() if total}
     for number in range(device.memory_slices):
         totals[f"memory-slice-{number}"] = 1
-    for counted in room.counted_profiles(device.profiles):
+    for counted in room.counted_profiles(device):
         totals[_profile_counter(counted)] = counted.maximum
     if owned is not None:
         for partition in _adopted(device, owned):
@@ -263,7 +263,7 @@ def _attributes(device: Device, own: Mapping[str, AttributeValue]) -> Mapping[st
 def _consumed(device: Device, profile: Profile, placement: Placement) -> Mapping[str, int]:
     consumed = {_counter(key): amount for key, amount in profile.capacities.items() if amount}
     consumed.update({f"memory-slice-{number}": 1 for number in placement.slices})
-    if profile in room.counted_profiles(device.profiles):
+    if profile in room.counted_profiles(device):
         consumed[_profile_counter(profile)] = 1
     return frozen(consumed)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 from ..core.configuration import ConfigKind
 from ..core.errors import InUse
@@ -183,6 +184,10 @@ def plan_prepare(
             settings=wanted,
             sharing=sharing,
         )
+        device = devices[offer.device_uuid]
+        if offer.dynamic and offer.placement is not None and offer.placement.is_number:
+            held_by_others = [held for record in others for held in record.devices]
+            entry = _with_number(entry, device, [*held_by_others, *planned])
         for record in others:
             for held in record.devices:
                 if _conflict(entry, held):
@@ -199,7 +204,6 @@ def plan_prepare(
                     hint="Allocate the claim anew.",
                     code="overlap",
                 )
-        device = devices[offer.device_uuid]
         if offer.kind == PASSTHROUGH:
             entry = _passed_through(entry, device, *interface_of(configurations))
         dynamic = offer.device_uuid in inventory.dynamic
@@ -239,6 +243,44 @@ def _entry(allocated: AllocatedDevice, offer: Offer, *, cdi_kind: str, claim_uid
     )
 
 
+def _with_number(entry: DeviceRecord, device: Device, held: Sequence[DeviceRecord]) -> DeviceRecord:
+    """Give a partition that is to be made its number: the lowest that neither a partition nor a record has.
+
+    What is published only counts such partitions. Whoever looks on has the number that the claim's partition has.
+    """
+    mine = [each for each in held if each.device_uuid == device.uuid and each.kind == PARTITION]
+    if entry.admin:
+        made = next((each for each in mine if each.name == entry.name and each.created), None)
+        if made is None:
+            _refuse_missing(entry, device)
+        return replace(entry, placement_start=made.placement_start)
+    profile = device.profile(entry.profile_id) if entry.profile_id is not None else None
+    if profile is None:
+        raise ClaimError(
+            f"{device.describe()} no longer knows the profile {entry.profile} of {entry.name}",
+            hint="Delete the pod, so that the claim is allocated anew.",
+            code="device-gone",
+        )
+    taken = {each.placement for each in mine} | {each.placement for each in device.partitions}
+    free = [each for each in profile.placements if each not in taken]
+    if not free:
+        there = ", ".join(partition.describe() for partition in device.partitions) or "none"
+        raise InUse(
+            f"No number is left for {entry.name} on {device.describe()}: partitions and other claims have all "
+            f"{len(profile.placements)}; partitions on it: {there}",
+            hint="Remove partitions that this driver did not make, or delete the pod so that the claim is allocated elsewhere.",
+        )
+    return replace(entry, placement_start=min(free).start)
+
+
+def _refuse_missing(entry: DeviceRecord, device: Device) -> NoReturn:
+    raise ClaimError(
+        f"Partition {entry.name} does not exist on {device.describe()}",
+        hint="Apply the node's layout again. An administrator's claim reaches partitions that exist, it makes none.",
+        code="partition-gone",
+    )
+
+
 def _passed_through(entry: DeviceRecord, device: Device, prefers_iommufd: bool, api_device: bool) -> DeviceRecord:
     """Plan to give a device away, with what is known of it. The driver that it has now is added before the record is written."""
     if entry.admin:
@@ -268,7 +310,7 @@ def _conflict(one: DeviceRecord, other: DeviceRecord) -> bool:
     if one.name == other.name:
         return not (one.share_id and other.share_id and one.share_id != other.share_id)
     mine, theirs = one.placement, other.placement
-    return mine is None or theirs is None or mine.overlaps(theirs)
+    return mine is None or theirs is None or mine.clashes(theirs)
 
 
 def _settle(entry: DeviceRecord, offer: Offer, device: Device, dynamic: bool) -> tuple[DeviceRecord, ModeChange | None]:
@@ -279,12 +321,8 @@ def _settle(entry: DeviceRecord, offer: Offer, device: Device, dynamic: bool) ->
     if existing is not None and existing.uuid and (not offer.dynamic or entry.admin):
         return replace(entry, partition_uuid=existing.uuid, instance_id=existing.instance_id), None
     if not offer.dynamic or entry.admin:
-        raise ClaimError(
-            f"Partition {entry.name} does not exist on {device.describe()}",
-            hint="Apply the node's layout again. An administrator's claim reaches partitions that exist, it makes none.",
-            code="partition-gone",
-        )
-    blocker = next((held for held in device.partitions if _overlaps(entry, held)), None)
+        _refuse_missing(entry, device)
+    blocker = next((held for held in device.partitions if _clashes(entry, held)), None)
     if blocker is not None:
         raise InUse(
             f"The place of {entry.name} on {device.describe()} is taken by {blocker.describe()}, which this driver did "
@@ -292,7 +330,7 @@ def _settle(entry: DeviceRecord, offer: Offer, device: Device, dynamic: bool) ->
             pids=[process.pid for process in blocker.processes],
             hint="Remove it, or delete the pod so that the claim is allocated elsewhere.",
         )
-    if device.partitioning.enabled:
+    if device.partitioning.enabled or not device.partitioning.has_mode:
         return replace(entry, created=True), None
     if not device.partitioning.supported or device.partitioning.needs_reset:
         raise ClaimError(
@@ -331,8 +369,8 @@ def _partition_at(device: Device, key: tuple[int, int, int] | None) -> Partition
     return next((partition for partition in device.partitions if partition.key == key), None)
 
 
-def _overlaps(entry: DeviceRecord, partition: Partition) -> bool:
-    return entry.placement is not None and entry.placement.overlaps(partition.placement)
+def _clashes(entry: DeviceRecord, partition: Partition) -> bool:
+    return entry.placement is not None and entry.placement.clashes(partition.placement)
 
 
 def plan_restore(record: ClaimRecord, devices: Mapping[str, Device], dynamic: Collection[str]) -> PreparePlan:

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Names and numbers of chips and slices: published names, UUIDs, and the ids that the vendor's tools go by."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from ..model import Device, Placement
+from .families import Family
+
+VENDOR = "ascend"
+DRIVER_NAME = "npu.huawei.com"
+CDI_KIND = "k8s.npu.huawei.com/claim"
+
+_FIRST_SLICE = 100
+_SLICES_OF_A_CHIP = 16
+_CHIPS = 64
+_DIE_WORDS = 5
+
+
+def chip_uuid(die: Sequence[int]) -> str:
+    """Return the UUID of a chip by the words of its VDIE, the one id that a chip keeps wherever it is put."""
+    if len(die) != _DIE_WORDS or not all(0 <= word < 1 << 32 for word in die) or not any(die):
+        raise ValueError(f"{list(die)!r} is no VDIE: expected {_DIE_WORDS} words of 32 bits, not all of them 0")
+    return "NPU-" + "".join(f"{word:08x}" for word in die)
+
+
+def slice_uuid(uuid: str, slice_id: int) -> str:
+    """Return the UUID of a slice by its chip's. One that is destroyed and made again has the same."""
+    return f"{uuid}-{slice_id}"
+
+
+def slice_id(physical_id: int, number: int) -> int:
+    """Return the id of a chip's slice, which is unique on its machine, by the slice's number on the chip."""
+    if not 0 <= physical_id < _CHIPS or not 0 <= number < _SLICES_OF_A_CHIP:
+        raise ValueError(f"A machine has no slice {number} of chip {physical_id}")
+    return _FIRST_SLICE + _SLICES_OF_A_CHIP * physical_id + number
+
+
+def number_of(slice_id: int) -> int:
+    """Return a slice's number on its chip by its id."""
+    if not _FIRST_SLICE <= slice_id < _FIRST_SLICE + _CHIPS * _SLICES_OF_A_CHIP:
+        raise ValueError(f"{slice_id} is no slice's id: those begin at {_FIRST_SLICE}")
+    return (slice_id - _FIRST_SLICE) % _SLICES_OF_A_CHIP
+
+
+def chip_of(slice_id: int) -> int:
+    """Return the physical id of the chip that a slice is of."""
+    number_of(slice_id)
+    return (slice_id - _FIRST_SLICE) // _SLICES_OF_A_CHIP
+
+
+def whole_name(device: Device) -> str:
+    """Return the published name of a whole chip. Its ``minor`` is its physical id, which its device node has as well."""
+    return f"npu-{device.minor}"
+
+
+def partition_name(device: Device, template: str, start: int) -> str:
+    """Return the published name of a slice by its place, the same whether it exists or can be made, or by its number if it exists."""
+    return f"npu-{device.minor}-{template.lower().replace('_', '-')}-{start}"
+
+
+def countable_name(device: Device, template: str, ordinal: int) -> str:
+    """Return the published name of one of so many slices that can be made, and get their numbers then.
+
+    It is no name that a slice which exists can have: a claim keeps what it has under this name, whatever numbers others take.
+    """
+    return partition_name(device, f"{template}-new", ordinal)
+
+
+def counter_set_name(device: Device) -> str:
+    """Return the name of a chip's counter set."""
+    return f"npu-{device.minor}-counter-set"
+
+
+def placements(family: Family, cores: int) -> tuple[Placement, ...]:
+    """Return where slices with so many AI cores can be: their places in vGroups, or their numbers."""
+    if not family.groups:
+        return tuple(Placement(number, 0) for number in range(family.numbers))
+    size = 1 if cores <= 1 else 2
+    return tuple(Placement(start, size) for start in range(0, family.places, size))
+
+
+def group_of(placement: Placement) -> int | None:
+    """Return the vGroup of a place; None for a number."""
+    return None if placement.is_number else placement.start // 2
+
+
+def found_placements(family: Family, slices: Iterable[tuple[int, int | None, int]]) -> Mapping[int, Placement]:
+    """Return where slices are that exist on a chip, by their ids.
+
+    Each is given by its id, its vGroup (None where it is not told) and the size of its places. Of the two places of a
+    vGroup a slice has the one that its number says, which is how this collection makes them; those that others made have
+    what is left, in the order of their ids.
+    """
+    known = sorted(slices)
+    if not family.groups:
+        return {each: Placement(number_of(each), 0) for each, _group, _size in known}
+    found: dict[int, Placement] = {}
+    taken: set[int] = set()
+    waiting: list[tuple[int, int]] = []
+    for each, told, size in known:
+        number = number_of(each)
+        group = number // 2 % family.groups if told is None else told
+        if size != 1:
+            found[each] = Placement(2 * group, 2)
+        elif number // 2 == group:
+            found[each] = Placement(number, 1)
+            taken.add(number)
+        else:
+            waiting.append((each, group))
+    for each, group in waiting:
+        start = next((place for place in (2 * group, 2 * group + 1) if place not in taken), 2 * group)
+        found[each] = Placement(start, 1)
+        taken.add(start)
+    return found
+
+
+def free_number(family: Family, placement: Placement, taken: Collection[int]) -> int | None:
+    """Return the number for a slice that is to be made at a placement; None where all are taken.
+
+    It is the placement's own. Where a slice that somebody else made in another vGroup has that, it is the highest free one,
+    which stands in the way of the fewest others.
+    """
+    if placement.start not in taken:
+        return placement.start
+    if placement.is_number:
+        return None
+    return max((number for number in range(family.numbers) if number not in taken), default=None)

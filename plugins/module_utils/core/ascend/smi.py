@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Reads what npu-smi prints, and judges whether it did what it was told. Pure.
+
+npu-smi is asked where DCMI is missing or does not say. Some of its failures exit with 0, and creating a slice does not tell
+which one came of it: so a change is believed when the exit status is 0, a line says OK, and a list taken afterwards shows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from types import MappingProxyType
+
+from ..errors import AcceleratorError
+from .faults import code_of_exit, error_of
+from .tables import Header, beginning, blocks, first, header, key_values, lines_after, pair, row, whole
+from .templates import CORES, HELPERS, SHARED, Template
+
+_OF_HEADERS: Mapping[str, str] = MappingProxyType(
+    {"aicore": CORES, "aicpu": HELPERS, **{key: key for key in SHARED if key not in (CORES, HELPERS)}}
+)
+_MCU = "mcu"
+_HEX = re.compile(r"(?:0x)?([0-9A-Fa-f]{6,8})")
+_CHIP_LABEL = re.compile(r"(?:NPU|Phy-ID)(\d+)")
+_NOBODY, _SOMEBODY = re.compile(r"0+"), re.compile(r"[fF]+")
+
+
+class UnreadOutput(ValueError):
+    """What npu-smi printed is not what it prints: what was looked for is not in it."""
+
+
+@dataclass(frozen=True)
+class MappedChip:
+    """A row of ``info -m``. ``logic_id`` and ``physical_id`` are None where the row has none."""
+
+    card: int
+    chip: int
+    name: str
+    logic_id: int | None = None
+    physical_id: int | None = None
+
+
+@dataclass(frozen=True)
+class SliceRow:
+    """A slice as ``info -t info-vnpu`` lists it. ``container`` is empty for one that none has, or has without an id."""
+
+    slice_id: int
+    template: str
+    group: int | None
+    is_used: bool
+    container: str = ""
+
+
+@dataclass(frozen=True)
+class SliceInfo:
+    """What a chip shares out, free and in all, by the names that are published; memory in GiB as it is displayed. And its slices."""
+
+    free: Mapping[str, Fraction]
+    totals: Mapping[str, Fraction]
+    slices: tuple[SliceRow, ...]
+
+
+@dataclass(frozen=True)
+class ChipHealth:
+    """The word for a chip's health, and its error codes."""
+
+    word: str
+    errors: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Links:
+    """What lies between chips, by pairs of physical ids, and the processors that each is near to."""
+
+    between: Mapping[tuple[int, int], str]
+    processors: Mapping[int, str]
+
+
+def cards(text: str) -> tuple[int, ...]:
+    """Read ``info -l``: the cards by their ids; none where a sentence says that there are none."""
+    found = (whole(key_values(block).get("npu id", "")) for block in blocks(text))
+    return tuple(each for each in found if each is not None)
+
+
+def chips(text: str) -> tuple[MappedChip, ...]:
+    """Read ``info -m``: the chips of all cards, without the rows of their management controllers. Raises UnreadOutput."""
+    lines = text.splitlines()
+    position, columns = _find(lines, "NPU ID", "Chip ID")
+    found: list[MappedChip] = []
+    for line in lines_after(lines, position):
+        values = row(columns, line)
+        card, chip = whole(first(values, "NPU ID")), whole(first(values, "Chip ID"))
+        name = first(values, "Chip Name")
+        if card is None or chip is None or name.lower() == _MCU:
+            continue
+        logic = whole(first(values, "Chip Logic ID"))
+        found.append(MappedChip(card, chip, name, logic, whole(first(values, "Chip Phy-ID"))))
+    return tuple(found)
+
+
+def identity(text: str) -> Mapping[str, int]:
+    """Read ``info -t phyid-remap``: the numbers of one chip, by the keys physical, logic, card and chip."""
+    said = key_values(text)
+    spellings = {
+        "physical": ("chip physical id", "phy-id"),
+        "logic": ("chip logic id",),
+        "card": ("npu id",),
+        "chip": ("chip id",),
+    }
+    found = {}
+    for key, names in spellings.items():
+        number = next((whole(said[name]) for name in names if name in said), None)
+        if number is not None:
+            found[key] = number
+    return found
+
+
+def templates(text: str) -> tuple[Template, ...]:
+    """Read ``info -t template-info``: two lines for each template, under two lines of header. Raises UnreadOutput."""
+    lines = text.splitlines()
+    position, upper = _find(lines, "Name", "AICORE")
+    lower = next((header(line) for line in lines_after(lines, position)), Header(()))
+    found: list[tuple[str, dict[str, str]]] = []
+    for line in list(lines_after(lines, position))[1:]:
+        values = row(upper, line)
+        name = first(values, "Name")
+        if name:
+            found.append((name, {key: " ".join(each) for key, each in values.items()}))
+        elif found:
+            second = row(lower, line)
+            found[-1][1].update({key: " ".join(each) for key, each in second.items()})
+    return tuple(
+        Template(name, _amounts(values), _number(values.get("memory", "")) or Fraction(0)) for name, values in found
+    )
+
+
+def slices(text: str) -> SliceInfo:
+    """Read ``info -t info-vnpu``: what is free and in all, and the slices. Raises UnreadOutput."""
+    lines = text.splitlines()
+    position, columns = _find(lines, "AICORE", "VPC")
+    pairs: dict[str, tuple[str, str]] = {}
+    for line in lines_after(lines, position):
+        found = {key: pair("".join(values)) for key, values in row(columns, line).items()}
+        if all(found.values()):  # units may stand in a line of their own before it
+            pairs = {key.partition("(")[0]: each for key, each in found.items() if each is not None}
+            break
+    if not pairs:
+        raise UnreadOutput("npu-smi info -t info-vnpu: no line tells what is free and in all")
+    return SliceInfo(
+        _amounts({key: each[0] for key, each in pairs.items()}, memory=True),
+        _amounts({key: each[1] for key, each in pairs.items()}, memory=True),
+        tuple(_slice_rows(lines)),
+    )
+
+
+def health(text: str) -> ChipHealth:
+    """Read ``info -t health``. Raises UnreadOutput."""
+    said = key_values(text)
+    word = said.get("health status", said.get("health", ""))
+    if not word:
+        raise UnreadOutput("npu-smi info -t health: it does not say how the chip is")
+    return ChipHealth(word, tuple(int(each, 16) for each in _HEX.findall(said.get("error code", ""))))
+
+
+def links(text: str) -> Links:
+    """Read ``info -t topo``: the matrix, without columns of network ports and without its legend. Raises UnreadOutput."""
+    between: dict[tuple[int, int], str] = {}
+    processors: dict[int, str] = {}
+    columns: list[str] = []
+    for line in text.splitlines():
+        words = line.replace("CPU Affinity", "CPU-Affinity").split()
+        if not columns:
+            columns = words if words and _CHIP_LABEL.fullmatch(words[0]) else []
+            continue
+        label = _CHIP_LABEL.fullmatch(words[0]) if words else None
+        if label is None:
+            continue
+        for name, cell in zip(columns, words[1:]):
+            other = _CHIP_LABEL.fullmatch(name)
+            if other is not None:
+                between[(int(label.group(1)), int(other.group(1)))] = cell
+            elif name.lower().startswith("cpu"):
+                processors[int(label.group(1))] = cell
+    if not columns:
+        raise UnreadOutput("npu-smi info -t topo: there is no matrix in it")
+    return Links(between, processors)
+
+
+def is_docker_mode(text: str) -> bool:
+    """Read ``info -t vnpu-mode``: whether slices are made for containers and not for virtual machines. Raises UnreadOutput."""
+    return _word_of(text, {"docker": True, "vm": False}, "vnpu-mode")
+
+
+def recovers(text: str) -> bool:
+    """Read ``info -t vnpu-cfg-recover``: whether slices are made again after a start of the machine. Raises UnreadOutput."""
+    return _word_of(text, {"enable": True, "disable": False}, "vnpu-cfg-recover")
+
+
+def refuse_failure(status: int, output: str, doing: str) -> None:
+    """Raise the error of a command that changes something, unless it exited with 0 and says OK. ``doing`` begins a sentence."""
+    said = key_values(output)
+    if status == 0 and said.get("status", "").upper() == "OK":
+        return
+    told = said.get("message", "") or " ".join(line.strip() for line in output.splitlines() if line.strip())[:300]
+    code = code_of_exit(status)
+    if status and code is not None:
+        error = error_of(code, doing)
+        raise type(error)(f"{error.message}: {told}" if told else error.message, hint=error.hint, code=error.code)
+    raise AcceleratorError(
+        f"{doing} failed: npu-smi exited with {status} and says {told!r}",
+        hint="It exits with 0 for some failures as well; its words are all there is to go by.",
+        code="refused",
+    )
+
+
+def created(before: Collection[SliceRow], after: Collection[SliceRow], template: str, slice_id: int) -> SliceRow:
+    """Return the slice that was made with this id, by the lists before and after. Raises AcceleratorError."""
+    known = {each.slice_id for each in before}
+    made = [each for each in after if each.slice_id not in known]
+    found = next((each for each in made if each.slice_id == slice_id and each.template == template), None)
+    if found is None:
+        others = ", ".join(f"{each.template} with id {each.slice_id}" for each in made) or "none"
+        raise AcceleratorError(
+            f"A slice {template} with id {slice_id} was made, and is not in the list; new in it: {others}",
+            hint="Look at npu-smi info -t info-vnpu, and whether something else makes slices on this machine.",
+            code="not-created",
+        )
+    return found
+
+
+def _find(lines: list[str], *names: str) -> tuple[int, Header]:
+    for position, line in enumerate(lines):
+        found = header(line)
+        if found.has(*names):
+            return position, found
+    raise UnreadOutput(f"npu-smi: no line has the columns {' and '.join(names)}")
+
+
+def _slice_rows(lines: list[str]) -> Iterator[SliceRow]:
+    try:
+        position, columns = _find(lines, "Vnpu ID", "Template Name")
+    except UnreadOutput:
+        return  # a release without a table where there is nothing to list
+    for line in lines_after(lines, position):
+        values = row(columns, line)
+        number = whole(first(values, "Vnpu ID"))
+        if number is None:
+            continue
+        container = first(values, "Container ID")
+        yield SliceRow(
+            number,
+            first(values, "Template Name"),
+            whole(first(values, "Vgroup ID")),
+            first(values, "Status") == "1",
+            "" if _NOBODY.fullmatch(container) or _SOMEBODY.fullmatch(container) else container,
+        )
+
+
+def _amounts(values: Mapping[str, str], memory: bool = False) -> Mapping[str, Fraction]:
+    found = {published: _number(values.get(name, "")) for name, published in _OF_HEADERS.items()}
+    if memory:
+        found["memory"] = _number(beginning({key: [each] for key, each in values.items()}, "memory"))
+    return {key: each for key, each in found.items() if each is not None}
+
+
+def _number(text: str) -> Fraction | None:
+    """Return a number exactly as it is written, a fraction among them; None for NA."""
+    return Fraction(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
+
+
+def _word_of(text: str, words: Mapping[str, bool], asked: str) -> bool:
+    for value in key_values(text).values():
+        if value.lower() in words:
+            return words[value.lower()]
+    raise UnreadOutput(f"npu-smi info -t {asked}: it says none of {', '.join(words)}")

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Ascend chips: names and numbers, how they lie to each other, claims for near ones, their codes, and the file of saved slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import pytest
+from dra_driver.core.ascend import codes, composed, faults, names, preference, topology, vnpu_cfg
+from dra_driver.core.ascend.attributes import ChipFacts, SuperPod, attributes
+from dra_driver.core.ascend.families import FAMILIES, UNKNOWN, Family, family_of
+from dra_driver.core.errors import AcceleratorError, DeviceFaulty, InUse, NotPermitted
+from dra_driver.core.lanes import DeviceBusy
+from dra_driver.core.model import Placement, Version
+from dra_driver.core.signs import Severity
+from dra_driver.core.slices import MOST_COUNTERS_IN_SET
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.bench import ring_model
+
+BY_WORD: Mapping[str, Family] = {each.word: each for each in FAMILIES.values()}
+IDS = st.integers(0, 63)
+
+# ---------------------------------------------------------------------- names
+
+
+@given(IDS, st.integers(0, 15))
+def test_ids_of_slices_are_unique_on_a_machine_and_lead_back(physical: int, number: int) -> None:
+    found = names.slice_id(physical, number)
+    assert 100 <= found <= 1123 and (names.chip_of(found), names.number_of(found)) == (physical, number)
+    assert len({names.slice_id(p, n) for p in (physical, physical ^ 1) for n in (number, number ^ 1)}) == 4
+
+
+@pytest.mark.parametrize("wrong", [(64, 0), (0, 16), (-1, 0)])
+def test_there_are_no_other_slices(wrong: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="no slice"):
+        names.slice_id(*wrong)
+    with pytest.raises(ValueError, match="99 is no"):
+        names.number_of(99)
+
+
+def test_a_chip_is_known_by_its_die() -> None:
+    assert names.chip_uuid((0x2C30A, 0, 1, 0xFFFFFFFF, 7)) == "NPU-0002c30a0000000000000001ffffffff00000007"
+    assert names.slice_uuid("NPU-x", 117) == "NPU-x-117"
+    for wrong in ((0, 0, 0, 0, 0), (1, 2, 3, 4), (1, 2, 3, 4, 1 << 32)):
+        with pytest.raises(ValueError, match="VDIE"):
+            names.chip_uuid(wrong)
+
+
+def test_families_go_by_the_pci_id() -> None:
+    assert family_of(0xD500) is family_of(0xD500 << 16 | 0x19E5) is BY_WORD["310P"]
+    assert family_of(0xD999) is UNKNOWN and not UNKNOWN.can_be_cut and not BY_WORD["950"].can_be_cut
+
+
+@given(st.permutations(range(8)), st.data())
+def test_slices_that_others_made_lie_apart(numbers: Sequence[int], data: st.DataObject) -> None:
+    """Whatever numbers they have: in each vGroup one of two places, or two of one."""
+    family = BY_WORD["310P"]
+    given_: list[tuple[int, int | None, int]] = []
+    for group in range(4):
+        sizes = data.draw(st.sampled_from([[], [1], [1, 1], [2]]))
+        given_ += [(names.slice_id(3, numbers[2 * group + at]), group, size) for at, size in enumerate(sizes)]
+    found = names.found_placements(family, data.draw(st.permutations(given_)))
+    assert {each for each, _group, _size in given_} == set(found)
+    for slice_id, group, size in given_:
+        assert found[slice_id].size == size and names.group_of(found[slice_id]) == group
+        own = names.number_of(slice_id)
+        if size == 1 and own // 2 == group:
+            assert found[slice_id].start == own, "one of ours is where its number says"
+    assert not any(one.overlaps(other) for one, other in combinations(found.values(), 2))
+
+
+def test_without_vgroups_a_slice_has_its_number() -> None:
+    assert names.found_placements(BY_WORD["910B"], [(119, None, 2)]) == {119: Placement(3, 0)}
+    assert names.group_of(Placement(3, 0)) is None
+
+
+def test_the_number_of_a_slice_that_is_to_be_made() -> None:
+    small, large = BY_WORD["310P"], BY_WORD["910B"]
+    assert names.free_number(small, Placement(4, 2), {0, 1}) == 4
+    assert names.free_number(small, Placement(4, 2), {4}) == 7
+    assert names.free_number(small, Placement(4, 2), set(range(8))) is None
+    assert names.free_number(large, Placement(4, 0), {4}) is None
+
+
+# ---------------------------------------------------------------------- topology
+
+
+def chips(count: int, per_card: int = 1) -> list[topology.Chip]:
+    return [topology.Chip(number, number // per_card, number % per_card) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("word", "there", "rings", "cards"),
+    [
+        ("910A", chips(8), [range(4), range(4, 8)], []),
+        ("910B", chips(16), [range(8), range(8, 16)], []),
+        ("910B", chips(8), [range(8)], []),
+        ("910_93", chips(16, 2), [range(16)], [range(n, n + 2) for n in range(0, 16, 2)]),
+        ("310P", chips(8, 2), [range(n, n + 2) for n in range(0, 8, 2)], [range(n, n + 2) for n in range(0, 8, 2)]),
+        ("310P", chips(8), [], []),
+        ("310", chips(8, 4), [], [range(4), range(4, 8)]),
+    ],
+)
+def test_rings_and_cards_by_generation(
+    word: str, there: list[topology.Chip], rings: list[range], cards: list[range]
+) -> None:
+    placed = topology.places(BY_WORD[word], there)
+    assert topology.rings_of(placed) == tuple(tuple(each) for each in rings)
+    assert topology.cards_of(placed) == tuple(tuple(each) for each in cards)
+    assert all(each.physical_id in placed[each.physical_id].ring for each in there)
+
+
+def test_a_chip_that_is_gone_leaves_its_ring_as_it_is() -> None:
+    placed = topology.places(BY_WORD["910A"], [each for each in chips(8) if each.physical_id != 2])
+    assert topology.rings_of(placed) == ((0, 1, 3), (4, 5, 6, 7))
+
+
+def test_what_the_device_tells_of_its_links_counts() -> None:
+    links = {(a, b): "XLink" if a // 2 == b // 2 else "SYS" for a in range(4) for b in range(4) if a != b}
+    placed = topology.places(BY_WORD["910B"], chips(4), links)
+    assert topology.rings_of(placed) == ((0, 1), (2, 3))
+    far = dict.fromkeys(links, "PHB")
+    assert topology.rings_of(topology.places(BY_WORD["910B"], chips(4), far)) == ()
+    assert topology.rings_of(topology.places(BY_WORD["910B"], chips(8), board_id=0x33)) == ()
+
+
+def test_nearness() -> None:
+    order = ["X", "SIO", "HCCS", "HCCS_SW", "UB", "PIX", "PXB", "PHB", "SYS", "NA"]
+    assert sorted(order, key=topology.nearness) == order
+    assert topology.nearness("xlink") == topology.nearness("HCCS") and topology.nearness("?") == topology.nearness("NA")
+
+
+def test_attributes_of_a_place_are_unique_in_the_cluster() -> None:
+    placed = topology.places(BY_WORD["910A"], chips(8))
+    found = [topology.attributes("n" * 80 + "1", each, placed[each.physical_id]) for each in chips(8)]
+    assert len({each["cardID"] for each in found}) == 8 and len({each["hccsRing"] for each in found}) == 2
+    assert all(len(str(each["hccsRing"])) <= 64 and "1-ring-" in str(each["hccsRing"]) for each in found)
+    alone = topology.attributes("node", topology.Chip(0, 5), topology.Place((0,), (0,)), "SN1")
+    assert dict(alone) == {"cardID": "SN1", "chipID": 0}
+
+
+def test_attributes_of_a_chip() -> None:
+    facts = ChipFacts(
+        BY_WORD["910_93"],
+        topology.Chip(3, 1, 1),
+        names.chip_uuid((1, 2, 3, 4, 5)),
+        model="Ascend910",
+        card_serial="SN7",
+        driver_version="25.0.RC1.1",
+        firmware_version="7.7.0.1.231",
+        pci_address="0000:c1:00.0",
+        numa_node=0,
+        super_pod=SuperPod(7, 2, 4711),
+    )
+    found = attributes(facts, "node", topology.Place((2, 3), tuple(range(16))))
+    assert dict(found) == {
+        "deviceType": "Ascend910",
+        "physicId": 3,
+        "vdie": "0000000100000002000000030000000400000005",
+        "cardID": "SN7",
+        "chipID": 1,
+        "hccsRing": "node-ring-0",
+        "model": "Ascend910",
+        "resource.kubernetes.io/pciBusID": "0000:c1:00.0",
+        "resource.kubernetes.io/numaNode": 0,
+        "driverVersion": Version("25.0.0-rc.1.1"),
+        "firmwareVersion": Version("7.7.0"),
+        "superPodID": 7,
+        "serverID": 2,
+        "sdid": 4711,
+    }
+
+
+# ---------------------------------------------------------------------- composed devices
+
+
+@pytest.mark.parametrize(
+    ("counters", "groups", "impossible"),
+    [
+        (dict.fromkeys(range(8), 8), [range(4), range(4, 8), range(8)], []),
+        (dict.fromkeys(range(16), 8), [*(range(n, n + 2) for n in range(0, 16, 2)), range(16)], [tuple(range(16))]),
+        (
+            dict.fromkeys(range(8), 16),
+            [*(range(n, n + 2) for n in range(0, 8, 2)), range(4), range(8)],
+            [tuple(range(8))],
+        ),
+        (dict.fromkeys(range(16), 1), [range(8), range(8, 16), range(16)], []),
+        (dict.fromkeys(range(8), 9), [range(4), range(8)], [tuple(range(8))]),
+    ],
+)
+def test_which_groups_can_be_devices(
+    counters: Mapping[int, int], groups: Sequence[Iterable[int]], impossible: list[tuple[int, ...]]
+) -> None:
+    found = composed.compose(counters, [tuple(each) for each in groups])
+    assert list(found.impossible) == impossible
+    assert set(found.possible) == {tuple(each) for each in groups} - set(impossible)
+
+
+@given(
+    st.dictionaries(st.integers(0, 15), st.integers(1, 16), min_size=1),
+    st.lists(st.frozensets(st.integers(0, 15), min_size=2, max_size=8), max_size=5),
+)
+def test_composed_devices_keep_the_limits_of_the_api(counters: Mapping[int, int], groups: list[frozenset[int]]) -> None:
+    wanted = [tuple(sorted(each & set(counters))) for each in groups]
+    found = composed.compose(counters, wanted)
+    assert sorted(chip for each in found.sets for chip in each) == sorted(counters)
+    assert all(sum(counters[chip] for chip in each) <= MOST_COUNTERS_IN_SET for each in found.sets)
+    assert all(len(found.sets_of(group)) <= 2 for group in found.possible)
+    assert {*found.possible, *found.impossible} == {each for each in wanted if len(each) > 1}
+
+
+def test_single_chips_and_groups_are_taken_from_opposite_ends() -> None:
+    assert composed.listed_first([(0, 1, 2, 3), (0, 1), (2, 3), (4, 5, 6, 7)]) == (
+        (2, 3),
+        (0, 1),
+        (4, 5, 6, 7),
+        (0, 1, 2, 3),
+    )
+
+
+# ---------------------------------------------------------------------- preference
+
+
+def node(word: str, per_card: int = 1) -> dict[int, Mapping[str, Any]]:
+    placed = topology.places(BY_WORD[word], chips(8, per_card))
+    return {each.physical_id: topology.attributes("n", each, placed[each.physical_id]) for each in chips(8, per_card)}
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+@pytest.mark.parametrize(("word", "per_card"), [("910A", 1), ("310P", 2), ("910_93", 2), ("310P", 1), ("310", 4)])
+@given(data=st.data())
+def test_the_nearest_chips_that_there_are(word: str, per_card: int, count: int, data: st.DataObject) -> None:
+    every = node(word, per_card)
+    there = data.draw(st.sets(st.sampled_from(range(8))))
+    free = {number: every[number] for number in there}
+    found = ring_model.allocate(preference.claim_spec(count, "npu.huawei.com"), free)
+
+    def together(key: str) -> bool:
+        values = [each[key] for each in free.values() if key in each]
+        return any(values.count(value) >= count for value in values)
+
+    if len(free) < count:
+        assert found is None
+    elif count == 1:
+        assert found == ("", (min(free),))
+    else:
+        assert found is not None
+        assert found[0] == ("same-card" if together("cardID") else "same-ring" if together("hccsRing") else "any")
+
+
+def test_a_claim_that_waits_for_near_chips() -> None:
+    spec = preference.claim_spec(4, "ascend-910", prefer=("same-ring",), selectors=["true"], request="r")
+    assert spec == {
+        "devices": {
+            "requests": [
+                {
+                    "name": "r",
+                    "firstAvailable": [
+                        {
+                            "name": "same-ring",
+                            "deviceClassName": "ascend-910",
+                            "allocationMode": "ExactCount",
+                            "count": 4,
+                            "selectors": [{"cel": {"expression": "true"}}],
+                        }
+                    ],
+                }
+            ],
+            "constraints": [{"requests": ["r/same-ring"], "matchAttribute": "npu.huawei.com/hccsRing"}],
+        }
+    }
+    template = preference.claim_template("four", "team", 4, "ascend-910", prefer=("any",))
+    assert template["kind"] == "ResourceClaimTemplate" and "constraints" not in template["spec"]["spec"]["devices"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"chips": 0}, {"chips": 33}, {"prefer": ()}, {"prefer": ("any", "any")}, {"prefer": ("x",)}]
+)
+def test_claims_that_nobody_can_have(options: Mapping[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"Expected|can have"):
+        preference.claim_spec(**{"chips": 2, "device_class": "c", **options})
+
+
+# ---------------------------------------------------------------------- codes and faults
+
+
+def test_what_codes_ask_for() -> None:
+    (reset,) = codes.signs(3, [0x80E18008])
+    assert (reset.severity, reset.is_mended_by_reset, reset.value) == (Severity.FAILED, True, "80e18008")
+    (broken,) = codes.signs(3, [0xA2301001])
+    assert broken.severity is Severity.FAILED and not broken.is_mended_by_reset, "the graver of two groups counts"
+    mild, level = codes.signs(2, [0x80E01801])
+    assert mild.severity is Severity.INFORMATIVE
+    assert (level.cause, level.severity, level.value) == ("health", Severity.DEGRADED, "alarm")
+    (unknown,) = codes.signs(2, [0x12345678, 0x12345678])
+    assert unknown.severity is Severity.DEGRADED and "list" in unknown.remedy
+    assert codes.signs(0, []) == ()
+    (silent,) = codes.signs(codes.ABSENT, [])
+    assert silent.severity is Severity.DEGRADED and silent.value == "unknown"
+    assert len(codes.KINDS) > 300
+
+
+@pytest.mark.parametrize("word", ["OK", "Warning", "Alarm", "Critical", "UNKNOWN"])
+def test_levels_have_words(word: str) -> None:
+    assert codes.LEVELS[codes.level_of(word.upper())] == word
+    assert codes.level_of("") == codes.ABSENT
+
+
+def test_a_network_port() -> None:
+    assert codes.network_sign(0) is codes.network_sign(6) is codes.network_sign(8) is None
+    found = codes.network_sign(3)
+    assert found is not None and found.severity is Severity.INFORMATIVE and "reach" in found.message
+
+
+def test_codes_of_calls_are_errors() -> None:
+    lost = faults.error_of(-8007, "Reading a chip")
+    assert isinstance(lost, DeviceFaulty) and lost.code == "npu-lost"
+    assert faults.sign(lost).severity is Severity.FAILED and str(lost).startswith("Reading a chip failed: ")
+    assert isinstance(faults.error_of(-8020, "x"), InUse) and isinstance(faults.error_of(-8002, "x"), NotPermitted)
+    assert faults.error_of(-1, "x").code == "unknown-error"
+    for code in faults.CODES:
+        error = faults.error_of(code, "Doing it")
+        assert str(code) in error.message
+        if isinstance(error, DeviceFaulty):
+            assert error.code in faults.SEVERITIES
+    assert faults.code_of_exit(217) == -8255 and faults.code_of_exit(215) == -8001 and faults.code_of_exit(1) is None
+
+
+def test_what_keeps_a_chip_from_being_read_is_its_fault() -> None:
+    assert faults.faulty(NotPermitted("no")).code == "no-permission"
+    assert faults.faulty(DeviceBusy("late")).code == "no-answer"
+    assert faults.faulty(AcceleratorError("x")).code == "unknown-error"
+
+
+# ---------------------------------------------------------------------- saved slices
+
+CONFIGURATION = """vnpu_config_recover:enable
+[begin]
+0:100:npu-smi set -t create-vnpu -i 0 -c 0 -f vir01 -v 100 -g 0
+2:133:npu-smi set -t create-vnpu -i 1 -c 0 -f vir05_1c_16g -v 133
+[end]
+"""
+
+
+def test_saved_slices() -> None:
+    found = vnpu_cfg.read(CONFIGURATION)
+    first, second = vnpu_cfg.SavedSlice(0, 100, "vir01", 0), vnpu_cfg.SavedSlice(2, 133, "vir05_1c_16g")
+    assert found == vnpu_cfg.Saved(True, (first, second))
+    assert vnpu_cfg.orphans(found, {(0, 100)}) == (second,)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("vnpu_config_recover:disable", False), ("recover: 0", False), ("recover=1", True), ("[vnpu]", None)],
+)
+def test_whether_slices_come_back(line: str, expected: bool | None) -> None:
+    assert vnpu_cfg.read(line + "\n").recovers is expected
+    assert vnpu_cfg.read("") == vnpu_cfg.Saved()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "0:100:npu-smi set -t create-vnpu -i 0",
+        "0:100:x -f vir01 -v 101",
+        "0:100:x -f -v 100",
+        "0:100:x -f vir01 " + "y" * 256,
+    ],
+)
+def test_lines_that_cannot_be_read_are_told(line: str) -> None:
+    found = vnpu_cfg.read(f"recover:1\n{line}\n")
+    assert found.slices == () and found.unread == (line[:256],)
+
+
+def test_a_file_that_is_too_large() -> None:
+    with pytest.raises(ValueError, match="never writes"):
+        vnpu_cfg.read("x" * (vnpu_cfg.MOST_BYTES + 1))
+
+
+@given(st.text("0123456789:-fvg \nabc", max_size=200))
+def test_no_text_breaks_the_reader_of_saved_slices(text: str) -> None:
+    vnpu_cfg.read(text)

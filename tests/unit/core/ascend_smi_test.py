@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What npu-smi prints is read by the names of its columns; the outputs here are of our own making, in its layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import chip_model
+import pytest
+from dra_driver.core.ascend import smi, tables
+from dra_driver.core.ascend.templates import SHARED
+from dra_driver.core.errors import AcceleratorError, NotPermitted, Unsupported
+from hypothesis import given
+from hypothesis import strategies as st
+
+WIDTHS = (19, 9, 9, 9, 14, 14, 10)
+
+
+def keyed(*pairs: tuple[str, object]) -> str:
+    return "".join(f"\t{key:<30} : {value}\n" for key, value in pairs)
+
+
+def boxed(width: int, *lines: str, rule: str = "|") -> str:
+    """Lines in a box; ``=`` and ``-`` stand for rules."""
+    drawn = []
+    for line in lines:
+        if line in ("=", "-"):
+            edge = rule if line == "=" else "+"
+            drawn.append(edge + line * width + edge)
+        else:
+            drawn.append(f"|{line:<{width}}|")
+    return "\n".join(drawn) + "\n"
+
+
+def spread(cells: Sequence[object], widths: Sequence[int]) -> str:
+    return " ".join(f"{cell!s:<{width}}" for cell, width in zip(cells, widths))
+
+
+def template_box(kind: str, rule: str = "|", extra: bool = False) -> str:
+    widths = (*WIDTHS, 8) if extra else WIDTHS
+    lines = ["-", " Templates of this chip", "-"]
+    lines.append(spread(("Name", "AICORE", "Memory", "AICPU", "VPC", "VENC", "JPEGD", "FOO"), widths))
+    lines.append(spread(("", "", "GB", "", "PNGD", "VDEC", "JPEGE", ""), widths))
+    lines.append("=")
+    for name, (cores, memory, helpers, vpc, venc, vdec, jpegd, jpege) in chip_model.CHIPS[kind].rows.items():
+        lines.append(spread((name, cores, memory, helpers, vpc, venc, jpegd, "7"), widths))
+        lines.append(spread(("", "", "", "", "NA", vdec, jpege, ""), widths))
+        lines.append("-")
+    return boxed(90 + 9 * extra, *lines, rule=rule)
+
+
+def slice_box(rows: Sequence[Sequence[object]], *, units: bool = False, helpers: str = "3/7", bars: bool = True) -> str:
+    widths = (9, 11, 8, 8, 7, 8, 8, 8, 8)
+    names = ("AICORE", "Memory(GB)", "AICPU", "VPC", "VENC", "VDEC", "JPEGD", "JPEGE", "PNGD")
+    if units:
+        names = ("AICORE", "Memory", *names[2:])
+    pairs = ("4/8", "10/21", helpers, "6/12", "2/3", "6/12", "8/16", "4/8", "NA/NA")
+    lines = ["-", " What this chip has", " Format: Free/Total", "-", spread(names, widths)]
+    if units:
+        lines.append(spread(("", "GB"), widths))
+    lines += ["=", spread(pairs, widths), "-", f" Slices: {len(rows)}", "-"]
+    between = " | " if bars else "   "
+    cells = ("Vnpu ID", "Vgroup ID", "Container ID", "Status", "Template Name")
+    lines.append(between.join(f"{cell:<14}" for cell in cells))
+    for each in rows:
+        lines += ["-", between.join(f"{cell!s:<14}" for cell in each)]
+    return boxed(90, *lines, "-")
+
+
+@pytest.mark.parametrize("kind", sorted(chip_model.CHIPS))
+@pytest.mark.parametrize("rule", ["|", "+"])
+@pytest.mark.parametrize("extra", [False, True])
+def test_templates_are_read_from_two_lines_each(kind: str, rule: str, extra: bool) -> None:
+    assert smi.templates(template_box(kind, rule, extra)) == chip_model.told(kind)[0]
+
+
+def test_parts_of_one_are_read_exactly_and_what_is_not_told_is_not_there() -> None:
+    lines = [
+        spread(("Name", "AICORE", "Memory", "AICPU", "VPC", "VENC", "JPEGD"), WIDTHS),
+        spread(("", "", "GB", "", "PNGD", "VDEC", "JPEGE"), WIDTHS),
+        "=",
+        spread(("virxx", "1", "1.5", "0.1", "NA", "0", "2"), WIDTHS),
+        spread(("", "", "", "", "0.5", "1", "NA"), WIDTHS),
+    ]
+    (found,) = smi.templates(boxed(90, *lines))
+    assert found.memory == Fraction(3, 2) and found.amounts["aiCPU"] == Fraction(1, 10)
+    assert set(SHARED) - set(found.amounts) == {"vpc", "jpege"}
+
+
+@pytest.mark.parametrize("units", [False, True])
+@pytest.mark.parametrize("bars", [False, True])
+def test_slices_and_what_is_left(units: bool, bars: bool) -> None:
+    rows = [
+        (100, 0, "00ab12cd34ef", 1, "vir02_1c"),
+        (101, 1, "000000000000", 0, "vir01"),
+        (104, "NA", "ffffffffffff", 1, "vir01"),
+    ]
+    found = smi.slices(slice_box(rows, units=units, bars=bars))
+    assert found.slices == (
+        smi.SliceRow(100, "vir02_1c", 0, True, "00ab12cd34ef"),
+        smi.SliceRow(101, "vir01", 1, False),
+        smi.SliceRow(104, "vir01", None, True),
+    )
+    assert found.totals == {
+        "aiCores": 8,
+        "memory": 21,
+        "aiCPU": 7,
+        "vpc": 12,
+        "venc": 3,
+        "vdec": 12,
+        "jpegd": 16,
+        "jpege": 8,
+    }
+    assert found.free["aiCores"] == 4 and found.free["memory"] == 10
+
+
+def test_no_slices_are_a_table_with_its_header_alone_or_none() -> None:
+    found = smi.slices(slice_box([], helpers="NA/NA"))
+    assert found.slices == () and "aiCPU" not in found.totals
+    assert smi.slices(slice_box([]).partition(" Slices")[0]).slices == ()
+
+
+def mapped(names: Sequence[str], *rows: Sequence[object]) -> str:
+    return "".join("\t" + "".join(f"{cell!s:<30}" for cell in each).rstrip() + "\n" for each in (names, *rows))
+
+
+@pytest.mark.parametrize(
+    ("names", "rows", "expected"),
+    [
+        (
+            ("NPU ID", "Chip ID", "Chip Logic ID", "Chip Name"),
+            [(1, 0, 0, "Ascend 310P3"), (1, 1, 1, "Ascend 310P3"), (1, 2, "-", "Mcu")],
+            [smi.MappedChip(1, 0, "Ascend 310P3", 0), smi.MappedChip(1, 1, "Ascend 310P3", 1)],
+        ),
+        (
+            ("NPU ID", "Chip ID", "Chip Logic ID", "Chip Phy-ID", "Chip Name"),
+            [(0, 1, 1, 1, "Ascend910")],
+            [smi.MappedChip(0, 1, "Ascend910", 1, 1)],
+        ),
+        (
+            ("NPU ID", "Slot ID", "Chip ID", "Chip Phy-ID", "Chip Name"),
+            [(3, 7, 0, 5, "Ascend950")],
+            [smi.MappedChip(3, 0, "Ascend950", None, 5)],
+        ),
+    ],
+)
+def test_which_chips_there_are(names: Sequence[str], rows: list[Sequence[object]], expected: list[object]) -> None:
+    assert list(smi.chips(mapped(names, *rows))) == expected
+
+
+def test_which_cards_there_are() -> None:
+    one = keyed(("NPU ID", 2), ("Product Name", "A card: large"), ("Chip Count", 1))
+    two = keyed(("NPU ID", 5), ("Chip Count", 2))
+    assert smi.cards(keyed(("Total Count", 2)) + "\n" + one + "\n" + two + "\n") == (2, 5)
+    assert smi.cards("There is no card in this machine.\n") == ()
+
+
+def test_numbers_of_one_chip() -> None:
+    old = "\tChip Physical ID:4\n\tChip Logic ID:3\n\tNPU ID:2\n\tChip ID:1\n"
+    assert smi.identity(old) == {"physical": 4, "logic": 3, "card": 2, "chip": 1}
+    assert smi.identity("\tPhy-ID:4\n\tNPU ID:2\n\tSlot ID:9\n\tChip ID:0\n") == {"physical": 4, "card": 2, "chip": 0}
+
+
+@pytest.mark.parametrize("key", ["Health", "Health Status"])
+def test_health(key: str) -> None:
+    found = smi.health(
+        keyed(
+            ("NPU ID", 0), (key, "Alarm"), ("Error Code", "0x80E01801, 80CB8009"), ("Error Information", "two: of them")
+        )
+    )
+    assert found == smi.ChipHealth("Alarm", (0x80E01801, 0x80CB8009))
+    assert smi.health(keyed((key, "OK"), ("Error Code", "NA"))) == smi.ChipHealth("OK", ())
+
+
+@pytest.mark.parametrize("label", ["NPU", "Phy-ID"])
+@pytest.mark.parametrize("affinity", [True, False])
+def test_links(label: str, affinity: bool) -> None:
+    tail = "CPU Affinity" if affinity else ""
+    text = (
+        f"\t       {label}0       {label}1       NIC0       {tail}\n"
+        f"{label}0       X          HCCS       PHB        {'0-23,48-71' if affinity else ''}\n"
+        f"{label}1       HCCS       X          SYS        {'24-47' if affinity else ''}\n"
+        "NIC0       PHB        SYS        X\n\nLegend:\n  X = itself\n  HCCS = a link\n"
+    )
+    found = smi.links(text)
+    assert dict(found.between) == {(0, 0): "X", (0, 1): "HCCS", (1, 0): "HCCS", (1, 1): "X"}
+    assert dict(found.processors) == ({0: "0-23,48-71", 1: "24-47"} if affinity else {})
+
+
+def test_modes() -> None:
+    assert smi.is_docker_mode(keyed(("vnpu-mode", "docker"))) and not smi.is_docker_mode(keyed(("vnpu-mode", "VM")))
+    assert smi.recovers(keyed(("vnpu-cfg-recover", "Enable"))) and not smi.recovers(keyed(("x", "Disable")))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [smi.chips, smi.templates, smi.slices, smi.health, smi.links, smi.is_docker_mode, smi.recovers],
+)
+def test_other_output_is_told_as_such(read: Callable[[str], object]) -> None:
+    for text in ("", "This device does not support it.\n", keyed(("Status", "Fail"))):
+        with pytest.raises(smi.UnreadOutput, match="npu-smi"):
+            read(text)
+
+
+@given(st.text("|+-=:/ \n\tANPU ID0123456789", max_size=200))
+def test_no_text_breaks_a_reader(text: str) -> None:
+    for read in (smi.cards, smi.identity, smi.chips, smi.templates, smi.slices, smi.health, smi.links):
+        try:
+            read(text)
+        except smi.UnreadOutput:
+            continue
+
+
+@given(st.lists(st.sampled_from(["a", "b 1", "c(d)", "12", "x/y"]), min_size=1, max_size=6), st.booleans())
+def test_a_value_is_under_the_name_that_it_begins_with(names: list[str], bars: bool) -> None:
+    names = [f"{name}{at}" for at, name in enumerate(names)]
+    between = " | " if bars else "   "
+    line = "|" + between.join(f"{name:<9}" for name in names) + "|"
+    values = "|" + between.join(f"{at:<9}" for at in range(len(names))) + "|"
+    assert tables.row(tables.header(line), values) == {name: [str(at)] for at, name in enumerate(names)}
+
+
+def test_success_is_said_and_not_only_exited_with() -> None:
+    good = keyed(("Status", "OK"), ("Message", "it was made"))
+    smi.refuse_failure(0, good, "Making a slice")
+    with pytest.raises(AcceleratorError, match="the mode is wrong") as refused:
+        smi.refuse_failure(0, "the mode is wrong\n", "Making a slice")
+    assert refused.value.code == "refused"
+    with pytest.raises(AcceleratorError, match="occupied"):
+        smi.refuse_failure(0, keyed(("Status", "Fail"), ("Message", "resource occupied")), "Switching the mode")
+    with pytest.raises(Unsupported, match="does not support it"):
+        smi.refuse_failure(217, good, "Making a slice")
+    with pytest.raises(AcceleratorError) as refused:
+        smi.refuse_failure(215, "", "Making a slice")
+    assert refused.value.code == "invalid-argument"
+    with pytest.raises(NotPermitted):
+        smi.refuse_failure((-9002) & 0xFF, "", "Making a slice")
+    with pytest.raises(AcceleratorError, match="exited with 3"):
+        smi.refuse_failure(3, "", "Making a slice")
+
+
+def test_what_was_made_is_found_in_the_list() -> None:
+    old, new = smi.SliceRow(100, "vir01", 0, True), smi.SliceRow(102, "vir02", 1, False)
+    assert smi.created([old], [old, new], "vir02", 102) is new
+    for after in ([old], [old, smi.SliceRow(103, "vir02", 1, False)], [smi.SliceRow(102, "vir01", 1, False)]):
+        with pytest.raises(AcceleratorError, match="id 102") as refused:
+            smi.created([old], after, "vir02", 102)
+        assert refused.value.code == "not-created"

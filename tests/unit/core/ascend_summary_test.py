@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The table of all chips, in the layouts of four generations, with values of our own making."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from dra_driver.core.ascend.attributes import SuperPod
+from dra_driver.core.ascend.smi import UnreadOutput
+from dra_driver.core.ascend.summary import ProcessRow, SummaryRow, summary, super_pod
+from hypothesis import given
+from hypothesis import strategies as st
+
+PARTS = (27, 15, 52)
+
+
+def line(*parts: str) -> str:
+    return "|" + "|".join(f" {text:<{width - 1}}" for text, width in zip(parts, PARTS)) + "|\n"
+
+
+def rule(mark: str) -> str:
+    return "+" + "+".join(mark * width for width in PARTS) + "+\n"
+
+
+def table(heads: tuple[tuple[str, str, str], tuple[str, str, str]], *chips: Sequence[tuple[str, str, str]]) -> str:
+    body = "".join(line(*each) for chip in chips for each in chip) + rule("=")
+    banner = f"| {'npu-smi 24.9.7':<40}{'Version: 24.9.rc3':<55}|\n"
+    return "a warning line\n" + rule("-") + banner + rule("-") + "".join(line(*h) for h in heads) + rule("=") + body
+
+
+PROCESSES = (
+    "| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |\n"
+    "+===========================+===============+==========================+=========================+\n"
+    "| 4       1                 | 4711          | train                    | 812                     |\n"
+    "+===========================+===============+==========================+=========================+\n"
+    "| No process uses NPU 5                                                                          |\n"
+)
+HBM = (
+    ("NPU   Name", "Health", "Power(W)    Temp(C)           Hugepages-Usage(page)"),
+    ("Chip", "Bus-Id", "AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)"),
+)
+
+
+def test_chips_with_hbm_and_who_uses_them() -> None:
+    text = table(
+        HBM,
+        [
+            ("4     910B3", "OK", "91.5        45                0    / 15"),
+            ("1", "0000:C1:00.0", "37          0    / 0          3180 / 65536"),
+        ],
+        [
+            ("5     910B3", "Alarm", "-           NA                0/0"),
+            ("0", "0000:C2:00.0", "0           0/0               0/ 65536"),
+        ],
+    )
+    found = summary(text + PROCESSES)
+    assert (found.tool, found.driver) == ("24.9.7", "24.9.rc3")
+    assert found.chips == (
+        SummaryRow(4, 1, "910B3", "OK", None, None, "0000:C1:00.0", 91.5, 45.0, 37.0, 3180, 65536),
+        SummaryRow(5, 0, "910B3", "Alarm", None, None, "0000:C2:00.0", None, None, 0.0, 0, 65536),
+    )
+    assert found.processes == (ProcessRow(4, 1, 4711, "train", 812),)
+    assert summary(text).processes == ()
+
+
+def test_a_310p_and_what_a_container_with_a_slice_sees() -> None:
+    heads = (HBM[0], ("Chip / Device", "Bus-Id", "AICore(%)   Memory-Usage(MB)"))
+    rows = [
+        ("8     310Pvir01", "OK", "NA          48                0    / 0"),
+        ("0     3", "0000:3B:00.0", "0           1621 / 2690"),
+    ]
+    (found,) = summary(table(heads, rows)).chips
+    assert (found.name, found.chip, found.logic_id, found.memory_total) == ("310Pvir01", 0, 3, 2690)
+    assert found.physical_id is None and found.power is None
+
+
+@pytest.mark.parametrize("names", ["Chip  Phy-ID", "Chip Phy-ID", "Chip / Phy-ID"])
+def test_a_module_of_two_dies(names: str) -> None:
+    heads = (HBM[0], (names, "Bus-Id", HBM[1][2]))
+    rows = [
+        ("3     Ascend910", "OK", "170.2       40                0    / 0"),
+        ("0     6", "0000:9D:00.0", "0           0    / 0          100  / 65536"),
+        ("3     Ascend910", "OK", "-           41                0    / 0"),
+        ("1     7", "0000:9F:00.0", "0           0    / 0          100  / 65536"),
+    ]
+    found = summary(table(heads, rows)).chips
+    assert [(each.card, each.chip, each.physical_id) for each in found] == [(3, 0, 6), (3, 1, 7)]
+
+
+def test_a_generation_without_chips_of_cards() -> None:
+    heads = (
+        ("NPU ID    Name", "Health", "Power(W)    Temp(C)           Hugepages-Usage(page)"),
+        ("", "Bus-Id", "NPU Util(%)  Memory-Usage(MB)  HBM-Usage(MB)"),
+    )
+    rows = [
+        ("2         950", "OK", "300.0       50                0    / 0"),
+        ("", "NA", "12           0/0               5 / 131072"),
+    ]
+    (found,) = summary(table(heads, rows)).chips
+    assert (found.card, found.chip, found.bus_id, found.busy, found.memory_total) == (2, 0, "", 12.0, 131072)
+
+
+def test_where_a_chip_is_in_a_super_pod() -> None:
+    text = "\tSDID                           : 0x30004\n\tSuper Pod ID                   : 2\n\tServer ID                      : 5\n"
+    assert super_pod(text) == SuperPod(2, 5, 0x30004)
+    assert super_pod("This does not support it.\n") is None
+
+
+@given(st.text("|+-=:/ \nNPUHealthPower(W)Chip0123456789", max_size=200))
+def test_no_text_breaks_the_reader(text: str) -> None:
+    try:
+        summary(text)
+    except UnreadOutput:
+        return
