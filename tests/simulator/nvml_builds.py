@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "roles/simulator/files/nvml"
+COMMON = ROOT / "roles/simulator/files/common"
 SANITIZERS = "address,undefined"
 #: Builds that nobody has asked for so long go.
 KEPT_SECONDS = 86400
@@ -54,7 +55,7 @@ def cache() -> Path:
 def digest(words: Sequence[str]) -> str:
     """What a build depends on: the sources and the words of its make command."""
     hashed = hashlib.sha256("\0".join(words).encode())
-    for path in sorted(SOURCES.iterdir()):
+    for path in sorted([*SOURCES.iterdir(), *COMMON.iterdir()]):
         hashed.update(path.name.encode() + b"\0" + path.read_bytes())
     return hashed.hexdigest()[:20]
 
