@@ -238,6 +238,7 @@ static int run_clear(int words, char **word, struct json *json, char *error, siz
 const struct command commands[] = {
     { "load", run_load, 2, 2, "load PATH" },
     { "show", control_show, 1, 1, "show" },
+    { "template", control_template, 3, 3, "template PHYSICAL NUMBER" },
     { "power-cycle", run_power_cycle, 1, 1, "power-cycle" },
     { "unplug", run_unplug, 2, 2, "unplug NPU[,NPU…]" },
     { "plug", run_plug, 2, 2, "plug NPU[,NPU…]" },

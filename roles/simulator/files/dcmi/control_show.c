@@ -97,3 +97,33 @@ int control_show(int words, char **word, struct json *json, char *error, size_t 
     json_close(json, ']');
     return SUCCESS;
 }
+
+/* "template PHYSICAL NUMBER": a row of the driver's own table, which no call of the interface shows. Amounts in thousandths. */
+int control_template(int words, char **word, struct json *json, char *error, size_t size)
+{
+    static const char *const names[] = { "aicore", "aicpu", "vpc", "venc", "vdec", "jpegd", "jpege", "pngd" };
+    const struct machine *machine = state_refresh();
+    uint64_t physical, number;
+    (void)words;
+    if (!machine || !parse_unsigned(word[1], UINT32_MAX, &physical) || !parse_unsigned(word[2], TEMPLATES_MAX, &number)) {
+        snprintf(error, size, "template: expected a physical id and a number, of a machine that is loaded");
+        return INVALID_ARGUMENT;
+    }
+    for (unsigned index = 0; index < machine->chip_count; index++) {
+        const struct board *board = &machine->chips[index].board;
+        if (board->physical != physical || !board->slices)
+            continue;
+        for (unsigned each = 0; each < board->template_count; each++) {
+            const struct template *template = &board->templates[each];
+            if (template->vm_only || number--)
+                continue;
+            json_text(json, "name", template->name);
+            json_number(json, "memory", template->memory);
+            for (unsigned resource = 0; resource < RESOURCES; resource++)
+                json_number(json, names[resource], board->totals[resource] == ABSENT ? ABSENT : (long long)template->amounts[resource]);
+            return SUCCESS;
+        }
+    }
+    snprintf(error, size, "template: found %s, expected the number of a template", word[2]);
+    return NOT_FOUND;
+}

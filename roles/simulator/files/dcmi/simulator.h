@@ -218,5 +218,6 @@ int topology_between(const struct chip *one, const struct chip *other);
 
 /* control_show.c */
 int control_show(int words, char **word, struct json *json, char *error, size_t size);
+int control_template(int words, char **word, struct json *json, char *error, size_t size);
 
 #endif
