@@ -140,7 +140,15 @@ class Model:
         cores, _memory, cpu, vpc, venc, vdec, jpegd, jpege = (
             has - taken for has, taken in zip(CHIPS[self.chip], total(self.chip, self.bag()))
         )
-        return {"aic": cores, "device_aicpu": cpu, "vpc": vpc, "venc": venc, "vdec": vdec, "jpegd": jpegd, "jpege": jpege}
+        return {
+            "aic": cores,
+            "device_aicpu": cpu,
+            "vpc": vpc,
+            "venc": venc,
+            "vdec": vdec,
+            "jpegd": jpegd,
+            "jpege": jpege,
+        }
 
 
 def named(sets: Iterable[str]) -> set[Bag]:

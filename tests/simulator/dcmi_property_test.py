@@ -20,7 +20,11 @@ from tests.simulator.nvml_property_test import sleeps_in_a_futex
 MACHINES = {"310P": "8x310P-Pro", "910A": "8x910A", "910B4": "8x910B4"}
 REFUSALS = {-8001, -8020, -8022}
 OPERATION = st.tuples(
-    st.integers(0, 1), st.integers(0, 2), st.integers(0, 10**6), st.none() | st.integers(-1, 16), st.none() | st.integers(0, 4)
+    st.integers(0, 1),
+    st.integers(0, 2),
+    st.integers(0, 10**6),
+    st.none() | st.integers(-1, 16),
+    st.none() | st.integers(0, 4),
 )
 
 
@@ -94,7 +98,11 @@ def test_random_sequences_agree_with_the_model(npus: NpuMachine, chip: str) -> N
             left = clients[1].resources(physical, 0, free=True)
             shown = {**left["media"], **left["computing"]}
             assert {name: shown[name] for name in model.left()} == dict(model.left())
-            saved = [line.split()[9] for line in npus.configuration.read_text().splitlines() if line.startswith(f"{physical}:")]
+            saved = [
+                line.split()[9]
+                for line in npus.configuration.read_text().splitlines()
+                if line.startswith(f"{physical}:")
+            ]
             assert saved == [model.slices[vid][0] for vid in sorted(model.slices)]
 
     run()

@@ -95,9 +95,13 @@ class NpuClient:
         """What a slice has."""
         return self.information(card, chip, 52, 5 if activity else 0, "vdev_query_stru", {"vdev_id": vid})["query_info"]
 
-    def information(self, card: int, chip: int, main: int, sub: int, name: str, fields: dict[str, Any] | None = None) -> Any:
+    def information(
+        self, card: int, chip: int, main: int, sub: int, name: str, fields: dict[str, Any] | None = None
+    ) -> Any:
         """`dcmi_get_device_info`."""
-        return self.call("dcmi_get_device_info", card, chip, main, sub, ["struct", name, fields or {}], ["u32", 4096])[1][0]
+        return self.call("dcmi_get_device_info", card, chip, main, sub, ["struct", name, fields or {}], ["u32", 4096])[
+            1
+        ][0]
 
     def vids(self, card: int, chip: int) -> list[int]:
         """Virtual ids of the chip's slices."""

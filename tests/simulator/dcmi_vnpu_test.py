@@ -157,6 +157,24 @@ def test_a_boot_makes_the_slices_again(npus: NpuMachine) -> None:
     assert slices == [[(100, "vir01", 3)], [], [], [(151, "vir04", 2)], [], [], [], []]
 
 
+def test_nodes_of_slices_follow_them(npus: NpuMachine) -> None:
+    def nodes() -> list[str]:
+        return sorted(path.name for path in npus.dev.glob("vdavinci*"))
+
+    npus.load("8x310P-Pro")
+    client = npus.client()
+    client.make(0, 0, "vir01")
+    client.make(7, 0, "vir04", vid=215)
+    assert nodes() == ["vdavinci100", "vdavinci215"]
+    # What a writer that was killed left goes with the next change.
+    npus.nodes("vdavinci101")
+    client.destroy(0, 0, 100)
+    assert nodes() == ["vdavinci215"]
+    client.code("dcmi_set_vnpu_config_recover_mode", 0)
+    npus.control("power-cycle")
+    assert nodes() == []
+
+
 def test_without_the_recovery_a_boot_leaves_nothing(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     client = npus.client()
@@ -190,5 +208,8 @@ def test_the_950_has_the_second_interface_alone(npus: NpuMachine, machine: str) 
     assert client.get("dcmiv2_get_all_device_count", ["i32", 9]) == 1
     info = client.get("dcmiv2_get_device_chip_info", 0, ["struct", "chip_info_v2"])
     assert (info["chip_name"], info["aicore_cnt"]) == ("Ascend950PR", 36)
-    assert client.code("dcmiv2_get_device_info", 0, 52, 1, ["struct", "soc_total_resource"], ["u32", 4096]) == NOT_SUPPORTED
+    assert (
+        client.code("dcmiv2_get_device_info", 0, 52, 1, ["struct", "soc_total_resource"], ["u32", 4096])
+        == NOT_SUPPORTED
+    )
     assert client.code("dcmiv2_get_device_health", 1, ["u32", 0]) == -8007

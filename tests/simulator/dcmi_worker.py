@@ -96,7 +96,11 @@ def churn(card: int, chip: int, template: str, rounds: int) -> list[int]:
     """Makes and destroys a slice again and again; the codes."""
     codes = []
     for _round in range(rounds):
-        asked = ["struct", "create_vdev_res_stru", {"vdev_id": 0xFFFFFFFF, "vfg_id": 0xFFFFFFFF, "template_name": template}]
+        asked = [
+            "struct",
+            "create_vdev_res_stru",
+            {"vdev_id": 0xFFFFFFFF, "vfg_id": 0xFFFFFFFF, "template_name": template},
+        ]
         made = dcmi("dcmi_create_vdevice", card, chip, asked, ["struct", "create_vdev_out"])
         codes.append(made["code"])
         if made["code"] == 0:

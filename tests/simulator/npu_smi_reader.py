@@ -80,6 +80,13 @@ def summary(text: str) -> list[dict[str, Any]]:
     for one, two in zip(rows[::2], rows[1::2]):
         numbers = re.findall(r"(\d+) / (\d+)", two[2])
         found.append(
-            {"first": one[0].split(), "health": one[1], "second": two[0].split(), "bus": two[1], "usages": numbers, "heads": heads}
+            {
+                "first": one[0].split(),
+                "health": one[1],
+                "second": two[0].split(),
+                "bus": two[1],
+                "usages": numbers,
+                "heads": heads,
+            }
         )
     return found

@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import pytest
 
-from tests.simulator.dcmi_model import CHIPS, TEMPLATES
+from tests.simulator.dcmi_model import TEMPLATES
 from tests.simulator.dcmi_support import NpuMachine
 from tests.simulator.npu_smi_reader import pairs, slices, summary, table_of_map, templates
 
@@ -35,7 +36,10 @@ def test_the_list_and_the_map(npus: NpuMachine) -> None:
     assert [key for key, _value in listed[1:5]] == ["NPU ID", "Product Name", "Serial Number", "Chip Count"]
     assert [value for key, value in listed if key == "Chip Count"] == ["2"] * 4
     rows = table_of_map(good(npus, "info", "-m"))
-    assert rows[3] == {"NPU ID": "1", "Chip ID": "1", "Chip Logic ID": "3", "Chip Name": "Ascend 310P3"}
+    # Behind the chips of each card stands the controller that manages it.
+    assert [row["Chip Name"] for row in rows] == ["Ascend 310P3", "Ascend 310P3", "Mcu"] * 4
+    assert (rows[2]["Chip ID"], rows[2]["Chip Logic ID"]) == ("2", "-")
+    assert rows[4] == {"NPU ID": "1", "Chip ID": "1", "Chip Logic ID": "3", "Chip Name": "Ascend 310P3"}
     npus.load("8xA3")
     rows = table_of_map(good(npus, "info", "-m"))
     assert (len(rows), rows[15]["Chip Phy-ID"], rows[15]["NPU ID"], rows[15]["Chip ID"]) == (16, "15", "7", "1")
@@ -64,7 +68,10 @@ def test_the_summary(npus: NpuMachine) -> None:
     assert (rows[1]["first"], rows[1]["second"]) == (["0", "Ascend910"], ["1", "1"])
 
 
-@pytest.mark.parametrize(("machine", "chip", "factor"), [("8x310P-Pro", "310P", 1), ("4x300I-Duo", "310P", 2), ("8x910A", "910A", 1), ("8x910B4", "910B4", 1)])
+@pytest.mark.parametrize(
+    ("machine", "chip", "factor"),
+    [("8x310P-Pro", "310P", 1), ("4x300I-Duo", "310P", 2), ("8x910A", "910A", 1), ("8x910B4", "910B4", 1)],
+)
 @pytest.mark.parametrize("plus", [False, True])
 def test_templates(npus: NpuMachine, machine: str, chip: str, factor: int, plus: bool) -> None:
     npus.load(machine, plus_rules=plus)
@@ -88,7 +95,12 @@ def test_slices_are_made_listed_and_destroyed(npus: NpuMachine) -> None:
     made(npus, "create-vnpu", "-i", "1", "-c", "0", "-f", "vir01", "-v", "120")
     npus.control(f"fault 1 process {os.getpid()} 120")
     amounts, listed = slices(good(npus, "info", "-t", "info-vnpu", "-i", "1", "-c", "0"))
-    assert (amounts["AICORE"], amounts["AICPU"], amounts["VPC"], amounts["PNGD"]) == (("5", "8"), ("4", "7"), ("8", "12"), ("NA", "NA"))
+    assert (amounts["AICORE"], amounts["AICPU"], amounts["VPC"], amounts["PNGD"]) == (
+        ("5", "8"),
+        ("4", "7"),
+        ("8", "12"),
+        ("NA", "NA"),
+    )
     assert listed == [
         {"Vnpu ID": "116", "Vgroup ID": "3", "Container ID": "0" * 12, "Status": "0", "Template Name": "vir02"},
         {"Vnpu ID": "120", "Vgroup ID": "0", "Container ID": "f" * 12, "Status": "1", "Template Name": "vir01"},
@@ -117,7 +129,13 @@ def test_what_is_refused_and_how(npus: NpuMachine) -> None:
     made(npus, "create-vnpu", "-i", "0", "-c", "0", "-f", "vir04_4c_dvpp")
     full = npus.smi(*create, "-f", "vir01")
     assert (full.returncode, "VPC is 0" in full.stdout, "not support" in full.stdout) == (UNSUPPORTED, True, True)
-    for words in ([], ["-f", "vir03"], ["-f", "vir01", "-v", "x"], ["-f", "vir01", "-v", "99"], ["-f", "vir01", "-g", "4"]):
+    for words in (
+        [],
+        ["-f", "vir03"],
+        ["-f", "vir01", "-v", "x"],
+        ["-f", "vir01", "-v", "99"],
+        ["-f", "vir01", "-g", "4"],
+    ):
         assert npus.smi(*create, *words).returncode == WRONG, words
     sentences = {npus.smi(*create, *words).stdout for words in ([], ["-f", "vir03"], ["-f", "vir01", "-v", "x"])}
     assert len(sentences) == 3
@@ -133,6 +151,41 @@ def test_what_is_refused_and_how(npus: NpuMachine) -> None:
     run = npus.smi(*create, "-f", "vir01")
     assert (run.returncode, "Status" in run.stdout) == (0, False)
     assert npus.show()["npus"][0]["slices"] == []
+
+
+def test_in_a_container(npus: NpuMachine) -> None:
+    npus.load("8x310P-Pro")
+    made(npus, "create-vnpu", "-i", "1", "-c", "0", "-f", "vir02")
+    for path in npus.dev.glob("davinci[0-9]*"):
+        path.unlink()
+    npus.nodes("davinci116")
+    before = npus.show()["npus"]
+
+    def inside(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [
+            "setpriv",
+            "--bounding-set=-sys_admin",
+            "--inh-caps=-sys_admin",
+            str(npus.folder / "lib/npu-smi"),
+            *words,
+        ]
+        environment = npus.build.environment(npus.folder / "lib")
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    (row,) = summary(inside("info").stdout)
+    assert (row["first"], row["usages"][1]) == (["1", "310Pvir02"], ("0", "5381"))
+    for words in (("create-vnpu", "-f", "vir01"), ("destroy-vnpu", "-v", "116")):
+        run = inside("set", "-t", words[0], "-i", "1", "-c", "0", *words[1:])
+        assert (run.returncode, "container" in run.stdout, "Status" in run.stdout) == (0, True, False)
+    assert npus.show()["npus"] == before
+    # Whose slice is gone has nothing.
+    npus.nodes("davinci1")
+    made(npus, "destroy-vnpu", "-i", "1", "-c", "0", "-v", "116")
+    (npus.dev / "davinci1").unlink()
+    assert summary(inside("info").stdout) == []
+    (npus.dev / "davinci_manager").unlink()
+    run = inside("info")
+    assert (run.returncode, "-8005" in run.stdout) == (-9005 & 0xFF, True)
 
 
 def test_the_recovery_and_settings_that_ask(npus: NpuMachine) -> None:
@@ -178,7 +231,13 @@ def test_topology_and_numbers(npus: NpuMachine) -> None:
 
 def test_the_second_grammar(npus: NpuMachine) -> None:
     npus.load("1x950")
-    assert list(table_of_map(good(npus, "info", "-m"))[0]) == ["NPU ID", "Slot ID", "Chip ID", "Chip Phy-ID", "Chip Name"]
+    assert list(table_of_map(good(npus, "info", "-m"))[0]) == [
+        "NPU ID",
+        "Slot ID",
+        "Chip ID",
+        "Chip Phy-ID",
+        "Chip Name",
+    ]
     assert "Chip Count" not in dict(pairs(good(npus, "info", "-l")))
     (row,) = summary(good(npus, "info"))
     assert (row["first"], row["second"], "NPU Util(%)" in row["heads"][1]) == (["0", "Ascend950PR"], [], True)

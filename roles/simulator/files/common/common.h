@@ -117,6 +117,8 @@ void counters_show(struct json *json);
 bool openable(const char *path, int flags);
 bool has_administration_capability(void);
 bool administrator(const struct machine *machine);
+/* A character device, or a plain file where those cannot be made; one that is there stays. */
+void make_device_node(const char *path, unsigned major_number, unsigned minor_number, unsigned mode);
 /* A device that sysfs knows, of that PCI vendor, and that another driver, or none, holds is not this driver's. */
 bool held_by_driver(const struct machine *machine, const struct address *address, const char *vendor, const char *driver);
 

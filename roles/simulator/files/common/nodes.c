@@ -11,7 +11,9 @@
 #include <linux/capability.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 bool openable(const char *path, int flags)
@@ -33,6 +35,16 @@ bool has_administration_capability(void)
 bool administrator(const struct machine *machine)
 {
     return machine->administrator_root ? geteuid() == 0 : has_administration_capability();
+}
+
+void make_device_node(const char *path, unsigned major_number, unsigned minor_number, unsigned mode)
+{
+    if (access(path, F_OK) == 0)
+        return;
+    if (mknod(path, S_IFCHR | mode, makedev(major_number, minor_number)) != 0 && mknod(path, S_IFREG | mode, 0) != 0)
+        return;
+    if (chmod(path, mode) != 0)
+        unlink(path);
 }
 
 bool held_by_driver(const struct machine *machine, const struct address *place, const char *vendor, const char *driver)

@@ -37,7 +37,7 @@ EXPORT int dcmi_create_vdevice(int card_id, int device_id, struct dcmi_create_vd
         out->pcie_device = address->device + (index + 1) / 8;
         out->pcie_func = (index + 1) % 8;
     }
-    return call_commit(&call);
+    return call_commit_slices(&call);
 }
 
 static bool slice_used(const struct call *call, unsigned index)
@@ -63,7 +63,7 @@ EXPORT int dcmi_set_destroy_vdevice(int card_id, int device_id, unsigned VDevid)
     REQUIRE(any, NOT_FOUND);
     if (call.machine->recover && !slices_save(call.machine))
         return INTERNAL;
-    return call_commit(&call);
+    return call_commit_slices(&call);
 }
 
 static float units(int32_t thousandths) { return thousandths == ABSENT ? 0.0f : (float)thousandths / THOUSAND; }

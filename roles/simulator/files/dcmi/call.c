@@ -138,6 +138,13 @@ int call_commit(struct call *call)
     return SUCCESS;
 }
 
+int call_commit_slices(struct call *call)
+{
+    slices_commit(call->write);
+    call->writing = false;
+    return SUCCESS;
+}
+
 void call_end(struct call *call)
 {
     if (call->writing)

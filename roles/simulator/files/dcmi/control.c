@@ -105,7 +105,7 @@ static int run_load(int words, char **word, struct json *json, char *error, size
         return OPERATING_SYSTEM;
     }
     json_number(json, "npus", machine->chip_count);
-    state_commit();
+    slices_commit(machine);
     return SUCCESS;
 }
 
@@ -121,7 +121,7 @@ static int run_power_cycle(int words, char **word, struct json *json, char *erro
     for (unsigned index = 0; index < machine->chip_count; index++)
         chip_power_on(&machine->chips[index]);
     slices_replay(machine);
-    state_commit();
+    slices_commit(machine);
     return SUCCESS;
 }
 
@@ -141,7 +141,7 @@ static int change(const char *selection, void (*act)(struct machine *, struct ch
         if (chosen[index])
             act(machine, &machine->chips[index], number);
     }
-    state_commit();
+    slices_commit(machine);
     return SUCCESS;
 }
 

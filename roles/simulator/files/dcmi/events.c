@@ -18,6 +18,15 @@ static unsigned subscriber_count;   /* under the process lock, as all of these *
 static bool running;
 static uint64_t told_of;
 
+/* A child has no thread but the one that forked. */
+static void forget_all(void)
+{
+    running = false;
+    subscriber_count = 0;
+}
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_all); }
+
 static bool wanted(const struct subscriber *subscriber, const struct event *event)
 {
     const struct dcmi_event_filter *filter = &subscriber->filter;

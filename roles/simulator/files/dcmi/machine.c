@@ -16,7 +16,8 @@ bool parse_machine_statement(struct parser *parser, char *value)
                       *const modes[] = { "docker", "vm", NULL }, *const works[] = { "amp", "smp", NULL },
                       *const policies[] = { "union", "independent", NULL };
     static const char *const keys[] = { "driver-version", "tool-version", "dev-root", "sys-root", "etc-root", "interface", "vnpu-mode",
-        "work-mode", "multi-die-policy", "guard-destroy", "occupied-is-internal", "plus-rules", "operation-delay", "administrator" };
+        "work-mode", "multi-die-policy", "guard-destroy", "occupied-is-internal", "plus-rules", "operation-delay", "slice-nodes",
+        "slice-major", "administrator" };
     struct machine *machine = parser->machine;
     size_t key = 0;
     while (key < COUNT_OF(keys) && strcmp(keys[key], parser->key) != 0)
@@ -41,6 +42,8 @@ bool parse_machine_statement(struct parser *parser, char *value)
     case 10: return read_bool(parser, value, &machine->occupied_is_internal);
     case 11: return read_bool(parser, value, &machine->plus_rules);
     case 12: return read_number(parser, value, FIELD_U32, &machine->operation_delay, 600000);
+    case 13: return read_bool(parser, value, &machine->slice_nodes);
+    case 14: return read_number(parser, value, FIELD_U32, &machine->slice_major, 4095);
     default:
         if (!read_choice(parser, value, administrators, &choice))
             return false;
@@ -52,6 +55,8 @@ bool parse_machine_statement(struct parser *parser, char *value)
 void machine_defaults(struct machine *machine)
 {
     machine->interface = INTERFACE_1;
+    machine->slice_nodes = true;
+    machine->slice_major = 237;
     copy_text(machine->etc_root, sizeof machine->etc_root, "/etc");
 }
 

@@ -266,7 +266,9 @@ int show_topology(void)
         snprintf(head, sizeof head, modules ? "Phy-ID%u" : "NPU%u", modules ? places[each].physical : (unsigned)places[each].logic);
         printf("%-12s", head);
     }
-    puts("CPU Affinity");
+    /* Modules of two dies have no such column on Arm. */
+    const bool affinities = !modules || strcmp(machine.machine, "aarch64") != 0;
+    puts(affinities ? "CPU Affinity" : "");
     for (unsigned each = 0; each < count; each++) {
         char head[24], affinity[256] = "NA";
         int length;
@@ -278,7 +280,7 @@ int show_topology(void)
             DCMI("dcmiv2_get_affinity_cpu_info_by_dev_id", (int, char *, int *), places[each].logic, affinity, &length);
         else
             DCMI("dcmi_get_affinity_cpu_info_by_device_id", (int, int, char *, int *), places[each].card, places[each].chip, affinity, &length);
-        puts(affinity);
+        puts(affinities ? affinity : "");
     }
     puts("\nLegend:\n\n"
          "  X    = itself\n"

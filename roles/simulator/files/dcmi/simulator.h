@@ -118,7 +118,8 @@ struct machine {
     SHARED_OF_MACHINE
     char tool_version[32], etc_root[PATH_MAX_BYTES];
     uint32_t interface, vnpu_mode, work_mode, multi_die_policy;
-    bool recover, guard_destroy, occupied_is_internal, plus_rules;
+    uint32_t slice_major;           /* of /dev/vdavinciV */
+    bool slice_nodes, recover, guard_destroy, occupied_is_internal, plus_rules;
     uint32_t chip_count;
     struct event events[EVENTS_MAX];
     struct chip chips[CHIPS_MAX];   /* last: only the used part is copied */
@@ -144,6 +145,7 @@ int call_begin_card(struct call *call, const char *function, int card);   /* any
 int call_begin_device(struct call *call, const char *function, int number);    /* dcmiv2 */
 int call_write(struct call *call);                   /* needs privilege; call->write is valid after it */
 int call_commit(struct call *call);
+int call_commit_slices(struct call *call);           /* their nodes follow */
 void call_end(struct call *call);
 int stub_answer(const char *function, int answer);
 
@@ -206,6 +208,9 @@ int slice_place(const struct chip *chip, const struct template *template, uint32
 int slice_permitted(const struct machine *machine, const struct chip *chip);
 bool slice_has_processes(const struct chip *chip, unsigned index);
 bool chip_has_processes(const struct chip *chip);     /* of the chip itself */
+
+/* slice_nodes.c */
+void slices_commit(const struct machine *machine);   /* commits, and makes the nodes equal to the state, where it may */
 
 /* persist.c: /etc/vnpu.cfg. */
 bool slices_save(const struct machine *machine);

@@ -90,6 +90,12 @@ void visibility_follow(const struct machine *machine)
         scan(machine);
 }
 
+/* Of a chip that is shared, several containers may have the whole. */
+static bool free_for_this(const struct machine *machine, const struct seen *seen)
+{
+    return (seen->slice == NO_DEVICE && machine->chips[seen->chip].share) || !other_container(first_byte(machine, seen->chip, seen->slice));
+}
+
 /* In a container all that is seen is opened at once, or nothing is. */
 static bool take_all(const struct machine *machine)
 {
@@ -98,7 +104,7 @@ static bool take_all(const struct machine *machine)
     while (guard >= 0 && flock(guard, LOCK_EX) != 0 && errno == EINTR)
         continue;
     for (unsigned index = 0; taken && index < device_count; index++)
-        taken = !other_container(first_byte(machine, devices[index].chip, devices[index].slice));
+        taken = free_for_this(machine, &devices[index]);
     for (unsigned index = 0; taken && index < device_count; index++)
         lock_byte(first_byte(machine, devices[index].chip, devices[index].slice) + own_container());
     if (guard >= 0)

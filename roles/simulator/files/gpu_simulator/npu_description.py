@@ -155,6 +155,8 @@ def _npu_lines(
         yield f"hccs-group {entry['hccs_group']}"
     if "ip" in entry:
         yield f"ip {entry['ip']}"
+    if board.get("management_controller"):
+        yield "management-controller yes"
     if board.get("sio"):
         yield "sio yes"
     if "super_pod" in machine:
