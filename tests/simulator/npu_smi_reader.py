@@ -86,6 +86,7 @@ def summary(text: str) -> list[dict[str, Any]]:
                 "second": two[0].split(),
                 "bus": two[1],
                 "usages": numbers,
+                "power": one[2].split()[0],
                 "heads": heads,
             }
         )

@@ -66,6 +66,8 @@ def test_the_summary(npus: NpuMachine) -> None:
     npus.load("8xA3")
     rows = summary(good(npus, "info"))
     assert (rows[1]["first"], rows[1]["second"]) == (["0", "Ascend910"], ["1", "1"])
+    # Both dies of a module are one figure.
+    assert [row["power"] for row in rows[:4]] == ["175.0", "-", "175.0", "-"]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +87,33 @@ def test_templates(npus: NpuMachine, machine: str, chip: str, factor: int, plus:
         assert [shown[name][key] for key in order] == expected
     # It takes no chip.
     assert npus.smi("info", "-t", "template-info", "-i", "0", "-c", "0").returncode == WRONG
+
+
+def test_cards_that_differ_have_a_hint(npus: NpuMachine) -> None:
+    npus.load("8x310P-Pro")
+    assert good(npus, "info", "-t", "template-info").startswith("+")
+    path = npus.folder / "machine.txt"
+    before, name, after = path.read_text().rpartition("name 310P3\n")
+    path.write_text(f"{before}name 310P1\n{after}")
+    assert name and npus.control(f"load {path}")["ok"]
+    hint, _newline, rest = good(npus, "info", "-t", "template-info").partition("\n")
+    assert "NPU 0" in hint
+    assert templates(rest) == templates(good(npus, "info", "-t", "template-info", "-i", "7"))
+
+
+def test_what_a_chip_cannot_be_asked_exits_well(npus: NpuMachine) -> None:
+    npus.load("8x310P-Pro")
+    for words in (
+        ["hccs", "-i", "0", "-c", "0"],
+        ["sio-info"],
+        ["work-mode", "-i", "0"],
+        ["multi-die-policy"],
+        ["topo"],
+    ):
+        assert "not support" in good(npus, "info", "-t", *words), words
+    npus.load("1x950")
+    assert npus.smi("info", "-t", "vnpu-mode").returncode == WRONG
+    assert "not known" in npus.smi("info", "-t", "vnpu-mode").stdout
 
 
 def test_slices_are_made_listed_and_destroyed(npus: NpuMachine) -> None:
