@@ -42,8 +42,8 @@ def test_the_counters_give_the_published_combinations_and_no_other() -> None:
 def test_every_maximal_set_of_the_310p_can_be_cut_and_nothing_added(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     client = npus.client()
-    sets = sorted(maximal_sets("310P"))
-    for bag in sets:
+    bag: tuple[str, ...]
+    for bag in sorted(maximal_sets("310P")):
         fill(client, bag)
         left = client.resources(0, 0, free=True)["computing"]
         assert ((left["aic"], left["device_aicpu"]) == (0.0, 0)) == (bag in named(COMPLETE_310P))
@@ -53,7 +53,7 @@ def test_every_maximal_set_of_the_310p_can_be_cut_and_nothing_added(npus: NpuMac
     # One slice more than the counters allow never comes, whatever the order was.
     choose = random.Random(9)
     for _round in range(40):
-        bag: tuple[str, ...] = ()
+        bag = ()
         for name in choose.choices(sorted(TEMPLATES["310P"]), k=10):
             code = client.create(0, 0, name)[0]
             assert code != SUCCESS or fits("310P", (*bag, name))

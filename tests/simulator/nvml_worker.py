@@ -278,7 +278,7 @@ def serve(library: str, requests: int, answers: int, perform: Perform) -> None:
             output.flush()
 
 
-def child(library: str, requests: int, answers: int, perform: Perform) -> int:
+def child(perform: Perform, library: str, requests: int, answers: int) -> int:
     """A forked process that serves; its PID."""
     process = os.fork()
     if process == 0:
@@ -305,7 +305,7 @@ def main(perform: Perform) -> None:
                 return
             question = json.loads(text)
             if "fork" in question:
-                answer = child(question["fork"], *descriptors, perform)
+                answer = child(perform, question["fork"], *descriptors)
             else:
                 answer = os.waitstatus_to_exitcode(os.waitpid(question["status"], 0)[1])
             control.send(str(answer).encode())
