@@ -41,7 +41,7 @@ chaos: venv tree ## the driver killed, its store damaged, its disk full, its har
 test-unit: venv tree ## the core, the daemons' parts and the modules; no cluster
 	@$(PYTHON) tests/tools/suites.py unit
 
-test-simulator: venv tree ## the simulated library, under sanitizers, and what runs on it: programs, the NVIDIA backend
+test-simulator: venv tree ## the simulated libraries, under sanitizers, and what runs on them: programs, the NVIDIA backend
 	@$(PYTHON) tests/tools/suites.py simulator
 
 test-cluster: venv tree ## what is seen on the real cluster

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "roles" / "simulator" / "files"))
+from tests.simulator.dcmi_support import dcmi_build, npus
 from tests.simulator.nvml_support import bare_silicon, nvml_build
 
 # Fixtures of every test in this folder.
-__all__ = ["bare_silicon", "nvml_build"]
+__all__ = ["bare_silicon", "dcmi_build", "npus", "nvml_build"]

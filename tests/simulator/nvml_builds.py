@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "roles/simulator/files/nvml"
+COMMON = ROOT / "roles/simulator/files/common"
 SANITIZERS = "address,undefined"
 #: Builds that nobody has asked for so long go.
 KEPT_SECONDS = 86400
@@ -51,10 +52,10 @@ def cache() -> Path:
     return Path(done.stdout.strip()) / "nvml-builds"
 
 
-def digest(words: Sequence[str]) -> str:
+def digest(words: Sequence[str], sources: Path) -> str:
     """What a build depends on: the sources and the words of its make command."""
     hashed = hashlib.sha256("\0".join(words).encode())
-    for path in sorted(SOURCES.iterdir()):
+    for path in sorted([*sources.iterdir(), *COMMON.iterdir()]):
         hashed.update(path.name.encode() + b"\0" + path.read_bytes())
     return hashed.hexdigest()[:20]
 
@@ -67,7 +68,7 @@ def prune(folder: Path) -> None:
                 shutil.rmtree(old, ignore_errors=True)
 
 
-def build(sanitizers: str = "", *settings: str) -> Build:
+def build(sanitizers: str = "", *settings: str, sources: Path = SOURCES) -> Build:
     """The build of these sources, made now where there is none yet; processes that ask at once make it once."""
     words = [*settings]
     if sanitizers:
@@ -77,11 +78,11 @@ def build(sanitizers: str = "", *settings: str) -> Build:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         prune(folder)
-        made = folder / digest(words)
+        made = folder / digest([sources.name, *words], sources)
         if not made.is_dir():
             new = folder / f".{made.name}"
             shutil.rmtree(new, ignore_errors=True)
-            command = ["make", "-s", "-j2", "-C", str(SOURCES), f"OUT={new}", *words]
+            command = ["make", "-s", "-j2", "-C", str(sources), f"OUT={new}", *words]
             subprocess.run(command, check=True, capture_output=True, text=True)
             shutil.rmtree(new / ".objects")
             new.rename(made)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Processes that use NVML: children of one that has Python and the binding ready, and no library yet.
+"""Processes that use NVML or DCMI: children of one that has Python and the binding ready, and no library yet.
 
 Each loads the library of its own test. Starting Python anew for every one of them takes most of the tests' time.
 """
@@ -61,10 +61,10 @@ class ForkedProcess:
 class ForkServer:
     """The parent of the processes of one environment."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], worker: Path) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.process = subprocess.Popen(
-            [sys.executable, str(WORKER), str(theirs.fileno())], env=environment, pass_fds=[theirs.fileno()]
+            [sys.executable, str(worker), str(theirs.fileno())], env=environment, pass_fds=[theirs.fileno()]
         )
         theirs.close()
         atexit.register(self.close)
@@ -75,7 +75,7 @@ class ForkServer:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)] if descriptors else []
         self.socket.sendmsg([json.dumps(question).encode()], ancillary)
         answer = self.socket.recv(4096)
-        assert answer, f"the server of NVML processes ended with {self.process.wait()}"
+        assert answer, f"the server of processes ended with {self.process.wait()}"
         return answer.decode()
 
     def close(self) -> None:
@@ -87,12 +87,12 @@ class ForkServer:
 _servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
 
 
-def start(environment: dict[str, str]) -> ForkedProcess:
+def start(environment: dict[str, str], worker: Path = WORKER, library: str = "libnvidia-ml.so.1") -> ForkedProcess:
     """A process with the library of ``LD_LIBRARY_PATH``, under what else the environment says."""
     shared = {
         name: value for name, value in environment.items() if name not in ("LD_LIBRARY_PATH", "PYTEST_CURRENT_TEST")
     }
-    key = tuple(sorted(shared.items()))
+    key = (("worker", str(worker)), *sorted(shared.items()))
     if key not in _servers:
-        _servers[key] = ForkServer(shared)
-    return ForkedProcess(_servers[key], f"{environment['LD_LIBRARY_PATH']}/libnvidia-ml.so.1")
+        _servers[key] = ForkServer(shared, worker)
+    return ForkedProcess(_servers[key], f"{environment['LD_LIBRARY_PATH']}/{library}")

@@ -20,6 +20,7 @@ from typing import Any
 
 import pynvml
 
+Perform = Callable[[dict[str, Any]], dict[str, Any]]
 _library = ""
 
 HANDLES = {
@@ -260,7 +261,12 @@ def perform(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def serve(library: str, requests: int, answers: int) -> None:
+def loaded() -> str:
+    """Path of the library of this process."""
+    return _library
+
+
+def serve(library: str, requests: int, answers: int, perform: Perform) -> None:
     """Loads the library and answers until the input ends."""
     global _library
     _library = library
@@ -272,13 +278,13 @@ def serve(library: str, requests: int, answers: int) -> None:
             output.flush()
 
 
-def child(library: str, requests: int, answers: int) -> int:
+def child(perform: Perform, library: str, requests: int, answers: int) -> int:
     """A forked process that serves; its PID."""
     process = os.fork()
     if process == 0:
         status = 1
         try:
-            serve(library, requests, answers)
+            serve(library, requests, answers, perform)
             status = 0
         finally:
             if status:
@@ -289,7 +295,7 @@ def child(library: str, requests: int, answers: int) -> int:
     return process
 
 
-def main() -> None:
+def main(perform: Perform) -> None:
     """Forks a process for each request, and tells the exit status of those that ended, until the socket is closed."""
     with socket.socket(fileno=int(sys.argv[1])) as control:
         os.set_inheritable(control.fileno(), False)
@@ -299,11 +305,11 @@ def main() -> None:
                 return
             question = json.loads(text)
             if "fork" in question:
-                answer = child(question["fork"], *descriptors)
+                answer = child(perform, question["fork"], *descriptors)
             else:
                 answer = os.waitstatus_to_exitcode(os.waitpid(question["status"], 0)[1])
             control.send(str(answer).encode())
 
 
 if __name__ == "__main__":
-    main()
+    main(perform)

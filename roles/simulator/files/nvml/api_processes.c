@@ -29,9 +29,9 @@ static nvmlReturn_t list_processes(const struct call *call, unsigned *count, voi
         if (!belongs(call, process))
             continue;
         if (found < room && version == FIRST)
-            ((nvmlProcessInfo_v1_t *)list)[found] = (nvmlProcessInfo_v1_t){ process->pid, process->memory * MIB };
+            ((nvmlProcessInfo_v1_t *)list)[found] = (nvmlProcessInfo_v1_t){ process->life.pid, process->memory * MIB };
         else if (found < room)
-            ((nvmlProcessInfo_t *)list)[found] = (nvmlProcessInfo_t){ process->pid, process->memory * MIB, process->gpu_instance,
+            ((nvmlProcessInfo_t *)list)[found] = (nvmlProcessInfo_t){ process->life.pid, process->memory * MIB, process->gpu_instance,
                                                                        process->compute_instance };
         found++;
     }
@@ -74,7 +74,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, n
         if (!belongs(&call, process))
             continue;
         if (found < room)
-            list->procArray[found] = (nvmlProcessDetail_t){ .pid = process->pid, .usedGpuMemory = process->memory * MIB,
+            list->procArray[found] = (nvmlProcessDetail_t){ .pid = process->life.pid, .usedGpuMemory = process->memory * MIB,
                                                             .gpuInstanceId = process->gpu_instance,
                                                             .computeInstanceId = process->compute_instance };
         found++;

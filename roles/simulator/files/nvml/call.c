@@ -6,84 +6,14 @@
  */
 #include "simulator.h"
 
-#include <math.h>
 #include <string.h>
-#include <time.h>
 
 enum { KIND_NONE, KIND_DEVICE, KIND_INSTANCE, KIND_COMPUTE };
 
-static bool is_version_suffix(const char *text)
-{
-    return text[0] == '_' && text[1] == 'v' && text[2] >= '0' && text[2] <= '9';
-}
-
-/* A fault on nvmlX also meets nvmlX_v2; a fault on nvmlX_v2 meets only that. */
-static bool fault_meets(const struct call_fault *fault, const char *function, int gpu)
-{
-    size_t length = strlen(fault->function);
-    return fault->used && (fault->gpu == NO_INSTANCE || fault->gpu == gpu) && strncmp(fault->function, function, length) == 0
-           && (function[length] == '\0' || (is_version_suffix(function + length) && !strstr(fault->function, "_v")));
-}
-
-static double monotonic_seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
-
-/* The call takes its time, without holding other threads up; what the state is after it is read anew. */
-static bool pass_time(struct call *call, double seconds)
-{
-    uint64_t generation = state_copy_generation();
-    process_unlock();
-    state_wait(generation, (int64_t)ceil(fmin(seconds, 1.0) * 1000));
-    process_lock();
-    call->machine = state_refresh();
-    return call->machine != NULL;
-}
-
-/* The fault holds the call up for its time, or until it is cleared. */
-static bool sit_out_fault(struct call *call, unsigned index)
-{
-    const struct call_fault fault = call->machine->faults[index];
-    const double end = monotonic_seconds() + fault.delay;
-    while (call->machine->faults[index].used && call->machine->faults[index].number == fault.number && monotonic_seconds() < end) {
-        if (!pass_time(call, end - monotonic_seconds()))
-            return false;
-    }
-    return true;
-}
-
 static bool sit_out_operation(struct call *call)
 {
-    const double end = monotonic_seconds() + call->machine->operation_delay / 1000.0;
     const bool instances = strstr(call->function, "GpuInstance") || strstr(call->function, "ComputeInstance");
-    const bool operation = instances && (strstr(call->function, "Create") || strstr(call->function, "Destroy"));
-    while (operation && monotonic_seconds() < end) {
-        if (!pass_time(call, end - monotonic_seconds()))
-            return false;
-    }
-    return true;
-}
-
-/* The faults that meet this call, all or those of one GPU: each is sat out, and the code of the first that fails is the answer. */
-static nvmlReturn_t take_faults(struct call *call, bool only_of_gpu)
-{
-    nvmlReturn_t code = SUCCESS;
-    bool meets[CALL_FAULTS_MAX];
-    for (unsigned index = 0; index < CALL_FAULTS_MAX; index++) {
-        const struct call_fault *fault = &call->machine->faults[index];
-        meets[index] = fault_meets(fault, call->function, call->gpu_index) && !(only_of_gpu && fault->gpu == NO_INSTANCE)
-                       && (!fault->nth || state_count_call(index) == fault->nth);
-        if (meets[index] && code == SUCCESS)
-            code = fault->code;
-    }
-    for (unsigned index = 0; index < CALL_FAULTS_MAX; index++) {
-        if (meets[index] && call->machine->faults[index].delay > 0 && !sit_out_fault(call, index))
-            return DRIVER_NOT_LOADED;
-    }
-    return code;
+    return !instances || !(strstr(call->function, "Create") || strstr(call->function, "Destroy")) || pass_operation(&call->machine);
 }
 
 static nvmlReturn_t resolve(struct call *call)
@@ -125,7 +55,7 @@ static nvmlReturn_t begin(struct call *call, const char *function, int kind, con
     follow_machine(call->machine);
     count_call(function);
     resolve(call);
-    nvmlReturn_t result = take_faults(call, false);
+    nvmlReturn_t result = faults_take(&call->machine, call->function, call->gpu_index, false);
     if (!call->machine || !sit_out_operation(call))
         return DRIVER_NOT_LOADED;
     if (result == SUCCESS)
@@ -155,7 +85,7 @@ nvmlReturn_t call_begin_compute(struct call *call, const char *function, nvmlCom
 nvmlReturn_t call_found(struct call *call, int gpu)
 {
     call->gpu_index = gpu;
-    nvmlReturn_t result = take_faults(call, true);
+    nvmlReturn_t result = faults_take(&call->machine, call->function, call->gpu_index, true);
     if (result != SUCCESS)
         return result;
     return (unsigned)gpu < call->machine->gpu_count && !call->machine->gpus[gpu].lost ? SUCCESS : GPU_IS_LOST;
@@ -214,4 +144,17 @@ nvmlReturn_t stub_answer(const char *function, nvmlReturn_t answer)
     struct call call __attribute__((cleanup(call_end)));
     nvmlReturn_t result = call_begin(&call, function);
     return result == SUCCESS ? answer : result;
+}
+
+nvmlReturn_t answer_text(char *target, unsigned size, const char *text)
+{
+    if (!target)
+        return INVALID_ARGUMENT;
+    if (text[0] == '\0')
+        return NOT_SUPPORTED;
+    size_t length = strlen(text);
+    if (length + 1 > size)
+        return INSUFFICIENT_SIZE;
+    memcpy(target, text, length + 1);
+    return SUCCESS;
 }

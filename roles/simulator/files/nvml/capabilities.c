@@ -73,12 +73,8 @@ static void make_node(const struct machine *machine, unsigned minor, unsigned mo
 {
     char path[PATH_BYTES];
     snprintf(path, sizeof path, "%s/nvidia-caps/nvidia-cap%u", machine->dev_root, minor);
-    if (access(path, F_OK) == 0 || !make_folders(path))
-        return;
-    if (mknod(path, S_IFCHR | mode, makedev(machine->caps_major, minor)) != 0 && mknod(path, S_IFREG | mode, 0) != 0)
-        return;
-    if (chmod(path, mode) != 0)
-        unlink(path);
+    if (make_folders(path))
+        make_device_node(path, machine->caps_major, minor, mode);
 }
 
 static void remove_node(const struct machine *machine, unsigned minor)

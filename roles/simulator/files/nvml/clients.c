@@ -15,7 +15,6 @@
 #include "simulator.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -26,37 +25,19 @@
 
 enum { COMPUTE_PROHIBITED = 2, COMPUTE_EXCLUSIVE_PROCESS = 3 };
 
-static int own = -1;                /* under the process lock; its locks are not in this process's own way */
-
-static bool lock(long long byte)
-{
-    struct flock range = { .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1 };
-    return own >= 0 && fcntl(own, F_OFD_SETLK, &range) == 0;
-}
-
-static bool locked(long long byte)
-{
-    int descriptor = own >= 0 ? own : state_descriptor();
-    struct flock range = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1 };
-    bool found = descriptor >= 0 && fcntl(descriptor, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
-    if (descriptor != own && descriptor >= 0)
-        close(descriptor);
-    return found;
-}
-
-void client_of_gpu(int gpu) { lock(FIRST_GPU + gpu); }
+void client_of_gpu(int gpu) { lock_byte(FIRST_GPU + gpu); }
 
 void client_of_instance(const struct machine *machine, int gpu, int instance, int compute)
 {
     const struct gpu_instance *owner = &machine->gpus[gpu].instances[instance];
-    lock(FIRST_INSTANCE + (long long)owner->serial);
+    lock_byte(FIRST_INSTANCE + (long long)owner->serial);
     if (compute != NO_INSTANCE)
-        lock(FIRST_INSTANCE + (long long)owner->compute[compute].serial);
+        lock_byte(FIRST_INSTANCE + (long long)owner->compute[compute].serial);
 }
 
 void client_enter(const struct machine *machine, bool attach)
 {
-    own = state_descriptor();
+    locks_enter();
     const bool all = !administrator(machine);
     for (unsigned index = 0; attach && index < visible_count(); index++) {
         const int gpu = visible_gpu(index);
@@ -71,19 +52,14 @@ void client_enter(const struct machine *machine, bool attach)
     }
 }
 
-void client_leave(void)
-{
-    if (own >= 0)
-        close(own);
-    own = -1;
-}
+void client_leave(void) { locks_leave(); }
 
-bool gpu_has_clients(int gpu) { return locked(FIRST_GPU + gpu); }
+bool gpu_has_clients(int gpu) { return byte_locked(FIRST_GPU + gpu); }
 
 bool instance_has_clients(const struct machine *machine, int gpu, int instance, int compute)
 {
     const struct gpu_instance *owner = &machine->gpus[gpu].instances[instance];
-    return locked(FIRST_INSTANCE + (long long)(compute == NO_INSTANCE ? owner->serial : owner->compute[compute].serial));
+    return byte_locked(FIRST_INSTANCE + (long long)(compute == NO_INSTANCE ? owner->serial : owner->compute[compute].serial));
 }
 
 static long long context_byte(const struct machine *machine, int gpu, int instance, int compute)
@@ -102,7 +78,7 @@ bool context_enter(const struct machine *machine, int gpu, int instance, int com
     int guard = state_descriptor();
     while (guard >= 0 && flock(guard, LOCK_EX) != 0 && errno == EINTR)
         continue;
-    const bool entered = (mode != COMPUTE_EXCLUSIVE_PROCESS || !locked(byte)) && lock(byte);
+    const bool entered = (mode != COMPUTE_EXCLUSIVE_PROCESS || !byte_locked(byte)) && lock_byte(byte);
     if (guard >= 0)
         close(guard);
     return entered;
@@ -110,8 +86,5 @@ bool context_enter(const struct machine *machine, int gpu, int instance, int com
 
 void context_leave(const struct machine *machine, int gpu, int instance, int compute)
 {
-    const long long byte = context_byte(machine, gpu, instance, compute);
-    struct flock range = { .l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1 };
-    if (own >= 0)
-        fcntl(own, F_OFD_SETLK, &range);
+    unlock_byte(context_byte(machine, gpu, instance, compute));
 }

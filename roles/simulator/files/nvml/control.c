@@ -10,19 +10,10 @@
 #include <strings.h>
 #include <unistd.h>
 
-enum { COMMAND_WORDS_MAX = 16 };
-
-struct command {
-    const char *name;
-    nvmlReturn_t (*run)(int words, char **word, struct json *json, char *error, size_t size);
-    int words_min, words_max;
-    const char *usage;
-};
-
-bool find_gpus(const struct machine *machine, const char *selection, bool chosen[GPUS_MAX], char *error, size_t size)
+bool find_devices(const struct machine *machine, const char *selection, bool chosen[DEVICES_MAX], char *error, size_t size)
 {
     char copy[1024], *rest = copy;
-    memset(chosen, 0, GPUS_MAX * sizeof *chosen);
+    memset(chosen, 0, DEVICES_MAX * sizeof *chosen);
     copy_text(copy, sizeof copy, selection);
     for (char *name = strsep(&rest, ","); name; name = strsep(&rest, ",")) {
         struct address address;
@@ -41,19 +32,6 @@ bool find_gpus(const struct machine *machine, const char *selection, bool chosen
         }
     }
     return true;
-}
-
-static nvmlReturn_t begin_write(struct machine **machine, char *error, size_t size)
-{
-    nvmlReturn_t result = state_begin_write(machine);
-    if (result == SUCCESS && !(*machine)->loaded) {
-        state_abandon();
-        result = DRIVER_NOT_LOADED;
-    }
-    if (result != SUCCESS)
-        snprintf(error, size, "%s", result == NO_PERMISSION ? "the state cannot be written; expected root, on the host"
-                                                            : "no machine is loaded; load one first");
-    return result;
 }
 
 /* What is on the machine outlives nothing: a factory-fresh start with numbers that no handle or event of before has. */
@@ -100,7 +78,7 @@ static nvmlReturn_t run_load(int words, char **word, struct json *json, char *er
 static nvmlReturn_t cycle(bool repair_lost, char *error, size_t size)
 {
     struct machine *machine;
-    nvmlReturn_t result = begin_write(&machine, error, size);
+    nvmlReturn_t result = begin_control_write(&machine, error, size);
     if (result != SUCCESS)
         return result;
     for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
@@ -130,7 +108,7 @@ static nvmlReturn_t run_driver_reload(int words, char **word, struct json *json,
 }
 
 /* Why these GPUs cannot be reset now, or SUCCESS. */
-static nvmlReturn_t check_reset(const struct machine *machine, const bool chosen[GPUS_MAX], char *error, size_t size)
+static nvmlReturn_t check_reset(const struct machine *machine, const bool chosen[DEVICES_MAX], char *error, size_t size)
 {
     for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
         const struct gpu *target = &machine->gpus[gpu];
@@ -159,13 +137,13 @@ static nvmlReturn_t check_reset(const struct machine *machine, const bool chosen
 
 static nvmlReturn_t run_gpu_reset(int words, char **word, struct json *json, char *error, size_t size)
 {
-    bool chosen[GPUS_MAX];
+    bool chosen[DEVICES_MAX];
     struct machine *machine;
     (void)words;
-    nvmlReturn_t result = begin_write(&machine, error, size);
+    nvmlReturn_t result = begin_control_write(&machine, error, size);
     if (result != SUCCESS)
         return result;
-    result = find_gpus(machine, word[1], chosen, error, size) ? check_reset(machine, chosen, error, size) : NOT_FOUND;
+    result = find_devices(machine, word[1], chosen, error, size) ? check_reset(machine, chosen, error, size) : NOT_FOUND;
     if (result != SUCCESS) {
         state_abandon();
         return result;
@@ -185,14 +163,14 @@ static nvmlReturn_t run_gpu_reset(int words, char **word, struct json *json, cha
 /* The driver has a GPU anew that another one had: nothing of before is left in it. */
 static nvmlReturn_t run_driver_bind(int words, char **word, struct json *json, char *error, size_t size)
 {
-    bool chosen[GPUS_MAX];
+    bool chosen[DEVICES_MAX];
     struct machine *machine;
     (void)words;
     (void)json;
-    nvmlReturn_t result = begin_write(&machine, error, size);
+    nvmlReturn_t result = begin_control_write(&machine, error, size);
     if (result != SUCCESS)
         return result;
-    if (!find_gpus(machine, word[1], chosen, error, size)) {
+    if (!find_devices(machine, word[1], chosen, error, size)) {
         state_abandon();
         return NOT_FOUND;
     }
@@ -210,12 +188,12 @@ static nvmlReturn_t run_driver_bind(int words, char **word, struct json *json, c
 /* "unplug GPU": out of the machine, for whoever has it open at once. "plug GPU": in again, with nothing of before left in it. */
 static nvmlReturn_t change_presence(char **word, bool present, char *error, size_t size)
 {
-    bool chosen[GPUS_MAX];
+    bool chosen[DEVICES_MAX];
     struct machine *machine;
-    nvmlReturn_t result = begin_write(&machine, error, size);
+    nvmlReturn_t result = begin_control_write(&machine, error, size);
     if (result != SUCCESS)
         return result;
-    if (!find_gpus(machine, word[1], chosen, error, size)) {
+    if (!find_devices(machine, word[1], chosen, error, size)) {
         state_abandon();
         return NOT_FOUND;
     }
@@ -246,7 +224,7 @@ static nvmlReturn_t run_plug(int words, char **word, struct json *json, char *er
 /* The compute policy has no public NVML call: "timeslice GPU" shows it, "timeslice GPU N" sets it. */
 static nvmlReturn_t run_timeslice(int words, char **word, struct json *json, char *error, size_t size)
 {
-    bool chosen[GPUS_MAX];
+    bool chosen[DEVICES_MAX];
     struct machine *machine = NULL;
     uint64_t slice = 0;
     if (words == 3 && !parse_unsigned(word[2], 3, &slice)) {
@@ -254,12 +232,12 @@ static nvmlReturn_t run_timeslice(int words, char **word, struct json *json, cha
         return INVALID_ARGUMENT;
     }
     const struct machine *present = state_refresh();
-    nvmlReturn_t result = words == 3 ? begin_write(&machine, error, size) : present ? SUCCESS : DRIVER_NOT_LOADED;
+    nvmlReturn_t result = words == 3 ? begin_control_write(&machine, error, size) : present ? SUCCESS : DRIVER_NOT_LOADED;
     if (result != SUCCESS)
         return result;
     if (machine && !administrator(machine))
         result = NO_PERMISSION;
-    else if (!find_gpus(machine ? machine : present, word[1], chosen, error, size))
+    else if (!find_devices(machine ? machine : present, word[1], chosen, error, size))
         result = NOT_FOUND;
     json_open(json, "timeslice", '[');
     for (unsigned gpu = 0; result == SUCCESS && gpu < (machine ? machine : present)->gpu_count; gpu++) {
@@ -291,54 +269,19 @@ static nvmlReturn_t run_show(int words, char **word, struct json *json, char *er
     return result;
 }
 
-static nvmlReturn_t run_event_count(int words, char **word, struct json *json, char *error, size_t size)
-{
-    (void)words;
-    (void)word;
-    const struct machine *machine = state_refresh();
-    if (!machine) {
-        snprintf(error, size, "no machine is loaded; load one first");
-        return DRIVER_NOT_LOADED;
-    }
-    json_number(json, "events", (long long)machine->events_written);
-    return SUCCESS;
-}
-
-/* "calls": how many NVML calls there were since the machine was loaded; "calls reset" begins to count anew. */
-static nvmlReturn_t run_calls(int words, char **word, struct json *json, char *error, size_t size)
-{
-    const bool reset = words == 2 && strcmp(word[1], "reset") == 0;
-    if (words == 2 && !reset) {
-        snprintf(error, size, "calls: found \"%s\", expected reset or nothing", word[1]);
-        return INVALID_ARGUMENT;
-    }
-    if (!state_counters(reset)) {
-        snprintf(error, size, "the calls cannot be %s; expected root, on the host, and a machine that is loaded", reset ? "reset" : "read");
-        return NO_PERMISSION;
-    }
-    counters_show(json);
-    if (reset)
-        count_nothing_yet();
-    return SUCCESS;
-}
-
 static nvmlReturn_t run_clear(int words, char **word, struct json *json, char *error, size_t size)
 {
-    bool chosen[GPUS_MAX];
+    bool chosen[DEVICES_MAX];
     struct machine *machine;
     (void)json;
-    nvmlReturn_t result = begin_write(&machine, error, size);
+    nvmlReturn_t result = begin_control_write(&machine, error, size);
     if (result != SUCCESS)
         return result;
-    if (!find_gpus(machine, words > 1 ? word[1] : "all", chosen, error, size)) {
+    if (!find_devices(machine, words > 1 ? word[1] : "all", chosen, error, size)) {
         state_abandon();
         return NOT_FOUND;
     }
-    for (unsigned index = 0; index < CALL_FAULTS_MAX; index++) {
-        struct call_fault *fault = &machine->faults[index];
-        if (fault->used && (fault->gpu == NO_INSTANCE ? words == 1 || strcmp(word[1], "all") == 0 : chosen[fault->gpu]))
-            *fault = (struct call_fault){ 0 };
-    }
+    clear_call_faults(machine, chosen, words == 1 || strcmp(word[1], "all") == 0);
     for (unsigned index = 0; index < machine->gpu_count; index++) {
         struct gpu *gpu = &machine->gpus[index];
         if (!chosen[index])
@@ -355,7 +298,17 @@ static nvmlReturn_t run_clear(int words, char **word, struct json *json, char *e
     return SUCCESS;
 }
 
-static const struct command commands[] = {
+size_t machine_used_bytes(const struct machine *machine)
+{
+    uint32_t count = machine->gpu_count <= GPUS_MAX ? machine->gpu_count : GPUS_MAX;
+    return offsetof(struct machine, gpus) + count * sizeof(struct gpu);
+}
+
+unsigned machine_devices(const struct machine *machine) { return machine->gpu_count; }
+
+const char *code_text(int code) { return nvmlErrorString(code); }
+
+const struct command commands[] = {
     { "load", run_load, 2, 2, "load PATH" },
     { "show", run_show, 1, 1, "show" },
     { "power-cycle", run_power_cycle, 1, 1, "power-cycle" },
@@ -372,52 +325,5 @@ static const struct command commands[] = {
     { "leave", control_leave, 3, 3, "leave UUID PID" },
     { "context", control_context, 3, 3, "context UUID enter|leave" },
     { "fault", control_fault, 3, COMMAND_WORDS_MAX, "fault GPU xid|ecc|event|row-remap|lost|thermal|slowdown|fabric|process|call|nvlink|recovery-action …" },
+    { 0 },
 };
-
-static nvmlReturn_t run_command(char *line, struct json *json, char *error, size_t size)
-{
-    char *word[COMMAND_WORDS_MAX + 1], *rest = line;
-    int words = 0;
-    for (char *each = strsep(&rest, " \t\r\n"); each && words < COMMAND_WORDS_MAX; each = strsep(&rest, " \t\r\n")) {
-        if (*each)
-            word[words++] = each;
-    }
-    word[words] = NULL;
-    for (size_t index = 0; words && index < COUNT_OF(commands); index++) {
-        const struct command *command = &commands[index];
-        if (strcmp(command->name, word[0]) != 0)
-            continue;
-        if (words >= command->words_min && words <= command->words_max)
-            return command->run(words, word, json, error, size);
-        snprintf(error, size, "%s: found %d words, expected: %s", word[0], words, command->usage);
-        return INVALID_ARGUMENT;
-    }
-    snprintf(error, size, "found \"%.64s\", expected one of load, show, power-cycle, driver-reload, driver-bind, unplug, plug, gpu-reset, timeslice, fault, "
-                          "clear, event-count, calls, use, leave, context", words ? word[0] : "");
-    return INVALID_ARGUMENT;
-}
-
-EXPORT int gpuSimulatorControl(const char *command, char *reply, unsigned reply_size)
-{
-    char line[1024], error[ERROR_MAX_BYTES] = "";
-    if (!command || !reply || reply_size < 2 || strlen(command) >= sizeof line)
-        return INVALID_ARGUMENT;
-    copy_text(line, sizeof line, command);
-    struct json json = { .text = reply, .size = reply_size };
-    process_lock();
-    json_open(&json, NULL, '{');
-    json_bool(&json, "ok", true);
-    if (strncmp(line, "load", 4) != 0)
-        state_open();
-    nvmlReturn_t result = run_command(line, &json, error, sizeof error);
-    process_unlock();
-    if (result != SUCCESS) {
-        json = (struct json){ .text = reply, .size = reply_size };
-        json_open(&json, NULL, '{');
-        json_bool(&json, "ok", false);
-        json_text(&json, "error", *error ? error : nvmlErrorString(result));
-        json_number(&json, "code", result);
-    }
-    json_close(&json, '}');
-    return json.cut ? INSUFFICIENT_SIZE : result;
-}

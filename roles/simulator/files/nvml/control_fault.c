@@ -5,9 +5,7 @@
  */
 #include "simulator.h"
 
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { XID_FALLEN_OFF_THE_BUS = 79, XID_DOUBLE_BIT_ECC = 48, XID_ROW_REMAP_RECORDED = 63, XID_ROW_REMAP_FAILURE = 64,
@@ -15,28 +13,6 @@ enum { XID_FALLEN_OFF_THE_BUS = 79, XID_DOUBLE_BIT_ECC = 48, XID_ROW_REMAP_RECOR
 enum recovery { RECOVER_NONE, RECOVER_GPU_RESET, RECOVER_NODE_REBOOT, RECOVER_DRAIN_P2P, RECOVER_DRAIN_AND_RESET };
 enum event_type { EVENT_SINGLE_BIT = 1, EVENT_DOUBLE_BIT = 2, EVENT_XID = 8, EVENT_CLOCKS = 0x10, EVENT_RETIREMENT_FAILURE = 0x800,
                   EVENT_FATAL_POISON = 0x2000, EVENT_UNAVAILABLE = 0x4000, EVENT_RECOVERY_ACTION = 0x8000 };
-
-struct fault {
-    int words;
-    char **word;                    /* after the GPU and the kind of fault */
-    struct machine *machine;
-    int index;                      /* of the GPU; NO_INSTANCE for a call without a device */
-    char *error;
-    size_t size;
-};
-
-static bool refuse(struct fault *fault, const char *found, const char *expected)
-{
-    snprintf(fault->error, fault->size, "fault: found \"%s\", expected %s", found ? found : "nothing", expected);
-    return false;
-}
-
-static bool word_number(struct fault *fault, int index, uint64_t maximum, const char *what, uint64_t *value)
-{
-    if (index < fault->words && parse_unsigned(fault->word[index], maximum, value))
-        return true;
-    return refuse(fault, index < fault->words ? fault->word[index] : NULL, what);
-}
 
 /* Optional ids of a GPU instance and a compute instance that exist. */
 static bool instance_words(struct fault *fault, int first, uint32_t *instance, uint32_t *compute)
@@ -212,8 +188,8 @@ static bool fault_process(struct fault *fault)
         struct process *process = &gpu->processes[index];
         if (process_alive(process))
             continue;
-        *process = (struct process){ .pid = (uint32_t)pid, .gpu_instance = instance, .compute_instance = compute, .memory = memory };
-        process_identity((uint32_t)pid, &process->started, &process->pid_namespace);
+        *process = (struct process){ .life.pid = (uint32_t)pid, .gpu_instance = instance, .compute_instance = compute, .memory = memory };
+        process_identity((uint32_t)pid, &process->life.started, &process->life.pid_namespace);
         return true;
     }
     return refuse(fault, "64 processes", "room for another");
@@ -246,89 +222,7 @@ static bool fault_recovery(struct fault *fault)
     return true;
 }
 
-static bool seconds(const char *text, double *value)
-{
-    char *end;
-    *value = strtod(text, &end);
-    return end != text && *end == '\0' && isfinite(*value) && *value >= 0 && *value <= 3600;
-}
-
-/* call FUNCTION fail CODE [nth N], call FUNCTION delay SECONDS [nth N], call FUNCTION hang [nth N] */
-static bool fault_call(struct fault *fault)
-{
-    struct call_fault call = { .used = true, .gpu = fault->index };
-    uint64_t code = 0, nth = 0;
-    const bool hang = fault->words > 1 && strcmp(fault->word[1], "hang") == 0;
-    const int given = hang ? 2 : 3;
-    if (fault->words != given && fault->words != given + 2)
-        return refuse(fault, "call", "call FUNCTION fail CODE|delay SECONDS|hang [nth N]");
-    if (strncmp(fault->word[0], "nvml", 4) != 0 || strlen(fault->word[0]) >= sizeof call.function)
-        return refuse(fault, fault->word[0], "the full name of an NVML function");
-    copy_text(call.function, sizeof call.function, fault->word[0]);
-    if (hang) {
-        call.delay = HUGE_VAL;
-    } else if (strcmp(fault->word[1], "fail") == 0) {
-        if (!word_number(fault, 2, UNKNOWN, "an NVML error number", &code) || code == SUCCESS)
-            return refuse(fault, fault->word[2], "an NVML error number");
-        call.code = (int32_t)code;
-    } else if (strcmp(fault->word[1], "delay") != 0 || !seconds(fault->word[2], &call.delay)) {
-        return refuse(fault, fault->word[1], "fail CODE, delay and 0 to 3600 seconds, or hang");
-    }
-    if (fault->words == given + 2) {
-        if (strcmp(fault->word[given], "nth") != 0 || !word_number(fault, given + 1, UINT32_MAX, "a number from 1", &nth) || nth == 0)
-            return refuse(fault, fault->word[given], "nth and a number from 1");
-        call.nth = (uint32_t)nth;
-    }
-    for (unsigned index = 0; index < CALL_FAULTS_MAX; index++) {
-        if (fault->machine->faults[index].used)
-            continue;
-        call.number = ++fault->machine->faults_injected;
-        fault->machine->faults[index] = call;
-        state_reset_call_count(index);
-        return true;
-    }
-    return refuse(fault, "64 injected call faults", "room for another: clear some");
-}
-
-static bool apply(const char *kind, struct fault *fault)
-{
-    static const struct { const char *name; bool (*apply)(struct fault *); } kinds[] = {
-        { "xid", fault_xid }, { "ecc", fault_ecc }, { "row-remap", fault_row_remap }, { "lost", fault_lost },
-        { "thermal", fault_thermal }, { "event", fault_event }, { "slowdown", fault_slowdown }, { "fabric", fault_fabric },
-        { "process", fault_process }, { "nvlink", fault_link }, { "recovery-action", fault_recovery }, { "call", fault_call } };
-    for (size_t index = 0; index < COUNT_OF(kinds); index++) {
-        if (strcmp(kinds[index].name, kind) == 0)
-            return kinds[index].apply(fault);
-    }
-    return refuse(fault, kind, "xid, ecc, event, row-remap, lost, thermal, slowdown, fabric, process, nvlink, recovery-action or call");
-}
-
-nvmlReturn_t control_fault(int words, char **word, struct json *json, char *error, size_t size)
-{
-    bool chosen[GPUS_MAX], good = true;
-    struct machine *machine;
-    (void)json;
-    nvmlReturn_t result = state_begin_write(&machine);
-    if (result != SUCCESS || !machine->loaded) {
-        snprintf(error, size, "%s", result == NO_PERMISSION ? "the state cannot be written; expected root, on the host"
-                                                            : "no machine is loaded; load one first");
-        state_abandon();
-        return result == SUCCESS ? DRIVER_NOT_LOADED : result;
-    }
-    struct fault fault = { .words = words - 3, .word = word + 3, .machine = machine, .index = NO_INSTANCE, .error = error, .size = size };
-    if (strcmp(word[1], "all") == 0 && strcmp(word[2], "call") == 0) {
-        good = apply(word[2], &fault);
-    } else {
-        good = find_gpus(machine, word[1], chosen, error, size);
-        for (unsigned gpu = 0; good && gpu < machine->gpu_count; gpu++) {
-            fault.index = (int)gpu;
-            fault.words = words - 3;
-            good = !chosen[gpu] || apply(word[2], &fault);
-        }
-    }
-    if (good)
-        state_commit();
-    else
-        state_abandon();
-    return good ? SUCCESS : INVALID_ARGUMENT;
-}
+const struct fault_kind fault_kinds[] = {
+    { "xid", fault_xid }, { "ecc", fault_ecc }, { "row-remap", fault_row_remap }, { "lost", fault_lost }, { "thermal", fault_thermal },
+    { "event", fault_event }, { "slowdown", fault_slowdown }, { "fabric", fault_fabric }, { "process", fault_process },
+    { "nvlink", fault_link }, { "recovery-action", fault_recovery }, { "call", fault_call }, { 0 } };

@@ -5,7 +5,6 @@
  */
 #include "simulator.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -69,7 +68,7 @@ static void show_processes(struct json *json, const struct gpu *gpu)
         if (!process_alive(process))
             continue;
         json_open(json, NULL, '{');
-        json_number(json, "pid", process->pid);
+        json_number(json, "pid", process->life.pid);
         if (process->gpu_instance != NOT_TIED)
             json_number(json, "gpu_instance", process->gpu_instance);
         if (process->compute_instance != NOT_TIED)
@@ -141,20 +140,7 @@ nvmlReturn_t control_show(struct json *json)
     json_number(json, "caps_major", machine->caps_major);
     json_number(json, "generation", (long long)state_copy_generation());
     json_number(json, "events", (long long)machine->events_written);
-    json_open(json, "call_faults", '[');
-    for (unsigned index = 0; index < CALL_FAULTS_MAX; index++) {
-        const struct call_fault *fault = &machine->faults[index];
-        if (!fault->used)
-            continue;
-        json_open(json, NULL, '{');
-        json_number(json, "gpu", fault->gpu);
-        json_text(json, "function", fault->function);
-        json_number(json, "code", fault->code);
-        json_number(json, "delay_milliseconds", isinf(fault->delay) ? -1 : (long long)(fault->delay * 1000));
-        json_number(json, "nth", fault->nth);
-        json_close(json, '}');
-    }
-    json_close(json, ']');
+    show_call_faults(json, machine, "gpu");
     json_open(json, "gpus", '[');
     for (unsigned index = 0; index < machine->gpu_count; index++)
         show_gpu(json, machine, (int)index);

@@ -42,7 +42,7 @@ static struct process *entry(struct gpu *gpu, const struct place *place, uint32_
     for (unsigned index = 0; index < PROCESSES_MAX; index++) {
         struct process *each = &gpu->processes[index];
         const bool alive = process_alive(each);
-        if (alive && each->pid == pid && at(each, place))
+        if (alive && each->life.pid == pid && at(each, place))
             return each;
         if (!alive && !unused)
             unused = each;
@@ -78,16 +78,16 @@ static nvmlReturn_t change(struct machine *machine, char **word, uint64_t pid, c
         snprintf(error, size, "found %s MiB, expected what the device has left", word[3]);
         return INSUFFICIENT_RESOURCES;
     }
-    struct process used = { .pid = (uint32_t)pid, .gpu_instance = (uint32_t)place.instance,
-                            .compute_instance = (uint32_t)place.compute, .memory = *memory, .holder = (uint32_t)holder };
-    process_identity((uint32_t)pid, &used.started, &used.pid_namespace);
-    if (!used.started) {
+    struct process used = { .life.pid = (uint32_t)pid, .gpu_instance = (uint32_t)place.instance,
+                            .compute_instance = (uint32_t)place.compute, .memory = *memory, .life.holder = (uint32_t)holder };
+    process_identity((uint32_t)pid, &used.life.started, &used.life.pid_namespace);
+    if (!used.life.started) {
         snprintf(error, size, "found PID %s, expected one of a process", word[2]);  /* it has ended meanwhile */
         return NOT_FOUND;
     }
     if (holder) {
         uint64_t unused;
-        process_identity((uint32_t)holder, &used.holder_started, &unused);
+        process_identity((uint32_t)holder, &used.life.holder_started, &unused);
     }
     *process = used;
     return SUCCESS;

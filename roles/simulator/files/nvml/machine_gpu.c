@@ -15,7 +15,7 @@
 
 static bool parse_identity(struct parser *parser, char *value, bool *known)
 {
-    struct board *board = &parser->gpu->board;
+    struct board *board = &section_gpu(parser)->board;
     const char *key = parser->key;
     *known = true;
     if (strcmp(key, "uuid") == 0) {
@@ -56,7 +56,7 @@ static bool parse_identity(struct parser *parser, char *value, bool *known)
 
 static bool parse_place(struct parser *parser, char *value, bool *known)
 {
-    struct board *board = &parser->gpu->board;
+    struct board *board = &section_gpu(parser)->board;
     const char *key = parser->key;
     *known = true;
     if (strcmp(key, "pci-address") == 0)
@@ -86,9 +86,9 @@ static bool parse_link(struct parser *parser, char *value)
     static const char *const remotes[] = { "gpu", "cpu", "switch", NULL }, *const states[] = { "inactive", "active", NULL };
     char *rest = value, *number = strsep(&rest, " \t");
     uint64_t index;
-    if (!parse_unsigned(number, LINKS_MAX - 1, &index) || parser->gpu->board.links[index].present)
+    if (!parse_unsigned(number, LINKS_MAX - 1, &index) || section_gpu(parser)->board.links[index].present)
         return fail(parser, number, "the number of a link, each once, 0 to 35");
-    struct nvlink *link = &parser->gpu->board.links[index];
+    struct nvlink *link = &section_gpu(parser)->board.links[index];
     *link = (struct nvlink){ .present = true, .active = true, .version = 4, .remote = REMOTE_SWITCH };
     for (char *word = strsep(&rest, " \t"); word; word = strsep(&rest, " \t")) {
         char *text;
@@ -116,7 +116,7 @@ static bool parse_link(struct parser *parser, char *value)
 
 static bool parse_fabric(struct parser *parser, char *value)
 {
-    struct board *board = &parser->gpu->board;
+    struct board *board = &section_gpu(parser)->board;
     char *cluster = strstr(value, "cluster=");
     if (cluster) {
         size_t length = strcspn(cluster, " \t");
@@ -134,7 +134,7 @@ static bool parse_fabric(struct parser *parser, char *value)
 
 static bool parse_platform(struct parser *parser, char *value)
 {
-    struct board *board = &parser->gpu->board;
+    struct board *board = &section_gpu(parser)->board;
     char *rest = value;
     board->platform = true;
     for (char *word = strsep(&rest, " \t"); word; word = strsep(&rest, " \t")) {
@@ -164,7 +164,7 @@ static bool parse_platform(struct parser *parser, char *value)
 
 static bool parse_memory_clock(struct parser *parser, char *value)
 {
-    struct board *board = &parser->gpu->board;
+    struct board *board = &section_gpu(parser)->board;
     if (board->memory_clock_count == MEMORY_CLOCKS_MAX)
         return fail(parser, value, "at most 8 memory clocks");
     struct memory_clock *clock = &board->memory_clocks[board->memory_clock_count++];
@@ -181,7 +181,7 @@ static bool parse_memory_clock(struct parser *parser, char *value)
 
 static bool parse_workload_profile(struct parser *parser, char *value)
 {
-    struct board *board = &parser->gpu->board;
+    struct board *board = &section_gpu(parser)->board;
     char *rest = value, *number = strsep(&rest, " \t");
     uint64_t id;
     if (!parse_unsigned(number, WORKLOAD_PROFILES_MAX - 1, &id) || board->workload_profiles >> id & 1)
@@ -195,7 +195,7 @@ static bool parse_workload_profile(struct parser *parser, char *value)
 static bool parse_nature(struct parser *parser, char *value, bool *known)
 {
     static const char *const eccs[] = { "no", "yes", "unsupported", NULL }, *const modes[] = { "none", "hmm", "ats", NULL };
-    struct board *board = &parser->gpu->board;
+    struct board *board = &section_gpu(parser)->board;
     const char *key = parser->key;
     *known = true;
     if (strcmp(key, "memory") == 0)
@@ -276,7 +276,7 @@ static bool once(struct parser *parser)
     return true;
 }
 
-bool parse_gpu_statement(struct parser *parser, char *value)
+bool parse_section_statement(struct parser *parser, char *value)
 {
     bool known = false, good = once(parser);
     good = good && parse_identity(parser, value, &known);
@@ -297,9 +297,9 @@ bool parse_gpu_statement(struct parser *parser, char *value)
     return fail(parser, parser->key, "a statement for a gpu");
 }
 
-bool finish_gpu(struct parser *parser)
+bool finish_section(struct parser *parser)
 {
-    struct board *board = &parser->gpu->board;
+    struct board *board = &section_gpu(parser)->board;
     parser->key = "gpu";
     const char *missing = !board->uuid[0] ? "uuid" : !board->name[0] ? "name" : !board->architecture ? "architecture"
         : !board->capability_major ? "compute-capability" : !board->pci_device_id ? "pci-device-id" : !board->memory_total ? "memory"

@@ -8,21 +8,26 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Takes "name=…", "placements=…" out of the value and blanks them, so that numbers are left. */
-static bool take_text(char *value, const char *name, char *target, size_t size)
+static bool parse_placements(const char *text, struct placements *placements)
 {
-    for (char *at = strstr(value, name); at; at = strstr(at + 1, name)) {
-        if ((at != value && at[-1] != ' ' && at[-1] != '\t') || at[strlen(name)] != '=')
-            continue;
-        size_t key = strlen(name) + 1, length = strcspn(at, " \t");
-        if (length <= key || length - key >= size)
+    char copy[PATH_MAX_BYTES];
+    if (strlen(text) >= sizeof copy)
+        return false;
+    copy_text(copy, sizeof copy, text);
+    char *colon = strchr(copy, ':');
+    uint64_t value;
+    if (!colon || !parse_unsigned(colon + 1, 64, &value) || value == 0)
+        return false;
+    *colon = '\0';
+    placements->size = (uint32_t)value;
+    placements->count = 0;
+    char *rest = copy;
+    for (char *start = strsep(&rest, ","); start; start = strsep(&rest, ",")) {
+        if (placements->count == PLACEMENTS_MAX || !parse_unsigned(start, 64, &value))
             return false;
-        memcpy(target, at + key, length - key);
-        target[length - key] = '\0';
-        memset(at, ' ', length);
-        return true;
+        placements->start[placements->count++] = (uint32_t)value;
     }
-    return false;
+    return true;
 }
 
 static bool parse_profile(struct parser *parser, char *value)
@@ -48,7 +53,7 @@ static bool parse_profile(struct parser *parser, char *value)
     };
     if (!read_fields(parser, value, fields, COUNT_OF(fields)))
         return false;
-    struct board *board = &parser->gpu->board;
+    struct board *board = &section_gpu(parser)->board;
     unsigned other;
     if (board->profiles[enumeration].present || profile_by_id(board, profile.id, &other))
         return fail(parser, profile.name, "each enum and each id once in a gpu");
@@ -73,7 +78,7 @@ static bool parse_compute_profile(struct parser *parser, char *value)
     };
     if (!read_fields(parser, value, fields, COUNT_OF(fields)))
         return false;
-    struct profile *gpu_profile = &parser->gpu->board.profiles[owner];
+    struct profile *gpu_profile = &section_gpu(parser)->board.profiles[owner];
     unsigned other;
     if (!gpu_profile->present)
         return fail(parser, profile.name, "gi= the enum of a gpu-instance-profile above");
@@ -90,7 +95,7 @@ static bool parse_compute_profile(struct parser *parser, char *value)
 bool parse_mig_statement(struct parser *parser, char *value, bool *known)
 {
     static const char *const kinds[] = { "none", "pending", "immediate", NULL }, *const orders[] = { "ascending", "reversed", NULL };
-    struct board *board = &parser->gpu->board;
+    struct board *board = &section_gpu(parser)->board;
     uint32_t choice = 0;
     *known = true;
     if (strcmp(parser->key, "mig") == 0)
@@ -117,7 +122,7 @@ bool parse_mig_statement(struct parser *parser, char *value, bool *known)
 
 static bool check_profile(struct parser *parser, const struct profile *profile)
 {
-    const struct board *board = &parser->gpu->board;
+    const struct board *board = &section_gpu(parser)->board;
     unsigned size = profile->placements.size, parts = board->memory_slices / size;
     if (board->memory_slices % size || (parts != 1 && parts != 2 && parts != 4 && parts != 8))
         return fail(parser, profile->name, "a placement size that is the whole, a half, a quarter or an eighth of the memory slices");
@@ -138,7 +143,7 @@ static bool check_profile(struct parser *parser, const struct profile *profile)
 
 bool finish_mig(struct parser *parser)
 {
-    const struct board *board = &parser->gpu->board;
+    const struct board *board = &section_gpu(parser)->board;
     unsigned count = 0;
     parser->key = "mig";
     for (unsigned index = 0; index < PROFILES_MAX; index++)

@@ -6,14 +6,16 @@
 #ifndef SIMULATOR_H
 #define SIMULATOR_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "nvml_types.h"
 
-#define EXPORT __attribute__((visibility("default")))
-#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+#define STATE_NAME "libnvidia-gpusim.so"
+#define STATE_MAGIC 0x4D49534155504721ull
+#define FUNCTION_PREFIX "nvml"
+#define INTERFACE_NAME "NVML"
+#define FAULT_CODE_MINIMUM 0
+#define FAULT_CODE_MAXIMUM UNKNOWN
+
+#include "common.h"
 
 enum {
     GPUS_MAX = 32,
@@ -26,28 +28,17 @@ enum {
     MEMORY_CLOCKS_MAX = 8,
     WORKLOAD_PROFILES_MAX = 32,     /* NVML has names for 25 */
     LINKS_MAX = 36,
-    PROCESSES_MAX = 64,
     EVENTS_MAX = 1024,
-    CALL_FAULTS_MAX = 64,
-    SYMBOLS_MAX = 512,
-    CALLERS_MAX = 256,
     CPUS_MAX = 1024,
-    NAME_MAX_BYTES = 64,
     PROFILE_NAME_MAX_BYTES = 32,
-    PATH_MAX_BYTES = 256,
-    ERROR_MAX_BYTES = 512,
     NO_INSTANCE = -1,
 };
 
 #define NOT_TIED 0xFFFFFFFFu       /* GPU/compute instance id of what belongs to no MIG device */
-#define ABSENT (-1)                /* a number the description does not give */
-#define MIB (1024ull * 1024ull)
 
 enum mig_capability { MIG_NONE, MIG_PENDING, MIG_IMMEDIATE };
 enum remote_type { REMOTE_GPU = 0, REMOTE_CPU = 1, REMOTE_SWITCH = 2 };   /* NVML_NVLINK_DEVICE_TYPE_* */
 enum engine { ENGINE_COPY, ENGINE_DECODER, ENGINE_ENCODER, ENGINE_JPEG, ENGINE_OFA, ENGINES };
-
-struct address { uint32_t domain, bus, device, function; };
 
 struct placements { uint32_t size, count, start[PLACEMENTS_MAX]; };
 
@@ -119,12 +110,9 @@ struct gpu_instance {
 };
 
 struct process {
-    uint32_t pid;                   /* 0: free */
+    struct lifetime life;
     uint32_t gpu_instance, compute_instance;
     uint64_t memory;                /* MiB */
-    uint64_t started, pid_namespace;/* of the real process; started 0: there was none */
-    uint32_t holder;                /* another process without which it is none here; 0: nobody */
-    uint64_t holder_started;
 };
 
 /* What keeps a GPU from its fabric, or is wrong with its place there. */
@@ -158,59 +146,15 @@ struct event {
     uint32_t gpu, gpu_instance, compute_instance;
 };
 
-struct call_fault {
-    bool used;
-    int32_t gpu;                    /* NO_INSTANCE: any */
-    char function[64];
-    int32_t code;                   /* SUCCESS: only the delay */
-    double delay;                   /* s; HUGE_VAL: until the fault is cleared */
-    uint32_t nth;                   /* 0: every call */
-    uint64_t number;                /* of the fault, unique for ever */
-};
-
-/* Calls that were made since the machine was loaded, by symbol and by process. Whoever may write the state counts. */
-struct caller { _Atomic uint64_t process, calls; };     /* process: PID namespace and PID, 0: free */
-
-struct counters {
-    _Atomic uint64_t symbols[SYMBOLS_MAX];
-    struct caller callers[CALLERS_MAX];
-};
-
 struct machine {
-    bool loaded, cap_nodes, profile_info_versions, profiles_need_mig_mode, mode_change_moves_minor, mig_reversed, confidential, administrator_root, clients_hold_gpus;
-    char driver_version[32], nvml_version[40], proc_root[PATH_MAX_BYTES], dev_root[PATH_MAX_BYTES], sys_root[PATH_MAX_BYTES];
-    uint32_t cuda_version, caps_major, operation_delay;                     /* ms */
-    uint32_t ready_state;
-    uint64_t loads;                 /* machines loaded so far: another one has other devices */
-    uint64_t faults_injected;       /* number of the newest fault of a call */
-    uint64_t serial;                /* last serial given to an instance */
-    uint64_t events_written;        /* sequence of the newest event */
+    SHARED_OF_MACHINE
+    bool cap_nodes, profile_info_versions, profiles_need_mig_mode, mode_change_moves_minor, mig_reversed, confidential, clients_hold_gpus;
+    char nvml_version[40], proc_root[PATH_MAX_BYTES];
+    uint32_t cuda_version, caps_major, ready_state;
     uint32_t gpu_count;
     struct event events[EVENTS_MAX];
-    struct call_fault faults[CALL_FAULTS_MAX];
     struct gpu gpus[GPUS_MAX];      /* last: only the used part is copied */
 };
-
-/* state.c: the file. Readers keep a private copy that is renewed when the generation has moved. */
-nvmlReturn_t state_open(void);
-void state_close(void);
-const struct machine *state_refresh(void);          /* under the process lock; NULL: nothing readable */
-nvmlReturn_t state_begin_write(struct machine **machine);
-void state_commit(void);                            /* both of the next two */
-void state_publish(void);
-void state_unlock(void);
-void state_abandon(void);
-bool state_wait(uint64_t seen_generation, int64_t milliseconds);   /* true: moved */
-uint64_t state_generation(void);
-uint64_t state_copy_generation(void);                /* of what state_refresh returned last */
-uint32_t state_count_call(unsigned fault);          /* number of this call since the fault was set, from 1 */
-void state_reset_call_count(unsigned fault);
-struct counters *state_counters(bool writable);      /* NULL: not open, or not to be written */
-nvmlReturn_t state_create(void);
-int state_descriptor(void);                         /* a new one, for reading, on the file that this process has mapped */
-void process_lock(void);
-void process_unlock(void);
-uint64_t now_microseconds(void);
 
 /* call.c: the frame. */
 enum accept { ACCEPT_GPU = 1, ACCEPT_MIG = 2, ACCEPT_ANY = 3, ACCEPT_LOST = 4 };
@@ -274,16 +218,7 @@ nvmlReturn_t handle_resolve_device(const struct machine *machine, nvmlDevice_t h
 nvmlReturn_t handle_resolve_instance(const struct machine *machine, nvmlGpuInstance_t handle, int *gpu, int *instance);
 nvmlReturn_t handle_resolve_compute(const struct machine *machine, nvmlComputeInstance_t handle, int *gpu, int *instance, int *compute);
 
-/* counters.c */
-struct json;
-extern const char *const symbol_names[];             /* in the order of strcmp; made by the Makefile */
-extern const unsigned symbol_count;
-void count_call(const char *function);
-void count_nothing_yet(void);
-void counters_show(struct json *json);
-
 /* visibility.c: what this process may see. */
-bool administrator(const struct machine *machine);
 bool monitor(const struct machine *machine);
 bool control_node_openable(const struct machine *machine);
 void visibility_scan(const struct machine *machine);
@@ -338,7 +273,6 @@ bool process_alive(const struct process *process);
 bool gpu_in_use(const struct gpu *gpu);
 bool instance_in_use(const struct gpu *gpu, int instance, int compute);
 uint64_t used_memory(const struct gpu *gpu, int instance);   /* MiB */
-void process_identity(uint32_t pid, uint64_t *started, uint64_t *pid_namespace);
 
 /* api_power.c, api_topology.c: the field values that belong to them. */
 bool power_field(const struct gpu *gpu, nvmlFieldValue_t *field);
@@ -347,38 +281,13 @@ void link_field(const struct gpu *gpu, nvmlFieldValue_t *field);
 /* events.c */
 void event_add(struct machine *machine, int gpu, uint64_t type, uint64_t data, uint32_t instance, uint32_t compute);
 
-/* machine.c, machine_gpu.c: the description. */
-bool machine_parse(const char *path, struct machine *machine, char *error, size_t size);
-
-/* text.c */
-bool parse_unsigned(const char *text, uint64_t maximum, uint64_t *value);
-bool parse_signed(const char *text, int64_t minimum, int64_t maximum, int64_t *value);
-bool parse_address(const char *text, struct address *address);
-bool parse_placements(const char *text, struct placements *placements);
-bool parse_uuid_bytes(const char *text, unsigned char bytes[16]);
-void format_address(const struct address *address, char text[32]);          /* 00000000:1B:00.0 */
-void format_address_legacy(const struct address *address, char text[16]);   /* 0000:1B:00.0 */
-void format_address_sysfs(const struct address *address, char text[16]);    /* 0000:1b:00.0 */
-bool same_address(const struct address *one, const struct address *other);
+nvmlReturn_t answer_text(char *target, unsigned size, const char *text);    /* call.c; INSUFFICIENT_SIZE where it does not fit */
 const char *nvmlErrorString(nvmlReturn_t result);
-void copy_text(char *target, size_t size, const char *text);
-nvmlReturn_t answer_text(char *target, unsigned size, const char *text);    /* INSUFFICIENT_SIZE where it does not fit */
-void cpu_list_to_mask(const char *list, unsigned long *mask, unsigned words);
-
-/* json.c */
-struct json { char *text; size_t size, used; bool cut, need_comma; };
-void json_open(struct json *json, const char *key, char bracket);
-void json_close(struct json *json, char bracket);
-void json_text(struct json *json, const char *key, const char *value);
-void json_number(struct json *json, const char *key, long long value);
-void json_bool(struct json *json, const char *key, bool value);
 
 /* control_*.c */
 nvmlReturn_t control_show(struct json *json);
 nvmlReturn_t control_use(int words, char **word, struct json *json, char *error, size_t size);
 nvmlReturn_t control_leave(int words, char **word, struct json *json, char *error, size_t size);
 nvmlReturn_t control_context(int words, char **word, struct json *json, char *error, size_t size);
-nvmlReturn_t control_fault(int words, char **word, struct json *json, char *error, size_t size);
-bool find_gpus(const struct machine *machine, const char *selection, bool chosen[GPUS_MAX], char *error, size_t size);
 
 #endif

@@ -7,38 +7,13 @@
  */
 #include "simulator.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <libgen.h>
-#include <linux/capability.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 static int order[GPUS_MAX];         /* NVML index of this process -> place in the machine */
 static unsigned order_count;
-
-static bool openable(const char *path, int flags)
-{
-    int descriptor = open(path, flags | O_CLOEXEC | O_NONBLOCK);
-    if (descriptor < 0)
-        return errno == ENXIO || errno == ENODEV;
-    close(descriptor);
-    return true;
-}
-
-static bool has_administration_capability(void)
-{
-    struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
-    struct __user_cap_data_struct data[2] = { { 0 } };
-    return syscall(SYS_capget, &header, data) == 0 && (data[CAP_SYS_ADMIN / 32].effective & 1u << CAP_SYS_ADMIN % 32);
-}
-
-bool administrator(const struct machine *machine)
-{
-    return machine->administrator_root ? geteuid() == 0 : has_administration_capability();
-}
 
 static bool capability_node_openable(const struct machine *machine, unsigned minor)
 {
@@ -60,34 +35,13 @@ bool control_node_openable(const struct machine *machine)
     return openable(path, O_RDWR);
 }
 
-/* A GPU that sysfs knows and that another driver, or none, holds is not NVML's. */
-static bool held_by_nvidia(const struct machine *machine, const struct gpu *gpu)
-{
-    char address[16], path[PATH_MAX_BYTES + 96], text[PATH_MAX_BYTES] = "";
-    format_address_sysfs(&gpu->board.address, address);
-    snprintf(path, sizeof path, "%s/bus/pci/devices/%s/vendor", machine->sys_root, address);
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0)
-        return true;
-    ssize_t length = read(descriptor, text, sizeof text - 1);
-    close(descriptor);
-    if (length < 6 || strncmp(text, "0x10de", 6) != 0)
-        return true;
-    snprintf(path, sizeof path, "%s/bus/pci/devices/%s/driver", machine->sys_root, address);
-    length = readlink(path, text, sizeof text - 1);
-    if (length < 0)
-        return false;
-    text[length] = '\0';
-    return strcmp(basename(text), "nvidia") == 0;
-}
-
 void visibility_scan(const struct machine *machine)
 {
     order_count = 0;
     for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
         char path[PATH_MAX_BYTES + 64];
         snprintf(path, sizeof path, "%s/nvidia%u", machine->dev_root, machine->gpus[gpu].minor);
-        if (!machine->gpus[gpu].unplugged && openable(path, O_RDWR) && held_by_nvidia(machine, &machine->gpus[gpu]))
+        if (!machine->gpus[gpu].unplugged && openable(path, O_RDWR) && held_by_driver(machine, &machine->gpus[gpu].board.address, "0x10de", "nvidia"))
             order[order_count++] = (int)gpu;
     }
 }

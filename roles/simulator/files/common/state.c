@@ -30,8 +30,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STATE_MAGIC 0x4D49534155504721ull
-
 struct state_file {
     Elf64_Ehdr elf;                             /* the name is a library's: whoever reads it as one finds an empty one */
     uint64_t magic, layout;                     /* layout: size of everything, so that another build's file is not misread */
@@ -75,7 +73,7 @@ static bool state_path(char path[PATH_MAX])
     char library[PATH_MAX];
     if (!dladdr((void *)(uintptr_t)state_path, &information) || !realpath(information.dli_fname, library))
         return false;
-    int length = snprintf(path, PATH_MAX, "%s/libnvidia-gpusim.so.%s", dirname(library), SIMULATOR_VERSION);
+    int length = snprintf(path, PATH_MAX, "%s/%s.%s", dirname(library), STATE_NAME, SIMULATOR_VERSION);
     return length > 0 && length < PATH_MAX;
 }
 
@@ -92,7 +90,7 @@ void state_close(void)
     process.generation = 0;
 }
 
-nvmlReturn_t state_open(void)
+int state_open(void)
 {
     char path[PATH_MAX];
     struct stat status;
@@ -118,12 +116,6 @@ nvmlReturn_t state_open(void)
     return SUCCESS;
 }
 
-static size_t used_bytes(const struct machine *machine)
-{
-    uint32_t count = machine->gpu_count <= GPUS_MAX ? machine->gpu_count : GPUS_MAX;
-    return offsetof(struct machine, gpus) + count * sizeof(struct gpu);
-}
-
 uint64_t state_generation(void)
 {
     return process.file && header_fits(process.file) ? atomic_load_explicit(&process.file->generation, memory_order_acquire) : 0;
@@ -141,7 +133,7 @@ const struct machine *state_refresh(void)
             return process.copy.loaded ? &process.copy : NULL;
         const struct machine *slot = &process.file->slots[generation & 1];
         process.generation = 0;
-        memcpy(&process.copy, slot, used_bytes(slot));
+        memcpy(&process.copy, slot, machine_used_bytes(slot));
         atomic_thread_fence(memory_order_acquire);
         if (atomic_load_explicit(&process.file->generation, memory_order_relaxed) == generation)
             process.generation = generation;
@@ -151,7 +143,7 @@ const struct machine *state_refresh(void)
     return NULL;
 }
 
-nvmlReturn_t state_begin_write(struct machine **machine)
+int state_begin_write(struct machine **machine)
 {
     char path[PATH_MAX];
     if (!process.file || !process.writable || !state_path(path))
@@ -183,7 +175,7 @@ static void *wait_word(struct state_file *file) { return &file->generation; }
 void state_publish(void)
 {
     uint64_t generation = atomic_load_explicit(&process.file->generation, memory_order_acquire) + 1;
-    memcpy(&process.file->slots[generation & 1], &process.copy, used_bytes(&process.copy));
+    memcpy(&process.file->slots[generation & 1], &process.copy, machine_used_bytes(&process.copy));
     atomic_store_explicit(&process.file->generation, generation, memory_order_release);
     process.generation = generation;
     syscall(SYS_futex, wait_word(process.file), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
@@ -247,7 +239,7 @@ int state_descriptor(void)
 }
 
 /* Makes the file, or makes the file of another build this one's. The inode stays, for whoever has it mapped. */
-nvmlReturn_t state_create(void)
+int state_create(void)
 {
     char path[PATH_MAX];
     if (!state_path(path))
@@ -256,7 +248,7 @@ nvmlReturn_t state_create(void)
     if (descriptor < 0)
         return NO_PERMISSION;
     struct stat status;
-    nvmlReturn_t result = OPERATING_SYSTEM;
+    int result = OPERATING_SYSTEM;
     if (flock(descriptor, LOCK_EX) == 0 && fchmod(descriptor, 0644) == 0 && fstat(descriptor, &status) == 0
         && ((size_t)status.st_size >= sizeof(struct state_file) || ftruncate(descriptor, sizeof(struct state_file)) == 0)) {
         struct state_file *file = mmap(NULL, sizeof *file, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);

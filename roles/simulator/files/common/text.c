@@ -71,28 +71,6 @@ void format_address_sysfs(const struct address *address, char text[16])
              address->device & 0x1F, address->function & 7);
 }
 
-bool parse_placements(const char *text, struct placements *placements)
-{
-    char copy[PATH_MAX_BYTES];
-    if (strlen(text) >= sizeof copy)
-        return false;
-    copy_text(copy, sizeof copy, text);
-    char *colon = strchr(copy, ':');
-    uint64_t value;
-    if (!colon || !parse_unsigned(colon + 1, 64, &value) || value == 0)
-        return false;
-    *colon = '\0';
-    placements->size = (uint32_t)value;
-    placements->count = 0;
-    char *rest = copy;
-    for (char *start = strsep(&rest, ","); start; start = strsep(&rest, ",")) {
-        if (placements->count == PLACEMENTS_MAX || !parse_unsigned(start, 64, &value))
-            return false;
-        placements->start[placements->count++] = (uint32_t)value;
-    }
-    return true;
-}
-
 bool parse_uuid_bytes(const char *text, unsigned char bytes[16])
 {
     size_t digits = 0;
@@ -113,19 +91,6 @@ void copy_text(char *target, size_t size, const char *text)
     size_t length = strnlen(text, size - 1);
     memcpy(target, text, length);
     memset(target + length, 0, size - length);
-}
-
-nvmlReturn_t answer_text(char *target, unsigned size, const char *text)
-{
-    if (!target)
-        return INVALID_ARGUMENT;
-    if (text[0] == '\0')
-        return NOT_SUPPORTED;
-    size_t length = strlen(text);
-    if (length + 1 > size)
-        return INSUFFICIENT_SIZE;
-    memcpy(target, text, length + 1);
-    return SUCCESS;
 }
 
 /* "0-3,8" -> bits; what lies beyond the mask is left out, as NVML does. */

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright (c) 2026 The dra.accelerators authors
+ *
+ * "fault": what goes wrong on a chip, or in a call.
+ */
+#include "simulator.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *const healths[] = { "ok", "warning", "alarm", "critical" };
+
+static bool word_health(struct fault *fault, int index, uint32_t *health)
+{
+    for (*health = HEALTH_OK; index < fault->words && *health < COUNT_OF(healths); ++*health) {
+        if (strcmp(healths[*health], fault->word[index]) == 0)
+            return true;
+    }
+    return refuse(fault, index < fault->words ? fault->word[index] : NULL, "ok, warning, alarm or critical");
+}
+
+static bool fault_health(struct fault *fault)
+{
+    return word_health(fault, 0, &fault->machine->chips[fault->index].health);
+}
+
+/* "error CODE [HEALTH]": it is in the list of the chip, and subscribers are told. */
+static bool fault_error(struct fault *fault)
+{
+    struct chip *chip = &fault->machine->chips[fault->index];
+    uint64_t code;
+    uint32_t health = HEALTH_ALARM;
+    if (!word_number(fault, 0, UINT32_MAX, "an error code such as 0x80E01801", &code)
+        || (fault->words > 1 && !word_health(fault, 1, &health)))
+        return false;
+    if (chip->error_count == ERRORS_MAX)
+        return refuse(fault, "128 errors", "room for another: clear some");
+    chip->errors[chip->error_count++] = (uint32_t)code;
+    chip->health = health > chip->health ? health : chip->health;
+    event_add(fault->machine, fault->index, (uint32_t)code, health, 1);
+    return true;
+}
+
+static bool fault_lost(struct fault *fault)
+{
+    fault->machine->chips[fault->index].lost = true;
+    return true;
+}
+
+/* "process PID [VID] [memory MIB]": on the chip, or on the slice. */
+static bool fault_process(struct fault *fault)
+{
+    struct chip *chip = &fault->machine->chips[fault->index];
+    uint64_t pid, vid = CHOOSE, memory = 256;
+    if (fault->words >= 2 && strcmp(fault->word[fault->words - 2], "memory") == 0) {
+        if (!word_number(fault, fault->words - 1, 1 << 24, "memory in MiB", &memory))
+            return false;
+        fault->words -= 2;
+    }
+    if (!word_number(fault, 0, 4194304, "a PID", &pid) || pid == 0)
+        return pid ? false : refuse(fault, "0", "a PID");
+    if (fault->words > 1) {
+        if (!word_number(fault, 1, UINT32_MAX, "a virtual id", &vid))
+            return false;
+        const uint64_t index = vid - slice_vid(chip, 0);
+        if (vid < slice_vid(chip, 0) || index >= SLICES_MAX || !chip->slices[index].serial)
+            return refuse(fault, fault->word[1], "the virtual id of a slice of this chip");
+    }
+    for (unsigned index = 0; index < PROCESSES_MAX; index++) {
+        struct process *process = &chip->processes[index];
+        if (lifetime_lasts(&process->life))
+            continue;
+        *process = (struct process){ .life.pid = (uint32_t)pid, .vid = (uint32_t)vid, .memory = memory };
+        process_identity((uint32_t)pid, &process->life.started, &process->life.pid_namespace);
+        return true;
+    }
+    return refuse(fault, "64 processes", "room for another");
+}
+
+const struct fault_kind fault_kinds[] = {
+    { "health", fault_health }, { "error", fault_error }, { "lost", fault_lost }, { "process", fault_process }, { "call", fault_call },
+    { 0 } };

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright (c) 2026 The dra.accelerators authors
+ *
+ * What this process has. The device nodes decide: a chip is there for who can open davinciN, N its physical id; a slice for who
+ * has no node of its chip, and davinciV, V its virtual id, as a container is given it.
+ *
+ * What a container has it locks, on a byte that names the container (its PID namespace) among those of the chip or slice: so nobody else
+ * gets it meanwhile, others can tell who has it, and it is free again with the last of the container's processes.
+ */
+#include "simulator.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#define CONTAINERS (1ll << 32)     /* bytes of one chip or slice */
+#define FIRST_OF_CHIPS (1ll << 40)
+#define FIRST_OF_SLICES (1ll << 41)
+
+static struct seen devices[DEVICES_MAX];   /* under the process lock, by logic id */
+static unsigned device_count;
+static uint64_t loads;
+
+static long long first_byte(const struct machine *machine, int chip, int slice)
+{
+    if (slice == NO_DEVICE)
+        return FIRST_OF_CHIPS + chip * CONTAINERS;
+    return FIRST_OF_SLICES + (long long)machine->chips[chip].slices[slice].serial * CONTAINERS;
+}
+
+static long long own_container(void)
+{
+    uint64_t started, number;
+    process_identity((uint32_t)getpid(), &started, &number);
+    return (long long)(number % CONTAINERS);
+}
+
+/* Another container than this process's that has it open; 0: none. */
+static long long other_container(long long first)
+{
+    const long long self = own_container();
+    long long found = locked_in(first, self);
+    if (found < 0)
+        found = locked_in(first + self + 1, CONTAINERS - self - 1);
+    return found < 0 ? 0 : found - first;
+}
+
+uint32_t user_of(const struct machine *machine, int chip, int slice)
+{
+    const long long first = first_byte(machine, chip, slice), found = locked_in(first, CONTAINERS);
+    return found < 0 ? 0 : (uint32_t)(found - first);
+}
+
+bool in_container(const struct machine *machine) { return geteuid() == 0 && !administrator(machine); }
+
+static bool node_openable(const struct machine *machine, const char *name, unsigned number)
+{
+    char path[PATH_MAX_BYTES + 64];
+    snprintf(path, sizeof path, "%s/%s", machine->dev_root, name);
+    if (number != CHOOSE)
+        snprintf(path, sizeof path, "%s/%s%u", machine->dev_root, name, number);
+    return openable(path, O_RDWR);
+}
+
+static void scan(const struct machine *machine)
+{
+    device_count = 0;
+    loads = machine->loads;
+    for (unsigned index = 0; index < machine->chip_count && device_count < DEVICES_MAX; index++) {
+        const struct chip *chip = &machine->chips[index];
+        struct seen seen = { .chip = (int)index, .slice = NO_DEVICE, .epoch = chip->epoch };
+        bool found = node_openable(machine, "davinci", chip->board.physical);
+        for (int slice = 0; !found && slice < SLICES_MAX; slice++) {
+            if (!chip->slices[slice].serial || !node_openable(machine, "davinci", slice_vid(chip, (unsigned)slice)))
+                continue;
+            found = true;
+            seen.slice = slice;
+            seen.serial = chip->slices[slice].serial;
+        }
+        if (found && !chip->unplugged && held_by_driver(machine, &chip->board.address, "0x19e5", "devdrv_device_driver"))
+            devices[device_count++] = seen;
+    }
+}
+
+void visibility_follow(const struct machine *machine)
+{
+    if (loads != machine->loads)
+        scan(machine);
+}
+
+/* Of a chip that is shared, several containers may have the whole. */
+static bool free_for_this(const struct machine *machine, const struct seen *seen)
+{
+    return (seen->slice == NO_DEVICE && machine->chips[seen->chip].share) || !other_container(first_byte(machine, seen->chip, seen->slice));
+}
+
+/* In a container all that is seen is opened at once, or nothing is. */
+static bool take_all(const struct machine *machine)
+{
+    bool taken = true;
+    int guard = state_descriptor();
+    while (guard >= 0 && flock(guard, LOCK_EX) != 0 && errno == EINTR)
+        continue;
+    for (unsigned index = 0; taken && index < device_count; index++)
+        taken = free_for_this(machine, &devices[index]);
+    for (unsigned index = 0; taken && index < device_count; index++)
+        lock_byte(first_byte(machine, devices[index].chip, devices[index].slice) + own_container());
+    if (guard >= 0)
+        close(guard);
+    return taken;
+}
+
+int visibility_enter(const struct machine *machine)
+{
+    if (!node_openable(machine, "davinci_manager", CHOOSE))
+        return INTERNAL;
+    scan(machine);
+    locks_leave();
+    locks_enter();
+    if (!administrator(machine) && !take_all(machine))
+        return machine->occupied_is_internal ? INTERNAL : OCCUPIED;
+    return SUCCESS;
+}
+
+unsigned seen_count(void) { return device_count; }
+
+const struct seen *seen_device(unsigned index) { return index < device_count ? &devices[index] : NULL; }
+
+int seen_logic(int chip)
+{
+    for (unsigned index = 0; index < device_count; index++) {
+        if (devices[index].chip == chip)
+            return (int)index;
+    }
+    return NO_DEVICE;
+}
+
+uint32_t physical_of(const struct machine *machine, const struct seen *seen)
+{
+    const struct chip *chip = &machine->chips[seen->chip];
+    return seen->slice == NO_DEVICE ? chip->board.physical : slice_vid(chip, (unsigned)seen->slice);
+}

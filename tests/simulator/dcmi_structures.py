@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The structures of DCMI as a program without its header lays them out: a table of fields, and ctypes from it."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from typing import Any
+
+TYPES: dict[str, Any] = {
+    "u8": ctypes.c_ubyte,
+    "u16": ctypes.c_ushort,
+    "u32": ctypes.c_uint,
+    "u64": ctypes.c_ulonglong,
+    "ulong": ctypes.c_ulong,
+    "int": ctypes.c_int,
+    "float": ctypes.c_float,
+    "char": ctypes.c_char,
+}
+
+#: Type and fields, by semicolons; a type may be one that stands before it.
+TABLE = {
+    "chip_info": "u8 chip_type[32],chip_name[32],chip_ver[32]; u32 aicore_cnt",
+    "chip_info_v2": "u8 chip_type[32],chip_name[32],chip_ver[32]; u32 aicore_cnt; u8 npu_name[32]",
+    "pcie_info_all": "u32 venderid,subvenderid,deviceid,subdeviceid; int domain; u32 bdf_busid,bdf_deviceid,bdf_funcid; u8 reserve[32]",
+    "die_id": "u32 soc_die[5]",
+    "ecc_info": "int enable_flag; u32 single,double,total_single,total_double,s_pages,d_pages,s_next,d_next",
+    "hbm_info": "u64 memory_size; u32 freq; u64 memory_usage; int temp; u32 bandwith_util_rate",
+    "get_memory_info_stru": "u64 memory_size,memory_available; u32 freq; ulong hugepagesize,hugepages_total,hugepages_free;"
+    " u32 utiliza; u8 reserve[60]",
+    "memory_info_stru": "u64 memory_size; u32 freq,utiliza",
+    "ip_addr": "u8 address[16]; u32 ip_type",
+    "base_resource": "u64 token,token_max,task_timeout; u32 vfg_id; u8 vip_mode,reserved[31]",
+    "computing_resource": "float aic,aiv; u16 dsa,rtsq,acsq,cdqm,c_core,ffts,sdma,pcie_dma; u64 memory_size;"
+    " u32 event_id,notify_id,stream_id,model_id; u16 topic,host_ctrl_cpu,host_aicpu,device_aicpu,topic_slot;"
+    " u32 vdev_aicore_utilization; u64 vdev_memory_total,vdev_memory_free; u8 reserved[12]",
+    "media_resource": "float jpegd,jpege,vpc,vdec,pngd,venc; u8 reserved[32]",
+    "create_vdev_out": "u32 vdev_id,pcie_bus,pcie_device,pcie_func,vfg_id; u8 reserved[32]",
+    "create_vdev_res_stru": "u32 vdev_id,vfg_id; char template_name[32]; u8 reserved[64]",
+    "vdev_query_info": "char name[16]; u32 status,is_container_used,vfid,vfg_id; u64 container_id; base_resource base;"
+    " computing_resource computing; media_resource media",
+    "vdev_query_stru": "u32 vdev_id; vdev_query_info query_info",
+    "soc_free_resource": "u32 vfg_num,vfg_bitmap; base_resource base; computing_resource computing; media_resource media",
+    "soc_total_resource": "u32 vdev_num,vdev_id[32],vfg_num,vfg_bitmap; base_resource base; computing_resource computing;"
+    " media_resource media",
+    "spod_info": "u32 sdid,scale_type,super_pod_id,server_id,chassis_id,super_pod_type,reserve[6]",
+    "dms_fault_event": "u32 event_id; u16 deviceid; u8 node_type,node_id,sub_node_type,sub_node_id,severity,assertion;"
+    " int event_serial_num,notify_serial_num; u64 alarm_raised_time; char event_name[256],additional_info[32]; u8 resv[32]",
+    "event": "u32 type; dms_fault_event dms_event",
+    "event_filter": "u64 filter_flag; u32 event_id; u8 severity,node_type,resv[32]",
+    "proc_mem_info": "int proc_id; ulong proc_mem_usage",
+    "board_info": "u32 board_id,pcb_id,bom_id,slot_id",
+    "elabel_info": "char product_name[256],model[256],manufacturer[256],manufacturer_date[256],serial_number[256]",
+    "multi_utilization_info": "u32 aic_util,aiv_util,aicore_util,npu_util,reserved[8]",
+}
+
+
+def _build() -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, text in TABLE.items():
+        fields = []
+        for statement in text.split(";"):
+            kind, rest = statement.split(maxsplit=1)
+            base = TYPES.get(kind) or made[kind]
+            for field in rest.split(","):
+                match = re.fullmatch(r"(\w+)(?:\[(\d+)\])?", field.strip())
+                assert match, field
+                fields.append((match[1], base * int(match[2]) if match[2] else base))
+        made[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+    return made
+
+
+STRUCTURES: dict[str, Any] = _build()
+
+
+def encode(value: Any) -> Any:
+    """A structure as JSON; arrays of bytes are texts up to their zero."""
+    if isinstance(value, ctypes.Structure):
+        return {field[0]: encode(getattr(value, field[0])) for field in value._fields_}
+    if isinstance(value, ctypes.Array):
+        if value._type_ is ctypes.c_ubyte:
+            return bytes(value).split(b"\0")[0].decode("latin-1")
+        return [encode(item) for item in value]
+    return value.decode("latin-1") if isinstance(value, bytes) else value

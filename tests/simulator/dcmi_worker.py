@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Processes that use DCMI through ctypes: one JSON request a line in, one JSON answer a line out.
+
+A place for an answer is written as ``["u32", n]``, ``["i32", n]``, ``["u8", n]``, ``["u32s", count]``, ``["text", size]``,
+``["struct", name, fields]``, ``["structs", name, count]``; ``["value", name, fields]`` is a structure itself. The answer has the
+code and what is in these places after the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.simulator import nvml_worker
+from tests.simulator.dcmi_structures import STRUCTURES, encode
+
+SCALARS = {"u32": ctypes.c_uint, "i32": ctypes.c_int, "u8": ctypes.c_ubyte}
+_kept: list[Any] = []
+_events: list[Any] = []
+
+
+def library() -> Any:
+    """The library that was loaded at the start."""
+    return ctypes.CDLL(nvml_worker.loaded())
+
+
+def place(specification: Any) -> Any:
+    """What is passed for an argument."""
+    if isinstance(specification, int):
+        return specification
+    if specification is None:
+        return None
+    kind, *rest = specification
+    if kind in SCALARS:
+        return SCALARS[kind](rest[0])
+    if kind == "u32s":
+        return (ctypes.c_uint * rest[0])()
+    if kind == "text":
+        return ctypes.create_string_buffer(rest[0])
+    if kind == "structs":
+        return (STRUCTURES[rest[0]] * rest[1])()
+    made = STRUCTURES[rest[0]]()
+    for name, value in (rest[1] if len(rest) > 1 else {}).items():
+        setattr(made, name, value.encode() if isinstance(value, str) else value)
+    return made
+
+
+def dcmi(name: str, *specifications: Any) -> dict[str, Any]:
+    """One call."""
+    places = [place(specification) for specification in specifications]
+    passed = []
+    for item, specification in zip(places, specifications):
+        by_value = isinstance(item, int) or item is None or specification[0] == "value"
+        passed.append(ctypes.c_int(item) if isinstance(item, int) else item if by_value else ctypes.byref(item))
+    code = getattr(library(), name)(*passed)
+    answers = []
+    for item, specification in zip(places, specifications):
+        if isinstance(specification, list) and specification[0] != "value":
+            scalar = specification[0] in SCALARS
+            answers.append(item.value if scalar or specification[0] == "text" else encode(item))
+    return {"code": code, "out": [item.decode() if isinstance(item, bytes) else item for item in answers]}
+
+
+def subscribe(card: int, device: int, fields: dict[str, Any]) -> int:
+    """Has every event that comes kept for `events`."""
+    function = ctypes.CFUNCTYPE(None, ctypes.POINTER(STRUCTURES["event"]))(
+        lambda event: _events.append(encode(event.contents)["dms_event"])
+    )
+    _kept.append(function)
+    return int(library().dcmi_subscribe_fault_event(card, device, place(["value", "event_filter", fields]), function))
+
+
+def events(count: int) -> list[Any]:
+    """The events so far, once there are so many, or after ten seconds."""
+    end = time.monotonic() + 10
+    while len(_events) < count and time.monotonic() < end:
+        time.sleep(0.01)
+    return list(_events)
+
+
+def control(command: str) -> dict[str, Any]:
+    """One command to the simulator itself."""
+    reply = ctypes.create_string_buffer(1 << 20)
+    code = library().gpuSimulatorControl(command.encode(), reply, len(reply))
+    return {"code": code, **json.loads(reply.value)}
+
+
+def churn(card: int, chip: int, template: str, rounds: int) -> list[int]:
+    """Makes and destroys a slice again and again; the codes."""
+    codes = []
+    for _round in range(rounds):
+        asked = [
+            "struct",
+            "create_vdev_res_stru",
+            {"vdev_id": 0xFFFFFFFF, "vfg_id": 0xFFFFFFFF, "template_name": template},
+        ]
+        made = dcmi("dcmi_create_vdevice", card, chip, asked, ["struct", "create_vdev_out"])
+        codes.append(made["code"])
+        if made["code"] == 0:
+            codes.append(dcmi("dcmi_set_destroy_vdevice", card, chip, made["out"][1]["vdev_id"])["code"])
+    return codes
+
+
+OWN: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        dcmi,
+        subscribe,
+        events,
+        control,
+        churn,
+        nvml_worker.become,
+        nvml_worker.give_administration_up,
+    )
+}
+
+
+def perform(request: dict[str, Any]) -> dict[str, Any]:
+    """One request."""
+    return {"result": OWN[request["call"]](*request["arguments"])}
+
+
+if __name__ == "__main__":
+    nvml_worker.main(perform)
