@@ -53,8 +53,7 @@ def numa_node(system: System, address: str) -> int | None:
 
 def driver_of(system: System, address: str) -> str:
     """Return the driver that a device is bound to; empty where it is bound to none."""
-    link = f"{DEVICES}/{address}/driver"
-    return system.real_path(link).rpartition("/")[2] if system.exists(link) else ""
+    return system.link_target(f"{DEVICES}/{address}/driver").rpartition("/")[2]
 
 
 def override_of(system: System, address: str) -> str:
@@ -65,8 +64,7 @@ def override_of(system: System, address: str) -> str:
 
 def iommu_group(system: System, address: str) -> str | None:
     """Return the number of a device's IOMMU group; None where there is no IOMMU that is switched on."""
-    link = f"{DEVICES}/{address}/iommu_group"
-    return system.real_path(link).rpartition("/")[2] if system.exists(link) else None
+    return system.link_target(f"{DEVICES}/{address}/iommu_group").rpartition("/")[2] or None
 
 
 def group_members(system: System, group: str) -> tuple[str, ...]:

@@ -115,6 +115,13 @@ class System:
         root = os.path.realpath(self.root)
         return "/" + os.path.relpath(resolved, root) if resolved.startswith(root + os.sep) else resolved
 
+    def link_target(self, path: str) -> str:
+        """Return what a symbolic link says, in one step; empty where there is none, or none any more."""
+        try:
+            return os.readlink(self.path(path))  # noqa: PTH115  a text, as the kernel gives it
+        except OSError:
+            return ""
+
     def is_link(self, path: str) -> bool:
         """Whether the path itself is a symbolic link."""
         return self.path(path).is_symlink()

@@ -234,3 +234,17 @@ def test_a_handover_that_cannot_be_read_is_refused(values: dict[str, object]) ->
     assert handover_of(HANDOVER.to_dict()) == HANDOVER
     with pytest.raises(ValueError, match="cannot be read"):
         handover_of(values)
+
+
+def test_a_driver_that_lets_go_at_this_moment_is_none(system: PciSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes the link away between any two looks at it."""
+    read = os.readlink
+
+    def gone(path: os.PathLike[str]) -> str:
+        if str(path).endswith("/driver"):
+            system.path(f"{pci.DEVICES}/{ADDRESS}/driver").unlink(missing_ok=True)
+        return read(path)
+
+    assert pci.driver_of(system, ADDRESS) != ""
+    monkeypatch.setattr(os, "readlink", gone)
+    assert pci.driver_of(system, ADDRESS) == ""
