@@ -356,9 +356,14 @@ def test_nothing_of_the_controller_stays(installed: Installed) -> None:
     assert not recap.failed, recap.output
     after = cluster.footprint()
     changed = {key: (installed.before.get(key), after.get(key)) for key in installed.before.keys() | after.keys()}
-    # The node driver keeps the environment, and publishes anew after a stop; the distribution's own programs keep a copy of the
-    # former list of users.
-    kept = ("ResourceSlice /", "/opt/dra-accelerators/", "/etc/passwd-", "/etc/shadow-", "/etc/group-", "/etc/gshadow-")
+    # The node driver keeps the environment, and after a stop it publishes anew and systemd gives it folders of its own anew; the
+    # distribution's own programs keep a copy of the former list of users.
+    kept = (
+        "ResourceSlice /",
+        "/opt/dra-accelerators/",
+        f"-{DRIVER_UNIT}-",
+        *("/etc/" + name for name in ("passwd-", "shadow-", "group-", "gshadow-")),
+    )
     assert {
         key: both for key, both in changed.items() if both[0] != both[1] and not any(part in key for part in kept)
     } == {}
