@@ -144,11 +144,13 @@ def test_nodes_change_over_to_pods_and_are_updated_and_downgraded_and_no_claim_f
 @pytest.fixture()
 def ends(tmp_path: Path) -> Path:
     """A tree with a release whose driver says that it serves, and ends."""
-    copy = copy_of_the_collection(tmp_path)
+    tree = tmp_path / "ends"
+    tree.mkdir()
+    copy = copy_of_the_collection(tree)
     node = copy / "roles/dra_driver/files/dra_driver/node.py"
     ends = '    notify("READY=1")\n    await asyncio.sleep(1)\n    __import__("os")._exit(3)\n'
     node.write_text(node.read_text("utf-8").replace('    notify("READY=1")\n', ends), encoding="utf-8")
-    return tmp_path
+    return tree
 
 
 def test_pods_are_updated_node_by_node_and_a_release_that_does_not_serve_stops_at_the_first(
