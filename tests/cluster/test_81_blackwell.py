@@ -67,7 +67,7 @@ def test_a_profile_that_the_board_does_not_have_is_refused_with_those_that_it_ha
         "the refusal as an event",
         lambda: (
             "workloadProfiles[1] is 'mig'; expected max-p, max-q, compute, memory-bound, balanced"
-            in " ".join(cluster.kubectl("get", "events", "-o", "yaml").split())
+            in cluster.kubectl("get", "events", "-o", "json")
         ),
     )
     cluster.delete(*reversed(documents))

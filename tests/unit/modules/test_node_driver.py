@@ -47,6 +47,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.system impor
 from ansible_collections.dra.accelerators.plugins.modules.node_driver import (
     look_at_state,
 )
+from dra_driver.supervisors.health import FILE as HEALTH
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
 TIMER = "dra-accelerators-token.timer"
@@ -271,6 +272,15 @@ def test_the_drivers_own_state_goes_whole(tmp_path: Path) -> None:
     assert removed[-1] == FOLDER
     beside = {"state.db.damaged-20260101T000000", "state.db.form-1-20260101T000000"}
     assert {Path(path).name for path in removed[:-1]} == {"state.db", "driver.lock", *beside}
+
+
+def test_what_is_kept_of_the_devices_health_goes_too(tmp_path: Path) -> None:
+    """Also what a driver that was killed while it wrote it has left."""
+    folder = make_state(tmp_path, store=True)
+    for name in (HEALTH, f".{HEALTH}.k3jx_81q.tmp"):
+        (folder / name).touch()
+    removed, kept = sort_out(tmp_path)
+    assert (removed[-1], kept) == (FOLDER, [])
 
 
 def test_a_file_of_somebody_elses_stays_with_its_folder(tmp_path: Path) -> None:
