@@ -62,7 +62,8 @@ def follow(ask):
         time.sleep(0.2)
 
 threading.Thread(target=follow, args=(metric,), daemon=True).start()
-follow(status)
+threading.Thread(target=follow, args=(status,), daemon=True).start()
+sys.stdin.read()  # whoever listens has gone
 """
 
 
@@ -183,10 +184,14 @@ class Surfaces:
         ]
 
     def close(self) -> None:
-        """End the listening."""
-        for program in self._programs:
+        """End the listening; what runs on the node ends with its input, and not with the program here that passes it on."""
+        *watches, asking = self._programs
+        for program in watches:
             program.kill()
             program.wait()
+        assert asking.stdin is not None
+        asking.stdin.close()
+        asking.wait(timeout=60)
 
     def all_well(self, holders: Iterable[Holder]) -> bool:
         """Whether every place has told of these GPUs, and of nothing that is wrong."""
@@ -302,7 +307,7 @@ class Surfaces:
         return max(moments, default=None)
 
     def _follow(self, argv: list[str], take: Callable[[Any], None]) -> subprocess.Popen[str]:
-        program = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        program = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
         def read() -> None:
             assert program.stdout is not None
