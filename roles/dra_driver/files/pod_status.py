@@ -4,7 +4,8 @@
 
     python pod_status.py KUBELET_ROOT DIGEST INSTANCE SECONDS DRIVER...
 
-DIGEST and INSTANCE (the pod's UID) may be empty: then any will do. With SECONDS it looks again after them. Asks the drivers' own sockets. Standard library only.
+DIGEST and INSTANCE (the pod's UID) may be empty: then any will do. With SECONDS it looks again after them. Asks the drivers' own
+sockets. Standard library only.
 """
 
 from __future__ import annotations

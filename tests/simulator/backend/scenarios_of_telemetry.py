@@ -63,7 +63,11 @@ def a_partition_that_was_not_named_can_be_destroyed_by_others(stage: Stage) -> N
     gpu = stage.first()
     named, other = gpu.partitions
     stage.backend.telemetry(20, {named.uuid})
-    tell = f"from dra_driver.core.backend import create; from dra_driver.core.system import System; b = create('nvidia', System({str(stage.root)!r})); b.open(); b.destroy_partition({gpu.uuid!r}, %d)"
+    tell = (
+        "from dra_driver.core.backend import create\nfrom dra_driver.core.system import System\n"
+        f"backend = create('nvidia', System({str(stage.root)!r}))\nbackend.open()\n"
+        f"backend.destroy_partition({gpu.uuid!r}, %d)\n"
+    )
     done = {
         each.uuid: subprocess.run(
             [sys.executable, "-c", tell % each.instance_id], capture_output=True, text=True, check=False

@@ -134,7 +134,7 @@ def _npu_lines(
     yield f"pci-subsystem-id {pci['subsystem_device']}{pci['subsystem_vendor'][2:]}"
     yield f"pci-path {'/'.join(path)}"
     yield f"numa-node {numa}"
-    yield "cpu-affinity {}".format(next(node["cpus"] for node in machine["numa"] if node["node"] == numa))
+    yield "cpu-affinity {}".format({node["node"]: node["cpus"] for node in machine["numa"]}[numa])
     yield f"vdie {die_id(settings.identity, 'vdie', address)}"
     yield f"ndie {die_id(settings.identity, 'ndie', address)}"
     yield "memory {}".format(
