@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The opaque configurations of Ascend devices, and what the devices of the standard classes are.
+
+Huawei's own DRA driver has no configuration; the one that is here is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..configuration import ConfigKind
+from ..documents import Record, Word
+from ..model import DEVICE, PARTITION
+
+#: What the devices of the standard classes are.
+DEVICE_CLASSES: Mapping[str, str] = {
+    "npu.huawei.com": DEVICE,
+    "vnpu.huawei.com": PARTITION,
+}
+
+#: How the selectors of other classes tell them apart.
+DEVICE_TYPES: Mapping[tuple[str, str], str] = {
+    ("type", "npu"): DEVICE,
+    ("type", "vnpu"): PARTITION,
+}
+
+VERSION = "dra.accelerators/v1alpha1"
+
+#: Which templates there are is the chip's to say; a name has to fit into the vendor's request for a slice.
+_TEMPLATE = Word(r"[A-Za-z0-9_]{1,31}", "the name of a template such as vir02")
+
+CONFIG_KINDS: tuple[ConfigKind, ...] = (
+    ConfigKind(VERSION, "VnpuConfig", PARTITION, Record({"template": _TEMPLATE}, required=frozenset({"template"}))),
+)
