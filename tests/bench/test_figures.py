@@ -196,7 +196,7 @@ def is_write(labels: str) -> bool:
 
 def nvml_calls(cluster: Cluster, node: str, *arguments: str) -> dict[str, Any]:
     """How often the processes of a node have called NVML, as the library itself counts it."""
-    counted: dict[str, Any] = json.loads(cluster.run(node, "gpu-simulator", "calls", *arguments))
+    counted: dict[str, Any] = json.loads(cluster.run(node, "accelerator-simulator", "calls", *arguments))
     return counted
 
 

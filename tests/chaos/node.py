@@ -27,11 +27,11 @@ from typing import Any
 
 import grpc
 import yaml
+from accelerator_simulator.library import Library, find_library
 from api_model import ApiModel, kubeconfig
 from dra_driver.kubelet.sockets import SocketPaths, paths_of
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc, plugin_registration_pb2, plugin_registration_pb2_grpc
 from dra_driver.status_command import living
-from gpu_simulator.library import Library, find_library
 from machine_model import Claims
 
 from tests.chaos import surroundings

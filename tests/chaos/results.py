@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import grpc
-from gpu_simulator.errors import SimulatorError
+from accelerator_simulator.errors import SimulatorError
 from hypothesis.errors import HypothesisException
 
 from tests.chaos.node import Broken, Node

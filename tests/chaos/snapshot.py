@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_simulator.library import Library
+from accelerator_simulator.library import Library
 
 from tests.chaos.node import CDI, REGISTRY, STATE, Broken
 

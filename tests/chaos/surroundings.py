@@ -120,7 +120,7 @@ def _programs(library: Path) -> None:
 
 def simulator_command(*words: str) -> list[str]:
     """The simulator's command, as the role installs it."""
-    program = "import sys; from gpu_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
+    program = "import sys; from accelerator_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
     return [sys.executable, "-c", program, *words]
 
 
@@ -135,7 +135,7 @@ def simulator(*words: str) -> str:
         simulator_command(*words), env=simulator_environment(), capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise AssertionError(f"gpu-simulator {' '.join(words)}: {done.stdout}{done.stderr}")
+        raise AssertionError(f"accelerator-simulator {' '.join(words)}: {done.stdout}{done.stderr}")
     return done.stdout
 
 

@@ -44,7 +44,7 @@ find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /
     -o -path /var/log -o -path /var/cache -o -path /var/lib/apt -o -path /var/lib/dpkg -o -path /var/lib/containerd \
     -o -path /var/lib/systemd -o -path /var/lib/kubelet/pods -o -path /var/lib/kubelet/pki -o -path /etc/alternatives \
     -o -path /etc/python3.11 -o -path /etc/ld.so.cache -o -path '/var/lib/kubelet/*_state' -o -path '/var/lib/kubelet/device-plugins/*' \
-    -o -path /var/lib/gpu-simulator -o -path /var/lib/cni \) -prune -o \
+    -o -path /var/lib/accelerator-simulator -o -path /var/lib/cni \) -prune -o \
     -printf '%p\t%y %m %u %g %l\n'
 find /etc -xdev \( -path /etc/alternatives -o -path /etc/python3.11 -o -path /etc/ld.so.cache \) -prune -o -type f -exec md5sum {} + |
     sed -E 's/^(\S+)  (.*)$/content of \2\t\1/'

@@ -72,12 +72,12 @@ def start_listening(cluster: Cluster, node: str) -> None:
 
     The same Event is written once in five minutes, and an Xid from before the driver listened is never heard.
     """
-    cluster.run(node, "gpu-simulator", "calls", "--reset")
+    cluster.run(node, "accelerator-simulator", "calls", "--reset")
     cluster.restart_driver(node)
     cluster.wait("the driver looked", lambda: cluster.status(node)["published"])
 
     def listens() -> bool:
-        calls = json.loads(cluster.run(node, "gpu-simulator", "calls"))["functions"]
+        calls = json.loads(cluster.run(node, "accelerator-simulator", "calls"))["functions"]
         return bool(calls.get("nvmlDeviceRegisterEvents", 0) >= 8)
 
     cluster.wait("the driver listens to its GPUs", listens)

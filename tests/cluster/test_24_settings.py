@@ -75,7 +75,7 @@ def test_a_class_limits_the_power_of_its_devices_and_a_claim_adds_to_it(clean: C
 
 def memory_lock(cluster: Cluster, node: str, uuid: str) -> tuple[int, int]:
     """Between which clocks a GPU's memory is locked: NVML has no question for it, the silicon knows."""
-    gpus = json.loads(cluster.run(node, "gpu-simulator", "show", "--json"))["gpus"]
+    gpus = json.loads(cluster.run(node, "accelerator-simulator", "show", "--json"))["gpus"]
     (gpu,) = [each for each in gpus if each["uuid"] == uuid]
     return gpu["locked_memory_clock_minimum_mhz"], gpu["locked_memory_clock_maximum_mhz"]
 

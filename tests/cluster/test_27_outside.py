@@ -179,7 +179,7 @@ def prometheus(clean: Cluster, tmp_path: Path) -> Iterator[Any]:
     server.start()
     yield server
     server.stop()
-    clean.run(node, "gpu-simulator", "clear")
+    clean.run(node, "accelerator-simulator", "clear")
 
 
 @pytest.mark.prove
@@ -200,12 +200,12 @@ def test_a_prometheus_sees_a_claim_a_fault_under_it_and_its_end(clean: Cluster, 
         for each in prometheus.query("dra_accelerators_device_info")
         if each["metric"]["uuid"] == found["metric"]["device_uuid"]
     )
-    clean.run(node, "gpu-simulator", "fault", index, "call", "nvmlDeviceGetMemoryInfo", "fail", "999")
+    clean.run(node, "accelerator-simulator", "fault", index, "call", "nvmlDeviceGetMemoryInfo", "fail", "999")
     wanted = {"DraAcceleratorsDeviceFault", "DraAcceleratorsDeviceFaultInUse"}
     prometheus.until("both alerts fire", lambda: wanted <= prometheus.firing(), 90)
     (fault,) = prometheus.query("dra_accelerators_device_fault")
     assert fault["metric"]["cause"] == "unknown-error" and fault["metric"]["uuid"] == found["metric"]["device_uuid"]
-    clean.run(node, "gpu-simulator", "clear")
+    clean.run(node, "accelerator-simulator", "clear")
     prometheus.until("they end", lambda: not wanted & prometheus.firing(), 90)
     clean.delete(*reversed(documents))
     prometheus.until("the claim is gone", lambda: not prometheus.query("dra_accelerators_claim_device_info"), 90)

@@ -87,7 +87,7 @@ def address_of(cluster: Cluster, node: str, number: int) -> str:
 
 def test_what_uses_a_gpu_is_named(clean: Cluster, passing: str) -> None:
     """A process on the node has the GPUs: the pod waits until it has ended."""
-    clean.shell(passing, "gpu-simulator fault 5,6 process 1")
+    clean.shell(passing, "accelerator-simulator fault 5,6 process 1")
     documents = [claim("machine", device_class=CLASS), pod("machine", "machine", node=passing)]
     try:
         clean.apply(*documents)
@@ -100,7 +100,7 @@ def test_what_uses_a_gpu_is_named(clean: Cluster, passing: str) -> None:
         )
         assert "is used by 1 (systemd)" in said and listed(clean, passing) == 8
     finally:
-        clean.shell(passing, "gpu-simulator clear")
+        clean.shell(passing, "accelerator-simulator clear")
     clean.wait_running("machine")
     clean.delete(*reversed(documents))
     clean.wait("the GPU is back", lambda: listed(clean, passing) == 8)
@@ -123,14 +123,14 @@ def test_a_gpu_that_vanishes_while_a_virtual_machine_has_it(clean: Cluster, pass
     try:
         clean.wait("all is well", lambda: surfaces.all_well([holder]))
         lost = Sick("lost while a machine has it", holder, (Ailment("gpu-lost", "", "NoExecute"),), time.time())
-        clean.run(passing, "gpu-simulator", "unplug", address)
+        clean.run(passing, "accelerator-simulator", "unplug", address)
         seen = surfaces.wait_seen([lost])
         ended = time.time()
-        clean.run(passing, "gpu-simulator", "plug", address)
+        clean.run(passing, "accelerator-simulator", "plug", address)
         gone = surfaces.wait_gone([lost], ended)
     finally:
         surfaces.close()
-        clean.run(passing, "gpu-simulator", "plug", address)
+        clean.run(passing, "accelerator-simulator", "plug", address)
     times.add(lost, seen[lost.name], ended, gone[lost.name])
     assert clean.pod("machine")["status"]["phase"] == "Running"
     clean.wait("NVML knows it again", lambda: set(clean.devices(passing)) == published and listed(clean, passing) == 8)

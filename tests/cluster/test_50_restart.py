@@ -157,7 +157,7 @@ def test_a_gpu_that_falls_off_the_bus_gets_no_pods_until_it_is_back(clean: Clust
     of_gpu_3 = {name for name in names if name == "gpu-3" or name.startswith("gpu-3-")}
     assert len(of_gpu_3) == 26
     on_gpu_3 = f"{dynamic('1g.10gb')} && device.attributes['gpu.nvidia.com'].parentUUID == '{uuid_of(names['gpu-3'])}'"
-    clean.run(node, "gpu-simulator", "fault", "3", "lost")
+    clean.run(node, "accelerator-simulator", "fault", "3", "lost")
     try:
         clean.wait("its devices are tainted, no others", lambda: tainted(clean, node) == of_gpu_3, timeout=120)
         clean.apply(
@@ -170,7 +170,7 @@ def test_a_gpu_that_falls_off_the_bus_gets_no_pods_until_it_is_back(clean: Clust
         assert clean.get("pod", "lost")["status"]["phase"] == "Pending"
         assert "allocation" not in clean.get("resourceclaim", "lost").get("status", {})
     finally:
-        clean.run(node, "gpu-simulator", "clear")
+        clean.run(node, "accelerator-simulator", "clear")
     clean.wait_running("lost")
     assert tainted(clean, node) == set()
 

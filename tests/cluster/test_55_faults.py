@@ -37,7 +37,7 @@ def node(clean: Cluster) -> Iterator[str]:
     name = clean.nodes()[1]
     clean.wait("all devices are published", lambda: len(clean.devices(name)) == 8 * 26)
     yield name
-    clean.run(name, "gpu-simulator", "clear")
+    clean.run(name, "accelerator-simulator", "clear")
     clean.wait("no device is tainted", lambda: not taints(clean, name))
 
 
@@ -56,7 +56,7 @@ def test_a_sick_gpu_is_tainted_alone_and_what_it_held_is_given_back(
     )
     clean.apply(*held)
     clean.wait_running("held")
-    clean.run(node, "gpu-simulator", "fault", "3", "call", CALL, *fault.split())
+    clean.run(node, "accelerator-simulator", "fault", "3", "call", CALL, *fault.split())
     clean.wait(
         "its devices are tainted, no others",
         lambda: taints(clean, node) == {name: {f"gpu.nvidia.com/{cause}"} for name in of_gpu_3},
@@ -79,7 +79,7 @@ def test_a_sick_gpu_is_tainted_alone_and_what_it_held_is_given_back(
     clean.delete(*reversed(held))
     clean.wait("the pod has ended and its file is gone", lambda: len(clean.cdi_files(node)) == len(beside))
 
-    clean.run(node, "gpu-simulator", "clear")
+    clean.run(node, "accelerator-simulator", "clear")
     clean.wait("no device is tainted", lambda: not taints(clean, node))
     clean.wait("what the GPU owed is undone", lambda: len(clean.instances(node)) == len(beside))
     assert not any(device["fault"] for device in clean.status(node)["devices"])

@@ -22,7 +22,7 @@ def node(clean: Cluster) -> Iterator[str]:
     name = clean.nodes()[1]
     clean.wait("all devices are published", lambda: len(clean.devices(name)) == 8 * 26)
     yield name
-    clean.run(name, "gpu-simulator", "clear")
+    clean.run(name, "accelerator-simulator", "clear")
     clean.wait("no device is tainted", lambda: not taints(clean, name))
 
 
@@ -67,7 +67,7 @@ def test_an_error_evicts_who_does_not_tolerate_it_and_goes_when_the_gpu_is_well(
     )
     clean.wait_running("evicted", "stays")
     clean.wait("the kubelet shows a healthy device", lambda: health(clean, "stays") == {("Healthy", "")})
-    clean.run(node, "gpu-simulator", "fault", "3", "xid", "95")
+    clean.run(node, "accelerator-simulator", "fault", "3", "xid", "95")
     clean.wait(
         "all its devices are tainted, no others",
         lambda: {name for name, keys in taints(clean, node).items() if "gpu.nvidia.com/xid" in keys} == of_gpu_3,
@@ -89,7 +89,7 @@ def test_an_error_evicts_who_does_not_tolerate_it_and_goes_when_the_gpu_is_well(
     assert "xid 95" in ailments(clean, node, 3), "the driver has forgotten the Xid"
     assert set(taints(clean, node)) == of_gpu_3
 
-    clean.run(node, "gpu-simulator", "clear", "3")
+    clean.run(node, "accelerator-simulator", "clear", "3")
     clean.wait("no device is tainted", lambda: not taints(clean, node))
     clean.wait("the kubelet shows a healthy device", lambda: health(clean, "stays") == {("Healthy", "")})
     for kind, name in (("Pod", "stays"), ("ResourceClaim", "stays"), ("Node", node)):
@@ -109,7 +109,7 @@ def test_an_application_s_error_is_told_to_its_pod_and_disturbs_nobody(clean: Cl
     (instance,) = [
         device["instance"] for each in claims for device in each["devices"] if each["uid"] == clean.uid("failing")
     ]
-    clean.run(node, "gpu-simulator", "fault", "3", "xid", "31", instance, "0")
+    clean.run(node, "accelerator-simulator", "fault", "3", "xid", "31", instance, "0")
     clean.wait("its claim is told", lambda: ("DeviceUnhealthy", "Warning") in events(clean, "ResourceClaim", "failing"))
     clean.wait("its pod is told", lambda: ("DeviceUnhealthy", "Warning") in events(clean, "Pod", "failing"))
     clean.wait("it is over", lambda: ("DeviceRecovered", "Normal") in events(clean, "Pod", "failing"))
@@ -130,12 +130,12 @@ def test_an_application_s_error_is_told_to_its_pod_and_disturbs_nobody(clean: Cl
 def test_each_fault_is_seen_as_what_it_is_and_goes_again(
     clean: Cluster, node: str, fault: tuple[str, ...], expected: set[str]
 ) -> None:
-    clean.run(node, "gpu-simulator", "fault", "5", *fault)
+    clean.run(node, "accelerator-simulator", "fault", "5", *fault)
     clean.wait("it is seen as what it is", lambda: ailments(clean, node, 5) == expected)
     keys = {f"gpu.nvidia.com/{each.split(' ')[0]}" for each in expected}
     clean.wait("it is published", lambda: taints(clean, node).get("gpu-5") == keys)
     assert all(name.startswith("gpu-5") for name in taints(clean, node))
-    clean.run(node, "gpu-simulator", "clear", "5")
+    clean.run(node, "accelerator-simulator", "clear", "5")
     clean.wait("it is over", lambda: ailments(clean, node, 5) == set())
 
 
@@ -143,7 +143,7 @@ def test_each_fault_is_seen_as_what_it_is_and_goes_again(
 def test_a_burst_of_errors_is_one_thing_and_few_writes(clean: Cluster, node: str) -> None:
     before = {item["metadata"]["name"]: item["spec"]["pool"]["generation"] for item in clean.slices(node)}
     for _round in range(30):
-        clean.run(node, "gpu-simulator", "fault", "6", "xid", "119")
+        clean.run(node, "accelerator-simulator", "fault", "6", "xid", "119")
     clean.wait("it is known", lambda: "xid 119" in ailments(clean, node, 6))
     (times,) = [each["times"] for each in clean.status(node)["devices"][6]["ailments"] if each["value"] == "119"]
     assert 1 <= times <= 30, "those that are heard together count once"

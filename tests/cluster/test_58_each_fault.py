@@ -31,7 +31,7 @@ DRAIN = Ailment("recovery-action", "drain-and-reset")
 
 @dataclass(frozen=True)
 class Case:
-    """What is injected, by words of ``gpu-simulator fault GPU``, and what it is to be seen as.
+    """What is injected, by words of ``accelerator-simulator fault GPU``, and what it is to be seen as.
 
     ``used`` has a process on the GPU meanwhile: an application's error ends with it.
     """
@@ -134,7 +134,7 @@ def holders(cluster: Cluster, node: str) -> Iterator[list[Holder]]:
     cluster.apply(*made)
     cluster.wait_running(*(each.pod for each in found))
     yield found
-    cluster.run(node, "gpu-simulator", "clear")
+    cluster.run(node, "accelerator-simulator", "clear")
     cluster.delete(*reversed(made))
     cluster.wait("no device is tainted", lambda: not taints(cluster, node))
 
@@ -146,7 +146,7 @@ def surfaces(cluster: Cluster, node: str, holders: list[Holder]) -> Iterator[Sur
     listening = Surfaces(cluster, node)
     yield listening
     listening.close()
-    cluster.run(node, "gpu-simulator", "clear")
+    cluster.run(node, "accelerator-simulator", "clear")
 
 
 def name_of(cases: tuple[Case, ...]) -> str:
@@ -161,17 +161,17 @@ def test_it_is_told_in_every_place_and_goes_again(
     cluster.wait("all is well", lambda: surfaces.all_well([holder for _case, holder in chosen]))
     used = [holder for each, holder in chosen if each.used]
     for holder in used:
-        cluster.run(node, "gpu-simulator", "fault", holder.uuid, "process", "1")
+        cluster.run(node, "accelerator-simulator", "fault", holder.uuid, "process", "1")
     if used:
         before = time.time()
         cluster.wait("the processes were seen", lambda: cluster.status(node)["looked_at"] > before)
     sick = []
     for each, holder in chosen:
         sick.append(Sick(each.name, holder, each.ailments, time.time()))
-        cluster.shell(node, " && ".join(f"gpu-simulator fault {holder.uuid} {words}" for words in each.faults))
+        cluster.shell(node, " && ".join(f"accelerator-simulator fault {holder.uuid} {words}" for words in each.faults))
     seen = surfaces.wait_seen(sick)
     ended = time.time()
-    cluster.run(node, "gpu-simulator", "clear")
+    cluster.run(node, "accelerator-simulator", "clear")
     gone = surfaces.wait_gone(sick, ended)
     for one in sick:
         times.add(one, seen[one.name], ended, gone[one.name])

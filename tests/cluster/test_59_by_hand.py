@@ -32,8 +32,8 @@ def node(clean: Cluster) -> Iterator[str]:
     name = clean.nodes()[1]
     clean.wait("all devices are published", lambda: len(clean.devices(name)) == 8 * 26)
     yield name
-    clean.run(name, "gpu-simulator", "plug", "all")
-    clean.run(name, "gpu-simulator", "clear")
+    clean.run(name, "accelerator-simulator", "plug", "all")
+    clean.run(name, "accelerator-simulator", "clear")
     clean.wait("all devices are published", lambda: len(clean.devices(name)) == 8 * 26)
     clean.wait("no device is tainted", lambda: not taints(clean, name))
 
@@ -132,14 +132,14 @@ def test_a_gpu_that_is_taken_out_and_put_in_again(clean: Cluster, node: str) -> 
     beside = [claim("beside", device_class="mig.nvidia.com", expression=on(clean, node, "gpu-7"))]
     clean.apply(*held, *beside, pod("beside", "beside", node=node))
     clean.wait_running("held", "beside")
-    clean.run(node, "gpu-simulator", "unplug", "5,6")
+    clean.run(node, "accelerator-simulator", "unplug", "5,6")
     clean.wait("neither is published, all others are", lambda: set(clean.devices(node)) == before - gone)
     assert listed(clean, node) == 7, "six GPUs and the partition of another claim"
     clean.delete(*reversed(held))
     clean.wait("its claim has ended", lambda: clean.recorded(node) == {clean.uid("beside"): "prepared"})
     assert len(clean.cdi_files(node)) == 1 and clean.status(node)["ready"]
 
-    clean.run(node, "gpu-simulator", "plug", "5,6")
+    clean.run(node, "accelerator-simulator", "plug", "5,6")
     clean.wait("all are published again", lambda: set(clean.devices(node)) == before)
     clean.wait("they are well", lambda: not taints(clean, node))
     clean.apply(*held)
@@ -149,7 +149,7 @@ def test_a_gpu_that_is_taken_out_and_put_in_again(clean: Cluster, node: str) -> 
 
 def boards(cluster: Cluster, node: str) -> list[dict[str, Any]]:
     """The boards as they are."""
-    return list(json.loads(cluster.run(node, "gpu-simulator", "show", "--json"))["gpus"])
+    return list(json.loads(cluster.run(node, "accelerator-simulator", "show", "--json"))["gpus"])
 
 
 @pytest.fixture()
@@ -174,10 +174,10 @@ def test_an_idle_gpu_that_asks_for_a_reset_gets_it_and_one_in_use_does_not(clean
     clean.apply(*wanted)
     clean.wait_running("used")
     uuids = {index: boards(clean, node)[index]["uuid"] for index in (5, 6)}
-    clean.run(node, "gpu-simulator", "fault", "6", "recovery-action", "4")
+    clean.run(node, "accelerator-simulator", "fault", "6", "recovery-action", "4")
     clean.wait("it is known", lambda: ailments(clean, node, 6) == {"recovery-action drain-and-reset"})
     clean.wait("it is published", lambda: taints(clean, node).get("gpu-6"))
-    clean.run(node, "gpu-simulator", "fault", "5", "xid", "119")
+    clean.run(node, "accelerator-simulator", "fault", "5", "xid", "119")
     clean.wait("the board was reset", lambda: boards(clean, node)[5]["recovery_action"] == 0)
     clean.wait("it is told", lambda: resets_told(clean, node) == {uuids[5]})
     clean.wait("its taints are gone", lambda: all(name.startswith("gpu-6") for name in taints(clean, node)))

@@ -43,7 +43,7 @@ def node(clean: Cluster) -> Iterator[str]:
         "all devices are published", lambda: len(clean.devices(name)) == ALL and is_well(clean, name), timeout=180
     )
     yield name
-    clean.run(name, "gpu-simulator", "clear")
+    clean.run(name, "accelerator-simulator", "clear")
     clean.wait(
         "all devices are published", lambda: len(clean.devices(name)) == ALL and is_well(clean, name), timeout=240
     )
@@ -150,7 +150,7 @@ def test_a_server_that_drops_fields_gets_what_it_can_express(clean: Cluster, wit
     clean.wait("whole GPUs alone are published", lambda: published(clean, node) == whole, timeout=180)
     text = problems(clean, node, "SliceFieldsDropped")
     assert "DRAPartitionableDevices" in text and "200 devices are withheld" in text
-    clean.run(node, "gpu-simulator", "fault", "3", "lost")
+    clean.run(node, "accelerator-simulator", "fault", "3", "lost")
     clean.wait("the lost GPU is withheld", lambda: published(clean, node) == whole - {"gpu-3"}, timeout=180)
     clean.wait("the gate is named", lambda: "DRADeviceTaints" in problems(clean, node, "SliceFieldsDropped"))
     assert clean.status(node)["published"]

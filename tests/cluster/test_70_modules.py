@@ -55,11 +55,11 @@ def ansible(inventory: Path) -> Module:
 def node(cluster: Cluster, ansible: Module) -> Iterator[str]:
     """The node whose GPUs are all dynamic; its last GPU is whole before and after the tests."""
     name = cluster.nodes()[1]
-    cluster.run(name, "gpu-simulator", "clear")
+    cluster.run(name, "accelerator-simulator", "clear")
     whole = {"layout": [{"match": {"index": GPU}, "mode": "whole"}]}
     assert not ansible(name, "nvidia_mig", whole)["failed"]
     yield name
-    cluster.run(name, "gpu-simulator", "clear")
+    cluster.run(name, "accelerator-simulator", "clear")
     assert not ansible(name, "nvidia_mig", whole)["failed"]
 
 
@@ -139,14 +139,14 @@ def test_a_process_is_not_disturbed(cluster: Cluster, node: str, ansible: Module
     device = ansible(node, "accelerator_info", {"match": {"index": GPU}})["devices"][0]
     busy = device["partitions"][0]
     ids = (busy["instance_id"], busy["compute_instance_id"])
-    cluster.run(node, "gpu-simulator", "fault", GPU, "process", 4711, *ids)
+    cluster.run(node, "accelerator-simulator", "fault", GPU, "process", 4711, *ids)
     for check in (True, False):
         refused = ansible(node, "nvidia_mig", static({"7g.80gb": 1}), check=check)
         assert refused["error_code"] == "in-use"
         assert refused["pids"] == [4711]
         assert busy["uuid"] in refused["msg"]
     assert instances(cluster, node) == ["3g.40gb", "3g.40gb"]
-    cluster.run(node, "gpu-simulator", "clear", GPU)
+    cluster.run(node, "accelerator-simulator", "clear", GPU)
     assert ansible(node, "nvidia_mig", static({"7g.80gb": 1}))["changed"]
     assert instances(cluster, node) == ["7g.80gb"]
 

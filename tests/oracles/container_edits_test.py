@@ -37,14 +37,14 @@ EXPLAINED = {
 ON_A_NODE = """
 set -eu
 mount --make-rprivate /
-mkdir -p /var/lib/gpu-simulator
+mkdir -p /var/lib/accelerator-simulator
 mount -t tmpfs tmpfs /run
-mount -t tmpfs tmpfs /var/lib/gpu-simulator
+mount -t tmpfs tmpfs /var/lib/accelerator-simulator
 mkdir /run/layer; mount -t tmpfs tmpfs /run/layer; mkdir /run/layer/above /run/layer/work /run/layer/node
 node=/run/layer/node
 mount -t overlay overlay -o lowerdir={root},upperdir=/run/layer/above,workdir=/run/layer/work $node
 install -m 644 {library}/libnvidia-ml.so.{version} $node{current}/
-simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from gpu_simulator.cli import main; sys.exit(main())' "$@"; }}
+simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from accelerator_simulator.cli import main; sys.exit(main())' "$@"; }}
 simulator --configuration {work}/machine.json --library-folder $node{current} power-on >&2
 mkdir -p $node/proc $node/sys $node/dev $node/oracle $node/work
 for folder in proc sys dev; do mount --rbind /$folder $node/$folder; done

@@ -40,7 +40,7 @@ EXPECTED = {"smallest": 56, "mixed": 32, "some": 2, "disabled": 0}
 IN_ITS_ROOT = """
 set -eu
 mount --make-rprivate /
-simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from gpu_simulator.cli import main; sys.exit(main())' "$@"; }}
+simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from accelerator_simulator.cli import main; sys.exit(main())' "$@"; }}
 simulator --root {root} --library-folder {library} power-on --machine {machine} >&2
 for folder in usr etc tmp; do mkdir -p {root}/$folder; mount --rbind /$folder {root}/$folder; done
 ln -s usr/bin {root}/bin; ln -s usr/lib {root}/lib; ln -s usr/lib64 {root}/lib64

@@ -32,10 +32,10 @@ for profile, compute in ((9, 2), (19, 0), (15, 7)):
 ON_A_NODE = """
 set -eu
 mount --make-rprivate /
-mkdir -p /var/lib/gpu-simulator
+mkdir -p /var/lib/accelerator-simulator
 mount -t tmpfs tmpfs /run
-mount -t tmpfs tmpfs /var/lib/gpu-simulator
-simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from gpu_simulator.cli import main; sys.exit(main())' "$@"; }}
+mount -t tmpfs tmpfs /var/lib/accelerator-simulator
+simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from accelerator_simulator.cli import main; sys.exit(main())' "$@"; }}
 simulator --configuration {configuration} --library-folder {library} power-on >&2
 export LD_LIBRARY_PATH={library}
 {python} {partition} > {uuids}

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Tests of the simulated NVML library as it is compiled, of the programs beside it, and of the NVIDIA backend on it.
 
-Makes the simulator's program importable as `gpu_simulator`.
+Makes the simulator's program importable as `accelerator_simulator`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_simulator.npu_description import NpuSettings, load_npu_machine, render_npus
-from gpu_simulator.npu_description import npus as chips_of
+from accelerator_simulator.npu_description import NpuSettings, load_npu_machine, render_npus
+from accelerator_simulator.npu_description import npus as chips_of
 
 from tests.simulator.dcmi_support import (
     DATA,

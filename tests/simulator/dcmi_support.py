@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_simulator.npu_description import NpuSettings, load_npu_machine, render_npus
+from accelerator_simulator.npu_description import NpuSettings, load_npu_machine, render_npus
 
 from tests.simulator.nvml_builds import ROOT, SANITIZERS, Build, build
 from tests.simulator.nvml_processes import start

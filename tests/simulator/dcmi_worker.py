@@ -88,7 +88,7 @@ def events(count: int) -> list[Any]:
 def control(command: str) -> dict[str, Any]:
     """One command to the simulator itself."""
     reply = ctypes.create_string_buffer(1 << 20)
-    code = library().gpuSimulatorControl(command.encode(), reply, len(reply))
+    code = library().acceleratorSimulatorControl(command.encode(), reply, len(reply))
     return {"code": code, **json.loads(reply.value)}
 
 

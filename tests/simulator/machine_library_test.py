@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_simulator.description import gpu_uuid
-from gpu_simulator.hardware import load_catalogue, load_machine
+from accelerator_simulator.description import gpu_uuid
+from accelerator_simulator.hardware import load_catalogue, load_machine
 
 from tests.simulator.nvml_support import Build
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.parametrize("nvml_build", [""], indirect=True, ids=["pl
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from gpu_simulator import cli, power
+from accelerator_simulator import cli, power
 power.BOOT_ID = sys.argv[2]
 sys.exit(cli.main(sys.argv[3:]))
 """
@@ -153,11 +153,11 @@ def test_faults_are_injected_shown_and_cleared_by_the_command(box: Box) -> None:
 
 
 def test_statements_for_the_library_come_from_the_configuration(box: Box) -> None:
-    folder = box.root / "etc/gpu-simulator"
+    folder = box.root / "etc/accelerator-simulator"
     folder.mkdir(parents=True)
     (folder / "machine.json").write_text(json.dumps({"machine": "1xL4", "library": {"cap-nodes": True}}))
     box.command("power-on")
-    assert "cap-nodes yes" in (box.root / "var/lib/gpu-simulator/machine.txt").read_text().splitlines()
+    assert "cap-nodes yes" in (box.root / "var/lib/accelerator-simulator/machine.txt").read_text().splitlines()
 
 
 @pytest.mark.parametrize("name", NAMES)

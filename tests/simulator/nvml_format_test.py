@@ -7,8 +7,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gpu_simulator.description import Settings, render
-from gpu_simulator.hardware import load_catalogue, load_machine
+from accelerator_simulator.description import Settings, render
+from accelerator_simulator.hardware import load_catalogue, load_machine
 
 from tests.simulator.nvml_boards import BOARDS
 from tests.simulator.nvml_support import DATA, INVALID_ARGUMENT, VERSION, Silicon, gpu_section, machine_text

@@ -80,9 +80,9 @@ print(json.dumps([hasattr(library, name) for name in sys.argv[1:]]))
 def test_the_backend_partitions_on_such_a_driver(tmp_path: Path) -> None:
     """Symbols that are absent, ids from the other end, and a minor that is another one after the change of mode."""
     root = tmp_path / "root"
-    (root / "etc/gpu-simulator").mkdir(parents=True)
+    (root / "etc/accelerator-simulator").mkdir(parents=True)
     settings = {"mig-id-order": "reversed", "mode-change-moves-minor": True}
-    (root / "etc/gpu-simulator/machine.json").write_text(json.dumps({"library": settings}))
+    (root / "etc/accelerator-simulator/machine.json").write_text(json.dumps({"library": settings}))
     machine = Machine(root, "8xH100", build("", f"ABSENT={' '.join(ABSENT)}").folder)
     done = subprocess.run(
         [sys.executable, "-c", PARTITION, str(root)],

@@ -153,7 +153,7 @@ def control(command: str) -> dict[str, Any]:
     """One command to the simulator itself."""
     reply = ctypes.create_string_buffer(1 << 22)
     library = ctypes.CDLL("libnvidia-ml.so.1")
-    code = library.gpuSimulatorControl(command.encode(), reply, len(reply))
+    code = library.acceleratorSimulatorControl(command.encode(), reply, len(reply))
     return {"code": code, **json.loads(reply.value)}
 
 

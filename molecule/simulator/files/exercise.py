@@ -33,7 +33,7 @@ def error_of(function, *arguments):
 
 def simulator(*words):
     """Runs the command and returns its JSON."""
-    done = subprocess.run(["gpu-simulator", *words], check=True, capture_output=True, text=True)
+    done = subprocess.run(["accelerator-simulator", *words], check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 
 

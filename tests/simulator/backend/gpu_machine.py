@@ -42,14 +42,14 @@ class Machine:
 
     def control(self, *words: str) -> str:
         """Run the simulator's command."""
-        program = "import sys; from gpu_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
+        program = "import sys; from accelerator_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
         arguments = ["--root", str(self.root), *words]
         environment = {**self.environment, "PYTHONPATH": str(SIMULATOR)}
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            raise AssertionError(f"gpu-simulator {' '.join(words)}: {done.stdout}{done.stderr}")
+            raise AssertionError(f"accelerator-simulator {' '.join(words)}: {done.stdout}{done.stderr}")
         return done.stdout
 
     def run(self, scenario: str) -> None:

@@ -36,7 +36,7 @@ class PlainNodes(System):
 @contextlib.contextmanager
 def bus(stage: Stage) -> Iterator[System]:
     """The machine with the kernel's part of its PCI bus; the backend sees its nodes."""
-    program = "import sys; from gpu_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
+    program = "import sys; from accelerator_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
     environment = {**os.environ, "PYTHONPATH": str(SIMULATOR)}
     kernel = subprocess.Popen([sys.executable, "-c", program, "--root", str(stage.root), "bus"], env=environment)
     system = PlainNodes(str(stage.root))

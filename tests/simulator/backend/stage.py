@@ -42,7 +42,7 @@ class Stage:
 
     def control(self, *words: str) -> str:
         """What the simulator's command line says."""
-        program = "import sys; from gpu_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
+        program = "import sys; from accelerator_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
         arguments = ["--root", str(self.root), *words]
         environment = {**os.environ, "PYTHONPATH": str(SIMULATOR)}
         return subprocess.run(

@@ -132,7 +132,7 @@ class Node:
             [
                 sys.executable,
                 "-c",
-                "import sys; from gpu_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))",
+                "import sys; from accelerator_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))",
                 "--root",
                 str(self.root),
                 "--library-folder",
@@ -145,7 +145,7 @@ class Node:
             check=False,
         )
         if done.returncode:
-            raise AssertionError(f"gpu-simulator {' '.join(words)}: {done.stdout}{done.stderr}")
+            raise AssertionError(f"accelerator-simulator {' '.join(words)}: {done.stdout}{done.stderr}")
         return done.stdout
 
     def environment(self) -> dict[str, str]:
@@ -209,7 +209,7 @@ class Node:
         """What a reboot does to the boards."""
         library = ctypes.CDLL(str(self.folder / "libnvidia-ml.so.1"))
         reply = ctypes.create_string_buffer(65536)
-        if library.gpuSimulatorControl(b"power-cycle", reply, len(reply)):
+        if library.acceleratorSimulatorControl(b"power-cycle", reply, len(reply)):
             raise AssertionError(reply.value.decode())
 
     def partitions(self) -> dict[int, list[tuple[str, int]]]:

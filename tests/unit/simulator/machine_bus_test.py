@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gpu_simulator.bus import DEVICES, DRIVERS, Bus
-from gpu_simulator.power import Configuration, Power
+from accelerator_simulator.bus import DEVICES, DRIVERS, Bus
+from accelerator_simulator.power import Configuration, Power
 
 GPU, AUDIO = "0000:19:00.0", "0000:19:00.1"
 MAJORS = {"vfio": 233, "vfio-dev": 232}

@@ -13,8 +13,8 @@ from typing import Any
 
 import pynvml
 import pytest
-from gpu_simulator.description import Settings, parse, render
-from gpu_simulator.hardware import BRANDS, NVLINK_VERSIONS, WORKLOAD_PROFILES, load_catalogue, load_machine
+from accelerator_simulator.description import Settings, parse, render
+from accelerator_simulator.hardware import BRANDS, NVLINK_VERSIONS, WORKLOAD_PROFILES, load_catalogue, load_machine
 
 from tests.simulator import nvml_boards
 from tests.unit.simulator.board_figures import FIGURES, UNKNOWN, UNKNOWN_OF_ALL, UNKNOWN_OF_PROFILES

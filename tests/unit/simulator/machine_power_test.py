@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_simulator.cli import main, parser, run, table
-from gpu_simulator.errors import DescriptionError, LibraryError
-from gpu_simulator.library import Library, find_library
-from gpu_simulator.power import Configuration, Plan, Power, capability_files, plan_power_on, read_configuration
-from gpu_simulator.trees import File
+from accelerator_simulator.cli import main, parser, run, table
+from accelerator_simulator.errors import DescriptionError, LibraryError
+from accelerator_simulator.library import Library, find_library
+from accelerator_simulator.power import Configuration, Plan, Power, capability_files, plan_power_on, read_configuration
+from accelerator_simulator.trees import File
 
 RECORD = {"fingerprint": "f", "description": "d", "boot_id": "b"}
 
@@ -120,7 +120,9 @@ def test_the_command_line_powers_on_and_off(tmp_path: Path, capsys: pytest.Captu
 
 def test_errors_are_one_line_and_status_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--root", str(tmp_path), "power-on", "--machine", "3xH100", "--no-library"]) == 1
-    assert capsys.readouterr().err.startswith("gpu-simulator: machine profile '3xH100' is unknown, expected one of")
+    assert capsys.readouterr().err.startswith(
+        "accelerator-simulator: machine profile '3xH100' is unknown, expected one of"
+    )
     assert main(["--root", str(tmp_path), "show"]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_simulator.description import Settings, gpu_uuid, parse, render, serial_number
-from gpu_simulator.errors import DescriptionError
-from gpu_simulator.hardware import Machine, address_key, load_catalogue, load_machine, parse_machine
-from gpu_simulator.power import shift_domain
-from gpu_simulator.trees import cpu_numbers
+from accelerator_simulator.description import Settings, gpu_uuid, parse, render, serial_number
+from accelerator_simulator.errors import DescriptionError
+from accelerator_simulator.hardware import Machine, address_key, load_catalogue, load_machine, parse_machine
+from accelerator_simulator.power import shift_domain
+from accelerator_simulator.trees import cpu_numbers
 
 FILES = Path(__file__).resolve().parents[3] / "roles" / "simulator" / "files"
 CATALOGUE = load_catalogue(FILES)

@@ -10,11 +10,11 @@ import struct
 from pathlib import Path
 
 import pytest
-from gpu_simulator.description import Settings, gpu_uuid
-from gpu_simulator.errors import SimulatorError
-from gpu_simulator.hardware import Machine, load_catalogue, load_machine
-from gpu_simulator.place import Folder, Layer, Original, plan_layers
-from gpu_simulator.trees import (
+from accelerator_simulator.description import Settings, gpu_uuid
+from accelerator_simulator.errors import SimulatorError
+from accelerator_simulator.hardware import Machine, load_catalogue, load_machine
+from accelerator_simulator.place import Folder, Layer, Original, plan_layers
+from accelerator_simulator.trees import (
     Link,
     Node,
     Surroundings,
@@ -165,7 +165,7 @@ def test_another_machine_leaves_no_trace_of_the_one_before(tmp_path: Path) -> No
         "/" + str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_symlink() or path.is_file()
     }
     assert present == {path for path in tree if not (tmp_path / path[1:]).is_dir() or isinstance(tree[path], Link)} | {
-        "/run/gpu-simulator/placed.json"
+        "/run/accelerator-simulator/placed.json"
     }
 
 
@@ -260,7 +260,7 @@ def test_layers_keep_everything_that_the_system_showed(tmp_path: Path) -> None:
     }
     assert by_path["/sys/devices"].kept == (("pci0000:00", "directory"), ("uevent", "file"), ("virtual", "directory"))
     assert by_path["/sys/bus/pci/devices"].kept == (("0000:00:01.0", "link:../../../devices/pci0000:00/0000:00:01.0"),)
-    assert by_path["/sys/module"].kept == (("loop", "link:/run/gpu-simulator/original/sys/module/loop"),)
+    assert by_path["/sys/module"].kept == (("loop", "link:/run/accelerator-simulator/original/sys/module/loop"),)
     assert by_path["/proc/devices"] == Layer("/proc/devices", (), ("/proc/devices",), single_file=True)
     entries = [path for layer in layers for path in layer.entries]
     tree = tree_of(load_machine(FILES, "1xL4", CATALOGUE))

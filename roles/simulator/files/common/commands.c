@@ -75,7 +75,7 @@ static int run_command(char *line, struct json *json, char *error, size_t size)
     return INVALID_ARGUMENT;
 }
 
-EXPORT int gpuSimulatorControl(const char *command, char *reply, unsigned reply_size)
+EXPORT int acceleratorSimulatorControl(const char *command, char *reply, unsigned reply_size)
 {
     char line[1024], error[ERROR_MAX_BYTES] = "";
     if (!command || !reply || reply_size < 2 || strlen(command) >= sizeof line)

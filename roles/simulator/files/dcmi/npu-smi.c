@@ -57,7 +57,7 @@ int control(const char *format, ...)
     va_start(arguments, format);
     vsnprintf(command, sizeof command, format, arguments);
     va_end(arguments);
-    return DCMI("gpuSimulatorControl", (const char *, char *, unsigned), command, reply, sizeof reply);
+    return DCMI("acceleratorSimulatorControl", (const char *, char *, unsigned), command, reply, sizeof reply);
 }
 
 static const char *reply_value(const char *key)

@@ -33,7 +33,7 @@ static bool load(void)
         { &nvml.cores, "nvmlDeviceGetNumGpuCores" },
         { &nvml.capability, "nvmlDeviceGetCudaComputeCapability" },
         { &nvml.compute_mode, "nvmlDeviceGetComputeMode" },
-        { &nvml.control, "gpuSimulatorControl" },
+        { &nvml.control, "acceleratorSimulatorControl" },
     };
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
     for (size_t index = 0; library && index < sizeof wanted / sizeof wanted[0]; index++) {
@@ -141,7 +141,7 @@ EXPORT int cuDeviceGetUuid_v2(unsigned char uuid[16], CUdevice number)
 EXPORT int cuDeviceGetUuid(unsigned char uuid[16], CUdevice number) __attribute__((alias("cuDeviceGetUuid_v2")));
 
 /* For the MPS server: NVML's name of the device. */
-EXPORT int gpuSimulatorDeviceName(char *uuid, int length, CUdevice number)
+EXPORT int acceleratorSimulatorDeviceName(char *uuid, int length, CUdevice number)
 {
     const struct cuda_device *device = cuda_device_at(number);
     if (!device || length < (int)sizeof device->uuid)

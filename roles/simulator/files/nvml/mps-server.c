@@ -40,7 +40,7 @@ static bool open_devices(void *library, struct mps_message *message)
         CUDA("cuDeviceGetName", (char *, int, int), name, sizeof name, device);
         mps_log_to_daemon("Server", "Creating server context on device %d (%s)", device, name);
         if (CUDA("cuDeviceGetAttribute", (int *, int, int), &mode, COMPUTE_MODE_ATTRIBUTE, device) != 0
-            || CUDA("gpuSimulatorDeviceName", (char *, int, int), each->uuid, sizeof each->uuid, device) != 0
+            || CUDA("acceleratorSimulatorDeviceName", (char *, int, int), each->uuid, sizeof each->uuid, device) != 0
             || CUDA("cuDeviceTotalMem_v2", (size_t *, int), &total, device) != 0
             || (mode != MODE_PROHIBITED && CUDA("cuCtxCreate_v2", (void **, unsigned, int), &context, 0, device) != 0))
             return false;

@@ -33,7 +33,7 @@ __attribute__((format(printf, 1, 2))) static int boards(const char *format, ...)
     if (!control) {
         void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
         if (library)
-            *(void **)&control = dlsym(library, "gpuSimulatorControl");
+            *(void **)&control = dlsym(library, "acceleratorSimulatorControl");
         if (!control)
             return -1;
     }

@@ -68,7 +68,7 @@ nvmlReturn_t control(const char *format, ...)
     va_start(arguments, format);
     vsnprintf(command, sizeof command, format, arguments);
     va_end(arguments);
-    int code = ((int (*)(const char *, char *, unsigned))nvml_symbol("gpuSimulatorControl"))(command, reply, sizeof reply);
+    int code = ((int (*)(const char *, char *, unsigned))nvml_symbol("acceleratorSimulatorControl"))(command, reply, sizeof reply);
     return code;
 }
 

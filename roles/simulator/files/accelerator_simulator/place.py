@@ -23,8 +23,8 @@ from .trees import Directory, Entry, File, Link, Node, Tree, directories_above
 
 MS_NOSUID, MS_NODEV, MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x2000, 0x4000, 0x40000
 MNT_DETACH = 2
-MOUNT_SOURCE = "gpu-simulator"
-WORKSHOP = Path("/run/gpu-simulator")
+MOUNT_SOURCE = "accelerator-simulator"
+WORKSHOP = Path("/run/accelerator-simulator")
 RECORD = "placed.json"
 # Hundreds of children, none of which needs its own real path: links to one bind of the original, not a mount each
 LINKED = ("/sys/module", "/sys/bus/pci/drivers")

@@ -275,7 +275,7 @@ class Workers:
             try:
                 action()
             except (OSError, SimulatorError) as error:
-                sys.stderr.write(f"gpu-simulator: {address}: {error}\n")
+                sys.stderr.write(f"accelerator-simulator: {address}: {error}\n")
 
 
 def serve(bus: Bus, stop: Callable[[], bool] = lambda: False) -> None:
@@ -288,7 +288,7 @@ def serve(bus: Bus, stop: Callable[[], bool] = lambda: False) -> None:
             try:
                 todo = bus.written(path)
             except OSError as error:
-                sys.stderr.write(f"gpu-simulator: {path}: {error}\n")
+                sys.stderr.write(f"accelerator-simulator: {path}: {error}\n")
                 continue
             for address, action in todo:
                 workers.do(address, action)

@@ -30,8 +30,8 @@ from .trees import (
     whole_tree,
 )
 
-CONFIGURATION = "/etc/gpu-simulator/machine.json"
-STATE_FOLDER = "/var/lib/gpu-simulator"
+CONFIGURATION = "/etc/accelerator-simulator/machine.json"
+STATE_FOLDER = "/var/lib/accelerator-simulator"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 DATA = Path(__file__).resolve().parent.parent
 

@@ -22,7 +22,7 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._function = ctypes.CDLL(str(path)).gpuSimulatorControl
+            self._function = ctypes.CDLL(str(path)).acceleratorSimulatorControl
         except (OSError, AttributeError) as error:
             raise LibraryError(
                 f"{path}: not the simulated library ({error}); the role dra.accelerators.simulator installs it"

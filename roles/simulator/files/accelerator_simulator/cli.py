@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The command ``gpu-simulator``."""
+"""The command ``accelerator-simulator``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TROUBLES = (
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(
-        prog="gpu-simulator",
+        prog="accelerator-simulator",
         description="Simulated NVIDIA GPUs: power, state and faults.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=FAULT_HELP,
@@ -181,6 +181,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run(parser().parse_args(argv), sys.stdout)
     except (SimulatorError, OSError) as error:
-        sys.stderr.write(f"gpu-simulator: {error}\n")
+        sys.stderr.write(f"accelerator-simulator: {error}\n")
         return 1
     return 0
