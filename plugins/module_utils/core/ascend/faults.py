@@ -86,7 +86,9 @@ def faulty(error: AcceleratorError) -> DeviceFaulty:
     if isinstance(error, DeviceFaulty):
         return error
     cause = UNKNOWN_ERROR
-    if isinstance(error, NotPermitted):
+    if isinstance(error, NotFound):
+        cause = NPU_LOST  # nothing else was named than the chip
+    elif isinstance(error, NotPermitted):
         cause = NO_PERMISSION
     elif isinstance(error, DeviceBusy):
         cause = NO_ANSWER

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What is kept of each chip between two looks: facts that stay, and what was read last.
+
+Whatever asks the source here is called on the lane of the chip that it asks about.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from .. import pci
+from ..errors import BackendUnavailable, NotFound
+from ..model import AttributeValue, Device, Health, Partition, Partitioning, Process, Profile, frozen
+from ..system import System
+from . import codes, names, topology
+from .attributes import ChipFacts, attributes
+from .dcmi import Spot
+from .driver_files import version_of
+from .families import Family, family_of
+from .readings import NETWORK, Identity, SliceReading, SliceReadings, Source
+from .templates import CORES, Template, Totals, capacities_of, profile_id, profiles_of
+from .tool import Templates
+
+#: A chip that is not cut does not tell how many cores a slice of an unknown template has: it is taken for a large one.
+_LARGE, _SMALL = 2, 1
+
+
+@dataclass
+class Chip:
+    """What does not change about a chip until it is replaced. Used on the chip's lane alone, but for what settles where it lies.
+
+    ``links`` is what lies between it and chips behind it in the list, by their spots. ``templates`` is None while they could not
+    be asked for. ``unanswered`` names what it has no answer to.
+    """
+
+    spot: Spot
+    identity: Identity
+    family: Family
+    firmware: str
+    pcie_root: str | None
+    numa_node: int | None
+    links: Mapping[Spot, str]
+    templates: tuple[Template, ...] | None = None
+    totals: Totals | None = None
+    profiles: tuple[Profile, ...] = ()
+    capacities: Mapping[str, int] = field(default_factory=dict)
+    unanswered: set[str] = field(default_factory=set)
+
+    @property
+    def uuid(self) -> str:
+        """Its UUID."""
+        return self.identity.uuid
+
+    @property
+    def place(self) -> topology.Chip:
+        """Where it is, by the machine's numbers."""
+        return topology.Chip(self.identity.physical_id, self.spot.card, self.spot.chip)
+
+
+class Chips:
+    """The chips that were met, by UUID. Safe for threads."""
+
+    def __init__(self, source: Source, system: System) -> None:
+        self._source = source
+        self._system = system
+        self._templates = Templates(system)
+        self._lock = threading.Lock()
+        self._driver_version: str | None = None
+        self._kept: dict[str, Chip] = {}
+        self._last: dict[str, Device] = {}
+        self._attributes: dict[str, Mapping[str, AttributeValue]] = {}
+
+    @property
+    def driver_version(self) -> str:
+        """The driver's version as it spells it. Raises BackendUnavailable before it is known."""
+        if self._driver_version is None:
+            raise BackendUnavailable("The chips' library is not open", hint="Open the backend first.")
+        return self._driver_version
+
+    def begin(self, driver_version: str) -> None:
+        """Begin a session with the source: nothing is known of who is where."""
+        with self._lock:
+            self._driver_version = driver_version
+            self._kept.clear()
+        self._templates.forget()
+
+    def end(self) -> None:
+        """Forget all that holds for a session. What was read last is kept."""
+        with self._lock:
+            self._driver_version = None
+            self._kept.clear()
+
+    def kept(self) -> tuple[Chip, ...]:
+        """Return the facts that are kept, in the order of the physical ids."""
+        with self._lock:
+            return tuple(sorted(self._kept.values(), key=lambda chip: chip.identity.physical_id))
+
+    def known(self) -> tuple[Device, ...]:
+        """Return what was read last of each chip."""
+        with self._lock:
+            return tuple(self._last.values())
+
+    def last(self, uuid: str) -> Device | None:
+        """Return what was read last of a chip; None for one that was never met."""
+        with self._lock:
+            return self._last.get(uuid)
+
+    def last_at(self, index: int) -> Device | None:
+        """Return what was read last of the chip that has this index; None where none was ever met there."""
+        with self._lock:
+            return next((device for device in self._last.values() if device.index == index), None)
+
+    def indices(self, spots: Sequence[Spot]) -> Mapping[Spot, int]:
+        """Return the index of the chip at each spot: its physical id; where that was never read, a number that nobody has."""
+        with self._lock:
+            known = {chip.spot: chip.identity.physical_id for chip in self._kept.values()}
+            taken = {*known.values(), *(device.index for device in self._last.values())}
+        found: dict[Spot, int] = {}
+        for position, spot in enumerate(spots):
+            index = known.get(spot)
+            if index is None:
+                # Chips are numbered in the order of their cards as a rule; one that was met before may be this one.
+                index = position if position not in found.values() else max({*taken, *found.values()}, default=-1) + 1
+            found[spot] = index
+        return found
+
+    def key_at(self, spot: Spot) -> str:
+        """Return the lane of the chip at a spot: its UUID where it is known."""
+        with self._lock:
+            return next((chip.uuid for chip in self._kept.values() if chip.spot == spot), str(spot))
+
+    def forget(self, uuid: str, taken_away: bool = False) -> None:
+        """Forget what is kept of a chip; of one that was taken away everything."""
+        with self._lock:
+            self._kept.pop(uuid, None)
+            if taken_away:
+                self._last.pop(uuid, None)
+                self._attributes.pop(uuid, None)
+
+    def chip(self, uuid: str) -> Chip:
+        """Return the facts of a chip that stay. Raises NotFound."""
+        with self._lock:
+            found = self._kept.get(uuid)
+        if found is None:
+            raise NotFound(f"This machine has no NPU {uuid}", hint="It may have been taken away; look again.")
+        return found
+
+    def named(self, logic_id: int) -> str:
+        """Return the UUID of the chip that events call so; empty where there is none."""
+        with self._lock:
+            return next((chip.uuid for chip in self._kept.values() if chip.identity.logic_id == logic_id), "")
+
+    def look(self, spot: Spot, spots: Sequence[Spot], full: bool) -> Device:
+        """Look at the chip at a spot: who it is, how it is, and what changes; with ``full`` everything."""
+        uuid = self._source.uuid(spot)
+        with self._lock:
+            chip = None if full else self._kept.get(uuid)
+        if chip is None or chip.spot != spot:
+            chip = self._meet(spot, spots)
+        return self._read(chip, self._health(chip))
+
+    def read(self, uuid: str) -> Device:
+        """Read what changes about a chip. How it is is what the look found that read it last: claims do not wait for that."""
+        last = self.last(uuid)
+        return self._read(self.chip(uuid), last.health if last is not None else Health())
+
+    def settle(self) -> None:
+        """Work out how the chips lie to each other, now that all of them were asked."""
+        kept = self.kept()
+        if not kept:
+            return
+        spots = {chip.spot: chip.identity.physical_id for chip in kept}
+        links = {
+            pair: link
+            for chip in kept
+            for other, link in chip.links.items()
+            if other in spots
+            for pair in ((spots[chip.spot], spots[other]), (spots[other], spots[chip.spot]))
+        }
+        # No name of a node is unique in all clusters, nor known here. The id of a die is, and stays.
+        machine = kept[0].uuid.removeprefix("NPU-")
+        found: dict[str, Mapping[str, AttributeValue]] = {}
+        for family in {chip.family.word: chip.family for chip in kept}.values():
+            mine = [chip for chip in kept if chip.family == family]
+            placed = topology.places(family, [chip.place for chip in mine], links, mine[0].identity.board_id)
+            for chip in mine:
+                found[chip.uuid] = attributes(self._facts(chip), machine, placed[chip.identity.physical_id])
+        with self._lock:
+            self._attributes.update(found)
+            for uuid, device in self._last.items():
+                if uuid in found:
+                    self._last[uuid] = replace(device, attributes=found[uuid])
+
+    def dressed(self, device: Device) -> Device:
+        """Return a device with the attributes that say how it lies to the others."""
+        with self._lock:
+            return replace(device, attributes=self._attributes.get(device.uuid, device.attributes))
+
+    def _facts(self, chip: Chip) -> ChipFacts:
+        identity = chip.identity
+        return ChipFacts(
+            family=chip.family,
+            at=chip.place,
+            uuid=chip.uuid,
+            model=identity.model,
+            product=identity.product,
+            card_serial=identity.card_serial,
+            driver_version=self.driver_version,
+            firmware_version=chip.firmware,
+            pci_address=identity.pci_address,
+            pcie_root=chip.pcie_root,
+            numa_node=chip.numa_node,
+            super_pod=identity.super_pod,
+        )
+
+    def _meet(self, spot: Spot, spots: Sequence[Spot]) -> Chip:
+        identity = self._source.identity(spot)
+        links: dict[Spot, str] = {}
+        for other in spots[spots.index(spot) + 1 :] if spot in spots else ():
+            link = self._source.link(spot, other)
+            if link is None:
+                break  # what does not tell of one does not tell of others
+            links[other] = link
+        chip = Chip(
+            spot=spot,
+            identity=identity,
+            family=family_of(identity.pci_device_id),
+            firmware=version_of(self._system, "firmware"),
+            pcie_root=pci.pcie_root(self._system, identity.pci_address),
+            numa_node=pci.numa_node(self._system, identity.pci_address),
+            links=MappingProxyType(links),
+        )
+        with self._lock:
+            for uuid in [each.uuid for each in self._kept.values() if each.spot == spot]:
+                del self._kept[uuid]
+            self._kept[chip.uuid] = chip
+        return chip
+
+    def _health(self, chip: Chip) -> Health:
+        told = self._source.condition(chip.spot, chip.unanswered)
+        if told.network is None:
+            chip.unanswered.add(NETWORK)
+        of_port = codes.network_sign(told.network) if told.network is not None else None
+        return Health((*codes.signs(told.level, told.errors), *((of_port,) if of_port is not None else ())))
+
+    def _read(self, chip: Chip, health: Health) -> Device:
+        readings = self._source.slices(chip.spot) if chip.family.can_be_cut else None
+        if readings is not None:
+            self._settle_profiles(chip, readings)
+        processes = tuple(
+            each if each.name else Process(each.pid, _command(self._system, each.pid))
+            for each in self._source.processes(chip.spot)
+        )
+        partitions = _partitions(chip, readings, processes) if readings is not None else ()
+        device = Device(
+            vendor=names.VENDOR,
+            index=chip.identity.physical_id,
+            minor=chip.identity.physical_id,
+            uuid=chip.uuid,
+            product=chip.identity.product or f"Ascend {chip.identity.model}",
+            pci_address=chip.identity.pci_address,
+            pcie_root=chip.pcie_root,
+            numa_node=chip.numa_node,
+            memory_bytes=chip.identity.memory_bytes,
+            memory_slices=chip.family.places if chip.profiles else 0,
+            attributes={},
+            capacities=chip.capacities or _whole_capacities(chip),
+            partitioning=Partitioning(
+                supported=readings is not None,
+                enabled=bool(partitions),
+                pending=bool(partitions),
+                has_mode=False,
+            ),
+            profiles=chip.profiles,
+            partitions=partitions,
+            processes=processes,
+            health=health,
+            pci_device_id=chip.identity.pci_device_id,
+            pci_subsystem_id=chip.identity.pci_subsystem_id,
+        )
+        device = self._with_attributes(chip, device)
+        with self._lock:
+            self._last[device.uuid] = device
+        return device
+
+    def _with_attributes(self, chip: Chip, device: Device) -> Device:
+        """Return a device with its attributes: while it is not settled how it lies to others, as if it was alone."""
+        with self._lock:
+            known = self._attributes.get(device.uuid)
+        if known is None:
+            alone = topology.Place((chip.place.physical_id,), (chip.place.physical_id,))
+            known = attributes(self._facts(chip), chip.uuid.removeprefix("NPU-"), alone)
+        return replace(device, attributes=known)
+
+    def _settle_profiles(self, chip: Chip, readings: SliceReadings) -> None:
+        """Have the profiles of a chip in its facts. They are asked for once, and again where nobody could tell them."""
+        if chip.templates is not None:
+            return
+        identity = chip.identity
+        kind = (
+            identity.pci_device_id,
+            identity.pci_subsystem_id,
+            identity.board_id,
+            identity.model,
+            identity.memory_bytes,
+        )
+        templates = self._templates.of(kind, chip.spot)
+        if templates is None:
+            return
+        chip.templates = templates
+        chip.totals = Totals(readings.totals, identity.memory_bytes)
+        chip.profiles = profiles_of(chip.family, templates, chip.totals)
+        chip.capacities = capacities_of(chip.family, templates, chip.totals)
+
+
+def _whole_capacities(chip: Chip) -> Mapping[str, int]:
+    return frozen({"memory": chip.identity.memory_bytes} if chip.identity.memory_bytes else {})
+
+
+def _partitions(chip: Chip, readings: SliceReadings, processes: Sequence[Process]) -> tuple[Partition, ...]:
+    """Return the slices that exist, in the order of their places."""
+    profiles = {profile.name: profile for profile in chip.profiles}
+    placed = names.found_placements(
+        chip.family, [(each.slice_id, each.group, _places(each, profiles)) for each in readings.slices]
+    )
+    used = [each for each in readings.slices if each.is_used]
+    found = []
+    for each in readings.slices:
+        profile = profiles.get(each.template)
+        holders = _holders(each, processes if len(used) == 1 else ()) if each.is_used else ()
+        found.append(
+            Partition(
+                uuid=names.slice_uuid(chip.uuid, each.slice_id),
+                profile=each.template,
+                profile_id=profile_id(each.template),
+                placement=placed[each.slice_id],
+                instance_id=each.slice_id,
+                compute_instance_id=None,
+                memory_bytes=profile.memory_bytes if profile is not None else each.memory_bytes,
+                processes=holders,
+                capacities=profile.capacities if profile is not None else _told_capacities(each),
+            )
+        )
+    return tuple(sorted(found, key=lambda each: (each.placement, each.instance_id)))
+
+
+def _places(reading: SliceReading, profiles: Mapping[str, Profile]) -> int:
+    profile = profiles.get(reading.template)
+    if profile is not None:
+        return profile.size
+    return _SMALL if 0 < reading.cores <= 1 else _LARGE
+
+
+def _told_capacities(reading: SliceReading) -> Mapping[str, int]:
+    told = {CORES: math.floor(reading.cores), "memory": reading.memory_bytes}
+    return frozen({name: amount for name, amount in told.items() if amount})
+
+
+def _holders(reading: SliceReading, processes: Iterable[Process]) -> tuple[Process, ...]:
+    """Return who uses a slice. A chip tells its processes, and not of which slice each is: where that is not sure, its container."""
+    return tuple(processes) or (Process(0, f"container {reading.container}".strip()),)
+
+
+def _command(system: System, pid: int) -> str:
+    try:
+        return system.read_text(f"/proc/{pid}/comm").strip()
+    except OSError:
+        return ""

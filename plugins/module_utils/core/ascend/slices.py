@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Makes and destroys slices, at exactly the place that is wanted, and says in words why one could not be. On the chip's lane."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from ..errors import AcceleratorError, DoesNotFit, InUse, InvalidLayout, NotFound, NotPermitted, Unsupported
+from ..model import Device, Partition, Placement, Process, Profile
+from ..system import System
+from . import names
+from .chips import Chip
+from .driver_files import slice_node
+from .readings import Source
+
+# How long the node of a slice may take to appear.
+NODE_SECONDS = 5.0
+_PERIOD = 0.02
+
+
+def create(
+    source: Source,
+    system: System,
+    chip: Chip,
+    device: Device,
+    profile_id: int,
+    placement: Placement,
+    read: Callable[[], Device],
+) -> Partition:
+    """Make a slice at a placement. ``device`` is the chip as it is, ``read`` reads it again.
+
+    Raises NotFound, InvalidLayout, DoesNotFit, InUse, NotPermitted, Unsupported, DeviceFaulty; nothing stays behind then.
+    """
+    if not device.partitioning.supported:
+        raise Unsupported(f"{device.describe()} cannot be cut into slices")
+    profile = _profile(device, profile_id, placement)
+    doing = f"Creating a slice {profile.name} at {placement} on {device.describe()}"
+    number = _number(chip, device, placement, doing)
+    slice_id = names.slice_id(chip.identity.physical_id, number)
+    try:
+        source.create(chip.spot, profile.name, slice_id, names.group_of(placement))
+    except NotPermitted as error:
+        raise NotPermitted(f"{doing}: {error.message}", hint=source.hindrance(chip.spot) or error.hint) from error
+    except InUse as error:
+        held = ", ".join(map(str, device.processes))
+        raise InUse(
+            f"{doing}: the whole chip is in use" + (f" by {held}" if held else ""),
+            pids=[each.pid for each in device.processes],
+            hint="End what has the chip open, containers among it.",
+        ) from error
+    except AcceleratorError as error:
+        if error.code == "partition":
+            raise _no_room(device, placement, doing, read) from error
+        raise
+    now = read()
+    made = next((each for each in now.partitions if each.instance_id == slice_id), None)
+    if made is None or made.key != (profile.profile_id, placement.start, placement.size):
+        found = made.describe() if made is not None else "no slice with that id"
+        if made is not None:
+            source.destroy(chip.spot, slice_id)
+        raise AcceleratorError(
+            f"{doing}: the driver said that slice {slice_id} was made, and afterwards there is {found}",
+            hint="Look whether something else makes slices on this machine, such as a device plugin.",
+            code="not-created",
+        )
+    _await_node(system, slice_id)
+    return made
+
+
+def destroy(source: Source, chip: Chip, device: Device, slice_id: int) -> None:
+    """Destroy a slice that nobody uses: the driver would destroy it under whoever does. Raises NotFound, InUse, DeviceFaulty."""
+    found = next((each for each in device.partitions if each.instance_id == slice_id), None)
+    if found is None:
+        raise NotFound(f"{device.describe()} has no slice {slice_id}")
+    if found.processes:
+        raise InUse(
+            f"Destroying slice {slice_id} of {device.describe()}: it is in use by {', '.join(map(str, found.processes))}",
+            pids=_pids(found.processes),
+            hint="End the container that has it.",
+        )
+    source.destroy(chip.spot, slice_id)
+
+
+def _number(chip: Chip, device: Device, placement: Placement, doing: str) -> int:
+    taken = {names.number_of(each.instance_id) for each in device.partitions}
+    blockers = [each for each in device.partitions if each.placement.clashes(placement)]
+    number = None if blockers else names.free_number(chip.family, placement, taken)
+    if number is None:
+        in_the_way = ", ".join(each.describe() for each in blockers or device.partitions)
+        raise DoesNotFit(f"{doing}: there is no room; in the way: {in_the_way}", blockers=blockers or device.partitions)
+    return number
+
+
+def _no_room(device: Device, placement: Placement, doing: str, read: Callable[[], Device]) -> DoesNotFit:
+    """Say why the chip refused: its counters or its vGroups do not allow it, which may differ from what was known of them."""
+    now = read().partitions
+    there = ", ".join(each.describe() for each in now) or "none"
+    before = [each.key for each in device.partitions]
+    changed = "" if [each.key for each in now] == before else "; they have changed since they were looked at"
+    return DoesNotFit(
+        f"{doing}: the chip has no room for it; slices on it: {there}{changed}",
+        blockers=[each for each in now if each.placement.clashes(placement)] or now,
+        hint="What is free in all may lie apart, or the chip keeps it for itself. Another chip may have room.",
+    )
+
+
+def _await_node(system: System, slice_id: int) -> None:
+    """Wait until the kernel has made a slice's node; that it is not there is said when a container is to have it."""
+    until = time.monotonic() + NODE_SECONDS
+    while not system.exists(slice_node(slice_id)) and time.monotonic() < until:
+        time.sleep(_PERIOD)
+
+
+def _profile(device: Device, profile_id: int, placement: Placement) -> Profile:
+    profile = device.profile(profile_id)
+    if profile is None:
+        raise NotFound(
+            f"{device.describe()} has no template with the number {profile_id}; it has "
+            + (", ".join(f"{each.name} ({each.profile_id})" for each in device.profiles) or "none")
+        )
+    if placement not in profile.placements:
+        raise InvalidLayout(
+            f"{profile.name} cannot be at {placement} on {device.describe()}; its placements are "
+            + ", ".join(str(each) for each in profile.placements)
+        )
+    return profile
+
+
+def _pids(processes: Sequence[Process]) -> list[int]:
+    return [each.pid for each in processes if each.pid]
