@@ -28,8 +28,8 @@ attributes:
 options:
   vendor:
     description:
-      - Ask only the drivers of these vendors, for example V(nvidia). Without it, of all vendors that the collection
-        knows. An unknown vendor is an error that names those.
+      - Ask only the drivers of these vendors, for example V(nvidia). Without it, of the vendors of whose devices the machine
+        shows any; where it shows none, of all that the collection knows. An unknown vendor is an error that names those.
     type: list
     elements: str
   match:
@@ -283,7 +283,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     run,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core import health
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend, vendors_there
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, NotFound
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules, wanted_for
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, Finding
@@ -341,7 +341,8 @@ def ask(backend: Backend, params: dict[str, Any]) -> tuple[dict[str, Any], list[
 def work(module: AnsibleModule) -> dict[str, Any]:
     drivers: list[dict[str, Any]] = []
     devices: list[dict[str, Any]] = []
-    vendors = module.params["vendor"] or sorted(BACKENDS)
+    asked = module.params["vendor"] or vendors_there()
+    vendors = asked or sorted(BACKENDS)
     unknown = sorted(set(vendors) - set(BACKENDS))
     if unknown:
         raise NotFound(
@@ -352,26 +353,34 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     if "nvidia" in vendors:
         # A binding that is nowhere to be found is a driver that is not there: the backend says so when it is opened.
         find_binding("pynvml", module.params["interpreter"])
+    missing: list[tuple[Backend, BackendUnavailable]] = []
     for vendor in dict.fromkeys(vendors):
         backend = BACKENDS[vendor](System())
         try:
             driver, found = ask(backend, module.params)
         except BackendUnavailable as error:
-            if module.params["fail_without_driver"]:
-                fail(module, error)
-            module.warn(f"No devices of {vendor}: {error}")
-            found = []
-            driver = {
-                "vendor": vendor,
+            missing.append((backend, error))
+            continue
+        for text in driver["unanswered"]:
+            module.warn(f"One device of {vendor} is left out: {text}")
+        drivers.append(driver)
+        devices.extend(found)
+    if drivers and not asked:
+        missing.clear()  # the machine shows no device of theirs, and another vendor's are there
+    for backend, error in missing:
+        if module.params["fail_without_driver"]:
+            fail(module, error)
+        module.warn(f"No devices of {backend.vendor}: {error}")
+        drivers.append(
+            {
+                "vendor": backend.vendor,
                 "driver_name": backend.driver_name,
                 "available": False,
                 "reason": str(error),
                 "unanswered": [],
             }
-        for text in driver["unanswered"]:
-            module.warn(f"One device of {vendor} is left out: {text}")
-        drivers.append(driver)
-        devices.extend(found)
+        )
+    drivers.sort(key=lambda driver: str(driver["vendor"]))
     return {"changed": False, "devices": devices, "drivers": drivers}
 
 

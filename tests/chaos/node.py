@@ -155,6 +155,7 @@ class Node:
         """Write the driver's configuration."""
         document = {
             "node_name": "node-1",
+            "backends": ["nvidia"],
             "kubeconfig": KUBECONFIG,
             "layout": [dict(rule) for rule in LAYOUT],
             "inventory_interval": 2,

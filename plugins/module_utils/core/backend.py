@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, Protocol
 
+from .ascend.backend import AscendBackend
 from .cdi import ContainerEdits
 from .companions import Companion, SharedDevice
 from .configuration import ConfigKind
@@ -49,6 +50,9 @@ class Backend(Protocol):
     device_classes: Mapping[str, str]
     #: By which attribute, and which value of it, selectors of other classes tell what the devices are (see device_classes.py).
     device_types: Mapping[tuple[str, str], str]
+
+    def is_there(self) -> bool:
+        """Whether the machine shows a device of the vendor, with a driver for it or without. Asks no library."""
 
     def open(self) -> None:
         """Reach the vendor's library. Raises BackendUnavailable with the reason; may be called again at any time."""
@@ -206,7 +210,7 @@ class Backend(Protocol):
         """
 
 
-BACKENDS: dict[str, Callable[[System], Backend]] = {"nvidia": NvidiaBackend}
+BACKENDS: dict[str, Callable[[System], Backend]] = {"ascend": AscendBackend, "nvidia": NvidiaBackend}
 
 
 def create(vendor: str, system: System | None = None) -> Backend:
@@ -218,3 +222,9 @@ def create(vendor: str, system: System | None = None) -> Backend:
             f"There is no backend for vendor {vendor!r}; known are {', '.join(sorted(BACKENDS))}"
         ) from None
     return factory(system or System())
+
+
+def vendors_there(system: System | None = None) -> tuple[str, ...]:
+    """Return the vendors of whose devices the machine shows any."""
+    machine = system or System()
+    return tuple(vendor for vendor, factory in sorted(BACKENDS.items()) if factory(machine).is_there())

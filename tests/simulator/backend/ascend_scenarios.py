@@ -21,9 +21,8 @@ def facts_of_a_server(stage: Stage) -> None:
     npus = stage.npus()
     assert [npu.index for npu in npus] == list(range(8)) == [npu.minor for npu in npus]
     first = npus[0]
-    print(first)
     assert first.product == "Atlas 300I Pro" and first.memory_bytes == 21527 << 20
-    assert [profile.name for profile in first.profiles][0] == "vir01"
+    assert first.profiles[0].name == "vir01"
     assert first == stage.backend.device(first.uuid)
 
 

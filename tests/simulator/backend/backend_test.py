@@ -62,7 +62,7 @@ except Exception as error:
 
 
 def test_vendors_are_known_by_name() -> None:
-    assert list(BACKENDS) == ["nvidia"]
+    assert list(BACKENDS) == ["ascend", "nvidia"]
     assert create("nvidia").driver_name == "gpu.nvidia.com"
-    with pytest.raises(ValueError, match="known are nvidia"):
+    with pytest.raises(ValueError, match="known are ascend, nvidia"):
         create("acme")

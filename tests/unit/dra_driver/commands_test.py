@@ -158,6 +158,7 @@ def test_layout_command_from_file_to_status(
     tmp_path: Path, backend: ModelBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(layout_command, "create", lambda vendor, system: backend)
+    monkeypatch.setattr(layout_command, "vendors_there", lambda: ("nvidia",))
     rules = tmp_path / "layout.json"
     rules.write_text(json.dumps(STATIC))
     options = ["--file", str(rules), "--config", str(tmp_path / "none.yaml"), "--wait", "0"]
@@ -210,7 +211,7 @@ def test_status(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.Capture
 
     folder = tmp_path_factory.mktemp("s")
     config = folder / "driver.yaml"
-    config.write_text(f"node_name: n\nkubelet_root: {folder}\n")
+    config.write_text(f"node_name: n\nbackends: [nvidia]\nkubelet_root: {folder}\n")
     assert cli.main(["status", "--config", str(config)]) == 1
     assert "does not answer" in capsys.readouterr().out
     problems: list[str] = []

@@ -222,6 +222,10 @@ class ModelBackend:
             return (self.notices.get(timeout=min(seconds, 0.2)),)
         return ()
 
+    def is_there(self) -> bool:
+        """A model shows its GPUs while its driver is there."""
+        return self.present
+
     def surroundings(self) -> Surroundings:
         """What a model shows: whether its driver is there, and its GPUs."""
         gpus = self.gpus.devices() if self.present else ()

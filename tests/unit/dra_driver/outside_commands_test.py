@@ -47,6 +47,7 @@ def configured(scene: Scene, **more: Any) -> list[str]:
     file = scene.folder / "driver.yaml"
     settings = {
         "node_name": "node-1",
+        "backends": ["nvidia"],
         "kubelet_root": str(scene.folder / "kubelet"),
         "cdi_directory": str(scene.folder / "root/var/run/cdi"),
         "kubeconfig": str(scene.folder / "kubeconfig"),

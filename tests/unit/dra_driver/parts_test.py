@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver import logs, stages
+from dra_driver import config, logs, stages
 from dra_driver.claims.allocation import ClaimError, allocated_here, decode_allocation
 from dra_driver.claims.locks import NamedLocks
 from dra_driver.claims.opaque import configurations_of, settings_for
 from dra_driver.claims.records import ClaimReference
 from dra_driver.config import InvalidConfiguration, load, parse
+from dra_driver.core.backend import BACKENDS
 from dra_driver.core.nvidia.configs import CONFIG_KINDS
 from dra_driver.metrics import MetricsRegistry, PrometheusMetrics, Stopwatch
 
@@ -200,6 +201,13 @@ def test_configuration_with_everything(tmp_path: Path) -> None:
     assert (found.log.level, found.log.format, found.inventory_interval) == ("debug", "json", 5.0)
     assert found.full_inventory_interval == 60.0
     assert parse(None).node_name
+
+
+def test_without_a_word_of_vendors_those_are_taken_whose_devices_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for there, expected in (((), tuple(BACKENDS)), (("ascend",), ("ascend",))):
+        monkeypatch.setattr(config, "vendors_there", lambda there=there: there)
+        assert parse({}).backends == expected
+    assert parse({"backends": ["nvidia"]}).backends == ("nvidia",)
 
 
 @pytest.mark.parametrize(

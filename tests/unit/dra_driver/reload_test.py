@@ -36,6 +36,7 @@ async def reloading(scene: Scene) -> AsyncIterator[Path]:
     path = scene.folder / "driver.yaml"
     document = {
         "node_name": "node-1",
+        "backends": ["nvidia"],
         "kubelet_root": str(scene.folder / "kubelet"),
         "layout": [{"match": {}, "mode": "dynamic"}],
         "inventory_interval": 1,
@@ -127,7 +128,7 @@ def test_a_file_that_says_the_same_has_the_hardware_looked_at(short: Path) -> No
 
 def test_without_a_driver_it_says_so(tmp_path: Path) -> None:
     path = tmp_path / "driver.yaml"
-    path.write_text(yaml.safe_dump({"node_name": "n", "kubelet_root": str(tmp_path)}))
+    path.write_text(yaml.safe_dump({"node_name": "n", "backends": ["nvidia"], "kubelet_root": str(tmp_path)}))
     (problem,) = reload(str(path), 0.5)
     assert "does not answer" in problem
 

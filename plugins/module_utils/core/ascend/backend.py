@@ -90,6 +90,10 @@ class AscendBackend:
         self._ill: frozenset[str] = frozenset()
         self._common_edits = CommonEdits(self._system)
 
+    def is_there(self) -> bool:
+        """Whether there is a chip on the PCI bus."""
+        return bool(bus.chips(self._system))
+
     def open(self) -> None:
         """Reach the chips' library and read the driver's version. Raises BackendUnavailable with the reason."""
         try:

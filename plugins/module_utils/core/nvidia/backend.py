@@ -94,6 +94,10 @@ class NvidiaBackend:
         self._surroundings = Surroundings((), frozenset())
         self._common_edits = CommonEdits(self._system)
 
+    def is_there(self) -> bool:
+        """Whether there is a GPU on the PCI bus, or in the driver's files."""
+        return bool(names.listed(self._system) or names.gpus_on_the_bus(self._system))
+
     def open(self) -> None:
         """Load NVML and read the driver's version. Raises BackendUnavailable with the reason."""
         self._of_library(self._open, "Opening NVML")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .core.backend import BACKENDS
+from .core.backend import BACKENDS, vendors_there
 from .core.errors import AcceleratorError
 from .core.health import DEFAULT_EFFECTS, EFFECTS
 from .core.layout import Rule, parse_rules
@@ -162,7 +162,10 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
         if key in values:
             values[key] = values[key].rstrip("/") if key != "kubeconfig" else values[key]
     values["node_name"] = (values.get("node_name") or socket.gethostname()).lower()
-    values["backends"] = _backends(document.get("backends", list(BACKENDS)), source)
+    # Who says nothing has the vendors of whose devices there are any: one text serves nodes that differ.
+    values["backends"] = (
+        _backends(document["backends"], source) if "backends" in document else vendors_there() or tuple(BACKENDS)
+    )
     if len(values["backends"]) > 1 and (values.get("driver_name") or values.get("state_directory")):
         raise InvalidConfiguration(
             f"{source} sets driver_name or state_directory with {len(values['backends'])} backends",

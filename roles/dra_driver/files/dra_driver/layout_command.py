@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import config
-from .core.backend import BACKENDS, Backend, create
+from .core.backend import BACKENDS, Backend, create, vendors_there
 from .core.device_locks import DeviceLocks, library_alone
 from .core.errors import AcceleratorError, BackendUnavailable, DoesNotFit, InUse, InvalidLayout
 from .core.layout import (
@@ -69,9 +69,10 @@ class DeviceResult:
 def run_layout(file: str, config_path: str, *, apply: bool, wait: float, as_json: bool) -> int:
     """Run the command and return its exit status: 0 when every matched device is, or would be, as wanted."""
     rules = _read_rules(file)
-    state_of = _state_paths(config_path)
+    configured = config.load(config_path) if Path(config_path).exists() else None
+    configuration = configured or config.parse({"node_name": "none"})
     results: list[DeviceResult] = []
-    for vendor in BACKENDS:
+    for vendor in configured.backends if configured is not None else _vendors(rules):
         backend = create(vendor, System())
         try:
             open_when_there(backend, wait)
@@ -80,7 +81,8 @@ def run_layout(file: str, config_path: str, *, apply: bool, wait: float, as_json
                 continue
             raise
         try:
-            results += bring_about(backend, rules, state_of(backend), System().boot_id(), apply=apply)
+            directory = configuration.state_directory_of(configuration.driver_name or backend.driver_name)
+            results += bring_about(backend, rules, f"{directory}/state.db", System().boot_id(), apply=apply)
         finally:
             backend.close()
     if as_json:
@@ -254,13 +256,14 @@ def _read_rules(file: str) -> tuple[Rule, ...]:
     return parse_rules(rules)
 
 
-def _state_paths(config_path: str) -> Callable[[Backend], str]:
-    configuration = config.load(config_path) if Path(config_path).exists() else config.parse({"node_name": "none"})
+def _vendors(rules: tuple[Rule, ...]) -> tuple[str, ...]:
+    """Return whom to ask on a node without a configuration of the driver: who is named, and whose devices are there.
 
-    def state_of(backend: Backend) -> str:
-        return f"{configuration.state_directory_of(configuration.driver_name or backend.driver_name)}/state.db"
-
-    return state_of
+    Where nothing is there yet it may come, and all are asked.
+    """
+    named = {vendor for rule in rules for vendor in rule.match.vendor or ()}
+    there = vendors_there()
+    return tuple(vendor for vendor in BACKENDS if vendor in named or vendor in there or not there)
 
 
 def _table(results: Sequence[DeviceResult], *, apply: bool) -> str:
