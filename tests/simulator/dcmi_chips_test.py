@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accelerator_simulator.npu_description import NpuSettings, load_npu_machine, render_npus
-from accelerator_simulator.npu_description import npus as chips_of
+from accelerator_simulator.hardware import load_machine
+from accelerator_simulator.npu_description import NpuSettings, render_npus
 
 from tests.simulator.dcmi_support import (
+    CATALOGUE,
     DATA,
     IN_CONTAINER,
     INTERNAL,
@@ -41,18 +42,15 @@ def cards(client: NpuClient) -> list[int]:
 def test_every_machine_loads_and_says_where_its_figures_come_from(npus: NpuMachine) -> None:
     for name in MACHINES:
         npus.load(name)
-        machine = load_npu_machine(DATA, name)
+        machine = load_machine(DATA, name, CATALOGUE)
         shown = npus.show()["npus"]
-        expected = [
-            (entry["card"], entry["chip"], entry["physical"], entry["address"])
-            for entry, _path, _numa in chips_of(machine)
-        ]
+        expected = [(npu.card, npu.chip, npu.physical, device.address) for device, npu in machine.chips]
         assert [(npu["card"], npu["chip"], npu["physical"], npu["pci_address"]) for npu in shown] == expected
         assert len({npu["vdie"] for npu in shown}) == len(shown)
         serials = {npu["card"]: npu["serial"] for npu in shown}
         assert all(npu["serial"] == serials[npu["card"]] for npu in shown)
         assert len(set(serials.values())) == len(serials)
-    used = {entry["board"] for name in MACHINES for entry, _path, _numa in chips_of(load_npu_machine(DATA, name))}
+    used = {device.board for name in MACHINES for device in load_machine(DATA, name, CATALOGUE).npus}
     assert used == {path.stem for path in (DATA / "ascend/boards").glob("*.json")}
 
 
@@ -231,8 +229,8 @@ def test_only_administrators_change(npus: NpuMachine) -> None:
 
 
 def test_the_text_of_a_machine_names_every_chip_once() -> None:
-    machine = load_npu_machine(DATA, "16x910B")
-    text = render_npus(machine, NpuSettings("a", "25.2.0", library={"interface": 2}))
+    machine = load_machine(DATA, "16x910B", CATALOGUE)
+    text = render_npus(machine, CATALOGUE, NpuSettings("a", "25.2.0", library={"interface": 2}))
     assert text.count("\nnpu\n") == 16
     assert text.count("\ninterface ") == 1
-    assert text != render_npus(machine, NpuSettings("b", "25.2.0", library={"interface": 2}))
+    assert text != render_npus(machine, CATALOGUE, NpuSettings("b", "25.2.0", library={"interface": 2}))

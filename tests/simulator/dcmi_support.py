@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accelerator_simulator.npu_description import NpuSettings, load_npu_machine, render_npus
+from accelerator_simulator.hardware import load_catalogue, load_machine
+from accelerator_simulator.npu_description import NpuSettings, render_npus
 
 from tests.simulator.nvml_builds import ROOT, SANITIZERS, Build, build
 from tests.simulator.nvml_processes import start
 
 DATA = ROOT / "roles/simulator/files"
 SOURCES = DATA / "dcmi"
+CATALOGUE = load_catalogue(DATA)
 WORKER = Path(__file__).with_name("dcmi_worker.py")
 LIBRARY = "libdcmi.so"
 STATE = "libdcmi-sim.so.25.2.0"
@@ -167,7 +169,7 @@ class NpuMachine:
 
     def load(self, name: str, **library: Any) -> None:
         """Loads a machine of the data, whose roots are this folder's, and has its nodes."""
-        machine = load_npu_machine(DATA, name)
+        machine = load_machine(DATA, name, CATALOGUE)
         settings = NpuSettings(
             identity="test",
             driver_version="25.2.0",
@@ -177,7 +179,7 @@ class NpuMachine:
             library={key.replace("_", "-"): value for key, value in library.items()},
         )
         path = self.folder / "machine.txt"
-        path.write_text(render_npus(machine, settings))
+        path.write_text(render_npus(machine, CATALOGUE, settings))
         answer = self.control(f"load {path}")
         assert answer["ok"], answer
         self.nodes("davinci_manager", "devmm_svm", "hisi_hdc")

@@ -157,7 +157,7 @@ def test_statements_for_the_library_come_from_the_configuration(box: Box) -> Non
     folder.mkdir(parents=True)
     (folder / "machine.json").write_text(json.dumps({"machine": "1xL4", "library": {"cap-nodes": True}}))
     box.command("power-on")
-    assert "cap-nodes yes" in (box.root / "var/lib/accelerator-simulator/machine.txt").read_text().splitlines()
+    assert "cap-nodes yes" in (box.root / "var/lib/accelerator-simulator/nvidia.txt").read_text().splitlines()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerator_simulator.boards import Board, parse_board, profile_name
 from accelerator_simulator.description import compute_profiles
 from accelerator_simulator.errors import DescriptionError
-from accelerator_simulator.hardware import Board, load_catalogue, parse_board, profile_name
+from accelerator_simulator.hardware import load_catalogue
 
 FILES = Path(__file__).resolve().parents[3] / "roles" / "simulator" / "files"
 CATALOGUE = load_catalogue(FILES)

@@ -13,8 +13,9 @@ from typing import Any
 
 import pynvml
 import pytest
+from accelerator_simulator.boards import BRANDS, NVLINK_VERSIONS, WORKLOAD_PROFILES
 from accelerator_simulator.description import Settings, parse, render
-from accelerator_simulator.hardware import BRANDS, NVLINK_VERSIONS, WORKLOAD_PROFILES, load_catalogue, load_machine
+from accelerator_simulator.hardware import load_catalogue, load_machine
 
 from tests.simulator import nvml_boards
 from tests.unit.simulator.board_figures import FIGURES, UNKNOWN, UNKNOWN_OF_ALL, UNKNOWN_OF_PROFILES

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from accelerator_simulator.cli import main, parser, run, table
+from accelerator_simulator.entries import File
 from accelerator_simulator.errors import DescriptionError, LibraryError
 from accelerator_simulator.library import Library, find_library
 from accelerator_simulator.power import Configuration, Plan, Power, capability_files, plan_power_on, read_configuration
-from accelerator_simulator.trees import File
 
 RECORD = {"fingerprint": "f", "description": "d", "boot_id": "b"}
 

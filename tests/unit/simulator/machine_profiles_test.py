@@ -107,7 +107,7 @@ MUTATIONS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "a minor out of range": (
         lambda data: _root(data)["devices"][0]["children"][0].update(minor=32),
-        "minors below that",
+        "minors below 32",
     ),
     "an address twice": (
         lambda data: _root(data)["devices"][1].update(address="0000:30:01.1"),

@@ -10,22 +10,14 @@ import struct
 from pathlib import Path
 
 import pytest
+from accelerator_simulator import nvidia_files
 from accelerator_simulator.description import Settings, gpu_uuid
+from accelerator_simulator.entries import Link, Node, Tree
 from accelerator_simulator.errors import SimulatorError
 from accelerator_simulator.hardware import Machine, load_catalogue, load_machine
+from accelerator_simulator.host import Surroundings, choose_majors, merge_proc_devices
 from accelerator_simulator.place import Folder, Layer, Original, plan_layers
-from accelerator_simulator.trees import (
-    Link,
-    Node,
-    Surroundings,
-    Tree,
-    choose_majors,
-    cpu_mask,
-    cpu_numbers,
-    merge_proc_devices,
-    mig_minors,
-    whole_tree,
-)
+from accelerator_simulator.trees import cpu_mask, cpu_numbers, whole_tree
 
 FILES = Path(__file__).resolve().parents[3] / "roles" / "simulator" / "files"
 CATALOGUE = load_catalogue(FILES)
@@ -199,7 +191,8 @@ def test_majors_avoid_the_hosts_and_stay_over_reboots() -> None:
 
 
 def test_proc_devices_stays_sorted_and_keeps_the_hosts_lines() -> None:
-    text = merge_proc_devices(HOST_DEVICES, choose_majors(HOST_DEVICES), nvswitches=True)
+    machine = load_machine(FILES, "8xH100", CATALOGUE)
+    text = merge_proc_devices(HOST_DEVICES, nvidia_files.characters(machine, choose_majors(HOST_DEVICES)))
     characters, blocks = text.split("\n\n")
     numbers = [int(line.split()[0]) for line in characters.splitlines()[1:]]
     assert numbers == sorted(numbers)
@@ -208,7 +201,7 @@ def test_proc_devices_stays_sorted_and_keeps_the_hosts_lines() -> None:
 
 
 def test_the_minor_map_is_the_one_of_nvidia_modprobe() -> None:
-    lines = mig_minors().splitlines()
+    lines = nvidia_files.mig_minors().splitlines()
     pairs = dict(line.rsplit(" ", 1) for line in lines)
     assert (pairs["config"], pairs["monitor"]) == ("1", "2")
     assert pairs["gpu0/gi0/access"] == "3"

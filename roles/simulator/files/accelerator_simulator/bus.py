@@ -22,8 +22,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from .entries import Node
 from .errors import SimulatorError
-from .place import WORKSHOP
+from .hardware import NPU_DRIVER
+from .place import WORKSHOP, write_entry
 from .trees import VFIO_DRIVER
 
 DEVICES, DRIVERS = "/sys/bus/pci/devices", "/sys/bus/pci/drivers"
@@ -41,6 +43,7 @@ class Bus:
     """The devices of one machine below ``root`` (empty for the running system).
 
     ``in_use`` says whether anybody has a GPU open, ``attached`` is told of one that the driver has again: both of the library.
+    ``nodes`` are device nodes that come and go with a device in the machine.
     """
 
     def __init__(
@@ -50,12 +53,14 @@ class Bus:
         in_use: Callable[[str], bool] = lambda _address: False,
         attached: Callable[[str], None] = lambda _address: None,
         patience: float = 600.0,
+        nodes: Mapping[str, tuple[str, Node]] | None = None,
     ) -> None:
         self._root = root
         self._majors = majors
         self._in_use = in_use
         self._attached = attached
         self._patience = patience
+        self._device_nodes = nodes or {}
 
     def path(self, path: str) -> Path:
         """Where a path of the machine is."""
@@ -144,6 +149,8 @@ class Bus:
             self._nodes(address, make=False)
         if driver:
             self._unlink(address, driver)
+        if address in self._device_nodes:
+            self.path(self._device_nodes[address][0]).unlink(missing_ok=True)
         saved.parent.mkdir(parents=True, exist_ok=True)
         saved.write_text(str(listed.readlink()), encoding="utf-8")
         listed.unlink()
@@ -156,6 +163,9 @@ class Bus:
             return False
         self.path(f"{DEVICES}/{address}").symlink_to(saved.read_text(encoding="utf-8"))
         saved.unlink()
+        if address in self._device_nodes:
+            path, node = self._device_nodes[address]
+            write_entry(self.path(path), node, plain_nodes=bool(self._root))
         self.path(f"{DEVICES}/{address}/driver_override").write_text("(null)\n", encoding="ascii")
         return self.bind(address, "")
 
@@ -171,6 +181,8 @@ class Bus:
             return "snd_hda_intel"
         if kind.startswith("0x02"):
             return "mlx5_core"
+        if vendor == "0x19e5" and kind.startswith("0x12"):
+            return NPU_DRIVER
         return NVIDIA if vendor == "0x10de" and kind.startswith("0x03") else ""
 
     def _hide(self, address: str) -> None:

@@ -13,12 +13,12 @@ from typing import Any, TextIO
 
 from .bus import serve
 from .errors import SimulatorError
-from .hardware import load_catalogue, load_machine
-from .library import DEFAULT_FOLDER, Library, find_library
-from .power import CONFIGURATION, DATA, Power, read_configuration
+from .hardware import load_catalogue, load_machine, machine_names
+from .library import ASCEND, VENDORS, Library, library_of, loaded_libraries
+from .power import CONFIGURATION, DATA, RECORD, Power, read_configuration, read_record
 
 FAULT_HELP = """\
-faults (GPU is an index, a UUID, a PCI address, several by commas, or all):
+faults of GPUs (GPU is an index, a UUID, a PCI address, several by commas, or all):
   fault GPU xid N [GI CI]               an XID event
   fault GPU event retirement-failure|fatal-poison|unavailable
   fault GPU ecc sbe|dbe [COUNT]         ECC errors
@@ -33,6 +33,15 @@ faults (GPU is an index, a UUID, a PCI address, several by commas, or all):
   fault GPU call FUNCTION hang [nth N]  until it is cleared
   fault GPU nvlink LINK down|up
   fault GPU recovery-action N
+
+faults of NPUs (NPU is a physical id, the VDIE, a PCI address, several by commas, or all):
+  fault NPU health ok|warning|alarm|critical
+  fault NPU error CODE [warning|alarm|critical]
+  fault NPU lost                        it answers nothing until it is cleared
+  fault NPU process PID [VID] [memory MIB]
+  fault NPU call FUNCTION fail CODE|delay SECONDS|hang [nth N]
+
+On a machine with devices of two vendors, --vendor before the command says whose are meant.
 """
 # Members of a GPU in the library's answer to `show` that are false or zero while it is well
 TROUBLES = (
@@ -49,17 +58,26 @@ TROUBLES = (
 )
 
 
+GPU_HEADING = ["INDEX", "MINOR", "PCI ADDRESS", "NAME", "UUID", "MIG", "INSTANCES", "STATE"]
+NPU_HEADING = ["NUMBER", "CARD", "CHIP", "PCI ADDRESS", "NAME", "VDIE", "SLICES", "STATE"]
+# dcmi_get_device_health, but for 0, which is well
+HEALTH = {1: "warning", 2: "alarm", 3: "critical"}
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(
         prog="accelerator-simulator",
-        description="Simulated NVIDIA GPUs: power, state and faults.",
+        description="Simulated GPUs and NPUs: power, state and faults.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=FAULT_HELP,
     )
     top.add_argument("--root", type=Path, help="make everything as plain files under this folder, without privileges")
     top.add_argument("--configuration", type=Path, help=f"configuration file (default {CONFIGURATION})")
-    top.add_argument("--library-folder", type=Path, help=f"folder of the simulated library (default {DEFAULT_FOLDER})")
+    top.add_argument(
+        "--library-folder", type=Path, help="folder of the simulated libraries (default: the drivers' own)"
+    )
+    top.add_argument("--vendor", choices=sorted(VENDORS), help="whose devices are meant, on a machine of two vendors")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     on = commands.add_parser(
         "power-on", help="place the machine's files; load the library, or power-cycle it after a boot"
@@ -73,17 +91,17 @@ def parser() -> argparse.ArgumentParser:
     off = commands.add_parser("power-off", help="take the files away; the boards keep their state")
     off.add_argument("--forget", action="store_true", help="remove what power-on recorded as well")
     fault = commands.add_parser("fault", help="inject a fault (see below)")
-    fault.add_argument("words", nargs=argparse.REMAINDER, metavar="GPU FAULT …")
+    fault.add_argument("words", nargs=argparse.REMAINDER, metavar="DEVICE FAULT …")
     clear = commands.add_parser("clear", help="clear all injected faults and processes")
     clear.add_argument("gpu", nargs="?", default="all")
     reset = commands.add_parser("reset", help="reset GPUs, as nvidia-smi --gpu-reset does")
     reset.add_argument("gpu", help="index, UUID or PCI address, several by commas")
-    unplug = commands.add_parser("unplug", help="take GPUs out of the machine, whoever uses them")
-    unplug.add_argument("gpu", help="index, UUID or PCI address, several by commas")
-    plug = commands.add_parser("plug", help="put GPUs in again that were taken out")
-    plug.add_argument("gpu", help="index, UUID or PCI address, several by commas")
+    unplug = commands.add_parser("unplug", help="take devices out of the machine, whoever uses them")
+    unplug.add_argument("gpu", metavar="DEVICE", help="as for a fault, several by commas")
+    plug = commands.add_parser("plug", help="put devices in again that were taken out")
+    plug.add_argument("gpu", metavar="DEVICE", help="as for a fault, several by commas")
     calls = commands.add_parser(
-        "calls", help="count the NVML calls since the machine was loaded, or since the last reset"
+        "calls", help="count the libraries' calls since the machine was loaded, or since the last reset"
     )
     calls.add_argument("--reset", action="store_true", help="show them and begin to count anew")
     show = commands.add_parser("show", help="show the boards and their state")
@@ -114,35 +132,55 @@ def describe_gpu(gpu: Mapping[str, Any]) -> list[str]:
     return [*facts, mig, instances or "-", ", ".join(troubles + users) or "-"]
 
 
-def control(arguments: argparse.Namespace, library: Library, output: TextIO) -> None:
-    """The commands that go to the library: fault, clear, reset, calls and show."""
+def describe_npu(npu: Mapping[str, Any]) -> list[str]:
+    """One line of ``show``: which chip it is, its slices, and what is wrong with it."""
+    slices = " ".join(f"{entry['template']}@{entry['vid']}" for entry in npu["slices"])
+    troubles = [name.replace("_", "-") for name in TROUBLES if npu.get(name)]
+    troubles += [HEALTH[npu["health"]]] if npu["health"] in HEALTH else []
+    troubles += [f"error {code:#010x}" for code in npu["errors"]]
+    users = [f"pid {process['pid']}" for process in npu["processes"]]
+    facts = [str(npu[key]) for key in ("physical", "card", "chip", "pci_address", "name", "vdie")]
+    return [*facts, slices or "-", ", ".join(troubles + users) or "-"]
+
+
+def control(arguments: argparse.Namespace, libraries: list[Library], output: TextIO) -> None:
+    """The commands that go to the libraries: those about devices to one, those about the machine to each."""
     if arguments.command == "fault":
-        text = " ".join(["fault", *arguments.words])
-    elif arguments.command == "show":
-        text = "show"
-    elif arguments.command == "calls":
-        text = "calls reset" if arguments.reset else "calls"
+        selection, text = (arguments.words or [""])[0], " ".join(["fault", *arguments.words])
+    elif arguments.command == "reset":
+        selection, text = arguments.gpu, f"gpu-reset {arguments.gpu}"
+    elif arguments.command == "clear":
+        selection, text = arguments.gpu, f"clear {arguments.gpu}"
     else:
-        text = f"{'gpu-reset' if arguments.command == 'reset' else 'clear'} {arguments.gpu}"
-    answer = library.command(text)
+        selection, text = "all", "calls reset" if getattr(arguments, "reset", False) else arguments.command
+    if arguments.command in ("fault", "reset") or selection != "all":
+        libraries = [library_of(libraries, selection, arguments.vendor)]
+    libraries = [each for each in libraries if arguments.vendor in (None, each.vendor.word)]
+    answers = {library.vendor.word: library.command(text) for library in libraries}
     if arguments.command != "show" or arguments.json:
+        # Of one vendor its own answer, of two an answer each
+        answer = answers if len(answers) > 1 else next(iter(answers.values()), {})
         output.write(json.dumps(answer, indent=2) + "\n")
         return
-    heading = ["INDEX", "MINOR", "PCI ADDRESS", "NAME", "UUID", "MIG", "INSTANCES", "STATE"]
-    output.write(table([heading, *(describe_gpu(gpu) for gpu in answer.get("gpus", ()))]))
+    for word, shown in answers.items():
+        heading, describe = (NPU_HEADING, describe_npu) if word == ASCEND.word else (GPU_HEADING, describe_gpu)
+        output.write(table([heading, *(describe(each) for each in shown.get(VENDORS[word].devices, ()))]))
 
 
 def run(arguments: argparse.Namespace, output: TextIO) -> None:
     """Execute one command; errors are raised."""
     root = str(arguments.root or "")
-    folder = arguments.library_folder or Path(root + DEFAULT_FOLDER)
+    folder = arguments.library_folder
     if arguments.command == "machines":
         list_machines(arguments.json, output)
         return
     if arguments.command in ("fault", "clear", "reset", "calls", "show"):
-        control(arguments, Library(find_library(folder)), output)
+        control(arguments, loaded_libraries(root, folder), output)
         return
     overrides = {key: getattr(arguments, key, None) for key in ("machine", "identity")}
+    if arguments.command != "power-on":
+        # The machine that is on, whatever has been configured since
+        overrides["machine"] = read_record(Path(root + RECORD)).get("machine")
     configuration = read_configuration(arguments.configuration or Path(root + CONFIGURATION), overrides)
     power = Power(
         configuration, arguments.root, library_folder=folder, use_library=not getattr(arguments, "no_library", False)
@@ -152,7 +190,7 @@ def run(arguments: argparse.Namespace, output: TextIO) -> None:
         return
     if arguments.command in ("unplug", "plug"):
         move = power.unplug if arguments.command == "unplug" else power.plug
-        output.write(json.dumps({arguments.command: move(arguments.gpu)}) + "\n")
+        output.write(json.dumps({arguments.command: move(arguments.gpu, arguments.vendor)}) + "\n")
         return
     if arguments.command == "power-off":
         done = [power.power_off(), arguments.forget and power.forget()]
@@ -166,14 +204,17 @@ def run(arguments: argparse.Namespace, output: TextIO) -> None:
 def list_machines(as_json: bool, output: TextIO) -> None:
     """All machine profiles with the products in them."""
     catalogue = load_catalogue(DATA)
-    names = sorted(path.stem for path in (DATA / "machines").glob("*.json"))
-    machines = [load_machine(DATA, name, catalogue) for name in names]
+    machines = [load_machine(DATA, name, catalogue) for name in machine_names(DATA)]
     if as_json:
-        rows = [{"machine": entry.name, "gpus": len(entry.gpus), "product": entry.product} for entry in machines]
+        rows = [
+            {"machine": entry.name, "gpus": len(entry.gpus), "npus": len(entry.npus), "product": entry.product}
+            for entry in machines
+        ]
         output.write(json.dumps(rows, indent=2) + "\n")
         return
-    heading = ["MACHINE", "GPUS", "PRODUCT"]
-    output.write(table([heading, *([entry.name, str(len(entry.gpus)), entry.product] for entry in machines)]))
+    heading = ["MACHINE", "GPUS", "NPUS", "PRODUCT"]
+    counted = ([entry.name, str(len(entry.gpus)), str(len(entry.npus)), entry.product] for entry in machines)
+    output.write(table([heading, *counted]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

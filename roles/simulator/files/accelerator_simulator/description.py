@@ -10,20 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import DescriptionError
-from .hardware import (
+from .boards import (
     ARCHITECTURES,
     BRANDS,
     MODE_CHANGES,
     NVLINK_VERSIONS,
     WORKLOAD_PROFILES,
     Board,
-    Catalogue,
-    Device,
-    Machine,
     Mig,
     Profile,
 )
+from .errors import DescriptionError
+from .hardware import Catalogue, Device, Machine
 
 IDENTITY_NAMESPACE = uuid.UUID("0b8f7a0e-6f1d-5a53-9c1e-2f4f5be6a0d1")
 # NVML_COMPUTE_INSTANCE_PROFILE_* by slices, and the one that fills a double-memory 1g with more than one slice's SMs
@@ -57,6 +55,7 @@ class Settings:
     identity: str
     driver_version: str
     cuda_version: str
+    ascend_driver_version: str = "25.2.0"
     proc_root: str = "/proc/driver/nvidia"
     dev_root: str = "/dev"
     sys_root: str = "/sys"

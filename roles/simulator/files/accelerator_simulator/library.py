@@ -1,26 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The simulated library's private entry: text commands in, JSON out (``nvml/MACHINE_FORMAT.md``)."""
+"""The simulated libraries' private entry: text commands in, JSON out (``nvml/MACHINE_FORMAT.md``, ``dcmi/MACHINE_FORMAT.md``)."""
 
 from __future__ import annotations
 
 import ctypes
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .errors import LibraryError
 
 REPLY_SIZE = 4 << 20
-DEFAULT_FOLDER = "/usr/lib/x86_64-linux-gnu"
-SONAME = "libnvidia-ml.so.1"
-STATE_NAME = "libnvidia-gpusim.so.%s"
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """One vendor's management library: its name, where it is installed, what it calls its devices.
+
+    ``state`` is the name of the file beside it that holds the state, with the driver's version in it.
+    """
+
+    word: str
+    interface: str
+    soname: str
+    folder: str
+    state: str
+    devices: str
+
+
+NVIDIA = Vendor("nvidia", "NVML", "libnvidia-ml.so.1", "/usr/lib/x86_64-linux-gnu", "libnvidia-gpusim.so.%s", "gpus")
+ASCEND = Vendor("ascend", "DCMI", "libdcmi.so", "/usr/local/Ascend/driver/lib64/driver", "libdcmi-sim.so.%s", "npus")
+VENDORS = {vendor.word: vendor for vendor in (NVIDIA, ASCEND)}
 
 
 class Library:
     """One loaded library. Its state file lies in the library's own folder."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, vendor: Vendor = NVIDIA) -> None:
+        self.vendor = vendor
         try:
             self._function = ctypes.CDLL(str(path)).acceleratorSimulatorControl
         except (OSError, AttributeError) as error:
@@ -39,7 +58,9 @@ class Library:
         except ValueError as error:
             raise LibraryError(f"{text!r}: the library answered {int(code)} and no JSON: {error}") from error
         if code != 0 or not answer.get("ok"):
-            raise LibraryError(f"{text.split()[0]}: {answer.get('error', 'refused')} (NVML error {int(code)})")
+            raise LibraryError(
+                f"{text.split()[0]}: {answer.get('error', 'refused')} ({self.vendor.interface} error {int(code)})"
+            )
         return dict(answer)
 
     def loaded(self) -> dict[str, Any] | None:
@@ -48,14 +69,57 @@ class Library:
             answer = self.command("show")
         except LibraryError:
             return None
-        return answer if answer.get("gpus") else None
+        return answer if answer.get(self.vendor.devices) else None
+
+    def devices(self) -> list[dict[str, Any]]:
+        """What ``show`` says of each device."""
+        return list(self.command("show")[self.vendor.devices])
 
 
-def find_library(folder: Path) -> Path:
+def find_library(folder: Path, vendor: Vendor = NVIDIA) -> Path:
     """The library in a folder; a LibraryError says what to do where there is none."""
-    path = folder / SONAME
+    path = folder / vendor.soname
     if not path.exists():
         raise LibraryError(
             f"{path} does not exist: run the role dra.accelerators.simulator, or name the folder with --library-folder"
         )
     return path
+
+
+def folder_of(vendor: Vendor, root: str, folder: Path | None) -> Path:
+    """Where a vendor's library is: in a folder that was named, or where its driver has it."""
+    return folder or Path(root + vendor.folder)
+
+
+def loaded_libraries(root: str, folder: Path | None) -> list[Library]:
+    """The libraries that have a machine; without any, those that are there. A LibraryError where none is."""
+    found = [
+        Library(path, vendor)
+        for vendor in VENDORS.values()
+        if (path := folder_of(vendor, root, folder) / vendor.soname).exists()
+    ]
+    if not found:
+        find_library(folder_of(NVIDIA, root, folder))
+    return [library for library in found if library.loaded() is not None] or found[:1]
+
+
+def library_of(libraries: list[Library], selection: str, vendor: str | None = None) -> Library:
+    """The library whose devices are selected; with two of them, ``vendor`` or an identity has to tell."""
+    fitting = [each for each in libraries if vendor in (None, each.vendor.word)]
+    if len(fitting) > 1:
+        word = selection.partition(",")[0].lower()
+        fitting = [
+            each
+            for each in fitting
+            if len(word) > 3 and any(word in known for device in each.devices() for known in _identities(device))
+        ]
+    if len(fitting) != 1:
+        raise LibraryError(
+            f"{selection}: this machine has devices of {' and '.join(each.vendor.word for each in libraries)}; "
+            "name one with --vendor, or the device by its PCI address or UUID"
+        )
+    return fitting[0]
+
+
+def _identities(device: dict[str, Any]) -> list[str]:
+    return [str(device[key]).lower() for key in ("uuid", "vdie", "pci_address") if key in device]

@@ -7,15 +7,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from .errors import DescriptionError
-from .hardware import read_json
+from .hardware import Catalogue, Device, Machine, Npu
 
 RESOURCES = ("aicore", "aicpu", "vpc", "venc", "vdec", "jpegd", "jpege", "pngd")
 # A die of a super-pod: its number is made of the server's and of the die's place in it (chosen).
 DIES_PER_SERVER = 16
+# Major number of the nodes of slices, where nothing else says (chosen).
+SLICE_MAJOR = 237
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class NpuSettings:
     dev_root: str = "/dev"
     sys_root: str = "/sys"
     etc_root: str = "/etc"
+    slice_major: int = SLICE_MAJOR
     library: Mapping[str, Any] | None = None
 
 
@@ -43,42 +44,6 @@ def card_serial(identity: str, card: int) -> str:
     """A serial number of 20 characters."""
     digest = hashlib.sha256(f"{identity}/card/{card}".encode()).hexdigest()
     return f"1023{int(digest, 16) % 10**16:016d}"
-
-
-def load_npu_machine(folder: Path, name: str) -> dict[str, Any]:
-    """The machine profile of ``folder``/ascend/machines, with the boards it is made of under ``boards``."""
-    path = folder / "ascend/machines" / f"{name}.json"
-    if not path.is_file():
-        known = sorted(entry.stem for entry in (folder / "ascend/machines").glob("*.json"))
-        raise DescriptionError(f"machine profile {name!r} is unknown, expected one of {', '.join(known)}")
-    machine: dict[str, Any] = read_json(path)
-    if machine.get("machine") != name:
-        raise DescriptionError(
-            f"{path}: holds machine {machine.get('machine')!r}, expected {name!r} as the file is named"
-        )
-    machine["boards"] = {}
-    for key in {entry["board"] for entry, _path, _numa in npus(machine)}:
-        board_path = folder / "ascend/boards" / f"{key}.json"
-        board = read_json(board_path)
-        for data, where in ((board, board_path), (machine, path)):
-            if not data.get("sources", {}).get("*"):
-                raise DescriptionError(f"{where}: sources has no * entry that says where the figures come from")
-        machine["boards"][key] = board
-    return machine
-
-
-def npus(machine: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], tuple[str, ...], int]]:
-    """Every chip in the order of the PCI bus, with the components of its sysfs path and its NUMA node."""
-
-    def walk(nodes: Any, path: tuple[str, ...], numa: int) -> Iterator[tuple[Mapping[str, Any], tuple[str, ...], int]]:
-        for node in nodes:
-            here = (*path, str(node["address"]))
-            if node["kind"] == "npu":
-                yield node, here, numa
-            yield from walk(node.get("children", ()), here, numa)
-
-    for root in machine["roots"]:
-        yield from walk(root["devices"], (root["bus"],), root["numa"])
 
 
 def _pairs(**values: Any) -> str:
@@ -117,24 +82,24 @@ def _slicing_lines(slicing: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _npu_lines(
-    machine: Mapping[str, Any], entry: Mapping[str, Any], path: tuple[str, ...], numa: int, settings: NpuSettings
+    machine: Machine, catalogue: Catalogue, device: Device, npu: Npu, settings: NpuSettings
 ) -> Iterator[str]:
-    board = machine["boards"][entry["board"]]
-    address, pci, memory, frequency = entry["address"], board["pci"], board["memory"], board["frequency"]
+    board, address = catalogue.npu_boards[device.board or ""], device.address
+    pci, memory, frequency = board["pci"], board["memory"], board["frequency"]
     for key in ("type", "name", "version", "product", "model", "manufacturer"):
         yield f"{key} {board[key]}"
     yield f"npu-name {board['npu_name']}"
-    yield f"serial {card_serial(settings.identity, entry['card'])}"
+    yield f"serial {card_serial(settings.identity, npu.card)}"
     for key in ("card", "chip", "physical"):
-        yield f"{key} {entry[key]}"
+        yield f"{key} {getattr(npu, key)}"
     yield f"aicores {board['aicores']}"
-    yield f"ids {_pairs(**board['ids'], slot=entry['card'])}"
+    yield f"ids {_pairs(**board['ids'], slot=npu.card)}"
     yield f"pci-address {address}"
     yield f"pci-device-id {pci['device']}{pci['vendor'][2:]}"
     yield f"pci-subsystem-id {pci['subsystem_device']}{pci['subsystem_vendor'][2:]}"
-    yield f"pci-path {'/'.join(path)}"
-    yield f"numa-node {numa}"
-    yield "cpu-affinity {}".format({node["node"]: node["cpus"] for node in machine["numa"]}[numa])
+    yield f"pci-path {'/'.join(device.path)}"
+    yield f"numa-node {device.numa}"
+    yield f"cpu-affinity {machine.numa_node(device.numa).cpus}"
     yield f"vdie {die_id(settings.identity, 'vdie', address)}"
     yield f"ndie {die_id(settings.identity, 'ndie', address)}"
     yield "memory {}".format(
@@ -151,36 +116,37 @@ def _npu_lines(
     yield f"temperature {board['temperature']['idle_c']}"
     if board["power"]["idle_deciwatt"] is not None:
         yield f"power {board['power']['idle_deciwatt']}"
-    if "hccs_group" in entry:
-        yield f"hccs-group {entry['hccs_group']}"
-    if "ip" in entry:
-        yield f"ip {entry['ip']}"
+    if npu.hccs_group is not None:
+        yield f"hccs-group {npu.hccs_group}"
+    if npu.ip is not None:
+        yield f"ip {npu.ip}"
     if board.get("management_controller"):
         yield "management-controller yes"
     if board.get("sio"):
         yield "sio yes"
-    if "super_pod" in machine:
-        pod = machine["super_pod"]
-        yield f"super-pod {_pairs(sdid=pod['server'] * DIES_PER_SERVER + entry['physical'], **pod)}"
+    if "super_pod" in machine.ascend:
+        pod = machine.ascend["super_pod"]
+        yield f"super-pod {_pairs(sdid=pod['server'] * DIES_PER_SERVER + npu.physical, **pod)}"
     if "slicing" in board:
         yield from _slicing_lines(board["slicing"])
 
 
-def render_npus(machine: Mapping[str, Any], settings: NpuSettings) -> str:
-    """The whole description of a machine, one statement a line, ready for the library's ``load``."""
-    statements = {
+def render_npus(machine: Machine, catalogue: Catalogue, settings: NpuSettings) -> str:
+    """The whole description of a machine's NPUs, one statement a line, ready for the library's ``load``."""
+    statements: dict[str, Any] = {
         "driver-version": settings.driver_version,
         "dev-root": settings.dev_root,
         "sys-root": settings.sys_root,
         "etc-root": settings.etc_root,
+        "slice-major": settings.slice_major,
     }
     for key in ("interface", "work_mode", "multi_die_policy"):
-        if key in machine:
-            statements[key.replace("_", "-")] = machine[key]
+        if key in machine.ascend:
+            statements[key.replace("_", "-")] = machine.ascend[key]
     statements.update(settings.library or {})
-    lines = [f"# {machine['machine']}: {machine['product']}", "format 1"]
+    lines = [f"# {machine.name}: {machine.product}", "format 1"]
     lines += [f"{key} {_word(value)}" for key, value in statements.items()]
-    for entry, path, numa in npus(machine):
+    for device, npu in machine.chips:
         lines.append("npu")
-        lines += ["  " + line for line in _npu_lines(machine, entry, path, numa, settings)]
+        lines += ["  " + line for line in _npu_lines(machine, catalogue, device, npu, settings)]
     return "\n".join(lines) + "\n"

@@ -12,25 +12,30 @@ import ctypes
 import json
 import os
 import posixpath
+import pwd
 import shutil
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .entries import Directory, Entry, File, Link, Node, Tree, directories_above
 from .errors import SimulatorError
-from .trees import Directory, Entry, File, Link, Node, Tree, directories_above
 
 MS_NOSUID, MS_NODEV, MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x2000, 0x4000, 0x40000
 MNT_DETACH = 2
 MOUNT_SOURCE = "accelerator-simulator"
 WORKSHOP = Path("/run/accelerator-simulator")
 RECORD = "placed.json"
+# What is laid over; the rest is written where it belongs
+LAID_OVER = ("/proc/", "/sys/")
 # Hundreds of children, none of which needs its own real path: links to one bind of the original, not a mount each
 LINKED = ("/sys/module", "/sys/bus/pci/drivers")
 CAPABILITY_NODES = Path("/dev/nvidia-caps")
 # Folders in which the library makes and removes files of its own as instances come and go
 KEPT_BY_THE_LIBRARY = ("/proc/driver/nvidia/capabilities", str(CAPABILITY_NODES))
+# Nodes that another library makes and removes beside those of the tree, as slices come and go
+NODES_OF_THE_LIBRARY = "vdavinci[0-9]*"
 # The same of the bus, as devices are bound to vfio-pci
 VFIO_NODES = "/dev/vfio"
 KEPT_BY_THE_BUS = (VFIO_NODES, f"{WORKSHOP}/detached", f"{WORKSHOP}/unplugged")
@@ -77,7 +82,7 @@ def plan_layers(tree: Tree, original: Original) -> list[Layer]:
     grouped: dict[str, list[str]] = {}
     files: list[str] = []
     for path in sorted(tree):
-        if path.startswith("/dev/"):
+        if not path.startswith(LAID_OVER):
             continue
         kind = original.kind(path)
         if kind == "file" and (path.startswith("/proc/") or path == "/sys/bus/pci/drivers_probe"):
@@ -136,12 +141,23 @@ def _write_node(path: Path, entry: Node) -> bool:
     wanted = os.makedev(entry.major, entry.minor)
     if path.exists() or path.is_symlink():
         state = path.lstat()
-        if stat.S_ISCHR(state.st_mode) and state.st_rdev == wanted and stat.S_IMODE(state.st_mode) == entry.mode:
+        same = stat.S_ISCHR(state.st_mode) and state.st_rdev == wanted and stat.S_IMODE(state.st_mode) == entry.mode
+        if same and (state.st_uid, state.st_gid) == owner_of(entry):
             return False
         path.unlink()
     os.mknod(path, stat.S_IFCHR | entry.mode, wanted)
     path.chmod(entry.mode)
+    os.chown(path, *owner_of(entry))
     return True
+
+
+def owner_of(node: Node) -> tuple[int, int]:
+    """User and group of a node; root's where this system does not know them."""
+    try:
+        known = pwd.getpwnam(node.owner)
+    except KeyError:
+        return 0, 0
+    return known.pw_uid, known.pw_gid
 
 
 def write_tree(root: str, tree: Tree, paths: Sequence[str], plain_nodes: bool) -> list[str]:
@@ -149,6 +165,12 @@ def write_tree(root: str, tree: Tree, paths: Sequence[str], plain_nodes: bool) -
     for directory in directories_above(paths):
         Path(root + directory).mkdir(0o755, parents=True, exist_ok=True)
     return [path for path in sorted(paths) if write_entry(Path(root + path), tree[path], plain_nodes)]
+
+
+def remove_slice_nodes(root: str) -> None:
+    """Remove the nodes that the library made."""
+    for path in Path(root + "/dev").glob(NODES_OF_THE_LIBRARY):
+        path.unlink()
 
 
 def _read_record(folder: Path) -> list[str]:
@@ -183,6 +205,7 @@ class Folder:
             if paths and Path(self.root + folder).is_dir():
                 shutil.rmtree(self.root + folder)
         self._remove(paths)
+        remove_slice_nodes(self.root)
         (self._workshop / RECORD).unlink(missing_ok=True)
         return bool(paths)
 
@@ -227,7 +250,7 @@ class System:
     def place(self, tree: Tree) -> list[str]:
         """Lay the tree over the system. Nothing of an earlier one may be in place. Returns the paths."""
         layers = plan_layers(tree, Original())
-        nodes = [path for path in tree if path.startswith("/dev/")]
+        nodes = [path for path in tree if not path.startswith(LAID_OVER)]
         WORKSHOP.mkdir(0o755, parents=True, exist_ok=True)
         # Private, because a mount below a shared one cannot be moved
         self._mount(MOUNT_SOURCE, WORKSHOP, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
@@ -271,7 +294,7 @@ class System:
 
     def remove(self) -> bool:
         """Take away every mount and node of ours. Returns whether there was anything."""
-        return self._withdraw([path for path in self.placed() if path.startswith("/dev/")])
+        return self._withdraw([path for path in self.placed() if not path.startswith(LAID_OVER)])
 
     def _withdraw(self, nodes: Sequence[str]) -> bool:
         mounts = self.mounts()
@@ -280,6 +303,7 @@ class System:
                 raise SimulatorError(f"unmounting {path}: {os.strerror(ctypes.get_errno())}")
         for path in nodes:
             Path(path).unlink(missing_ok=True)
+        remove_slice_nodes("")
         if f"{VFIO_NODES}/vfio" in nodes:
             shutil.rmtree(VFIO_NODES, ignore_errors=True)
         if nodes and CAPABILITY_NODES.is_dir():

@@ -13,32 +13,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .ascend_files import SLICE_NODE_MODE, chip_node
 from .bus import Bus
 from .description import Settings, render
+from .entries import Node, Tree
 from .errors import DescriptionError, SimulatorError
 from .hardware import Catalogue, Device, Machine, load_catalogue, load_machine
-from .library import DEFAULT_FOLDER, STATE_NAME, Library, find_library
+from .host import Majors, Surroundings, choose_majors
+from .library import NVIDIA, VENDORS, Library, find_library, folder_of, library_of, loaded_libraries
+from .npu_description import NpuSettings, render_npus
+from .nvidia_files import MIG_CONFIG_MINOR, MIG_MONITOR_MINOR, capability
 from .place import Folder, System, write_tree
-from .trees import (
-    MIG_CONFIG_MINOR,
-    MIG_MONITOR_MINOR,
-    Majors,
-    Surroundings,
-    Tree,
-    capability,
-    choose_majors,
-    whole_tree,
-)
+from .trees import whole_tree
 
 CONFIGURATION = "/etc/accelerator-simulator/machine.json"
 STATE_FOLDER = "/var/lib/accelerator-simulator"
+RECORD = f"{STATE_FOLDER}/power.json"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 DATA = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What an administrator chooses. ``library`` are further statements for the library (``operation-delay`` …)."""
+    """What an administrator chooses. ``library`` are further statements for the library (``operation-delay`` …).
+
+    What begins with ``ascend`` is of NPUs, the rest of GPUs or of both.
+    """
 
     machine: str = "8xH100"
     identity: str = ""
@@ -48,11 +48,13 @@ class Configuration:
     clique: int | None = None
     pci_domain_offset: int = 0
     library: Mapping[str, Any] = field(default_factory=dict)
+    ascend_driver_version: str = "25.2.0"
+    ascend_library: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a power-on has to do. ``library`` is ``load``, ``power-cycle`` or nothing."""
+    """What a power-on has to do. ``library`` is ``load``, ``power-cycle`` or nothing, for each vendor's."""
 
     place: bool
     withdraw: bool
@@ -83,6 +85,16 @@ def read_configuration(path: Path, overrides: Mapping[str, Any]) -> Configuratio
             f"{path}: unknown keys {', '.join(unknown)}, expected some of {', '.join(sorted(known))}"
         )
     return Configuration(**values)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """What a power-on wrote down; empty where there is nothing to be read."""
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError:
+        return {}
 
 
 def shift_domain(machine: Machine, offset: int) -> Machine:
@@ -142,14 +154,16 @@ class Power:
         self.configuration = configuration
         self.root = "" if root is None else str(root.resolve())
         self.placer: Folder | System = System() if root is None else Folder(root.resolve())
-        self.library_folder = library_folder or Path(self.root + DEFAULT_FOLDER)
+        self.library_folder = library_folder
         self.use_library = use_library
         self.catalogue: Catalogue = load_catalogue(data)
         self.machine = shift_domain(
             load_machine(data, configuration.machine, self.catalogue), configuration.pci_domain_offset
         )
-        self.record_path = Path(self.root + STATE_FOLDER) / "power.json"
-        self.description_path = Path(self.root + STATE_FOLDER) / "machine.txt"
+        self.record_path = Path(self.root + RECORD)
+        self.description_paths = {
+            vendor: Path(self.root + STATE_FOLDER) / f"{vendor}.txt" for vendor in self.machine.vendors
+        }
 
     def settings(self, majors: Majors) -> Settings:
         """The configuration as the description needs it."""
@@ -161,11 +175,47 @@ class Power:
             proc_root=self.root + "/proc/driver/nvidia",
             dev_root=self.root + "/dev",
             sys_root=self.root + "/sys",
-            caps_major=majors.by_name["nvidia-caps"],
+            caps_major=majors.by_name.get("nvidia-caps", 0),
             cluster_uuid=chosen.cluster_uuid,
             clique=chosen.clique,
             library=chosen.library,
+            ascend_driver_version=chosen.ascend_driver_version,
         )
+
+    def descriptions(self, majors: Majors) -> dict[str, str]:
+        """What each vendor's library is to load."""
+        settings, texts = self.settings(majors), {}
+        if self.machine.gpus:
+            texts["nvidia"] = render(self.machine, self.catalogue, settings)
+        if self.machine.npus:
+            npu_settings = NpuSettings(
+                identity=settings.identity,
+                driver_version=settings.ascend_driver_version,
+                dev_root=settings.dev_root,
+                sys_root=settings.sys_root,
+                etc_root=self.root + "/etc",
+                slice_major=majors.by_name["vdavinci"],
+                library=self.configuration.ascend_library,
+            )
+            texts["ascend"] = render_npus(self.machine, self.catalogue, npu_settings)
+        return texts
+
+    def libraries(self) -> dict[str, Library]:
+        """The libraries of this machine's vendors, where they are used at all."""
+        if not self.use_library:
+            return {}
+        vendors = [VENDORS[word] for word in self.machine.vendors]
+        return {
+            vendor.word: Library(find_library(folder_of(vendor, self.root, self.library_folder), vendor), vendor)
+            for vendor in vendors
+        }
+
+    def is_loaded(self, library: Library) -> bool:
+        """Whether a library of this version has a machine."""
+        chosen = self.configuration
+        version = chosen.driver_version if library.vendor is NVIDIA else chosen.ascend_driver_version
+        folder = folder_of(library.vendor, self.root, self.library_folder)
+        return (folder / (library.vendor.state % version)).exists() and library.loaded() is not None
 
     def boot_id(self) -> str:
         """This boot of the system: what tells a power cycle from a second power-on."""
@@ -173,12 +223,7 @@ class Power:
 
     def record(self) -> dict[str, Any]:
         """What the last power-on wrote down; empty before the first."""
-        if not self.record_path.is_file():
-            return {}
-        try:
-            return dict(json.loads(self.record_path.read_text(encoding="utf-8")))
-        except ValueError:
-            return {}
+        return read_record(self.record_path)
 
     def surroundings(self) -> Surroundings:
         """The host's own view; it must not be read while a tree is laid over it."""
@@ -195,45 +240,44 @@ class Power:
         )
 
     def power_on(self, check: bool = False) -> Plan:
-        """Place the files, load or power-cycle the library, as needed. Returns what was (or would be) done."""
+        """Place the files, load or power-cycle the libraries, as needed. Returns what was (or would be) done."""
         previous, boot_id, fingerprint = self.record(), self.boot_id(), self.fingerprint()
-        placed = bool(self.placer.placed())
-        library = Library(find_library(self.library_folder)) if self.use_library else None
-        state = self.library_folder / (STATE_NAME % self.configuration.driver_version)
-        loaded = library is None or (state.exists() and library.loaded() is not None)
+        placed, libraries = bool(self.placer.placed()), self.libraries()
+        loaded = all(self.is_loaded(library) for library in libraries.values())
         # While the trees are placed the host's own majors cannot be read, and they have been chosen already.
+        vendors, chosen = self.machine.vendors, previous.get("majors")
         majors = (
-            Majors(by_name={**choose_majors("").by_name, **previous["majors"]})
-            if placed and previous.get("majors")
-            else choose_majors(self.surroundings().proc_devices, previous.get("majors"))
+            Majors({**choose_majors("", vendors=vendors).by_name, **chosen})
+            if placed and chosen
+            else choose_majors(self.surroundings().proc_devices, chosen, vendors)
         )
-        text = render(self.machine, self.catalogue, self.settings(majors))
-        plan = plan_power_on(previous, fingerprint, digest(text), boot_id, placed, loaded)
-        if library is None:
+        texts = self.descriptions(majors)
+        described = digest("".join(texts.values()))
+        plan = plan_power_on(previous, fingerprint, described, boot_id, placed, loaded)
+        if not libraries:
             plan = dataclasses.replace(plan, library=None)
         if check or not plan.changes:
             return plan
         if plan.withdraw:
             self.placer.remove()
         if plan.place:
-            if not self.root and Path("/proc/driver/nvidia/version").exists():
-                raise SimulatorError(
-                    "/proc/driver/nvidia/version exists: a real NVIDIA driver is loaded here; "
-                    "simulate on a machine without one"
-                )
+            self.refuse_real_silicon()
             self.placer.place(
                 whole_tree(self.machine, self.catalogue, self.settings(majors), majors, self.surroundings())
             )
-        self.description_path.parent.mkdir(parents=True, exist_ok=True)
-        self.description_path.write_text(text, encoding="utf-8")
-        if library is not None and plan.library is not None:
-            library.command(f"load {self.description_path}" if plan.library == "load" else plan.library)
-        elif library is not None:
-            self.restore_capabilities(library)
+        for vendor, text in texts.items():
+            self.description_paths[vendor].parent.mkdir(parents=True, exist_ok=True)
+            self.description_paths[vendor].write_text(text, encoding="utf-8")
+        for vendor, library in libraries.items():
+            if plan.library is not None:
+                path = self.description_paths[vendor]
+                library.command(f"load {path}" if plan.library == "load" else plan.library)
+            else:
+                self.restore(library, majors)
         written = {
             "boot_id": boot_id,
             "fingerprint": fingerprint,
-            "description": digest(text),
+            "description": described,
             "machine": self.machine.name,
             "majors": dict(majors.by_name),
         }
@@ -242,55 +286,72 @@ class Power:
         temporary.replace(self.record_path)
         return plan
 
+    def refuse_real_silicon(self) -> None:
+        """A SimulatorError where a vendor's own driver is loaded on this system."""
+        signs = {"NVIDIA": "/proc/driver/nvidia/version", "Ascend": "/dev/davinci_manager"}
+        for name, sign in signs.items():
+            if not self.root and Path(sign).exists():
+                raise SimulatorError(
+                    f"{sign} exists: a real {name} driver is loaded here; simulate on a machine without one"
+                )
+
     def bus(self) -> Bus:
         """The kernel's part of the PCI bus of the machine that is on."""
-        library = Library(find_library(self.library_folder)) if self.use_library else None
+        library = self.libraries().get("nvidia")
 
         def in_use(address: str) -> bool:
             gpu = of(address)
             return bool(gpu.get("open") or gpu.get("processes"))
 
         def of(address: str) -> Mapping[str, Any]:
-            shown = library.command("show")["gpus"] if library is not None else ()
-            return next((gpu for gpu in shown if str(gpu["pci_address"]).lower()[4:] == address), {})
+            shown = library.devices() if library is not None else ()
+            return next((gpu for gpu in shown if short_address(gpu) == address), {})
 
         def attached(address: str) -> None:
             if library is not None:
                 library.command(f"driver-bind {address}")
 
-        return Bus(self.root, {**choose_majors("").by_name, **self.record().get("majors", {})}, in_use, attached)
+        majors = self.placed_majors()
+        nodes = {device.address: chip_node(npu.physical, majors) for device, npu in self.machine.chips}
+        return Bus(self.root, majors.by_name, in_use, attached, nodes=nodes)
 
-    def unplug(self, selection: str) -> list[str]:
-        """Take GPUs out of the machine while it runs; what is selected is as for a fault. Returns their addresses."""
-        return self._move(selection, present=False)
+    def placed_majors(self) -> Majors:
+        """The majors of the machine that is on."""
+        first = choose_majors("", vendors=self.machine.vendors).by_name
+        return Majors({**first, **self.record().get("majors", {})})
 
-    def plug(self, selection: str) -> list[str]:
-        """Put GPUs in again that were taken out. Returns their addresses."""
-        return self._move(selection, present=True)
+    def unplug(self, selection: str, vendor: str | None = None) -> list[str]:
+        """Take devices out of the machine while it runs; what is selected is as for a fault. Returns their addresses."""
+        return self._move(selection, vendor, present=False)
 
-    def _move(self, selection: str, present: bool) -> list[str]:
-        library, bus = Library(find_library(self.library_folder)), self.bus()
-        before = library.command("show")["gpus"]
+    def plug(self, selection: str, vendor: str | None = None) -> list[str]:
+        """Put devices in again that were taken out. Returns their addresses."""
+        return self._move(selection, vendor, present=True)
+
+    def _move(self, selection: str, vendor: str | None, present: bool) -> list[str]:
+        library, bus = library_of(loaded_libraries(self.root, self.library_folder), selection, vendor), self.bus()
+        before = library.devices()
         library.command(f"{'plug' if present else 'unplug'} {selection}")
-        after = library.command("show")["gpus"]
         moved = [
-            str(now["pci_address"]).lower()[4:]
-            for was, now in zip(before, after)
-            if was["unplugged"] != now["unplugged"]
+            short_address(now) for was, now in zip(before, library.devices()) if was["unplugged"] != now["unplugged"]
         ]
         return [address for address in moved if (bus.plug(address) if present else bus.unplug(address))]
 
     def fingerprint(self) -> str:
         """Digest of what is placed and how: a newer program that places the same leaves a running machine alone."""
-        majors = choose_majors("")
+        majors = choose_majors("", vendors=self.machine.vendors)
         tree = whole_tree(self.machine, self.catalogue, self.settings(majors), majors, Surroundings())
         way = (Path(__file__).resolve().parent / "place.py").read_bytes()
         return hashlib.sha256(repr(sorted(tree.items())).encode() + way).hexdigest()
 
-    def restore_capabilities(self, library: Library) -> None:
-        """Capability files of instances that are alive: needed where files are placed again without a power cycle."""
-        tree = capability_files(library.command("show"))
-        write_tree("", tree, list(tree), plain_nodes=True)
+    def restore(self, library: Library, majors: Majors) -> None:
+        """What belongs to partitions that are alive: needed where files are placed again without a power cycle."""
+        shown = library.command("show")
+        if library.vendor is NVIDIA:
+            tree, plain = capability_files(shown), True
+        else:
+            tree, plain = slice_nodes(shown, majors), bool(self.root)
+        write_tree("", tree, list(tree), plain_nodes=plain)
 
     def power_off(self) -> bool:
         """Takes the files away. The library's state stays, as boards stay in a machine that is switched off."""
@@ -299,7 +360,8 @@ class Power:
     def forget(self) -> bool:
         """Removes what :meth:`power_on` wrote down, after :meth:`power_off`."""
         found = False
-        for path in (self.record_path, self.description_path):
+        folder = Path(self.root + STATE_FOLDER)
+        for path in (self.record_path, *(folder / f"{vendor}.txt" for vendor in VENDORS)):
             if path.exists():
                 path.unlink()
                 found = True
@@ -309,6 +371,20 @@ class Power:
 def digest(text: str) -> str:
     """SHA-256 of a text, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def short_address(device: Mapping[str, Any]) -> str:
+    """The PCI address of a device as sysfs has it; NVML has four more digits of the domain."""
+    return str(device["pci_address"]).lower()[-len("0000:00:00.0") :]
+
+
+def slice_nodes(shown: Mapping[str, Any], majors: Majors) -> Tree:
+    """The nodes of the slices that ``show`` lists."""
+    return {
+        f"{shown['dev_root']}/vdavinci{each['vid']}": Node(majors.by_name["vdavinci"], each["vid"], SLICE_NODE_MODE)
+        for npu in shown["npus"]
+        for each in npu["slices"]
+    }
 
 
 def capability_files(shown: Mapping[str, Any]) -> Tree:

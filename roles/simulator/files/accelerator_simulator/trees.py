@@ -4,159 +4,21 @@
 
 from __future__ import annotations
 
-import posixpath
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Union
+from collections.abc import Mapping
+from typing import Any
 
-from .description import Settings, gpu_uuid
+from . import ascend_files, nvidia_files
+from .description import Settings
+from .entries import File, Link, Node, Tree, relative, text
 from .hardware import Catalogue, Device, Machine, address_key
+from .host import Majors, Module, Surroundings, merge_proc_devices, merge_proc_modules
 from .pciconfig import LINK_SPEEDS, configuration_space, place_bars, resource_file
 
-NVIDIA_MAJOR = 195
-CONTROL_MINOR, MODESET_MINOR = 255, 254
-MIG_CONFIG_MINOR, MIG_MONITOR_MINOR = 1, 2
-# nvidia-modprobe's numbering: 32 GPUs, 15 GPU instances each, 8 compute instances in each of those
-CAPABILITY_GPUS, CAPABILITY_GPU_INSTANCES, CAPABILITY_COMPUTE_INSTANCES = 32, 15, 8
 PORT_TYPES = {"root-port": 4, "switch-upstream": 5, "switch-downstream": 6}
-DRIVERS_SHOWN = ("nvidia", "mlx5_core", "nvidia-nvswitch", "snd_hda_intel")
+DRIVERS_SHOWN = ("nvidia", "devdrv_device_driver", "mlx5_core", "nvidia-nvswitch", "snd_hda_intel")
+ACCELERATORS = ("gpu", "npu")
 VFIO_DRIVER = "vfio-pci"
 MISCELLANEOUS_MAJOR, VFIO_MINOR, IOMMU_MINOR = 10, 196, 122
-KERNEL_MODULES = (
-    ("nvidia", 14381056, ("nvidia_uvm", "nvidia_modeset")),
-    ("nvidia_modeset", 1830912, ("nvidia_drm",)),
-    ("nvidia_drm", 135168, ()),
-    ("nvidia_uvm", 2166784, ()),
-)
-MODULE_PARAMETERS = (
-    ("ResmanDebugLevel", "4294967295"),
-    ("RmLogonRC", "1"),
-    ("ModifyDeviceFiles", "1"),
-    ("DeviceFileUID", "0"),
-    ("DeviceFileGID", "0"),
-    ("DeviceFileMode", "438"),
-    ("InitializeSystemMemoryAllocations", "1"),
-    ("UsePageAttributeTable", "4294967295"),
-    ("EnableMSI", "1"),
-    ("EnablePCIeGen3", "0"),
-    ("EnablePCIERelaxedOrderingMode", "0"),
-    ("MemoryPoolSize", "0"),
-    ("EnableStreamMemOPs", "0"),
-    ("EnableUserNUMAManagement", "1"),
-    ("NvLinkDisable", "0"),
-    ("RmProfilingAdminOnly", "1"),
-    ("PreserveVideoMemoryAllocations", "0"),
-    ("EnableS0ixPowerManagement", "0"),
-    ("DynamicPowerManagement", "3"),
-    ("RegisterPCIDriver", "1"),
-    ("EnableResizableBar", "0"),
-    ("EnableDbgBreakpoint", "0"),
-    ("EnableNonblockingOpen", "1"),
-    ("ImexChannelCount", "2048"),
-    ("CreateImexChannel0", "0"),
-)
-
-
-@dataclass(frozen=True)
-class File:
-    """A regular file."""
-
-    content: bytes
-    mode: int = 0o444
-
-
-@dataclass(frozen=True)
-class Link:
-    """A symbolic link."""
-
-    target: str
-
-
-@dataclass(frozen=True)
-class Directory:
-    """A directory that would otherwise be empty."""
-
-    mode: int = 0o755
-
-
-@dataclass(frozen=True)
-class Node:
-    """A character device."""
-
-    major: int
-    minor: int
-    mode: int = 0o666
-
-
-Entry = Union[File, Link, Directory, Node]
-Tree = dict[str, Entry]
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What the host shows already and the trees have to fit: its /proc files and the first free IOMMU group.
-
-    ``vfio`` says that it has no VFIO of its own, which the machine's would be in the way of.
-    """
-
-    proc_devices: str = "Character devices:\n\nBlock devices:\n"
-    proc_modules: str | None = ""
-    iommu_base: int = 0
-    vfio: bool = True
-
-
-@dataclass(frozen=True)
-class Majors:
-    """Major numbers of the driver's character devices; only 195 is fixed."""
-
-    nvidia: int = NVIDIA_MAJOR
-    by_name: Mapping[str, int] = field(default_factory=dict)
-
-
-def choose_majors(proc_devices: str, previous: Mapping[str, int] | None = None) -> Majors:
-    """Majors that the host uses for nothing else: its own drivers must never answer for ours.
-
-    From 236 downward for what a driver registers early, from 510 downward for UVM, as dynamic allocation gives them.
-    Those of a ``previous`` boot come first, so that a machine stays the same over reboots.
-    """
-    taken = {int(number) for number in re.findall(r"^\s*(\d+) ", proc_devices, re.MULTILINE)} | {NVIDIA_MAJOR}
-    by_name: dict[str, int] = {}
-    for name, start in (
-        ("nvidia-caps", 236),
-        ("nvidia-nvswitch", 235),
-        ("nvidia-caps-imex-channels", 234),
-        ("nvidia-uvm", 510),
-        ("vfio", 233),
-        ("vfio-dev", 232),
-    ):
-        number = (previous or {}).get(name, start)
-        number = start if number in taken else number
-        while number in taken:
-            number -= 1
-        taken.add(number)
-        by_name[name] = number
-    return Majors(by_name=by_name)
-
-
-def merge_proc_devices(original: str, majors: Majors, nvswitches: bool) -> str:
-    """/proc/devices with the driver's lines among the character devices, in the order of the numbers."""
-    characters, blank, blocks = original.partition("\n\n")
-    lines = [line for line in characters.splitlines()[1:] if line.strip()]
-    ours = [(majors.nvidia, name) for name in ("nvidia", "nvidia-modeset", "nvidiactl")]
-    ours += [(number, name) for name, number in majors.by_name.items() if nvswitches or name != "nvidia-nvswitch"]
-    lines += [f"{number:3d} {name}" for number, name in ours]
-    lines.sort(key=lambda line: int(line.split()[0]))
-    return "\n".join(["Character devices:", *lines]) + (blank + blocks if blank else "\n\nBlock devices:\n")
-
-
-def merge_proc_modules(original: str) -> str:
-    """/proc/modules with the driver's modules first, as the last ones loaded stand there."""
-    lines = [
-        f"{name} {int(size)} {len(users)} {''.join(user + ',' for user in users) or '-'} Live 0x0000000000000000 (OE)"
-        for name, size, users in KERNEL_MODULES
-    ]
-    return "\n".join(reversed(lines)) + "\n" + original
 
 
 def cpu_numbers(cpus: str) -> list[int]:
@@ -182,77 +44,6 @@ def cpu_mask(cpus: str) -> str:
 def sysfs_path(device: Device) -> str:
     """Where the function really is: /sys/devices/pcidddd:bb/…/address."""
     return "/sys/devices/" + "/".join(device.path)
-
-
-def _relative(path: str, target: str) -> Link:
-    return Link(posixpath.relpath(target, posixpath.dirname(path)))
-
-
-def _text(value: Any, mode: int = 0o444) -> File:
-    return File((f"{value}\n").encode(), mode)
-
-
-def capability(minor: int, mode: int) -> File:
-    """One file of the capability tree: which device node stands for it, and with which mode."""
-    return File(f"DeviceFileMinor: {int(minor)}\nDeviceFileMode: {int(mode)}\nDeviceFileModify: 1\n".encode())
-
-
-def mig_minors() -> str:
-    """/proc/driver/nvidia-caps/mig-minors: the fixed map of every capability that there can be."""
-    lines = [f"config {int(MIG_CONFIG_MINOR)}", f"monitor {int(MIG_MONITOR_MINOR)}"]
-    for gpu in range(CAPABILITY_GPUS):
-        for instance in range(CAPABILITY_GPU_INSTANCES):
-            minor = 3 + 135 * gpu + 9 * instance
-            lines.append(f"gpu{int(gpu)}/gi{int(instance)}/access {int(minor)}")
-            lines += [
-                f"gpu{int(gpu)}/gi{int(instance)}/ci{int(compute)}/access {int(minor + 1 + compute)}"
-                for compute in range(CAPABILITY_COMPUTE_INSTANCES)
-            ]
-    return "\n".join(lines) + "\n"
-
-
-def proc_tree(machine: Machine, catalogue: Catalogue, settings: Settings, majors: Majors, around: Surroundings) -> Tree:
-    """Everything under /proc."""
-    driver, nvswitches = "/proc/driver/nvidia", [device for device in machine.devices if device.kind == "nvswitch"]
-    tree: Tree = {
-        "/proc/devices": File(merge_proc_devices(around.proc_devices, majors, bool(nvswitches)).encode()),
-        driver + "/version": File(
-            (
-                f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {settings.driver_version}  Release Build\n"
-                "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n"
-            ).encode()
-        ),
-        driver + "/params": File("".join("{}: {}\n".format(*pair) for pair in MODULE_PARAMETERS).encode()),
-        driver + "/registry": File(b'Binary: ""\n'),
-        driver + "/capabilities/mig/config": capability(MIG_CONFIG_MINOR, 0o400),
-        driver + "/capabilities/mig/monitor": capability(MIG_MONITOR_MINOR, 0o444),
-        "/proc/driver/nvidia-caps/mig-minors": File(mig_minors().encode()),
-    }
-    if around.proc_modules is not None:
-        tree["/proc/modules"] = File(merge_proc_modules(around.proc_modules).encode())
-    for gpu in machine.gpus:
-        board = catalogue.boards[gpu.board or ""]
-        information = (
-            ("Model:", board.name),
-            ("IRQ:", 64 + (gpu.minor or 0)),
-            ("GPU UUID:", gpu_uuid(settings.identity, gpu.address)),
-            ("Video BIOS:", board.part["vbios"]),
-            ("Bus Type:", "PCIe"),
-            ("DMA Size:", "52 bits"),
-            ("DMA Mask:", "0xfffffffffffff"),
-            ("Bus Location:", gpu.address),
-            ("Device Minor:", gpu.minor),
-            ("GPU Firmware:", settings.driver_version),
-            ("GPU Excluded:", "No"),
-        )
-        tree[f"{driver}/gpus/{gpu.address}/information"] = File(
-            "".join(f"{key:<8}\t {value}\n" for key, value in information).encode()
-        )
-        if board.mig is not None:
-            tree[f"{driver}/capabilities/gpu{int(gpu.minor or 0)}/mig"] = Directory(0o755)
-    for switch in nvswitches:
-        tree[f"/proc/driver/nvidia-nvswitch/devices/{switch.address}"] = File(b"BIOS Version: 96.10.6E.00.01\n")
-    return tree
 
 
 def _subordinates(machine: Machine) -> dict[str, tuple[int, int, int]]:
@@ -304,7 +95,7 @@ def _device_tree(
         )
     )
     tree: Tree = {
-        here + "/" + name: _text(value, mode)
+        here + "/" + name: text(value, mode)
         for name, value, mode in (
             ("vendor", pci["vendor"], 0o444),
             ("device", pci["device"], 0o444),
@@ -334,36 +125,36 @@ def _device_tree(
     }
     tree[here + "/resource"] = File(resource_file(bars).encode())
     tree[here + "/config"] = File(configuration_space(pci, bars, bridge, buses, PORT_TYPES.get(device.kind, 0)), 0o644)
-    tree[here + "/subsystem"] = _relative(here + "/subsystem", "/sys/bus/pci")
-    tree["/sys/bus/pci/devices/" + device.address] = _relative("/sys/bus/pci/devices/x", here)
-    for name in ("remove", "rescan") + (("reset",) if device.kind == "gpu" else ()):
+    tree[here + "/subsystem"] = relative(here + "/subsystem", "/sys/bus/pci")
+    tree["/sys/bus/pci/devices/" + device.address] = relative("/sys/bus/pci/devices/x", here)
+    for name in ("remove", "rescan") + (("reset",) if device.kind in ACCELERATORS else ()):
         tree[here + "/" + name] = File(b"", 0o200)
-    if device.kind == "gpu":
-        tree[here + "/reset_method"] = _text("flr bus", 0o644)
+    if device.kind in ACCELERATORS:
+        tree[here + "/reset_method"] = text("flr bus", 0o644)
     if bridge:
-        tree[here + "/secondary_bus_number"] = _text(buses[1])
-        tree[here + "/subordinate_bus_number"] = _text(buses[2])
+        tree[here + "/secondary_bus_number"] = text(buses[1])
+        tree[here + "/subordinate_bus_number"] = text(buses[2])
     if driver in DRIVERS_SHOWN:
         folder = "/sys/bus/pci/drivers/" + driver
-        tree[here + "/driver"] = _relative(here + "/driver", folder)
-        tree[f"{folder}/{device.address}"] = _relative(folder + "/x", here)
+        tree[here + "/driver"] = relative(here + "/driver", folder)
+        tree[f"{folder}/{device.address}"] = relative(folder + "/x", here)
         for name in ("bind", "unbind", "new_id", "remove_id"):
             tree[f"{folder}/{name}"] = File(b"", 0o200)
     if device.interface:
         net = f"{here}/net/{device.interface}"
         octets = (2, *address_key(device.address)[1:], address_key(device.address)[0] & 255, device.numa)
-        tree[net + "/address"] = _text(":".join(f"{octet:02x}" for octet in octets))
-        tree[net + "/operstate"] = _text("up")
-        tree[net + "/device"] = _relative(net + "/device", here)
+        tree[net + "/address"] = text(":".join(f"{octet:02x}" for octet in octets))
+        tree[net + "/operstate"] = text("up")
+        tree[net + "/device"] = relative(net + "/device", here)
     if device.rdma:
         name = f"{here}/infiniband/{device.rdma}"
-        tree[name + "/node_type"] = _text("1: CA")
-        tree[name + "/device"] = _relative(name + "/device", here)
+        tree[name + "/node_type"] = text("1: CA")
+        tree[name + "/device"] = relative(name + "/device", here)
     if group is not None:
         folder = f"/sys/kernel/iommu_groups/{int(group)}"
-        tree[here + "/iommu_group"] = _relative(here + "/iommu_group", folder)
-        tree[f"{folder}/devices/{device.address}"] = _relative(folder + "/devices/x", here)
-        tree[folder + "/type"] = _text("DMA-FQ", 0o644)
+        tree[here + "/iommu_group"] = relative(here + "/iommu_group", folder)
+        tree[f"{folder}/devices/{device.address}"] = relative(folder + "/devices/x", here)
+        tree[folder + "/type"] = text("DMA-FQ", 0o644)
         tree[folder + "/reserved_regions"] = File(b"0x00000000fee00000 0x00000000feefffff msi\n")
     return tree
 
@@ -375,17 +166,13 @@ def sys_tree(machine: Machine, catalogue: Catalogue, settings: Settings, around:
     groups: dict[str, int] = {}
     for root, node in machine.roots:
         cpus, here = machine.numa_node(node).cpus, "/sys/devices/" + root
-        tree[f"{here}/pci_bus/{root[3:]}/cpulistaffinity"] = _text(cpus)
-        tree[f"{here}/pci_bus/{root[3:]}/cpuaffinity"] = _text(cpu_mask(cpus))
-        tree[here + "/power/control"] = _text("auto", 0o644)
+        tree[f"{here}/pci_bus/{root[3:]}/cpulistaffinity"] = text(cpus)
+        tree[f"{here}/pci_bus/{root[3:]}/cpuaffinity"] = text(cpu_mask(cpus))
+        tree[here + "/power/control"] = text("auto", 0o644)
     for position, device in enumerate(machine.devices):
-        if device.board is not None:
-            pci, driver = catalogue.boards[device.board].pci, "nvidia"
-        else:
-            component = catalogue.components[device.component or ""]
-            pci, driver = component.pci, component.driver
+        pci, driver = catalogue.pci(device)
         # Functions of one slot share a group: what goes from one to the other does not pass the IOMMU.
-        grouped = device.kind in ("gpu", "nic", "audio")
+        grouped = device.kind in (*ACCELERATORS, "nic", "audio")
         slot = device.address.partition(".")[0]
         if grouped and slot not in groups:
             groups[slot] = around.iommu_base + len(groups)
@@ -400,46 +187,45 @@ def sys_tree(machine: Machine, catalogue: Catalogue, settings: Settings, around:
                 buses.get(device.address, (0, 0, 0)),
             )
         )
-    for name, size, users in KERNEL_MODULES:
-        here = "/sys/module/" + name
-        tree.update(
-            {
-                here + "/version": _text(settings.driver_version),
-                here + "/initstate": _text("live"),
-                here + "/coresize": _text(size),
-                here + "/refcnt": _text(len(users)),
-                here + "/taint": _text("OE"),
-            }
-        )
+    for vendor, version in (("nvidia", settings.driver_version), ("ascend", settings.ascend_driver_version)):
+        if vendor in machine.vendors:
+            tree.update(_module_tree(vendor, version))
     if around.vfio:
         tree["/sys/bus/pci/drivers_probe"] = File(b"", 0o200)
         for name in ("bind", "unbind", "new_id", "remove_id"):
             tree[f"/sys/bus/pci/drivers/{VFIO_DRIVER}/{name}"] = File(b"", 0o200)
-        tree["/sys/module/vfio_pci/initstate"] = _text("live")
-    tree["/sys/module/nvidia/drivers/pci:nvidia"] = Link("../../../bus/pci/drivers/nvidia")
-    tree["/sys/bus/pci/drivers/nvidia/module"] = Link("../../../../module/nvidia")
+        tree["/sys/module/vfio_pci/initstate"] = text("live")
+    return tree
+
+
+def _module_tree(vendor: str, version: str) -> Tree:
+    """The folders of a driver's modules; the first of them is the one that binds to devices."""
+    shows = {"nvidia": nvidia_files, "ascend": ascend_files}[vendor]
+    tree: Tree = {}
+    for name, size, users in shows.KERNEL_MODULES:
+        here = "/sys/module/" + name
+        tree.update(
+            {
+                here + "/version": text(version),
+                here + "/initstate": text("live"),
+                here + "/coresize": text(size),
+                here + "/refcnt": text(len(users)),
+                here + "/taint": text("OE"),
+            }
+        )
+    first = shows.KERNEL_MODULES[0][0]
+    tree[f"/sys/module/{first}/drivers/pci:{shows.PCI_DRIVER}"] = Link(f"../../../bus/pci/drivers/{shows.PCI_DRIVER}")
+    tree[f"/sys/bus/pci/drivers/{shows.PCI_DRIVER}/module"] = Link(f"../../../../module/{first}")
     return tree
 
 
 def device_nodes(machine: Machine, majors: Majors, vfio: bool = True) -> Tree:
-    """Everything under /dev: one node for each GPU and the driver's own."""
-    uvm, caps = majors.by_name["nvidia-uvm"], majors.by_name["nvidia-caps"]
-    tree: Tree = {f"/dev/nvidia{gpu.minor or 0}": Node(majors.nvidia, gpu.minor or 0) for gpu in machine.gpus}
-    tree.update(
-        {
-            "/dev/nvidiactl": Node(majors.nvidia, CONTROL_MINOR),
-            "/dev/nvidia-modeset": Node(majors.nvidia, MODESET_MINOR),
-            "/dev/nvidia-uvm": Node(uvm, 0),
-            "/dev/nvidia-uvm-tools": Node(uvm, 1),
-            f"/dev/nvidia-caps/nvidia-cap{int(MIG_CONFIG_MINOR)}": Node(caps, MIG_CONFIG_MINOR, 0o400),
-            f"/dev/nvidia-caps/nvidia-cap{int(MIG_MONITOR_MINOR)}": Node(caps, MIG_MONITOR_MINOR, 0o444),
-        }
-    )
-    switches = [device for device in machine.devices if device.kind == "nvswitch"]
-    if switches:
-        major = majors.by_name["nvidia-nvswitch"]
-        tree["/dev/nvidia-nvswitchctl"] = Node(major, 255)
-        tree.update({f"/dev/nvidia-nvswitch{int(number)}": Node(major, number) for number in range(len(switches))})
+    """Everything under /dev."""
+    tree: Tree = {}
+    if machine.gpus:
+        tree.update(nvidia_files.device_nodes(machine, majors))
+    if machine.npus:
+        tree.update(ascend_files.device_nodes(machine, majors))
     if vfio:
         tree["/dev/vfio/vfio"] = Node(MISCELLANEOUS_MAJOR, VFIO_MINOR)
         tree["/dev/iommu"] = Node(MISCELLANEOUS_MAJOR, IOMMU_MINOR, 0o600)
@@ -453,22 +239,31 @@ def device_nodes(machine: Machine, majors: Majors, vfio: bool = True) -> Tree:
     return tree
 
 
-def whole_tree(
-    machine: Machine, catalogue: Catalogue, settings: Settings, majors: Majors, around: Surroundings
-) -> Tree:
-    """/proc, /sys and /dev together."""
-    tree = proc_tree(machine, catalogue, settings, majors, around)
-    tree.update(sys_tree(machine, catalogue, settings, around))
-    tree.update(device_nodes(machine, majors, around.vfio))
+def proc_tree(machine: Machine, majors: Majors, around: Surroundings) -> Tree:
+    """The kernel's own files under /proc, with the drivers' lines in them."""
+    characters = [(number, name) for name, number in majors.of("vfio").items()]
+    modules: list[Module] = []
+    if machine.gpus:
+        characters = nvidia_files.characters(machine, majors) + characters
+        modules += nvidia_files.KERNEL_MODULES
+    if machine.npus:
+        characters += ascend_files.characters(majors)
+        modules += ascend_files.KERNEL_MODULES
+    tree: Tree = {"/proc/devices": File(merge_proc_devices(around.proc_devices, characters).encode())}
+    if around.proc_modules is not None:
+        tree["/proc/modules"] = File(merge_proc_modules(around.proc_modules, modules).encode())
     return tree
 
 
-def directories_above(paths: Iterable[str]) -> list[str]:
-    """Every directory that the paths need, parents first."""
-    found = set()
-    for path in paths:
-        parent = posixpath.dirname(path)
-        while parent not in ("", "/"):
-            found.add(parent)
-            parent = posixpath.dirname(parent)
-    return sorted(found)
+def whole_tree(
+    machine: Machine, catalogue: Catalogue, settings: Settings, majors: Majors, around: Surroundings
+) -> Tree:
+    """/proc, /sys and /dev together, and what the drivers' installations left."""
+    tree = proc_tree(machine, majors, around)
+    if machine.gpus:
+        tree.update(nvidia_files.proc_tree(machine, catalogue, settings))
+    if machine.npus:
+        tree.update(ascend_files.installation_files(machine, settings))
+    tree.update(sys_tree(machine, catalogue, settings, around))
+    tree.update(device_nodes(machine, majors, around.vfio))
+    return tree

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Machines with NPUs through the command: what a node with them shows, over boots, files placed again, and chips taken out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerator_simulator.hardware import load_machine
+
+from tests.simulator.dcmi_support import CATALOGUE, DATA
+from tests.simulator.dcmi_support import SOURCES as DCMI
+from tests.simulator.machine_library_test import PROGRAM
+from tests.simulator.nvml_builds import build
+
+DRIVER = "usr/local/Ascend/driver"
+MACHINES = sorted(path.stem for path in (DATA / "ascend/machines").glob("*.json"))
+
+
+class Node:
+    """A machine under a folder, with the drivers that it needs in the vendors' places."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.libraries = root / DRIVER / "lib64/driver"
+        self.libraries.mkdir(parents=True)
+        for path in build(sources=DCMI).folder.iterdir():
+            if path.is_file():
+                shutil.copy2(path, self.libraries / path.name)
+        self.boot("first")
+
+    def boot(self, identity: str) -> None:
+        """Give the machine another boot id."""
+        (self.root / "boot_id").write_text(identity)
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """The command, however it ends."""
+        arguments = [sys.executable, "-c", PROGRAM, str(DATA), str(self.root / "boot_id"), "--root", str(self.root)]
+        return subprocess.run([*arguments, *words], capture_output=True, text=True, check=False)
+
+    def command(self, *words: str) -> dict[str, Any]:
+        """What the command says."""
+        done = self.run(*words)
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    def program(self, name: str, *words: str) -> str:
+        """What a program of the driver says."""
+        environment = dict(os.environ, LD_LIBRARY_PATH=str(self.libraries))
+        program = [str(self.libraries / name), *words]
+        return subprocess.run(program, capture_output=True, text=True, env=environment, check=True).stdout
+
+    def nodes(self) -> set[str]:
+        """Device nodes of chips and slices."""
+        return {path.name for path in (self.root / "dev").glob("*davinci[0-9]*")}
+
+    def slices(self) -> dict[int, list[str]]:
+        """Templates of the slices of each chip that has some, by its physical id."""
+        shown = self.command("show", "--json")["npus"]
+        return {npu["physical"]: [each["template"] for each in npu["slices"]] for npu in shown if npu["slices"]}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_slices_outlive_a_boot_and_their_nodes_follow_them(node: Node) -> None:
+    assert node.command("power-on", "--machine", "8x310P-Pro")["library"] == "load"
+    whole = {f"davinci{number}" for number in range(8)}
+    assert node.nodes() == whole
+    node.program("npu-smi", "set", "-t", "create-vnpu", "-i", "3", "-c", "0", "-f", "vir02")
+    assert node.nodes() == whole | {"vdavinci148"}
+    node.command("power-off")
+    assert node.nodes() == set()
+    assert not (node.root / "etc/ascend_install.info").exists()
+    again = node.command("power-on", "--machine", "8x310P-Pro")
+    assert (again["place"], again["library"]) == (True, None)
+    assert node.nodes() == whole | {"vdavinci148"}
+
+    node.command("power-off")
+    node.boot("second")
+    assert node.command("power-on", "--machine", "8x310P-Pro")["library"] == "power-cycle"
+    assert (node.slices(), node.nodes()) == ({3: ["vir02"]}, whole | {"vdavinci148"})
+    node.program("npu-smi", "set", "-t", "vnpu-cfg-recover", "-d", "0")
+    node.command("power-off")
+    node.boot("third")
+    node.command("power-on", "--machine", "8x310P-Pro")
+    assert (node.slices(), node.nodes()) == ({}, whole)
+
+
+def test_a_chip_is_taken_out_and_put_in_again(node: Node) -> None:
+    node.command("power-on", "--machine", "4x300I-Duo")
+    node.program("npu-smi", "set", "-t", "create-vnpu", "-i", "1", "-c", "1", "-f", "vir01")
+    before = node.nodes()
+    (address,) = node.command("unplug", "3")["unplug"]
+    assert before - node.nodes() == {"davinci3", "vdavinci148"}
+    assert not (node.root / "sys/bus/pci/devices" / address).is_symlink()
+    listed = node.program("npu-smi", "info", "-m")
+    assert listed.count("310P3") == 7
+    assert node.command("plug", "all") == {"plug": [address]}
+    assert before - node.nodes() == {"vdavinci148"}, "a chip that was taken out has lost its slices"
+    driver = (node.root / "sys/bus/pci/devices" / address / "driver").resolve()
+    assert driver == node.root / "sys/bus/pci/drivers/devdrv_device_driver"
+
+
+def test_faults_are_shown(node: Node) -> None:
+    node.command("power-on", "--machine", "8x310P-Pro")
+    node.command("fault", "2", "health", "warning")
+    node.command("fault", "5", "error", "0x80e01801")
+    lines = node.run("show").stdout.splitlines()
+    assert [line.split("  ")[-1].strip() for line in (lines[3], lines[6])] == ["warning", "alarm, error 0x80e01801"]
+    node.command("clear")
+    assert all(line.endswith("-") for line in node.run("show").stdout.splitlines()[1:])
+    assert node.command("calls")["functions"].get("nvmlInit_v2") is None
+
+
+def test_the_network_port_of_a_chip_is_known_to_its_tool_and_its_file(node: Node) -> None:
+    node.command("power-on", "--machine", "8xA3")
+    assert node.program("hccn_tool", "-i", "3", "-ip", "-g") == "ipaddr:192.168.100.104\nnetmask:255.255.255.0\n"
+    assert node.program("hccn_tool", "-i", "3", "-link", "-g") == "link status: UP\n"
+    lines = (node.root / "etc/hccn.conf").read_text().splitlines()
+    assert lines[6:8] == ["address_3=192.168.100.104", "netmask_3=255.255.255.0"]
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_chip_has_its_place_in_sysfs_and_its_node(node: Node, name: str) -> None:
+    node.command("power-on", "--machine", name)
+    machine = load_machine(DATA, name, CATALOGUE)
+    assert node.nodes() == {f"davinci{npu.physical}" for _device, npu in machine.chips}
+    for device, _npu in machine.chips:
+        here = node.root / "sys/bus/pci/devices" / device.address
+        assert (here / "vendor").read_text() == "0x19e5\n"
+        assert (here / "class").read_text() == "0x120000\n"
+        assert (here / "device").read_text().strip() == CATALOGUE.npu_boards[device.board or ""]["pci"]["device"]
+        assert (here / "numa_node").read_text().strip() == str(device.numa)
+        assert (here / "driver").readlink().name == "devdrv_device_driver"
+    assert (node.root / "dev/davinci_manager").exists()
+    assert (node.root / "dev/devmm_svm").exists() == (name != "1x950")
+    version = (node.root / DRIVER / "version.info").read_text().splitlines()
+    assert version[0] == "Version=25.2.0"
+    assert "Driver_Install_Status=complete" in (node.root / "etc/ascend_install.info").read_text().splitlines()
+    assert node.program("npu-smi", "info").startswith("+--"), "no warning of an installation that is not complete"
