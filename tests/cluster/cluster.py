@@ -121,8 +121,11 @@ def parse_recap(output: str) -> dict[str, dict[str, int]]:
 class Cluster:
     """One world of the test cluster, with its nodes, its API and the playbooks that are run over it.
 
-    ``variables`` are given to every playbook beside the fleet file of the examples.
+    ``variables`` are given to every playbook beside the fleet file of the examples. What is asked about one vendor's devices is
+    asked about those of ``driver``.
     """
+
+    driver = DRIVER
 
     def __init__(self, name: str, variables: Mapping[str, Any] | None = None) -> None:
         self.name = name
@@ -197,7 +200,7 @@ class Cluster:
             (
                 item
                 for item in items
-                if item["spec"]["driver"] == DRIVER and node in (None, item["spec"].get("nodeName"))
+                if item["spec"]["driver"] == self.driver and node in (None, item["spec"].get("nodeName"))
             ),
             key=lambda item: str(item["metadata"]["name"]),
         )
@@ -270,7 +273,7 @@ class Cluster:
 
     def cdi_files(self, node: str) -> list[str]:
         """Names of our claims' CDI files on a node."""
-        return self.shell(node, "ls /var/run/cdi 2>/dev/null | grep '^k8s.gpu.nvidia.com-claim' || true").split()
+        return self.shell(node, f"ls /var/run/cdi 2>/dev/null | grep '^k8s.{self.driver}-claim' || true").split()
 
     def companions(self, node: str) -> list[str]:
         """The services of a node that run for claims, and what was written for them."""
@@ -288,7 +291,7 @@ class Cluster:
             *("-m", "dra_driver.cli", "status", "--json"),
             check=False,
         )
-        (found,) = (each for each in json.loads(said) if each["driver"] == DRIVER)
+        (found,) = (each for each in json.loads(said) if each["driver"] == self.driver)
         return dict(found)
 
     def recorded(self, node: str) -> dict[str, str]:
@@ -318,7 +321,7 @@ class Cluster:
             lambda: (
                 self.shell(
                     node,
-                    f"test -S {PLUGIN_DIRECTORY}/dra.sock && systemctl is-active --quiet {DRIVER_UNIT} && echo yes",
+                    f"test -S /var/lib/kubelet/plugins/{self.driver}/dra.sock && systemctl is-active --quiet {DRIVER_UNIT} && echo yes",
                     check=False,
                 ).strip()
                 == "yes"

@@ -35,7 +35,7 @@ def tree_of(machine: Machine) -> Tree:
         machine,
         CATALOGUE,
         SETTINGS,
-        choose_majors(HOST_DEVICES),
+        choose_majors(HOST_DEVICES, vendors=machine.vendors),
         Surroundings(HOST_DEVICES, "loop 1 0 - Live 0x0\n", 12),
     )
 
@@ -178,6 +178,27 @@ def test_device_nodes_have_the_numbers_that_proc_devices_names(name: str) -> Non
     assert len({(node.major, node.minor) for node in nodes.values()}) == len(nodes)
     for path, node in nodes.items():
         assert tree[f"/dev/char/{node.major}:{node.minor}"] == Link("../" + path[len("/dev/") :])
+
+
+@pytest.mark.parametrize(
+    "name", ["2xH100-2x310P", *sorted(path.stem for path in (FILES / "ascend/machines").glob("*"))]
+)
+def test_nodes_of_npus_are_the_drivers_own_and_have_its_numbers(name: str) -> None:
+    machine = load_machine(FILES, name, CATALOGUE)
+    tree = tree_of(machine)
+    nodes = {path[5:]: entry for path, entry in tree.items() if isinstance(entry, Node)}
+    devices = tree["/proc/devices"].content.decode()  # type: ignore[union-attr]
+    listed = {line.split()[1]: int(line.split()[0]) for line in devices.split("\n\n")[0].splitlines()[1:]}
+    assert {path for path in nodes if path.startswith("davinci") and path[7:].isdigit()} == {
+        f"davinci{npu.physical}" for _device, npu in machine.chips
+    }
+    for _device, npu in machine.chips:
+        assert nodes[f"davinci{npu.physical}"] == Node(listed["devdrv-cdev"], npu.physical, 0o660, "HwHiAiUser")
+    assert nodes["davinci_manager"] == Node(listed["davinci_manager"], 0, 0o660, "HwHiAiUser")
+    assert len({(node.major, node.minor) for node in nodes.values()}) == len(nodes)
+    assert ("drv_pcie_host" in tree["/proc/modules"].content.decode()) == bool(machine.npus)  # type: ignore[union-attr]
+    assert any(path.startswith("/proc/driver/nvidia") for path in tree) == bool(machine.gpus)
+    assert any("nvidia" in path for path in tree) == bool(machine.gpus)
 
 
 def test_majors_avoid_the_hosts_and_stay_over_reboots() -> None:
