@@ -86,7 +86,7 @@ def device_facts(device: Mapping[str, Any]) -> dict[str, str]:
         "name": device["name"],
         "type": text("type"),
         "product": text("productName"),
-        "profile": text("profile"),
+        "profile": text("profile") or text("template"),
         "uuid": text("uuid"),
     }
 

@@ -122,14 +122,14 @@ def steps_on(device: Device, assignments: Sequence[Assignment]) -> tuple[Step, .
 
 
 def state(device: Device) -> dict[str, Any]:
-    """Return what a layout is about, of one device: its mode and its partitions."""
+    """Return what a layout is about, of one device: its mode, where it has one, and its partitions."""
+    modes = {"enabled": device.partitioning.enabled, "pending": device.partitioning.pending}
     return {
         "index": device.index,
         "uuid": device.uuid,
         "product": device.product,
         "pci_address": device.pci_address,
-        "enabled": device.partitioning.enabled,
-        "pending": device.partitioning.pending,
+        **(modes if device.partitioning.has_mode else {}),
         "partitions": [
             {
                 "profile": partition.profile,
@@ -170,19 +170,23 @@ def predict(device: Device, steps: Sequence[Step]) -> dict[str, Any]:
 
 def lines(one: dict[str, Any]) -> str:
     """Return the state of one device as text for a diff; without UUIDs, which change when a partition is made again."""
-    mode = "enabled" if one["enabled"] else "disabled"
-    if one["pending"] != one["enabled"]:
-        mode += f", {'enabled' if one['pending'] else 'disabled'} after the next reset"
+    modes = []
+    if "enabled" in one:
+        modes = [f"MIG {'enabled' if one['enabled'] else 'disabled'}"]
+        if one["pending"] != one["enabled"]:
+            modes = [f"{modes[0]}, {'enabled' if one['pending'] else 'disabled'} after the next reset"]
     partitions = [f"  {each['profile']} at {each['placement']['start']}" for each in one["partitions"]]
-    return "\n".join([f"MIG {mode}", *(["partitions:", *partitions] if partitions else ["no partitions"])]) + "\n"
+    return "\n".join([*modes, *(["partitions:", *partitions] if partitions else ["no partitions"])]) + "\n"
 
 
-def difference(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return Ansible's diff, one entry for each device that changes."""
+def difference(
+    before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]], word: str = "GPU"
+) -> list[dict[str, str]]:
+    """Return Ansible's diff, one entry for each device that changes; ``word`` is what such a device is called."""
     entries = []
     for old, new in zip(before, after):
         if lines(old) != lines(new):
-            header = f"GPU {old['index']} ({old['uuid']}, {old['pci_address']})"
+            header = f"{word} {old['index']} ({old['uuid']}, {old['pci_address']})"
             entries.append({"before_header": header, "after_header": header, "before": lines(old), "after": lines(new)})
     return entries
 
@@ -220,8 +224,8 @@ def describe_step(step: Step, devices: Sequence[Device]) -> dict[str, Any]:
     return {**step.to_dict(), "indices": indices, "description": step.describe()}
 
 
-def report(devices: Sequence[Device], assignments: Sequence[Assignment]) -> dict[str, Any]:
-    """Return what is done, or would be, and what the devices are like before and after; pure."""
+def report(devices: Sequence[Device], assignments: Sequence[Assignment], word: str = "GPU") -> dict[str, Any]:
+    """Return what is done, or would be, and what the devices, each called ``word``, are like before and after; pure."""
     modes = {one.device.uuid: one.rule.mode for one in assignments}
     waiting = {uuid for one in assignments for step in one.withheld for uuid in devices_of(step)}
     before = [state(device) for device in devices]
@@ -245,7 +249,7 @@ def report(devices: Sequence[Device], assignments: Sequence[Assignment]) -> dict
             }
             for device in devices
         ],
-        "diff": difference(before, after),
+        "diff": difference(before, after, word),
     }
 
 

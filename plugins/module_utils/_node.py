@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ._identity import look as look_at_identity
+from ._vendors import ascend_facts, devices_by_vendor
 from .core.errors import AcceleratorError
 from .core.layout_rules import parse_rules
 from .core.system import System
@@ -34,6 +35,7 @@ OWN_UNITS = (
     "dra-accelerators-token.service",
     "dra-accelerators-token.timer",
     "dra-accelerators-layout.service",
+    "dra-accelerators-layout-ascend.service",
 )
 # The programs that hand out GPUs, or cut them up, without knowing of claims.
 FOREIGN_UNITS = ("nvidia-mig-manager.service",)
@@ -297,6 +299,8 @@ def ask(
         "runtime": {name: units[name] for name in RUNTIME_UNITS},
         "managers": [name for name in FOREIGN_UNITS if units[name]["exists"] and _runs(units[name])],
         "kubelet": {**ask_kubelet(system, kubelet_root, kubeconfigs), "unit": units[KUBELET_UNITS[0]]},
+        "devices": devices_by_vendor(system),
+        "ascend": ascend_facts(system),
         "nvidia": {**ask_nvidia(system), "toolkit": [path for path in TOOLKIT if system.exists(path)]},
         "programs": ask_root(system, root),
         "driver": ask_driver(system, units[DRIVER_UNIT], configuration, verify=verify),

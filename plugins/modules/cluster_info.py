@@ -120,7 +120,8 @@ nodes:
     - By name, what the cluster knows of each node. C(exists), C(uid), C(ready) (V(True), V(False) or V(Unknown)), C(kubelet)
       and C(runtime) (versions), C(unschedulable), C(annotations), C(labels), C(allocatable), and C(slices).
     - A slice has C(name), C(driver), C(pool), C(generation), C(expected) (how many its pool has), C(ours) (whether a driver
-      of this collection wrote it), and C(devices), each with C(name), C(type), C(product), C(profile) and C(uuid).
+      of this collection wrote it), and C(devices), each with C(name), C(type), C(product), C(profile) (of a slice of an NPU
+      its template) and C(uuid).
   returned: success
   type: dict
   sample:

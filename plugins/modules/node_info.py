@@ -12,8 +12,8 @@ version_added: 0.1.0
 short_description: Show what a node is, before anything is done to it
 description:
   - Returns in one answer what the roles of this collection have to know of a node. Its platform and interpreters, its
-    kubelet and container runtime, NVIDIA's driver, other programs that give out its GPUs, and what of this collection is
-    there already.
+    kubelet and container runtime, which vendors' accelerators it has and what their drivers say, other programs that give
+    them out, and what of this collection is there already.
   - Needs nothing on the node but Python. What is missing or does not answer is part of the answer and no failure; every
     command and request has a deadline.
   - No secret is returned. Of the kubelet's kubeconfig all but its users is read, and of the node driver's token what it
@@ -180,6 +180,18 @@ nvidia:
   returned: success
   type: dict
   sample: {answers: true, version: 580.65.06, problem: "", toolkit: [/usr/bin/nvidia-cdi-hook]}
+devices:
+  description: The PCI addresses of the accelerators by vendor, whether their driver works or not. A vendor without any is left out.
+  returned: success
+  type: dict
+  sample: {ascend: ["0000:82:00.0"]}
+ascend:
+  description:
+    - Whether the files of Ascend's driver are all there (C(answers)) and what is not (C(problem)), its version, and its library. No
+      program is run for it.
+  returned: success
+  type: dict
+  sample: {answers: true, version: 24.1.rc1, library: /usr/local/dcmi/libdcmi.so, problem: ""}
 programs:
   description: What O(root) holds. The environment and the release in use, and all that are complete, newest first.
   returned: success

@@ -406,41 +406,21 @@ not_undone:
 
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
-from ansible_collections.dra.accelerators.plugins.module_utils._layout import (
-    Assignment,
-    apply,
-    assign,
-    concerned,
-    consent,
-    difference,
-    library_for_resets,
-    report,
-    state,
-    touched,
-    undisturbed,
-)
+from ansible_collections.dra.accelerators.plugins.module_utils._layout import consent
+from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import Layouts, partition_devices
 from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     INTERPRETER_OPTION,
-    fail_all,
     find_binding,
     run,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend
-from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import DeviceLocks
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, InvalidLayout
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import Rule, parse_rules
-from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, well
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.mig_parted import rules_from_mig_parted
-from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import (
-    observe,
-    prepared_claims,
-    prepared_partitions,
-    wake_driver,
-)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 try:
@@ -504,46 +484,6 @@ def read_rules(module: AnsibleModule, devices: Sequence[Device], unread: Sequenc
     return rules_from_mig_parted(read_config(module), module.params["config_name"], devices, unread)
 
 
-def decide(module: AnsibleModule, backend: Backend) -> tuple[tuple[Device, ...], tuple[Assignment, ...], list[str]]:
-    """Look at the GPUs and plan; returns the GPUs that the layout is about, what each is to become, and warnings."""
-    state = module.params["state_path"]
-    backend.remember(device for claim in prepared_claims(state) for device in claim.away)
-    findings, claims = observe(state, backend.discover)
-    devices = well(findings)
-    warnings = [f"One GPU keeps what it has: {each.describe()}" for each in findings if each.fault is not None]
-    rules = read_rules(module, devices, [each.index for each in findings if each.fault is not None])
-    assignments, errors = assign(devices, rules, prepared_partitions(claims))
-    if errors:
-        fail_all(module, errors)
-    assignments = consent(assignments, module.params["reset"])
-    if not assignments:
-        warnings.append(f"No rule of the layout matches any of the {len(devices)} GPUs of this node: nothing to do.")
-    return touched(devices, assignments), assignments, warnings
-
-
-def partition_devices(module: AnsibleModule, backend: Backend) -> dict[str, Any]:
-    devices, assignments, warnings = decide(module, backend)
-    answer = report(devices, assignments)
-    if answer["changed"] and not module.check_mode:
-        directory = str(Path(module.params["state_path"]).parent)
-        locks = DeviceLocks(directory, "the module nvidia_mig")
-        with undisturbed(locks, concerned(assignments)) as check:
-            devices, assignments, warnings = decide(module, backend)
-            check(assignments)
-            answer = report(devices, assignments)
-            if answer["changed"]:
-                try:
-                    with library_for_resets(locks, assignments, lambda: wake_driver(directory)):
-                        apply(backend, assignments)
-                finally:
-                    wake_driver(directory)
-                answer["after"] = [state(backend.device(device.uuid)) for device in devices]
-                answer["diff"] = difference(answer["before"], answer["after"])
-    for text in warnings:
-        module.warn(text)
-    return answer
-
-
 def work(module: AnsibleModule) -> dict[str, Any]:
     if module.params["layout"] is not None:
         parse_rules(module.params["layout"])
@@ -558,7 +498,16 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     backend = BACKENDS["nvidia"](System())
     backend.open()
     try:
-        return partition_devices(module, backend)
+        return partition_devices(
+            module,
+            backend,
+            Layouts(
+                "nvidia_mig",
+                "GPU",
+                lambda devices, unread: read_rules(module, devices, unread),
+                lambda assignments: consent(assignments, module.params["reset"]),
+            ),
+        )
     finally:
         backend.close()
 

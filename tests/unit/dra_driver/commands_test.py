@@ -169,6 +169,15 @@ def test_layout_command_from_file_to_status(
     assert (result["index"], result["done"], len(result["steps"])) == (0, True, 4)
     assert cli.main(["layout", "apply", *options]) == 0
     assert "as wanted" in capsys.readouterr().out
+    asked: list[str] = []
+
+    def create(vendor: str, _system: object) -> ModelBackend:
+        asked.append(vendor)
+        return backend
+
+    monkeypatch.setattr(layout_command, "create", create)
+    assert cli.main(["layout", "apply", *options, "--vendor", "another"]) == 0
+    assert asked == ["another"] and "as wanted" in capsys.readouterr().out
     rules.write_text(json.dumps([{"match": {"index": 0}, "mode": "static", "partitions": {"7g.80gb": 2}}]))
     assert cli.main(["layout", "apply", *options]) == 1
     rules.write_text(json.dumps([{"match": {}, "mode": "sideways"}]))

@@ -15,8 +15,8 @@ import yaml
 from dra_driver.config import RELOADABLE, Configuration, parse
 
 ROOT = Path(__file__).resolve().parents[3]
-# What is the node's own, and what has no default.
-OF_THE_NODE = {"node_name", "kubeconfig"}
+# What is the node's own, and what has no default. Of the backends those are served that the node has devices of.
+OF_THE_NODE = {"node_name", "kubeconfig", "backends"}
 
 
 def by_the_role() -> dict[str, Any]:

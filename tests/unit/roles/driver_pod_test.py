@@ -24,7 +24,10 @@ def host(**more: Any) -> dict[str, Any]:
         "dra_driver_form": "daemonset",
         "dra_driver_node_name": "n",
         "dra_driver_image": IMAGE,
-        "dra_driver_node_info": {"driver": {"configuration": more.pop("files", [])}},
+        "dra_driver_node_info": {
+            "driver": {"configuration": more.pop("files", [])},
+            "devices": {vendor: ["0000:18:00.0"] for vendor in more.pop("has", ["nvidia"])},
+        },
         "dra_driver_cluster_info": {"nodes": {"n": {"labels": labels}}},
         **more,
     }

@@ -17,8 +17,8 @@ MACHINES = [{"match": {}, "mode": "dynamic", "passthrough": True}]
 UNIT = {"ours": False}
 
 
-def node(*, selinux: str = "disabled") -> dict[str, Any]:
-    """What a node says of itself that lacks nothing."""
+def node(*, selinux: str = "disabled", devices: dict[str, list[str]] | None = None, **more: Any) -> dict[str, Any]:
+    """What a node says of itself that lacks nothing; one with GPUs, where nothing else is said."""
     return {
         "platform": {"systemd": True, "iommu": True, "selinux": selinux},
         "interpreters": {"/usr/bin/python3": {"version": "3.11.2", "hidden_from_services": False, "problem": ""}},
@@ -26,11 +26,14 @@ def node(*, selinux: str = "disabled") -> dict[str, Any]:
         "managers": [],
         "units": {"dra-accelerators-driver.service": UNIT},
         "nvidia": {"answers": True, "version": "580.95.05", "problem": "", "toolkit": ["/usr/bin/nvidia-ctk"]},
+        "devices": {"nvidia": ["0000:18:00.0"]} if devices is None else devices,
+        "ascend": {"answers": False, "version": "", "library": "", "problem": "there is no /dev/davinci_manager"},
         "layout_problem": "",
+        **more,
     }
 
 
-def cluster(*, runtime: str = "containerd://2.3.7") -> dict[str, Any]:
+def cluster(*, runtime: str = "containerd://2.3.7", allocatable: dict[str, str] | None = None) -> dict[str, Any]:
     """What its cluster says of it."""
     known = {"exists": True, "ready": "True", "kubelet": "v1.37.0", "runtime": runtime}
     return {
@@ -38,7 +41,7 @@ def cluster(*, runtime: str = "containerd://2.3.7") -> dict[str, Any]:
         "problem": "",
         "versions": ["v1"],
         "counters": {"kept": True, "problem": ""},
-        "nodes": {"n": {**known, "labels": {}, "allocatable": {}, "slices": []}},
+        "nodes": {"n": {**known, "labels": {}, "allocatable": allocatable or {}, "slices": []}},
     }
 
 
@@ -46,13 +49,20 @@ def host(layout: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, A
     """A host's variables."""
     return {
         "preflight_node_name": "n",
-        "preflight_node_info": node(selinux=more.pop("selinux", "disabled")),
-        "preflight_cluster_info": cluster(runtime=more.pop("runtime", "containerd://2.3.7")),
+        "preflight_node_info": node(selinux=more.pop("selinux", "disabled"), **more.pop("node", {})),
+        "preflight_cluster_info": cluster(
+            runtime=more.pop("runtime", "containerd://2.3.7"), allocatable=more.pop("allocatable", None)
+        ),
         "preflight_layout": layout or [],
         **more,
     }
 
 
+NPUS = {"devices": {"ascend": ["0000:82:00.0"]}}
+BOTH = {"devices": {"ascend": ["0000:82:00.0"], "nvidia": ["0000:18:00.0"]}}
+WELL = {"ascend": {"answers": True, "version": "24.1.rc1", "library": "/l/libdcmi.so", "problem": ""}}
+NO_GPU = {"nvidia": {"answers": False, "version": "", "problem": "no nvidia-smi", "toolkit": []}}
+FLEET = {"accelerator_vendors": ["nvidia", "ascend"]}
 POD = {"dra_driver_form": "daemonset"}
 HOSTS = {
     "plain": host(**POD),
@@ -65,9 +75,23 @@ HOSTS = {
     "selinux": host(selinux="enforcing", **POD),
     "selinux-permissive": host(selinux="permissive", **POD),
     "selinux-named": host(selinux="enforcing", **POD, dra_driver_pod_selinux_type="spc_t"),
+    # Of a fleet with both vendors a node is asked for the driver of the devices that it has.
+    "npus": host(node=NPUS | WELL | NO_GPU, **FLEET),
+    "npus-without-driver": host(node=NPUS | NO_GPU, **FLEET),
+    "npus-with-old-driver": host(node=NPUS | NO_GPU | {"ascend": WELL["ascend"] | {"version": "21.0.2"}}, **FLEET),
+    "npus-given-out": host(node=NPUS | WELL | NO_GPU, allocatable={"huawei.com/Ascend310P": "8"}, **FLEET),
+    "gpus-of-a-fleet": host(allocatable={"huawei.com/Ascend310P": "8"}, **FLEET),
+    "gpus-beside-npus-that-are-left": host(node=BOTH),
+    "both": host(node=BOTH | WELL, **FLEET),
+    # As ever: where nothing shows what there is, the driver of GPUs is asked for.
+    "nothing": host(node={"devices": {}} | NO_GPU),
 }
 #: What each text of a refusal has to name.
 REFUSED = {
+    "npus-without-driver": ("Ascend driver", "/dev/davinci_manager", "reboot"),
+    "npus-with-old-driver": ("Ascend driver", "21.0.2", "22.0.0"),
+    "npus-given-out": ("Other managers of NPUs", "huawei.com/Ascend310P", "preflight_allow_other_managers"),
+    "nothing": ("NVIDIA driver", "no nvidia-smi"),
     "ahead": ("prepared_before_binding", "daemonset", "dra_driver_pod_lists_claims"),
     "machines": ("passthrough", "daemonset", "dra_driver_pod_passthrough"),
     "crio": ("cri-o://1.33.0", "daemonset", "dra_driver_form to service"),
@@ -93,3 +117,11 @@ def test_the_site_playbook_gives_it_the_nodes_own_layout() -> None:
         if task.get("ansible.builtin.include_role", {}).get("name") == "dra.accelerators.preflight"
     )
     assert given["preflight_layout"] == "{{ accelerator_node_layout }}"
+
+
+def test_devices_that_the_fleet_leaves_out_are_named(tmp_path: Path) -> None:
+    tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.preflight"}}]
+    played = play(tmp_path, tasks, {"plain": host(), "left": host(node=BOTH)})
+    assert not played.failed, played.output
+    assert "the node has devices of ascend, which are left alone: accelerator_vendors is nvidia" in played.output
+    assert played.output.count("are left alone") == 1

@@ -191,12 +191,12 @@ def links(text: str) -> Links:
 
 def is_docker_mode(text: str) -> bool:
     """Read ``info -t vnpu-mode``: whether slices are made for containers and not for virtual machines. Raises UnreadOutput."""
-    return _word_of(text, {"docker": True, "vm": False}, "vnpu-mode")
+    return word_of(text, {"docker": True, "vm": False}, "vnpu-mode")
 
 
 def recovers(text: str) -> bool:
     """Read ``info -t vnpu-cfg-recover``: whether slices are made again after a start of the machine. Raises UnreadOutput."""
-    return _word_of(text, {"enable": True, "disable": False}, "vnpu-cfg-recover")
+    return word_of(text, {"enable": True, "disable": False}, "vnpu-cfg-recover")
 
 
 def refuse_failure(status: int, output: str, doing: str) -> None:
@@ -271,7 +271,8 @@ def _number(text: str) -> Fraction | None:
     return Fraction(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
 
 
-def _word_of(text: str, words: Mapping[str, bool], asked: str) -> bool:
+def word_of(text: str, words: Mapping[str, bool], asked: str) -> bool:
+    """Read an answer of one word, and return what that stands for. Raises UnreadOutput."""
     for value in key_values(text).values():
         if value.lower() in words:
             return words[value.lower()]

@@ -46,6 +46,12 @@ def _parser() -> argparse.ArgumentParser:
         action.add_argument("--file", required=True, help="JSON file with the list of layout rules")
         action.add_argument("--config", default=config.default_path(), help="the driver's configuration, for its state")
         action.add_argument(
+            "--vendor",
+            action="append",
+            metavar="VENDOR",
+            help="only this vendor's devices; may be given several times (default: those that the node has)",
+        )
+        action.add_argument(
             "--wait",
             type=float,
             default=60.0,
@@ -106,7 +112,14 @@ def _node(options: argparse.Namespace) -> int:
 def _layout(options: argparse.Namespace) -> int:
     from .layout_command import run_layout
 
-    return run_layout(options.file, options.config, apply=options.apply, wait=options.wait, as_json=options.json)
+    return run_layout(
+        options.file,
+        options.config,
+        apply=options.apply,
+        wait=options.wait,
+        as_json=options.json,
+        vendors=options.vendor or (),
+    )
 
 
 def _status(options: argparse.Namespace) -> int:

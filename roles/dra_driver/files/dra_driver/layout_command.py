@@ -66,14 +66,22 @@ class DeviceResult:
         }
 
 
-def run_layout(file: str, config_path: str, *, apply: bool, wait: float, as_json: bool) -> int:
-    """Run the command and return its exit status: 0 when every matched device is, or would be, as wanted."""
+def run_layout(
+    file: str, config_path: str, *, apply: bool, wait: float, as_json: bool, vendors: Sequence[str] = ()
+) -> int:
+    """Run the command and return its exit status: 0 when every matched device is, or would be, as wanted.
+
+    ``vendors`` are those whose devices are meant; none given: those that the driver serves, or whose devices there are.
+    """
     rules = _read_rules(file)
     configured = config.load(config_path) if Path(config_path).exists() else None
     configuration = configured or config.parse({"node_name": "none"})
     results: list[DeviceResult] = []
-    for vendor in configured.backends if configured is not None else _vendors(rules):
-        backend = create(vendor, System())
+    for vendor in vendors or (configured.backends if configured is not None else _vendors(rules)):
+        try:
+            backend = create(vendor, System())
+        except ValueError as error:
+            raise AcceleratorError(str(error), code="unknown-vendor") from error
         try:
             open_when_there(backend, wait)
         except BackendUnavailable:

@@ -1,0 +1,113 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: npu_claim
+version_added: 0.1.0
+short_description: A claim for several NPUs that lie near each other
+description:
+  - Turns a number of NPUs into the C(spec) of a ResourceClaim that prefers NPUs near each other. One request has the alternatives
+    C(same-card), C(same-ring) and C(any), of which the scheduler takes the first that a node has room for.
+  - The result also stands below C(spec.spec) of a ResourceClaimTemplate.
+author:
+  - The dra.accelerators authors (@dra-accelerators)
+positional: _input
+options:
+  _input:
+    description: How many NPUs, from 1 to 32. One NPU is asked for plainly.
+    type: int
+    required: true
+  device_class:
+    description: The DeviceClass whose devices count.
+    type: str
+    default: npu.huawei.com
+  prefer:
+    description:
+      - The alternatives in their order, of V(same-card), V(same-ring) and V(any).
+      - Without V(any) the claim waits rather than take NPUs that lie apart.
+    type: list
+    elements: str
+    default: [same-card, same-ring, any]
+  selectors:
+    description: CEL expressions that all NPUs fulfil.
+    type: list
+    elements: str
+    default: []
+  request:
+    description: The name of the request.
+    type: str
+    default: npus
+seealso:
+  - module: dra.accelerators.claim_config_info
+"""
+
+EXAMPLES = r"""
+- name: Four NPUs of one ring where there are, else any four
+  kubernetes.core.k8s:
+    definition:
+      apiVersion: resource.k8s.io/v1
+      kind: ResourceClaimTemplate
+      metadata:
+        name: four-near
+        namespace: default
+      spec:
+        spec: "{{ 4 | dra.accelerators.npu_claim(prefer=['same-ring', 'any']) }}"
+"""
+
+RETURN = r"""
+_value:
+  description: The C(spec) of a ResourceClaim.
+  type: dict
+  sample:
+    devices:
+      requests:
+        - name: npus
+          firstAvailable:
+            - {name: same-ring, deviceClassName: npu.huawei.com, allocationMode: ExactCount, count: 4}
+            - {name: any, deviceClassName: npu.huawei.com, allocationMode: ExactCount, count: 4}
+      constraints:
+        - {requests: [npus/same-ring], matchAttribute: npu.huawei.com/hccsRing}
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.preference import (
+    NEAREST_FIRST,
+    REQUEST,
+    claim_spec,
+)
+
+
+def claim(
+    chips: Any,
+    device_class: str = "npu.huawei.com",
+    prefer: Sequence[str] = NEAREST_FIRST,
+    selectors: Sequence[str] = (),
+    request: str = REQUEST,
+) -> dict[str, Any]:
+    """Return the spec of a claim for so many NPUs. Raises AnsibleFilterError."""
+    try:
+        # A template may have made a text of the number.
+        number = int(chips) if not isinstance(chips, bool) else None
+        if number is None or isinstance(prefer, str) or isinstance(selectors, str):
+            raise TypeError
+        return claim_spec(number, device_class, prefer=prefer, selectors=selectors, request=request)
+    except TypeError as error:
+        raise AnsibleFilterError(
+            f"npu_claim: found {chips!r}, prefer {prefer!r} and selectors {selectors!r}, expected a number of NPUs and two lists"
+        ) from error
+    except ValueError as error:
+        raise AnsibleFilterError(f"npu_claim: {error}") from error
+
+
+class FilterModule:
+    """The filter, as Ansible asks for it."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"npu_claim": claim}

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""The vendors of accelerators: the names of their drivers, and what a node shows of their devices without being asked through them.
+
+Needs the standard library alone, because it also runs where nothing is installed yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .core.ascend import bus
+from .core.ascend.driver_files import INSTALL_INFO, LIBRARIES, MANAGER, install_folder, version_of
+from .core.ascend.tables import key_values
+from .core.backend import create
+from .core.nvidia.names import gpus_on_the_bus, listed
+from .core.system import System
+
+# Where the library may be besides the folder of the installation.
+LIBRARY, FURTHER_PLACE = "libdcmi.so", "/usr/local/dcmi"
+COMPLETE = "complete"
+
+
+def driver_names(vendors: Iterable[str]) -> list[str]:
+    """Return the names under which the vendors' devices are published, in order. Raises ValueError that lists the vendors known."""
+    return [create(each).driver_name for each in dict.fromkeys(vendors)]
+
+
+def devices_by_vendor(system: System) -> dict[str, list[str]]:
+    """Return the PCI addresses of each vendor's devices, of those vendors alone that the node has any of. Asks no driver."""
+    found = {
+        "nvidia": sorted({*gpus_on_the_bus(system), *listed(system)}),
+        "ascend": [chip.address for chip in bus.chips(system)],
+    }
+    return {vendor: addresses for vendor, addresses in found.items() if addresses}
+
+
+def ascend_facts(system: System) -> dict[str, Any]:
+    """Return what the files of Ascend's driver say of it, and why it cannot be used. No program is run."""
+    folders = (f"{install_folder(system)}/{LIBRARIES[0]}", FURTHER_PLACE)
+    library = next((path for path in (f"{each}/{LIBRARY}" for each in folders) if system.exists(path)), "")
+    try:
+        said = key_values(system.read_text(INSTALL_INFO).replace("=", ":"))
+    except OSError:
+        said = {}
+    # An installation that was cut short says so; a driver that says nothing has come by another way.
+    status = said.get("driver_install_status", COMPLETE)
+    lacks = [
+        *([f"{INSTALL_INFO} calls the installation {status!r}, not {COMPLETE!r}"] if status != COMPLETE else []),
+        *([] if library else [f"{LIBRARY} is neither in {' nor in '.join(folders)}"]),
+        *([] if system.exists(MANAGER) else [f"there is no {MANAGER}, so that its kernel module is not loaded"]),
+    ]
+    return {"answers": not lacks, "version": version_of(system), "library": library, "problem": "; ".join(lacks)}

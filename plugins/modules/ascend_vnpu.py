@@ -1,0 +1,504 @@
+#!/usr/bin/python
+
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: ascend_vnpu
+version_added: 0.1.0
+short_description: Cut the Ascend NPUs of a node into vNPUs
+description:
+  - Brings the NPUs of a node to a wanted layout of slices (vNPUs), with the fewest existing slices disturbed. The layout is the same list of
+    rules as that of M(dra.accelerators.nvidia_mig); the names of profiles are those of the templates that the NPUs themselves tell of.
+  - All NPUs are looked at and all steps are planned before the first one is taken. If a container, a process or a prepared resource claim
+    holds anything that would have to go, nothing is touched on any NPU, and the error names what holds it. The vendor's own tools destroy
+    a slice under a running job.
+  - On chips with vGroups (310P) slices are placed so that none is left without a place. If a step fails, the steps before it are undone, on
+    all NPUs.
+  - NPUs that change are locked against the node driver from the look to the last step. Claims on them wait, claims on others go on.
+  - What slices depend on beside themselves is switched only where an option asks for it. What cannot be switched from the machine is
+    explained where it stands in the way, such as the mode AMP of an Atlas 800 9000.
+notes:
+  - Slices survive a reboot where the driver recovers them, which is its default; see O(recover). The role
+    P(dra.accelerators.ascend_vnpu#role) has the layout applied again at every boot.
+  - No other program that makes and destroys slices should run on the node. The vendor's device plugin, for example, destroys in its dynamic
+    mode what it believes to be unused.
+  - Needs root on the node.
+author:
+  - The dra.accelerators authors (@dra-accelerators)
+extends_documentation_fragment:
+  - dra.accelerators._attributes
+  - dra.accelerators._attributes.actiongroup
+requirements:
+  - The driver of the NPUs on the node, with C(libdcmi.so) and C(npu-smi).
+attributes:
+  check_mode:
+    support: full
+    details:
+      - RV(steps) and RV(after) show what would be done. Refusals are the same as without check mode.
+  diff_mode:
+    support: full
+    details:
+      - One entry for each NPU that changes.
+  idempotent:
+    support: full
+  platform:
+    support: full
+    platforms: linux
+options:
+  layout:
+    description:
+      - Rules that say what the NPUs are to become. For each NPU the first rule that matches counts. An NPU that no rule matches is not
+        touched.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      match:
+        description:
+          - Which NPUs the rule is for. All given keys must match; an empty dictionary matches every NPU.
+        type: dict
+        required: true
+        suboptions:
+          vendor:
+            description: The vendor. Rules for other vendors than V(ascend) are passed over.
+            type: str
+          index:
+            description: The physical id of the NPU, or a list of such numbers.
+            type: raw
+          uuid:
+            description: The NPU's UUID, or a list of UUIDs.
+            type: raw
+          pci_address:
+            description: The NPU's PCI address, or a list of addresses.
+            type: raw
+          product:
+            description: A shell pattern for the product name, or a list of patterns.
+            type: raw
+      mode:
+        description:
+          - V(static) makes exactly the given slices.
+          - V(dynamic) leaves the NPU to the node driver, which makes and removes slices with the claims. Those that it has made stay, all
+            others are removed.
+          - V(whole) removes all slices.
+        type: str
+        required: true
+        choices:
+          - static
+          - dynamic
+          - whole
+      partitions:
+        description:
+          - For O(layout[].mode=static), a dictionary of template names and counts, or a list of dictionaries with C(profile) and C(count),
+            or, if the place matters, C(profile) and C(placement). On a 310P the places 0 and 1 are the first vGroup, 2 and 3 the second.
+        type: raw
+      shares:
+        description:
+          - For O(layout[].mode=whole), how many claims have the NPU at a time, from 2 to 1024. Without it, one.
+          - This module changes nothing for it. The node driver, which has the same rules, publishes the NPU so.
+        type: int
+      prepared_before_binding:
+        description:
+          - For O(layout[].mode=dynamic), whether pods are bound to the node only when the NPU is prepared for them.
+          - This module changes nothing for it. The node driver, which has the same rules, publishes the NPU so.
+        type: bool
+      passthrough:
+        description:
+          - Whether virtual machines can have the device as well, which NPUs do not know yet. The rule may be one of a layout for several
+            vendors.
+        type: bool
+  recover:
+    description:
+      - Whether the vendor's driver makes slices again after a reboot, for all NPUs of the node. Without it nothing is switched.
+      - Where the NPUs are dynamic, V(false) keeps slices of claims from coming back after a reboot, when their pods are gone. The node
+        driver removes those that do.
+    type: bool
+  device_share:
+    description:
+      - Whether several containers may have one NPU at a time, for those NPUs that a rule with O(layout[].mode=whole) matches. Without it
+        nothing is switched.
+      - It is lost at a reboot. Containers that share an NPU are held apart by nothing on the chip.
+    type: bool
+  state_path:
+    description:
+      - The file in which the node driver keeps the claims that it has prepared. It is only read. A missing file means that there are none.
+    type: path
+    default: /var/lib/kubelet/plugins/npu.huawei.com/state.db
+seealso:
+  - module: dra.accelerators.accelerator_info
+  - module: dra.accelerators.nvidia_mig
+"""
+
+EXAMPLES = r"""
+- name: Cut the first NPU, leave the others to the node driver
+  dra.accelerators.ascend_vnpu:
+    layout:
+      - match:
+          index: 0
+        mode: static
+        partitions:
+          vir02: 3
+          vir02_1c: 1
+      - match: {}
+        mode: dynamic
+
+- name: Put a slice in a certain vGroup
+  dra.accelerators.ascend_vnpu:
+    layout:
+      - match:
+          product: "Atlas 300I*"
+          index: [0, 1]
+        mode: static
+        partitions:
+          - profile: vir04
+            placement: 2
+          - profile: vir01
+            count: 2
+
+- name: Make every NPU whole, and have no slice made again after a reboot
+  dra.accelerators.ascend_vnpu:
+    layout:
+      - match: {}
+        mode: whole
+    recover: false
+"""
+
+RETURN = r"""
+steps:
+  description: What was done, or would be done in check mode, in order.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    step:
+      description:
+        - The kind of the step, one of V(set_recover), V(set_device_share), V(destroy_partition) and V(create_partition).
+      type: str
+      returned: success
+      sample: create_partition
+    indices:
+      description: The numbers that the driver gives the NPUs that the step concerns.
+      type: list
+      elements: int
+      returned: success
+      sample: [0]
+    device_uuid:
+      description: The UUID of the NPU.
+      type: str
+      returned: for all but V(set_recover)
+      sample: NPU-4b1d9c6a00c8e5f3720d6a5500000000000000b1
+    profile:
+      description: The profile of the slice.
+      type: str
+      returned: for slices
+      sample: vir02
+    start:
+      description: The place of the slice. On chips with vGroups two places are a vGroup; on others it is the slice's number.
+      type: int
+      returned: for slices
+      sample: 4
+    size:
+      description: How many places the slice covers; 0 on chips without vGroups.
+      type: int
+      returned: for slices
+      sample: 2
+    uuid:
+      description: The UUID of the slice that is destroyed.
+      type: str
+      returned: for V(destroy_partition)
+      sample: NPU-4b1d9c6a00c8e5f3720d6a5500000000000000b1-104
+    enabled:
+      description: Whether it is switched on.
+      type: bool
+      returned: for V(set_recover) and V(set_device_share)
+      sample: true
+    description:
+      description: The step in words.
+      type: str
+      returned: success
+      sample: create vir02 at 4:2 on NPU-4b1d9c6a00c8e5f3720d6a5500000000000000b1
+before:
+  description: The slices of each NPU of RV(devices), before.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    index:
+      description: The number that the driver gives the NPU.
+      type: int
+      returned: success
+      sample: 0
+    uuid:
+      description: The UUID of the NPU.
+      type: str
+      returned: success
+      sample: NPU-4b1d9c6a00c8e5f3720d6a5500000000000000b1
+    product:
+      description: The product name.
+      type: str
+      returned: success
+      sample: Atlas 300I Pro
+    pci_address:
+      description: The PCI address.
+      type: str
+      returned: success
+      sample: "0000:82:00.0"
+    partitions:
+      description: The slices, in the order of their places.
+      type: list
+      elements: dict
+      returned: success
+      sample:
+        - profile: vir02
+          placement: {"start": 4, "size": 2}
+          uuid: NPU-4b1d9c6a00c8e5f3720d6a5500000000000000b1-104
+after:
+  description:
+    - The same NPUs in the form of RV(before), afterwards. In check mode as it would be; slices yet to be made have
+      an empty UUID.
+  returned: success
+  type: list
+  elements: dict
+  sample:
+    - index: 0
+      uuid: NPU-4b1d9c6a00c8e5f3720d6a5500000000000000b1
+      product: Atlas 300I Pro
+      pci_address: "0000:82:00.0"
+      partitions: []
+devices:
+  description: What happens to each NPU that a rule matches.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    index:
+      description: The number that the driver gives the NPU.
+      type: int
+      returned: success
+      sample: 0
+    uuid:
+      description: The UUID of the NPU.
+      type: str
+      returned: success
+      sample: NPU-4b1d9c6a00c8e5f3720d6a5500000000000000b1
+    mode:
+      description: The mode that the rule wants; null for an NPU that no rule matches.
+      type: str
+      returned: success
+      sample: static
+    changed:
+      description: Whether the NPU was changed, or would be in check mode.
+      type: bool
+      returned: success
+      sample: true
+    kept:
+      description: How many existing slices were left alone.
+      type: int
+      returned: success
+      sample: 2
+error_code:
+  description: A stable word for the kind of the error, or V(several).
+  returned: failure
+  type: str
+  sample: in-use
+errors:
+  description: All errors, each with its code and what it names.
+  returned: when the layout is refused
+  type: list
+  elements: dict
+  sample:
+    - code: in-use
+      message: NPU 0 is in use
+      hint: ""
+      pids: [4711]
+      claims: []
+pids:
+  description: The processes that are in the way.
+  returned: when processes are in the way
+  type: list
+  elements: int
+  sample: [4711]
+claims:
+  description: The prepared resource claims that are in the way, as namespace and name.
+  returned: when claims are in the way
+  type: list
+  elements: str
+  sample: ["team-a/training"]
+undone:
+  description: What was undone after a step had failed.
+  returned: when a step failed
+  type: list
+  elements: str
+  sample: ["create vir02 at 4:2"]
+not_undone:
+  description: What could not be undone.
+  returned: when a step failed
+  type: list
+  elements: str
+  sample: []
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dra.accelerators.plugins.module_utils._layout import Assignment
+from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import Layouts, partition_devices
+from ansible_collections.dra.accelerators.plugins.module_utils._module import run
+from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.families import family_of
+from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.names import VENDOR
+from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.switches import (
+    RECOVER,
+    SHARE,
+    Switch,
+    Switches,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.tool import Tool
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import create
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import (
+    AcceleratorError,
+    InvalidLayout,
+    Unsupported,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import (
+    WHOLE,
+    CreatePartition,
+    parse_rules,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+
+STATE_PATH = "/var/lib/kubelet/plugins/npu.huawei.com/state.db"
+# What a generation needs that no program on the machine can bring about.
+NEEDED = {
+    "310": "Chips of the generation 310 cannot be cut.",
+    "950": "Chips of the generation 950 cannot be cut; they are shared whole.",
+    "910A": "A 910A is cut in the mode AMP alone. Its management controller sets that while the host is off: "
+    "ipmcset -d npuworkmode -v 0.",
+    "910_93": "A chip of the generation A3 is cut by a driver (Ascend HDK) from 26.0.RC1 on, and with the policy for single dies "
+    "(npu-smi set -t multi-die-policy).",
+}
+
+
+def argument_spec() -> dict[str, Any]:
+    # What a rule may hold is checked by the core, which names the rule, and which the node driver shares.
+    return {
+        "layout": {"type": "list", "elements": "dict", "required": True},
+        "recover": {"type": "bool"},
+        "device_share": {"type": "bool"},
+        "state_path": {"type": "path", "default": STATE_PATH},
+    }
+
+
+def wanted_switches(params: dict[str, Any], assignments: Sequence[Assignment]) -> tuple[Switch, ...]:
+    """Return the switches that the parameters speak of; pure."""
+    found = [] if params[RECOVER] is None else [Switch(RECOVER, params[RECOVER])]
+    if params[SHARE] is not None:
+        found += [Switch(SHARE, params[SHARE], one.device) for one in assignments if one.rule.mode == WHOLE]
+    return tuple(found)
+
+
+def refuse_mixed_cards(assignments: Sequence[Assignment]) -> None:
+    """Refuse chips of one card of which one is cut and another is not; pure. Raises InvalidLayout."""
+    cards: dict[Any, list[Assignment]] = {}
+    for one in assignments:
+        if family_of(one.device.pci_device_id).groups:
+            cards.setdefault(one.device.attributes.get("cardID"), []).append(one)
+    for chips in cards.values():
+        cut = [one for one in chips if one.rule.partitions]
+        whole = [one for one in chips if one.rule.mode == WHOLE]
+        if cut and whole:
+            raise InvalidLayout(
+                f"{cut[0].device.describe()} is to be cut and {whole[0].device.describe()} to be whole, and they are chips of one card, "
+                "which are used in the same way. Nothing was changed",
+                hint="Give the chips of a card rules of one mode.",
+                code="card-mixed",
+            )
+
+
+def refuse_unmet(switches: Switches, assignments: Sequence[Assignment]) -> None:
+    """Refuse slices where the machine is not set to make them; asks nothing where none is to be made. Raises Unsupported."""
+    making = [one.device for one in assignments if any(isinstance(step, CreatePartition) for step in one.plan.steps)]
+    if making and switches.slices_are_for_containers() is False:
+        raise Unsupported(
+            "This machine makes slices for virtual machines (vnpu-mode is VM). Nothing was changed",
+            hint="Remove those slices, and switch it to containers: npu-smi set -t vnpu-mode -d 0.",
+            code="vm-mode",
+        )
+    for device in making:
+        if family_of(device.pci_device_id).word == "910A" and switches.is_asymmetric(device) is False:
+            raise Unsupported(
+                f"{device.describe()} works in the mode SMP. Nothing was changed", hint=NEEDED["910A"], code="smp-mode"
+            )
+
+
+def explain(error: AcceleratorError, devices: Sequence[Device]) -> AcceleratorError:
+    """Say what the generation of a chip that cannot be cut needs; pure."""
+    if not isinstance(error, Unsupported):
+        return error
+    words = {family_of(device.pci_device_id).word for device in devices if device.describe() in error.message}
+    hints = [NEEDED[word] for word in sorted(words) if word in NEEDED]
+    return type(error)(error.message, hint=" ".join(hints), code=error.code) if hints else error
+
+
+def partition_npus(
+    module: AnsibleModule, switches: Switches, partition: Callable[[Layouts], dict[str, Any]]
+) -> dict[str, Any]:
+    """Turn the switches that are asked for, and partition the NPUs; returns the result."""
+    turning: list[Switch] = []
+    done: list[Switch] = []
+
+    def agree(assignments: Sequence[Assignment]) -> tuple[Assignment, ...]:
+        refuse_mixed_cards(assignments)
+        refuse_unmet(switches, assignments)
+        turning[:] = [each for each in wanted_switches(module.params, assignments) if switches.needed(each)]
+        return tuple(assignments)
+
+    def turn() -> None:
+        for each in [switch for switch in turning if switch not in done]:
+            switches.turn(each)
+            done.append(each)
+
+    answer = partition(
+        Layouts(
+            "ascend_vnpu",
+            "NPU",
+            lambda _devices, _unread: parse_rules(module.params["layout"]),
+            agree,
+            explain,
+            turn,
+        )
+    )
+    if not module.check_mode:
+        turn()
+    answer.pop("reset_required")
+    for device in answer["devices"]:
+        device.pop("reset_required")
+    turned = [
+        {**each.to_dict(), "indices": [] if each.device is None else [each.device.index]} for each in done or turning
+    ]
+    return {**answer, "changed": answer["changed"] or bool(turned), "steps": [*turned, *answer["steps"]]}
+
+
+def work(module: AnsibleModule) -> dict[str, Any]:
+    parse_rules(module.params["layout"])
+    system = System()
+    backend = create(VENDOR, system)
+    backend.open()
+    try:
+        return partition_npus(
+            module, Switches(Tool(system)), lambda layouts: partition_devices(module, backend, layouts)
+        )
+    finally:
+        backend.close()
+
+
+def main() -> None:
+    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True), work)
+
+
+if __name__ == "__main__":
+    main()

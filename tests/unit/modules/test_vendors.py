@@ -1,0 +1,104 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which vendors' devices a node has, what Ascend's files say, and the filters that speak of vendors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from ansible_collections.dra.accelerators.plugins.filter.driver_names import FilterModule as DriverNames
+from ansible_collections.dra.accelerators.plugins.filter.npu_claim import FilterModule as NpuClaim
+from ansible_collections.dra.accelerators.plugins.module_utils import _vendors
+from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend import driver_files
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+
+NIC_OF_HUAWEI = ("0x19e5", "0x020000")
+GPU, NPU, AUDIO_OF_A_GPU = ("0x10de", "0x030200"), ("0x19e5", "0x120000"), ("0x10de", "0x040300")
+
+
+def machine(root: Path, devices: dict[str, tuple[str, str]]) -> System:
+    for address, (vendor, kind) in devices.items():
+        folder = root / "sys/bus/pci/devices" / address
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text(f"{vendor}\n")
+        (folder / "class").write_text(f"{kind}\n")
+        (folder / "device").write_text("0xd500\n")
+    return System(str(root))
+
+
+def put(root: Path, path: str, text: str = "") -> None:
+    place = root / path.lstrip("/")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text)
+
+
+def test_devices_are_told_by_maker_and_class(tmp_path: Path) -> None:
+    system = machine(
+        tmp_path,
+        {"0000:18:00.0": GPU, "0000:18:00.1": AUDIO_OF_A_GPU, "0000:82:00.0": NPU, "0000:03:00.0": NIC_OF_HUAWEI},
+    )
+    assert _vendors.devices_by_vendor(system) == {"nvidia": ["0000:18:00.0"], "ascend": ["0000:82:00.0"]}
+
+
+def test_a_machine_without_any_and_one_whose_driver_alone_tells(tmp_path: Path) -> None:
+    assert _vendors.devices_by_vendor(System(str(tmp_path))) == {}
+    (tmp_path / "proc/driver/nvidia/gpus/0000:18:00.0").mkdir(parents=True)
+    assert _vendors.devices_by_vendor(System(str(tmp_path))) == {"nvidia": ["0000:18:00.0"]}
+
+
+def test_the_driver_of_ascend_is_known_by_its_files(tmp_path: Path) -> None:
+    system = System(str(tmp_path))
+    nothing = _vendors.ascend_facts(system)
+    assert not nothing["answers"] and "libdcmi.so" in nothing["problem"] and driver_files.MANAGER in nothing["problem"]
+    put(tmp_path, "/etc/ascend_install.info", "Driver_Install_Path_Param=/opt/ascend\nDriver_Install_Status=complete\n")
+    put(tmp_path, "/opt/ascend/driver/version.info", "Version=24.1.rc1\nascendhal_version=7.35.19\n")
+    put(tmp_path, "/opt/ascend/driver/lib64/driver/libdcmi.so")
+    assert _vendors.ascend_facts(system)["problem"] == (
+        "there is no /dev/davinci_manager, so that its kernel module is not loaded"
+    )
+    put(tmp_path, "/dev/davinci_manager")
+    assert _vendors.ascend_facts(system) == {
+        "answers": True,
+        "version": "24.1.rc1",
+        "library": "/opt/ascend/driver/lib64/driver/libdcmi.so",
+        "problem": "",
+    }
+    put(
+        tmp_path,
+        "/etc/ascend_install.info",
+        "Driver_Install_Path_Param=/opt/ascend\nDriver_Install_Status=uncomplete\n",
+    )
+    assert "'uncomplete'" in _vendors.ascend_facts(system)["problem"]
+
+
+def test_the_libraries_other_place_counts(tmp_path: Path) -> None:
+    put(tmp_path, "/usr/local/dcmi/libdcmi.so")
+    put(tmp_path, "/dev/davinci_manager")
+    found = _vendors.ascend_facts(System(str(tmp_path)))
+    assert found["answers"] and found["library"] == "/usr/local/dcmi/libdcmi.so" and found["version"] == ""
+
+
+def test_every_vendor_has_the_name_of_its_backend() -> None:
+    for vendor, backend in BACKENDS.items():
+        assert _vendors.driver_names([vendor]) == [backend(System()).driver_name]
+
+
+def test_the_filters() -> None:
+    names, claim = DriverNames().filters()["driver_names"], NpuClaim().filters()["npu_claim"]
+    assert names(["ascend", "nvidia", "ascend"]) == ["npu.huawei.com", "gpu.nvidia.com"]
+    for wrong in (["amd"], "nvidia"):
+        with pytest.raises(AnsibleFilterError, match="driver_names: "):
+            names(wrong)
+    spec = claim("4", prefer=["same-ring", "any"], selectors=["true"])
+    (request,) = spec["devices"]["requests"]
+    assert [each["name"] for each in request["firstAvailable"]] == ["same-ring", "any"]
+    assert spec["devices"]["constraints"] == [
+        {"requests": ["npus/same-ring"], "matchAttribute": "npu.huawei.com/hccsRing"}
+    ]
+    for arguments in ((0,), ("many",), (True,), (2, "npu.huawei.com", "any"), (2, "npu.huawei.com", ["near"])):
+        with pytest.raises(AnsibleFilterError, match="npu_claim: "):
+            claim(*arguments)

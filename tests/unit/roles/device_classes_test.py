@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The DeviceClasses of a fleet: NVIDIA's as ever where nothing is said, and of Ascend one for each model and template."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from dra_driver.core.ascend.configs import DEVICE_CLASSES, DEVICE_TYPES
+from dra_driver.core.device_classes import kinds_of_classes
+from dra_driver.core.model import DEVICE, PARTITION
+from playing import play
+
+ROLE = Path(__file__).resolve().parents[3] / "roles/device_classes"
+FLEETS = {
+    "plain": {},
+    "ascend": {"accelerator_vendors": ["ascend"]},
+    "both": {"accelerator_vendors": ["nvidia", "ascend"]},
+    "few": {
+        "accelerator_vendors": ["ascend"],
+        "device_classes_ascend": [],
+        "device_classes_ascend_models": ["310p"],
+        "device_classes_ascend_extended_resources": False,
+    },
+    "none": {"accelerator_vendors": ["ascend"], "device_classes_ascend": [], "device_classes_ascend_models": []},
+}
+NVIDIA = ["gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com"]
+OF_310P = [
+    "ascend-310p",
+    *(f"ascend-310p-{part}" for part in ("1-8", "1-4", "1-4-1c", "1-2", "1-2-3c", "1-2-3c-ndvpp", "1-2-4c-dvpp")),
+]
+TOLD = "{{ __device_classes_definitions | to_json | b64encode }}"
+
+
+def classes(tmp_path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The objects that each fleet gets."""
+    (tmp_path / "templates").symlink_to(ROLE / "templates")
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
+    asked = {"device_classes_cluster_info": {"classes": {}}}
+    hosts = {name: {**defaults, **asked, **fleet} for name, fleet in FLEETS.items()}
+    read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
+    return play(tmp_path, [read, {"ansible.builtin.debug": {"msg": TOLD}}], hosts).told
+
+
+def test_the_classes_of_each_fleet(tmp_path: Path) -> None:
+    told = classes(tmp_path)
+    names = {fleet: [each["metadata"]["name"] for each in objects] for fleet, objects in told.items()}
+    assert names["plain"] == NVIDIA
+    assert names["both"] == NVIDIA + names["ascend"]
+    assert names["few"] == OF_310P and names["none"] == []
+    assert set(OF_310P) | set(DEVICE_CLASSES) | {"any.npu.huawei.com", "ascend-910b4-1-1-4"} <= set(names["ascend"])
+    assert len(set(names["ascend"])) == len(names["ascend"])
+    assert all(re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", each) for each in names["ascend"])
+    # What is written says for certain whether a class has chips or slices, which admission and the driver go by.
+    kinds = kinds_of_classes(told["ascend"], {"npu.huawei.com": DEVICE_TYPES})
+    slices = {name for name in names["ascend"] if re.search(r"-1-\d", name)} | {"vnpu.huawei.com"}
+    assert kinds == {
+        name: PARTITION if name in slices else DEVICE for name in names["ascend"] if name != "any.npu.huawei.com"
+    }
+    resources = {each["metadata"]["name"]: each["spec"]["extendedResourceName"] for each in told["ascend"]}
+    assert {name: each for name, each in resources.items() if each} == {
+        "ascend-310p": "huawei.com/Ascend310P",
+        "ascend-910": "huawei.com/Ascend910",
+    }
+    assert not any(each["spec"]["extendedResourceName"] for each in told["few"])
+    quarter = next(each for each in told["few"] if each["metadata"]["name"] == "ascend-310p-1-4")
+    (selector,) = quarter["spec"]["selectors"]
+    assert selector["cel"]["expression"] == (
+        "device.driver == 'npu.huawei.com' && device.attributes['npu.huawei.com'].type == 'vnpu' && "
+        "device.attributes['npu.huawei.com'].deviceType == 'Ascend310P' && "
+        "device.attributes['npu.huawei.com'].template == 'vir02'"
+    )
