@@ -1,0 +1,228 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module ascend_vnpu on simulated NPUs: layouts, refusals, switches, and what a generation needs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import SCHEMA, SCHEMA_VERSION
+
+from tests.simulator.backend.npu_machine import DATA, NpuMachine
+from tests.simulator.nvml_builds import build
+
+# What a module's process does on a node, where "/" is another folder.
+PROGRAM = """
+import functools, importlib, json, sys
+from ansible.module_utils.testing import patch_module_args
+module = importlib.import_module("ansible_collections.dra.accelerators.plugins.modules." + sys.argv[1])
+module.System = functools.partial(module.System, sys.argv[2])
+with patch_module_args(json.load(sys.stdin)):
+    module.main()
+"""
+COMPLETE = {"vir02": 3, "vir02_1c": 1}
+
+
+class Node:
+    """A machine with NPUs, on which modules run."""
+
+    def __init__(self, machine: NpuMachine, folder: Path) -> None:
+        self.machine = machine
+        self.state = folder / "state.db"
+
+    def run(self, name: str = "ascend_vnpu", *, check: bool = False, **options: Any) -> dict[str, Any]:
+        if name == "ascend_vnpu":
+            options["state_path"] = str(self.state)
+        arguments = {**options, "_ansible_check_mode": check, "_ansible_diff": True}
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, name, str(self.machine.root)],
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            input=json.dumps(arguments),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        try:
+            answer: dict[str, Any] = json.loads(done.stdout)
+        except ValueError:
+            raise AssertionError(f"{name} did not answer: {done.stdout}{done.stderr}") from None
+        return answer
+
+    def slices(self, index: int) -> list[str]:
+        """The templates of a chip's slices, as the vendor's own program lists them."""
+        rows = self.machine.smi("info", "-t", "info-vnpu", "-i", str(index), "-c", "0")
+        return sorted(re.findall(r"\bvir\w+", rows))
+
+
+@pytest.fixture(scope="session")
+def library() -> Path:
+    return build(sources=DATA / "dcmi").folder
+
+
+@pytest.fixture
+def power_on(library: Path, tmp_path: Path) -> Callable[..., Node]:
+    def on(profile: str, **settings: Any) -> Node:
+        machine = NpuMachine(tmp_path / "root")
+        machine.power_on(profile, library, **settings)
+        return Node(machine, tmp_path)
+
+    return on
+
+
+def static(partitions: Any, **match: Any) -> list[dict[str, Any]]:
+    return [{"match": match, "mode": "static", "partitions": partitions}]
+
+
+def test_a_layout_is_made_once_and_changed_by_the_fewest_steps(power_on: Callable[..., Node]) -> None:
+    node = power_on("8x310P-Pro")
+    layout = static(COMPLETE, index=0)
+    said = node.run(layout=layout, check=True)
+    assert said["changed"] and len(said["steps"]) == 4 and node.slices(0) == []
+    done = node.run(layout=layout)
+    assert done["changed"] and {step["step"] for step in done["steps"]} == {"create_partition"}
+    assert node.slices(0) == ["vir02", "vir02", "vir02", "vir02_1c"] and node.slices(1) == []
+    assert done["before"][0]["partitions"] == [] and "enabled" not in done["before"][0]
+    assert all(each["uuid"] for each in done["after"][0]["partitions"])
+    (entry,) = done["diff"]
+    assert entry["before_header"].startswith("NPU 0 (NPU-") and "MIG" not in entry["after"]
+    assert entry["before"] == "no partitions\n" and "vir02_1c at" in entry["after"]
+    again = node.run(layout=layout)
+    assert not again["changed"] and again["steps"] == [] and again["diff"] == []
+    other = node.run(layout=static({"vir02": 2, "vir02_1c": 1, "vir01": 2}, index=0))
+    assert sorted(step["step"] for step in other["steps"]) == ["create_partition"] * 2 + ["destroy_partition"]
+    assert node.slices(0) == ["vir01", "vir01", "vir02", "vir02", "vir02_1c"]
+    kept = next(each for each in other["devices"] if each["index"] == 0)["kept"]
+    assert kept == 3
+    whole = node.run(layout=[{"match": {}, "mode": "whole"}])
+    assert len(whole["steps"]) == 5 and node.slices(0) == []
+
+
+def test_what_does_not_fit_or_is_unknown_touches_nothing(power_on: Callable[..., Node]) -> None:
+    node = power_on("8x310P-Pro")
+    failed = node.run(layout=[*static({"vir01": 1}, index=0), *static({"vir01": 8}, index=1)])
+    assert failed["failed"] and failed["error_code"] == "does-not-fit" and node.slices(0) == []
+    failed = node.run(layout=static({"1g.10gb": 1}))
+    assert failed["failed"] and "vir02" in failed["msg"]
+    failed = node.run(layout=[{"match": {}, "mode": "sliced"}])
+    assert failed["failed"] and "Layout rule 1" in failed["msg"]
+    warned = node.run(layout=[{"match": {"vendor": "nvidia"}, "mode": "dynamic"}])
+    assert not warned["changed"] and "8 NPUs of this node" in str(warned["warnings"])
+
+
+def test_a_slice_that_a_claim_holds_stays(power_on: Callable[..., Node]) -> None:
+    node = power_on("8x310P-Pro")
+    made = node.run(layout=static({"vir02": 1}, index=0))
+    (held,) = made["after"][0]["partitions"]
+    document = {
+        "uid": "u1",
+        "namespace": "team-a",
+        "name": "training",
+        "state": "prepared",
+        "boot_id": "b",
+        "devices": [
+            {
+                "request": "r",
+                "device_uuid": made["after"][0]["uuid"],
+                "kind": "partition",
+                "profile": "vir02",
+                "placement_start": held["placement"]["start"],
+                "placement_size": held["placement"]["size"],
+                "partition_uuid": held["uuid"],
+                "created": False,
+            }
+        ],
+    }
+    with contextlib.closing(sqlite3.connect(node.state)) as store:
+        store.executescript(SCHEMA)
+        store.execute("INSERT INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
+        row = ("u1", "team-a", "training", "prepared", "b", json.dumps(document))
+        columns = [each[1] for each in store.execute("PRAGMA table_info(claims)")]
+        values = dict(zip(("uid", "namespace", "name", "state", "boot_id", "document"), row, strict=True))
+        chosen = [column for column in columns if column in values]
+        marks = ", ".join("?" for _column in chosen)
+        store.execute(
+            f"INSERT INTO claims ({', '.join(chosen)}) VALUES ({marks})", [values[column] for column in chosen]
+        )
+        store.commit()
+    failed = node.run(layout=[{"match": {}, "mode": "whole"}])
+    assert failed["failed"] and failed["error_code"] == "in-use" and failed["claims"] == ["team-a/training"]
+    assert node.slices(0) == ["vir02"]
+
+
+def test_switches_are_turned_only_where_asked(power_on: Callable[..., Node]) -> None:
+    node = power_on("8x310P-Pro")
+
+    def recovers() -> bool:
+        return "Enable" in node.machine.smi("info", "-t", "vnpu-cfg-recover")
+
+    whole = [{"match": {"index": [0, 1]}, "mode": "whole"}]
+    assert recovers() and not node.run(layout=whole)["changed"] and recovers()
+    said = node.run(layout=whole, recover=False, check=True)
+    assert said["changed"] and [step["step"] for step in said["steps"]] == ["set_recover"] and recovers()
+    done = node.run(layout=[*whole, *static({"vir01": 1}, index=2)], recover=False, device_share=True)
+    assert [(step["step"], step["indices"]) for step in done["steps"]] == [
+        ("set_recover", []),
+        ("set_device_share", [0]),
+        ("set_device_share", [1]),
+        ("create_partition", [2]),
+    ]
+    assert not recovers()
+    assert not node.run(layout=[*whole, *static({"vir01": 1}, index=2)], recover=False, device_share=True)["changed"]
+    assert not node.run(layout=whole)["changed"] and not recovers()
+
+
+def test_a_machine_that_makes_slices_for_virtual_machines_is_refused(power_on: Callable[..., Node]) -> None:
+    node = power_on("8x310P-Pro")
+    node.machine.smi("set", "-t", "vnpu-mode", "-d", "1")
+    failed = node.run(layout=static({"vir01": 1}))
+    assert failed["failed"] and failed["error_code"] == "vm-mode" and "vnpu-mode -d 0" in failed["msg"]
+    assert not node.run(layout=[{"match": {}, "mode": "dynamic"}]).get("failed")
+
+
+def test_chips_of_one_card_are_used_in_the_same_way(power_on: Callable[..., Node]) -> None:
+    node = power_on("4x300I-Duo")
+    failed = node.run(layout=[*static({"vir02": 1}, index=0), {"match": {}, "mode": "whole"}])
+    assert failed["failed"] and failed["error_code"] == "card-mixed"
+    assert node.run(layout=[*static({"vir02": 1}, index=[0, 1]), {"match": {}, "mode": "whole"}])["changed"]
+
+
+def test_what_a_generation_needs_is_said(power_on: Callable[..., Node]) -> None:
+    node = power_on("1x950")
+    failed = node.run(layout=static({"vir01": 1}))
+    assert failed["failed"] and "950 cannot be cut" in failed["msg"]
+    assert not node.run(layout=[{"match": {}, "mode": "dynamic"}]).get("failed")
+
+
+def test_chips_without_places_have_numbers(power_on: Callable[..., Node]) -> None:
+    node = power_on("8x910A")
+    done = node.run(layout=static({"vir04": 2, "vir08": 1}, index=0))
+    assert node.slices(0) == ["vir04", "vir04", "vir08"]
+    assert {each["placement"]["size"] for each in done["after"][0]["partitions"]} == {0}
+    assert not node.run(layout=static({"vir04": 2, "vir08": 1}, index=0))["changed"]
+
+
+def test_accelerator_info_tells_of_npus_in_the_same_form(power_on: Callable[..., Node]) -> None:
+    node = power_on("8x310P-Pro")
+    node.run(layout=static({"vir02": 1}, index=0))
+    said = node.run("accelerator_info", vendor=["ascend"], match={"index": 0}, offers=True, dynamic=True)
+    (device,) = said["devices"]
+    assert device["vendor"] == "ascend" and device["uuid"].startswith("NPU-")
+    assert {each["name"] for each in device["profiles"]} >= {"vir01", "vir02", "vir04_4c_dvpp"}
+    assert [each["profile"] for each in device["partitions"]] == ["vir02"]
+    assert device["capacities"]["aiCores"] == 8
+    (driver,) = said["drivers"]
+    assert driver["driver_name"] == "npu.huawei.com" and driver["available"]
+    assert {each["kind"] for each in device["offers"]} == {"partition"}
+    json.dumps(said)
