@@ -19,7 +19,7 @@ export RUFF_CACHE_DIR := $(CACHE)/ruff
 export MYPY_CACHE_DIR := $(CACHE)/mypy
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
 
-.PHONY: help demo test prove chaos test-unit test-simulator test-cluster test-molecule lint format bench profile clean clean-cache venv tree packages
+.PHONY: help demo demo-ascend test prove chaos test-unit test-simulator test-cluster test-molecule lint format bench profile clean clean-cache venv tree packages
 
 help: ## say what the targets are
 	@printf 'usage: make TARGET\n\n'
@@ -27,7 +27,10 @@ help: ## say what the targets are
 	@printf '\nThe cache is %s\n' '$(CACHE)'
 
 demo: venv tree ## a cluster with two 8xH100 nodes, the site playbook, pods that claim GPUs (cold: about 15 minutes)
-	@$(PYTHON) tests/tools/demo.py
+	@$(PYTHON) tests/tools/demo.py nvidia
+
+demo-ascend: venv tree ## the same with a node of eight Ascend 310P, whole and cut into slices
+	@$(PYTHON) tests/tools/demo.py ascend
 
 test: venv tree ## what every change passes: gates, unit, simulator, cluster, molecule
 	@$(PYTHON) tests/tools/suites.py lint unit simulator cluster molecule

@@ -126,6 +126,7 @@ class Cluster:
     """
 
     driver = DRIVER
+    fleet = EXAMPLES / "fleet.yml"
 
     def __init__(self, name: str, variables: Mapping[str, Any] | None = None) -> None:
         self.name = name
@@ -373,7 +374,7 @@ class Cluster:
                 inventory or self.inventory(),
                 folder / "playbooks" / name,
                 "-e",
-                f"@{EXAMPLES / 'fleet.yml'}",
+                f"@{self.fleet}",
                 *(("-e", json.dumps(self.variables)) if self.variables else ()),
                 *arguments,
             ],

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import json
 
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import EXAMPLES, Cluster
 
 
 class NpuCluster(Cluster):
     """One world, of which the NPUs are looked at."""
 
     driver = "npu.huawei.com"
+    fleet = EXAMPLES / "ascend/npu-fleet.yml"
 
     def instances(self, node: str) -> list[str]:
         """The slices of a node's NPUs: physical id of the chip, virtual id, template."""

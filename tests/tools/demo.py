@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The demo: bare Kubernetes nodes, one playbook, and pods that claim whole GPUs and partitions of them.
+"""The demo: bare Kubernetes nodes, one playbook, and pods that claim whole accelerators and partitions of them.
 
-Everything is real but the GPUs, which are simulated below NVIDIA's own management library. Every stage checks what it
-shows: the demo ends with an error where a pod did not see exactly the devices that it claimed, where a partition was
-left behind, or where the second run of the playbook changed something. The cluster is left running.
+    demo.py [nvidia|ascend]
+
+Everything is real but the accelerators, which are simulated below the vendor's own management library. Every stage checks
+what it shows: the demo ends with an error where a pod did not see exactly the devices that it claimed, where a partition
+was left behind, or where the second run of the playbook changed something. The cluster is left running.
 """
 
 from __future__ import annotations
@@ -23,10 +25,7 @@ from steps import ROOT, Result, Step, cache, duration, run_steps, say, tool_envi
 sys.path.insert(0, str(ROOT))
 
 from tests.cluster.cluster import EXAMPLES, WORLD, Cluster, CommandFailed, parse_recap
-
-NAME = os.environ.get("DRA_ACCELERATORS_WORLD", "demo")
-NODES, SILICON = 2, "8xH100"
-FLEET = EXAMPLES / "fleet.yml"
+from tests.cluster.npus import NpuCluster
 
 
 class DemoFailed(Exception):
@@ -35,50 +34,126 @@ class DemoFailed(Exception):
 
 @dataclass(frozen=True)
 class Story:
-    """One example: its file, what it shows, and the containers that run, with a pattern of what each one's NVML lists."""
+    """One example: its file, what it shows, and the containers that run, with a pattern of what each one's library lists.
+
+    ``device`` is a pattern of every line that stands for a device.
+    """
 
     file: str
     title: str
     containers: tuple[tuple[str, str], ...]
     sees: str
+    device: str = r"^GPU "
 
     def check(self, where: str, log: str) -> str:
         """The line of the device that the container sees; an error where it is not exactly one of the kind."""
         lines = [line.strip() for line in log.splitlines() if re.search(self.sees, line)]
-        gpus = [line for line in log.splitlines() if line.startswith("GPU ")]
-        if len(lines) != 1 or len(gpus) != 1:
-            raise DemoFailed(f"{where}: expected one GPU and one line like {self.sees!r}, and its NVML shows:\n{log}")
+        devices = [line for line in log.splitlines() if re.search(self.device, line)]
+        if len(lines) != 1 or len(devices) != 1:
+            raise DemoFailed(f"{where}: expected one device and one line like {self.sees!r}, and it shows:\n{log}")
         return lines[0]
 
 
-STORIES = (
-    Story(
-        "whole-gpu-by-memory.yaml",
-        "a whole GPU, asked for by its memory",
-        (("whole-gpu", "cuda"),),
-        r"^GPU 0: .*UUID: GPU-",
+@dataclass(frozen=True)
+class Demo:
+    """One vendor's demo: its nodes, what is played over them, and what is shown.
+
+    ``fleet`` and the files of ``stories`` and ``unfit`` are below the folder of examples; ``library`` is what a container asks
+    about its devices, ``look`` what an administrator types on a node.
+    """
+
+    world: str
+    nodes: int
+    silicon: str
+    cluster: type[Cluster]
+    fleet: str
+    devices: str
+    library: str
+    stories: tuple[Story, ...]
+    unfit: str
+    unfit_pod: str
+    again: str
+    look: str
+
+
+NPU = r"^\| \d+ +310P"
+DEMOS = {
+    "nvidia": Demo(
+        world="demo",
+        nodes=2,
+        silicon="8xH100",
+        cluster=Cluster,
+        fleet="fleet.yml",
+        devices="GPUs",
+        library="NVML",
+        stories=(
+            Story(
+                "whole-gpu-by-memory.yaml",
+                "a whole GPU, asked for by its memory",
+                (("whole-gpu", "cuda"),),
+                r"^GPU 0: .*UUID: GPU-",
+            ),
+            Story(
+                "two-dynamic-mig.yaml",
+                "two partitions that did not exist before the pods did",
+                (("dynamic-one", "cuda"), ("dynamic-two", "cuda")),
+                r"MIG 1g\.10gb",
+            ),
+            Story(
+                "static-mig.yaml",
+                "the 3g.40gb partition that the playbook made",
+                (("static-3g-40gb", "cuda"),),
+                r"MIG 3g\.40gb",
+            ),
+            Story(
+                "shared-claim.yaml",
+                "two containers that share one claim",
+                (("shared", "first"), ("shared", "second")),
+                r"^GPU 0: .*UUID: GPU-",
+            ),
+        ),
+        unfit="does-not-fit.yaml",
+        unfit_pod="does-not-fit",
+        again="two-dynamic-mig.yaml",
+        look="nvidia-smi -L",
     ),
-    Story(
-        "two-dynamic-mig.yaml",
-        "two partitions that did not exist before the pods did",
-        (("dynamic-one", "cuda"), ("dynamic-two", "cuda")),
-        r"MIG 1g\.10gb",
+    "ascend": Demo(
+        world="demo-ascend",
+        nodes=1,
+        silicon="8x310P-Pro",
+        cluster=NpuCluster,
+        fleet="ascend/npu-fleet.yml",
+        devices="NPUs",
+        library="driver",
+        stories=(
+            Story(
+                "ascend/whole-npu.yaml",
+                "a whole NPU, asked for by its memory",
+                (("whole-npu", "npu"),),
+                r"^\| \d+ +310P3 +\| OK ",
+                NPU,
+            ),
+            Story(
+                "ascend/two-dynamic-vnpus.yaml",
+                "two slices that did not exist before the pods did, one asked for by a class and one by its memory",
+                (("dynamic-quarter", "npu"), ("dynamic-by-memory", "npu")),
+                r"^\| \d+ +310Pvir0(2|4\w*) +\| OK ",
+                NPU,
+            ),
+            Story(
+                "ascend/static-vnpu.yaml",
+                "the slice vir04 that the playbook made",
+                (("static-vir04", "npu"),),
+                r"^\| \d+ +310Pvir04 +\| OK ",
+                NPU,
+            ),
+        ),
+        unfit="ascend/npu-does-not-fit.yaml",
+        unfit_pod="npu-does-not-fit",
+        again="ascend/two-dynamic-vnpus.yaml",
+        look="npu-smi info",
     ),
-    Story(
-        "static-mig.yaml",
-        "the 3g.40gb partition that the playbook made",
-        (("static-3g-40gb", "cuda"),),
-        r"MIG 3g\.40gb",
-    ),
-    Story(
-        "shared-claim.yaml",
-        "two containers that share one claim",
-        (("shared", "first"), ("shared", "second")),
-        r"^GPU 0: .*UUID: GPU-",
-    ),
-)
-UNFIT = "does-not-fit.yaml"
-UNFIT_POD = "does-not-fit"
+}
 
 
 def heading(number: int, text: str) -> None:
@@ -95,12 +170,13 @@ def command(step: Step, logs: Path, environment: dict[str, str]) -> Result:
     return result
 
 
-def site(cluster: Cluster, name: str, usual: str, logs: Path, environment: dict[str, str]) -> Result:
+def site(demo: Demo, cluster: Cluster, name: str, usual: str, logs: Path, environment: dict[str, str]) -> Result:
     """Run the site playbook over the nodes and show its recap."""
     inventory = logs / "inventory.yml"
     inventory.write_text(cluster.world("inventory"), encoding="utf-8")
-    playbook: list[str | Path] = ["ansible-playbook", "-i", inventory, ROOT / "playbooks/site.yml", "-e", f"@{FLEET}"]
-    say(f"    $ ansible-playbook -i {inventory} playbooks/site.yml -e @examples/fleet.yml")
+    fleet = f"@{EXAMPLES / demo.fleet}"
+    playbook: list[str | Path] = ["ansible-playbook", "-i", inventory, ROOT / "playbooks/site.yml", "-e", fleet]
+    say(f"    $ ansible-playbook -i {inventory} playbooks/site.yml -e @examples/{demo.fleet}")
     result = command(
         Step(name, usual, playbook, environment={"ANSIBLE_INJECT_FACT_VARS": "false"}),
         logs,
@@ -125,7 +201,7 @@ def summary_lines(output: str) -> list[str]:
 
 
 def tell(cluster: Cluster, story: Story) -> None:
-    """Apply an example, wait for its pods, show what each container's NVML lists."""
+    """Apply an example, wait for its pods, show what each container lists."""
     say()
     say(f"  {story.title}: kubectl apply -f examples/{story.file}")
     started = time.monotonic()
@@ -151,23 +227,23 @@ def tell(cluster: Cluster, story: Story) -> None:
     say(f"    running {duration(seconds)} after kubectl apply")
 
 
-def show_unfit(cluster: Cluster) -> None:
+def show_unfit(demo: Demo, cluster: Cluster) -> None:
     """Apply the claim that cannot be satisfied and show the scheduler's reason."""
     say()
-    say(f"  a claim that cannot fit: kubectl apply -f examples/{UNFIT}")
-    cluster.apply(EXAMPLES / UNFIT)
+    say(f"  a claim that cannot fit: kubectl apply -f examples/{demo.unfit}")
+    cluster.apply(EXAMPLES / demo.unfit)
 
     def reason() -> str:
-        conditions = cluster.pod(UNFIT_POD)["status"].get("conditions", [])
+        conditions = cluster.pod(demo.unfit_pod)["status"].get("conditions", [])
         return next((str(each["message"]) for each in conditions if each.get("reason") == "Unschedulable"), "")
 
     message = cluster.wait("the scheduler's reason", reason, timeout=60)
-    say(f"    pod {UNFIT_POD} is {cluster.pod(UNFIT_POD)['status']['phase']}: {message}")
+    say(f"    pod {demo.unfit_pod} is {cluster.pod(demo.unfit_pod)['status']['phase']}: {message}")
 
 
-def everything_given_back(cluster: Cluster, before: dict[str, list[str]]) -> None:
+def everything_given_back(demo: Demo, cluster: Cluster, before: dict[str, list[str]]) -> None:
     """Delete the pods and claims; the partitions and CDI files made for them have to be gone."""
-    for file in [*(story.file for story in STORIES), UNFIT]:
+    for file in [*(story.file for story in demo.stories), demo.unfit]:
         cluster.delete(EXAMPLES / file)
     for node, instances in before.items():
 
@@ -179,43 +255,43 @@ def everything_given_back(cluster: Cluster, before: dict[str, list[str]]) -> Non
         say(f"    {node}: {left}, and no CDI file of a claim")
 
 
-def main() -> int:
-    """Run the demo from end to end and return the exit status."""
+def run_demo(demo: Demo, name: str) -> int:
+    """Run the demo from end to end on the world of that name and return the exit status."""
     started = time.monotonic()
-    logs = cache() / "results/demo"
+    logs = cache() / "results" / demo.world
     environment = tool_environment(Path(sys.prefix))
     os.environ.update({name: environment[name] for name in ("PATH", "ANSIBLE_COLLECTIONS_PATH")})
-    cluster = Cluster(NAME)
+    cluster = demo.cluster(name)
 
-    heading(1, f"A Kubernetes cluster with {NODES} bare nodes, each with the hardware of {SILICON}")
+    heading(1, f"A Kubernetes cluster with {demo.nodes} bare nodes, each with the hardware of {demo.silicon}")
     up = Step(
         "world up",
         "12 min the first time on a machine, 1 min after that",
-        [WORLD, "up", "--name", NAME, "--nodes", str(NODES), "--silicon", SILICON],
+        [WORLD, "up", "--name", name, "--nodes", str(demo.nodes), "--silicon", demo.silicon],
         remedy="read the log; running it again goes on where it stopped.",
     )
     command(up, logs, environment)
     for line in cluster.kubectl("get", "nodes").splitlines():
         say(f"    {line}")
 
-    heading(2, "One playbook partitions the GPUs and deploys the node driver")
-    first = site(cluster, "site playbook", "3 min", logs, environment)
+    heading(2, f"One playbook partitions the {demo.devices} and deploys the node driver")
+    first = site(demo, cluster, "site playbook", "3 min", logs, environment)
     for node in cluster.nodes():
         devices = cluster.devices(node)
         say(f"    {node} publishes {len(devices)} devices in {len(cluster.slices(node))} ResourceSlices")
 
-    heading(3, "Pods claim GPUs; each prints what its own NVML shows")
+    heading(3, f"Pods claim {demo.devices}; each prints what its own {demo.library} shows")
     nodes = cluster.nodes()
     before = {node: sorted(cluster.instances(node)) for node in nodes}
-    for story in STORIES:
+    for story in demo.stories:
         tell(cluster, story)
-    show_unfit(cluster)
+    show_unfit(demo, cluster)
 
     heading(4, "The pods are deleted")
-    everything_given_back(cluster, before)
+    everything_given_back(demo, cluster, before)
 
     heading(5, "The same playbook again changes nothing")
-    second = site(cluster, "site playbook again", "1 min", logs, environment)
+    second = site(demo, cluster, "site playbook again", "1 min", logs, environment)
     recap = parse_recap(second.log.read_text(encoding="utf-8")) if second.log else {}
     changed = {host: counters["changed"] for host, counters in recap.items() if counters["changed"]}
     if changed or not recap:
@@ -225,34 +301,43 @@ def main() -> int:
 
     heading(6, "Summary")
     say(f"  The playbook took {duration(first.seconds)} on {len(nodes)} nodes; its second run changed nothing.")
-    say(f"  {sum(len(story.containers) for story in STORIES)} containers saw exactly the devices they had claimed.")
+    say(
+        f"  {sum(len(story.containers) for story in demo.stories)} containers saw exactly the devices they had claimed."
+    )
     say(f"  Whole demo: {duration(time.monotonic() - started)}. Logs are under {logs}")
     say()
-    world = f"tests/world/world --name {NAME}"
+    world = f"tests/world/world --name {name}"
     say("  The cluster is still up. Look around:")
     say(f"    {world} kubectl get resourceslices,deviceclasses")
-    say(f"    {world} kubectl -- apply -f examples/two-dynamic-mig.yaml")
-    say(f"    {world} run {nodes[0]} -- nvidia-smi -L")
+    say(f"    {world} kubectl -- apply -f examples/{demo.again}")
+    say(f"    {world} run {nodes[0]} -- {demo.look}")
     say(f"    {world} logs {nodes[0]} dra-accelerators-driver")
     say("  Take it down:")
     say(f"    {world} down")
     return 0
 
 
-def guarded(run: Callable[[], int]) -> int:
+def guarded(name: str, run: Callable[[], int]) -> int:
     """Run the demo; an error is told in words, with what to do."""
     try:
         return run()
     except (DemoFailed, CommandFailed, AssertionError) as error:
         say()
         say(f"The demo FAILED: {error}")
-        say(f"The cluster is left as it is. Look around: tests/world/world --name {NAME} status")
-        say(f"Run `make demo` again to go on, or start over after `tests/world/world --name {NAME} down`.")
+        say(f"The cluster is left as it is. Look around: tests/world/world --name {name} status")
+        say(f"Run it again to go on, or start over after `tests/world/world --name {name} down`.")
         return 1
     except KeyboardInterrupt:
-        say(f"Stopped. The cluster is left as it is; take it down with `tests/world/world --name {NAME} down`.")
+        say(f"Stopped. The cluster is left as it is; take it down with `tests/world/world --name {name} down`.")
         return 130
 
 
+def main() -> int:
+    """Run the demo of the vendor that is asked for; NVIDIA's without a word."""
+    demo = DEMOS[sys.argv[1] if len(sys.argv) > 1 else "nvidia"]
+    name = os.environ.get("DRA_ACCELERATORS_WORLD", demo.world)
+    return guarded(name, lambda: run_demo(demo, name))
+
+
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    sys.exit(main())

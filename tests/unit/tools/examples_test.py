@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-EXAMPLES = sorted(path.name for path in (ROOT / "examples").iterdir())
-CLUSTER = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests/cluster").glob("*.py"))}
+FOLDER = ROOT / "examples"
+EXAMPLES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.is_file())
+TESTS = [*sorted((ROOT / "tests/cluster").glob("*.py")), ROOT / "tests/prove/test_npus.py"]
+CLUSTER = {path.name: path.read_text(encoding="utf-8") for path in TESTS}
 
 
 def those_who_name(name: str) -> list[str]:
@@ -27,4 +29,4 @@ def test_there_are_examples_and_no_part_of_a_name_is_one() -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_each_example_is_tested_on_the_cluster(name: str) -> None:
-    assert those_who_name(name), f"no test of tests/cluster applies examples/{name}"
+    assert those_who_name(name), f"no test on a cluster applies examples/{name}"
