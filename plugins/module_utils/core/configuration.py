@@ -37,7 +37,7 @@ class ConfigKind:
     program that lets containers share the device (see companions.py; empty: none is wanted), ``within`` holds that to what the
     claim consumes of a device that several claims share (given the sharing, what is consumed, and what the device has), and
     ``passthrough`` tells how a virtual machine reaches the device (whether by iommufd where the kernel has it, and whether with that
-    interface's own node; see passthrough.py).
+    interface's own node; see passthrough.py). ``profile`` tells of which profile a partition has to be; empty for any.
     """
 
     api_version: str
@@ -50,6 +50,7 @@ class ConfigKind:
         lambda sharing, _consumed, _totals: sharing
     )
     passthrough: Callable[[Mapping[str, Any]], tuple[bool, bool]] = lambda _values: (False, False)
+    profile: Callable[[Mapping[str, Any]], str] = lambda _values: ""
 
 
 @dataclass(frozen=True)

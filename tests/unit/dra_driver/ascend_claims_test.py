@@ -13,10 +13,11 @@ from dataclasses import replace
 import chip_model as model
 import pytest
 from chip_model import CHIPS, Silicon
-from dra_driver.claims.allocation import AllocatedDevice, Allocation
+from dra_driver.claims.allocation import AllocatedDevice, Allocation, ClaimError, OpaqueConfig
 from dra_driver.claims.plan import Inventory, plan_prepare, plan_restore, plan_undo
 from dra_driver.claims.records import ClaimRecord, ClaimReference
 from dra_driver.core.ascend import names
+from dra_driver.core.ascend.configs import CONFIG_KINDS, VERSION
 from dra_driver.core.ascend.offers import counter_set, offers
 from dra_driver.core.model import Device, Offer, OwnedPartition
 from hypothesis import given, settings
@@ -80,16 +81,16 @@ class Scene:
             and all(amount <= left[name] for name, amount in offer.consumes.items())
         ]
 
-    def prepare(self, uid: str, offer: Offer, *, dies: bool = False) -> None:
+    def prepare(self, uid: str, offer: Offer, *, dies: bool = False, configs: tuple[OpaqueConfig, ...] = ()) -> None:
         """Prepare a claim; one that dies has written its record, and not yet made its slice."""
         self.held[uid] = offer
         device = self.device
         plan = plan_prepare(
-            Allocation(ClaimReference("team", uid, uid), (AllocatedDevice("r", POOL, offer.name, "", False, ()),)),
+            Allocation(ClaimReference("team", uid, uid), (AllocatedDevice("r", POOL, offer.name, "", False, configs),)),
             Inventory(POOL, {each.name: each for each in self.published}, frozenset({device.uuid})),
             {device.uuid: device},
             self.records,
-            config_kinds=(),
+            config_kinds=CONFIG_KINDS,
             cdi_kind=names.CDI_KIND,
             boot_id="boot",
             now=0.0,
@@ -176,3 +177,18 @@ def test_a_310p_is_filled_with_any_set_in_any_order(data: st.DataObject) -> None
     for template in CHIPS["310P"].rows:
         more = {**counts, template: counts.get(template, 0) + 1}
         assert bool(scene.fitting(template)) == model.can_exist("310P", more)
+
+
+def test_a_configuration_names_the_template_and_another_one_is_refused() -> None:
+    def asks_for(template: str) -> tuple[OpaqueConfig, ...]:
+        return (OpaqueConfig("FromClaim", (), {"apiVersion": VERSION, "kind": "VnpuConfig", "template": template}),)
+
+    scene = Scene("310P")
+    (offer, *_others) = scene.fitting("vir02")
+    scene.prepare("same", offer, configs=asks_for("vir02"))
+    (other, *_others) = scene.fitting("vir01")
+    with pytest.raises(ClaimError, match=f"VnpuConfig asks for vir02, and the request was given {other.name}") as found:
+        scene.prepare("other", other, configs=asks_for("vir02"))
+    assert found.value.code == "config-refused" and "other" not in scene.records
+    with pytest.raises(ClaimError, match="the name of a template"):
+        scene.prepare("wrong", other, configs=asks_for("vir02/../"))

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import SCHEMA, SCHEMA_VERSION
+from driver_store import claim
 
 from tests.simulator.backend.npu_machine import DATA, NpuMachine
 from tests.simulator.nvml_builds import build
@@ -125,37 +123,7 @@ def test_a_slice_that_a_claim_holds_stays(power_on: Callable[..., Node]) -> None
     node = power_on("8x310P-Pro")
     made = node.run(layout=static({"vir02": 1}, index=0))
     (held,) = made["after"][0]["partitions"]
-    document = {
-        "uid": "u1",
-        "namespace": "team-a",
-        "name": "training",
-        "state": "prepared",
-        "boot_id": "b",
-        "devices": [
-            {
-                "request": "r",
-                "device_uuid": made["after"][0]["uuid"],
-                "kind": "partition",
-                "profile": "vir02",
-                "placement_start": held["placement"]["start"],
-                "placement_size": held["placement"]["size"],
-                "partition_uuid": held["uuid"],
-                "created": False,
-            }
-        ],
-    }
-    with contextlib.closing(sqlite3.connect(node.state)) as store:
-        store.executescript(SCHEMA)
-        store.execute("INSERT INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
-        row = ("u1", "team-a", "training", "prepared", "b", json.dumps(document))
-        columns = [each[1] for each in store.execute("PRAGMA table_info(claims)")]
-        values = dict(zip(("uid", "namespace", "name", "state", "boot_id", "document"), row, strict=True))
-        chosen = [column for column in columns if column in values]
-        marks = ", ".join("?" for _column in chosen)
-        store.execute(
-            f"INSERT INTO claims ({', '.join(chosen)}) VALUES ({marks})", [values[column] for column in chosen]
-        )
-        store.commit()
+    claim(node.state, made["after"][0]["uuid"], held)
     failed = node.run(layout=[{"match": {}, "mode": "whole"}])
     assert failed["failed"] and failed["error_code"] == "in-use" and failed["claims"] == ["team-a/training"]
     assert node.slices(0) == ["vir02"]

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import signal
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import SCHEMA, SCHEMA_VERSION
 from dra_driver.kubelet.sockets import lock_instance
+from driver_store import claim
 
 if TYPE_CHECKING:
     from conftest import Node
@@ -173,31 +172,6 @@ def test_a_wrong_mig_parted_configuration(shared_node: Node, name: str, named: s
     assert result["failed"]
     assert named in result["msg"]
     assert shared_node.partitions()[0] == []
-
-
-def claim(path: Path, device_uuid: str, partition: dict[str, Any] | None = None, *, created: bool = False) -> None:
-    """Write the driver's store as the driver does, with one prepared claim."""
-    with sqlite3.connect(path) as connection:
-        for statement in SCHEMA:
-            connection.execute(statement)
-        connection.execute("INSERT INTO meta (key, value) VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
-        connection.execute(
-            "INSERT INTO claims VALUES ('none', 'uid-1', 'team-a', 'training', 'prepared', 'boot', 1.0, '{}')"
-        )
-        place = partition["placement"] if partition else {}
-        connection.execute(
-            "INSERT INTO devices (claim_uid, request, pool, name, device_uuid, kind, profile, placement_start, "
-            "placement_size, partition_uuid, created) VALUES ('uid-1', 'gpu', 'node', 'gpu-0', ?, ?, ?, ?, ?, ?, ?)",
-            (
-                device_uuid,
-                "partition" if partition else "device",
-                partition["profile"] if partition else None,
-                place.get("start"),
-                place.get("size"),
-                partition["uuid"] if partition else None,
-                created,
-            ),
-        )
 
 
 @pytest.mark.parametrize("check", [True, False])

@@ -30,6 +30,13 @@ VERSION = "dra.accelerators/v1alpha1"
 #: Which templates there are is the chip's to say; a name has to fit into the vendor's request for a slice.
 _TEMPLATE = Word(r"[A-Za-z0-9_]{1,31}", "the name of a template such as vir02")
 
+#: The scheduler reads none of it: a slice of another template is refused, and never given silently.
 CONFIG_KINDS: tuple[ConfigKind, ...] = (
-    ConfigKind(VERSION, "VnpuConfig", PARTITION, Record({"template": _TEMPLATE}, required=frozenset({"template"}))),
+    ConfigKind(
+        VERSION,
+        "VnpuConfig",
+        PARTITION,
+        Record({"template": _TEMPLATE}, required=frozenset({"template"})),
+        profile=lambda values: str(values["template"]),
+    ),
 )

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Callable, TypeVar
@@ -17,6 +18,7 @@ Answer = TypeVar("Answer")
 
 RECOVER, SHARE = "recover", "device_share"
 _TYPES: Mapping[str, str] = {RECOVER: "vnpu-cfg-recover", SHARE: "device-share"}
+_QUESTION = re.compile(r"[\[(]\s*y(?:es)?\s*/\s*no?\s*[\])]\s*:?", re.IGNORECASE)
 _MODES = {"amp": True, "smp": False}
 _TRUTHS = {"true": True, "enable": True, "enabled": True, "false": False, "disable": False, "disabled": False}
 
@@ -73,8 +75,9 @@ class Switches:
         if switch.device is not None:
             card, chip = self._place(switch.device)
             words += ["-i", card, "-c", chip]
-        # It asks back where chips are shared.
-        smi.refuse_failure(*self._tool.run(*words, "-d", str(int(switch.enabled)), answer="Y\n"), doing)
+        # It asks back where chips are shared, and says what came of it on the line of its question.
+        status, output = self._tool.run(*words, "-d", str(int(switch.enabled)), answer="Y\n")
+        smi.refuse_failure(status, _QUESTION.sub("\n", output), doing)
         if self._is(switch) is not switch.enabled:
             raise AcceleratorError(
                 f"{doing} was confirmed, and did not happen",

@@ -53,6 +53,20 @@ def settings_for(configurations: Iterable[Configuration], *, request: str, admin
         return settings_of(configurations, admin=admin)
 
 
+def refuse_other_profile(
+    configurations: Iterable[Configuration], *, request: str, name: str, profile: str | None
+) -> None:
+    """Refuse a partition, by its published name, that is of another profile than configurations ask for. Raises ClaimError with code config-refused."""
+    with _refused(request):
+        for each in configurations:
+            wanted = each.kind.profile(each.values)
+            if wanted and wanted != profile:
+                raise ConfigRefused(
+                    f"{each.kind.name} asks for {wanted}, and the request was given {name}, which is {profile}",
+                    hint="The scheduler does not read configurations: select the same profile by the DeviceClass or by a selector.",
+                )
+
+
 def interface_of(configurations: Iterable[Configuration]) -> tuple[bool, bool]:
     """Return whether a virtual machine prefers iommufd, and wants that interface's own node (see core/configuration.py)."""
     found = [each.kind.passthrough(each.values) for each in configurations]

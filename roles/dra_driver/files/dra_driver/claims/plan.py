@@ -17,7 +17,7 @@ from ..core.prepared import PREPARING
 from ..core.settings import COMPUTE_MODE, PERSISTENCE
 from .allocation import AllocatedDevice, Allocation, ClaimError
 from .debts import Debt
-from .opaque import configurations_of, interface_of, settings_for, sharing_for
+from .opaque import configurations_of, interface_of, refuse_other_profile, settings_for, sharing_for
 from .records import ClaimRecord, ClaimReference, DeviceRecord
 from .settings import Restoration
 
@@ -168,6 +168,7 @@ def plan_prepare(
         configurations = configurations_of(
             config_kinds, allocated.configs, request=allocated.request, device_kind=offer.kind
         )
+        refuse_other_profile(configurations, request=allocated.request, name=offer.name, profile=offer.profile)
         wanted = settings_for(configurations, request=allocated.request, admin=allocated.admin)
         sharing = sharing_for(
             configurations,
