@@ -12,11 +12,15 @@ import pytest
 from tests.cluster.cluster import EXAMPLES, Recap
 from tests.cluster.npus import NpuCluster
 
-#: Each example with its pods, and the name that a chip or a slice has for who is in it.
+#: Each example with its pods, and the names that chips or slices have for who is in them.
 SEEN = {
-    "ascend/whole-npu.yaml": {"whole-npu": "310P3"},
-    "ascend/static-vnpu.yaml": {"static-vir04": "310Pvir04"},
-    "ascend/two-dynamic-vnpus.yaml": {"dynamic-quarter": "310Pvir02", "dynamic-by-memory": r"310Pvir04\w*"},
+    "ascend/whole-npu.yaml": {"whole-npu": ["310P3"]},
+    "ascend/static-vnpu.yaml": {"static-vir04": ["310Pvir04"]},
+    "ascend/two-dynamic-vnpus.yaml": {"dynamic-quarter": ["310Pvir02"], "dynamic-by-memory": [r"310Pvir04\w*"]},
+    "ascend/near-npus.yaml": {"near-npus": ["310P3", "310P3"]},
+    "ascend/any-npu-by-memory.yaml": {"any-npu": [r"310Pvir04\w*|310P3"]},
+    "ascend/vnpu-config.yaml": {"vnpu-config": ["310Pvir01"]},
+    "ascend/npu-extended-resource.yaml": {"npu-extended-resource": ["310P3"]},
 }
 UNFIT = "ascend/npu-does-not-fit.yaml"
 LAYOUT = ["vir02", "vir04"]
@@ -69,9 +73,10 @@ def test_a_pod_sees_what_it_has_claimed_and_nothing_else(npus: NpuCluster, first
     pods = SEEN[example]
     npus.apply(EXAMPLES / example)
     npus.wait_running(*pods)
-    for pod, name in pods.items():
-        (seen,) = names_seen(npus, pod)
-        assert re.fullmatch(name, seen), pod
+    for pod, names in pods.items():
+        seen = names_seen(npus, pod)
+        assert len(seen) == len(names), (pod, seen)
+        assert all(re.fullmatch(name, each) for name, each in zip(names, seen, strict=True)), (pod, seen)
     npus.delete(EXAMPLES / example)
     npus.wait("the node is as it was", lambda: as_the_layout_says(npus))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from ansible.errors import AnsibleFilterError
 from ansible_collections.dra.accelerators.plugins.filter.driver_names import FilterModule as DriverNames
 from ansible_collections.dra.accelerators.plugins.filter.npu_claim import FilterModule as NpuClaim
@@ -16,6 +17,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend impor
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples/ascend/near-npus.yaml"
 NIC_OF_HUAWEI = ("0x19e5", "0x020000")
 GPU, NPU, AUDIO_OF_A_GPU = ("0x10de", "0x030200"), ("0x19e5", "0x120000"), ("0x10de", "0x040300")
 
@@ -39,7 +41,8 @@ def put(root: Path, path: str, text: str = "") -> None:
 def test_devices_are_told_by_maker_and_class(tmp_path: Path) -> None:
     system = machine(
         tmp_path,
-        {"0000:18:00.0": GPU, "0000:18:00.1": AUDIO_OF_A_GPU, "0000:82:00.0": NPU, "0000:03:00.0": NIC_OF_HUAWEI},
+        {"0000:18:00.0": GPU, "0000:18:00.1": AUDIO_OF_A_GPU, "0000:82:00.0": NPU, "0000:03:00.0": EXAMPLE = Path(__file__).resolve().parents[3] / "examples/ascend/near-npus.yaml"
+NIC_OF_HUAWEI},
     )
     assert _vendors.devices_by_vendor(system) == {"nvidia": ["0000:18:00.0"], "ascend": ["0000:82:00.0"]}
 
@@ -99,6 +102,9 @@ def test_the_filters() -> None:
     assert spec["devices"]["constraints"] == [
         {"requests": ["npus/same-ring"], "matchAttribute": "npu.huawei.com/hccsRing"}
     ]
+    # The example is what the filter makes.
+    (template, *_pods) = yaml.safe_load(EXAMPLE.read_text("utf-8"))["items"]
+    assert template["spec"]["spec"] == claim(2)
     for arguments in ((0,), ("many",), (True,), (2, "npu.huawei.com", "any"), (2, "npu.huawei.com", ["near"])):
         with pytest.raises(AnsibleFilterError, match="npu_claim: "):
             claim(*arguments)

@@ -15,6 +15,7 @@ from dra_driver.core.model import DEVICE, PARTITION
 from playing import play
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/device_classes"
+EXAMPLES = ROLE.parents[1] / "examples/ascend"
 FLEETS = {
     "plain": {},
     "ascend": {"accelerator_vendors": ["ascend"]},
@@ -66,6 +67,9 @@ def test_the_classes_of_each_fleet(tmp_path: Path) -> None:
         "ascend-910": "huawei.com/Ascend910",
     }
     assert not any(each["spec"]["extendedResourceName"] for each in told["few"])
+    # What users copy asks for classes that there are.
+    asked = re.findall(r"deviceClassName: (\S+)", "".join(path.read_text("utf-8") for path in EXAMPLES.glob("*.yaml")))
+    assert asked and set(asked) <= set(names["ascend"])
     quarter = next(each for each in told["few"] if each["metadata"]["name"] == "ascend-310p-1-4")
     (selector,) = quarter["spec"]["selectors"]
     assert selector["cel"]["expression"] == (
