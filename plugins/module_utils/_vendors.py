@@ -53,4 +53,19 @@ def ascend_facts(system: System) -> dict[str, Any]:
         *([] if library else [f"{LIBRARY} is neither in {' nor in '.join(folders)}"]),
         *([] if system.exists(MANAGER) else [f"there is no {MANAGER}, so that its kernel module is not loaded"]),
     ]
-    return {"answers": not lacks, "version": version_of(system), "library": library, "problem": "; ".join(lacks)}
+    return {
+        "answers": not lacks,
+        "version": version_of(system),
+        "library": library,
+        "group": _known_group(system, said.get("usergroup", "")),
+        "problem": "; ".join(lacks),
+    }
+
+
+def _known_group(system: System, name: str) -> str:
+    """Return the group if the node has it, or nothing: what runs in a group that there is not does not start."""
+    try:
+        groups = system.read_text("/etc/group").splitlines()
+    except OSError:
+        return ""
+    return name if name and any(line.startswith(f"{name}:") for line in groups) else ""

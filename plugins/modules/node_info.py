@@ -187,11 +187,11 @@ devices:
   sample: {ascend: ["0000:82:00.0"]}
 ascend:
   description:
-    - Whether the files of Ascend's driver are all there (C(answers)) and what is not (C(problem)), its version, and its library. No
-      program is run for it.
+    - Whether the files of Ascend's driver are all there (C(answers)) and what is not (C(problem)), its version, its library, and the
+      group that may open the nodes of NPUs. No program is run for it.
   returned: success
   type: dict
-  sample: {answers: true, version: 24.1.rc1, library: /usr/local/dcmi/libdcmi.so, problem: ""}
+  sample: {answers: true, version: 24.1.rc1, library: /usr/local/dcmi/libdcmi.so, group: HwHiAiUser, problem: ""}
 programs:
   description: What O(root) holds. The environment and the release in use, and all that are complete, newest first.
   returned: success

@@ -68,6 +68,7 @@ def test_the_driver_of_ascend_is_known_by_its_files(tmp_path: Path) -> None:
         "answers": True,
         "version": "24.1.rc1",
         "library": "/opt/ascend/driver/lib64/driver/libdcmi.so",
+        "group": "",
         "problem": "",
     }
     put(
@@ -76,6 +77,16 @@ def test_the_driver_of_ascend_is_known_by_its_files(tmp_path: Path) -> None:
         "Driver_Install_Path_Param=/opt/ascend\nDriver_Install_Status=uncomplete\n",
     )
     assert "'uncomplete'" in _vendors.ascend_facts(system)["problem"]
+
+
+def test_the_group_of_the_nodes_is_told_where_there_is_such_a_group(tmp_path: Path) -> None:
+    system = System(str(tmp_path))
+    put(tmp_path, "/etc/ascend_install.info", "UserName=HwHiAiUser\nUserGroup=HwHiAiUser\n")
+    assert _vendors.ascend_facts(system)["group"] == ""
+    put(tmp_path, "/etc/group", "root:x:0:\nHwHiAiUsers:x:998:\n")
+    assert _vendors.ascend_facts(system)["group"] == ""
+    put(tmp_path, "/etc/group", "root:x:0:\nHwHiAiUser:x:999:\n")
+    assert _vendors.ascend_facts(system)["group"] == "HwHiAiUser"
 
 
 def test_the_libraries_other_place_counts(tmp_path: Path) -> None:
