@@ -41,8 +41,7 @@ def put(root: Path, path: str, text: str = "") -> None:
 def test_devices_are_told_by_maker_and_class(tmp_path: Path) -> None:
     system = machine(
         tmp_path,
-        {"0000:18:00.0": GPU, "0000:18:00.1": AUDIO_OF_A_GPU, "0000:82:00.0": NPU, "0000:03:00.0": EXAMPLE = Path(__file__).resolve().parents[3] / "examples/ascend/near-npus.yaml"
-NIC_OF_HUAWEI},
+        {"0000:18:00.0": GPU, "0000:18:00.1": AUDIO_OF_A_GPU, "0000:82:00.0": NPU, "0000:03:00.0": NIC_OF_HUAWEI},
     )
     assert _vendors.devices_by_vendor(system) == {"nvidia": ["0000:18:00.0"], "ascend": ["0000:82:00.0"]}
 
