@@ -18,6 +18,7 @@ from accelerator_simulator.hardware import load_machine
 from tests.simulator.dcmi_support import CATALOGUE, DATA
 from tests.simulator.dcmi_support import SOURCES as DCMI
 from tests.simulator.machine_library_test import PROGRAM
+from tests.simulator.nvml_builds import SOURCES as NVML
 from tests.simulator.nvml_builds import build
 
 DRIVER = "usr/local/Ascend/driver"
@@ -128,6 +129,28 @@ def test_the_network_port_of_a_chip_is_known_to_its_tool_and_its_file(node: Node
     assert node.program("hccn_tool", "-i", "3", "-link", "-g") == "link status: UP\n"
     lines = (node.root / "etc/hccn.conf").read_text().splitlines()
     assert lines[6:8] == ["address_3=192.168.100.104", "netmask_3=255.255.255.0"]
+
+
+def test_a_machine_of_two_vendors_says_whose_device_is_meant(node: Node) -> None:
+    folder = node.root / "usr/lib/x86_64-linux-gnu"
+    shutil.copytree(build(sources=NVML).folder, folder, symlinks=True)
+    node.command("power-on", "--machine", "2xH100-2x310P")
+    shown = node.command("show", "--json")
+    assert (len(shown["nvidia"]["gpus"]), len(shown["ascend"]["npus"])) == (2, 2)
+    unclear = node.run("fault", "1", "lost")
+    assert unclear.returncode == 1 and "name one with --vendor" in unclear.stderr
+    node.command("--vendor", "ascend", "fault", "1", "lost")
+    node.command("fault", shown["nvidia"]["gpus"][0]["uuid"], "lost")
+    shown = node.command("show", "--json")
+    assert [gpu["lost"] for gpu in shown["nvidia"]["gpus"]] == [True, False]
+    assert [npu["lost"] for npu in shown["ascend"]["npus"]] == [False, True]
+    assert set(node.command("clear")) == {"nvidia", "ascend"}
+    assert node.command("unplug", "0000:49:00.0") == {"unplug": ["0000:49:00.0"]}
+    assert node.command("--vendor", "ascend", "plug", "all") == {"plug": ["0000:49:00.0"]}
+    files = node.root / "var/lib/accelerator-simulator"
+    assert {path.name for path in files.glob("*.txt")} == {"nvidia.txt", "ascend.txt"}
+    node.command("power-on", "--machine", "8x310P-Pro")
+    assert {path.name for path in files.glob("*.txt")} == {"ascend.txt"}
 
 
 @pytest.mark.parametrize("name", MACHINES)

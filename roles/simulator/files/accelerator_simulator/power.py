@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -265,6 +265,7 @@ class Power:
             self.placer.place(
                 whole_tree(self.machine, self.catalogue, self.settings(majors), majors, self.surroundings())
             )
+        self.forget_descriptions(but=texts)
         for vendor, text in texts.items():
             self.description_paths[vendor].parent.mkdir(parents=True, exist_ok=True)
             self.description_paths[vendor].write_text(text, encoding="utf-8")
@@ -360,12 +361,18 @@ class Power:
     def forget(self) -> bool:
         """Removes what :meth:`power_on` wrote down, after :meth:`power_off`."""
         found = False
-        folder = Path(self.root + STATE_FOLDER)
-        for path in (self.record_path, *(folder / f"{vendor}.txt" for vendor in VENDORS)):
-            if path.exists():
-                path.unlink()
-                found = True
-        return found
+        if self.record_path.exists():
+            self.record_path.unlink()
+            found = True
+        return self.forget_descriptions() or found
+
+    def forget_descriptions(self, but: Iterable[str] = ()) -> bool:
+        """Removes what libraries were given to load, but for those of some vendors. Returns whether there was anything."""
+        paths = [Path(self.root + STATE_FOLDER) / f"{vendor}.txt" for vendor in VENDORS if vendor not in but]
+        there = [path for path in paths if path.exists()]
+        for path in there:
+            path.unlink()
+        return bool(there)
 
 
 def digest(text: str) -> str:
