@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -51,18 +52,33 @@ class Stage(NpuMachine):
     def first(self) -> Device:
         return self.npus()[0]
 
+    def by_slices(self, npu: Device) -> list[tuple[str, int]]:
+        """Template and place of the slices that are there."""
+        return [(each.profile, each.placement.start) for each in self.backend.device(npu.uuid).partitions]
+
     def make(self, npu: Device, template: str, start: int) -> Partition:
         """Make a slice at a place, or with a number."""
         profile = npu.find_profile(template)
         assert profile is not None, [each.name for each in npu.profiles]
         return self.backend.create_partition(npu.uuid, profile.profile_id, Placement(start, profile.size))
 
-    def calls(self) -> Counter[str]:
-        """How often each function of the library was called so far, by whatever process."""
-        return Counter({name: sum(each.values()) if isinstance(each, dict) else each for name, each in self._calls()})
+    def recorded(self) -> Counter[str]:
+        """Count the calls of the library and of programs from now on, by name."""
+        counted: Counter[str] = Counter()
+        dcmi, run = self.backend._source._dcmi, self.system.run
+        code = dcmi._code
 
-    def _calls(self) -> Any:
-        return self.control("calls")["calls"].items()
+        def calling(function: str, *arguments: Any) -> int:
+            counted[function] += 1
+            return int(code(function, *arguments))
+
+        def running(argv: Any, *arguments: Any, **options: Any) -> Any:
+            counted[argv[0].rpartition("/")[2]] += 1
+            return run(argv, *arguments, **options)
+
+        dcmi._code = calling
+        self.system.run = running  # type: ignore[method-assign]
+        return counted
 
     def by_hand(self, *words: str) -> None:
         """What an administrator does with npu-smi."""
@@ -71,3 +87,10 @@ class Stage(NpuMachine):
 
 def faults(findings: tuple[Finding, ...]) -> dict[int, str]:
     return {finding.index: finding.fault.cause for finding in findings if finding.fault}
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, condition
+        time.sleep(0.02)

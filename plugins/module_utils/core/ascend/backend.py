@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -40,10 +41,13 @@ from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
 from .dcmi import Spot
 from .driver_files import CommonEdits, device_edits
 from .library import Library
+from .program import Program
 from .readings import Source
 from .watch import Watch
 
 Answer = TypeVar("Answer")
+
+LOG = logging.getLogger(__name__)
 
 LIBRARY = "library"  # the lane of calls about no chip; no UUID is spelled so
 _STARTED_PERIOD = 0.2
@@ -82,6 +86,7 @@ class AscendBackend:
     ) -> None:
         self._system = system or System()
         self._deadlines = deadlines or Deadlines()
+        self._given = source
         self._source: Source = source or Library(self._system)
         self._lanes = Lanes(self.vendor)
         self._chips = Chips(self._source, self._system)
@@ -306,13 +311,34 @@ class AscendBackend:
         return device_edits(self._system, device, partition)
 
     def _open(self) -> None:
-        self._source.open()
+        try:
+            self._source.open()
+        except BackendUnavailable:
+            other = self._other_source()
+            if other is None:
+                raise
+            LOG.warning("the library of the NPUs cannot be used; npu-smi is asked instead")
+            self._source = self._chips.source = self._watch.source = other
         self._chips.begin(self._source.driver_version())
         self._watch.begin()
+
+    def _other_source(self) -> Source | None:
+        """Return the vendor's program, open, where the library cannot be; None where it cannot be used either."""
+        if self._given is not None or isinstance(self._source, Program):
+            return None
+        program = Program(self._system)
+        try:
+            program.open()
+        except BackendUnavailable:
+            return None
+        return program
 
     def _close(self) -> None:
         self._chips.end()
         self._source.close()
+        if self._given is None and isinstance(self._source, Program):
+            # The library is tried again when this is opened again.
+            self._source = self._chips.source = self._watch.source = Library(self._system)
 
     def _refuse_closed(self) -> None:
         if not self._source.is_open:

@@ -66,7 +66,7 @@ class Chips:
     """The chips that were met, by UUID. Safe for threads."""
 
     def __init__(self, source: Source, system: System) -> None:
-        self._source = source
+        self.source = source
         self._system = system
         self._templates = Templates(system)
         self._lock = threading.Lock()
@@ -157,7 +157,7 @@ class Chips:
 
     def look(self, spot: Spot, spots: Sequence[Spot], full: bool) -> Device:
         """Look at the chip at a spot: who it is, how it is, and what changes; with ``full`` everything."""
-        uuid = self._source.uuid(spot)
+        uuid = self.source.uuid(spot)
         with self._lock:
             chip = None if full else self._kept.get(uuid)
         if chip is None or chip.spot != spot:
@@ -219,10 +219,10 @@ class Chips:
         )
 
     def _meet(self, spot: Spot, spots: Sequence[Spot]) -> Chip:
-        identity = self._source.identity(spot)
+        identity = self.source.identity(spot)
         links: dict[Spot, str] = {}
         for other in spots[spots.index(spot) + 1 :] if spot in spots else ():
-            link = self._source.link(spot, other)
+            link = self.source.link(spot, other)
             if link is None:
                 break  # what does not tell of one does not tell of others
             links[other] = link
@@ -242,19 +242,19 @@ class Chips:
         return chip
 
     def _health(self, chip: Chip) -> Health:
-        told = self._source.condition(chip.spot, chip.unanswered)
+        told = self.source.condition(chip.spot, chip.unanswered)
         if told.network is None:
             chip.unanswered.add(NETWORK)
         of_port = codes.network_sign(told.network) if told.network is not None else None
         return Health((*codes.signs(told.level, told.errors), *((of_port,) if of_port is not None else ())))
 
     def _read(self, chip: Chip, health: Health) -> Device:
-        readings = self._source.slices(chip.spot) if chip.family.can_be_cut else None
+        readings = self.source.slices(chip.spot) if chip.family.can_be_cut else None
         if readings is not None:
             self._settle_profiles(chip, readings)
         processes = tuple(
             each if each.name else Process(each.pid, _command(self._system, each.pid))
-            for each in self._source.processes(chip.spot)
+            for each in self.source.processes(chip.spot)
         )
         partitions = _partitions(chip, readings, processes) if readings is not None else ()
         device = Device(

@@ -34,7 +34,7 @@ class Watch:
     """Collects what is told for whoever waits."""
 
     def __init__(self, source: Source, system: System, named: Callable[[int], str]) -> None:
-        self._source = source
+        self.source = source
         self._system = system
         self._named = named
         self._changed = threading.Condition()
@@ -50,7 +50,7 @@ class Watch:
             self._closing = False
             self._told.clear()
             self._file = self._stamp()
-        self._source.subscribe(self._hear)
+        self.source.subscribe(self._hear)
 
     def close(self) -> None:
         """Have all waiting end."""

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The driver's claims on DCMI itself: prepared, undone, beside a sick chip, over a crash and a start of the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from tests.simulator.backend.ascend_stage import Stage, on
+
+UNIT = Path(__file__).resolve().parents[2] / "unit"
+sys.path[:0] = [str(UNIT / "dra_driver"), str(UNIT / "core")]
+
+from machine_model import Claims, Node  # noqa: E402  the folders above are where it lies
+
+SICK = 3
+Scene = Callable[["Driver"], Awaitable[None]]
+
+
+class Driver:
+    """A node's driver without its sockets on the stage's backend."""
+
+    def __init__(self, stage: Stage, folder: Path, claims: Claims, boot_id: str = "boot-1") -> None:
+        self.stage, self.folder, self.claims = stage, folder, claims
+        self.node = Node(folder, claims, hardware=stage.backend, boot_id=boot_id)
+
+    async def prepare(self, name: str, device: str, **options: Any) -> str:
+        claim = self.claims.allocate(name, device, **options)
+        return str((await self.node.service.prepare([claim]))[claim.uid].error)
+
+    async def unprepare(self, name: str) -> str:
+        claim = self.claims.allocate(name, "npu-0")
+        return str((await self.node.service.unprepare([claim]))[claim.uid].error)
+
+    async def again(self, boot_id: str = "boot-1") -> Driver:
+        """The same driver in a new process."""
+        self.node.close()
+        fresh = Driver(self.stage, self.folder, self.claims, boot_id)
+        await fresh.node.start()
+        return fresh
+
+    def slices(self, physical: int) -> list[tuple[str, int]]:
+        return self.stage.by_slices(self.stage.npus()[physical])
+
+
+def acted(stage: Stage, scene: Scene) -> None:
+    async def main(folder: Path) -> None:
+        driver = Driver(stage, folder, Claims())
+        await driver.node.start()
+        await scene(driver)
+        driver.node.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(main(Path(folder)))
+
+
+@on("8x310P-Pro")
+def claims_have_their_slices(stage: Stage) -> None:
+    async def scene(driver: Driver) -> None:
+        names = set(driver.node.inventory.offers)
+        assert {"npu-0", "npu-0-vir01-0", "npu-7-vir04-3c-ndvpp-6"} <= names
+        assert await driver.prepare("one", "npu-0-vir02-6") == ""
+        assert await driver.prepare("two", "npu-1") == ""
+        assert await driver.prepare("three", "npu-0-vir01-0") == ""
+        assert driver.slices(0) == [("vir01", 0), ("vir02", 6)]
+        assert "npu-0" in await driver.prepare("four", "npu-0")
+        assert len(driver.node.cdi_files()) == 3
+        for name in ("one", "two", "three"):
+            assert await driver.unprepare(name) == ""
+        assert driver.slices(0) == [] and driver.node.cdi_files() == {}
+
+    acted(stage, scene)
+
+
+@on("8x910B4")
+def slices_without_places_get_their_numbers(stage: Stage) -> None:
+    async def scene(driver: Driver) -> None:
+        stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir05_1c_8g")
+        await driver.node.look()
+        assert await driver.prepare("one", "npu-0-vir05-1c-8g-new-0") == ""
+        assert await driver.prepare("two", "npu-0-vir05-1c-8g-new-1") == ""
+        assert driver.slices(0) == [("vir05_1c_8g", number) for number in range(3)]
+        await driver.node.look()
+        assert await driver.unprepare("one") == ""
+        assert driver.slices(0) == [("vir05_1c_8g", 0), ("vir05_1c_8g", 2)]
+
+    acted(stage, scene)
+
+
+@on("8x310P-Pro")
+def what_the_chip_refuses_is_an_error_and_leaves_nothing(stage: Stage) -> None:
+    async def scene(driver: Driver) -> None:
+        stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8022")
+        error = await driver.prepare("one", "npu-0-vir02-6")
+        assert "no room" in error and driver.node.store.claims == {}
+        stage.control("clear", "0")
+        assert await driver.prepare("one", "npu-0-vir02-6") == ""
+
+    acted(stage, scene)
+
+
+@on("8x310P-Pro")
+def a_start_of_the_machine_brings_slices_back(stage: Stage) -> None:
+    """Claims have theirs again; what is of a claim that was not finished, or has gone, is undone; an administrator's stays."""
+
+    async def scene(driver: Driver) -> None:
+        stage.by_hand("create-vnpu", "-i", "2", "-c", "0", "-f", "vir01")
+        await driver.node.look()
+        assert await driver.prepare("kept", "npu-0-vir02-6") == ""
+        assert await driver.prepare("ended", "npu-1-vir04-4") == ""
+        stage.control("power-cycle")
+        again = await driver.again("boot-2")
+        assert again.slices(0) == [("vir02", 6)] and again.slices(2) == [("vir01", 0)]
+        # The pod is gone with the boot; its slice is not.
+        assert await again.unprepare("ended") == ""
+        assert again.slices(1) == []
+        assert await again.prepare("kept", "npu-0-vir02-6") == ""
+        assert await again.unprepare("kept") == ""
+        assert again.slices(0) == [] and again.slices(2) == [("vir01", 0)]
+        again.node.close()
+
+    acted(stage, scene)
+
+
+@on("8x310P-Pro")
+def what_is_owed_is_owed_over_a_start_of_the_machine(stage: Stage) -> None:
+    """A slice that a sick chip did not let go of comes back with the boot, and is nobody's then."""
+
+    async def scene(driver: Driver) -> None:
+        assert await driver.prepare("one", f"npu-{SICK}-vir02-6") == ""
+        stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "fail", "-8005")
+        await driver.node.look()
+        assert await driver.unprepare("one") == ""
+        assert len(driver.node.service.undoing.debts) == 1
+        stage.control("clear", str(SICK))
+        stage.control("power-cycle")
+        again = await driver.again("boot-2")
+        (uuid,) = again.node.service.undoing.owing
+        assert again.slices(SICK) == [("vir02", 6)]
+        await again.node.service.settle(uuid)
+        assert again.slices(SICK) == [] and again.node.service.undoing.debts == ()
+        again.node.close()
+
+    acted(stage, scene)
+
+
+@on("8x310P-Pro")
+def claims_beside_a_sick_chip(stage: Stage) -> None:
+    async def scene(driver: Driver) -> None:
+        offers = set(driver.node.inventory.offers)
+        assert await driver.prepare("held", f"npu-{SICK}-vir02-6") == ""
+        stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "fail", "-8005")
+        await driver.node.look()
+        (uuid,) = driver.node.inventory.faults
+        assert driver.node.inventory.faults[uuid].startswith("internal-error")
+        assert set(driver.node.inventory.offers) == offers
+        assert uuid in await driver.prepare("late", f"npu-{SICK}-vir01-0")
+        errors = [await driver.prepare(f"well-{npu}", f"npu-{npu}-vir01-0") for npu in range(8) if npu != SICK]
+        assert errors == [""] * 7, errors
+        assert await driver.unprepare("held") == ""
+        stage.control("clear")
+        await driver.node.look()
+        await driver.node.service.settle(uuid)
+        assert driver.node.service.undoing.debts == () and driver.slices(SICK) == []
+        assert await driver.prepare("late", f"npu-{SICK}-vir01-0") == ""
+
+    acted(stage, scene)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What a fault of one chip costs: that chip, with a word for what is wrong, and none of its neighbours."""
+
+from __future__ import annotations
+
+import threading
+
+from dra_driver.core.ascend.backend import AscendBackend
+from dra_driver.core.errors import DeviceFaulty, NotFound
+from dra_driver.core.model import Device, Finding, well
+from dra_driver.core.signs import Severity
+
+from tests.simulator.backend.ascend_stage import Stage, faults, on, until
+from tests.simulator.backend.stage import refused
+
+SICK = 3
+SOON = 3.0  # a deadline that a call that hangs is sure to miss
+ALWAYS_READ = ("dcmi_get_device_die_v2", "dcmi_get_device_health", "dcmi_get_device_info")
+READ_ONCE = (
+    "dcmi_get_device_logic_id",
+    "dcmi_get_device_pcie_info_v2",
+    "dcmi_get_device_chip_info_v2",
+    "dcmi_get_device_board_info",
+)
+CAUSES = {
+    "-8005": "internal-error",
+    "-8007": "npu-lost",
+    "-8008": "npu-lost",
+    "-8012": "not-ready",
+    "-8002": "no-permission",
+    "-8022": "unknown-error",
+    "-7": "unknown-error",
+}
+
+
+def only_the_sick_one(findings: tuple[Finding, ...], cause: str, what: object = None) -> Finding:
+    assert [finding.index for finding in findings] == list(range(8)), (what, findings)
+    assert faults(findings) == {SICK: cause}, (what, faults(findings))
+    return findings[SICK]
+
+
+def works(backend: AscendBackend, npu: Device) -> None:
+    """A chip takes a slice as if nothing were."""
+    profile = npu.profiles[0]
+    made = backend.create_partition(npu.uuid, profile.profile_id, profile.placements[0])
+    assert backend.device(npu.uuid).partitions == (made,)
+    backend.destroy_partition(npu.uuid, made.instance_id)
+
+
+@on("8x310P-Pro")
+def one_sick_chip_costs_no_other(stage: Stage) -> None:
+    npus = stage.npus()
+    for full, functions in ((False, ALWAYS_READ), (True, READ_ONCE)):
+        for function in functions:
+            stage.control("fault", str(SICK), "call", function, "fail", "-8005")
+            sick = only_the_sick_one(stage.backend.discover(full), "internal-error", function)
+            assert (sick.name, sick.uuid) == (npus[SICK].describe(), npus[SICK].uuid)
+            assert sick.device is not None and sick.device.health.causes == ("internal-error",)
+            assert sick.device.profiles == npus[SICK].profiles
+            stage.control("clear", str(SICK))
+            assert stage.npus() == npus
+    stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "fail", "-8005")
+    only_the_sick_one(stage.backend.discover(), "internal-error")
+    assert refused(DeviceFaulty, stage.backend.device, npus[SICK].uuid).code == "internal-error"
+    for npu in (*npus[:SICK], *npus[SICK + 1 :]):
+        works(stage.backend, npu)
+
+
+@on("8x310P-Pro")
+def each_error_has_its_cause(stage: Stage) -> None:
+    npus = stage.npus()
+    for code, cause in CAUSES.items():
+        stage.control("fault", str(SICK), "call", "dcmi_get_device_die_v2", "fail", code)
+        only_the_sick_one(stage.backend.discover(), cause, code)
+        sick = only_the_sick_one(stage.fresh().discover(), cause, code)
+        # The bus tells which one it is that nothing could be read of.
+        assert sick.device is None and npus[SICK].pci_address in sick.name
+        stage.control("clear", str(SICK))
+
+
+@on("8x310P-Pro")
+def a_chip_that_hangs_costs_no_other(stage: Stage) -> None:
+    backend = stage.fresh(look=SOON, full_look=60, change=60)
+    npus = well(backend.discover())
+    stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "hang")
+    until(lambda: faults(backend.discover()) == {SICK: "no-answer"})
+    before = threading.active_count()
+    for _look in range(3):
+        only_the_sick_one(backend.discover(), "no-answer")
+    assert threading.active_count() == before
+    assert refused(DeviceFaulty, backend.device, npus[SICK].uuid).code == "no-answer"
+    for npu in (*npus[:SICK], *npus[SICK + 1 :]):
+        works(backend, npu)
+    stage.control("clear", str(SICK))
+    until(lambda: len(well(backend.discover())) == 8)
+    works(backend, npus[SICK])
+
+
+@on("8x310P-Pro")
+def a_chip_that_is_never_read_is_not_waited_for(stage: Stage) -> None:
+    backend = stage.fresh(full_look=3600)
+    stage.control("fault", str(SICK), "call", "dcmi_get_device_die_v2", "hang")
+    until(lambda: faults(backend.discover(patience=SOON)) == {SICK: "awaited"})
+    findings = backend.discover(patience=0.1)
+    assert findings[SICK].awaited and findings[SICK].device is None
+    for npu in well(findings):
+        works(backend, npu)
+    stage.control("clear", str(SICK))
+    until(lambda: len(well(backend.discover(patience=0.1))) == 8)
+
+
+@on("8x310P-Pro")
+def a_slice_that_comes_too_late_is_taken_back(stage: Stage) -> None:
+    backend = stage.fresh(change=SOON)
+    npu = well(backend.discover())[0]
+    stage.control("fault", "0", "call", "dcmi_create_vdevice", "hang")
+    profile = npu.profiles[0]
+    error = refused(DeviceFaulty, backend.create_partition, npu.uuid, profile.profile_id, profile.placements[0])
+    assert error.code == "no-answer" and faults(backend.discover()) == {0: "no-answer"}
+    stage.control("clear", "0")
+    until(lambda: len(well(backend.discover())) == 8)
+    assert backend.device(npu.uuid).partitions == ()
+    works(backend, npu)
+
+
+@on("4x300I-Duo")
+def a_chip_that_is_lost_is_there_and_one_that_is_taken_away_is_not(stage: Stage) -> None:
+    npus = stage.npus()
+    before = stage.backend.surroundings()
+    stage.control("fault", str(SICK), "lost")
+    sick = only_the_sick_one(stage.backend.discover(), "npu-lost")
+    assert sick.device is not None and stage.backend.surroundings() == before
+    assert [sign.severity for sign in sick.device.health.signs] == [Severity.FAILED]
+    stage.control("clear", str(SICK))
+    assert stage.npus() == npus
+    stage.unplug(SICK)
+    assert stage.backend.surroundings() != before
+    stage.backend.renew()
+    findings = stage.backend.discover()
+    assert [finding.index for finding in findings] == [each for each in range(8) if each != SICK]
+    assert not faults(findings)
+    # The others lie as they did, and its neighbour has no ring any more.
+    assert [finding.device.attributes.get("hccsRing") for finding in findings if finding.index == SICK - 1] == [None]  # type: ignore[union-attr]
+    refused(NotFound, stage.backend.device, npus[SICK].uuid)
+    stage.plug(SICK)
+    stage.backend.renew()
+    assert stage.npus() == npus
+    # A start of the machine leaves nothing of it: a chip that the bus shows and nobody knows is one that is ill.
+    stage.control("unplug", str(SICK))
+    stage.backend.renew()
+    only_the_sick_one(stage.backend.discover(), "npu-lost")
+
+
+@on("8x910B3")
+def what_chips_say_of_their_health(stage: Stage) -> None:
+    npus = stage.npus()
+    assert not any(npu.health.signs for npu in npus)
+    stage.control("fault", "2", "error", "0x80E18402", "critical")
+    (sign,) = stage.npus()[2].health.signs
+    assert (sign.cause, sign.value, sign.severity) == ("error-code", "80e18402", Severity.FAILED)
+    stage.control("fault", "4", "health", "warning")
+    (sign,) = stage.npus()[4].health.signs
+    assert (sign.cause, sign.severity) == ("health", Severity.INFORMATIVE)
+    # A claim does not ask how a chip is: that is what the last look found.
+    counted = stage.recorded()
+    assert stage.backend.device(npus[2].uuid).health.causes == ("error-code",)
+    assert "dcmi_get_device_health" not in counted
+    stage.control("clear")
+    assert not any(npu.health.signs for npu in stage.npus())

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What the Ascend backend changes: slices at every place, against counters, beside others' hands, over a start of the machine."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from dra_driver.core.errors import AcceleratorError, DoesNotFit, InUse, InvalidLayout, NotFound, NotPermitted
+from dra_driver.core.layout import LayoutPlan, execute, parse_rules, plan_layouts, wanted_for
+from dra_driver.core.model import Device, Partition, Placement
+
+from tests.simulator.backend.ascend_stage import SCENARIOS, Stage, on
+from tests.simulator.backend.stage import refused
+
+
+@on("8x310P-Pro")
+def every_place_of_a_310p(stage: Stage) -> None:
+    npu = stage.first()
+    for profile in npu.profiles:
+        for placement in profile.placements:
+            made = stage.backend.create_partition(npu.uuid, profile.profile_id, placement)
+            now = stage.backend.device(npu.uuid)
+            assert now.partitions == (made,) and now.partitioning.enabled
+            assert made.key == (profile.profile_id, placement.start, placement.size)
+            assert (made.instance_id, made.uuid) == (100 + placement.start, f"{npu.uuid}-{100 + placement.start}")
+            assert dict(made.capacities) == dict(profile.capacities) and made.processes == ()
+            (offer,) = stage.backend.offers(now, dynamic=False)
+            assert offer.partition_uuid == made.uuid
+            assert offer.name in {each.name for each in stage.backend.offers(npu, dynamic=True)}
+            stage.backend.destroy_partition(npu.uuid, made.instance_id)
+    assert stage.backend.device(npu.uuid).partitions == ()
+
+
+def counters_and_silicon_agree(stage: Stage) -> None:
+    """What the counters accept can be made at its place, what they refuse the chip refuses as well."""
+    npu = stage.first()
+    possible = [offer for offer in stage.backend.offers(npu, dynamic=True) if offer.kind == "partition"]
+    rng = random.Random(11)
+    for _round in range(6):
+        left = dict(stage.backend.counter_set(npu).counters)
+        made: list[Partition] = []
+        rng.shuffle(possible)
+        for offer in possible:
+            assert offer.profile_id is not None and offer.placement is not None
+            placement = offer.placement
+            if placement.is_number:  # one of so many: which one is decided when it is made
+                taken = {each.placement.start for each in made}
+                placement = Placement(min(number for number in range(16) if number not in taken), 0)
+            if all(amount <= left[counter] for counter, amount in offer.consumes.items()):
+                made.append(stage.backend.create_partition(npu.uuid, offer.profile_id, placement))
+                for counter, amount in offer.consumes.items():
+                    left[counter] -= amount
+            else:
+                refused(DoesNotFit, stage.backend.create_partition, npu.uuid, offer.profile_id, placement)
+        assert made
+        for each in made:
+            stage.backend.destroy_partition(npu.uuid, each.instance_id)
+
+
+for _machine in ("8x310P-Pro", "4x300I-Duo", "8x910A", "8x910B3", "8x910B4"):
+    SCENARIOS[f"counters_and_silicon_agree_on_{_machine}"] = (_machine, {}, counters_and_silicon_agree)
+
+
+@on("8x310P-Pro")
+def what_cannot_be_made_is_said(stage: Stage) -> None:
+    npu = stage.first()
+    vir02, vir01 = npu.find_profile("vir02"), npu.find_profile("vir01")
+    assert vir02 is not None and vir01 is not None
+    refused(NotFound, stage.backend.create_partition, npu.uuid, 1, Placement(0, 2))
+    refused(InvalidLayout, stage.backend.create_partition, npu.uuid, vir02.profile_id, Placement(1, 2))
+    made = stage.make(npu, "vir02", 6)
+    error = refused(DoesNotFit, stage.make, npu, "vir01", 7)
+    assert made.describe() in str(error)
+    refused(NotFound, stage.backend.destroy_partition, npu.uuid, 101)
+    # Silicon says no although every count says yes.
+    stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8022", "nth", "1")
+    error = refused(DoesNotFit, stage.make, npu, "vir01", 0)
+    assert "no room" in str(error) and made.describe() in str(error)
+    stage.control("clear", "0")
+    assert stage.by_slices(npu) == [("vir02", 6)]
+    # Whoever has the whole chip is in the way, and whoever has a slice keeps it: the driver itself would not look.
+    stage.control("fault", "1", "process", str(os.getpid()))
+    other = stage.npus()[1]
+    assert [each.pid for each in other.processes] == [os.getpid()] and other.processes[0].name
+    error = refused(InUse, stage.make, other, "vir01", 0)
+    assert isinstance(error, InUse) and error.pids == (os.getpid(),)
+    stage.control("fault", "0", "process", str(os.getpid()), str(made.instance_id))
+    error = refused(InUse, stage.backend.destroy_partition, npu.uuid, made.instance_id)
+    assert isinstance(error, InUse) and error.pids == (os.getpid(),)
+    stage.control("clear")
+    stage.backend.destroy_partition(npu.uuid, made.instance_id)
+
+
+@on("8x910A")
+def modes_that_are_in_the_way_are_named(stage: Stage) -> None:
+    npu = stage.first()
+    stage.by_hand("vnpu-mode", "-d", "1")
+    assert "vnpu-mode -d 0" in str(refused(NotPermitted, stage.make, npu, "vir02", 0))
+    stage.by_hand("vnpu-mode", "-d", "0")
+    stage.control("work-mode", "smp")
+    assert "SMP" in str(refused(NotPermitted, stage.make, npu, "vir02", 0))
+    stage.control("work-mode", "amp")
+    stage.make(npu, "vir02", 0)
+
+
+@on("8xA3", multi_die_policy="union")
+def two_dies_that_work_as_one_are_not_cut(stage: Stage) -> None:
+    npu = stage.first()
+    assert "multi-die-policy -d 1" in str(refused(NotPermitted, stage.make, npu, "vir06_1c_16g", 0))
+
+
+@on("8x310P-Pro")
+def slices_that_others_made_have_their_places(stage: Stage) -> None:
+    """Their ids say nothing of their vGroups; ours are made beside them all the same, and known again."""
+    npu = stage.first()
+    stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir01", "-g", "3")
+    stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir02", "-v", "107", "-g", "0")
+    assert stage.by_slices(npu) == [("vir02", 0), ("vir01", 6)]
+    made = stage.make(npu, "vir01", 7)
+    assert made.instance_id not in (100, 107) and made.placement == Placement(7, 1)
+    assert stage.make(npu, "vir02_1c", 2).instance_id == 102
+    assert stage.by_slices(npu) == [("vir02", 0), ("vir02_1c", 2), ("vir01", 6), ("vir01", 7)]
+    for number in (100, 107):
+        stage.by_hand("destroy-vnpu", "-i", "0", "-c", "0", "-v", str(number))
+    assert stage.by_slices(npu) == [("vir02_1c", 2), ("vir01", 7)]
+
+
+@on("8x310P-Pro")
+def slices_outlive_a_start_of_the_machine(stage: Stage) -> None:
+    npu = stage.first()
+    made = [stage.make(npu, "vir02", 4), stage.make(npu, "vir01", 0)]
+    stage.control("power-cycle")
+    again = stage.fresh()
+    again.discover()
+    assert set(again.device(npu.uuid).partitions) == set(made)
+    stage.backend.renew()  # what it had is of a former boot
+    stage.npus()
+    assert set(stage.backend.device(npu.uuid).partitions) == set(made)
+
+
+@on("8x310P-Pro")
+def eight_chips_at_once(stage: Stage) -> None:
+    npus = stage.npus()
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(len(npus))
+
+    def work(npu: Device) -> None:
+        try:
+            barrier.wait()
+            for _round in range(3):
+                made = [stage.make(npu, "vir01", start) for start in range(7)]
+                assert len(stage.backend.device(npu.uuid).partitions) == 7
+                for each in made:
+                    stage.backend.destroy_partition(npu.uuid, each.instance_id)
+        except (AcceleratorError, AssertionError) as error:
+            errors.append(error)
+
+    with ThreadPoolExecutor(len(npus)) as pool:
+        list(pool.map(work, npus))
+    assert errors == []
+    assert stage.npus() == npus
+
+
+@on("8x310P-Pro")
+def rules_of_the_project_are_followed(stage: Stage) -> None:
+    rules = parse_rules(
+        [
+            {"match": {"index": 0}, "mode": "static", "partitions": {"vir04": 1, "vir02-1c": 1, "vir01": 2}},
+            {"match": {"index": 1}, "mode": "dynamic"},
+            {"match": {}, "mode": "whole"},
+        ]
+    )
+    for expected in ([4] + [0] * 7, [0] * 8):
+        npus = stage.npus()
+        for outcome in plan_layouts([(npu, wanted_for(npu, rules)) for npu in npus]):
+            assert isinstance(outcome, LayoutPlan), outcome
+            execute(stage.backend, outcome)
+        assert [len(npu.partitions) for npu in stage.npus()] == expected
+        rules = parse_rules([{"match": {}, "mode": "whole"}])
+
+
+@on("8x910B4")
+def a_chip_is_reset_when_nobody_uses_it(stage: Stage) -> None:
+    npu = stage.first()
+    stage.control("fault", "0", "error", "0x80E01801", "critical")
+    assert stage.backend.discover()[0].device.health.signs  # type: ignore[union-attr]
+    made = stage.make(npu, "vir05_1c_8g", 0)
+    refused(InUse, stage.backend.reset, [npu.uuid])
+    stage.backend.destroy_partition(npu.uuid, made.instance_id)
+    stage.backend.reset([npu.uuid])
+    assert not stage.first().health.signs
