@@ -48,6 +48,8 @@ class Backend(Protocol):
     config_kinds: tuple[ConfigKind, ...]
     #: What the devices of the vendor's standard DeviceClasses are (see Offer.kind), by the class's name.
     device_classes: Mapping[str, str]
+    #: Whether partitions are there again after a start of the machine, whoever made them.
+    partitions_outlive_boot: bool
     #: By which attribute, and which value of it, selectors of other classes tell what the devices are (see device_classes.py).
     device_types: Mapping[tuple[str, str], str]
 

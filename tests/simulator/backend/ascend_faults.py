@@ -134,7 +134,7 @@ def a_chip_that_is_lost_is_there_and_one_that_is_taken_away_is_not(stage: Stage)
     assert [sign.severity for sign in sick.device.health.signs] == [Severity.FAILED]
     stage.control("clear", str(SICK))
     assert stage.npus() == npus
-    stage.unplug(SICK)
+    stage.command("unplug", str(SICK))
     assert stage.backend.surroundings() != before
     stage.backend.renew()
     findings = stage.backend.discover()
@@ -143,7 +143,7 @@ def a_chip_that_is_lost_is_there_and_one_that_is_taken_away_is_not(stage: Stage)
     # The others lie as they did, and its neighbour has no ring any more.
     assert [finding.device.attributes.get("hccsRing") for finding in findings if finding.index == SICK - 1] == [None]  # type: ignore[union-attr]
     refused(NotFound, stage.backend.device, npus[SICK].uuid)
-    stage.plug(SICK)
+    stage.command("plug", str(SICK))
     stage.backend.renew()
     assert stage.npus() == npus
     # A start of the machine leaves nothing of it: a chip that the bus shows and nobody knows is one that is ill.

@@ -85,7 +85,7 @@ def what_cannot_be_made_is_said(stage: Stage) -> None:
     # Whoever has the whole chip is in the way, and whoever has a slice keeps it: the driver itself would not look.
     stage.control("fault", "1", "process", str(os.getpid()))
     other = stage.npus()[1]
-    assert [each.pid for each in other.processes] == [os.getpid()] and other.processes[0].name
+    assert [each.pid for each in other.processes] == [os.getpid()]
     error = refused(InUse, stage.make, other, "vir01", 0)
     assert isinstance(error, InUse) and error.pids == (os.getpid(),)
     stage.control("fault", "0", "process", str(os.getpid()), str(made.instance_id))
@@ -121,25 +121,26 @@ def slices_that_others_made_have_their_places(stage: Stage) -> None:
     stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir02", "-v", "107", "-g", "0")
     assert stage.by_slices(npu) == [("vir02", 0), ("vir01", 6)]
     made = stage.make(npu, "vir01", 7)
-    assert made.instance_id not in (100, 107) and made.placement == Placement(7, 1)
+    assert (made.instance_id, made.placement) == (105, Placement(7, 1))
     assert stage.make(npu, "vir02_1c", 2).instance_id == 102
     assert stage.by_slices(npu) == [("vir02", 0), ("vir02_1c", 2), ("vir01", 6), ("vir01", 7)]
-    for number in (100, 107):
-        stage.by_hand("destroy-vnpu", "-i", "0", "-c", "0", "-v", str(number))
-    assert stage.by_slices(npu) == [("vir02_1c", 2), ("vir01", 7)]
+    # What is published for claims are places whose own numbers are free: those stay what they are, whoever goes.
+    owned = [each.key for each in stage.backend.device(npu.uuid).partitions if each.instance_id in (102, 105)]
+    names = {offer.name for offer in stage.backend.offers(stage.first(), dynamic=True, owned=owned)}
+    assert "npu-0-vir01-4" in names and "npu-0-vir01-7" not in names
 
 
 @on("8x310P-Pro")
 def slices_outlive_a_start_of_the_machine(stage: Stage) -> None:
     npu = stage.first()
-    made = [stage.make(npu, "vir02", 4), stage.make(npu, "vir01", 0)]
+    made = (stage.make(npu, "vir01", 0), stage.make(npu, "vir02", 4))
     stage.control("power-cycle")
     again = stage.fresh()
     again.discover()
-    assert set(again.device(npu.uuid).partitions) == set(made)
+    assert again.device(npu.uuid).partitions == made
     stage.backend.renew()  # what it had is of a former boot
     stage.npus()
-    assert set(stage.backend.device(npu.uuid).partitions) == set(made)
+    assert stage.backend.device(npu.uuid).partitions == made
 
 
 @on("8x310P-Pro")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[3]
 DATA = REPOSITORY / "roles" / "simulator" / "files"
 LIBRARIES = "usr/local/Ascend/driver/lib64/driver"
+NULL = os.makedev(1, 3)
 
 _CONTROL = """
 import ctypes, sys
@@ -48,15 +50,24 @@ class NpuMachine:
         settings = {key.replace("_", "-"): value for key, value in library.items()}
         configuration = {"machine": profile, "identity": "test", "ascend_library": settings}
         (self.root / "etc/accelerator-simulator/machine.json").write_text(json.dumps(configuration))
+        self.command("power-on")
+        # Below a folder the simulator lays plain files where nodes would be, and a plain file is no node.
+        for path in (self.root / "dev").iterdir():
+            if path.is_file():
+                path.unlink()
+                os.mknod(path, stat.S_IFCHR | 0o666, NULL)  # whoever opens one succeeds
+
+    def command(self, *words: str) -> None:
+        """Run the simulator's own command."""
         program = "import sys; from accelerator_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
         done = subprocess.run(
-            [sys.executable, "-c", program, "--root", str(self.root), "power-on"],
+            [sys.executable, "-c", program, "--root", str(self.root), *words],
             env={**os.environ, "PYTHONPATH": str(DATA)},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, f"{profile}: {done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
 
     def control(self, *words: str) -> Any:
         """Have the simulator itself do something, in a process of its own; its answer."""

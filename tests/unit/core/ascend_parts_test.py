@@ -83,6 +83,8 @@ def test_the_number_of_a_slice_that_is_to_be_made() -> None:
     small, large = BY_WORD["310P"], BY_WORD["910B"]
     assert names.free_number(small, Placement(4, 2), {0, 1}) == 4
     assert names.free_number(small, Placement(4, 2), {4}) == 7
+    assert names.free_number(small, Placement(5, 1), {5}) == 7
+    assert names.free_number(small, Placement(7, 1), {7}) == 5
     assert names.free_number(small, Placement(4, 2), set(range(8))) is None
     assert names.free_number(large, Placement(4, 0), {4}) is None
 

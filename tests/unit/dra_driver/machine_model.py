@@ -158,6 +158,7 @@ class ModelBackend:
 
     vendor = "nvidia"
     driver_name = DRIVER
+    partitions_outlive_boot = False
     cdi_kind = "k8s.gpu.nvidia.com/claim"
     config_kinds = CONFIG_KINDS
     device_classes = DEVICE_CLASSES
@@ -488,7 +489,7 @@ class Node:
         self.executor = ThreadPoolExecutor(8)
         self.backend.remember(device for record in self.store.claims.values() for device in record.away)
         self.survey: Survey | None = None
-        self.ownership = Ownership(self.store, boot_id)
+        self.ownership = Ownership(self.store, None if self.backend.partitions_outlive_boot else boot_id)
         self.service = ClaimService(
             driver=DRIVER,
             hands=Hands(self.backend, DRIVER, self.system, "/var/run/cdi", "/var/lib/metadata", reached, self.keeper),

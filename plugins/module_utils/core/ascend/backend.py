@@ -80,6 +80,7 @@ class AscendBackend:
     config_kinds = CONFIG_KINDS
     device_classes = DEVICE_CLASSES
     device_types = DEVICE_TYPES
+    partitions_outlive_boot = True
 
     def __init__(
         self, system: System | None = None, deadlines: Deadlines | None = None, source: Source | None = None

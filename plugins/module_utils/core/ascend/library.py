@@ -54,7 +54,7 @@ _TEXT = 256
 _SLICES, _ONE, _TOTAL, _ACTIVITY = 52, 0, 1, 5
 _POD, _POD_INFO = 12, 1
 #: dcmi_get_topo_info_by_device_id.
-_LINKS: Mapping[int, str] = MappingProxyType({0: "X", 1: "SYS", 2: "PHB", 3: "HCCS", 4: "PXB", 5: "PIX", 6: "SIO"})
+_LINKS: Mapping[int, str] = MappingProxyType({0: "X", 1: "SYS", 2: "PHB", 3: "HCCS", 4: "PXB", 5: "PIX"})
 # dcmi_get_device_utilization_rate and dcmi_get_device_frequency: what is asked for.
 _RATE_OF_CORES = 2
 _DDR, _HBM, _CORES_NOW = 1, 6, 7
@@ -143,7 +143,9 @@ class Library:
     def link(self, one: Spot, other: Spot) -> str | None:
         """Return what lies between two chips."""
         found = self._dcmi.between(one, other, f"Asking what lies between {one} and {other}")
-        return None if found is None else _LINKS.get(found)
+        if found is None or found in _LINKS:
+            return None if found is None else _LINKS[found]
+        return "SIO" if one.card == other.card else "NA"  # what joins the dies of a module came after these numbers
 
     def slices(self, spot: Spot) -> SliceReadings | None:
         """Return what a chip shares out, and its slices."""

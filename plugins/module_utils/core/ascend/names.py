@@ -121,10 +121,12 @@ def free_number(family: Family, placement: Placement, taken: Collection[int]) ->
     """Return the number for a slice that is to be made at a placement; None where all are taken.
 
     It is the placement's own. Where a slice that somebody else made in another vGroup has that, it is the highest free one,
-    which stands in the way of the fewest others.
+    which stands in the way of the fewest others; but not that of the place beside it, for which it would be taken.
     """
     if placement.start not in taken:
         return placement.start
     if placement.is_number:
         return None
-    return max((number for number in range(family.numbers) if number not in taken), default=None)
+    free = (number for number in range(family.numbers) if number not in taken)
+    beside = range(0) if placement.size != 1 else range(placement.start // 2 * 2, placement.start // 2 * 2 + 2)
+    return max((number for number in free if number not in beside), default=None)

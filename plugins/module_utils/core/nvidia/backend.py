@@ -16,10 +16,9 @@ from .. import pci
 from ..cdi import ContainerEdits
 from ..companions import Companion, SharedDevice
 from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, NotFound
-from ..lanes import Call, DeviceBusy, Lanes
+from ..lanes import Call, Lanes
+from ..looking import Looked, findings, gather
 from ..model import (
-    AWAITED,
-    NO_ANSWER,
     AttributeValue,
     CounterSet,
     Device,
@@ -78,6 +77,7 @@ class NvidiaBackend:
     config_kinds = CONFIG_KINDS
     device_classes = DEVICE_CLASSES
     device_types = DEVICE_TYPES
+    partitions_outlive_boot = False
 
     def __init__(self, system: System | None = None, deadlines: Deadlines | None = None) -> None:
         self._system = system or System()
@@ -138,26 +138,20 @@ class NvidiaBackend:
             look = partial(self._boards.look, position, by_index, full)
             key = self._boards.uuid_at(index) or f"index {index}"
             looks[index] = self._lanes.submit(key, look, deadline, doing=f"Looking at GPU {index}")
-        found: dict[str, Device] = {}
-        silent: dict[int, DeviceFaulty] = {}
-        unavailable: list[BackendUnavailable] = []
-        for index, call in looks.items():
-            patient = deadline if patience is None or self._boards.uuid_at(index) else min(patience, deadline)
-            try:
-                device = self._answer(index, call, begun + patient)
-                found[device.uuid] = device
-            except DeviceBusy as error:
-                silent[index] = DeviceFaulty(
-                    error.message, hint=error.hint, code=AWAITED if patient < deadline else NO_ANSWER
-                )
-            except AcceleratorError as error:
-                if isinstance(error, BackendUnavailable):
-                    unavailable.append(error)
-                silent[index] = faults.faulty(error)
-        if unavailable and len(unavailable) == count:
-            raise unavailable[0]
-        findings = self._findings({**found, **away}, silent)
-        return tuple(self._on_the_bus(finding) if finding.uuid in away else finding for finding in findings)
+        looked = gather(looks, self._last_at, faults.faulty, begun=begun, deadline=deadline, patience=patience)
+        found, gone = findings(
+            Looked({**looked.found, **away}, looked.silent),
+            self._boards.known(),
+            why_missing=self._why_missing,
+            sign=faults.sign,
+            names=partial(names.called, self._system),
+        )
+        for uuid in gone:
+            self._boards.forget(uuid, taken_away=True)
+        former, self._ill = self._ill, frozenset(finding.uuid for finding in found if finding.fault is not None)
+        for uuid in former - self._ill:
+            self._watch.forget(uuid)  # it may have refused to be listened to
+        return tuple(self._on_the_bus(finding) if finding.uuid in away else finding for finding in found)
 
     def _on_the_bus(self, finding: Finding) -> Finding:
         """Return what is found of a GPU that another driver has: all that NVML told before, unless it is not there any more."""
@@ -453,41 +447,8 @@ class NvidiaBackend:
         except AcceleratorError as error:
             raise faults.faulty(error) from error
 
-    def _answer(self, index: int, call: Call[Device], until: float) -> Device:
-        """Return what a look tells; of a GPU that is being changed, what the look before told."""
-        try:
-            return call.result(until)
-        except DeviceBusy:
-            last = self._boards.last(self._boards.uuid_at(index))
-            if last is None:
-                raise
-            return last
-
-    def _findings(self, found: dict[str, Device], silent: dict[int, DeviceFaulty]) -> tuple[Finding, ...]:
-        """Put together what a look found, what it met with a fault, and what was there before and is not now."""
-        findings = [Finding(device.index, device.describe(), device.uuid, device) for device in found.values()]
-        for device in self._boards.known():
-            if device.uuid in found:
-                continue
-            reason = silent.pop(device.index, None) or self._why_missing(device)
-            if reason is not None and reason.code == AWAITED:  # it came back at this very moment
-                findings.append(Finding(device.index, device.describe(), device.uuid, device))
-                continue
-            if reason is None:
-                self._boards.forget(device.uuid, taken_away=True)
-                continue
-            ill = replace(device, processes=(), health=Health((faults.sign(reason),)))
-            findings.append(Finding(device.index, device.describe(), device.uuid, ill, Fault(reason.code, str(reason))))
-        addresses = {finding.device.pci_address for finding in findings if finding.device is not None}
-        by_kernel = names.unnamed(self._system, addresses, list(silent)) if silent else {}
-        for index, error in silent.items():
-            gpu = by_kernel.get(index)
-            name, uuid = (gpu.describe(index), gpu.uuid) if gpu is not None else (f"GPU {index}", "")
-            findings.append(Finding(index, name, uuid, None, Fault(error.code, str(error))))
-        former, self._ill = self._ill, frozenset(finding.uuid for finding in findings if finding.fault is not None)
-        for uuid in former - self._ill:
-            self._watch.forget(uuid)  # it may have refused to be listened to
-        return tuple(sorted(findings, key=lambda finding: finding.index))
+    def _last_at(self, index: int) -> Device | None:
+        return self._boards.last(self._boards.uuid_at(index))
 
     def _why_missing(self, device: Device) -> DeviceFaulty | None:
         """Return why a GPU that was there is not found; None for one that was taken away."""

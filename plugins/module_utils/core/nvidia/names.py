@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import pci
+from ..looking import Name
 from ..system import System
 
 _INFORMATION = "/proc/driver/nvidia/gpus"
@@ -75,13 +76,15 @@ def gpus_on_the_bus(system: System) -> tuple[str, ...]:
     )
 
 
-def unnamed(system: System, known: Collection[str], indices: Sequence[int]) -> Mapping[int, KernelGpu]:
-    """Return which GPU is behind each index that NVML told nothing about, given the addresses of all others.
+def called(system: System, known: Collection[str], indices: Sequence[int]) -> Mapping[int, Name]:
+    """Return what the GPU behind each index is called that NVML told nothing about, given the addresses of all others.
 
-    Nothing is returned where that does not come out even, for a wrong name would be worse than none.
+    Only the index is said where that does not come out even, for a wrong name would be worse than none.
     """
     left = [gpu for gpu in kernel_gpus(system) if gpu.address not in known]
-    return dict(zip(sorted(indices), left)) if len(left) == len(indices) else {}
+    if len(left) != len(indices):
+        return {index: Name(f"GPU {index}") for index in indices}
+    return {index: Name(gpu.describe(index), gpu.uuid) for index, gpu in zip(indices, left)}
 
 
 def _says(system: System, path: str) -> str:

@@ -2,8 +2,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Partitions that the driver owes: made for a claim that has gone, and not destroyed because their device was faulty.
 
-They are remembered in the store's meta table until the device answers again. None outlives a reboot, because no
-partition does.
+They are remembered in the store's meta table until the device answers again. Where partitions do not outlive a start of the
+machine, neither do the debts.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Debt:
         return ":".join((OWED_KEY.rstrip(":"), self.device_uuid, *map(str, self.partition)))
 
 
-def debts_in(meta: Mapping[str, str], boot_id: str) -> tuple[Debt, ...]:
-    """Return the debts of this boot."""
+def debts_in(meta: Mapping[str, str], boot_id: str | None) -> tuple[Debt, ...]:
+    """Return the debts of this boot; with None those of all, because partitions outlive boots."""
     found = []
     for key, value in meta.items():
-        if key.startswith(OWED_KEY) and value == boot_id:
+        if key.startswith(OWED_KEY) and boot_id in (None, value):
             uuid, *numbers = key[len(OWED_KEY) :].rsplit(":", 3)
             profile_id, start, size = map(int, numbers)
             found.append(Debt(uuid, (profile_id, start, size)))
     return tuple(found)
 
 
-def void_debts(meta: Mapping[str, str], boot_id: str) -> dict[str, None]:
-    """Return the debts of former boots, as changes of the meta table: they went with their partitions."""
-    return {key: None for key, value in meta.items() if key.startswith(OWED_KEY) and value != boot_id}
+def void_debts(meta: Mapping[str, str], boot_id: str | None) -> dict[str, None]:
+    """Return the debts of former boots, as changes of the meta table: they went with their partitions, unless those outlive boots."""
+    return {key: None for key, value in meta.items() if key.startswith(OWED_KEY) and boot_id not in (None, value)}
 
 
 def incurred(debts: Collection[Debt], boot_id: str) -> dict[str, str]:

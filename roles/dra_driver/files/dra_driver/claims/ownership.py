@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 from ..core.model import OwnedPartition
-from .debts import Debt, debts_in
+from .debts import Debt, debts_in, void_debts
 from .records import ClaimRecord
 from .store import Store
 
@@ -40,9 +40,12 @@ class Observation:
 
 
 class Ownership:
-    """The partitions that are made for claims, and those that are owed. Read and noted on the event loop alone."""
+    """The partitions that are made for claims, and those that are owed. Read and noted on the event loop alone.
 
-    def __init__(self, store: Store, boot_id: str) -> None:
+    ``boot_id`` is None where partitions outlive a start of the machine.
+    """
+
+    def __init__(self, store: Store, boot_id: str | None) -> None:
         self._store = store
         self._boot_id = boot_id
         self._observations: list[Observation] = []
@@ -56,6 +59,10 @@ class Ownership:
     def debts(self) -> tuple[Debt, ...]:
         """The partitions that are to be destroyed when their devices answer again."""
         return debts_in(self._store.meta, self._boot_id)
+
+    def voided(self) -> dict[str, None]:
+        """Return the debts that went with a former boot, as changes of the meta table."""
+        return void_debts(self._store.meta, self._boot_id)
 
     def note(self, record: ClaimRecord) -> None:
         """Say that a claim's partitions are about to be made. Whoever looks at this moment may meet them.

@@ -62,6 +62,8 @@ class Undoing:
 
     def went_with_the_boot(self, record: ClaimRecord) -> bool:
         """Whether what was made for a claim cannot exist any more: it was made in a former boot, and not again in this."""
+        if self.hands.backend.partitions_outlive_boot:
+            return False
         return self.boot_id not in (record.boot_id, self.store.meta.get(f"{RESTORING_KEY}{record.uid}"))
 
     def cleared(self, keys: Iterable[str]) -> dict[str, None]:

@@ -89,7 +89,8 @@ def devices(node: Node) -> list[dict[str, Any]]:
     for driver in node.drivers:
         known = {entry["uuid"] or entry["name"]: entry for entry in driver.status["devices"]}
         held = {device.device_uuid for record in driver.stored.records for device in record.devices}
-        owed = debts_in(driver.stored.meta, node.system.boot_id())
+        lasting = driver.backend.partitions_outlive_boot
+        owed = debts_in(driver.stored.meta, None if lasting else node.system.boot_id())
         for uuid in (*known, *sorted(held - set(known))):
             entry = known.get(uuid, {})
             found.append(

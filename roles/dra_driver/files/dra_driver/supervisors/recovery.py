@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Collection
 from typing import Any, Callable
 
 from ..claims.answers import Reporter
-from ..claims.debts import void_debts
 from ..claims.plan import mode_goes_off
 from ..claims.recovery import plan_recovery, stale_marks
 from ..claims.service import ClaimService
@@ -87,7 +86,7 @@ class Recovery:
             self._reached("recovery-planned")
             marks = {
                 **stale_marks(current.devices, store.meta),
-                **void_debts(store.meta, self._boot_id),
+                **service.undoing.ownership.voided(),
                 **void_settings(store.meta, self._boot_id),
             }
             if marks:

@@ -23,6 +23,7 @@ MOST_PODS = 16
 # Errors that say that the hardware is not what was published.
 STALE_CODES = (
     "in-use",
+    "does-not-fit",
     "device-gone",
     "device-faulty",
     "partition-gone",
