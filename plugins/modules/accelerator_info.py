@@ -71,6 +71,7 @@ options:
     type: bool
     default: false
 seealso:
+  - module: dra.accelerators.ascend_vnpu
   - module: dra.accelerators.nvidia_mig
 """
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def host(**more: Any) -> dict[str, Any]:
         "dra_driver_image": IMAGE,
         "dra_driver_node_info": {
             "driver": {"configuration": more.pop("files", [])},
+            "ascend": {"group": "HwHiAiUser"},
             "devices": {vendor: ["0000:18:00.0"] for vendor in more.pop("has", ["nvidia"])},
         },
         "dra_driver_cluster_info": {"nodes": {"n": {"labels": labels}}},
@@ -99,3 +101,55 @@ def test_the_daemonset_has_what_was_asked_for_and_no_more(tmp_path: Path) -> Non
         chosen = each["set"]["spec"]["selector"]["matchLabels"]
         assert chosen.items() <= each["set"]["spec"]["template"]["metadata"]["labels"].items()
         assert chosen["dra-accelerators/revision"] == revisions[name]
+
+
+SERVED = (
+    "{{ {'backends': __dra_driver_settings.backends, 'names': __dra_driver_node_names, 'paths': __dra_driver_pod_paths | map(attribute='path'),"
+    " 'objects': __dra_driver_shared_objects, 'unit': lookup('ansible.builtin.template', __dra_driver_unit ~ '.j2')} | to_json | b64encode }}"
+)
+FLEET = {"accelerator_vendors": ["nvidia", "ascend"]}
+UNIT = {"ansible_managed": "written", "dra_driver_release": "0.1.0-1a2b3c4d", "dra_driver_environment": "0123456789ab"}
+NODES = {
+    "as-ever": host(),
+    "gpus": host(**FLEET),
+    "npus": host(has=["ascend"], **FLEET),
+    "both": host(has=["ascend", "nvidia"], **FLEET),
+    "nothing-to-see": host(has=[], **FLEET),
+    "npus-that-are-left": host(has=["ascend", "nvidia"]),
+}
+
+
+def test_of_a_fleet_with_several_vendors_each_node_serves_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "templates").symlink_to(ROLE / "templates")
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
+    hosts = {name: {**defaults, **UNIT, **variables} for name, variables in NODES.items()}
+    read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
+    played = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": SERVED}}], hosts)
+    told = played.told
+    assert set(told) == set(NODES), played.output
+    both = ["nvidia", "ascend"]
+    assert {name: each["backends"] for name, each in told.items()} == {
+        "as-ever": ["nvidia"],
+        "gpus": ["nvidia"],
+        "npus": ["ascend"],
+        "both": both,
+        "nothing-to-see": both,
+        "npus-that-are-left": ["nvidia"],
+    }
+    assert told["npus"]["names"] == ["npu.huawei.com"]
+    folders = {name: {path for path in each["paths"] if "/plugins/" in path} for name, each in told.items()}
+    assert folders["gpus"] == {"/var/lib/kubelet/plugins/gpu.nvidia.com"} == folders["as-ever"]
+    assert folders["npus"] == {"/var/lib/kubelet/plugins/npu.huawei.com"}
+    # What the vendor's library has to write is for nodes with NPUs alone.
+    of_npus = {"npus", "both", "nothing-to-see"}
+    assert {name for name, each in told.items() if "/etc" in each["paths"]} == of_npus
+    assert {name for name, each in told.items() if "-/run/vnpu_cfg_lock" in each["unit"]} == of_npus
+    # The policies are the cluster's, and the same whichever node writes them.
+    assert told["gpus"]["objects"] == told["npus"]["objects"]
+    for fleet, names in (("npus", ["gpu.nvidia.com", "npu.huawei.com"]), ("as-ever", ["gpu.nvidia.com"])):
+        rights = next(each for each in told[fleet]["objects"] if each["kind"] == "ClusterRole")
+        (allowed,) = (rule["resourceNames"] for rule in rights["rules"] if "resourceNames" in rule)
+        assert allowed == names
+        policy = next(each for each in told[fleet]["objects"] if each["metadata"]["name"].endswith("driver-slices"))
+        said = [each["expression"] for each in policy["spec"]["validations"]]
+        assert f"variables.slice.spec.driver in {json.dumps(names)}".replace('"', "'") in said
