@@ -50,6 +50,8 @@ class Backend(Protocol):
     device_classes: Mapping[str, str]
     #: Whether partitions are there again after a start of the machine, whoever made them.
     partitions_outlive_boot: bool
+    #: Whether programs may run on the node beside the vendor's claims. One vendor's alone: what they leave names the claim, not the vendor.
+    has_companions: bool
     #: By which attribute, and which value of it, selectors of other classes tell what the devices are (see device_classes.py).
     device_types: Mapping[tuple[str, str], str]
 

@@ -151,6 +151,9 @@ def test_a_daemon_of_no_claim_ends_when_the_driver_starts_and_when_it_looks(tmp_
         environment = {"CUDA_VISIBLE_DEVICES": node.gpus.template(1).uuid}
         node.keeper.start(Companion("mps", "0uid-nobody.0", (), environment))
         assert await node.service.orphans() == ("0uid-nobody",)
+        node.backend.has_companions = False  # then it is another vendor's claim
+        assert await node.service.orphans() == ()
+        node.backend.has_companions = True
         await node.service.end_companions(claim.uid)  # it has a claim: left alone
         await node.service.end_companions("0uid-nobody")
         assert set(node.keeper.running()) == {f"{claim.uid}.0"}

@@ -159,6 +159,7 @@ class ModelBackend:
     vendor = "nvidia"
     driver_name = DRIVER
     partitions_outlive_boot = False
+    has_companions = True
     cdi_kind = "k8s.gpu.nvidia.com/claim"
     config_kinds = CONFIG_KINDS
     device_classes = DEVICE_CLASSES

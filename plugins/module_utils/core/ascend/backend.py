@@ -81,6 +81,7 @@ class AscendBackend:
     device_classes = DEVICE_CLASSES
     device_types = DEVICE_TYPES
     partitions_outlive_boot = True
+    has_companions = False
 
     def __init__(
         self, system: System | None = None, deadlines: Deadlines | None = None, source: Source | None = None
@@ -95,6 +96,7 @@ class AscendBackend:
         self._looking = threading.Lock()
         self._ill: frozenset[str] = frozenset()
         self._common_edits = CommonEdits(self._system)
+        self._bus = bus.Bus(self._system)
 
     def is_there(self) -> bool:
         """Whether there is a chip on the PCI bus."""
@@ -176,7 +178,7 @@ class AscendBackend:
 
     def surroundings(self) -> Surroundings:
         """Return the driver, and the chips that it has, as the kernel shows them."""
-        return Surroundings(bus.loaded(self._system), bus.seen(self._system))
+        return Surroundings(bus.loaded(self._system), self._bus.seen())
 
     def renew(self) -> None:
         """Have the library see what has come and gone."""

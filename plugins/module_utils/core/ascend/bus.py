@@ -29,22 +29,37 @@ class BusChip:
         return f"NPU of the family {family_of(self.device_id).word} at {self.address}"
 
 
+class Bus:
+    """The PCI bus, looked at again and again: what a device is is read when its address comes, for most are no chips."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._known: dict[str, int | None] = {}
+
+    def chips(self) -> tuple[BusChip, ...]:
+        """Return the chips in the order of their addresses.
+
+        Those that belong to virtual machines, and chips' functions for slices, are none.
+        """
+        there = self._system.list_directory(pci.DEVICES)
+        known = self._known
+        self._known = known = {
+            address: known[address] if address in known else _chip_id(self._system, address) for address in there
+        }
+        mine = {address: device_id for address, device_id in known.items() if device_id is not None}
+        found = (
+            BusChip(address, device_id, pci.driver_of(self._system, address)) for address, device_id in mine.items()
+        )
+        return tuple(chip for chip in found if chip.driver != _FOREIGN)
+
+    def seen(self) -> frozenset[str]:
+        """Return what tells whether chips or their driver have come or gone: each chip's address with its driver."""
+        return frozenset(f"{chip.address} {chip.driver}".strip() for chip in self.chips())
+
+
 def chips(system: System) -> tuple[BusChip, ...]:
-    """Return the chips in the order of their addresses; those that belong to virtual machines, and chips' functions for slices, are none."""
-    found = []
-    for address in system.list_directory(pci.DEVICES):
-        said = [_number(system, address, name) for name in ("vendor", "device")]
-        if said[0] != VENDOR_ID or said[1] is None or not pci.class_of(system, address).startswith(CLASS):
-            continue
-        driver = pci.driver_of(system, address)
-        if driver != _FOREIGN and not system.is_link(f"{pci.DEVICES}/{address}/physfn"):
-            found.append(BusChip(address, said[1], driver))
-    return tuple(found)
-
-
-def seen(system: System) -> frozenset[str]:
-    """Return what tells whether chips or their driver have come or gone: each chip's address with its driver."""
-    return frozenset(f"{chip.address} {chip.driver}".strip() for chip in chips(system))
+    """Return the chips as a single look at the bus shows them."""
+    return Bus(system).chips()
 
 
 def loaded(system: System) -> tuple[object, ...]:
@@ -67,6 +82,14 @@ def unnamed(system: System, known: Collection[str], indices: Sequence[int]) -> M
     if len(left) != len(indices):
         return {index: Name(f"NPU {index}") for index in indices}
     return {index: Name(chip.describe()) for index, chip in zip(indices, left)}
+
+
+def _chip_id(system: System, address: str) -> int | None:
+    """Return the device id of a chip; None for whatever is none."""
+    device_id = _number(system, address, "device")
+    if _number(system, address, "vendor") != VENDOR_ID or system.is_link(f"{pci.DEVICES}/{address}/physfn"):
+        return None
+    return device_id if pci.class_of(system, address).startswith(CLASS) else None
 
 
 def _number(system: System, address: str, name: str) -> int | None:

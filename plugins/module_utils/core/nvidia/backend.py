@@ -78,6 +78,7 @@ class NvidiaBackend:
     device_classes = DEVICE_CLASSES
     device_types = DEVICE_TYPES
     partitions_outlive_boot = False
+    has_companions = True
 
     def __init__(self, system: System | None = None, deadlines: Deadlines | None = None) -> None:
         self._system = system or System()

@@ -443,6 +443,8 @@ class ClaimService:
 
     async def orphans(self) -> tuple[str, ...]:
         """Return the UIDs that companions run for and no claim has. Raises AcceleratorError."""
+        if not self.hands.backend.has_companions:
+            return ()  # what runs is of another driver's claims, in this process or not
         # A claim is in the store before its companions start, and until after they have ended.
         found = await self.thread(self.hands.keeper.claims)
         shared = {uid for uid, record in self.store.claims.items() if record.shared}
