@@ -127,6 +127,12 @@ def test_the_network_port_of_a_chip_is_known_to_its_tool_and_its_file(node: Node
     node.command("power-on", "--machine", "8xA3")
     assert node.program("hccn_tool", "-i", "3", "-ip", "-g") == "ipaddr:192.168.100.104\nnetmask:255.255.255.0\n"
     assert node.program("hccn_tool", "-i", "3", "-link", "-g") == "link status: UP\n"
+    node.command("fault", "3", "network", "3")
+    assert node.program("hccn_tool", "-i", "3", "-link", "-g") == "link status: DOWN\n"
+    assert node.program("hccn_tool", "-i", "3", "-net_health", "-g") == "net health status: Unreachable\n"
+    assert node.run("show").stdout.splitlines()[4].endswith("network 3")
+    node.command("clear", "3")
+    assert node.program("hccn_tool", "-i", "3", "-net_health", "-g") == "net health status: Success\n"
     lines = (node.root / "etc/hccn.conf").read_text().splitlines()
     assert lines[6:8] == ["address_3=192.168.100.104", "netmask_3=255.255.255.0"]
 

@@ -37,6 +37,7 @@ faults of GPUs (GPU is an index, a UUID, a PCI address, several by commas, or al
 faults of NPUs (NPU is a physical id, the VDIE, a PCI address, several by commas, or all):
   fault NPU health ok|warning|alarm|critical
   fault NPU error CODE [warning|alarm|critical]
+  fault NPU network RESULT              of the test of its port: 0 well, 1 to 8
   fault NPU lost                        it answers nothing until it is cleared
   fault NPU process PID [VID] [memory MIB]
   fault NPU call FUNCTION fail CODE|delay SECONDS|hang [nth N]
@@ -138,6 +139,7 @@ def describe_npu(npu: Mapping[str, Any]) -> list[str]:
     troubles = [name.replace("_", "-") for name in TROUBLES if npu.get(name)]
     troubles += [HEALTH[npu["health"]]] if npu["health"] in HEALTH else []
     troubles += [f"error {code:#010x}" for code in npu["errors"]]
+    troubles += [f"network {npu['network']}"] if npu["network"] else []
     users = [f"pid {process['pid']}" for process in npu["processes"]]
     facts = [str(npu[key]) for key in ("physical", "card", "chip", "pci_address", "name", "vdie")]
     return [*facts, slices or "-", ", ".join(troubles + users) or "-"]

@@ -255,7 +255,7 @@ BOTH(get_device_network_health, get_device_network_health, (enum dcmi_rdfx_detec
 {
     REQUIRE(result, INVALID_ARGUMENT);
     REQUIRE(call->chip->board.ip[0], NOT_SUPPORTED);
-    *result = DCMI_RDFX_DETECT_OK;
+    *result = (enum dcmi_rdfx_detect_result)call->chip->network;
     return SUCCESS;
 }
 

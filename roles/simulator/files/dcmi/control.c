@@ -228,6 +228,7 @@ static int run_clear(int words, char **word, struct json *json, char *error, siz
             event_add(machine, (int)index, chip->errors[error_index], 0, 0);
         chip->health = HEALTH_OK;
         chip->error_count = 0;
+        chip->network = DCMI_RDFX_DETECT_OK;
         chip->lost = chip->unplugged;
         memset(chip->processes, 0, sizeof chip->processes);
     }

@@ -41,6 +41,19 @@ static bool fault_error(struct fault *fault)
     return true;
 }
 
+/* "network RESULT": of the test of its port. */
+static bool fault_network(struct fault *fault)
+{
+    struct chip *chip = &fault->machine->chips[fault->index];
+    uint64_t result;
+    if (!chip->board.ip[0])
+        return refuse(fault, "a chip without a network port", "one with an address");
+    if (!word_number(fault, 0, DCMI_RDFX_DETECT_IP_SET, "the result of a test, 0 to 8", &result))
+        return false;
+    chip->network = (uint32_t)result;
+    return true;
+}
+
 static bool fault_lost(struct fault *fault)
 {
     fault->machine->chips[fault->index].lost = true;
@@ -78,5 +91,5 @@ static bool fault_process(struct fault *fault)
 }
 
 const struct fault_kind fault_kinds[] = {
-    { "health", fault_health }, { "error", fault_error }, { "lost", fault_lost }, { "process", fault_process }, { "call", fault_call },
+    { "health", fault_health }, { "error", fault_error }, { "network", fault_network }, { "lost", fault_lost }, { "process", fault_process }, { "call", fault_call },
     { 0 } };

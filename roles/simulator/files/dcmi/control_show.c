@@ -44,6 +44,7 @@ static void show_chip(struct json *json, const struct machine *machine, int inde
     json_text(json, "pci_address", address);
     json_number(json, "memory_mib", (long long)board->memory_mib);
     json_number(json, "health", chip->health);
+    json_number(json, "network", chip->network);
     json_bool(json, "lost", chip->lost);
     json_bool(json, "unplugged", chip->unplugged);
     json_bool(json, "device_share", chip->share);

@@ -18,6 +18,10 @@ static void *library;
 /* Calls a function of the library by name; every one returns int. */
 #define DCMI(name, types, ...) ((int (*) types)symbol(name))(__VA_ARGS__)
 
+/* The words of the tests' results, by their numbers; chosen. */
+static const char *const healths[] = { "Success", "Socket fail", "Receive timeout", "Unreachable", "Time exceeded", "Fault", "Init",
+                                       "Thread error", "Detect IP set" };
+
 static void fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 
 static void fail(const char *format, ...)
@@ -79,13 +83,13 @@ int main(int count, char **words)
     if (DCMI("dcmi_get_device_network_health", (int, int, enum dcmi_rdfx_detect_result *), card, chip, &result) != 0)
         fail("Chip %u has no network port.", physical);
     if (strcmp(question, "-link") == 0)
-        puts("link status: UP");
+        printf("link status: %s\n", result == DCMI_RDFX_DETECT_OK || result == DCMI_RDFX_DETECT_IP_SET ? "UP" : "DOWN");
     else if (strcmp(question, "-speed") == 0)
         puts("Speed: 200000 Mb/s");
     else if (strcmp(question, "-ip") == 0)
         show_address(card, chip);
     else if (strcmp(question, "-net_health") == 0)
-        printf("net health status: %s\n", result == DCMI_RDFX_DETECT_OK ? "Success" : "Init");
+        printf("net health status: %s\n", (unsigned)result < sizeof healths / sizeof healths[0] ? healths[result] : "Unknown");
     else
         fail("%s is not supported.", question);
     return 0;

@@ -15,6 +15,7 @@ void chip_power_on(struct chip *chip)
     chip->share = false;
     chip->health = HEALTH_OK;
     chip->error_count = 0;
+    chip->network = DCMI_RDFX_DETECT_OK;
     chip->epoch++;
 }
 

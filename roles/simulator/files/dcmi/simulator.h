@@ -108,6 +108,7 @@ struct chip {
     uint64_t epoch;                 /* of the attachment */
     bool lost, unplugged, share;
     uint32_t health, error_count, errors[ERRORS_MAX];
+    uint32_t network;               /* what the test of its network port finds: enum dcmi_rdfx_detect_result */
     struct slice slices[SLICES_MAX];                                        /* by virtual id */
     struct process processes[PROCESSES_MAX];
 };
