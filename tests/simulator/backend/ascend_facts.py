@@ -200,6 +200,17 @@ def without_npu_smi_chips_are_whole_until_it_comes(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
+def a_card_that_does_not_tell_its_templates_costs_no_other(stage: Stage) -> None:
+    program = stage.root / "usr/local/bin/npu-smi"
+    program.rename(program.with_name("npu-smi.real"))
+    program.write_text('#!/bin/sh\ncase "$*" in *"-i 0"*) exit 1;; *) exec "$0.real" "$@";; esac\n')
+    program.chmod(0o755)
+    assert [bool(npu.profiles) for npu in stage.npus()][1:] == [True] * 7
+    # What its neighbours tell is true of it as well.
+    assert all(npu.profiles for npu in stage.npus())
+
+
+@on("8x310P-Pro")
 def edits_carry_what_a_container_needs(stage: Stage) -> None:
     npu = stage.first()
     made = stage.make(npu, "vir01", 5)

@@ -220,6 +220,7 @@ class Chips:
 
     def _meet(self, spot: Spot, spots: Sequence[Spot]) -> Chip:
         identity = self.source.identity(spot)
+        self._templates.retry(spot)
         links: dict[Spot, str] = {}
         for other in spots[spots.index(spot) + 1 :] if spot in spots else ():
             link = self.source.link(spot, other)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import BackendUnavailable, Unsupported
+from ..errors import BackendUnavailable, DeviceFaulty, Unsupported
+from ..model import UNKNOWN_ERROR
 from ..system import System
 from .driver_files import install_folder
 from .faults import error_of
@@ -122,23 +123,18 @@ class Dcmi:
             return False
         return True
 
-    def of_card(self, spot: Spot, name: str, *arguments: Any, doing: str) -> bool:
-        """Call a function that is about a whole card; False where it is not supported."""
-        function, *place = self._named(spot, name)
-        code = self._code(function, place[0], *arguments)
-        try:
-            self._raise(code, doing)
-        except Unsupported:
-            return False
-        return True
+    def answered(self, spot: Spot, name: str, *arguments: Any, doing: str) -> bool:
+        """Call a function for something that a chip does well without; False unless it is answered. A chip that is ill is ill."""
+        return self._answers(self._code(*self._named(spot, name), *arguments), doing)
 
-    def of_machine(self, name: str, *arguments: Any, doing: str) -> bool:
-        """Call a function that is about no chip; False where it is not supported."""
-        try:
-            self._raise(self._code(f"{_PREFIXES[self._opened]}{name}", *arguments), doing)
-        except Unsupported:
-            return False
-        return True
+    def of_card(self, spot: Spot, name: str, *arguments: Any, doing: str) -> bool:
+        """Call such a function that is about a whole card."""
+        function, *place = self._named(spot, name)
+        return self._answers(self._code(function, place[0], *arguments), doing)
+
+    def of_machine(self, name: str, *arguments: Any) -> bool:
+        """Call a function that is about no chip; False unless it is answered."""
+        return self._code(f"{_PREFIXES[self._opened]}{name}", *arguments) == SUCCESS
 
     def logic_id(self, spot: Spot, doing: str) -> int:
         """Return the number by which events name a chip."""
@@ -163,11 +159,7 @@ class Dcmi:
         found = ctypes.c_int(0)
         name = "dcmi_get_topo_info_by_device_id"
         code = self._code(name, one.card, one.chip, other.card, other.chip, ctypes.byref(found))
-        try:
-            self._raise(code, doing)
-        except Unsupported:
-            return None
-        return found.value
+        return found.value if self._answers(code, doing) else None
 
     def subscribe(self, filtered: Any, told: Any) -> bool:
         """Have a function told of the faults of all chips, for as long as the process lasts; False where there is no such thing."""
@@ -201,6 +193,14 @@ class Dcmi:
         self._opened  # noqa: B018  refuses where nothing is open
         found = getattr(self._library, function, None)
         return FUNCTION_NOT_FOUND if found is None else int(found(*arguments))
+
+    @staticmethod
+    def _answers(code: int, doing: str) -> bool:
+        """Whether a call was answered; what says that it is not is no error, unless it says that the chip is ill."""
+        error = error_of(code, doing) if code != SUCCESS else None
+        if isinstance(error, DeviceFaulty) and error.code != UNKNOWN_ERROR:
+            raise error
+        return error is None
 
     @staticmethod
     def _raise(code: int, doing: str) -> None:

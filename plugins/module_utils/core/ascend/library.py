@@ -98,7 +98,7 @@ class Library:
         if version:
             return version
         found = ctypes.create_string_buffer(_TEXT)
-        there = self._dcmi.of_machine("get_dcmi_version", found, _TEXT, doing="Reading the version of DCMI")
+        there = self._dcmi.of_machine("get_dcmi_version", found, _TEXT)
         return text(found) if there else ""
 
     def spots(self) -> tuple[Spot, ...]:
@@ -120,7 +120,7 @@ class Library:
         if not dcmi.optional(spot, "get_device_chip_info_v2", ctypes.byref(info), doing=doing):
             # What came before it fills the same fields but for the last.
             dcmi.about(spot, "get_device_chip_info", ctypes.byref(info), doing=doing)
-        has_board = dcmi.optional(spot, "get_device_board_info", ctypes.byref(board), doing=doing)
+        has_board = dcmi.answered(spot, "get_device_board_info", ctypes.byref(board), doing=doing)
         label = self._label(spot, doing)
         size, _used = self._memory(spot, doing)
         return Identity(
@@ -181,7 +181,7 @@ class Library:
         dcmi.about(spot, "get_device_health", ctypes.byref(level), doing=doing)
         dcmi.optional(spot, "get_device_errorcode_v2", ctypes.byref(count), codes, ctypes.c_uint(_ERRORS), doing=doing)
         if NETWORK not in without:
-            has_port = dcmi.optional(spot, "get_device_network_health", ctypes.byref(result), doing=doing)
+            has_port = dcmi.answered(spot, "get_device_network_health", ctypes.byref(result), doing=doing)
         errors = tuple(codes[: max(min(count.value, _ERRORS), 0)])
         return Condition(level.value, errors, result.value if has_port else None)
 
@@ -189,9 +189,9 @@ class Library:
         """Return what a chip tells of its present work."""
         doing = f"Reading what {spot} does"
         power, temperature, rate = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_uint(0)
-        has_power = self._dcmi.optional(spot, "get_device_power_info", ctypes.byref(power), doing=doing)
-        has_temperature = self._dcmi.optional(spot, "get_device_temperature", ctypes.byref(temperature), doing=doing)
-        has_rate = self._dcmi.optional(
+        has_power = self._dcmi.answered(spot, "get_device_power_info", ctypes.byref(power), doing=doing)
+        has_temperature = self._dcmi.answered(spot, "get_device_temperature", ctypes.byref(temperature), doing=doing)
+        has_rate = self._dcmi.answered(
             spot, "get_device_utilization_rate", _RATE_OF_CORES, ctypes.byref(rate), doing=doing
         )
         size, used = self._memory(spot, doing)
@@ -243,17 +243,16 @@ class Library:
     def is_started(self, spot: Spot) -> bool:
         """Whether a chip has come up; one that does not tell has."""
         status, doing = ctypes.c_int(0), f"Asking whether {spot} has come up"
-        if not self._dcmi.optional(spot, "get_device_boot_status", ctypes.byref(status), doing=doing):
+        if not self._dcmi.answered(spot, "get_device_boot_status", ctypes.byref(status), doing=doing):
             return True
         return status.value == _STARTED
 
     def hindrance(self, spot: Spot) -> str:
         """Return what of the machine's modes keeps a chip from being cut."""
         mode, policy, work = ctypes.c_int(_DOCKER), ctypes.c_uint(_SINGLE_DIE), ctypes.c_ubyte(_AMP)
-        doing = "Reading the modes of the machine"
-        self._dcmi.of_machine("get_vdevice_mode", ctypes.byref(mode), doing=doing)
-        self._dcmi.of_machine("get_multi_die_policy", ctypes.byref(policy), doing=doing)
-        self._dcmi.of_card(spot, "get_npu_work_mode", ctypes.byref(work), doing=doing)
+        self._dcmi.of_machine("get_vdevice_mode", ctypes.byref(mode))
+        self._dcmi.of_machine("get_multi_die_policy", ctypes.byref(policy))
+        self._dcmi.of_card(spot, "get_npu_work_mode", ctypes.byref(work), doing=f"Reading the work mode of {spot}")
         if mode.value != _DOCKER:
             return "Slices are made for virtual machines here; `npu-smi set -t vnpu-mode -d 0` has them made for containers."
         if work.value != _AMP:
@@ -299,14 +298,15 @@ class Library:
         for name, kinds in (("aicore", (_CORES_NOW,)), ("memory", (_HBM, _DDR))):
             for kind in kinds:
                 value = ctypes.c_uint(0)
-                if self._dcmi.optional(spot, "get_device_frequency", kind, ctypes.byref(value), doing=doing):
+                if self._dcmi.answered(spot, "get_device_frequency", kind, ctypes.byref(value), doing=doing):
                     found[name] = float(value.value) * _MEGAHERTZ
                     break
         return found
 
     def _super_pod(self, spot: Spot, doing: str) -> SuperPod | None:
-        info = SuperPodInfo()
-        if not self._information(spot, _POD, _POD_INFO, info, doing):
+        info, size = SuperPodInfo(), ctypes.c_uint(ctypes.sizeof(SuperPodInfo))
+        arguments = (_POD, ctypes.c_uint(_POD_INFO), ctypes.byref(info), ctypes.byref(size))
+        if not self._dcmi.answered(spot, "get_device_info", *arguments, doing=doing):
             return None
         return SuperPod(int(info.pod), int(info.server), int(info.number))
 

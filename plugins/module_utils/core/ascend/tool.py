@@ -21,6 +21,8 @@ LOG = logging.getLogger(__name__)
 
 # How long npu-smi may take.
 SECONDS = 20.0
+# How long a chip waits for what another chip of its kind is being asked for.
+OTHERS_SECONDS = 5.0
 _UNSUPPORTED = ("not support", "does not support")
 
 
@@ -62,34 +64,58 @@ class Templates:
         self._tool = Tool(system)
         self._lock = threading.Lock()
         self._known: dict[Hashable, tuple[Template, ...]] = {}
-        self._failed: dict[Hashable, tuple[Stamp, ...]] = {}
+        self._failed: dict[Spot, tuple[Stamp, ...]] = {}
+        self._said = ""
+        self._asking: dict[Hashable, threading.Event] = {}
 
     def of(self, kind: Hashable, spot: Spot) -> tuple[Template, ...] | None:
         """Return the templates of a kind of chip, of which one is at a spot; None while nobody can tell.
 
-        What cannot tell is asked again when it was exchanged, or in the next session: a chip without templates is whole.
+        What cannot tell is asked again when it was exchanged, or when the chip is met anew: without templates it is whole.
         """
-        stamp = self._tool.stamp()
-        with self._lock:
-            if kind in self._known:
-                return self._known[kind]
-            if self._failed.get(kind) == stamp:
-                return None
-        doing = f"Reading the templates of card {spot.card}"
-        try:
-            told = self._tool.ask("-t", "template-info", "-i", str(spot.card), doing=doing)
-            found = smi.templates(told) if told is not None else ()
-        except (AcceleratorError, ValueError) as error:
-            LOG.warning("chips like %s are published whole, their templates are not known: %s", spot, error)
+        while True:
+            stamp = self._tool.stamp()
             with self._lock:
-                self._failed[kind] = stamp
-            return None
+                if kind in self._known:
+                    return self._known[kind]
+                if self._failed.get(spot) == stamp:
+                    return None
+                asked = self._asking.get(kind)
+                if asked is None:
+                    asked = self._asking[kind] = threading.Event()
+                    break
+            if not asked.wait(OTHERS_SECONDS):
+                break  # what another one of them was asked for does not come: it may be ill
+        try:
+            return self._ask(kind, spot, stamp)
+        finally:
+            with self._lock:
+                self._asking.pop(kind, None)
+            asked.set()
+
+    def retry(self, spot: Spot) -> None:
+        """Ask the chip at a spot again, if it could not tell."""
         with self._lock:
-            self._known[kind] = found
-        return found
+            self._failed.pop(spot, None)
 
     def forget(self) -> None:
         """Ask again from now on."""
         with self._lock:
             self._known.clear()
             self._failed.clear()
+
+    def _ask(self, kind: Hashable, spot: Spot, stamp: tuple[Stamp, ...]) -> tuple[Template, ...] | None:
+        doing = f"Reading the templates of card {spot.card}"
+        try:
+            told = self._tool.ask("-t", "template-info", "-i", str(spot.card), doing=doing)
+            found = smi.templates(told) if told is not None else ()
+        except (AcceleratorError, ValueError) as error:
+            with self._lock:
+                self._failed[spot] = stamp
+                said, self._said = self._said, str(error)
+            if said != str(error):
+                LOG.warning("%s is published whole, its templates are not known: %s", spot, error)
+            return None
+        with self._lock:
+            self._known[kind] = found
+        return found
