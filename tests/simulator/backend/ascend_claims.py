@@ -5,12 +5,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from dra_driver.core.model import Offer
+
+from tests.simulator import dcmi_model
 from tests.simulator.backend.ascend_stage import Stage, on
 
 UNIT = Path(__file__).resolve().parents[2] / "unit"
@@ -25,9 +30,16 @@ Scene = Callable[["Driver"], Awaitable[None]]
 class Driver:
     """A node's driver without its sockets on the stage's backend."""
 
-    def __init__(self, stage: Stage, folder: Path, claims: Claims, boot_id: str = "boot-1") -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        folder: Path,
+        claims: Claims,
+        boot_id: str = "boot-1",
+        reached: Callable[[str], None] = lambda _stage: None,
+    ) -> None:
         self.stage, self.folder, self.claims = stage, folder, claims
-        self.node = Node(folder, claims, hardware=stage.backend, boot_id=boot_id)
+        self.node = Node(folder, claims, hardware=stage.backend, boot_id=boot_id, reached=reached)
 
     async def prepare(self, name: str, device: str, **options: Any) -> str:
         claim = self.claims.allocate(name, device, **options)
@@ -74,6 +86,106 @@ def claims_have_their_slices(stage: Stage) -> None:
         for name in ("one", "two", "three"):
             assert await driver.unprepare(name) == ""
         assert driver.slices(0) == [] and not driver.node.cdi_files()
+
+    acted(stage, scene)
+
+
+class Scheduler:
+    """Gives claims the first device that fits by the counters, and knows no more than what is published."""
+
+    def __init__(self, driver: Driver) -> None:
+        survey = driver.node.survey
+        assert survey is not None
+        self.offers = survey.offers
+        self.left = {counted.name: dict(counted.counters) for counted in survey.counter_sets}
+        self.held: dict[str, Offer] = {}
+
+    def fitting(self, template: str, chip: str) -> Offer | None:
+        for offer in self.offers:
+            left = self.left.get(offer.counter_set or "", {})
+            is_free = offer.name.startswith(f"{chip}-") and offer not in self.held.values()
+            fits = is_free and all(amount <= left[name] for name, amount in offer.consumes.items())
+            if fits and offer.profile == template:
+                return offer
+        return None
+
+    def take(self, claim: str, offer: Offer) -> None:
+        self.held[claim] = offer
+        for name, amount in offer.consumes.items():
+            self.left[offer.counter_set or ""][name] -= amount
+
+
+@on("8x310P-Pro")
+def every_complete_set_by_claims_in_any_order(stage: Stage) -> None:
+    """The fifteen sets that use a chip up, each one after the other and two at a time: what fits is made, what does not is known."""
+
+    async def scene(driver: Driver) -> None:
+        rng = random.Random(3)
+        sets = sorted(dcmi_model.complete_sets("310P"))
+        assert len(sets) == 15
+        for number, templates in enumerate(sets):
+            scheduler = Scheduler(driver)
+            chips = [f"npu-{number % 8}", f"npu-{(number + 3) % 8}"]
+            wanted = [(chip, template) for chip in chips for template in templates]
+            rng.shuffle(wanted)
+            for chip, template in wanted:
+                offer = scheduler.fitting(template, chip)
+                assert offer is not None, (templates, chip, template, scheduler.held)
+                name = f"c{number}-{len(scheduler.held)}"
+                assert await driver.prepare(name, offer.name) == ""
+                scheduler.take(name, offer)
+            for chip in chips:
+                assert tuple(sorted(name for name, _start in driver.slices(int(chip[4:])))) == tuple(sorted(templates))
+                for template in dcmi_model.TEMPLATES["310P"]:
+                    fits = dcmi_model.fits("310P", (*templates, template))
+                    assert bool(scheduler.fitting(template, chip)) == fits
+            ends = sorted(scheduler.held, key=lambda _name: rng.random())
+            for name in ends:
+                assert await driver.unprepare(name) == ""
+            assert all(driver.slices(int(chip[4:])) == [] for chip in chips)
+        assert not driver.node.cdi_files() and driver.node.store.claims == {}
+
+    acted(stage, scene)
+
+
+_DIES = """
+import asyncio, os, sys
+from pathlib import Path
+from tests.simulator.backend.ascend_claims import Claims, Driver
+from tests.simulator.backend.ascend_stage import Stage
+root, folder, stop, name = sys.argv[1:]
+def reached(stage):
+    if stage == stop:
+        os._exit(9)
+async def main():
+    driver = Driver(Stage(Path(root)), Path(folder), Claims(), reached=reached)
+    await driver.node.start()
+    print(await driver.prepare(name, "npu-0-vir02-2"))
+asyncio.run(main())
+"""
+
+
+@on("8x310P-Pro")
+def a_driver_that_dies_leaves_nothing_of_its_own_and_all_of_others(stage: Stage) -> None:
+    async def scene(driver: Driver) -> None:
+        stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir01", "-g", "3")
+        for number, stop in enumerate(("recorded-preparing", "partition-created", "cdi-written", "recorded-prepared")):
+            driver.node.close()
+            words = [sys.executable, "-c", _DIES, str(stage.root), str(driver.folder), stop, f"c{number}"]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            assert done.returncode == 9, done.stdout + done.stderr
+            stage.backend = stage.fresh()
+            made = stage.by_slices(stage.first())
+            assert made == [*([("vir02", 2)] if stop != "recorded-preparing" else []), ("vir01", 6)], (stop, made)
+            driver = await driver.again()
+            prepared = [record.prepared for record in driver.node.store.claims.values()]
+            assert prepared == ([True] if stop == "recorded-prepared" else []), (stop, prepared)
+            if prepared:
+                assert await driver.prepare(f"c{number}", "npu-0-vir02-2") == ""
+                assert driver.slices(0) == [("vir02", 2), ("vir01", 6)]
+                assert await driver.unprepare(f"c{number}") == ""
+            assert driver.slices(0) == [("vir01", 6)] and not driver.node.cdi_files(), stop
+        driver.node.close()
 
     acted(stage, scene)
 
