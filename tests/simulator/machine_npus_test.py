@@ -177,3 +177,10 @@ def test_every_chip_has_its_place_in_sysfs_and_its_node(node: Node, name: str) -
     assert version[0] == "Version=25.2.0"
     assert "Driver_Install_Status=complete" in (node.root / "etc/ascend_install.info").read_text().splitlines()
     assert node.program("npu-smi", "info").startswith("+--"), "no warning of an installation that is not complete"
+
+
+def test_an_older_library_does_for_the_program_that_shows_chips(node: Node) -> None:
+    older = build("", "ABSENT=dcmi_get_multi_die_policy", sources=DCMI)
+    shutil.copy2(older.folder / "libdcmi.so", node.libraries / "libdcmi.so")
+    node.command("power-on", "--machine", "8x910A")
+    assert node.program("npu-smi", "info", "-m").count("Ascend 910") == 8

@@ -248,6 +248,6 @@ const struct command commands[] = {
     { "event-count", run_event_count, 1, 1, "event-count" },
     { "calls", run_calls, 1, 2, "calls [reset]" },
     { "clear", run_clear, 1, 2, "clear [NPU]" },
-    { "fault", control_fault, 3, COMMAND_WORDS_MAX, "fault NPU health|error|lost|process|call …" },
+    { "fault", control_fault, 3, COMMAND_WORDS_MAX, "fault NPU health|error|network|lost|process|call …" },
     { 0 },
 };

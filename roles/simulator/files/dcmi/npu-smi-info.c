@@ -23,7 +23,9 @@ static bool high_bandwidth(const struct place *place, struct dcmi_hbm_info *hbm)
 static bool has_modules(void)
 {
     unsigned policy;
-    return !second_interface() && DCMI("dcmi_get_multi_die_policy", (unsigned *), &policy) == OK;
+    if (second_interface() || !has_symbol("dcmi_get_multi_die_policy"))
+        return false;
+    return DCMI("dcmi_get_multi_die_policy", (unsigned *), &policy) == OK;
 }
 
 /* Without the marker of a finished installation there is a warning before everything. */

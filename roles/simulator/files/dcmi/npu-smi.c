@@ -25,6 +25,8 @@ void *symbol(const char *name)
     return found;
 }
 
+bool has_symbol(const char *name) { return dlsym(library, name) != NULL; }
+
 bool second_interface(void) { return second; }
 
 /* The program's own numbers begin a thousand lower. */

@@ -34,6 +34,7 @@ struct place { int card, chip, logic; unsigned physical; };
                         : DCMI("dcmi_" name, (int, int, type *), (place)->card, (place)->chip, target))
 
 void *symbol(const char *name);
+bool has_symbol(const char *name);                           /* older libraries lack some */
 bool second_interface(void);
 int exit_code(int code);
 /* Says it in one sentence and ends with the code's exit status. */
