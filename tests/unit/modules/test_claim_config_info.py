@@ -19,6 +19,8 @@ GPU = {"apiVersion": V, "kind": "GpuConfig"}
 MIG = {"apiVersion": V, "kind": "MigDeviceConfig"}
 MULTI_USER = {"strategy": "MPS", "mpsConfig": {"multiUser": True}}
 SHARING = {**GPU, "sharing": {"strategy": "TimeSlicing"}}
+VNPU = {"apiVersion": "dra.accelerators/v1alpha1", "kind": "VnpuConfig", "template": "vir02"}
+NPU = "npu.huawei.com"
 SETTINGS = {"apiVersion": "dra.accelerators/v1alpha1", "kind": "DeviceSettings"}
 
 
@@ -42,7 +44,7 @@ def claim(*configs: dict[str, Any], requests: Any = WHOLE, version: str = "v1") 
     }
 
 
-@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("example", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: path.name)
 def test_examples_are_valid(run_here: Run, example: Path) -> None:
     result = run_here("claim_config_info", {"src": str(example), "fail_if_invalid": True})
     assert (result["changed"], result["valid"], result["problems"]) == (False, True, [])
@@ -67,6 +69,7 @@ FIRST_AVAILABLE = {
         claim(config(SHARING, "any/whole"), config(MIG, "any/part"), requests=[FIRST_AVAILABLE]),
         claim(config(MIG, "own"), requests=[request("own", "a-class-of-the-site")]),
         claim(config({"anything": 1}, driver="another.example.com")),
+        claim(config(VNPU, driver=NPU), requests=[request("slice", "vnpu.huawei.com")]),
         # A later one of a kind goes before an earlier one, so that these two do not contradict each other.
         claim(config({**SETTINGS, "computeMode": "Prohibited"}), config(SETTINGS), config(SHARING)),
         claim(config({**GPU, "sharing": MULTI_USER})),
@@ -95,6 +98,16 @@ def test_what_the_driver_takes_is_valid(run_here: Run, document: dict[str, Any])
             "is for a partition, and the class gpu.nvidia.com",
         ),
         (claim(config(MIG)), "spec.devices.config[0]", "MigDeviceConfig is for a partition"),
+        (
+            claim(config(VNPU, "npu", driver=NPU), requests=[request("npu", NPU)]),
+            "spec.devices.config[0]",
+            "VnpuConfig is for a partition, and the class npu.huawei.com",
+        ),
+        (
+            claim(config({**VNPU, "template": "1g.10gb"}, driver=NPU), requests=[request("slice", "vnpu.huawei.com")]),
+            "spec.devices.config[0].opaque.parameters.template",
+            "it is '1g.10gb'; expected the name of a template such as vir02",
+        ),
         (claim(config(GPU, "gpu", "other")), "spec.devices.config[0].requests", "'other' is no request of this object"),
         (
             claim(config(SHARING), config({**SETTINGS, "computeMode": "Prohibited"})),
