@@ -42,7 +42,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.dra.accelerators.plugins.module_utils._vendors import driver_names
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import create
 
 
 def names(vendors: Any) -> list[str]:
@@ -50,7 +50,7 @@ def names(vendors: Any) -> list[str]:
     if not isinstance(vendors, (list, tuple)):
         raise AnsibleFilterError(f"driver_names: found {vendors!r}, expected a list of vendors")
     try:
-        return driver_names(vendors)
+        return [create(each).driver_name for each in dict.fromkeys(vendors)]
     except ValueError as error:
         raise AnsibleFilterError(f"driver_names: {error}") from error
 

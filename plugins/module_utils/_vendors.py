@@ -2,31 +2,24 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""The vendors of accelerators: the names of their drivers, and what a node shows of their devices without being asked through them.
+"""What a node shows of each vendor's accelerators and driver, without any driver being asked.
 
 Needs the standard library alone, because it also runs where nothing is installed yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from .core.ascend import bus
 from .core.ascend.driver_files import INSTALL_INFO, LIBRARIES, MANAGER, install_folder, version_of
 from .core.ascend.tables import key_values
-from .core.backend import create
 from .core.nvidia.names import gpus_on_the_bus, listed
 from .core.system import System
 
 # Where the library may be besides the folder of the installation.
 LIBRARY, FURTHER_PLACE = "libdcmi.so", "/usr/local/dcmi"
 COMPLETE = "complete"
-
-
-def driver_names(vendors: Iterable[str]) -> list[str]:
-    """Return the names under which the vendors' devices are published, in order. Raises ValueError that lists the vendors known."""
-    return [create(each).driver_name for each in dict.fromkeys(vendors)]
 
 
 def devices_by_vendor(system: System) -> dict[str, list[str]]:

@@ -14,7 +14,6 @@ from ansible_collections.dra.accelerators.plugins.filter.driver_names import Fil
 from ansible_collections.dra.accelerators.plugins.filter.npu_claim import FilterModule as NpuClaim
 from ansible_collections.dra.accelerators.plugins.module_utils import _vendors
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend import driver_files
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/ascend/near-npus.yaml"
@@ -93,11 +92,6 @@ def test_the_libraries_other_place_counts(tmp_path: Path) -> None:
     put(tmp_path, "/dev/davinci_manager")
     found = _vendors.ascend_facts(System(str(tmp_path)))
     assert found["answers"] and found["library"] == "/usr/local/dcmi/libdcmi.so" and found["version"] == ""
-
-
-def test_every_vendor_has_the_name_of_its_backend() -> None:
-    for vendor, backend in BACKENDS.items():
-        assert _vendors.driver_names([vendor]) == [backend(System()).driver_name]
 
 
 def test_the_filters() -> None:
