@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What the site playbook takes for a node's layout: the fleet file's, or that of the vendors' roles, each for its own devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from playing import play
+
+SITE = Path(__file__).resolve().parents[3] / "playbooks/site.yml"
+TOLD = "{{ {'layout': accelerator_node_layout, 'vendors': accelerator_vendors_of_node} | to_json | b64encode }}"
+MIG: list[dict[str, Any]] = [{"match": {}, "mode": "dynamic"}]
+NPUS: list[dict[str, Any]] = [{"match": {"index": 0}, "mode": "static", "partitions": {"vir02": 1}}]
+FLEET = [{"hosts": "named", "layout": [{"match": {}, "mode": "whole"}]}]
+BOTH = {"accelerator_vendors": ["nvidia", "ascend"]}
+HOSTS: dict[str, dict[str, Any]] = {
+    "bare": {"has": {}},
+    "gpus": {"has": {"nvidia": ["0"]}, "nvidia_mig_layout": MIG},
+    "npus": {"has": {"ascend": ["1"]}, "ascend_vnpu_layout": NPUS, **BOTH},
+    "mixed": {"has": {"nvidia": ["0"], "ascend": ["1"]}, "nvidia_mig_layout": MIG, "ascend_vnpu_layout": NPUS, **BOTH},
+    "named": {"has": {"ascend": ["1"]}, "nvidia_mig_layout": MIG, "accelerator_layouts": FLEET},
+}
+OF_NPUS = [{"match": {"index": 0, "vendor": "ascend"}, "mode": "static", "partitions": {"vir02": 1}}]
+
+
+def test_the_layout_of_a_node_and_its_vendors(tmp_path: Path) -> None:
+    read, prepare, *_others = yaml.safe_load(SITE.read_text("utf-8"))
+    names = ("accelerator_vendors_of_fleet", "accelerator_vendors_of_node")
+    told_of = {name: prepare["vars"][name] for name in names}
+    (find,) = read["tasks"]
+    tell = {"ansible.builtin.debug": {"msg": TOLD}, "vars": told_of}
+    hosts = {name: {"accelerator_node": {"devices": each["has"]}, **each} for name, each in HOSTS.items()}
+    played = play(tmp_path, [find, tell], hosts)
+    assert set(played.told) == set(HOSTS), played.output
+    assert {name: each["layout"] for name, each in played.told.items()} == {
+        "bare": [],
+        "gpus": MIG,
+        "npus": OF_NPUS,
+        # A rule for every device of the one vendor does not take the other's.
+        "mixed": OF_NPUS + MIG,
+        "named": FLEET[0]["layout"],
+    }
+    assert {name: each["vendors"] for name, each in played.told.items()} == {
+        "bare": ["nvidia"],
+        "gpus": ["nvidia"],
+        "npus": ["ascend"],
+        "mixed": ["nvidia", "ascend"],
+        "named": ["nvidia"],
+    }
