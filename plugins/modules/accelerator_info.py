@@ -368,16 +368,16 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         devices.extend(found)
     if drivers and not asked:
         missing.clear()  # the machine shows no device of theirs, and another vendor's are there
-    for backend, error in missing:
+    for backend, reason in missing:
         if module.params["fail_without_driver"]:
-            fail(module, error)
-        module.warn(f"No devices of {backend.vendor}: {error}")
+            fail(module, reason)
+        module.warn(f"No devices of {backend.vendor}: {reason}")
         drivers.append(
             {
                 "vendor": backend.vendor,
                 "driver_name": backend.driver_name,
                 "available": False,
-                "reason": str(error),
+                "reason": str(reason),
                 "unanswered": [],
             }
         )
