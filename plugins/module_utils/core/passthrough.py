@@ -170,10 +170,12 @@ def is_given(system: System, handover: Handover) -> bool:
 
 def give(system: System, handover: Handover) -> None:
     """Bind a device to vfio-pci; nothing has it open. On failure it is bound to its own driver again, and the error raised."""
-    if is_given(system, handover):
+    overridden = pci.override_of(system, handover.address) == DRIVER
+    if is_given(system, handover) and overridden:
         return
     try:
-        _write(system, f"{_device(handover.address)}/driver_override", DRIVER)
+        if not overridden:  # also where taking it back was ended after its first write
+            _write(system, f"{_device(handover.address)}/driver_override", DRIVER)
         _switch(system, handover.address, DRIVER)
         _await(lambda: _missing_node(system, handover), f"the nodes of {handover.address}")
     except BaseException:

@@ -110,6 +110,15 @@ def test_wherever_it_stopped_it_comes_back(system: PciSystem, driver: str) -> No
     assert (system.driver(ADDRESS), override(system)) == ("own", "")
 
 
+def test_given_again_after_a_return_that_was_ended_at_its_first_write(system: PciSystem) -> None:
+    """Killed after the override is gone and before the driver is: what the kernel does at the next change is ours again."""
+    passthrough.give(system, HANDOVER)
+    system.put(f"{pci.DEVICES}/{ADDRESS}/driver_override", "")
+    assert (system.driver(ADDRESS), override(system)) == (DRIVER, "")
+    passthrough.give(system, HANDOVER)
+    assert (system.driver(ADDRESS), override(system)) == (DRIVER, DRIVER)
+
+
 def test_what_somebody_else_has_set_stays(system: PciSystem) -> None:
     system.path(f"{pci.DEVICES}/{ADDRESS}/driver_override").write_text("own\n")
     passthrough.take_back(system, HANDOVER)

@@ -175,15 +175,19 @@ def reopened(folder: Path, problems: list[str]) -> tuple[dict[str, ClaimRecord],
     return asyncio.run(main())
 
 
+OTHER = SMALL.replace("gpu-0", "gpu-1").removesuffix("0") + "3"
+
+
 def test_store_that_is_older_than_the_cdi_files_is_brought_up_to_date(tmp_path: Path) -> None:
     """SQLite cuts a damaged log without a word, and a copy of the disk is old: what files of this boot tell was prepared since."""
 
     async def before(node: Node, claims: Claims) -> None:
-        for name, device in (("a", "gpu-0"), ("b", SMALL.replace("gpu-0", "gpu-1"))):
+        for name, device in (("a", "gpu-0"), ("b", SMALL.replace("gpu-0", "gpu-1")), ("d", OTHER)):
             assert await prepare(node, claims.allocate(name, device)) == ""
 
     async def since(node: Node, claims: Claims) -> None:
-        assert await unprepare(node, claims.allocate("b")) == ""
+        for name in ("b", "d"):
+            assert await unprepare(node, claims.allocate(name)) == ""
         assert await prepare(node, claims.allocate("c", SMALL.replace("gpu-0", "gpu-1"))) == ""
 
     run(tmp_path, before)
@@ -194,9 +198,9 @@ def test_store_that_is_older_than_the_cdi_files_is_brought_up_to_date(tmp_path: 
     (tmp_path / "state/state.db").write_bytes(content)
     problems: list[str] = []
     found, meta, rebuilt = reopened(tmp_path, problems)
-    # The one that has gone is not there again: its place is the new one's.
-    assert (sorted(found), rebuilt) == (["0uid-a", "0uid-c"], True)
-    assert all(record.prepared for record in found.values())
+    # Of the two that have gone one is not there again: its place is the new one's. The other is to be undone, and not made again.
+    assert rebuilt
+    assert {uid: record.prepared for uid, record in found.items()} == {"0uid-a": True, "0uid-c": True, "0uid-d": False}
     assert any(key.startswith("partitioning-enabled:") for key in meta)
     assert "StoreRebuilt" in problems[0] and "0uid-c" in problems[0] and list((tmp_path / "state").glob("*.damaged-*"))
     assert reopened(tmp_path, problems)[2] is False and len(problems) == 1

@@ -449,3 +449,31 @@ def test_partitioning_left_on_goes_off_on_a_gpu_that_is_read_late(short: Path, m
         await scene.until(lambda: not scene.backend.gpus.devices()[1].partitioning.enabled)
 
     run(short, scenario)
+
+
+def test_partitioning_that_did_not_go_off_with_the_last_claim_goes_off_later(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(scene.devices)
+        assert await scene.prepare("a", SMALL) == ""
+        real = scene.backend.set_partitioning
+
+        def fails(uuid: str, enabled: bool) -> None:
+            raise AcceleratorError(f"the driver met an error that it has no name for (999) on {uuid}, {enabled}")
+
+        scene.backend.set_partitioning = fails  # type: ignore[method-assign]
+        assert await scene.unprepare("a") == ""
+        scene.driver.look_again()
+        await asyncio.sleep(0.3)
+        assert scene.backend.gpus.devices()[0].partitioning.enabled
+        scene.backend.set_partitioning = real  # type: ignore[method-assign]
+        scene.driver.look_again()
+        await scene.until(lambda: not scene.backend.gpus.devices()[0].partitioning.enabled)
+        # Who switched it on is forgotten with it: what an administrator switches on now stays.
+        scene.backend.set_partitioning(scene.backend.gpus.template(0).uuid, True)
+        scene.driver.look_again()
+        await asyncio.sleep(0.3)
+        assert scene.backend.gpus.devices()[0].partitioning.enabled
+
+    run(short, scenario)

@@ -98,7 +98,8 @@ def amended(
     A claim for which hardware is changed is in the store before its file is written, and until after the file is gone. Where the
     store lacks one it has lost what came since: SQLite cuts a damaged log without a word, and somebody may have put a copy back.
     Where it says something else of a claim it is older as well, or a bit of it has turned, which SQLite does not notice. What it
-    holds without a file stays, unless a file tells of another claim in the same place.
+    holds without a file stays, unless a file tells of another claim in the same place: to be undone, if it was prepared in this
+    boot. Its file goes first, so it has been given back since, and to make it again would bring back what nobody has.
     """
     files = {record.uid: record for record in told if record.boot_id == boot_id}
     holders = {place for uid, record in stored.items() if uid not in files for place in _places(record)}
@@ -110,7 +111,11 @@ def amended(
     ):
         return None
     taken = {place for record in files.values() for place in _places(record)}
-    left = {uid: record for uid, record in stored.items() if not _places(record) & taken}
+    left = {
+        uid: record.as_preparing() if record.boot_id == boot_id and record.devices else record
+        for uid, record in stored.items()
+        if not _places(record) & taken
+    }
     return {**left, **files}
 
 

@@ -51,8 +51,8 @@ class Recovery:
         self._boot_id = boot_id
         self._recovered = False
         self._faulty: frozenset[str] = frozenset()
-        self._met: frozenset[str] = frozenset()  # devices whose facts were known at some time
         self._owing = StateLog(LOG)
+        self._modes: dict[str, StateLog] = {}
 
     async def run(self) -> None:
         """Follow the hardware until cancelled."""
@@ -63,7 +63,6 @@ class Recovery:
                     self._recovered = True
                 else:
                     await self._catch_up(snapshot.survey, snapshot.inventory.faults)
-                self._met |= snapshot.survey.devices.keys()
                 self._faulty = frozenset(snapshot.inventory.faults)
                 self._service.set_ready()
                 self._conditions.report(PART)
@@ -125,13 +124,25 @@ class Recovery:
             else:
                 self._owing.report("nothing is owed", level=logging.DEBUG)
         held = {uuid for record in service.store.claims.values() for uuid in record.device_uuids}
-        for uuid in sorted(current.devices.keys() - self._met - held):
+        # Left on by a run before this one, on a device that is read late; or it did not go off when its last claim did.
+        for uuid in sorted(current.devices.keys() - held):
             if mode_goes_off(current.devices[uuid], service.store.meta):
-                await self._step(service.switch_off(uuid), "switch-off", uuid)
+                await self._switch_off(uuid)
         for uid in sorted(service.suspect):
             record = service.store.claims.get(uid)
             if record is not None and record.prepared and healed & set(record.device_uuids):
                 await self._step(service.restore(uid), "restore", uid)
+
+    async def _switch_off(self, uuid: str) -> None:
+        state = self._modes.setdefault(uuid, StateLog(LOG))
+        try:
+            await self._service.switch_off(uuid)
+        except AcceleratorError as error:
+            state.report(f"partitioning stays on: {error}", level=logging.WARNING, device=uuid)
+            self._metrics.recovery_step("switch-off", "failure")
+        else:
+            state.report("partitioning is off, as it was before its claims", device=uuid)
+            self._metrics.recovery_step("switch-off", "success")
 
     async def _orphans(self) -> tuple[str, ...]:
         try:
