@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.cluster import EXAMPLES, Recap
+from tests.cluster.manifests import claim, pod
 from tests.cluster.npus import NpuCluster
 
 #: Each example with its pods, and the names that chips or slices have for who is in them.
@@ -97,11 +98,16 @@ def test_after_a_power_cut_pods_come_back_and_the_layout_stays(npus: NpuCluster,
     """The vendor's driver cuts every slice again, those of claims too; the node driver knows which are its own."""
     assert not first.failed
     (node,) = npus.nodes()
-    example = "ascend/two-dynamic-vnpus.yaml"
-    npus.apply(EXAMPLES / example)
-    npus.wait_running(*SEEN[example])
+    slices = {"quarter": "ascend-310p-1-4", "half": "ascend-310p-1-2"}
+    for name, device_class in slices.items():
+        not_yet = "!has(device.attributes['npu.huawei.com'].uuid)"
+        npus.apply(claim(name, device_class=device_class, expression=not_yet), pod(name, name, restart="Always"))
+    npus.wait_running(*slices)
+    held = templates(npus)
+    assert len(held) == len(LAYOUT) + len(slices)
     npus.world("reboot", node, "--hard")
     npus.wait_registered(node)
-    npus.wait_running(*SEEN[example])
-    npus.delete(EXAMPLES / example)
+    npus.wait_running(*slices)
+    assert templates(npus) == held
+    npus.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
     npus.wait("the node is as it was", lambda: as_the_layout_says(npus))
