@@ -195,7 +195,9 @@ async def gone(client: ApiClient, controller: Controller, names: list[str], figu
     took = time.monotonic() - began
     assert await slices_of(client, names) == 0
     calls = without_lease(controller.requests() - before)
-    assert calls["DELETE resourceslices"] == slices and sum(calls.values()) <= 2 * (slices + len(names)), calls
+    # Of a node that goes while others are worked on some slices may be met by one pass and the rest by the next.
+    asked_of_nodes = 2 * (len(names) + len(names) // 10 + 1)
+    assert calls["DELETE resourceslices"] == slices and sum(calls.values()) <= 2 * slices + asked_of_nodes, calls
     figures.said(
         f"controller, Nodes deleted: {len(names)}, in {deleted - began:.1f} s; their {slices} slices are gone {took:.1f} s after the "
         f"first (grace {GRACE} s), by {sum(calls.values())} calls: "

@@ -94,6 +94,8 @@ def every_kind(clean: Cluster) -> Iterator[list[str]]:
     second = clean.nodes()[1]
     done = clean.playbook("site.yml", *layout(second), "--limit", second, "--tags", "layout")
     assert not done.failed, done.output
+    # Of what other tests have done to the driver a kubelet tells for an hour.
+    clean.kubectl("delete", "events", "--all", "-n", "default")
     clean.wait("GPUs are offered to virtual machines", lambda: "gpu-vfio-5" in clean.devices(second))
     for name in KINDS:
         clean.apply(EXAMPLES / f"{name}.yaml")
