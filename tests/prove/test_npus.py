@@ -74,10 +74,10 @@ def test_a_pod_sees_what_it_has_claimed_and_nothing_else(npus: NpuCluster, first
     pods = SEEN[example]
     npus.apply(EXAMPLES / example)
     npus.wait_running(*pods)
-    for pod, names in pods.items():
-        seen = names_seen(npus, pod)
-        assert len(seen) == len(names), (pod, seen)
-        assert all(re.fullmatch(name, each) for name, each in zip(names, seen, strict=True)), (pod, seen)
+    for each, names in pods.items():
+        seen = names_seen(npus, each)
+        assert len(seen) == len(names), (each, seen)
+        assert all(re.fullmatch(name, found) for name, found in zip(names, seen, strict=True)), (each, seen)
     npus.delete(EXAMPLES / example)
     npus.wait("the node is as it was", lambda: as_the_layout_says(npus))
 
