@@ -212,9 +212,10 @@ async def many_are_not_ready(client: ApiClient, controller: Controller, figures:
     series = 'drift{kind="node-not-ready"}'
     await controller.until("all are counted", lambda: controller.value(series) == NOT_READY)
     calls = without_lease(controller.requests() - before)
-    assert set(calls) <= {"POST events"} and calls["POST events"] < 100, calls
+    events = calls.pop("POST events", 0)  # none may be written yet: they come one by one
+    assert not calls and events < 100, (events, calls)
     await fleet.in_turn(fleet.tell(client, name, ready=True) for name in names)
     await controller.until("none is", lambda: controller.value(series) == 0)
     figures.said(
-        f"controller, {NOT_READY} Nodes are not ready: all are counted; {calls['POST events']} Events are written by then, the others one by one"
+        f"controller, {NOT_READY} Nodes are not ready: all are counted; {events} Events are written by then, the others one by one"
     )
