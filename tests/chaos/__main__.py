@@ -34,7 +34,9 @@ def find_parts() -> None:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     number = os.environ.get
-    made.add_argument("--vendor", default="nvidia", help="whose accelerators the node has: nvidia or ascend")
+    made.add_argument(
+        "--vendor", default="nvidia", help="whose accelerators the node has: nvidia, ascend or ascend-910b"
+    )
     made.add_argument(
         "--seed", type=int, default=int(number("CHAOS_SEED", "0")) or random.SystemRandom().randrange(10**9)
     )

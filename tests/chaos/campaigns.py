@@ -71,7 +71,7 @@ def run(options: argparse.Namespace, vendor: Vendor, library: Path) -> int:
     def again(fault: str, kind: str, number: int) -> str:
         which = f"--kinds {kind} " if fault == "kill" else ""
         return (
-            f"make chaos CHAOS='--vendor {vendor.word} --seed {options.seed} --faults {fault} {which}--case {number}'"
+            f"make chaos CHAOS='--vendor {vendor.name} --seed {options.seed} --faults {fault} {which}--case {number}'"
         )
 
     print(f"chaos: {vendor.machine}, seed {options.seed}; the driver writes to {options.log}", flush=True)

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.chaos.callers import Kubelet, caller_of
-from tests.chaos.errors import CrashLoop, Leaked, Lost
-from tests.chaos.kinds import Kind
+from tests.chaos.errors import Broken, CrashLoop, Leaked, Lost
+from tests.chaos.kinds import COMPANIONS, Kind
 from tests.chaos.node import Node
 from tests.chaos.results import Results
 from tests.chaos.snapshot import Snapshot, check_files, difference, snapshot
@@ -91,6 +91,7 @@ def usual(node: Node, kind: Kind) -> Usual:
     before = snapshot(node)
     seconds = {"prepare": 0.0, "unprepare": 0.0}
     prepared: Snapshot = {}
+    node.silicon.command("calls reset")
     for _time in range(3):
         began = time.perf_counter()
         caller.prepare()
@@ -105,6 +106,11 @@ def usual(node: Node, kind: Kind) -> Usual:
         seconds = {"prepare": middle - began, "unprepare": time.perf_counter() - ending}
         if text := difference(snapshot(node), before):
             raise Leaked(f"after an undisturbed unprepare\n{text}")
+    others = {int(process["pid"]) for process in node.silicon.command("calls")["processes"]} - {node.pid}
+    if others and not kind.does & COMPANIONS:
+        raise Broken(
+            f"{len(others)} programs have asked the devices' library on the way of a claim, besides the driver"
+        )
     if not difference(prepared, before):
         raise Lost("a prepared claim leaves no trace: the comparison proves nothing")
     return Usual(caller, neighbours, before, prepared, seconds)

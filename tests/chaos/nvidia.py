@@ -215,6 +215,7 @@ def leave_program(claim: str) -> None:
 
 
 VENDOR = Vendor(
+    name="nvidia",
     word="nvidia",
     driver=DRIVER,
     silicon=NVIDIA,

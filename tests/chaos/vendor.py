@@ -30,7 +30,7 @@ def nothing(*_arguments: Any) -> None:
 
 @dataclass(frozen=True)
 class Vendor:
-    """One vendor.
+    """One vendor with one machine, by the name that the command line has for it; ``word`` is the name of the driver's backend.
 
     ``silicon`` is whose library the simulator has, ``sources`` is what it is made of. Every vendor has kinds of the names ``whole``,
     ``static``, ``dynamic``, ``three``, ``admin`` and ``ahead``, of which the layout's partitions, or the device of the dynamic one with the
@@ -45,6 +45,7 @@ class Vendor:
     as the simulator's words for a fault.
     """
 
+    name: str
     word: str
     driver: str
     silicon: library.Vendor
@@ -79,8 +80,7 @@ class Vendor:
     #: How the programs begin that run for claims, and what starts one for a claim that there is not.
     programs: bytes = b""
     leave_program: Callable[[str], None] | None = None
-    #: Whether partitions are there again after a start of the machine; what forgets them for good.
-    outlive_boot: bool = False
+    #: Forgets partitions that would be there again after a start of the machine.
     forget: Callable[[Node], None] = nothing
 
     @property
