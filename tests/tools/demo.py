@@ -308,7 +308,8 @@ def run_demo(demo: Demo, name: str) -> int:
     os.environ.update({name: environment[name] for name in ("PATH", "ANSIBLE_COLLECTIONS_PATH")})
     cluster = Cluster(name)
 
-    heading(1, f"A Kubernetes cluster with bare nodes, with the hardware of {demo.silicon.replace(',', ' and ')}")
+    *some, last = (node.silicon for node in demo.nodes)
+    heading(1, f"A Kubernetes cluster of bare nodes, with the hardware of {', '.join(some)} and {last}")
     up = Step(
         "world up",
         "12 min the first time on a machine, 1 min after that",
