@@ -26,10 +26,10 @@ help: ## say what the targets are
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '\nThe cache is %s\n' '$(CACHE)'
 
-demo: venv tree ## a cluster with two 8xH100 nodes, the site playbook, pods that claim GPUs (cold: about 15 minutes)
-	@$(PYTHON) tests/tools/demo.py nvidia
+demo: venv tree ## a cluster with a node of GPUs and a node of NPUs, the site playbook, pods that claim (cold: about 15 minutes)
+	@$(PYTHON) tests/tools/demo.py mixed
 
-demo-ascend: venv tree ## the same with a node of eight Ascend 310P, whole and cut into slices
+demo-ascend: venv tree ## the same with three nodes of Ascend NPUs: whole, cut into slices, pairs of a card, four of a ring
 	@$(PYTHON) tests/tools/demo.py ascend
 
 test: venv tree ## what every change passes: gates, unit, simulator, cluster, molecule

@@ -38,7 +38,11 @@ TIME_SLICING = {
 
 @dataclass(frozen=True)
 class Kind:
-    """Claims of one kind. ``type`` and ``made`` choose devices, ``says`` is for the table; ``admin``: all have the same devices."""
+    """Claims of one kind. ``type`` and ``made`` choose devices, ``says`` is for the table; ``admin``: all have the same devices.
+
+    ``of_device`` is how many partitions of one device can be at once, 0 for as many as it has places; ``profile`` is the attribute that
+    says what a partition is.
+    """
 
     name: str
     layout: str
@@ -49,14 +53,21 @@ class Kind:
     config: Mapping[str, Any] | None = None
     admin: bool = False
     profiles: tuple[str, ...] = ("1g.10gb", "1g.24gb")
+    profile: str = "profile"
+    of_device: int = 0
+
+    @property
+    def is_partition(self) -> bool:
+        """Whether its devices are partitions."""
+        return self.type in ("mig", "vnpu")
 
     def fits(self, device: Mapping[str, Any]) -> bool:
         """Whether a published device is of this kind."""
         attributes = device["attributes"]
         if attributes["type"]["string"] != self.type:
             return False
-        return self.type != "mig" or (
-            attributes["profile"]["string"] in self.profiles and ("uuid" in attributes) == self.made
+        return not self.is_partition or (
+            attributes[self.profile]["string"] in self.profiles and ("uuid" in attributes) == self.made
         )
 
 
@@ -103,6 +114,34 @@ PARALLEL: dict[str, tuple[int, ...]] = {
 }
 ROWS = [(kind.layout, kind.name, number) for kind in KINDS.values() for number in PARALLEL[kind.name]]
 
+#: Claims of NPUs and those of GPUs that they are compared with, by a layout of both on one node; so many at once.
+BESIDE: dict[str, tuple[Layout, tuple[int, ...]]] = {
+    "whole": (LAYOUTS["whole"], (1, 2)),
+    "static": (
+        (
+            {"match": {"vendor": "nvidia"}, "mode": "static", "partitions": {"1g.10gb": 7}},
+            {"match": {"vendor": "ascend"}, "mode": "static", "partitions": {"vir01": 7}},
+        ),
+        (1, 8),
+    ),
+    "dynamic": (LAYOUTS["dynamic"], (1, 8)),
+}
+VNPU = {
+    "type": "vnpu",
+    "device_class": "vnpu.huawei.com",
+    "profiles": ("vir01",),
+    "profile": "template",
+    "of_device": 7,
+}
+NPU_KINDS: dict[str, Kind] = {
+    kind.layout: kind
+    for kind in (
+        Kind("npu", "whole", "a whole NPU for each claim", type="npu", device_class="npu.huawei.com"),
+        Kind("vnpu", "static", "a slice of an NPU that is there before", made=True, **VNPU),  # type: ignore[arg-type]
+        Kind("cut", "dynamic", "a slice of an NPU that is made and destroyed", **VNPU),  # type: ignore[arg-type]
+    )
+}
+
 #: The curve: boards, how many devices they publish, and by which layout.
 PUBLISHED: tuple[tuple[str, int, Layout], ...] = (
     ("8xH100", 8, LAYOUTS["whole"]),
@@ -118,7 +157,11 @@ PUBLISHED: tuple[tuple[str, int, Layout], ...] = (
 
 def places(kind: Kind, devices: Mapping[str, Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
     """The allocation results of so many claims, each its own. Raises ValueError where not so many fit, saying how many do."""
-    found = [place for name in sorted(devices) if kind.fits(devices[name]) for place in _of(name, devices[name])]
+    fitting = [name for name in sorted(devices) if kind.fits(devices[name])]
+    if kind.of_device:
+        parents = [devices[name]["attributes"]["parentUUID"]["string"] for name in fitting]
+        fitting = [name for at, name in enumerate(fitting) if parents[:at].count(parents[at]) < kind.of_device]
+    found = [place for name in fitting for place in _of(name, devices[name])]
     if kind.admin and found:
         found = [{**found[position % len(found)], "adminAccess": True} for position in range(number)]
     if len(found) < number:

@@ -46,6 +46,12 @@ class Figures:
                 told.append(f"{stage} {(seconds - former[0]) / (number - former[1]) * 1e3:.2f}")
         self.lines.append(f"{'':8}     stages of preparing, ms each time: {', '.join(told)}")
 
+    def compared(self, what: str, parallel: int, ours: list[float], theirs: list[float]) -> float:
+        """Add how long one prepare takes against another of the same run, at p50 and p90; returns the first ratio."""
+        (middle, late) = (percentile(ours, share) / percentile(theirs, share) for share in (0.5, 0.9))
+        self.lines.append(f"{what}, {parallel} in parallel: {middle:.2f} at p50, {late:.2f} at p90")
+        return middle
+
     def explained(self, what: str, says: str) -> None:
         """Say once what the rows of a name are."""
         line = f"{what}: {says}"

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs on a node, in the driver's own Python environment: calls the driver's socket as the kubelet would, and times it.
 
-Standard input: a JSON object ``{"rounds": n, "claims": [{"namespace", "name", "uid"}, …], "parallel": n}``. Standard output: a
-JSON object of lists of seconds: ``prepare`` and ``unprepare`` (one for each call), ``prepare_all`` (one for each round: until
+Standard input: a JSON object ``{"driver": name, "rounds": n, "claims": [{"namespace", "name", "uid"}, …], "parallel": n}``. Standard
+output: a JSON object of lists of seconds: ``prepare`` and ``unprepare`` (one for each call), ``prepare_all`` (one for each round: until
 the last of its parallel calls has answered), and the cost of the parts, measured in the same process on the same disk and API:
 ``fsync`` (4 KiB written and synced), ``get`` (one claim over a connection that is open), ``cdi`` (one CDI file written), ``edits`` (the
 shared container edits held against the disk).
@@ -22,12 +22,14 @@ from typing import Any
 
 import grpc
 from dra_driver.api.client import ApiClient
+from dra_driver.core.ascend.driver_files import CommonEdits as EditsOfNpus
 from dra_driver.core.cdi import ContainerEdits, DeviceNode, build_spec, write_spec
 from dra_driver.core.nvidia.common_edits import CommonEdits
 from dra_driver.core.system import System
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc
 
-DIRECTORY = "/var/lib/kubelet/plugins/gpu.nvidia.com"
+PLUGINS = "/var/lib/kubelet/plugins"
+GPUS = "gpu.nvidia.com"
 KUBECONFIG = "/etc/dra-accelerators/kubeconfig"
 PARTS = 50
 
@@ -39,10 +41,10 @@ async def timed(call: Callable[[], Awaitable[Any]]) -> tuple[float, Any]:
     return time.perf_counter() - start, answer
 
 
-def cost_of_fsync() -> list[float]:
+def cost_of_fsync(directory: str) -> list[float]:
     """Seconds of writing 4 KiB and syncing them, on the store's file system."""
     seconds = []
-    path = os.path.join(DIRECTORY, "bench-fsync")
+    path = os.path.join(directory, "bench-fsync")
     with open(path, "wb", buffering=0) as file:
         for _round in range(PARTS):
             start = time.perf_counter()
@@ -68,17 +70,25 @@ def cost_of_cdi() -> list[float]:
     return seconds
 
 
-def cost_of_edits() -> list[float]:
-    """Seconds of what each prepare pays to know that the shared container edits still fit the disk."""
+def shared_edits(driver: str) -> Callable[[], object]:
+    """What each prepare calls to know that the shared container edits still fit the disk."""
+    if driver != GPUS:
+        return EditsOfNpus(System()).current
     version = Path("/sys/module/nvidia/version").read_text(encoding="utf-8").strip()
     edits = CommonEdits(System())
     edits.current(version)
     edits.settle(30)
-    edits.current(version)
+    return lambda: edits.current(version)
+
+
+def cost_of_edits(driver: str) -> list[float]:
+    """Seconds of that."""
+    look = shared_edits(driver)
+    look()
     seconds = []
     for _round in range(PARTS):
         start = time.perf_counter()
-        edits.current(version)
+        look()
         seconds.append(time.perf_counter() - start)
     return seconds
 
@@ -108,12 +118,13 @@ def refuse(answer: Any) -> None:
 async def main() -> None:
     order = json.load(sys.stdin)
     result: dict[str, list[float]] = {"prepare": [], "unprepare": [], "prepare_all": [], "unprepare_all": []}
-    result["fsync"] = cost_of_fsync()
+    directory = f"{PLUGINS}/{order['driver']}"
+    result["fsync"] = cost_of_fsync(directory)
     result["cdi"] = cost_of_cdi()
-    result["edits"] = cost_of_edits()
+    result["edits"] = cost_of_edits(order["driver"])
     result["get"] = await cost_of_get(order["claims"][0])
     claims = messages(order["claims"][: order["parallel"]])
-    async with grpc.aio.insecure_channel(f"unix:{DIRECTORY}/dra.sock") as channel:
+    async with grpc.aio.insecure_channel(f"unix:{directory}/dra.sock") as channel:
         plugin = dra_v1_pb2_grpc.DRAPluginStub(channel)
         for _round in range(order["rounds"]):
             for verb, request, call in (

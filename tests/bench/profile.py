@@ -16,11 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.__main__ import LIBRARY, find_parts
+from tests.chaos.__main__ import LIBRARY, enter, find_parts
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.bench.profile", description=__doc__)
+    made.add_argument("--vendor", default="nvidia", help="as for the chaos: nvidia, ascend or ascend-910b")
     made.add_argument("--kind", default="whole", help="the kind of claims, one of the chaos'")
     made.add_argument("--claims", type=int, default=300, help="so many, one after the other: prepared and given back")
     made.add_argument("--top", type=int, default=40, help="so many functions are shown")
@@ -41,25 +42,19 @@ def main() -> int:
     """Drive a driver that watches itself, and print the table."""
     find_parts()
     options = parser().parse_args()
-    from tests.chaos import surroundings
-    from tests.simulator.nvml_builds import build
-
-    if LIBRARY not in os.environ:
-        os.environ[LIBRARY] = str(build().folder)
-    surroundings.enter()
+    vendor = enter(options.vendor)
     from tests.chaos.callers import caller_of
-    from tests.chaos.kinds import BY_NAME
     from tests.chaos.node import Node
 
-    if options.kind not in BY_NAME:
-        print(f"profile: there is no kind {options.kind}; expected one of {', '.join(BY_NAME)}")
+    if options.kind not in vendor.by_name:
+        print(f"profile: there is no kind {options.kind}; expected one of {', '.join(vendor.by_name)}")
         return 2
     seen = Path("/run/profile.json")
-    node = Node(Path(os.environ[LIBRARY]), options.log)
+    node = Node(vendor, Path(os.environ[LIBRARY]), options.log)
     node.configure(log={"level": "warning"})
     node.start(samples=seen)
     node.wait_ready()
-    caller = caller_of(node, BY_NAME[options.kind])
+    caller = caller_of(node, node.kinds[options.kind])
     for _warm in range(max(options.claims // 10, 3)):
         caller.prepare()
         caller.give_up()

@@ -21,7 +21,7 @@ import yaml
 
 from tests.bench.allocations import KINDS, LAYOUTS, ROWS, Kind, Layout, places
 from tests.bench.figures import Figures
-from tests.cluster.cluster import DRIVER, DRIVER_UNIT, Cluster
+from tests.cluster.cluster import DRIVER_UNIT, Cluster
 from tests.cluster.manifests import claim
 
 NODE_SIDE = Path(__file__).with_name("node_side.py")
@@ -44,7 +44,7 @@ def allocated_claims(cluster: Cluster, node: str, kind: Kind, number: int, first
     stored = sorted(cluster.get("resourceclaims", "-n", "default")["items"], key=lambda item: item["metadata"]["name"])
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     for document, place in zip(stored, given):
-        devices: dict[str, Any] = {"results": [{"request": "device", "driver": DRIVER, "pool": node, **place}]}
+        devices: dict[str, Any] = {"results": [{"request": "device", "driver": cluster.driver, "pool": node, **place}]}
         if kind.config:
             devices["config"] = [{"source": "FromClaim", "requests": [], **kind.config}]
         document["status"] = {"allocation": {"devices": devices, "nodeSelector": {"nodeSelectorTerms": [term]}}}
@@ -76,10 +76,10 @@ def await_devices(cluster: Cluster, what: str, enough: Callable[[list[dict[str, 
     cluster.run(node, "sh", "-c", "cat > /tmp/node_side.py", text=NODE_SIDE.read_text(encoding="utf-8"))
 
 
-def lay_out(cluster: Cluster, variables: Path, layout: Layout) -> None:
-    """Give the node a layout, and have its driver show metrics to itself."""
+def lay_out(cluster: Cluster, variables: Path, layout: Layout, **more: Any) -> None:
+    """Give the node a layout, and have its driver show metrics to itself; ``more`` are further variables of the playbook."""
     layouts = [{"hosts": "accelerator_nodes", "layout": [dict(rule) for rule in layout]}]
-    document = {"accelerator_layouts": layouts, "dra_driver_metrics_address": METRICS}
+    document = {"accelerator_layouts": layouts, "dra_driver_metrics_address": METRICS, **more}
     variables.write_text(yaml.safe_dump(document), encoding="utf-8")
     recap = cluster.playbook("site.yml", "-e", f"@{variables}")
     if recap.failed:
@@ -94,23 +94,28 @@ def stages(cluster: Cluster, node: str) -> dict[str, tuple[float, float]]:
     found: dict[str, dict[str, float]] = {}
     for line in cluster.run(node, *PYTHON, "-c", script).splitlines():
         told = STAGE.match(line)
-        if told and 'operation="prepare"' in line:
+        if told and 'operation="prepare"' in line and f'driver="{cluster.driver}"' in line:
             stage = found.setdefault(told["stage"], {"sum": 0.0, "count": 0.0})
             stage[told["what"]] += float(told["value"])
     return {name: (each["sum"], each["count"]) for name, each in found.items()}
 
 
-def measure(cluster: Cluster, figures: Figures, what: str, claims: list[dict[str, str]], *, rounds: int) -> None:
-    """Prepare and unprepare claims side by side, so many times, and take all claims away again."""
+def measure(
+    cluster: Cluster, figures: Figures, what: str, claims: list[dict[str, str]], *, rounds: int
+) -> dict[str, list[float]]:
+    """Prepare and unprepare claims side by side, so many times, and take all claims away again. Returns what ``node_side.py`` told."""
     node, parallel = cluster.nodes()[0], len(claims)
     before = stages(cluster, node)
-    order = {"rounds": rounds, "parallel": parallel, "claims": claims}
-    seconds = json.loads(cluster.run(node, *PYTHON, "/tmp/node_side.py", text=json.dumps(order), timeout=900))
+    order = {"driver": cluster.driver, "rounds": rounds, "parallel": parallel, "claims": claims}
+    seconds: dict[str, list[float]] = json.loads(
+        cluster.run(node, *PYTHON, "/tmp/node_side.py", text=json.dumps(order), timeout=900)
+    )
     assert len(seconds["prepare"]) == rounds * parallel
     figures.prepared(what, parallel, seconds)
     figures.staged(before, stages(cluster, node))
     cluster.kubectl("delete", "resourceclaims", "--all", "-n", "default")
     assert cluster.cdi_files(node) == []
+    return seconds
 
 
 @pytest.mark.parametrize(("laid_out", "name", "parallel"), ROWS, indirect=["laid_out"], scope="module")
@@ -120,7 +125,7 @@ def test_prepare(laid_out: tuple[str, Cluster], figures: Figures, name: str, par
     claims = allocated_claims(cluster, node, kind, parallel)
     figures.explained(kind.name, kind.says)
     measure(cluster, figures, kind.name, claims, rounds=rounds_of(kind, parallel))
-    if kind.type == "mig" and not kind.made:
+    if kind.is_partition and not kind.made:
         assert cluster.instances(node) == []
 
 

@@ -13,6 +13,10 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.chaos.vendor import Vendor
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "DRA_ACCELERATORS_CHAOS_LIBRARY"
@@ -30,6 +34,9 @@ def find_parts() -> None:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     number = os.environ.get
+    made.add_argument(
+        "--vendor", default="nvidia", help="whose accelerators the node has: nvidia, ascend or ascend-910b"
+    )
     made.add_argument(
         "--seed", type=int, default=int(number("CHAOS_SEED", "0")) or random.SystemRandom().randrange(10**9)
     )
@@ -69,19 +76,29 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def enter(word: str) -> Vendor:
+    """Be in namespaces of a node's own from here on, with the library of a vendor's accelerators built; returns the vendor."""
+    from tests.chaos import surroundings
+    from tests.chaos.vendors import VENDORS
+    from tests.simulator.nvml_builds import build
+
+    if word not in VENDORS:
+        sys.exit(f"There is no vendor {word}; expected one of {', '.join(VENDORS)}.")
+    vendor = VENDORS[word]
+    if LIBRARY not in os.environ:
+        os.environ[LIBRARY] = str(build(sources=vendor.sources).folder)  # before the namespaces: it stays in the cache
+    surroundings.enter()
+    return vendor
+
+
 def main() -> int:
     """Run what was asked for."""
     find_parts()
     options = parser().parse_args()
-    from tests.chaos import surroundings
-    from tests.simulator.nvml_builds import build
-
-    if LIBRARY not in os.environ:
-        os.environ[LIBRARY] = str(build().folder)  # before the node's namespaces: it stays in the cache
-    surroundings.enter()
+    vendor = enter(options.vendor)
     from tests.chaos.campaigns import run
 
-    return run(options, Path(os.environ[LIBRARY]))
+    return run(options, vendor, Path(os.environ[LIBRARY]))
 
 
 if __name__ == "__main__":

@@ -1,52 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The hardware fails: NVML calls of a prepare or an unprepare one after the other, and GPUs that tell of many errors at once."""
+"""The hardware fails: the library's calls of a prepare or an unprepare one after the other, and devices that tell of many errors at once."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
-from tests.chaos.kinds import BY_NAME
-from tests.chaos.node import STATE, Broken, Node
-from tests.chaos.results import Leaked, Lost
+from tests.chaos.errors import Broken, Leaked, Lost
+from tests.chaos.node import Node
 from tests.chaos.snapshot import check_files, difference, snapshot
 from tests.chaos.tenants import Tenants
+from tests.chaos.vendor import Vendor
 
-#: What NVML is called for while partitions come and go, and settings.
-CALLS = (
-    "nvmlDeviceSetMigMode",
-    "nvmlDeviceCreateGpuInstanceWithPlacement",
-    "nvmlGpuInstanceCreateComputeInstance",
-    "nvmlGpuInstanceGetInfo",
-    "nvmlComputeInstanceGetInfo_v2",
-    "nvmlDeviceGetGpuInstanceById",
-    "nvmlComputeInstanceDestroy",
-    "nvmlGpuInstanceDestroy",
-    "nvmlDeviceSetPowerManagementLimit",
-    "nvmlDeviceSetGpuLockedClocks",
-    "nvmlDeviceSetComputeMode",
-    "nvmlDeviceResetGpuLockedClocks",
-)
-#: Unknown error, in use, insufficient resources, the GPU is lost, needs a reset.
-CODES = (999, 19, 23, 15, 16)
 TIMES = (1, 2, 3)
-#: Errors of applications, of memory, of links and of the GPU's own processors; none that only the machine's next start ends.
-XIDS = (13, 31, 43, 45, 48, 62, 63, 74, 92, 94, 95, 119, 120, 154)
 BURST = 400
 
 
-def count_of_steps() -> int:
-    return len(CALLS) * len(CODES) * len(TIMES) * 2
+def count_of_steps(vendor: Vendor) -> int:
+    """How many calls can fail, in how many ways, and when, as claims come and as they go."""
+    return len(vendor.calls) * len(vendor.codes) * len(TIMES) * 2
 
 
 def step(node: Node, number: int, chance: random.Random) -> None:
     """One call fails, the n-th time: a claim that is refused leaves nothing, one that is given back leaves nothing later."""
     del chance
-    function, rest = CALLS[number % len(CALLS)], number // len(CALLS)
-    code, nth, giving_back = CODES[rest % len(CODES)], TIMES[rest // len(CODES) % len(TIMES)], rest // 15 % 2
-    before = snapshot(node.silicon)
-    claims = [node.claim_of(BY_NAME[kind]) for kind in ("three", "settings")]
+    calls, codes = node.vendor.calls, node.vendor.codes
+    function, rest = calls[number % len(calls)], number // len(calls)
+    code, nth = codes[rest % len(codes)], TIMES[rest // len(codes) % len(TIMES)]
+    giving_back = rest // (len(codes) * len(TIMES)) % 2
+    before = snapshot(node)
+    claims = [node.claim_of(node.kinds[kind]) for kind in node.vendor.called]
     if giving_back:
         for claim in claims:
             node.prepare(*claim)
@@ -56,9 +40,9 @@ def step(node: Node, number: int, chance: random.Random) -> None:
     for claim in claims:
         if not giving_back:
             node.prepare(*claim)
-            check_files(node.silicon)
+            check_files(node)
         node.unprepare(*claim)
-    node.until("what was owed is undone", lambda: not difference(snapshot(node.silicon), before), 40)
+    node.until("what was owed is undone", lambda: not difference(snapshot(node), before), 40)
     await_no_taints(node)
 
 
@@ -72,29 +56,29 @@ def await_no_taints(node: Node) -> None:
 
 
 def errors(node: Node, number: int, chance: random.Random) -> None:
-    """GPUs tell of hundreds of errors while claims come and go on others; when they are well again nothing is left of it."""
+    """Devices tell of hundreds of errors while claims come and go on others; when they are well again nothing is left of it."""
     del number
     tenants = Tenants(node, ("static", "three"))
     events = len(node.api.model.events)
     for _burst in range(4):
         for _error in range(BURST // 4):
-            node.silicon.command(f"fault {chance.choice((0, 1, 2, 6, 7))} xid {chance.choice(XIDS)}")
-        name, uid = node.claim_of(BY_NAME["whole"])
+            node.silicon.command(f"fault {chance.choice((0, 1, 2, 6, 7))} {chance.choice(node.vendor.errors)}")
+        name, uid = node.claim_of(node.kinds["whole"])
         node.prepare(name, uid)
         node.unprepare(name, uid)
     node.until("the errors are published as taints", lambda: taints(node))
     told = len(node.api.model.events) - events
     if told > 150:  # a burst for the node and for each claim that holds one of them, and what may follow meanwhile
-        raise Broken(f"{BURST} errors of five GPUs became {told} Events")
-    remembered = (STATE / "health.json").stat().st_size
+        raise Broken(f"{BURST} errors of five devices became {told} Events")
+    remembered = (node.state / "health.json").stat().st_size
     if remembered > 64 * 1024:
-        raise Broken(f"{BURST} errors of five GPUs are remembered in {remembered} bytes")
+        raise Broken(f"{BURST} errors of five devices are remembered in {remembered} bytes")
     if chance.random() < 0.5:
         node.kill()
         node.start()
         node.wait_ready()
         if not taints(node):
-            raise Lost("the driver has forgotten over a restart what was wrong with the GPUs")
+            raise Lost("the driver has forgotten over a restart what was wrong with the devices")
     node.silicon.command("clear all")
     await_no_taints(node)
     tenants.await_prepared()
@@ -102,18 +86,18 @@ def errors(node: Node, number: int, chance: random.Random) -> None:
 
 
 def hang(node: Node, number: int, chance: random.Random) -> None:
-    """A GPU does not answer: its claims are refused or wait, the others' are served; afterwards all is as before."""
+    """A device does not answer: its claims are refused or wait, the others' are served; afterwards all is as before."""
     del number
-    before = snapshot(node.silicon)
-    sick, well = node.claim_of(BY_NAME["dynamic"]), node.claim_of(BY_NAME["settings"])
-    function = chance.choice(("nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"))
+    before = snapshot(node)
+    sick, well = node.claim_of(node.kinds["dynamic"]), node.claim_of(node.kinds[node.vendor.another])
+    function = chance.choice(node.vendor.hanging)
     killed = chance.random() < 0.5
     with node.faults(f"1 call {function} hang"):
         waiting = node.begin("NodePrepareResources", *sick)
         node.prepare(*well)
         node.unprepare(*well)
         if waiting.done():
-            raise Broken(f"the GPU hangs, and the claim was answered: {waiting.result()}")
+            raise Broken(f"the device hangs, and the claim was answered: {waiting.result()}")
         if killed:
             node.kill()
     if killed:
@@ -121,5 +105,5 @@ def hang(node: Node, number: int, chance: random.Random) -> None:
         node.wait_ready()
     node.prepare(*sick)
     node.unprepare(*sick)
-    if text := difference(snapshot(node.silicon), before):
+    if text := difference(snapshot(node), before):
         raise Leaked(text)

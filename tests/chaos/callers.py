@@ -97,7 +97,7 @@ class Scheduler(Kubelet):
         return found.get(PREPARED_CONDITION) == "True"
 
     def _is_gone(self) -> bool:
-        return self.uid not in stored()["claims"]
+        return self.uid not in stored(self.node.store)["claims"]
 
     def prepare(self) -> None:
         if not self._is_reserved():

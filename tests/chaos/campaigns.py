@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.chaos import breaking, fuzz, instances, kill, outages, storing
-from tests.chaos.kinds import KINDS
+from tests.chaos import breaking, fuzz, instances, kill, outages, rebooting, storing
 from tests.chaos.node import Node
 from tests.chaos.results import Results
+from tests.chaos.vendor import Vendor
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Fault:
 FUZZING = {"fuzz-requests": (fuzz.wire, 0.8), "fuzz-configurations": (fuzz.configurations, 0.2)}
 
 
-def faults(away: float) -> tuple[Fault, ...]:
+def faults(vendor: Vendor, away: float) -> tuple[Fault, ...]:
     """All but the kills; ``away`` is how long the API server is, in seconds."""
     return (
         Fault("store", partial(storing.damaged, checkpointed=False), 100),
@@ -39,8 +39,8 @@ def faults(away: float) -> tuple[Fault, ...]:
         Fault("older", storing.older, 20),
         Fault("newer", storing.newer, 5),
         Fault("disk", storing.disk, 24),
-        Fault("nvml-call", breaking.step, breaking.count_of_steps()),
-        Fault("xid-burst", breaking.errors, 5),
+        Fault("call", breaking.step, breaking.count_of_steps(vendor)),
+        Fault("errors", breaking.errors, 5),
         Fault("hang", breaking.hang, 6),
         Fault("api-away", partial(outages.api_away, seconds=away), 2),
         Fault("kubelet-storm", outages.kubelet_storm, 10),
@@ -49,36 +49,39 @@ def faults(away: float) -> tuple[Fault, ...]:
         Fault("hand-over", instances.hand_over, 10),
         Fault("hand-over-killed", instances.interrupted, 30),
         Fault("leftovers", outages.leftovers, 10),
+        Fault("reboot", rebooting.reboot, 20),
     )
 
 
-def run(options: argparse.Namespace, library: Path) -> int:
+def run(options: argparse.Namespace, vendor: Vendor, library: Path) -> int:
     """Try what was asked for, print the table and return the exit status: 1 where anything went wrong."""
-    every = faults(options.away)
+    every = faults(vendor, options.away)
     known = ["kill", *(fault.name for fault in every), *FUZZING]
     wanted = set(filter(None, options.faults.split(","))) or set(known)
     unknown = wanted - set(known)
-    kinds = set(filter(None, options.kinds.split(","))) or {kind.name for kind in KINDS}
-    unknown |= kinds - {kind.name for kind in KINDS}
+    kinds = set(filter(None, options.kinds.split(","))) or set(vendor.by_name)
+    unknown |= kinds - set(vendor.by_name)
     if unknown:
-        names = ", ".join(["kill", *(fault.name for fault in every)])
+        names = ", ".join(known)
         print(
-            f"chaos: unknown: {', '.join(sorted(unknown))}; faults are {names}; kinds are {', '.join(k.name for k in KINDS)}"
+            f"chaos: unknown: {', '.join(sorted(unknown))}; faults are {names}; kinds are {', '.join(vendor.by_name)}"
         )
         return 2
 
     def again(fault: str, kind: str, number: int) -> str:
         which = f"--kinds {kind} " if fault == "kill" else ""
-        return f"make chaos CHAOS='--seed {options.seed} --faults {fault} {which}--case {number}'"
+        return (
+            f"make chaos CHAOS='--vendor {vendor.name} --seed {options.seed} --faults {fault} {which}--case {number}'"
+        )
 
-    print(f"chaos: seed {options.seed}; the driver writes to {options.log}", flush=True)
+    print(f"chaos: {vendor.machine}, seed {options.seed}; the driver writes to {options.log}", flush=True)
     options.log.unlink(missing_ok=True)
     results, began = Results(again), time.monotonic()
-    node = Node(library, options.log)
+    node = Node(vendor, library, options.log)
     node.start()
     node.wait_ready()
     if "kill" in wanted:
-        for kind in (kind for kind in KINDS if kind.name in kinds):
+        for kind in (kind for kind in vendor.kinds if kind.name in kinds):
             kill.campaign(
                 node, kind, results, seed=options.seed, runs=options.runs, seconds=options.seconds, only=options.case
             )
@@ -112,5 +115,8 @@ def run(options: argparse.Namespace, library: Path) -> int:
                 test(node, row, number=options.seed, count=int(part * options.requests), seconds=options.fuzz_seconds)
             results.tell()
     node.close()
-    print(f"\nChaos of seed {options.seed}, {time.monotonic() - began:.0f} s\n{results.table()}", flush=True)
+    print(
+        f"\nChaos of seed {options.seed} on {vendor.machine}, {time.monotonic() - began:.0f} s\n{results.table()}",
+        flush=True,
+    )
     return 1 if any(row.failed for row in results.rows) else 0

@@ -13,7 +13,7 @@ import copy
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,12 @@ from hypothesis import HealthCheck, Phase, example, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from tests.chaos.kinds import IOMMUFD, ON_ONE, SHARE, TIME_SLICING
-from tests.chaos.node import CDI, DRIVER, REGISTRY, STATE, Broken, CrashLoop, Node
-from tests.chaos.results import Leaked, Row
-from tests.chaos.snapshot import hardware, listed
+from tests.chaos.errors import Broken, CrashLoop, Leaked
+from tests.chaos.node import CDI, COMPANIONS, REGISTRY, Node
+from tests.chaos.results import Row
+from tests.chaos.snapshot import listed
 from tests.chaos.tenants import Tenants
-from tests.cluster.manifests import mps
-from tests.cluster.manifests import settings as device_settings
+from tests.chaos.vendor import Base
 
 V1, V1BETA1 = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin"
 PREPARE, UNPREPARE = "NodePrepareResources", "NodeUnprepareResources"
@@ -128,17 +127,19 @@ class Seen:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._store = sqlite3.connect(f"file:{STATE}/state.db?mode=ro", uri=True)
+        self._store = sqlite3.connect(f"file:{node.store}?mode=ro", uri=True)
 
     def __call__(self) -> dict[str, Any]:
         return {
-            "hardware": hardware(self._node.silicon),
+            "hardware": self._node.vendor.hardware(self._node.silicon),
             "claims": self._store.execute("SELECT * FROM claims ORDER BY uid").fetchall(),
             "meta": self._store.execute("SELECT * FROM meta ORDER BY key").fetchall(),
-            "state": [name for name in listed(STATE) if not name.startswith(("state.db", "health.json", "locks"))],
+            "state": [
+                name for name in listed(self._node.state) if not name.startswith(("state.db", "health.json", "locks"))
+            ],
             "registry": listed(REGISTRY),
             "cdi": listed(CDI),
-            "companions": sorted(os.listdir("/run/dra-accelerators/companions")),
+            "companions": sorted(os.listdir(COMPANIONS)),
         }
 
     def close(self) -> None:
@@ -213,8 +214,8 @@ def wire(node: Node, row: Row, *, number: int, count: int, seconds: float) -> No
     seen = Seen(node)
     state = {"seen": seen()}  # the end of one example is the beginning of the next
     channels = {
-        "service": grpc.insecure_channel(f"unix:{STATE}/dra.sock"),
-        "registration": grpc.insecure_channel(f"unix:{REGISTRY}/{DRIVER}-reg.sock"),
+        "service": grpc.insecure_channel(f"unix:{node.state}/dra.sock"),
+        "registration": grpc.insecure_channel(f"unix:{REGISTRY}/{node.driver}-reg.sock"),
     }
 
     def requests_on_the_sockets(batch: list[Call]) -> None:
@@ -258,48 +259,26 @@ def repeat(
         turn += 1
 
 
-BASES: tuple[tuple[Any, ...], ...] = (
-    *(
-        (("gpu-3",), config)
-        for config in (TIME_SLICING, device_settings(powerLimit=300), device_settings(computeMode="Prohibited"))
-    ),
-    (("gpu-3",), device_settings(graphicsClocks={"minimum": 900, "maximum": 1200})),
-    (("gpu-3", "gpu-6"), TIME_SLICING),
-    (("gpu-vfio-5",), IOMMUFD),
-    ((SHARE,), mps()),
-    (
-        (ON_ONE,),
-        {
-            "opaque": {
-                "driver": DRIVER,
-                "parameters": {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "MigDeviceConfig"},
-            }
-        },
-    ),
-    (
-        ("gpu-3",),
-        mps(
-            defaultActiveThreadPercentage=50,
-            defaultPinnedDeviceMemoryLimit="4Gi",
-            defaultPerDevicePinnedMemoryLimit={"0": "1Gi"},
+def junk(words: tuple[str, ...]) -> st.SearchStrategy[Any]:
+    """Values that belong nowhere; ``words`` are some that may belong somewhere else."""
+    return st.recursive(
+        st.one_of(
+            st.none(),
+            st.booleans(),
+            st.integers(),
+            st.floats(allow_nan=False, allow_infinity=False),
+            texts,
+            st.sampled_from(("-1", "1e400", "9" * 40, *words, 10**30, -1, 0)),
         ),
-    ),
-)
-junk = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(),
-        st.floats(allow_nan=False, allow_infinity=False),
-        texts,
-        st.sampled_from(
-            ("-1", "1e400", "9" * 40, "8Gi", "GpuConfig", "DeviceSettings", "MPS", "TimeSlicing", 10**30, -1, 0)
-        ),
-    ),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
-    max_leaves=6,
-)
-edits = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1000), texts, junk), min_size=1, max_size=3)
+        lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
+        max_leaves=6,
+    )
+
+
+def edits(words: tuple[str, ...]) -> st.SearchStrategy[list[tuple[int, int, str, Any]]]:
+    """Changes of a configuration."""
+    each = st.tuples(st.integers(0, 3), st.integers(0, 1000), texts, junk(words))
+    return st.lists(each, min_size=1, max_size=3)
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -310,9 +289,9 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(value[key])
 
 
-def spoiled(config: dict[str, Any], changes: list[tuple[int, int, str, Any]]) -> dict[str, Any]:
+def spoiled(config: Mapping[str, Any], changes: list[tuple[int, int, str, Any]]) -> dict[str, Any]:
     """A configuration with values replaced, fields removed, added and renamed anywhere in its parameters."""
-    made = copy.deepcopy(config)
+    made = copy.deepcopy(dict(config))
     for way, place, name, value in changes:
         found = list(places(made["opaque"]))[1:]  # the driver's name stays: it would be no configuration for it
         container, key = found[place % len(found)]
@@ -330,9 +309,9 @@ def configurations(node: Node, row: Row, *, number: int, count: int, seconds: fl
     Tenants(node, ("static",)).give_back()  # the folders that stay are there then
     seen = Seen(node)
     state = {"seen": seen()}
-    one_claim = st.tuples(st.sampled_from(BASES), edits)
+    one_claim = st.tuples(st.sampled_from(node.vendor.bases), edits(node.vendor.words))
 
-    def opaque_configurations(found: tuple[tuple[Any, ...], list[tuple[int, int, str, Any]]]) -> None:
+    def opaque_configurations(found: tuple[Base, list[tuple[int, int, str, Any]]]) -> None:
         (devices, config), changes = found
         before = state["seen"]
         uid = node.api.allocate("fuzzed", *devices, config=[spoiled(config, changes)])

@@ -13,20 +13,13 @@ import uuid
 
 import grpc
 
-from tests.chaos.kinds import BY_NAME
-from tests.chaos.node import Broken, Node
+from tests.chaos.errors import Broken
+from tests.chaos.node import Node
 from tests.chaos.outages import Load
 from tests.chaos.tenants import Tenants
 
 #: The latest moment of a take-over at which a process is killed, in seconds after the new one was started.
 LATEST = 1.5
-#: By turns: claims of which kinds are held over a hand-over, and of which one more comes and goes meanwhile. No two need the same place.
-TURNS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("static", "three", "settings", "mps", "mps-partition", "share", "two-shares", "passthrough", "ahead"), "dynamic"),
-    (("static", "dynamic", "three", "settings-mps", "time-slicing", "two-shares", "iommufd", "ahead"), "mps-partition"),
-    (("dynamic", "three", "whole", "admin", "mps-partition", "share", "passthrough"), "time-slicing"),
-)
-assert {name for held, _load in TURNS for name in held} == set(BY_NAME), "each kind is held over a hand-over"
 #: Parts of a snapshot in which another instance has sockets of its own, and one that was killed has left some.
 SOCKETS = ("state folder", "registry")
 
@@ -56,7 +49,8 @@ def succeed(node: Node, pid: int, instance: str) -> grpc.Channel | None:
 
 def hand_over(node: Node, number: int, chance: random.Random) -> None:
     """Another instance takes over, with claims held and calls all the while, and the first one takes over again: no call fails."""
-    held, comes_and_goes = TURNS[number % len(TURNS)]
+    turns = node.vendor.turns
+    held, comes_and_goes = turns[number % len(turns)]
     tenants = Tenants(node, held)
     load, before = Load(node, (comes_and_goes, "admin")), published(node)
     name = str(uuid.UUID(int=chance.getrandbits(128)))
@@ -82,7 +76,8 @@ def hand_over(node: Node, number: int, chance: random.Random) -> None:
 
 def interrupted(node: Node, number: int, chance: random.Random) -> None:
     """One of the two is killed at any instant of a take-over, or after it: the other one serves, and nothing is lost."""
-    tenants = Tenants(node, TURNS[number // 3 % len(TURNS)][0])
+    turns = node.vendor.turns
+    tenants = Tenants(node, turns[number // 3 % len(turns)][0])
     before, name = published(node), str(uuid.UUID(int=chance.getrandbits(128)))
     former, pid = node.pid, node.launch(instance=name)
     if number % 3 == 0:  # the new one, which has taken over

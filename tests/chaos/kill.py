@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.chaos.callers import Kubelet, caller_of
-from tests.chaos.kinds import BY_NAME, Kind
-from tests.chaos.node import CrashLoop, Node
-from tests.chaos.results import Leaked, Lost, Results
+from tests.chaos.errors import Broken, CrashLoop, Leaked, Lost
+from tests.chaos.kinds import COMPANIONS, SETTINGS, Kind
+from tests.chaos.node import Node
+from tests.chaos.results import Results
 from tests.chaos.snapshot import Snapshot, check_files, difference, snapshot
 
 FAULT = "kill"
@@ -81,29 +82,36 @@ def cases(kind: Kind, seed: int, only: int | None = None) -> Iterator[tuple[int,
 
 def usual(node: Node, kind: Kind) -> Usual:
     """Prepare a claim of the kind a few times without a fault; its traces are always the same."""
-    neighbours = tuple(caller_of(node, BY_NAME[name]) for name in kind.beside)
+    neighbours = tuple(caller_of(node, node.kinds[name]) for name in kind.beside)
     for neighbour in neighbours:
         neighbour.prepare()
     caller = caller_of(node, kind)
     caller.prepare()
     caller.give_up()
-    before = snapshot(node.silicon)
+    before = snapshot(node)
     seconds = {"prepare": 0.0, "unprepare": 0.0}
     prepared: Snapshot = {}
+    node.silicon.command("calls reset")
     for _time in range(3):
         began = time.perf_counter()
         caller.prepare()
         middle = time.perf_counter()
-        found = snapshot(node.silicon)
-        check_files(node.silicon)
+        found = snapshot(node)
+        check_files(node)
         if prepared and (text := difference(found, prepared)):
             raise Leaked(f"two undisturbed prepares differ\n{text}")
         prepared = found
         ending = time.perf_counter()
         caller.give_up()
         seconds = {"prepare": middle - began, "unprepare": time.perf_counter() - ending}
-        if text := difference(snapshot(node.silicon), before):
+        if text := difference(snapshot(node), before):
             raise Leaked(f"after an undisturbed unprepare\n{text}")
+    others = {int(process["pid"]) for process in node.silicon.command("calls")["processes"]} - {node.pid}
+    # Programs for claims ask it as well, and some settings are a program's alone.
+    if others and not kind.does & (COMPANIONS | SETTINGS):
+        raise Broken(
+            f"{len(others)} programs have asked the devices' library on the way of a claim, besides the driver"
+        )
     if not difference(prepared, before):
         raise Lost("a prepared claim leaves no trace: the comparison proves nothing")
     return Usual(caller, neighbours, before, prepared, seconds)
@@ -146,17 +154,17 @@ def play(node: Node, ordinary: Usual, case: Case) -> None:
         raise (Lost if case.verb == "prepare" else Leaked)(
             f"{case.verb} was answered without an error, and after the restart the claim is {found}d"
         )
-    check_files(node.silicon)
+    check_files(node)
     if case.stays:
         caller.prepare()
         caller.bind()
-        if text := difference(snapshot(node.silicon), ordinary.prepared):
+        if text := difference(snapshot(node), ordinary.prepared):
             raise Lost(f"prepared again\n{text}")
-        check_files(node.silicon)
+        check_files(node)
         caller.leave()
     else:
         caller.give_up()
-    if text := difference(snapshot(node.silicon), ordinary.before):
+    if text := difference(snapshot(node), ordinary.before):
         raise Leaked(f"given back\n{text}")
 
 
@@ -204,7 +212,7 @@ def settled(node: Node, ordinary: Usual) -> str:
     """Wait until the node is as with the claim prepared, or as without it; which of them. Raises Leaked."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
-        found = snapshot(node.silicon)
+        found = snapshot(node)
         without, with_it = difference(found, ordinary.before), difference(found, ordinary.prepared)
         if not without or not with_it:
             return "unprepare" if not without else "prepare"

@@ -2,8 +2,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """A node with a driver: the driver's process, and whoever speaks to it as the kubelet.
 
-The driver is the program that users have, with its configuration, on the node of ``surroundings``: SQLite, gRPC over its sockets, NVML
-by the simulated library, CDI files. The API server is the small one of the unit tests, on a thread of this process.
+The driver is the program that users have, with its configuration, on the node of ``surroundings``: SQLite, gRPC over its sockets, the
+vendor's own library, simulated, CDI files. The API server is the small one of the unit tests, on a thread of this process.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ from dra_driver.status_command import living
 from machine_model import Claims
 
 from tests.chaos import surroundings
-from tests.chaos.kinds import LAYOUT, MACHINE, STATIC, Kind
+from tests.chaos.errors import Broken, CrashLoop
+from tests.chaos.kinds import STATIC, Kind
+from tests.chaos.vendor import Vendor
 
-DRIVER = "gpu.nvidia.com"
-STATE = Path("/var/lib/kubelet/plugins") / DRIVER
+PLUGINS = Path("/var/lib/kubelet/plugins")
 REGISTRY = Path("/var/lib/kubelet/plugins_registry")
 CDI = Path("/var/run/cdi")
+COMPANIONS = Path("/run/dra-accelerators/companions")
 CONFIGURATION = "/etc/dra-accelerators/driver.yaml"
 KUBECONFIG = "/etc/dra-accelerators/kubeconfig"
 LAUNCHER = Path(__file__).with_name("launcher.py")
@@ -49,25 +51,14 @@ CALL_SECONDS = 45.0
 START_SECONDS = 60.0
 
 
-class Broken(AssertionError):
-    """The driver, or what it was to keep, is not as it has to be. The text says what was found and what was expected."""
-
-    column = "other"
-
-
-class CrashLoop(Broken):
-    """The driver ended by itself."""
-
-    column = "crash loops"
-
-
 class Api:
     """The API server, on a thread. ``claims`` are those of the cluster."""
 
-    def __init__(self) -> None:
+    def __init__(self, driver: str) -> None:
+        self.driver = driver
         # That a driver which is killed hangs up is no error of the server's.
         logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-        self.model = ApiModel()
+        self.model = ApiModel(driver)
         self.allocated = Claims()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -83,7 +74,9 @@ class Api:
         self, name: str, *results: str | Mapping[str, Any], config: Sequence[Mapping[str, Any]] = ()
     ) -> dict[str, Any]:
         """Return a claim with its allocation, which nobody is told of."""
-        self.allocated.allocate(name, *results, uid=str(uuid.uuid5(uuid.NAMESPACE_DNS, name)), config=config)
+        self.allocated.allocate(
+            name, *results, uid=str(uuid.uuid5(uuid.NAMESPACE_DNS, name)), config=config, driver=self.driver
+        )
         return self.allocated.claims["default", name]
 
     def allocate(self, name: str, *results: str | Mapping[str, Any], config: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -131,13 +124,19 @@ class Api:
 
 
 class Node:
-    """The node, with at most one driver that runs. Made once in a process."""
+    """The node of a vendor's hardware, with at most one driver that runs. Made once in a process.
 
-    def __init__(self, library: Path, log: Path) -> None:
-        surroundings.lay(library, MACHINE)
+    ``state`` is the folder that the driver keeps, ``store`` its store.
+    """
+
+    def __init__(self, vendor: Vendor, library: Path, log: Path) -> None:
+        surroundings.lay(library, vendor)
+        self.vendor, self.driver, self.kinds = vendor, vendor.driver, vendor.by_name
+        self.state = PLUGINS / vendor.driver
+        self.store = self.state / "state.db"
         self.log = log
-        self.api = Api()
-        self.silicon = Library(find_library(surroundings.LIBRARIES))
+        self.api = Api(vendor.driver)
+        self.silicon = Library(find_library(Path(vendor.silicon.folder), vendor.silicon), vendor.silicon)
         self.pid, self.instance = 0, ""
         self._bus = surroundings.start_bus()
         CDI.mkdir(parents=True, exist_ok=True)
@@ -150,24 +149,22 @@ class Node:
         self._channel: grpc.Channel | None = None
         self._ended: dict[int, int] = {}
 
-    @staticmethod
-    def configure(**settings: Any) -> None:
+    def configure(self, **settings: Any) -> None:
         """Write the driver's configuration."""
         document = {
             "node_name": "node-1",
-            "backends": ["nvidia"],
+            "backends": [self.vendor.word],
             "kubeconfig": KUBECONFIG,
-            "layout": [dict(rule) for rule in LAYOUT],
+            "layout": [dict(rule) for rule in self.vendor.layout],
             "inventory_interval": 2,
             **settings,
         }
         Path(CONFIGURATION).write_text(yaml.safe_dump(document), encoding="utf-8")
 
-    @staticmethod
-    def lay_out() -> None:
+    def lay_out(self) -> None:
         """Make the partitions of the layout, as the node's boot does."""
-        rules = STATE.parent.parent / "layout.json"
-        rules.write_text(json.dumps(list(LAYOUT)), encoding="utf-8")
+        rules = PLUGINS.parent / "layout.json"
+        rules.write_text(json.dumps(list(self.vendor.layout)), encoding="utf-8")
         done = subprocess.run(
             [sys.executable, "-m", "dra_driver.cli", "layout", "apply", "--file", rules, "--config", CONFIGURATION],
             capture_output=True,
@@ -184,19 +181,32 @@ class Node:
         self.instance = ""
         self.api.release_awaited()
         self.silicon.command("clear all")
-        subprocess.run(["systemctl", "stop", "*"], check=False, capture_output=True)
-        for folder in (STATE, CDI, Path("/run/dra-accelerators/companions")):
+        self._stop_programs()
+        for path in self.state.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self.vendor.forget(self)
+        self.boot()
+        self.start()
+        self.wait_ready()
+
+    def boot(self) -> None:
+        """Start the machine again: no program lives, devices and what lies in /run are as a boot leaves them, the layout is applied."""
+        self._stop_programs()
+        for folder in (CDI, COMPANIONS):
             for path in folder.iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.silicon.command("power-cycle")
+        surroundings.begin_boot()
         for device in Path("/sys/bus/pci/drivers/vfio-pci").glob("0000:*"):
             (device / "driver_override").write_text("")
             (device / "driver/unbind").write_text(device.name)
             self.until("the bus has unbound it", lambda device=device: not (device / "driver").is_symlink())
-            Path("/sys/bus/pci/drivers/nvidia/bind").write_text(device.name)
+            Path(f"/sys/bus/pci/drivers/{self.vendor.pci_driver}/bind").write_text(device.name)
         self.lay_out()
-        self.start()
-        self.wait_ready()
+
+    @staticmethod
+    def _stop_programs() -> None:
+        subprocess.run(["systemctl", "stop", "*"], check=False, capture_output=True)
 
     # The driver's process
 
@@ -263,10 +273,9 @@ class Node:
                     raise Broken(f"the driver does not serve: {error}\n{self.said()}") from None
                 time.sleep(0.005)
 
-    @staticmethod
-    def paths(instance: str) -> SocketPaths:
+    def paths(self, instance: str) -> SocketPaths:
         """Where an instance of the driver serves."""
-        return paths_of(str(STATE), str(REGISTRY), DRIVER, instance)
+        return paths_of(str(self.state), str(REGISTRY), self.driver, instance)
 
     def connect(self) -> None:
         """Speak to the process that runs now."""
@@ -338,7 +347,7 @@ class Node:
 
     def status(self) -> dict[str, Any]:
         """How the driver is, in its own words."""
-        return living(DRIVER, self.paths(self.instance).status)
+        return living(self.driver, self.paths(self.instance).status)
 
     # The kubelet's part
 
@@ -386,9 +395,7 @@ class Node:
 
     def document_of(self, kind: Kind, name: str = "") -> dict[str, Any]:
         """A claim of a kind, allocated, which nobody is told of."""
-        statics = sorted(
-            each for each, device in self.devices().items() if "-mig-" in each and each.startswith("gpu-0-")
-        )
+        statics = sorted(filter(self.vendor.is_static, self.devices()))
         results = [statics[0] if each == STATIC else each for each in kind.results]
         return self.api.document(name or kind.name, *results, config=kind.config)
 

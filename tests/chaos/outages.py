@@ -15,9 +15,8 @@ from pathlib import Path
 
 import grpc
 
-from tests.chaos.kinds import BY_NAME
-from tests.chaos.node import CDI, STATE, Broken, Node
-from tests.chaos.results import Leaked
+from tests.chaos.errors import Broken, Leaked
+from tests.chaos.node import CDI, Node
 from tests.chaos.snapshot import difference, snapshot
 from tests.chaos.tenants import Tenants
 
@@ -32,7 +31,7 @@ class Load:
 
     def __init__(self, node: Node, kinds: tuple[str, ...]) -> None:
         self.node = node
-        self.claims = {kind: node.claim_of(BY_NAME[kind], f"load-{kind}") for kind in kinds}
+        self.claims = {kind: node.claim_of(node.kinds[kind], f"load-{kind}") for kind in kinds}
         self.rounds = dict.fromkeys(kinds, 0)
         self.refusals: list[str] = []
         self._over = threading.Event()
@@ -71,11 +70,11 @@ class Load:
 def api_away(node: Node, number: int, chance: random.Random, *, seconds: float) -> None:
     """No API server for a while, with claims that come and go: what is prepared stays and can be given back; then all goes on."""
     del number
-    before = snapshot(node.silicon)
+    before = snapshot(node)
     tenants = Tenants(node, ("static", "three"))
-    leaving = node.claim_of(BY_NAME["whole"])
+    leaving = node.claim_of(node.kinds["whole"])
     node.prepare(*leaving)
-    load = Load(node, ("settings", "admin"))
+    load = Load(node, (node.vendor.another, "admin"))
     restarts = chance.random() < 0.5
     node.api.away()
     try:
@@ -100,14 +99,14 @@ def api_away(node: Node, number: int, chance: random.Random, *, seconds: float) 
         raise Broken(f"new claims without an API server: {done} answered, refused with {load.refusals[:3]}")
     node.wait_ready(90)
     tenants.give_back()
-    node.until("nothing is left", lambda: not difference(snapshot(node.silicon), before))
+    node.until("nothing is left", lambda: not difference(snapshot(node), before))
 
 
 def kubelet_storm(node: Node, number: int, chance: random.Random) -> None:
     """The kubelet starts again and again: calls hang up half-way, the same claims are asked for at once, its slices are deleted."""
     del number
-    before = snapshot(node.silicon)
-    claims = [node.claim_of(BY_NAME[kind]) for kind in ("static", "three", "settings")]
+    before = snapshot(node)
+    claims = [node.claim_of(node.kinds[kind]) for kind in ("static", "three", node.vendor.another)]
     for _start in range(15):
         for name in list(node.api.model.slices):
             node.api.call(_delete(node, name))
@@ -131,7 +130,7 @@ def kubelet_storm(node: Node, number: int, chance: random.Random) -> None:
         node.prepare(*claim)
     for claim in claims:
         node.unprepare(*claim)
-    node.until("nothing is left", lambda: not difference(snapshot(node.silicon), before))
+    node.until("nothing is left", lambda: not difference(snapshot(node), before))
     node.until("all devices are published again", lambda: len(node.devices()) > 100)
 
 
@@ -157,7 +156,7 @@ def clock_jump(node: Node, number: int, chance: random.Random) -> None:
     node.wait_ready()
     tenants = Tenants(node)
     CLOCK.write_text(str(jump))
-    other = node.claim_of(BY_NAME["admin"])
+    other = node.claim_of(node.kinds["admin"])
     node.prepare(*other)
     looked = node.status()["looked_at"]
     if abs(looked - time.time() - jump) > 600:
@@ -201,22 +200,22 @@ def two_drivers(node: Node, number: int, chance: random.Random) -> None:
 
 def leftovers(node: Node, number: int, chance: random.Random) -> None:
     """Files, folders and programs of a claim that nobody has: gone when the driver has started, or with the next visit of its timer."""
-    before = snapshot(node.silicon)
+    before = snapshot(node)
     running = number % 2 == 1
     kept = Tenants(node, ("static",))
     node.kill()
     if running:
         node.start(timer=1.0)  # a driver as it is visits what is there every ten minutes, this one every second
         node.wait_ready()
-    leave_behind(str(uuid.UUID(int=chance.getrandbits(128))), chance)
-    if snapshot(node.silicon)["programs"] != before["programs"] + 1:
-        raise Broken("no MPS daemon runs that the driver could end")
+    leave_behind(node, str(uuid.UUID(int=chance.getrandbits(128))), chance)
+    if node.vendor.leave_program is not None and snapshot(node)["programs"] != before["programs"] + 1:
+        raise Broken("no program runs that the driver could end")
     if not running:
         node.start()
         node.wait_ready()
     kept.await_prepared()
     kept.give_back()
-    if text := difference(snapshot(node.silicon), before):
+    if text := difference(snapshot(node), before):
         raise Leaked(text)
     if running:
         node.kill()
@@ -224,14 +223,10 @@ def leftovers(node: Node, number: int, chance: random.Random) -> None:
         node.wait_ready()
 
 
-def leave_behind(claim: str, chance: random.Random) -> None:
-    """Make what a claim has on the node: a CDI file that tells nothing, files for containers, an MPS daemon."""
-    (STATE / "metadata" / claim).mkdir(parents=True)
-    (STATE / "metadata" / claim / "r0.json").write_text("{}")
-    (CDI / f"k8s.gpu.nvidia.com-claim_{claim}.json").write_text(chance.choice(("{}", "", "no JSON", "[1, 2")))
-    folder = Path("/run/dra-accelerators/companions") / f"{claim}.0"
-    Path(f"{folder}.environment").write_text(
-        f'CUDA_MPS_PIPE_DIRECTORY="{folder}/pipe"\nCUDA_MPS_LOG_DIRECTORY="{folder}/log"\n'
-    )
-    Path(f"{folder}.commands").write_text("get_default_active_thread_percentage\n")
-    subprocess.run(["systemctl", "start", f"dra-accelerators-mps@{claim}.0.service"], check=True)
+def leave_behind(node: Node, claim: str, chance: random.Random) -> None:
+    """Make what a claim has on the node: a CDI file that tells nothing, files for containers, a program where the vendor has such."""
+    (node.state / "metadata" / claim).mkdir(parents=True)
+    (node.state / "metadata" / claim / "r0.json").write_text("{}")
+    (CDI / f"k8s.{node.driver}-claim_{claim}.json").write_text(chance.choice(("{}", "", "no JSON", "[1, 2")))
+    if node.vendor.leave_program is not None:
+        node.vendor.leave_program(claim)

@@ -14,23 +14,12 @@ import grpc
 from accelerator_simulator.errors import SimulatorError
 from hypothesis.errors import HypothesisException
 
-from tests.chaos.node import Broken, Node
+from tests.chaos.errors import Broken
+from tests.chaos.node import Node
 
 #: Faults whose runs count themselves: each is a request.
 COUNTED = ("fuzz-requests", "fuzz-configurations")
 COLUMNS = ("leaked", "lost", "crash loops", "other")
-
-
-class Leaked(Broken):
-    """Something is left that no claim has."""
-
-    column = "leaked"
-
-
-class Lost(Broken):
-    """A claim lacks what the kubelet was told that it has."""
-
-    column = "lost"
 
 
 @dataclass

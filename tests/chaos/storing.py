@@ -10,19 +10,18 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from former_store import make_former
 from store_model import write_entry
 
 from tests.chaos import surroundings
-from tests.chaos.node import CDI, STATE, Broken, Node
-from tests.chaos.results import Leaked, Lost
+from tests.chaos.errors import Broken, CrashLoop, Leaked, Lost
+from tests.chaos.node import CDI, Node
 from tests.chaos.snapshot import difference, snapshot
 from tests.chaos.tenants import Tenants
 
-STORE = STATE / "state.db"
-LOG = Path(f"{STORE}-wal")
 #: What a store that was set aside leaves.
 ASIDE = ("state folder", "meta")
 BITS = 64
@@ -56,9 +55,14 @@ def truncate(path: Path, chance: random.Random) -> None:
     os.truncate(path, chance.randrange(path.stat().st_size))
 
 
-def turn(table: str, columns: str, chance: random.Random) -> None:
+def log_of(store: Path) -> Path:
+    """The log that SQLite writes ahead of a database."""
+    return Path(f"{store}-wal")
+
+
+def turn(table: str, columns: str, store: Path, chance: random.Random) -> None:
     """Turn one bit of what a row of the database holds side by side, wherever a copy of it lies."""
-    with sqlite3.connect(f"file:{STORE}?mode=ro", uri=True) as connection:
+    with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as connection:
         rows = sorted(row[0] for row in connection.execute(f"SELECT {columns} FROM {table}"))
     connection.close()
     text = chance.choice(rows).encode()[:256]
@@ -70,39 +74,39 @@ def turn(table: str, columns: str, chance: random.Random) -> None:
             content[start + where] ^= bit
             start = content.find(text, start + 1)
 
-    change(STORE, alter)
+    change(store, alter)
 
 
-def without_log(chance: random.Random) -> None:
+def without_log(store: Path, chance: random.Random) -> None:
     del chance
-    LOG.unlink()
-    Path(f"{STORE}-shm").unlink(missing_ok=True)
+    log_of(store).unlink()
+    Path(f"{store}-shm").unlink(missing_ok=True)
 
 
-def lost(chance: random.Random) -> None:
+def lost(store: Path, chance: random.Random) -> None:
     del chance
-    for path in STATE.glob("state.db*"):
+    for path in store.parent.glob("state.db*"):
         path.unlink()
 
 
-def rubbish(chance: random.Random) -> None:
-    STORE.write_bytes(chance.randbytes(chance.randrange(1, 20000)))
+def rubbish(store: Path, chance: random.Random) -> None:
+    store.write_bytes(chance.randbytes(chance.randrange(1, 20000)))
 
 
-DAMAGES: dict[str, Callable[[random.Random], object]] = {
-    "bits of the database": lambda chance: flip(STORE, chance),
-    "bits of its log": lambda chance: flip(LOG, chance),
-    "database truncated": lambda chance: truncate(STORE, chance),
-    "log truncated": lambda chance: truncate(LOG, chance),
+DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
+    "bits of the database": flip,
+    "bits of its log": lambda store, chance: flip(log_of(store), chance),
+    "database truncated": truncate,
+    "log truncated": lambda store, chance: truncate(log_of(store), chance),
     "log lost": without_log,
     "everything lost": lost,
     "rubbish": rubbish,
-    "empty": lambda _chance: STORE.write_bytes(b""),
-    "a schema that is none": lambda _chance: write_entry(STORE, "schema_version", "none"),
-    "a folder in its place": lambda _chance: (STORE.unlink(), STORE.mkdir()),
-    "a bit of an entry": lambda chance: turn("meta", "checksum || key || value", chance),
-    "a bit of a claim": lambda chance: turn("claims", "document", chance),
-    "a bit of a device's row": lambda chance: turn("devices", "claim_uid || request || pool || name", chance),
+    "empty": lambda store, _chance: store.write_bytes(b""),
+    "a schema that is none": lambda store, _chance: write_entry(store, "schema_version", "none"),
+    "a folder in its place": lambda store, _chance: (store.unlink(), store.mkdir()),
+    "a bit of an entry": partial(turn, "meta", "checksum || key || value"),
+    "a bit of a claim": partial(turn, "claims", "document"),
+    "a bit of a device's row": partial(turn, "devices", "claim_uid || request || pool || name"),
 }
 #: What SQLite does not see, and has to be seen all the same.
 ROWS = tuple(name for name in DAMAGES if name.startswith("a bit of"))
@@ -116,24 +120,24 @@ def damaged(node: Node, number: int, chance: random.Random, *, checkpointed: boo
         node.stop()  # everything is in the database, and there is no log
     else:
         node.kill()
-    DAMAGES[name](chance)
+    DAMAGES[name](node.store, chance)
     node.start()
     node.wait_ready()
-    if name in ROWS and not set_aside("damaged"):
+    if name in ROWS and not set_aside(node, "damaged"):
         raise Broken(f"{name} has turned, and nobody has noticed it")
     tenants.await_prepared(besides=ASIDE)
     tenants.give_back(besides=ASIDE)
-    remove_aside()
+    remove_aside(node)
 
 
-def set_aside(why: str) -> list[Path]:
+def set_aside(node: Node, why: str) -> list[Path]:
     """The stores that lie beside the one in use."""
-    return list(STATE.glob(f"state.db.{why}-*"))
+    return list(node.state.glob(f"state.db.{why}-*"))
 
 
-def remove_aside() -> None:
+def remove_aside(node: Node) -> None:
     """Remove what was set aside, as whoever has looked at it does."""
-    for path in (*set_aside("damaged"), *set_aside("form")):
+    for path in (*set_aside(node, "damaged"), *set_aside(node, "form")):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
@@ -146,34 +150,34 @@ def of_the_former_release(node: Node, chance: random.Random) -> None:
     """The store as the release before this one makes it, brought forward by a driver that is killed meanwhile, or is not."""
     tenants = Tenants(node)
     node.stop()
-    make_former(STORE)
+    make_former(node.store)
     for _kill in range(chance.randrange(4)):
         node.start(serves=False)
         time.sleep(chance.uniform(0, 0.8))
         node.kill()
     node.start()
     node.wait_ready()
-    if not set_aside("form-1") or set_aside("damaged"):
-        raise Broken(f"the former store was not brought forward: {sorted(os.listdir(STATE))}\n{node.said()}")
+    if not set_aside(node, "form-1") or set_aside(node, "damaged"):
+        raise Broken(f"the former store was not brought forward: {sorted(os.listdir(node.state))}\n{node.said()}")
     tenants.await_prepared(besides=("state folder",))
     tenants.give_back(besides=("state folder",))
-    remove_aside()
+    remove_aside(node)
 
 
 def copied(node: Node, chance: random.Random) -> None:
     """The store as it was before some of the claims came, as out of a copy of the disk."""
-    kinds = ["settings", "static", "three", "passthrough"]
+    kinds = list(node.vendor.side_by_side)
     chance.shuffle(kinds)
     known = chance.randrange(len(kinds))
     before = Tenants(node, kinds[:known])
     node.stop()
-    copy = STORE.read_bytes()
+    copy = node.store.read_bytes()
     node.start()
     node.wait_ready()
     rest = Tenants(node, kinds[known:])
     node.kill()
-    lost(chance)
-    STORE.write_bytes(copy)
+    lost(node.store, chance)
+    node.store.write_bytes(copy)
     node.start()
     node.wait_ready()
     rest.await_prepared(besides=ASIDE)
@@ -181,7 +185,7 @@ def copied(node: Node, chance: random.Random) -> None:
         node.unprepare(*claim)
     rest.before = before.before
     rest.give_back(besides=ASIDE)
-    remove_aside()
+    remove_aside(node)
 
 
 def newer(node: Node, number: int, chance: random.Random) -> None:
@@ -189,20 +193,20 @@ def newer(node: Node, number: int, chance: random.Random) -> None:
     tenants = Tenants(node)
     node.kill()
     other = "0" if number % 5 == 4 else str(chance.randint(2, 99))
-    write_entry(STORE, "schema_version", other)
-    content = STORE.read_bytes()
+    write_entry(node.store, "schema_version", other)
+    content = node.store.read_bytes()
     node.start(serves=False)
     said = f"(version {other}; this release {'reads 1 to 1' if other == '0' else 'knows 1'})"
     node.until("the driver names the version", lambda: any(said in text for text in node.status()["problems"]))
-    if (STATE / "dra.sock").exists() and node.status()["ready"]:
+    if (node.state / "dra.sock").exists() and node.status()["ready"]:
         raise Broken("it serves claims although it cannot read its store")
-    found = snapshot(node.silicon)
+    found = snapshot(node)
     ours = {key: value for key, value in tenants.prepared.items() if key != "meta"}
     if text := difference(found, ours):
         raise Lost(f"it has touched the node although it cannot read its store\n{text}")
-    if STORE.read_bytes()[: len(content)] != content:
+    if node.store.read_bytes()[: len(content)] != content:
         raise Lost("it has written to a store that it cannot read")
-    write_entry(STORE, "schema_version", "1")
+    write_entry(node.store, "schema_version", "1")
     node.wait_serving()
     node.wait_ready()
     tenants.await_prepared()
@@ -241,24 +245,24 @@ class Disk:
 
 
 MOMENTS = ("before prepare", "between", "at the start")
-#: Folder, what is wrong with its disk, and when. A folder in which a file is open for writing is not made read-only by hand.
+#: The state folder or that of CDI files, what is wrong with its disk, and when. A folder in which a file is open for writing is not made read-only by hand.
 DISKS = (
-    *((STATE, "full", moment) for moment in MOMENTS),
-    (STATE, "read-only", "at the start"),
-    *((CDI, way, moment) for way in ("full", "read-only") for moment in MOMENTS),
+    *(("state", "full", moment) for moment in MOMENTS),
+    ("state", "read-only", "at the start"),
+    *(("CDI", way, moment) for way in ("full", "read-only") for moment in MOMENTS),
 )
 
 
 def disk(node: Node, number: int, chance: random.Random) -> None:
     """A folder's disk is full or read-only for a while: what cannot be done is refused and leaves nothing, and is done afterwards."""
-    folder, way, moment = DISKS[number % len(DISKS)]
+    which, way, moment = DISKS[number % len(DISKS)]
     node.stop()
-    place = Disk(folder)
+    place = Disk(CDI if which == "CDI" else node.state)
     spoil = place.fill if way == "full" else place.read_only
     try:
         node.start()
         node.wait_ready()
-        before = snapshot(node.silicon)
+        before = snapshot(node)
         tenants = Tenants(node, ("static", "three")) if moment != "before prepare" else None
         if moment == "at the start":
             node.kill()
@@ -279,7 +283,7 @@ def disk(node: Node, number: int, chance: random.Random) -> None:
             if moment == "at the start":
                 tenants.await_prepared(besides=("meta",))
             tenants.give_back()
-        again = Tenants(node, ("settings", "three"))
+        again = Tenants(node, (node.vendor.another, "three"))
         again.before = before
         again.give_back()
         node.stop()
@@ -293,29 +297,23 @@ def disk(node: Node, number: int, chance: random.Random) -> None:
 
 def chance_to_end(node: Node, seconds: float) -> None:
     """See that the driver lives on for a while. Raises CrashLoop."""
-    from time import monotonic, sleep
-
-    from tests.chaos.node import CrashLoop
-
-    deadline = monotonic() + seconds
-    while monotonic() < deadline:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         if node.ended():
             raise CrashLoop(f"the driver ended with {node.wait_ended()}")
-        sleep(0.02)
+        time.sleep(0.02)
 
 
 def refused(node: Node, before: dict[str, object]) -> None:
     """Claims that come now are refused, and nothing of them is left."""
-    from tests.chaos.tenants import BY_NAME
-
     for kind in ("whole", "three"):
-        claim = node.claim_of(BY_NAME[kind])
+        claim = node.claim_of(node.kinds[kind])
         answer = node.ask("NodePrepareResources", *claim)
         if not answer.error:
             # A claim of which nothing had to be written where there is no room is prepared, and given back.
             node.ask("NodeUnprepareResources", *claim)
             continue
-        found = snapshot(node.silicon)
+        found = snapshot(node)
         found["cdi"] = [name for name in found["cdi"] if name != FILLER]
         if text := difference(found, {key: before[key] for key in ("hardware", "drivers", "cdi")}):
             raise Leaked(f"a claim that was refused ({answer.error}) has left something\n{text}")

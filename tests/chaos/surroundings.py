@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A GPU node in namespaces of its own: simulated boards under the real names of files, seen by this process and its children.
+"""A node in namespaces of its own: simulated accelerators under the real names of files, seen by this process and its children.
 
 The process is the first one of a PID namespace (``enter`` starts it so): whatever was started in here ends with it, and every mount
 with its mount namespace. Nothing on the machine changes, so that several of these nodes can run side by side, and beside a world.
@@ -15,16 +15,22 @@ import stat
 import subprocess
 import sys
 import tempfile
+import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.chaos.vendor import Vendor
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATOR = ROOT / "roles/simulator/files"
-LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 #: Folders of the machine that get another layer, which takes all that is written there.
-LAYERED = ("/etc", "/usr/bin", str(LIBRARIES), "/var/lib")
+LAYERED = ("/etc", "/usr/bin", "/usr/lib/x86_64-linux-gnu", "/usr/local", "/var/lib")
 #: Nodes that programs expect of any machine: number of the major 1.
 NODES = {"null": 3, "zero": 5, "full": 7, "random": 8, "urandom": 9}
 UNITS = Path("/etc/systemd/system")
+#: What the kernel shows as the id of its boot.
+BOOT_ID = Path("/run/chaos-boot-id")
 #: What `enter` leaves in the environment of the process inside.
 INSIDE = "DRA_ACCELERATORS_CHAOS_NODE"
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -72,8 +78,8 @@ def unmount(target: str | Path) -> None:
         raise OSError(number, f"unmounting {target}: {os.strerror(number)}")
 
 
-def lay(library: Path, machine: str) -> None:
-    """Make the node: boards of a machine profile, NVIDIA's programs by the simulator, a service manager. Called inside, once."""
+def lay(library: Path, vendor: Vendor) -> None:
+    """Make the node: the devices of a vendor's machine, its programs by the simulator, a service manager. Called inside, once."""
     work = Path(os.environ["DRA_ACCELERATORS_CHAOS_FOLDER"])
     mount("tmpfs", work, "mode=0755")
     for number, path in enumerate(LAYERED):
@@ -82,12 +88,19 @@ def lay(library: Path, machine: str) -> None:
         scratch.mkdir()
         mount("overlay", path, f"lowerdir={path},upperdir={upper},workdir={scratch}", source="overlay")
     mount("tmpfs", "/run", "mode=0755")
+    begin_boot()
+    bind(BOOT_ID, "/proc/sys/kernel/random/boot_id")
     _devices()
-    _programs(library)
-    simulator("power-on", "--machine", machine, "--identity", "chaos")
+    _programs(library, vendor)
+    simulator("power-on", "--machine", vendor.machine, "--identity", "chaos")
     for path in ("/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/etc/dra-accelerators"):
         Path(path).mkdir(parents=True, exist_ok=True)
     Path("/run/dra-accelerators/companions").mkdir(parents=True)
+
+
+def begin_boot() -> None:
+    """Have the machine tell of another boot."""
+    BOOT_ID.write_text(f"{uuid.uuid4()}\n", encoding="ascii")
 
 
 def _devices() -> None:
@@ -99,9 +112,10 @@ def _devices() -> None:
     os.symlink("/proc/self/fd", "/dev/fd")
 
 
-def _programs(library: Path) -> None:
+def _programs(library: Path, vendor: Vendor) -> None:
     for file in library.iterdir():
-        folder = LIBRARIES if file.name.startswith("lib") else Path("/usr/bin")
+        folder = vendor.place(file.name)
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / file.name).unlink(missing_ok=True)
         shutil.copy2(file, folder / file.name, follow_symlinks=False)
     manager = f"#!{sys.executable} -SB\n" + Path(__file__).with_name("service_manager.py").read_text(encoding="utf-8")

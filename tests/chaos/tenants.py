@@ -8,34 +8,31 @@ import time
 from collections.abc import Collection
 
 from tests.chaos.callers import caller_of
-from tests.chaos.kinds import BY_NAME
+from tests.chaos.errors import Leaked, Lost
 from tests.chaos.node import Node
-from tests.chaos.results import Leaked, Lost
 from tests.chaos.snapshot import Snapshot, check_files, difference, snapshot
 
 SETTLE_SECONDS = 30.0
-#: Kinds that do not get in each other's way, of which everything that a driver does is part but MPS, which takes its time.
-SIDE_BY_SIDE = ("settings", "static", "three", "passthrough")
 
 
 class Tenants:
-    """Claims of several kinds. ``before`` is the node without them, ``prepared`` with all of them."""
+    """Claims of several kinds, by themselves those that go side by side. ``before`` is the node without them, ``prepared`` with all of them."""
 
-    def __init__(self, node: Node, kinds: Collection[str] = SIDE_BY_SIDE) -> None:
+    def __init__(self, node: Node, kinds: Collection[str] = ()) -> None:
         self.node = node
-        self.before = snapshot(node.silicon)
-        self.callers = [caller_of(node, BY_NAME[kind]) for kind in kinds]
+        self.before = snapshot(node)
+        self.callers = [caller_of(node, node.kinds[kind]) for kind in kinds or node.vendor.side_by_side]
         self.claims = [caller.claim for caller in self.callers]
         for caller in self.callers:
             caller.prepare()
             caller.bind()
-        self.prepared = snapshot(node.silicon)
-        check_files(node.silicon)
+        self.prepared = snapshot(node)
+        check_files(node)
 
     def await_prepared(self, besides: Collection[str] = ()) -> None:
         """Wait until everything is as it was when all were prepared; ``besides`` are parts that may differ. Raises Lost."""
         self._await(self.prepared, besides, Lost)
-        check_files(self.node.silicon)
+        check_files(self.node)
 
     def give_back(self, besides: Collection[str] = ()) -> None:
         """Unprepare all, and see that nothing is left. Raises Leaked."""
@@ -46,7 +43,7 @@ class Tenants:
     def _await(self, expected: Snapshot, besides: Collection[str], error: type[Leaked | Lost]) -> None:
         wanted = {key: value for key, value in expected.items() if key not in besides}
         deadline = time.monotonic() + SETTLE_SECONDS
-        while text := difference(snapshot(self.node.silicon), wanted):
+        while text := difference(snapshot(self.node), wanted):
             if time.monotonic() > deadline:
                 raise error(text)
             time.sleep(0.02)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from tests.cluster.cluster import EXAMPLES, Cluster
 
@@ -17,7 +18,19 @@ class NpuCluster(Cluster):
 
     def instances(self, node: str) -> list[str]:
         """The slices of a node's NPUs: physical id of the chip, virtual id, template."""
-        shown = json.loads(self.run(node, "accelerator-simulator", "show", "--json"))
         return [
-            f"{npu['physical']} {each['vid']} {each['template']}" for npu in shown["npus"] for each in npu["slices"]
+            f"{physical} {each['vid']} {each['template']}"
+            for physical, slices in self.slices_of(node).items()
+            for each in slices
         ]
+
+    def slices_of(self, node: str) -> dict[int, list[dict[str, Any]]]:
+        """The slices of each NPU of a node, by its physical id: ``vid``, ``template``, ``group`` and ``container`` of each."""
+        shown = json.loads(self.run(node, "accelerator-simulator", "show", "--json"))
+        shown = shown.get("ascend", shown)  # a machine of two vendors tells of each
+        return {int(npu["physical"]): npu["slices"] for npu in shown["npus"]}
+
+    def kept_slices(self, node: str) -> list[str]:
+        """The lines by which the vendor's driver makes slices again after a start of the machine, and the nodes of slices."""
+        lines = self.shell(node, "cat /etc/vnpu.cfg 2>/dev/null; ls -d /dev/vdavinci* 2>/dev/null; true").splitlines()
+        return sorted(line for line in lines if line[:1].isdigit() or line.startswith("/dev/vdavinci"))

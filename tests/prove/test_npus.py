@@ -1,9 +1,13 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A node with eight Ascend 310P: whole chips, slices that the layout holds ready, and slices that are cut for a claim."""
+"""Nodes with Ascend NPUs: whole chips, slices that the layout holds ready, slices that are cut for a claim, chips that lie near each other.
+
+The first node has eight 310P, the second four cards of two, the third two rings of four 910A.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 
@@ -15,24 +19,30 @@ from tests.cluster.npus import NpuCluster
 
 #: Each example with its pods, and the names that chips or slices have for who is in them.
 SEEN = {
-    "ascend/whole-npu.yaml": {"whole-npu": ["310P3"]},
+    "ascend/whole-npu.yaml": {"whole-npu": ["310P3|910"]},
     "ascend/static-vnpu.yaml": {"static-vir04": ["310Pvir04"]},
     "ascend/two-dynamic-vnpus.yaml": {"dynamic-quarter": ["310Pvir02"], "dynamic-by-memory": [r"310Pvir04\w*"]},
-    "ascend/near-npus.yaml": {"near-npus": ["310P3", "310P3"]},
-    "ascend/any-npu-by-memory.yaml": {"any-npu": [r"310Pvir04\w*|310P3"]},
+    "ascend/near-npus.yaml": {"near-npus": ["310P3|910", "310P3|910"]},
+    "ascend/same-card-pair.yaml": {"same-card-pair": ["310P3"] * 2},
+    "ascend/same-ring-four.yaml": {"same-ring-four": ["910"] * 4},
+    "ascend/any-npu-by-memory.yaml": {"any-npu": [r"310Pvir04\w*|310P3|910"]},
     "ascend/vnpu-config.yaml": {"vnpu-config": ["310Pvir01"]},
     "ascend/npu-extended-resource.yaml": {"npu-extended-resource": ["310P3"]},
 }
+#: How many cards have numbers that belong together, where what a pod sees has to lie near each other.
+NEAR = {"ascend/same-card-pair.yaml": 1, "ascend/same-ring-four.yaml": 4}
 UNFIT = "ascend/npu-does-not-fit.yaml"
 LAYOUT = ["vir02", "vir04"]
+MACHINES = "8x310P-Pro,4x300I-Duo,8x910A"
+WORLD = os.environ.get("DRA_ACCELERATORS_NPUS_WORLD", "npus")
 
 
 @pytest.fixture(scope="module")
 def npus() -> Iterator[NpuCluster]:
-    """One bare node with eight NPUs."""
-    made = NpuCluster("npus")
+    """Three bare nodes with NPUs."""
+    made = NpuCluster(WORLD)
     made.world("down")
-    made.world("up", "--nodes", "1", "--silicon", "8x310P-Pro", timeout=3000)
+    made.world("up", "--nodes", "3", "--silicon", MACHINES, timeout=3000)
     yield made
     made.world("down")
 
@@ -44,21 +54,20 @@ def first(npus: NpuCluster) -> Recap:
 
 
 def templates(npus: NpuCluster) -> list[str]:
-    """The templates of the node's slices."""
-    (node,) = npus.nodes()
-    return sorted(line.split()[2] for line in npus.instances(node))
+    """The templates of all slices; only the first node has any."""
+    return sorted(line.split()[2] for node in npus.nodes() for line in npus.instances(node))
 
 
 def as_the_layout_says(npus: NpuCluster) -> bool:
-    """Whether the node has the layout's slices alone, and no CDI file of a claim."""
-    (node,) = npus.nodes()
-    return templates(npus) == LAYOUT and not npus.cdi_files(node)
+    """Whether the nodes have the layout's slices alone, and no CDI file of a claim."""
+    return templates(npus) == LAYOUT and not any(map(npus.cdi_files, npus.nodes()))
 
 
-def names_seen(npus: NpuCluster, pod: str) -> list[str]:
-    """The names of all that a pod's own npu-smi lists."""
+def seen_by(npus: NpuCluster, pod: str) -> list[tuple[int, str]]:
+    """The number of the card and the name of all that a pod's own npu-smi lists."""
     text = npus.wait(f"{pod} printing its devices", lambda: npus.log(pod), timeout=60)
-    return re.findall(r"^\| \d+ +(310P\w+) +\| OK ", text, re.MULTILINE)
+    found = re.findall(r"^\| (\d+) +((?:310P|910)\w*) +\| OK ", text, re.MULTILINE)
+    return [(int(number), name) for number, name in found]
 
 
 def test_the_playbook_installs_everything_and_its_second_run_changes_nothing(npus: NpuCluster, first: Recap) -> None:
@@ -75,11 +84,13 @@ def test_a_pod_sees_what_it_has_claimed_and_nothing_else(npus: NpuCluster, first
     npus.apply(EXAMPLES / example)
     npus.wait_running(*pods)
     for each, names in pods.items():
-        seen = names_seen(npus, each)
+        seen = seen_by(npus, each)
         assert len(seen) == len(names), (each, seen)
-        assert all(re.fullmatch(name, found) for name, found in zip(names, seen, strict=True)), (each, seen)
+        assert all(re.fullmatch(name, found) for name, (_card, found) in zip(names, seen, strict=True)), (each, seen)
+        if example in NEAR:
+            assert len({card // NEAR[example] for card, _name in seen}) == 1, (each, seen)
     npus.delete(EXAMPLES / example)
-    npus.wait("the node is as it was", lambda: as_the_layout_says(npus))
+    npus.wait("the nodes are as they were", lambda: as_the_layout_says(npus))
 
 
 def test_a_claim_that_nothing_fits_waits_and_says_why(npus: NpuCluster, first: Recap) -> None:
@@ -97,7 +108,7 @@ def test_a_claim_that_nothing_fits_waits_and_says_why(npus: NpuCluster, first: R
 def test_after_a_power_cut_pods_come_back_and_the_layout_stays(npus: NpuCluster, first: Recap) -> None:
     """The vendor's driver cuts every slice again, those of claims too; the node driver knows which are its own."""
     assert not first.failed
-    (node,) = npus.nodes()
+    node = npus.nodes()[0]
     slices = {"quarter": "ascend-310p-1-4", "half": "ascend-310p-1-2"}
     for name, device_class in slices.items():
         not_yet = "!has(device.attributes['npu.huawei.com'].uuid)"
@@ -110,4 +121,4 @@ def test_after_a_power_cut_pods_come_back_and_the_layout_stays(npus: NpuCluster,
     npus.wait_running(*slices)
     assert templates(npus) == held
     npus.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
-    npus.wait("the node is as it was", lambda: as_the_layout_says(npus))
+    npus.wait("the nodes are as they were", lambda: as_the_layout_says(npus))

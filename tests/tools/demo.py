@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """The demo: bare Kubernetes nodes, one playbook, and pods that claim whole accelerators and partitions of them.
 
-    demo.py [nvidia|ascend]
+    demo.py [mixed|ascend]
 
 Everything is real but the accelerators, which are simulated below the vendor's own management library. Every stage checks
 what it shows: the demo ends with an error where a pod did not see exactly the devices that it claimed, where a partition
@@ -34,9 +34,10 @@ class DemoFailed(Exception):
 
 @dataclass(frozen=True)
 class Story:
-    """One example: its file, what it shows, and the containers that run, with a pattern of what each one's library lists.
+    """One example: its file, what it shows, and the containers that run, with a pattern of what each one's program lists.
 
-    ``device`` is a pattern of every line that stands for a device.
+    ``device`` is a pattern of every line that stands for a device, ``devices`` is how many of them a container sees. Where the first
+    number of such a line, divided by ``near``, has to be the same for all of them, they lie near each other.
     """
 
     file: str
@@ -44,28 +45,41 @@ class Story:
     containers: tuple[tuple[str, str], ...]
     sees: str
     device: str = r"^GPU "
+    devices: int = 1
+    near: int = 0
 
-    def check(self, where: str, log: str) -> str:
-        """The line of the device that the container sees; an error where it is not exactly one of the kind."""
-        lines = [line.strip() for line in log.splitlines() if re.search(self.sees, line)]
+    def check(self, where: str, log: str) -> tuple[str, ...]:
+        """The lines of the devices that the container sees; an error where they are not those that it claimed."""
+        lines = tuple(line.strip() for line in log.splitlines() if re.search(self.sees, line))
         devices = [line for line in log.splitlines() if re.search(self.device, line)]
-        if len(lines) != 1 or len(devices) != 1:
-            raise DemoFailed(f"{where}: expected one device and one line like {self.sees!r}, and it shows:\n{log}")
-        return lines[0]
+        if len(lines) != self.devices or len(devices) != self.devices:
+            raise DemoFailed(
+                f"{where}: expected {self.devices} of devices and of lines like {self.sees!r}, and it shows:\n{log}"
+            )
+        groups = {int(number) // self.near for line in devices for number in re.findall(r"\d+", line)[:1] if self.near}
+        if len(groups) > 1:
+            raise DemoFailed(f"{where}: expected NPUs that lie near each other, and it shows:\n{log}")
+        return lines
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a node of the demo is: a profile of the simulator, and how its devices are looked at."""
+
+    silicon: str
+    cluster: type[Cluster]
 
 
 @dataclass(frozen=True)
 class Demo:
-    """One vendor's demo: its nodes, what is played over them, and what is shown.
+    """One demo: its nodes, what is played over them, and what is shown.
 
     ``fleet`` and the files of ``stories`` and ``unfit`` are below the folder of examples; ``library`` is what a container asks
-    about its devices, ``look`` what an administrator types on a node.
+    about its devices, ``looks`` what an administrator types on each node.
     """
 
     world: str
-    nodes: int
-    silicon: str
-    cluster: type[Cluster]
+    nodes: tuple[Machine, ...]
     fleet: str
     devices: str
     library: str
@@ -73,85 +87,114 @@ class Demo:
     unfit: str
     unfit_pod: str
     again: str
-    look: str
+    looks: tuple[str, ...]
+
+    @property
+    def silicon(self) -> str:
+        """The profiles of the nodes, as the world takes them."""
+        return ",".join(node.silicon for node in self.nodes)
+
+    def views(self, name: str) -> dict[str, Cluster]:
+        """By node of the world with that name: the cluster, as its devices are looked at. Nodes are in the order of their names."""
+        nodes = self.nodes[0].cluster(name).nodes()
+        return {node: machine.cluster(name) for node, machine in zip(nodes, self.nodes, strict=True)}
 
 
-NPU = r"^\| \d+ +310P"
+NPU = r"^\| \d+ +(310P|910)"
+GPU_STORIES = (
+    Story(
+        "whole-gpu-by-memory.yaml",
+        "a whole GPU, asked for by its memory",
+        (("whole-gpu", "cuda"),),
+        r"^GPU 0: .*UUID: GPU-",
+    ),
+    Story(
+        "two-dynamic-mig.yaml",
+        "two partitions that did not exist before the pods did",
+        (("dynamic-one", "cuda"), ("dynamic-two", "cuda")),
+        r"MIG 1g\.10gb",
+    ),
+    Story(
+        "static-mig.yaml",
+        "the 3g.40gb partition that the playbook made",
+        (("static-3g-40gb", "cuda"),),
+        r"MIG 3g\.40gb",
+    ),
+    Story(
+        "shared-claim.yaml",
+        "two containers that share one claim",
+        (("shared", "first"), ("shared", "second")),
+        r"^GPU 0: .*UUID: GPU-",
+    ),
+)
+NPU_STORIES = (
+    Story(
+        "ascend/whole-npu.yaml",
+        "a whole NPU, asked for by its memory",
+        (("whole-npu", "npu"),),
+        r"^\| \d+ +(310P3|910) +\| OK ",
+        NPU,
+    ),
+    Story(
+        "ascend/two-dynamic-vnpus.yaml",
+        "two slices that did not exist before the pods did: one by the class of its template, one by its memory (CEL)",
+        (("dynamic-quarter", "npu"), ("dynamic-by-memory", "npu")),
+        r"^\| \d+ +310Pvir0(2|4\w*) +\| OK ",
+        NPU,
+    ),
+    Story(
+        "ascend/static-vnpu.yaml",
+        "the slice vir04 that the playbook made",
+        (("static-vir04", "npu"),),
+        r"^\| \d+ +310Pvir04 +\| OK ",
+        NPU,
+    ),
+)
+NEAR_STORIES = (
+    Story(
+        "ascend/same-card-pair.yaml",
+        "two NPUs of one card",
+        (("same-card-pair", "npu"),),
+        r"^\| \d+ +310P3 +\| OK ",
+        NPU,
+        devices=2,
+        near=1,  # a chip's line begins with the number of its card
+    ),
+    Story(
+        "ascend/same-ring-four.yaml",
+        "four NPUs of one ring",
+        (("same-ring-four", "npu"),),
+        r"^\| \d+ +910 +\| OK ",
+        NPU,
+        devices=4,
+        near=4,  # rings of a 910A are the NPUs 0 to 3 and 4 to 7
+    ),
+)
+GPUS, CHIPS = Machine("8xH100", Cluster), Machine("8x310P-Pro", NpuCluster)
 DEMOS = {
-    "nvidia": Demo(
+    "mixed": Demo(
         world="demo",
-        nodes=2,
-        silicon="8xH100",
-        cluster=Cluster,
-        fleet="fleet.yml",
-        devices="GPUs",
-        library="NVML",
-        stories=(
-            Story(
-                "whole-gpu-by-memory.yaml",
-                "a whole GPU, asked for by its memory",
-                (("whole-gpu", "cuda"),),
-                r"^GPU 0: .*UUID: GPU-",
-            ),
-            Story(
-                "two-dynamic-mig.yaml",
-                "two partitions that did not exist before the pods did",
-                (("dynamic-one", "cuda"), ("dynamic-two", "cuda")),
-                r"MIG 1g\.10gb",
-            ),
-            Story(
-                "static-mig.yaml",
-                "the 3g.40gb partition that the playbook made",
-                (("static-3g-40gb", "cuda"),),
-                r"MIG 3g\.40gb",
-            ),
-            Story(
-                "shared-claim.yaml",
-                "two containers that share one claim",
-                (("shared", "first"), ("shared", "second")),
-                r"^GPU 0: .*UUID: GPU-",
-            ),
-        ),
+        nodes=(GPUS, CHIPS),
+        fleet="ascend/mixed-fleet.yml",
+        devices="accelerators",
+        library="nvidia-smi or npu-smi",
+        stories=(*GPU_STORIES, *NPU_STORIES),
         unfit="does-not-fit.yaml",
         unfit_pod="does-not-fit",
         again="two-dynamic-mig.yaml",
-        look="nvidia-smi -L",
+        looks=("nvidia-smi -L", "npu-smi info"),
     ),
     "ascend": Demo(
         world="demo-ascend",
-        nodes=1,
-        silicon="8x310P-Pro",
-        cluster=NpuCluster,
+        nodes=(CHIPS, Machine("4x300I-Duo", NpuCluster), Machine("8x910A", NpuCluster)),
         fleet="ascend/npu-fleet.yml",
         devices="NPUs",
-        library="driver",
-        stories=(
-            Story(
-                "ascend/whole-npu.yaml",
-                "a whole NPU, asked for by its memory",
-                (("whole-npu", "npu"),),
-                r"^\| \d+ +310P3 +\| OK ",
-                NPU,
-            ),
-            Story(
-                "ascend/two-dynamic-vnpus.yaml",
-                "two slices that did not exist before the pods did, one asked for by a class and one by its memory",
-                (("dynamic-quarter", "npu"), ("dynamic-by-memory", "npu")),
-                r"^\| \d+ +310Pvir0(2|4\w*) +\| OK ",
-                NPU,
-            ),
-            Story(
-                "ascend/static-vnpu.yaml",
-                "the slice vir04 that the playbook made",
-                (("static-vir04", "npu"),),
-                r"^\| \d+ +310Pvir04 +\| OK ",
-                NPU,
-            ),
-        ),
+        library="npu-smi",
+        stories=(*NPU_STORIES, *NEAR_STORIES),
         unfit="ascend/npu-does-not-fit.yaml",
         unfit_pod="npu-does-not-fit",
         again="ascend/two-dynamic-vnpus.yaml",
-        look="npu-smi info",
+        looks=("npu-smi info", "npu-smi info -m", "npu-smi info"),
     ),
 }
 
@@ -241,14 +284,16 @@ def show_unfit(demo: Demo, cluster: Cluster) -> None:
     say(f"    pod {demo.unfit_pod} is {cluster.pod(demo.unfit_pod)['status']['phase']}: {message}")
 
 
-def everything_given_back(demo: Demo, cluster: Cluster, before: dict[str, list[str]]) -> None:
+def everything_given_back(
+    demo: Demo, cluster: Cluster, views: dict[str, Cluster], before: dict[str, list[str]]
+) -> None:
     """Delete the pods and claims; the partitions and CDI files made for them have to be gone."""
     for file in [*(story.file for story in demo.stories), demo.unfit]:
         cluster.delete(EXAMPLES / file)
     for node, instances in before.items():
 
         def gone(node: str = node, instances: list[str] = instances) -> bool:
-            return sorted(cluster.instances(node)) == instances and not cluster.cdi_files(node)
+            return sorted(views[node].instances(node)) == instances and not views[node].cdi_files(node)
 
         cluster.wait(f"{node} as it was before the pods", gone, timeout=120)
         left = f"the {len(instances)} partitions that the playbook made" if instances else "no partition"
@@ -261,13 +306,14 @@ def run_demo(demo: Demo, name: str) -> int:
     logs = cache() / "results" / demo.world
     environment = tool_environment(Path(sys.prefix))
     os.environ.update({name: environment[name] for name in ("PATH", "ANSIBLE_COLLECTIONS_PATH")})
-    cluster = demo.cluster(name)
+    cluster = Cluster(name)
 
-    heading(1, f"A Kubernetes cluster with {demo.nodes} bare nodes, each with the hardware of {demo.silicon}")
+    *some, last = (node.silicon for node in demo.nodes)
+    heading(1, f"A Kubernetes cluster of bare nodes, with the hardware of {', '.join(some)} and {last}")
     up = Step(
         "world up",
         "12 min the first time on a machine, 1 min after that",
-        [WORLD, "up", "--name", name, "--nodes", str(demo.nodes), "--silicon", demo.silicon],
+        [WORLD, "up", "--name", name, "--nodes", str(len(demo.nodes)), "--silicon", demo.silicon],
         remedy="read the log; running it again goes on where it stopped.",
     )
     command(up, logs, environment)
@@ -276,19 +322,18 @@ def run_demo(demo: Demo, name: str) -> int:
 
     heading(2, f"One playbook partitions the {demo.devices} and deploys the node driver")
     first = site(demo, cluster, "site playbook", "3 min", logs, environment)
-    for node in cluster.nodes():
-        devices = cluster.devices(node)
-        say(f"    {node} publishes {len(devices)} devices in {len(cluster.slices(node))} ResourceSlices")
+    views = demo.views(name)
+    for node, view in views.items():
+        say(f"    {node} publishes {len(view.devices(node))} devices in {len(view.slices(node))} ResourceSlices")
 
     heading(3, f"Pods claim {demo.devices}; each prints what its own {demo.library} shows")
-    nodes = cluster.nodes()
-    before = {node: sorted(cluster.instances(node)) for node in nodes}
+    before = {node: sorted(view.instances(node)) for node, view in views.items()}
     for story in demo.stories:
         tell(cluster, story)
     show_unfit(demo, cluster)
 
     heading(4, "The pods are deleted")
-    everything_given_back(demo, cluster, before)
+    everything_given_back(demo, cluster, views, before)
 
     heading(5, "The same playbook again changes nothing")
     second = site(demo, cluster, "site playbook again", "1 min", logs, environment)
@@ -300,7 +345,7 @@ def run_demo(demo: Demo, name: str) -> int:
         )
 
     heading(6, "Summary")
-    say(f"  The playbook took {duration(first.seconds)} on {len(nodes)} nodes; its second run changed nothing.")
+    say(f"  The playbook took {duration(first.seconds)} on {len(views)} nodes; its second run changed nothing.")
     say(
         f"  {sum(len(story.containers) for story in demo.stories)} containers saw exactly the devices they had claimed."
     )
@@ -310,8 +355,9 @@ def run_demo(demo: Demo, name: str) -> int:
     say("  The cluster is still up. Look around:")
     say(f"    {world} kubectl get resourceslices,deviceclasses")
     say(f"    {world} kubectl -- apply -f examples/{demo.again}")
-    say(f"    {world} run {nodes[0]} -- {demo.look}")
-    say(f"    {world} logs {nodes[0]} dra-accelerators-driver")
+    for node, look in zip(views, demo.looks, strict=True):
+        say(f"    {world} run {node} -- {look}")
+    say(f"    {world} logs {next(iter(views))} dra-accelerators-driver")
     say("  Take it down:")
     say(f"    {world} down")
     return 0
@@ -333,8 +379,8 @@ def guarded(name: str, run: Callable[[], int]) -> int:
 
 
 def main() -> int:
-    """Run the demo of the vendor that is asked for; NVIDIA's without a word."""
-    demo = DEMOS[sys.argv[1] if len(sys.argv) > 1 else "nvidia"]
+    """Run the demo that is asked for; that of both vendors without a word."""
+    demo = DEMOS[sys.argv[1] if len(sys.argv) > 1 else "mixed"]
     name = os.environ.get("DRA_ACCELERATORS_WORLD", demo.world)
     return guarded(name, lambda: run_demo(demo, name))
 

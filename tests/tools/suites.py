@@ -165,6 +165,13 @@ def prove(work: Path) -> list[Step]:
         remedy="each case that went wrong says how to see it again.",
         show="Chaos of seed",
     )
+    of_npus = Step(
+        "chaos of NPUs",
+        "25 min",
+        [*chaos.command, "--vendor", "ascend", "--seconds", "60", "--fuzz-seconds", "300"],
+        remedy=chaos.remedy,
+        show=chaos.show,
+    )
     long = molecule_steps([name for name in scenarios() if name in LONG_SCENARIOS])
     fleet = pytest_step(
         *("fleet", "6 min alone, 20 beside the others", "tests/bench/test_fleet.py"),
@@ -173,7 +180,7 @@ def prove(work: Path) -> list[Step]:
         lane=MACHINES_LANE,
     )
     fleet = replace(fleet, command=[*fleet.command, "-s"], show=FIGURES, after=(build.name,))
-    return [build, breaks, chaos, *long, replace(step, after=(build.name,)), fleet]
+    return [build, breaks, chaos, of_npus, *long, replace(step, after=(build.name,)), fleet]
 
 
 def bench(work: Path) -> list[Step]:

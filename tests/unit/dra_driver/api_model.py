@@ -18,7 +18,14 @@ Json = dict[str, Any]
 class ApiModel:
     """Speaks enough of the API for the driver's client. ``log`` holds method and path of every request."""
 
-    def __init__(self, *, minor: str = "37", versions: tuple[str, ...] = ("v1", "v1beta2", "v1beta1")) -> None:
+    def __init__(
+        self,
+        driver: str = "gpu.nvidia.com",
+        *,
+        minor: str = "37",
+        versions: tuple[str, ...] = ("v1", "v1beta2", "v1beta1"),
+    ) -> None:
+        self.driver = driver
         self.minor = minor
         self.versions = versions
         self.slices: dict[str, Json] = {}
@@ -170,7 +177,7 @@ class ApiModel:
         assert path.split("/")[3] in self.versions
         name = path.partition("/resourceslices/")[2]
         if method in ("GET", "WATCH"):
-            assert request.query["fieldSelector"] == "spec.driver=gpu.nvidia.com,spec.nodeName=node-1"
+            assert request.query["fieldSelector"] == f"spec.driver={self.driver},spec.nodeName=node-1"
         if method == "WATCH":
             return await self._watch(request, self._watchers)
         if method == "GET":

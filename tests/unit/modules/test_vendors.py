@@ -16,7 +16,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils import _vendors
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend import driver_files
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples/ascend/near-npus.yaml"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples/ascend"
+EXAMPLE = EXAMPLES / "near-npus.yaml"
 NIC_OF_HUAWEI = ("0x19e5", "0x020000")
 GPU, NPU, AUDIO_OF_A_GPU = ("0x10de", "0x030200"), ("0x19e5", "0x120000"), ("0x10de", "0x040300")
 
@@ -109,6 +110,9 @@ def test_the_filters() -> None:
     # The example is what the filter makes.
     (template, *_pods) = yaml.safe_load(EXAMPLE.read_text("utf-8"))["items"]
     assert template["spec"]["spec"] == claim(2)
+    for name, chips, near in (("same-card-pair", 2, "same-card"), ("same-ring-four", 4, "same-ring")):
+        (strict, *_pods) = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text("utf-8"))["items"]
+        assert strict["spec"] == claim(chips, prefer=[near]), name
     for arguments in ((0,), ("many",), (True,), (2, "npu.huawei.com", "any"), (2, "npu.huawei.com", ["near"])):
         with pytest.raises(AnsibleFilterError, match="npu_claim: "):
             claim(*arguments)

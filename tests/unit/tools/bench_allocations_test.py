@@ -7,15 +7,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import chip_model
 import pytest
 from board_model import device
+from dra_driver.core.ascend import offers as npu_offers
 from dra_driver.core.layout_rules import parse_rules
-from dra_driver.core.model import Passthrough
+from dra_driver.core.model import Passthrough, Placement
 from dra_driver.core.nvidia import offers
 from dra_driver.core.shares import shared
 from dra_driver.core.slices import build_pool
 
-from tests.bench.allocations import KINDS, LAYOUTS, PARALLEL, PUBLISHED, ROWS, Layout, places
+from tests.bench.allocations import (
+    BESIDE,
+    KINDS,
+    LAYOUTS,
+    NPU_KINDS,
+    PARALLEL,
+    PUBLISHED,
+    ROWS,
+    Layout,
+    places,
+)
 
 BOARDS = {"8xH100": ("h100-80", 8), "16xH100": ("h100-80", 16), "32xRTX-PRO-6000": ("rtx-pro-6000", 32)}
 
@@ -69,3 +81,21 @@ def test_the_curve_is_over_what_it_says(machine: str, number: int, layout: Layou
 @pytest.mark.parametrize(("name", "number"), [("whole", 32), ("dynamic", 128)])
 def test_32_boards_have_room_for_as_many_as_are_measured(name: str, number: int) -> None:
     assert len(places(KINDS[name], published("32xRTX-PRO-6000", LAYOUTS["dynamic"]), number)) == number
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_npus_have_as_much_room_as_is_measured_and_no_more(name: str) -> None:
+    layout, numbers = BESIDE[name]
+    rules = [rule for rule in parse_rules([dict(rule) for rule in layout]) if "nvidia" not in (rule.match.vendor or ())]
+    cut = tuple(chip_model.partition("310P", "vir01", Placement(start, 1)) for start in range(7))
+    found = []
+    for number in range(2):
+        made = cut if rules[0].mode == "static" else ()
+        found += npu_offers.offers(chip_model.device("310P", made, number), dynamic=rules[0].mode == "dynamic")
+    pool = build_pool(driver="d", pool="n", node_name="n", offers=found, counter_sets=())
+    devices = {each["name"]: each for part in pool.slices for each in part.devices}
+    kind = NPU_KINDS[name]
+    assert len({place["device"] for place in places(kind, devices, numbers[-1])}) == numbers[-1]
+    most = 14 if kind.is_partition else 2
+    with pytest.raises(ValueError, match=f"there is room for {most}"):
+        places(kind, devices, most + 1)

@@ -1,0 +1,62 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""NPUs beside GPUs: what a prepare costs of the one and of the other, by turns, in one driver process on a node that has both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bench.allocations import BESIDE, KINDS, NPU_KINDS
+from tests.bench.figures import Figures
+from tests.bench.test_figures import allocated_claims, await_devices, lay_out, measure
+from tests.cluster.cluster import Cluster
+from tests.cluster.npus import NpuCluster
+
+BOTH = "2xH100-2x310P"
+TURNS, ROUNDS = 3, 40
+
+
+@pytest.fixture(scope="module")
+def both(cluster: Cluster) -> Iterator[tuple[Cluster, NpuCluster]]:
+    """The node with devices of two vendors, as each of the two is looked at; afterwards it has sixteen H100 again."""
+    cluster.world("up", "--nodes", "1", "--silicon", BOTH, timeout=3000)
+    yield cluster, NpuCluster(cluster.name)
+    cluster.world("up", "--nodes", "1", "--silicon", "16xH100", timeout=3000)
+
+
+def callers(npus: NpuCluster, node: str, *arguments: str) -> set[int]:
+    """The processes of a node that have called the NPUs' library, as the library itself counts them; npu-smi calls nothing else."""
+    counted = json.loads(npus.run(node, "accelerator-simulator", "--vendor", "ascend", "calls", *arguments))
+    return {int(process["pid"]) for process in counted["processes"]}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_npus_beside_gpus(both: tuple[Cluster, NpuCluster], figures: Figures, name: str, tmp_path: Path) -> None:
+    gpus, npus = both
+    layout, numbers = BESIDE[name]
+    lay_out(gpus, tmp_path / "layout.yml", layout, accelerator_vendors=["nvidia", "ascend"])
+    sides = ((gpus, KINDS[name]), (npus, NPU_KINDS[name]))
+    for cluster, kind in sides:
+        await_devices(cluster, kind.name, lambda devices, kind=kind: any(map(kind.fits, devices)))
+        figures.explained(kind.name, kind.says)
+    (node,) = gpus.nodes()
+    driver = gpus.driver_pid(node)
+    callers(npus, node, "--reset")
+    for parallel in numbers:
+        taken: dict[str, list[float]] = {kind.name: [] for _cluster, kind in sides}
+        for _turn in range(TURNS):
+            for cluster, kind in sides:
+                claims = allocated_claims(cluster, node, kind, parallel)
+                told = measure(cluster, figures, kind.name, claims, rounds=max(ROUNDS // parallel, 5))
+                taken[kind.name] += told["prepare"]
+        (ours, theirs) = (taken[kind.name] for kind in (NPU_KINDS[name], KINDS[name]))
+        figures.compared(f"{NPU_KINDS[name].name} : {name}, the time of a prepare", parallel, ours, theirs)
+    assert callers(npus, node) == {driver}, (
+        "another process than the driver has asked the NPUs' library, such as npu-smi"
+    )
+    npus.run(node, "npu-smi", "info")
+    assert len(callers(npus, node)) == 2, "a program that was started is not counted: what stands above proves nothing"

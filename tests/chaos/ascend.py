@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Ascend's NPUs for the chaos: eight 310P, or eight 910B4, of which one layout gives each kind its own; all of them are served by one driver.
+
+Slices of a 310P have places in vGroups. Those of a 910B4 have numbers alone, which are chosen when a claim is planned.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelerator_simulator.library import ASCEND, Library
+from dra_driver.core.slices import FAILED_CONDITION, PREPARED_CONDITION
+
+from tests.chaos.errors import Broken
+from tests.chaos.kinds import SLICES, STATIC, Kind, opaque
+from tests.chaos.vendor import Base, Vendor
+from tests.simulator.nvml_builds import ROOT
+
+if TYPE_CHECKING:
+    from tests.chaos.node import Node
+
+DRIVER = "npu.huawei.com"
+
+
+def layout(static: str) -> tuple[Mapping[str, Any], ...]:
+    """One layout for all kinds. Two slices of the first NPU are made before the driver starts."""
+    return (
+        {"match": {"index": 0}, "mode": "static", "partitions": {static: 2}},
+        {"match": {"index": [3, 6]}, "mode": "whole"},
+        {"match": {"index": 7}, "mode": "dynamic", "prepared_before_binding": True},
+        {"match": {}, "mode": "dynamic"},
+    )
+
+
+def template(name: str) -> dict[str, Any]:
+    """A configuration that says of which template a slice has to be."""
+    return opaque(DRIVER, apiVersion="dra.accelerators/v1alpha1", kind="VnpuConfig", template=name)
+
+
+def kinds(three: tuple[str, str, str], beside: str, rest: str, cut: tuple[str, str], awaited: str) -> tuple[Kind, ...]:
+    """The kinds, by devices: two slices of the NPU 1 and one of the NPU 2, one more beside the first two, one that takes what is left of the
+    NPU 2, one of the NPU 4 with its template, and one of the NPU 7."""
+    bound = {
+        "device": awaited,
+        "bindingConditions": [PREPARED_CONDITION],
+        "bindingFailureConditions": [FAILED_CONDITION],
+    }
+    return (
+        Kind("whole", ("npu-3",)),
+        Kind("static", (STATIC,)),
+        Kind("dynamic", (beside,), does=SLICES, partitions=1),
+        Kind("three", three, does=SLICES, partitions=3),
+        Kind("template", (cut[0],), (template(cut[1]),), SLICES, 1),
+        Kind("rest", (rest,), does=SLICES, partitions=1, beside=("three",)),
+        Kind("uncut", ("npu-5",)),
+        Kind("several", ("npu-5", "npu-6")),
+        Kind("ahead", (bound,), does=SLICES, partitions=1, ahead=True),
+        Kind("admin", ({"device": "npu-3", "adminAccess": True},)),
+    )
+
+
+#: On a 310P the one beside has the other place of a vGroup.
+PLACED = kinds(
+    three=("npu-1-vir01-0", "npu-1-vir02-6", "npu-2-vir04-4"),
+    beside="npu-1-vir01-1",
+    rest="npu-2-vir04-3c-6",
+    cut=("npu-4-vir02-1c-6", "vir02_1c"),
+    awaited="npu-7-vir01-0",
+)
+NUMBERED = kinds(
+    three=("npu-1-vir05-1c-8g-new-0", "npu-1-vir10-3c-16g-new-0", "npu-2-vir10-4c-16g-m-new-0"),
+    beside="npu-1-vir05-1c-8g-new-1",
+    rest="npu-2-vir10-3c-16g-nm-new-0",
+    cut=("npu-4-vir05-1c-8g-new-0", "vir05_1c_8g"),
+    awaited="npu-7-vir05-1c-8g-new-0",
+)
+TURNS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("static", "three", "dynamic", "whole", "several", "ahead"), "template"),
+    (("static", "three", "rest", "template", "uncut", "ahead"), "dynamic"),
+    (("three", "dynamic", "admin", "template"), "rest"),
+)
+CALLS = (
+    "dcmi_create_vdevice",
+    "dcmi_set_destroy_vdevice",
+    "dcmi_get_device_info",
+    "dcmi_get_device_resource_info",
+    "dcmi_get_device_die_v2",
+    "dcmi_get_device_health",
+    "dcmi_get_device_errorcode_v2",
+    "dcmi_get_card_list",
+)
+#: A value is not valid, an internal error, there is no such thing, not ready, occupied, the slices do not allow it, not supported.
+CODES = (-8001, -8005, -8008, -8012, -8020, -8022, -8255)
+#: Errors of applications, of memory and of the chip's own processors, those that want a reset or another board, and one nobody knows.
+ERRORS = (0x80E01801, 0x80818C06, 0x80CB8002, 0x80E18005, 0x80DF8008, 0x8C044E00, 0xA2301000, 0x80A38003, 0x8FFF0000)
+
+
+def bases(cut: tuple[str, str], other: tuple[str, str]) -> tuple[Base, ...]:
+    """Slices and a whole NPU with configurations: those that fit, and those that do not."""
+    return (
+        ((cut[0],), template(cut[1])),
+        ((other[0],), template(cut[1])),
+        ((other[0], "npu-5"), template(other[1])),
+        (("npu-3",), template(other[1])),
+    )
+
+
+def hardware(silicon: Library) -> dict[str, Any]:
+    """Each chip that the library lists, by PCI address: how it may be shared, and its slices, as a start of the machine makes them again."""
+    shown = silicon.command("show")
+    kept = Path("/etc/vnpu.cfg")
+    lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
+    return {
+        npu["pci_address"]: {
+            "set": [shown["recover"], npu["device_share"]],
+            "partitions": sorted([each["template"], each["vid"], each["group"]] for each in npu["slices"]),
+            "kept": sorted(line for line in lines if line.startswith(f"{npu['physical']}:")),
+        }
+        for npu in shown["npus"]
+    }
+
+
+def check(silicon: Library, files: list[Path]) -> None:
+    """See that each CDI file names nodes that exist, and slices under the names of chips. Raises Broken."""
+    slices = {f"/dev/vdavinci{each['vid']}" for npu in silicon.command("show")["npus"] for each in npu["slices"]}
+    for file in files:
+        for device in json.loads(file.read_text(encoding="utf-8"))["devices"]:
+            for node in device["containerEdits"].get("deviceNodes", ()):
+                host = node.get("hostPath", node["path"])
+                if not Path(host).is_char_device():
+                    raise Broken(f"{file} names {host}, which is no device node")
+                if "vdavinci" in host and (host not in slices or node["path"] != host.replace("vdavinci", "davinci")):
+                    raise Broken(f"{file} names {host} as {node['path']}; expected a slice that exists, of {slices}")
+
+
+def forget(node: Node) -> None:
+    """Have no slice made again when the power comes back."""
+    del node
+    Path("/etc/vnpu.cfg").unlink(missing_ok=True)
+
+
+VENDOR = Vendor(
+    name="ascend",
+    word="ascend",
+    driver=DRIVER,
+    silicon=ASCEND,
+    sources=ROOT / "roles/simulator/files/dcmi",
+    machine="8x310P-Pro",
+    layout=layout("vir02"),
+    kinds=PLACED,
+    side_by_side=("whole", "static", "three", "template"),
+    another="template",
+    turns=TURNS,
+    calls=CALLS,
+    codes=CODES,
+    called=("three", "template"),
+    hanging=("dcmi_create_vdevice", "dcmi_get_device_info"),
+    errors=tuple(f"error {code:#x}" for code in ERRORS),
+    bases=bases(("npu-4-vir02-1c-6", "vir02_1c"), ("npu-1-vir01-1", "vir01")),
+    words=("vir01", "vir02", "vir04_3c_ndvpp", "VnpuConfig", "VIR02"),
+    is_static=lambda name: re.match(r"npu-0-vir", name) is not None,
+    hardware=hardware,
+    nodes=lambda: sorted(path.name for path in Path("/dev").glob("vdavinci*")),
+    check=check,
+    pci_class="0x1200",
+    pci_driver="devdrv_device_driver",
+    place=lambda name: Path(ASCEND.folder if name.startswith("lib") else "/usr/local/bin"),
+    forget=forget,
+)
+OF_NUMBERS = replace(
+    VENDOR,
+    name="ascend-910b",
+    machine="8x910B4",
+    layout=layout("vir05_1c_8g"),
+    kinds=NUMBERED,
+    bases=bases(("npu-4-vir05-1c-8g-new-0", "vir05_1c_8g"), ("npu-1-vir10-3c-16g-new-0", "vir10_3c_16g")),
+    words=("vir05_1c_8g", "vir10_3c_16g", "VnpuConfig", "VIR05_1C_8G"),
+)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The demo takes no pod's word for more than it shows: so many devices, of that kind, and near each other where they have to be."""
+
+from __future__ import annotations
+
+import pytest
+from demo import DEMOS, DemoFailed, Story
+
+from tests.cluster.cluster import EXAMPLES
+
+STORIES = {story.file: story for demo in DEMOS.values() for story in demo.stories}
+PAIR, RING = STORIES["ascend/same-card-pair.yaml"], STORIES["ascend/same-ring-four.yaml"]
+
+
+def shown(*chips: tuple[int, str]) -> str:
+    """What npu-smi shows of chips, by the number of the card and the name."""
+    return "\n".join(f"| {card:<5} {name:<21} | OK              |\n| 0     0  | 0000:11:00.0 |" for card, name in chips)
+
+
+@pytest.mark.parametrize(
+    ("story", "chips"),
+    [
+        (PAIR, [(1, "310P3")]),
+        (PAIR, [(1, "310P3"), (2, "310P3")]),
+        (PAIR, [(1, "310P3"), (1, "310P3"), (1, "310P3")]),
+        (PAIR, [(1, "310P3"), (1, "310Pvir02")]),
+        (RING, [(number, "910") for number in (2, 3, 4, 5)]),
+        (RING, [(number, "910") for number in range(8)]),
+    ],
+)
+def test_what_is_not_as_claimed_ends_the_demo(story: Story, chips: list[tuple[int, str]]) -> None:
+    with pytest.raises(DemoFailed):
+        story.check("pod", shown(*chips))
+
+
+def test_what_is_as_claimed_is_told() -> None:
+    assert len(PAIR.check("pod", shown((1, "310P3"), (1, "310P3")))) == 2
+    assert len(RING.check("pod", shown(*((number, "910") for number in range(4, 8))))) == 4
+
+
+@pytest.mark.parametrize("name", DEMOS)
+def test_a_demo_is_made_of_what_there_is(name: str) -> None:
+    demo = DEMOS[name]
+    assert len(demo.looks) == len(demo.nodes)
+    for file in (demo.fleet, demo.unfit, demo.again, *(story.file for story in demo.stories)):
+        assert (EXAMPLES / file).is_file(), file
