@@ -426,3 +426,20 @@ def test_the_launcher_of_the_kill_tests_ends_the_process_as_a_crash_does(tmp_pat
     assert launch("planned:2").returncode == -signal.SIGKILL
     spared = launch("planned:3")
     assert (spared.returncode, spared.stdout) == (0, "['node', '--config', 'x']\n")
+
+
+def test_the_collector_leaves_alone_what_is_there_from_the_start(tmp_path: Path) -> None:
+    (tmp_path / "driver.yaml").write_text("node_name: node-1\n")
+    script = (
+        "import gc, sys\n"
+        "from dra_driver import cli, node\n"
+        "async def run_node(*_arguments):\n"
+        "    print(gc.get_freeze_count(), len(gc.get_objects()))\n"
+        "    return 0\n"
+        "node.run_node = run_node\n"
+        "sys.exit(cli.main(['node', '--config', sys.argv[1]]))\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "driver.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    left_alone, looked_at = map(int, done.stdout.split())
+    assert left_alone > 10 * looked_at
