@@ -110,6 +110,11 @@ options:
           - Whether virtual machines can have the device as well, which NPUs do not know yet. The rule may be one of a layout for several
             vendors.
         type: bool
+      composed:
+        description:
+          - Whether the NPU may be a member of what is published of several NPUs as one device, such as a card or a ring. Without it, it may.
+          - This module changes nothing for it. The node driver, which has the same rules, publishes the NPU so.
+        type: bool
   recover:
     description:
       - Whether the vendor's driver makes slices again after a reboot, for all NPUs of the node. Without it nothing is switched.

@@ -10,6 +10,7 @@ from typing import Any, Callable, Protocol
 from .ascend.backend import AscendBackend
 from .cdi import ContainerEdits
 from .companions import Companion, SharedDevice
+from .composed import Grouping
 from .configuration import ConfigKind
 from .lanes import Call
 from .model import (
@@ -52,6 +53,8 @@ class Backend(Protocol):
     partitions_outlive_boot: bool
     #: Whether programs may run on the node beside the vendor's claims. One vendor's alone: what they leave names the claim, not the vendor.
     has_companions: bool
+    #: Which whole devices claims may have as one; None for a vendor whose devices are had one by one.
+    grouping: Grouping | None
     #: By which attribute, and which value of it, selectors of other classes tell what the devices are (see device_classes.py).
     device_types: Mapping[tuple[str, str], str]
 

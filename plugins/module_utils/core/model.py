@@ -54,9 +54,9 @@ class Version:
 
 AttributeValue = Union[bool, int, str, Version]
 
-# What an offer is: a whole device for containers, a partition of one, or a whole device for a virtual machine.
-DEVICE, PARTITION, PASSTHROUGH = "device", "partition", "passthrough"
-OFFER_KINDS = (DEVICE, PARTITION, PASSTHROUGH)
+# What an offer is: a whole device for containers, a partition of one, a whole device for a virtual machine, or several whole devices as one.
+DEVICE, PARTITION, PASSTHROUGH, GROUP = "device", "partition", "passthrough", "group"
+OFFER_KINDS = (DEVICE, PARTITION, PASSTHROUGH, GROUP)
 
 # Profile id, start and size of a partition: what identifies it on its device across its life times.
 OwnedPartition = tuple[int, int, int]
@@ -383,6 +383,9 @@ class Offer:
     capacity, several claims have the device at a time, each a part of it. ``prepared_before_binding`` says that pods are bound when the
     device is prepared for them. A dynamic one whose ``placement`` is a number is one of so many that can be made: the number tells
     them apart, and which one the partition will have is decided when it is planned.
+
+    A group stands for several whole devices: ``members`` are their UUIDs, ``device_uuid`` is the first, ``profile`` what kind of group it
+    is in the vendor's word. ``jointly`` is what an offer takes of counter sets that several devices share, by set (see composed.py).
     """
 
     name: str
@@ -400,6 +403,19 @@ class Offer:
     taints: tuple[Taint, ...] = ()
     policies: Mapping[str, RequestPolicy] = field(default_factory=dict)
     prepared_before_binding: bool = False
+    members: tuple[str, ...] = ()
+    jointly: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def device_uuids(self) -> tuple[str, ...]:
+        """The physical devices that it is, or is a part of."""
+        return self.members or (self.device_uuid,)
+
+    @property
+    def taken(self) -> Mapping[str, Mapping[str, int]]:
+        """All that it takes of counter sets, by set."""
+        own = {self.counter_set: self.consumes} if self.counter_set and self.consumes else {}
+        return {**own, **self.jointly}
 
 
 @dataclass(frozen=True)

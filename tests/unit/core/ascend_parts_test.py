@@ -4,19 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 import pytest
-from dra_driver.core.ascend import codes, composed, faults, names, preference, topology, vnpu_cfg
+from dra_driver.core.ascend import codes, faults, names, preference, topology, vnpu_cfg
 from dra_driver.core.ascend.attributes import ChipFacts, SuperPod, attributes
 from dra_driver.core.ascend.families import FAMILIES, UNKNOWN, Family, family_of
 from dra_driver.core.errors import AcceleratorError, DeviceFaulty, InUse, NotPermitted
 from dra_driver.core.lanes import DeviceBusy
 from dra_driver.core.model import Placement, Version
 from dra_driver.core.signs import Severity
-from dra_driver.core.slices import MOST_COUNTERS_IN_SET
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -176,53 +175,6 @@ def test_attributes_of_a_chip() -> None:
         "serverID": 2,
         "sdid": 4711,
     }
-
-
-# ---------------------------------------------------------------------- composed devices
-
-
-@pytest.mark.parametrize(
-    ("counters", "groups", "impossible"),
-    [
-        (dict.fromkeys(range(8), 8), [range(4), range(4, 8), range(8)], []),
-        (dict.fromkeys(range(16), 8), [*(range(n, n + 2) for n in range(0, 16, 2)), range(16)], [tuple(range(16))]),
-        (
-            dict.fromkeys(range(8), 16),
-            [*(range(n, n + 2) for n in range(0, 8, 2)), range(4), range(8)],
-            [tuple(range(8))],
-        ),
-        (dict.fromkeys(range(16), 1), [range(8), range(8, 16), range(16)], []),
-        (dict.fromkeys(range(8), 9), [range(4), range(8)], [tuple(range(8))]),
-    ],
-)
-def test_which_groups_can_be_devices(
-    counters: Mapping[int, int], groups: Sequence[Iterable[int]], impossible: list[tuple[int, ...]]
-) -> None:
-    found = composed.compose(counters, [tuple(each) for each in groups])
-    assert list(found.impossible) == impossible
-    assert set(found.possible) == {tuple(each) for each in groups} - set(impossible)
-
-
-@given(
-    st.dictionaries(st.integers(0, 15), st.integers(1, 16), min_size=1),
-    st.lists(st.frozensets(st.integers(0, 15), min_size=2, max_size=8), max_size=5),
-)
-def test_composed_devices_keep_the_limits_of_the_api(counters: Mapping[int, int], groups: list[frozenset[int]]) -> None:
-    wanted = [tuple(sorted(each & set(counters))) for each in groups]
-    found = composed.compose(counters, wanted)
-    assert sorted(chip for each in found.sets for chip in each) == sorted(counters)
-    assert all(sum(counters[chip] for chip in each) <= MOST_COUNTERS_IN_SET for each in found.sets)
-    assert all(len(found.sets_of(group)) <= 2 for group in found.possible)
-    assert {*found.possible, *found.impossible} == {each for each in wanted if len(each) > 1}
-
-
-def test_single_chips_and_groups_are_taken_from_opposite_ends() -> None:
-    assert composed.listed_first([(0, 1, 2, 3), (0, 1), (2, 3), (4, 5, 6, 7)]) == (
-        (2, 3),
-        (0, 1),
-        (4, 5, 6, 7),
-        (0, 1, 2, 3),
-    )
 
 
 # ---------------------------------------------------------------------- preference

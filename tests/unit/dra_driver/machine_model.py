@@ -34,6 +34,7 @@ from dra_driver.claims.settings import void_settings
 from dra_driver.claims.store import Change, Store
 from dra_driver.core.cdi import ContainerEdits, DeviceNode, list_specs
 from dra_driver.core.companions import Companion, SharedDevice
+from dra_driver.core.composed import Grouping
 from dra_driver.core.device_locks import DeviceLocks
 from dra_driver.core.documents import Choice, Several, Truth, Whole
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, DoesNotFit, InUse, NotFound
@@ -160,6 +161,7 @@ class ModelBackend:
     driver_name = DRIVER
     partitions_outlive_boot = False
     has_companions = True
+    grouping: Grouping | None = None
     cdi_kind = "k8s.gpu.nvidia.com/claim"
     config_kinds = CONFIG_KINDS
     device_classes = DEVICE_CLASSES

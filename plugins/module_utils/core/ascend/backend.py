@@ -17,6 +17,7 @@ from typing import Any, Callable, TypeVar
 from .. import pci
 from ..cdi import ContainerEdits
 from ..companions import Companion, SharedDevice
+from ..composed import Grouping
 from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, Unsupported
 from ..lanes import Call, Lanes
 from ..looking import findings, gather
@@ -35,7 +36,7 @@ from ..model import (
 from ..settings import Knob
 from ..system import System
 from ..telemetry import Telemetry
-from . import bus, faults, names, offers, slices, telemetry
+from . import bus, faults, groups, names, offers, slices, telemetry
 from .chips import Chip, Chips
 from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
 from .dcmi import Spot
@@ -81,6 +82,7 @@ class AscendBackend:
     device_classes = DEVICE_CLASSES
     device_types = DEVICE_TYPES
     partitions_outlive_boot = True
+    grouping: Grouping | None = groups
     has_companions = False
 
     def __init__(

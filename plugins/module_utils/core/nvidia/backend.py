@@ -15,6 +15,7 @@ from typing import Any, Callable, TypeVar
 from .. import pci
 from ..cdi import ContainerEdits
 from ..companions import Companion, SharedDevice
+from ..composed import Grouping
 from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, NotFound
 from ..lanes import Call, Lanes
 from ..looking import Looked, findings, gather
@@ -79,6 +80,7 @@ class NvidiaBackend:
     device_types = DEVICE_TYPES
     partitions_outlive_boot = False
     has_companions = True
+    grouping: Grouping | None = None
 
     def __init__(self, system: System | None = None, deadlines: Deadlines | None = None) -> None:
         self._system = system or System()

@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from .claims.plan import Inventory
 from .core.backend import Backend
+from .core.composed import compose
 from .core.layout import DYNAMIC, Rule, wanted_for
 from .core.model import DEVICE, PARTITION, PASSTHROUGH, CounterSet, Device, Finding, Offer, OwnedPartition, devices_of
 from .core.shares import shared
@@ -18,6 +19,7 @@ from .core.shares import shared
 class Survey:
     """What a look found, the devices whose facts are known, what is offered, and which are partitioned on demand.
 
+    ``left_out`` says of groups of devices that could be offered as one, by their names, why they are not.
     A device with a fault is offered as it was when it was well, with a taint; one whose facts were never read is not.
     """
 
@@ -26,6 +28,7 @@ class Survey:
     offers: tuple[Offer, ...]
     counter_sets: tuple[CounterSet, ...]
     dynamic: frozenset[str]
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def inventory(self, pool: str) -> Inventory:
         """Return what claims are held against."""
@@ -55,6 +58,7 @@ def survey(
     offers: list[Offer] = []
     counter_sets: list[CounterSet] = []
     dynamic: set[str] = set()
+    alone: set[str] = set()
     devices = devices_of(findings)
     for device in devices:
         rule = wanted_for(device, rules)
@@ -68,15 +72,20 @@ def survey(
             found = tuple(shared(offer, rule.shares, parts) if offer.kind == DEVICE else offer for offer in found)
         if rule is not None and rule.prepared_before_binding:
             found = tuple(replace(offer, prepared_before_binding=_takes_time(offer, on_demand)) for offer in found)
+        if rule is not None and not rule.composed:
+            alone.add(device.uuid)
         offers.extend(found)
         if any(offer.counter_set for offer in found):
             counter_sets.append(backend.counter_set(device, mine))
+    groups = backend.grouping.groups(devices) if backend.grouping is not None else ()
+    composition = compose(offers, counter_sets, groups, alone)
     return Survey(
         findings=tuple(findings),
         devices={device.uuid: device for device in devices},
-        offers=tuple(offers),
-        counter_sets=tuple(counter_sets),
+        offers=composition.offers,
+        counter_sets=composition.counter_sets,
         dynamic=frozenset(dynamic),
+        left_out=composition.left_out,
     )
 
 

@@ -18,7 +18,7 @@ from ..core.companions import Companion
 from ..core.configuration import ConfigRefused
 from ..core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, NotFound, NotPermitted, Unsupported
 from ..core.lanes import Call
-from ..core.model import DEVICE, PARTITION, PASSTHROUGH, AttributeValue, Device, Partition, Process
+from ..core.model import PARTITION, PASSTHROUGH, AttributeValue, Device, Partition, Process
 from ..core.settings import Knob
 from ..core.shares import attributes_of_share
 from ..core.system import System
@@ -232,9 +232,10 @@ class Hands:
     ) -> Mapping[str, AttributeValue]:
         if held.facts is not None:
             return self.backend.device_attributes(held.facts, None, is_for_machine=True)
+        if held.members and self.backend.grouping is not None:
+            return self.backend.grouping.attributes_of(held.profile or "", [facts[uuid] for uuid in held.members])
         device = facts[held.device_uuid]
-        partition = None if held.kind == DEVICE else made.get(held.cdi_name) or _existing(held, device)
-        return self.backend.device_attributes(device, partition)
+        return self.backend.device_attributes(device, _partition_of(held, device, made))
 
     def _former_pod_claim(self, path: str) -> str:
         try:
@@ -262,9 +263,12 @@ class Hands:
                     passthrough.edits(self.system, held.handover), besides.get(held.cdi_name, ContainerEdits())
                 )
                 continue
-            device = facts[held.device_uuid]
-            partition = None if held.kind == DEVICE else made.get(held.cdi_name) or _existing(held, device)
-            edit = self.backend.device_edits(device, partition, monitoring=held.admin)
+            edit = ContainerEdits.merge(
+                *(
+                    self.backend.device_edits(device, _partition_of(held, device, made), monitoring=held.admin)
+                    for device in (facts[uuid] for uuid in held.device_uuids)
+                )
+            )
             if held.cdi_name in shared:
                 edit = ContainerEdits.merge(edit, self.backend.companion_edits(shared[held.cdi_name]))
             if held.cdi_name in besides:
@@ -441,6 +445,11 @@ def _without(pids: Collection[int], device: Device) -> Device:
         processes=others(device.processes),
         partitions=tuple(replace(each, processes=others(each.processes)) for each in device.partitions),
     )
+
+
+def _partition_of(held: DeviceRecord, device: Device, made: Mapping[str, Partition]) -> Partition | None:
+    """The partition of a device that a claim has, made just now or before; None where it has the whole device."""
+    return (made.get(held.cdi_name) or _existing(held, device)) if held.kind == PARTITION else None
 
 
 def _existing(held: DeviceRecord, device: Device) -> Partition:

@@ -11,7 +11,7 @@ from typing import NoReturn
 from ..core.configuration import ConfigKind
 from ..core.errors import InUse
 from ..core.facts import document_of
-from ..core.model import DEVICE, PARTITION, PASSTHROUGH, Device, Offer, OwnedPartition, Partition
+from ..core.model import GROUP, PARTITION, PASSTHROUGH, Device, Offer, OwnedPartition, Partition
 from ..core.passthrough import IOMMUFD, LEGACY, Handover
 from ..core.prepared import PREPARING
 from ..core.settings import COMPUTE_MODE, PERSISTENCE
@@ -177,6 +177,12 @@ def plan_prepare(
             consumed=allocated.consumed,
             totals=offer.capacities,
         )
+        if sharing and offer.kind == GROUP:
+            raise ClaimError(
+                f"{offer.name} stands for several devices, and a configuration asks for a program that shares out one",
+                hint="Leave the sharing out of the configuration, or ask for single devices.",
+                code="config-refused",
+            )
         if sharing and allocated.share_id:
             # Each claim has a companion of its own, so that the device cannot be one process's alone.
             wanted.pop(COMPUTE_MODE, None)
@@ -207,10 +213,10 @@ def plan_prepare(
                 )
         if offer.kind == PASSTHROUGH:
             entry = _passed_through(entry, device, *interface_of(configurations))
-        dynamic = offer.device_uuid in inventory.dynamic
-        entry, mode = _settle(entry, offer, device, dynamic)
-        if mode is not None:
-            modes[device.uuid] = mode
+        for uuid in offer.device_uuids:
+            entry, mode = _settle(entry, offer, devices[uuid], uuid in inventory.dynamic)
+            if mode is not None:
+                modes[uuid] = mode
         planned.append(entry)
     record = ClaimRecord(
         uid=allocation.claim.uid,
@@ -241,6 +247,7 @@ def _entry(allocated: AllocatedDevice, offer: Offer, *, cdi_kind: str, claim_uid
         # A claim may have several shares of one device.
         cdi_id=f"{cdi_kind}={claim_uid}-{offer.name}" + (f"-{allocated.share_id[:8]}" if allocated.share_id else ""),
         consumed=allocated.consumed,
+        members=offer.members,
     )
 
 
@@ -302,7 +309,7 @@ def _passed_through(entry: DeviceRecord, device: Device, prefers_iommufd: bool, 
 
 
 def _conflict(one: DeviceRecord, other: DeviceRecord) -> bool:
-    if one.device_uuid != other.device_uuid:
+    if set(one.device_uuids).isdisjoint(other.device_uuids):
         return False
     if PASSTHROUGH in (one.kind, other.kind):
         return True  # who only watches has it open as well
@@ -316,7 +323,7 @@ def _conflict(one: DeviceRecord, other: DeviceRecord) -> bool:
 
 def _settle(entry: DeviceRecord, offer: Offer, device: Device, dynamic: bool) -> tuple[DeviceRecord, ModeChange | None]:
     """Hold one planned device against what the hardware is now."""
-    if offer.kind in (DEVICE, PASSTHROUGH):
+    if offer.kind != PARTITION:
         return entry, _whole(entry, device, dynamic)
     existing = _partition_at(device, entry.key)
     if existing is not None and existing.uuid and (not offer.dynamic or entry.admin):
@@ -384,13 +391,14 @@ def plan_restore(record: ClaimRecord, devices: Mapping[str, Device], dynamic: Co
     modes: dict[str, ModeChange] = {}
     remains: list[Destruction] = []
     for held in record.devices:
-        device = devices.get(held.device_uuid)
-        if device is None:
+        missing = [uuid for uuid in held.device_uuids if uuid not in devices]
+        if missing:
             raise ClaimError(
-                f"Claim {record.describe()} holds {held.name}, and device {held.device_uuid} is not on this node",
+                f"Claim {record.describe()} holds {held.name}, and device {', '.join(missing)} is not on this node",
                 hint="The device was lost or replaced. Delete the pod, so that the claim is allocated anew.",
                 code="device-gone",
             )
+        device = devices[held.device_uuid]
         existing = _partition_at(device, held.key) if held.kind == PARTITION else None
         if existing is not None and existing.uuid:
             settled.append(replace(held, partition_uuid=existing.uuid, instance_id=existing.instance_id))
@@ -413,9 +421,11 @@ def plan_restore(record: ClaimRecord, devices: Mapping[str, Device], dynamic: Co
             attributes={},
             capacities={},
         )
-        entry, mode = _settle(blank, offer, device, device.uuid in dynamic)
-        if mode is not None:
-            modes[device.uuid] = mode
+        entry = blank
+        for each in (device, *(devices[uuid] for uuid in held.members[1:])):
+            entry, mode = _settle(entry, offer, each, each.uuid in dynamic)
+            if mode is not None:
+                modes[each.uuid] = mode
         settled.append(entry)
     return PreparePlan(
         record=replace(record, devices=tuple(settled)),

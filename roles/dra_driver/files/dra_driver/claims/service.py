@@ -182,7 +182,8 @@ class ClaimService:
             if any(device.device not in self._inventory().offers for device in allocation.devices):
                 with watch.stage("refresh"):
                     await self._refresh()
-            uuids = {offer.device_uuid for offer in offers_of(allocation, self._inventory()).values()}
+            offers = offers_of(allocation, self._inventory()).values()
+            uuids = {uuid for offer in offers for uuid in offer.device_uuids}
             refuse_faulty(reference, uuids, self._inventory().faults)
             former = record.device_uuids if record is not None else ()
             waiting = time.perf_counter()
