@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from claim_steps import prepare, prepare_all, run, unprepare
@@ -26,6 +25,7 @@ from dra_driver.core.signs import Severity
 from dra_driver.core.slices import COMBINED
 from dra_driver.inventory import Survey
 from dra_driver.kubelet.pod_resources import ContainerDevice
+from dra_driver.metrics import NoMetrics, Stopwatch
 from dra_driver.monitoring.view import holdings, placed
 from dra_driver.publish.fit import COUNTERS, JOINT, TAINTS, Content, fit, needs
 from dra_driver.publish.reducer import Identity, probe
@@ -199,23 +199,13 @@ def test_what_stops_half_way_is_undone(tmp_path: Path) -> None:
         node = Node(tmp_path, claims, count=4, reached=reached)
         await node.start()
         with pytest.raises(Killed):
-            await node.service._prepare(claims.allocate("a", PAIR, config=[settings(powerLimit=300)]), Watch())
+            claim = claims.allocate("a", PAIR, config=[settings(powerLimit=300)])
+            await node.service._prepare(claim, Stopwatch(NoMetrics(), "prepare"))
         node.close()
         again = Node(tmp_path, claims, count=4)
         await again.start()
         assert again.store.claims == {} and await prepare(again, claims.allocate("b", "gpu-1")) == ""
         again.close()
-
-    class Watch:
-        kind = ""
-
-        def stage(self, _name: str) -> Any:
-            import contextlib
-
-            return contextlib.nullcontext()
-
-        def add(self, *_values: object) -> None:
-            pass
 
     asyncio.run(main())
 
