@@ -68,6 +68,7 @@ class HardwareWatch:
         self._state = StateLog(LOG)
         self._told: tuple[tuple[int, str, bool], ...] = ()
         self._edits = StateLog(LOG)
+        self._groups, self._left_out = StateLog(LOG), ""
         self._looking = asyncio.Lock()
         self._soon = soon
         self._lending = lending
@@ -129,6 +130,9 @@ class HardwareWatch:
             self._snapshots.put(Snapshot(survey=found, inventory=found.inventory(self._pool), looked_at=time.time()))
             self._conditions.report(PART)
             self._report_devices(findings)
+            if found.left_out or self._left_out:
+                self._left_out = "; ".join(f"{name}: {why}" for name, why in found.left_out.items())
+                self._groups.report(f"groups that are not published: {self._left_out or 'none'}", driver=self._driver)
             await self._look_at_edits()
 
     async def reset(self, uuids: Sequence[str]) -> None:
