@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Callable, Protocol
 
 from .ascend.backend import AscendBackend
@@ -196,6 +197,8 @@ class Backend(Protocol):
     def driver_edits(self) -> ContainerEdits:
         """Return the container edits that all devices of the vendor need, by what is on the disk now; cheap.
 
+        With ``lists``, even of nothing, containers know their devices by these variables.
+
         Raises BackendUnavailable, naming it, when something is not there that no container can do without.
         """
 
@@ -220,14 +223,17 @@ class Backend(Protocol):
 BACKENDS: dict[str, Callable[[System], Backend]] = {"ascend": AscendBackend, "nvidia": NvidiaBackend}
 
 
-def create(vendor: str, system: System | None = None) -> Backend:
+#: The same for vendors that have a container runtime of their own, where this is to bring the devices into containers.
+BY_RUNTIME: dict[str, Callable[[System], Backend]] = {"ascend": partial(AscendBackend, by_runtime=True)}
+
+
+def create(vendor: str, system: System | None = None, *, by_runtime: bool = False) -> Backend:
     """Return the backend of a vendor. Raises ValueError that lists the vendors known."""
+    known = BY_RUNTIME if by_runtime else BACKENDS
     try:
-        factory = BACKENDS[vendor]
+        factory = known[vendor]
     except KeyError:
-        raise ValueError(
-            f"There is no backend for vendor {vendor!r}; known are {', '.join(sorted(BACKENDS))}"
-        ) from None
+        raise ValueError(f"There is no backend for vendor {vendor!r}; known are {', '.join(sorted(known))}") from None
     return factory(system or System())
 
 

@@ -90,6 +90,30 @@ def claims_have_their_slices(stage: Stage) -> None:
     acted(stage, scene)
 
 
+@on("8x310P-Pro")
+def claims_by_the_vendors_runtime_name_their_devices(stage: Stage) -> None:
+    async def scene(driver: Driver) -> None:
+        async def environment(name: str, *devices: str) -> list[str]:
+            claim = driver.claims.allocate(name, *({"device": each, "request": "npus"} for each in devices))
+            assert (await driver.node.service.prepare([claim]))[claim.uid].error == ""
+            document = driver.node.cdi(claim.uid)
+            assert "containerEdits" not in document
+            (edits, *others) = [each["containerEdits"] for each in document["devices"]]
+            assert not {"deviceNodes", "hooks"} & set(edits)
+            assert all(each["env"] == edits["env"] for each in others)
+            return sorted(edits["env"])
+
+        assert await environment("whole", "npu-3", "npu-1") == ["ASCEND_RUNTIME_OPTIONS=", "ASCEND_VISIBLE_DEVICES=3,1"]
+        assert await environment("slices", "npu-0-vir02-6", "npu-0-vir01-0") == [
+            "ASCEND_RUNTIME_OPTIONS=VIRTUAL",
+            "ASCEND_VISIBLE_DEVICES=106,100",
+        ]
+
+    (stage.root / "etc/ascend-docker-runtime.d").mkdir()
+    stage.backend = stage.fresh(by_runtime=True)
+    acted(stage, scene)
+
+
 class Scheduler:
     """Gives claims the first device that fits by the counters, and knows no more than what is published."""
 

@@ -57,6 +57,17 @@ def test_the_handler_is_the_default_one_but_for_the_specification(version: int, 
     assert again.after == main.after
 
 
+def test_another_program_is_told_what_the_default_one_is_told() -> None:
+    text = DUMP.format(version=2, plugin=PLUGINS[1][1])
+    settings = read_dump(text)
+    wanted = wanted_handler(settings, options={"BinaryName": "/opt/bin/other"})
+    assert "base_runtime_spec" not in wanted and "BinaryName" not in handlers(settings)["runc"]["options"]
+    assert wanted["options"] == {"SystemdCgroup": True, "BinaryName": "/opt/bin/other"}
+    (drop_in, _main) = candidates(settings, "other", wanted, File("/c.toml", text), "/c.toml", "/conf.d")
+    assert drop_in.path == "/conf.d/61-other.toml" and drop_in.after is not None
+    assert runtimes(drop_in.after, PLUGINS[1][1]) == {"other": wanted}
+
+
 def test_without_a_main_file_one_is_made_and_without_a_default_handler_it_is_refused() -> None:
     text = DUMP.format(version=3, plugin=PLUGINS[0][1])
     settings = read_dump(text)

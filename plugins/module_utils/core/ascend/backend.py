@@ -40,7 +40,7 @@ from . import bus, faults, groups, names, offers, slices, telemetry
 from .chips import Chip, Chips
 from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
 from .dcmi import Spot
-from .driver_files import CommonEdits, device_edits
+from .driver_files import CommonEdits, device_edits, runtime_device_edits, runtime_edits
 from .library import Library
 from .program import Program
 from .readings import Source
@@ -72,7 +72,8 @@ class AscendBackend:
     """The NPUs of this machine. Safe for threads; each chip has a lane, and what concerns different chips runs side by side.
 
     What stays about a chip is read once and kept until it is replaced, so that looking at a chip costs a few calls of the
-    library. Nothing on the way of a claim starts a program.
+    library. Nothing on the way of a claim starts a program. With ``by_runtime`` Huawei's container runtime brings chips into
+    containers, and the edits only name them.
     """
 
     vendor = names.VENDOR
@@ -86,8 +87,13 @@ class AscendBackend:
     has_companions = False
 
     def __init__(
-        self, system: System | None = None, deadlines: Deadlines | None = None, source: Source | None = None
+        self,
+        system: System | None = None,
+        deadlines: Deadlines | None = None,
+        source: Source | None = None,
+        by_runtime: bool = False,
     ) -> None:
+        self._by_runtime = by_runtime
         self._system = system or System()
         self._deadlines = deadlines or Deadlines()
         self._given = source
@@ -299,7 +305,7 @@ class AscendBackend:
 
     def driver_edits(self) -> ContainerEdits:
         """Return what all chips need in a container, by what is on the disk now. Raises BackendUnavailable."""
-        return self._common_edits.current()
+        return runtime_edits(self._system) if self._by_runtime else self._common_edits.current()
 
     def machine_edits(self) -> ContainerEdits:
         """Return nothing: NPUs are given to no virtual machine. Pure."""
@@ -313,7 +319,8 @@ class AscendBackend:
 
     def device_edits(self, device: Device, partition: Partition | None, monitoring: bool = False) -> ContainerEdits:
         """Return what one chip or one slice needs in a container."""
-        return device_edits(self._system, device, partition)
+        edits = runtime_device_edits if self._by_runtime else device_edits
+        return edits(self._system, device, partition)
 
     def _open(self) -> None:
         try:
