@@ -57,7 +57,9 @@ take_lock() {
 }
 
 # Options of all packages; what a package does is in $verb.
+# shellcheck disable=SC2034 # each package reads its own
 verb="" quiet=no for_all=no folder="" user="" group="" rebuild=yes
+# shellcheck disable=SC2034
 read_words() {
     local word
     for word in "$@"; do

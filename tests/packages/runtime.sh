@@ -15,7 +15,7 @@ fail() {
     say "[ERROR] $*"
     exit 1
 }
-verb="" scene=docker mode=legacy configuration="" folder=/usr/local/Ascend/Ascend-Docker-Runtime type=""
+verb="" scene=docker mode=legacy configuration="" folder=/usr/local/Ascend/Ascend-Docker-Runtime
 for word in "$@"; do
     case $word in
     --install | --upgrade | --uninstall | --version) verb=${word#--} ;;
@@ -26,7 +26,7 @@ for word in "$@"; do
         configuration=${word#*=}
         [ -e "$root$configuration" ] || fail "file $configuration does not exist"
         ;;
-    --install-type=*) type=${word#*=} ;;
+    --install-type=*) ;;
     *) fail "unsupported parameter $word" ;;
     esac
 done
