@@ -31,7 +31,7 @@ DEFAULT_FOLDER = "/usr/local/Ascend"
 RECORD_VERSION = 1
 
 _NAME = re.compile(
-    r"(?i)Ascend-hdk-(?P<chip>[a-z0-9_.-]+?)-npu-(?P<kind>driver|firmware)_(?P<version>[^_/]+?)(?:_linux-(?P<machine>[a-z0-9_-]+))?\.run"
+    r"(?i)(?:Ascend-hdk-)?(?P<chip>[a-z0-9_.-]+?)-npu-(?P<kind>driver|firmware)_(?P<version>[^_/]+?)(?:_linux-(?P<machine>[a-z0-9_-]+))?\.run"
 )
 #: What a package says of its end where nothing has to be restarted; all others ask for a restart, or say nothing.
 _AT_ONCE = re.compile(r"(?i)takes? effect (immediately|at once)")

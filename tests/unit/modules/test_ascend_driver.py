@@ -313,6 +313,7 @@ def test_removal_is_the_other_way_round() -> None:
         ("Ascend-hdk-910b-npu-driver_25.2.0_linux-aarch64.run", "driver", "910b", "25.2.0", "aarch64"),
         ("Ascend-hdk-310P-npu-firmware_7.5.0.1.129.run", "firmware", "310p", "7.5.0.1.129", ""),
         ("Ascend-hdk-910-npu-driver_23.0.3_linux-x86_64.run", "driver", "910", "23.0.3", "x86_64"),
+        ("Other-hdk-npu-driver_25.2.0_linux-aarch64.run", "driver", "other-hdk", "25.2.0", "aarch64"),
     ],
 )
 def test_a_name_says_what_a_package_is(name: str, kind: str, chip: str, version: str, machine: str) -> None:
