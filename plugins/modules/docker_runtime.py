@@ -27,6 +27,8 @@ attributes:
     support: full
   diff_mode:
     support: full
+    details:
+      - What the file says of runtimes; nothing else of it is shown.
   idempotent:
     support: full
   platform:
@@ -109,7 +111,7 @@ error_code:
   sample: not-taken
 """
 
-import difflib
+import json
 import tempfile
 import time
 from pathlib import Path
@@ -117,6 +119,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils._docker import (
+    RUNTIMES,
     DockerError,
     Record,
     entry,
@@ -245,10 +248,10 @@ def carry_out(docker: Docker, before: str | None, after: str | None, wanted: str
     )
 
 
-def shown(before: str | None, after: str | None, path: str) -> str:
-    """Return the lines that change: others of the file may hold passwords."""
-    lines = [(text or "").splitlines() for text in (before, after)]
-    return "".join(f"{line}\n" for line in difflib.unified_diff(lines[0], lines[1], path, path, lineterm="", n=1))
+def shown(text: str | None, path: str) -> str:
+    """Return what a text says of runtimes: all else of the file may hold passwords."""
+    runtimes = read(text, path).get(RUNTIMES)
+    return json.dumps({RUNTIMES: runtimes}, indent=4) + "\n" if runtimes else ""
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
@@ -265,7 +268,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         after = text_before(before, docker.path, params["name"], record)
     active = docker.is_active()
     ours = wanted is not None or record is not None
-    there = read(after, docker.path).get("runtimes", {}).get(params["name"])
+    there = read(after, docker.path).get(RUNTIMES, {}).get(params["name"])
     program = there.get("path") if isinstance(there, dict) else None
     reloads = active and ours and (after != before or docker.knows() != program)
     changed = after != before or reloads or (wanted is None and record is not None)
@@ -289,7 +292,12 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         "changed": changed,
         "file": docker.path if after != before else "",
         "reloaded": reloads,
-        "diff": {"prepared": shown(before, after, docker.path)},
+        "diff": {
+            "before": shown(before, docker.path),
+            "after": shown(after, docker.path),
+            "before_header": docker.path,
+            "after_header": docker.path,
+        },
     }
 
 

@@ -89,7 +89,7 @@ def test_a_runtime_is_added_and_taken_back(docker: Docker, before: str | None) -
     done = docker.run()
     assert done["file"] == said["file"] == str(docker.config)
     assert docker.known()["ascend"] == {"path": PROGRAM}
-    assert "hidden-word" not in str(done["diff"]) or "\n" not in (before or "").strip()
+    assert "hidden-word" not in str(done) and PROGRAM in done["diff"]["after"] and PROGRAM not in done["diff"]["before"]
     document = json.loads(docker.config.read_text())
     assert document["runtimes"].pop("ascend") and document == {"runtimes": {}, **json.loads(before or "{}")}
     if before is not None:
