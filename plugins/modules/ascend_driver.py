@@ -286,7 +286,8 @@ def wanted(params: dict[str, Any], record: Record) -> list[Package]:
 
 def refuse_removal(steps: Sequence[Step], record: Record, params: dict[str, Any]) -> None:
     """Refuse to remove what somebody else has installed. Raises PackageError."""
-    others = [step for step in steps if step.kind not in record.packages]
+    # What was begun is ours as well.
+    others = [step for step in steps if step.kind not in (*record.packages, record.doing)]
     if others and not params["foreign"]:
         raise PackageError(
             f"Not installed by this collection: {', '.join(f'{step.kind} {step.before}'.strip() for step in others)}",

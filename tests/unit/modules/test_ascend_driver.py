@@ -179,6 +179,8 @@ def test_a_run_that_was_killed_is_gone_on_with(node: Node, place: str, from_vers
     killed = node.run(NEWER)
     assert (killed["failed"] and node.versions() != NEWER) or node.status() != COMPLETE
     node.monkeypatch.delenv("FAKE_STOP")
+    if not from_versions and place == "driver-late":
+        assert node.run(state="absent", check=True)["steps"] == ["remove the driver 24.1.rc2"], "what was begun is ours"
     done = node.run(NEWER)
     assert done["changed"] and node.versions() == NEWER and node.status() == COMPLETE
     assert not node.run(NEWER)["changed"]
