@@ -33,6 +33,7 @@ class Node:
         self.root = folder / "root"
         (self.root / "packages").mkdir(parents=True)
         (self.root / "etc/docker").mkdir(parents=True)
+        (self.root / "usr/local").mkdir(parents=True)
         (self.root / "etc/docker/daemon.json").write_text('{"debug": true}')
         self._run = run_here
         self.monkeypatch = monkeypatch

@@ -79,7 +79,7 @@ def docker(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch:
     return Docker(tmp_path, run_here, monkeypatch)
 
 
-@pytest.mark.parametrize("before", [None, "", "{}", SITE, json.dumps(json.loads(SITE))])
+@pytest.mark.parametrize("before", [None, "{}", SITE, json.dumps(json.loads(SITE))])
 def test_a_runtime_is_added_and_taken_back(docker: Docker, before: str | None) -> None:
     if before is not None:
         docker.config.write_text(before)
