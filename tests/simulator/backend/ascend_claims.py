@@ -90,7 +90,7 @@ def claims_have_their_slices(stage: Stage) -> None:
     acted(stage, scene)
 
 
-@on("8x310P-Pro")
+@on("4x300I-Duo")
 def claims_by_the_vendors_runtime_name_their_devices(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
         async def environment(name: str, *devices: str) -> list[str]:
@@ -103,7 +103,8 @@ def claims_by_the_vendors_runtime_name_their_devices(stage: Stage) -> None:
             assert all(each["env"] == edits["env"] for each in others)
             return sorted(edits["env"])
 
-        assert await environment("whole", "npu-3", "npu-1") == ["ASCEND_RUNTIME_OPTIONS=", "ASCEND_VISIBLE_DEVICES=3,1"]
+        assert await environment("whole", "npu-4", "npu-3") == ["ASCEND_RUNTIME_OPTIONS=", "ASCEND_VISIBLE_DEVICES=4,3"]
+        assert await environment("card", "npu-card-6") == ["ASCEND_RUNTIME_OPTIONS=", "ASCEND_VISIBLE_DEVICES=6,7"]
         assert await environment("slices", "npu-0-vir02-6", "npu-0-vir01-0") == [
             "ASCEND_RUNTIME_OPTIONS=VIRTUAL",
             "ASCEND_VISIBLE_DEVICES=106,100",
