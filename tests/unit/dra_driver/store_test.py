@@ -404,7 +404,7 @@ def test_what_a_newer_release_has_written_is_refused_by_name_and_left_alone(tmp_
     store = Store.open(str(path))
     commit(store, Change(put=record("u1")))
     store.close()
-    document = '{"version": 5}'
+    document = '{"version": 6}'
     for table, name, value in (("meta", "schema_version", "99"), ("claims", "u1", document)):
         with contextlib.closing(sqlite3.connect(path)) as connection:
             if table == "meta":
