@@ -113,7 +113,12 @@ def test_two_dies_are_sliced_one_by_one_only(npus: NpuMachine) -> None:
     assert client.code("dcmi_set_multi_die_policy", 0) == OCCUPIED
     assert client.code("dcmi_set_vdevice_mode", 1) == OCCUPIED
     pod = client.information(7, 1, 12, 1, "spod_info")
-    assert (pod["sdid"], pod["scale_type"], pod["super_pod_id"], pod["server_id"]) == (15, 384, 1, 0)
+    assert (pod["sdid"], pod["scale_type"], pod["super_pod_id"], pod["server_id"]) == (
+        7 << 18 | 1 << 16 | 15,
+        384,
+        1,
+        0,
+    )
 
 
 def test_what_a_chip_is_used_by_is_in_the_way_and_a_destroy_is_not_guarded(npus: NpuMachine) -> None:

@@ -30,6 +30,11 @@ from .nvidia.backend import NvidiaBackend
 from .settings import Knob
 from .system import System
 from .telemetry import Telemetry
+from .vendor import VendorFacts
+
+#: Given the offers, all devices by their UUIDs, and the UUIDs of those that claims hold: the offers as they are published then.
+#: Attributes and order may differ, nothing else. Pure.
+Arranged = Callable[[Sequence[Offer], Mapping[str, Device], Collection[str]], tuple[Offer, ...]]
 
 
 class Backend(Protocol):
@@ -44,6 +49,8 @@ class Backend(Protocol):
     until the call that hangs has come back. Only BackendUnavailable is about the whole machine.
     """
 
+    #: What the vendor's things are called; the three names below are the most used of it.
+    facts: VendorFacts
     vendor: str
     driver_name: str
     cdi_kind: str
@@ -56,6 +63,8 @@ class Backend(Protocol):
     has_companions: bool
     #: Which whole devices claims may have as one; None for a vendor whose devices are had one by one.
     grouping: Grouping | None
+    #: What becomes of the offers while claims hold devices, or partitions of them; None where nothing does.
+    arranged: Arranged | None
     #: By which attribute, and which value of it, selectors of other classes tell what the devices are (see device_classes.py).
     device_types: Mapping[tuple[str, str], str]
 
@@ -183,6 +192,12 @@ class Backend(Protocol):
         ``owned`` are the partitions, by profile id, start and size, that the driver made for claims; all others that
         exist are an administrator's, are published as they are and never destroyed. With ``passthrough`` a virtual machine can
         have the device: what is published beside the whole device takes all that this takes of the same counters.
+        """
+
+    def labels(self, devices: Sequence[Device]) -> Mapping[str, str]:
+        """Return the labels of a Node with these devices, of those that ``facts`` names. Pure.
+
+        What is not the same for all of them is not among them.
         """
 
     def parts(self, device: Device) -> Mapping[str, int]:

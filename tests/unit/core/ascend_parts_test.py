@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any
 
 import pytest
-from dra_driver.core.ascend import codes, faults, names, preference, topology, vnpu_cfg
+from dra_driver.core.ascend import codes, faults, names, topology, vnpu_cfg
 from dra_driver.core.ascend.attributes import ChipFacts, SuperPod, attributes
 from dra_driver.core.ascend.families import FAMILIES, UNKNOWN, Family, family_of
 from dra_driver.core.errors import AcceleratorError, DeviceFaulty, InUse, NotPermitted
@@ -18,8 +17,6 @@ from dra_driver.core.model import Placement, Version
 from dra_driver.core.signs import Severity
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tests.bench import ring_model
 
 BY_WORD: Mapping[str, Family] = {each.word: each for each in FAMILIES.values()}
 IDS = st.integers(0, 63)
@@ -175,69 +172,6 @@ def test_attributes_of_a_chip() -> None:
         "serverID": 2,
         "sdid": 4711,
     }
-
-
-# ---------------------------------------------------------------------- preference
-
-
-def node(word: str, per_card: int = 1) -> dict[int, Mapping[str, Any]]:
-    placed = topology.places(BY_WORD[word], chips(8, per_card))
-    return {each.physical_id: topology.attributes("n", each, placed[each.physical_id]) for each in chips(8, per_card)}
-
-
-@pytest.mark.parametrize("count", [1, 2, 4, 8])
-@pytest.mark.parametrize(("word", "per_card"), [("910A", 1), ("310P", 2), ("910_93", 2), ("310P", 1), ("310", 4)])
-@given(data=st.data())
-def test_the_nearest_chips_that_there_are(word: str, per_card: int, count: int, data: st.DataObject) -> None:
-    every = node(word, per_card)
-    there = data.draw(st.sets(st.sampled_from(range(8))))
-    free = {number: every[number] for number in there}
-    found = ring_model.allocate(preference.claim_spec(count, "npu.huawei.com"), free)
-
-    def together(key: str) -> bool:
-        values = [each[key] for each in free.values() if key in each]
-        return any(values.count(value) >= count for value in values)
-
-    if len(free) < count:
-        assert found is None
-    elif count == 1:
-        assert found == ("", (min(free),))
-    else:
-        assert found is not None
-        assert found[0] == ("same-card" if together("cardID") else "same-ring" if together("hccsRing") else "any")
-
-
-def test_a_claim_that_waits_for_near_chips() -> None:
-    spec = preference.claim_spec(4, "ascend-910", prefer=("same-ring",), selectors=["true"], request="r")
-    assert spec == {
-        "devices": {
-            "requests": [
-                {
-                    "name": "r",
-                    "firstAvailable": [
-                        {
-                            "name": "same-ring",
-                            "deviceClassName": "ascend-910",
-                            "allocationMode": "ExactCount",
-                            "count": 4,
-                            "selectors": [{"cel": {"expression": "true"}}],
-                        }
-                    ],
-                }
-            ],
-            "constraints": [{"requests": ["r/same-ring"], "matchAttribute": "npu.huawei.com/hccsRing"}],
-        }
-    }
-    template = preference.claim_template("four", "team", 4, "ascend-910", prefer=("any",))
-    assert template["kind"] == "ResourceClaimTemplate" and "constraints" not in template["spec"]["spec"]["devices"]
-
-
-@pytest.mark.parametrize(
-    "options", [{"chips": 0}, {"chips": 33}, {"prefer": ()}, {"prefer": ("any", "any")}, {"prefer": ("x",)}]
-)
-def test_claims_that_nobody_can_have(options: Mapping[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"Expected|can have"):
-        preference.claim_spec(**{"chips": 2, "device_class": "c", **options})
 
 
 # ---------------------------------------------------------------------- codes and faults

@@ -162,6 +162,7 @@ class ModelBackend:
     partitions_outlive_boot = False
     has_companions = True
     grouping: Grouping | None = None
+    arranged = None
     cdi_kind = "k8s.gpu.nvidia.com/claim"
     config_kinds = CONFIG_KINDS
     device_classes = DEVICE_CLASSES

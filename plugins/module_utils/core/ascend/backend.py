@@ -36,7 +36,7 @@ from ..model import (
 from ..settings import Knob
 from ..system import System
 from ..telemetry import Telemetry
-from . import bus, faults, groups, names, offers, slices, telemetry
+from . import bus, faults, groups, occupancy, offers, slices, telemetry
 from .chips import Chip, Chips
 from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
 from .dcmi import Spot
@@ -44,6 +44,7 @@ from .driver_files import CommonEdits, device_edits, runtime_device_edits, runti
 from .library import Library
 from .program import Program
 from .readings import Source
+from .vendor import FACTS, labels
 from .watch import Watch
 
 Answer = TypeVar("Answer")
@@ -76,15 +77,17 @@ class AscendBackend:
     containers, and the edits only name them.
     """
 
-    vendor = names.VENDOR
-    driver_name = names.DRIVER_NAME
-    cdi_kind = names.CDI_KIND
+    facts = FACTS
+    vendor = facts.word
+    driver_name = facts.driver_name
+    cdi_kind = facts.cdi_kind
     config_kinds = CONFIG_KINDS
     device_classes = DEVICE_CLASSES
     device_types = DEVICE_TYPES
     partitions_outlive_boot = True
     grouping: Grouping | None = groups
     has_companions = False
+    arranged = staticmethod(occupancy.arranged)
 
     def __init__(
         self,
@@ -294,6 +297,10 @@ class AscendBackend:
     ) -> tuple[Offer, ...]:
         """Return what is published of a chip. Pure."""
         return offers.offers(device, dynamic, owned)
+
+    def labels(self, devices: Sequence[Device]) -> Mapping[str, str]:
+        """Return the labels of a Node with these chips. Pure."""
+        return labels(devices)
 
     def parts(self, device: Device) -> Mapping[str, int]:
         """Return nothing: all that claims can share of a whole chip is among its capacities. Pure."""

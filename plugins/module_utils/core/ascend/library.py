@@ -19,9 +19,10 @@ from ..errors import AcceleratorError, NotFound
 from ..model import Process
 from ..system import System
 from . import names
-from .attributes import SuperPod
+from .attributes import SuperPod, super_pod
 from .dcmi import Dcmi, Spot
 from .driver_files import version_of
+from .families import Family, family_of
 from .readings import MEBIBYTE, NETWORK, Condition, Identity, SliceReading, SliceReadings, Told, Work
 from .structures import (
     BoardInfo,
@@ -137,7 +138,7 @@ class Library:
             board_id=board.board if has_board else None,
             product=text(label.product) or text(info.npu_name),
             card_serial=text(label.serial),
-            super_pod=self._super_pod(spot, doing),
+            super_pod=self._super_pod(spot, family_of(address.device & 0xFFFF), doing),
         )
 
     def link(self, one: Spot, other: Spot) -> str | None:
@@ -303,12 +304,14 @@ class Library:
                     break
         return found
 
-    def _super_pod(self, spot: Spot, doing: str) -> SuperPod | None:
+    def _super_pod(self, spot: Spot, family: Family, doing: str) -> SuperPod | None:
         info, size = SuperPodInfo(), ctypes.c_uint(ctypes.sizeof(SuperPodInfo))
         arguments = (_POD, ctypes.c_uint(_POD_INFO), ctypes.byref(info), ctypes.byref(size))
         if not self._dcmi.answered(spot, "get_device_info", *arguments, doing=doing):
             return None
-        return SuperPod(int(info.pod), int(info.server), int(info.number))
+        return super_pod(
+            family, int(info.pod), int(info.server), int(info.number), chassis=int(info.chassis), kind=int(info.type)
+        )
 
     def _information(self, spot: Spot, what: int, part: int, place: Any, doing: str) -> bool:
         """Fill a structure with ``dcmi_get_device_info``; False where the chip has no such thing."""

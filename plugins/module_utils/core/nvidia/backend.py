@@ -42,7 +42,7 @@ from .common_edits import CommonEdits
 from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
 from .discover import BoardFacts
 from .nvml import Nvml
-from .offers import DRIVER_NAME
+from .vendor import FACTS, labels
 from .watch import Watch
 
 Answer = TypeVar("Answer")
@@ -72,15 +72,17 @@ class NvidiaBackend:
     that looking at a GPU costs a few calls.
     """
 
-    vendor = "nvidia"
-    driver_name = DRIVER_NAME
-    cdi_kind = "k8s.gpu.nvidia.com/claim"
+    facts = FACTS
+    vendor = facts.word
+    driver_name = facts.driver_name
+    cdi_kind = facts.cdi_kind
     config_kinds = CONFIG_KINDS
     device_classes = DEVICE_CLASSES
     device_types = DEVICE_TYPES
     partitions_outlive_boot = False
     has_companions = True
     grouping: Grouping | None = None
+    arranged = None
 
     def __init__(self, system: System | None = None, deadlines: Deadlines | None = None) -> None:
         self._system = system or System()
@@ -372,6 +374,10 @@ class NvidiaBackend:
     ) -> tuple[Offer, ...]:
         """Return what is published of a GPU. Pure."""
         return offers.offers(device, dynamic, owned, passthrough)
+
+    def labels(self, devices: Sequence[Device]) -> Mapping[str, str]:
+        """Return the labels of a Node with these GPUs. Pure."""
+        return labels(devices)
 
     def parts(self, device: Device) -> Mapping[str, int]:
         """Return what of a whole GPU can be shared out besides its memory. Pure."""

@@ -31,7 +31,6 @@ from ..model import (
 )
 from ..slices import MOST_ATTRIBUTES_AND_CAPACITIES
 
-DRIVER_NAME = "gpu.nvidia.com"
 MULTIPROCESSORS = "multiprocessors"
 _OF_EVERY_PCI_DEVICE = (
     "productName",

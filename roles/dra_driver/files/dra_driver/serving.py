@@ -247,7 +247,14 @@ class Serving:
             told=self._reports.done,
         )
         listener = Listener(self._backend, driver=self._driver, soon=self._soon, heard=keeper.heard)
-        pool = PoolKeeper(self.publisher, self.pictures)
+        pool = PoolKeeper(
+            self.publisher,
+            self.pictures,
+            self._backend.arranged,
+            lambda: frozenset(
+                uuid for record in store.claims.values() for each in record.devices for uuid in each.device_uuids
+            ),
+        )
         intake.open(service)
         try:
             await face()
