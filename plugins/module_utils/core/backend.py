@@ -15,6 +15,7 @@ from .composed import Grouping
 from .configuration import ConfigKind
 from .lanes import Call
 from .model import (
+    Arranged,
     AttributeValue,
     CounterSet,
     Device,
@@ -31,10 +32,6 @@ from .settings import Knob
 from .system import System
 from .telemetry import Telemetry
 from .vendor import VendorFacts
-
-#: Given the offers, all devices by their UUIDs, and the UUIDs of those that claims hold: the offers as they are published then.
-#: Attributes and order may differ, nothing else. Pure.
-Arranged = Callable[[Sequence[Offer], Mapping[str, Device], Collection[str]], tuple[Offer, ...]]
 
 
 class Backend(Protocol):

@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Union
+from typing import Callable, Union
 
 from .signs import Severity, Sign
 
@@ -424,3 +424,8 @@ class CounterSet:
 
     name: str
     counters: Mapping[str, int]
+
+
+#: Given the offers, all devices by their UUIDs, and the UUIDs of those that claims hold: the offers as they are published then.
+#: Attributes and order may differ, nothing else. Pure.
+Arranged = Callable[[Sequence[Offer], Mapping[str, Device], Collection[str]], tuple[Offer, ...]]

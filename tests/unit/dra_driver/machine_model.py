@@ -42,6 +42,7 @@ from dra_driver.core.lanes import Call, Lanes
 from dra_driver.core.layout import Rule, parse_rules
 from dra_driver.core.model import (
     AWAITED,
+    Arranged,
     AttributeValue,
     CounterSet,
     Device,
@@ -162,7 +163,7 @@ class ModelBackend:
     partitions_outlive_boot = False
     has_companions = True
     grouping: Grouping | None = None
-    arranged = None
+    arranged: Arranged | None = None
     cdi_kind = "k8s.gpu.nvidia.com/claim"
     config_kinds = CONFIG_KINDS
     device_classes = DEVICE_CLASSES

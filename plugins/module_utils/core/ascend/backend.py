@@ -22,6 +22,7 @@ from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, 
 from ..lanes import Call, Lanes
 from ..looking import findings, gather
 from ..model import (
+    Arranged,
     AttributeValue,
     CounterSet,
     Device,
@@ -87,7 +88,7 @@ class AscendBackend:
     partitions_outlive_boot = True
     grouping: Grouping | None = groups
     has_companions = False
-    arranged = staticmethod(occupancy.arranged)
+    arranged: Arranged | None = staticmethod(occupancy.arranged)
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, NotFoun
 from ..lanes import Call, Lanes
 from ..looking import Looked, findings, gather
 from ..model import (
+    Arranged,
     AttributeValue,
     CounterSet,
     Device,
@@ -82,7 +83,7 @@ class NvidiaBackend:
     partitions_outlive_boot = False
     has_companions = True
     grouping: Grouping | None = None
-    arranged = None
+    arranged: Arranged | None = None
 
     def __init__(self, system: System | None = None, deadlines: Deadlines | None = None) -> None:
         self._system = system or System()

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..core.backend import Arranged
+from ..core.model import Arranged
 from ..publish.publisher import Content, Publisher
 from .health import Picture
 from .shared import Shared, Snapshot
