@@ -19,12 +19,13 @@ WORLD = os.environ.get("DRA_ACCELERATORS_SUPER_POD_WORLD", "superpod")
 KEPT = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
 JOB = "ascend/super-pod-job.yaml"
 ANNOTATION = "dra-accelerators/labels"
+WHOLE = [{"hosts": "accelerator_nodes", "layout": [{"match": {}, "mode": "whole"}]}]
 
 
 @pytest.fixture(scope="module")
 def npus() -> Iterator[NpuCluster]:
     """Two bare nodes with eight modules of two dies."""
-    made = NpuCluster(WORLD)
+    made = NpuCluster(WORLD, {"accelerator_layouts": WHOLE})
     if not KEPT:
         made.world("down")
     made.world("up", "--nodes", "2", "--silicon", "8xA3,8xA3", timeout=3000)
