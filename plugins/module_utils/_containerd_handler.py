@@ -96,6 +96,12 @@ def without_block(text: str, name: str) -> str:
     return re.sub(rf"(?ms)^{begin}$.*?^{end}$\n?", "", text)
 
 
+def text_before(text: str, name: str) -> str | None:
+    """Return a main file's text without a handler; None for one that was made for it."""
+    left = without_block(text, name)
+    return None if left != text and re.fullmatch(r"version = \d+\n", left) else left
+
+
 def _table(settings: Settings) -> tuple[str, ...]:
     return table_of(settings.version)
 

@@ -135,8 +135,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._containerd_handl
     candidates,
     drop_in_name,
     handlers,
+    text_before,
     wanted_handler,
-    without_block,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, end, find_binding, run
 from ansible_collections.dra.accelerators.plugins.module_utils._toml import reader
@@ -198,7 +198,7 @@ def plan_absent(daemon: Daemon, params: dict[str, Any], specification: str) -> l
         if found is not None:
             changes.append(Change(path, found.text, None))
     main = daemon.read(daemon.config)
-    if main is not None and (after := without_block(main.text, params["name"])) != main.text:
+    if main is not None and (after := text_before(main.text, params["name"])) != main.text:
         changes.append(Change(main.path, main.text, after))
     return changes
 

@@ -14,6 +14,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._containerd_handl
     base_specification,
     candidates,
     handlers,
+    text_before,
     wanted_handler,
     without_block,
 )
@@ -73,6 +74,8 @@ def test_without_a_main_file_one_is_made_and_without_a_default_handler_it_is_ref
     settings = read_dump(text)
     (made,) = candidates(settings, NAME, wanted_handler(settings, SPECIFICATION), None, "/c.toml", None)
     assert made.before is None and made.after is not None and parse(made.after, "test")["version"] == 3
+    assert text_before(made.after, NAME) is None, "a file that was made for it goes with it"
+    assert text_before("version = 3\n", NAME) == "version = 3\n"
     with pytest.raises(AcceleratorError, match="no runtime handler crun"):
         wanted_handler(read_dump(text.replace("default_runtime_name = 'runc'", "default_runtime_name = 'crun'")), "/s")
 
