@@ -109,9 +109,11 @@ def node_of(machine: Machine) -> tuple[dict[str, Device], tuple[Offer, ...]]:
 def by_claim(machine: Machine, *, prefer: Sequence[str] = preference.NEAREST_FIRST, whole: bool = True) -> Choice:
     """Choose as the scheduler does with these claims; a node where an earlier alternative fits is better."""
     devices, offers = node_of(machine)
+    # More than a ring has lies apart in any case: of two rings all eight, for example.
+    far = {count: prefer if count <= machine.ring else (*prefer, preference.ANY) for count in set(machine.sizes)}
     specs = {
-        count: preference.claim_spec(count, "npu.huawei.com", prefer=prefer, whole=whole)
-        for count in set(machine.sizes)
+        count: preference.claim_spec(count, "npu.huawei.com", prefer=tuple(dict.fromkeys(order)), whole=whole)
+        for count, order in far.items()
     }
     known: dict[tuple[int, frozenset[int]], Chosen | None] = {}
 

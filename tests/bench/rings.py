@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much of cards and rings stays whole, with our claims, with Volcano's plugin and by index; over random traces, no cluster.
 
-    python -m tests.bench.rings [--claims 2000] [--seeds 8] [--nodes 1 4] [--ties any]
+    make rings RINGS='[--claims 2000] [--seeds 8] [--nodes 1 4] [--ties any]'
 
 Each line is a way to choose: what is whole and free on average over time, claims served, and claims whose chips lie farther apart
 than they had to; the first two also as parts of what Volcano's plugin has. ``--ties`` is how the scheduler chooses among nodes that
