@@ -98,7 +98,8 @@ options:
       shares:
         description:
           - For O(layout[].mode=whole), how many claims have the NPU at a time, from 2 to 1024. Without it, one.
-          - This module changes nothing for it. The node driver, which has the same rules, publishes the NPU so.
+          - This module changes nothing for it. The node driver, which has the same rules, publishes the NPU so. It keeps claims from one that
+            lets one container in at a time; see O(device_share).
         type: int
       prepared_before_binding:
         description:
@@ -125,7 +126,8 @@ options:
     description:
       - Whether several containers may have one NPU at a time, for those NPUs that a rule with O(layout[].mode=whole) matches. Without it
         nothing is switched.
-      - It is lost at a reboot. Containers that share an NPU are held apart by nothing on the chip.
+      - It is lost at a reboot, unless the driver has been told to keep it (C(npu-smi set -t device-share-cfg-recover -d 1)). Containers that share
+        an NPU are held apart by nothing on the chip.
     type: bool
   state_path:
     description:

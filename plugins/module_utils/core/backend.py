@@ -198,7 +198,7 @@ class Backend(Protocol):
         """
 
     def parts(self, device: Device) -> Mapping[str, int]:
-        """Return what of a whole device can be shared out among claims besides the capacities of its offer. Pure."""
+        """Return the capacities of a whole device that are shared out among claims which have it at the same time. Pure."""
 
     def counter_set(self, device: Device, owned: Collection[OwnedPartition] | None = None) -> CounterSet:
         """Return what the device's dynamic offers share. Pure.
@@ -230,6 +230,9 @@ class Backend(Protocol):
 
         With ``monitoring`` also what lets a container watch the device's partitions without holding any of them.
         """
+
+    def share_edits(self, device: Device, consumed: Mapping[str, int]) -> ContainerEdits:
+        """Return what tells containers how much their claim has of a whole device that other claims have as well. Pure."""
 
 
 BACKENDS: dict[str, Callable[[System], Backend]] = {"ascend": AscendBackend, "nvidia": NvidiaBackend}

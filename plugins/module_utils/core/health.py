@@ -180,9 +180,11 @@ def tainted(
     ailments: Mapping[str, Ailments],
     effects: Mapping[Severity, str] = DEFAULT_EFFECTS,
 ) -> tuple[Offer, ...]:
-    """Return what is published, each device with the taints of its ailments. ``ailments`` and ``devices`` go by UUID."""
+    """Return what is published, each device with the taints of its ailments besides its own. ``ailments`` and ``devices`` go by UUID."""
     return tuple(
-        replace(offer, taints=taints(driver, concerning(offer, devices, ailments), effects))
+        replace(
+            offer, taints=(*taints(driver, concerning(offer, devices, ailments), effects), *offer.taints)[:MOST_TAINTS]
+        )
         if any(ailments.get(uuid) for uuid in offer.device_uuids)
         else offer
         for offer in offers

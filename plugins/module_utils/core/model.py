@@ -237,7 +237,8 @@ class Device:
     ``index`` is the vendor's order, ``minor`` the number of its device node. ``pci_device_id`` and
     ``pci_subsystem_id`` are 0xDDDDVVVV, device in the high half, as vendors print them. ``linked`` are the PCI addresses
     of devices that have to be reset together with this one. ``passthrough`` is None for a device that cannot be given to a
-    virtual machine: one without an IOMMU group.
+    virtual machine: one without an IOMMU group. ``unshareable`` says why claims cannot have it beside each other at present, and
+    what to do; None where they can.
     """
 
     vendor: str
@@ -261,6 +262,7 @@ class Device:
     pci_subsystem_id: int = 0
     linked: tuple[str, ...] = ()
     passthrough: Passthrough | None = None
+    unshareable: Sign | None = None
 
     def profile(self, profile_id: int) -> Profile | None:
         """Return the profile with that published id, or None."""

@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.simulator.backend.ascend_stage import SCENARIOS, Stage, on
 UNIT = Path(__file__).resolve().parents[2] / "unit"
 sys.path[:0] = [str(UNIT / "dra_driver"), str(UNIT / "core")]
 
-from machine_model import Claims, Node  # noqa: E402  the folders above are where it lies
+from machine_model import ALL_DYNAMIC, Claims, Node  # noqa: E402  the folders above are where it lies
 
 SICK = 3
 Scene = Callable[["Driver"], Awaitable[None]]
@@ -37,11 +37,12 @@ class Driver:
         claims: Claims,
         boot_id: str = "boot-1",
         reached: Callable[[str], None] = lambda _stage: None,
+        rules: Sequence[Mapping[str, Any]] = ALL_DYNAMIC,
     ) -> None:
         self.stage, self.folder, self.claims = stage, folder, claims
-        self.node = Node(folder, claims, hardware=stage.backend, boot_id=boot_id, reached=reached)
+        self.node = Node(folder, claims, hardware=stage.backend, boot_id=boot_id, reached=reached, rules=rules)
 
-    async def prepare(self, name: str, device: str, **options: Any) -> str:
+    async def prepare(self, name: str, device: str | Mapping[str, Any], **options: Any) -> str:
         claim = self.claims.allocate(name, device, **options)
         return str((await self.node.service.prepare([claim]))[claim.uid].error)
 
@@ -61,9 +62,9 @@ class Driver:
         return self.stage.by_slices(self.stage.npus()[physical])
 
 
-def acted(stage: Stage, scene: Scene) -> None:
+def acted(stage: Stage, scene: Scene, rules: Sequence[Mapping[str, Any]] = ALL_DYNAMIC) -> None:
     async def main(folder: Path) -> None:
-        driver = Driver(stage, folder, Claims())
+        driver = Driver(stage, folder, Claims(), rules=rules)
         await driver.node.start()
         await scene(driver)
         driver.node.close()

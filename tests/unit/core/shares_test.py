@@ -55,7 +55,7 @@ def test_a_quarter_of_an_h100() -> None:
 
 def test_one_claim_at_a_time_has_it_all_again() -> None:
     (offer,) = offers.offers(device("h100-80", 0), dynamic=False)
-    found = exclusive(shared(offer, 4, {}))
+    found = exclusive(shared(offer, 4, dict(offer.capacities)))
     assert (found.policies, dict(found.capacities)) == ({}, {name: n for name, n in offer.capacities.items() if n})
 
 

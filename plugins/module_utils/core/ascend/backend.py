@@ -37,7 +37,7 @@ from ..model import (
 from ..settings import Knob
 from ..system import System
 from ..telemetry import Telemetry
-from . import bus, faults, groups, occupancy, offers, slices, telemetry
+from . import bus, faults, groups, occupancy, offers, sharing, slices, telemetry
 from .chips import Chip, Chips
 from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
 from .dcmi import Spot
@@ -304,8 +304,8 @@ class AscendBackend:
         return labels(devices)
 
     def parts(self, device: Device) -> Mapping[str, int]:
-        """Return nothing: all that claims can share of a whole chip is among its capacities. Pure."""
-        return {}
+        """Return what of a whole chip is shared out among claims: its memory and its AI cores. Pure."""
+        return sharing.parts(device)
 
     def counter_set(self, device: Device, owned: Collection[OwnedPartition] | None = None) -> CounterSet:
         """Return what a chip's dynamic offers share. Pure."""
@@ -329,6 +329,10 @@ class AscendBackend:
         """Return what one chip or one slice needs in a container."""
         edits = runtime_device_edits if self._by_runtime else device_edits
         return edits(self._system, device, partition)
+
+    def share_edits(self, device: Device, consumed: Mapping[str, int]) -> ContainerEdits:
+        """Return what tells containers how much of a chip their claim has. Pure."""
+        return sharing.edits(device, consumed)
 
     def _open(self) -> None:
         try:

@@ -60,6 +60,9 @@ FAMILIES: Mapping[int, Family] = MappingProxyType(
         0xD806: Family("950", "npu", has_hbm=True, has_racks=True),
     }
 )
+#: The PCI subsystem of cards with two chips of the 310P (300I Duo). The vendor does not support that their chips are cut for claims, and
+#: has both chips of one card used in one way: cut, or whole.
+_PAIRED = 0x0110
 #: A chip that this program has not heard of: it is published whole.
 UNKNOWN = Family("unknown", "npu")
 
@@ -67,6 +70,11 @@ UNKNOWN = Family("unknown", "npu")
 def family_of(pci_device_id: int) -> Family:
     """Return the family of a chip by its PCI device id: 16 bits, or 0xDDDDVVVV as the model has it."""
     return FAMILIES.get(pci_device_id >> 16 if pci_device_id > 0xFFFF else pci_device_id, UNKNOWN)
+
+
+def is_paired(pci_device_id: int, pci_subsystem_id: int) -> bool:
+    """Whether a chip is one of two on a card that are used in one way; by ids as the model has them, 0xDDDDVVVV."""
+    return bool(family_of(pci_device_id).groups) and pci_subsystem_id >> 16 == _PAIRED
 
 
 def helpers_of(family: Family, told: Fraction | None) -> Fraction | None:

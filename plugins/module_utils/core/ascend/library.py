@@ -54,6 +54,7 @@ _TEXT = 256
 # dcmi_get_device_info: what it is about, and what of that.
 _SLICES, _ONE, _TOTAL, _ACTIVITY = 52, 0, 1, 5
 _POD, _POD_INFO = 12, 1
+_DEVICE_SHARE = 0x8001
 #: dcmi_get_topo_info_by_device_id.
 _LINKS: Mapping[int, str] = MappingProxyType({0: "X", 1: "SYS", 2: "PHB", 3: "HCCS", 4: "PXB", 5: "PIX"})
 # dcmi_get_device_utilization_rate and dcmi_get_device_frequency: what is asked for.
@@ -162,6 +163,16 @@ class Library:
                 continue  # destroyed by somebody else since the list was made
             found.append(_slice(query))
         return SliceReadings(_totals(total), tuple(found))
+
+    def is_shared(self, spot: Spot) -> bool | None:
+        """Whether several containers may have a chip at a time."""
+        value, size, doing = (
+            ctypes.c_uint(0),
+            ctypes.c_uint(ctypes.sizeof(ctypes.c_uint)),
+            f"Asking whether {spot} can be shared",
+        )
+        arguments = (_DEVICE_SHARE, ctypes.c_uint(0), ctypes.byref(value), ctypes.byref(size))
+        return bool(value.value) if self._dcmi.answered(spot, "get_device_info", *arguments, doing=doing) else None
 
     def processes(self, spot: Spot) -> tuple[Process, ...]:
         """Return the processes that have a chip, or a slice of it, open."""

@@ -130,6 +130,17 @@ class Program:
             ),
         )
 
+    def is_shared(self, spot: Spot) -> bool | None:
+        """Whether several containers may have a chip at a time."""
+        try:
+            return smi.is_shared(self._told(spot, "device-share", f"Asking whether {spot} can be shared") or "")
+        except smi.UnreadOutput:
+            return None
+        except AcceleratorError as error:
+            if error.code == "invalid-argument" and spot in self._mapped:
+                return None  # an older one does not know the question
+            raise
+
     def processes(self, spot: Spot) -> tuple[Process, ...]:
         """Return the processes that have a chip, or a slice of it, open."""
         told = self._told(spot, "proc-mem", f"Reading the processes of {spot}") or ""

@@ -381,7 +381,7 @@ class NvidiaBackend:
         return labels(devices)
 
     def parts(self, device: Device) -> Mapping[str, int]:
-        """Return what of a whole GPU can be shared out besides its memory. Pure."""
+        """Return what of a whole GPU is shared out among claims. Pure."""
         return offers.parts(device)
 
     def counter_set(self, device: Device, owned: Collection[OwnedPartition] | None = None) -> CounterSet:
@@ -405,6 +405,10 @@ class NvidiaBackend:
     def device_edits(self, device: Device, partition: Partition | None, monitoring: bool = False) -> ContainerEdits:
         """Return what one GPU or one MIG device needs in a container."""
         return edits.device_edits(self._system, device, partition, monitoring)
+
+    def share_edits(self, device: Device, consumed: Mapping[str, int]) -> ContainerEdits:  # noqa: ARG002  MPS sets limits
+        """Return nothing. Pure."""
+        return ContainerEdits()
 
     def _open(self) -> None:
         self._nvml.open()

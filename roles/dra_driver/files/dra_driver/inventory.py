@@ -59,7 +59,8 @@ def survey(
     counter_sets: list[CounterSet] = []
     dynamic: set[str] = set()
     alone: set[str] = set()
-    devices = devices_of(findings)
+    judged = tuple(_with_obstacle(finding, rules) for finding in findings)
+    devices = devices_of(judged)
     for device in devices:
         rule = wanted_for(device, rules)
         on_demand = rule is not None and rule.mode == DYNAMIC
@@ -80,13 +81,23 @@ def survey(
     groups = backend.grouping.groups(devices) if backend.grouping is not None else ()
     composition = compose(offers, counter_sets, groups, alone)
     return Survey(
-        findings=tuple(findings),
+        findings=judged,
         devices={device.uuid: device for device in devices},
         offers=composition.offers,
         counter_sets=composition.counter_sets,
         dynamic=frozenset(dynamic),
         left_out=composition.left_out,
     )
+
+
+def _with_obstacle(finding: Finding, rules: tuple[Rule, ...]) -> Finding:
+    """Count it to a device's health where claims are to share it and cannot: nobody new is given it, and people are told."""
+    device = finding.device
+    rule = wanted_for(device, rules) if device is not None else None
+    if device is None or device.unshareable is None or rule is None or not rule.shares:
+        return finding
+    health = replace(device.health, signs=(*device.health.signs, device.unshareable))
+    return replace(finding, device=replace(device, health=health))
 
 
 def _takes_time(offer: Offer, on_demand: bool) -> bool:

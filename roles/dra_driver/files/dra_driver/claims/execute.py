@@ -16,7 +16,16 @@ from ..core.backend import Backend
 from ..core.cdi import ContainerEdits, DeviceNode, build_spec, list_specs, remove_spec, spec_path, write_spec
 from ..core.companions import Companion
 from ..core.configuration import ConfigRefused
-from ..core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, NotFound, NotPermitted, Unsupported
+from ..core.errors import (
+    AcceleratorError,
+    BackendUnavailable,
+    DeviceFaulty,
+    DoesNotFit,
+    InUse,
+    NotFound,
+    NotPermitted,
+    Unsupported,
+)
 from ..core.lanes import Call
 from ..core.model import PARTITION, PASSTHROUGH, AttributeValue, Device, Partition, Process
 from ..core.settings import Knob
@@ -53,6 +62,14 @@ class Undone:
     debts: tuple[Debt, ...] = ()
     restored: tuple[Restoration, ...] = ()
     unrestored: tuple[Restoration, ...] = ()
+
+
+class PartitionRefused(DoesNotFit):
+    """A device does not make a partition although its plan fits. ``held`` is the one of the claim's devices that it would have been."""
+
+    def __init__(self, error: DoesNotFit, held: DeviceRecord) -> None:
+        super().__init__(error.message, blockers=error.blockers, hint=error.hint, code=error.code)
+        self.held = held
 
 
 @dataclass(frozen=True)
@@ -147,7 +164,7 @@ class Hands:
             # What no container can do without is missed before hardware is changed.
             refuse_unlistable(plan.record, self.backend.driver_edits())
         try:
-            self._destroy(plan.destructions)
+            self.destroy(plan.destructions)
             for change in plan.mode_changes:
                 self.backend.set_partitioning(change.device_uuid, change.enabled)
                 changed.append(change)
@@ -272,6 +289,9 @@ class Hands:
                     for device in (facts[uuid] for uuid in held.device_uuids)
                 )
             )
+            if held.share_id:
+                shared_edits = self.backend.share_edits(facts[held.device_uuid], held.consumed)
+                edit = ContainerEdits.merge(edit, shared_edits)
             if held.cdi_name in shared:
                 edit = ContainerEdits.merge(edit, self.backend.companion_edits(shared[held.cdi_name]))
             if held.cdi_name in besides:
@@ -297,7 +317,7 @@ class Hands:
         debts = list(plan.debts)
         for destruction in plan.destructions:
             try:
-                self._destroy([destruction])
+                self.destroy([destruction])
             except (InUse, NotPermitted, BackendUnavailable):
                 raise
             except AcceleratorError as error:
@@ -386,9 +406,13 @@ class Hands:
         if placement is None or profile_id is None:
             raise AcceleratorError(f"{device.name} has no placement, so no partition can be made for it")
         with self._counted("create", device.profile or ""):
-            return self.backend.create_partition(device.device_uuid, profile_id, placement)
+            try:
+                return self.backend.create_partition(device.device_uuid, profile_id, placement)
+            except DoesNotFit as error:
+                raise PartitionRefused(error, device) from error
 
-    def _destroy(self, destructions: Iterable[Destruction]) -> None:
+    def destroy(self, destructions: Iterable[Destruction]) -> None:
+        """Destroy partitions of ours; one that is gone is. Raises InUse, NotPermitted, DeviceFaulty, BackendUnavailable."""
         for destruction in destructions:
             try:
                 with self._counted("destroy", destruction.profile):

@@ -11,7 +11,7 @@ from typing import NoReturn
 from ..core.configuration import ConfigKind
 from ..core.errors import InUse
 from ..core.facts import document_of
-from ..core.model import GROUP, PARTITION, PASSTHROUGH, Device, Offer, OwnedPartition, Partition
+from ..core.model import GROUP, PARTITION, PASSTHROUGH, Device, Offer, OwnedPartition, Partition, Placement
 from ..core.passthrough import IOMMUFD, LEGACY, Handover
 from ..core.prepared import PREPARING
 from ..core.settings import COMPUTE_MODE, PERSISTENCE
@@ -153,11 +153,13 @@ def plan_prepare(
     cdi_kind: str,
     boot_id: str,
     now: float,
+    refused: Collection[tuple[str, Placement]] = (),
 ) -> PreparePlan:
     """Decide how to prepare a claim.
 
     ``devices`` are fresh facts of the physical devices by UUID, ``records`` all claims in the store; a half-prepared
-    record of the same claim has been undone before. Raises ClaimError or InUse, naming the device and what is in the way.
+    record of the same claim has been undone before. ``refused`` are numbers that devices have not taken, by UUID. Raises ClaimError
+    or InUse, naming the device and what is in the way.
     """
     offers = offers_of(allocation, inventory)
     others = [record for record in records.values() if record.uid != allocation.claim.uid]
@@ -192,9 +194,16 @@ def plan_prepare(
             sharing=sharing,
         )
         device = devices[offer.device_uuid]
+        if entry.share_id and device.unshareable is not None:
+            raise ClaimError(
+                f"{entry.name} of claim {allocation.claim.describe()} cannot be shared. {device.unshareable.message}",
+                hint=device.unshareable.remedy,
+                code="not-shareable",
+            )
         if offer.dynamic and offer.placement is not None and offer.placement.is_number:
             held_by_others = [held for record in others for held in record.devices]
-            entry = _with_number(entry, device, [*held_by_others, *planned])
+            not_taken = {place for uuid, place in refused if uuid == device.uuid}
+            entry = _with_number(entry, device, [*held_by_others, *planned], not_taken)
         for record in others:
             for held in record.devices:
                 if _conflict(entry, held):
@@ -251,8 +260,10 @@ def _entry(allocated: AllocatedDevice, offer: Offer, *, cdi_kind: str, claim_uid
     )
 
 
-def _with_number(entry: DeviceRecord, device: Device, held: Sequence[DeviceRecord]) -> DeviceRecord:
-    """Give a partition that is to be made its number: the lowest that neither a partition nor a record has.
+def _with_number(
+    entry: DeviceRecord, device: Device, held: Sequence[DeviceRecord], refused: Collection[Placement] = ()
+) -> DeviceRecord:
+    """Give a partition that is to be made its number: the lowest that neither a partition nor a record has, and that was not refused.
 
     What is published only counts such partitions. Whoever looks on has the number that the claim's partition has.
     """
@@ -270,7 +281,7 @@ def _with_number(entry: DeviceRecord, device: Device, held: Sequence[DeviceRecor
             code="device-gone",
         )
     taken = {each.placement for each in mine} | {each.placement for each in device.partitions}
-    free = [each for each in profile.placements if each not in taken]
+    free = [each for each in profile.placements if each not in taken and each not in refused]
     if not free:
         there = ", ".join(partition.describe() for partition in device.partitions) or "none"
         raise InUse(
@@ -368,7 +379,8 @@ def _whole(entry: DeviceRecord, device: Device, dynamic: bool) -> ModeChange | N
     return ModeChange(device.uuid, enabled=False)
 
 
-def _destruction(device_uuid: str, partition: Partition) -> Destruction:
+def destruction(device_uuid: str, partition: Partition) -> Destruction:
+    """Return what destroys a partition that exists."""
     text = f"{partition.describe()} on {device_uuid}"
     return Destruction(device_uuid, partition.instance_id, text, partition.key, partition.profile)
 
@@ -405,7 +417,7 @@ def plan_restore(record: ClaimRecord, devices: Mapping[str, Device], dynamic: Co
             continue
         if existing is not None and held.created:
             # Killed while it was being made: it has no handle and never will have.
-            remains.append(_destruction(held.device_uuid, existing))
+            remains.append(destruction(held.device_uuid, existing))
             left = tuple(partition for partition in device.partitions if partition is not existing)
             device = replace(device, partitions=left)
         blank = replace(held, partition_uuid=None, instance_id=None, created=False)
@@ -455,7 +467,7 @@ def plan_undo(
         existing = _partition_at(device, held.key) if device is not None and held.created else None
         if existing is not None:
             doomed.add((held.device_uuid, existing.instance_id))
-            destructions.append(_destruction(held.device_uuid, existing))
+            destructions.append(destruction(held.device_uuid, existing))
     modes = [
         ModeChange(uuid, enabled=False)
         for uuid in record.device_uuids
@@ -477,7 +489,7 @@ def plan_payment(device: Device, debts: Iterable[Debt], meta: Mapping[str, str])
     doomed = {(device.uuid, partition.instance_id) for partition in found}
     off = mode_goes_off(device, meta, doomed)
     return UndoPlan(
-        destructions=tuple(_destruction(device.uuid, partition) for partition in found),
+        destructions=tuple(destruction(device.uuid, partition) for partition in found),
         mode_changes=(ModeChange(device.uuid, enabled=False),) if off else (),
     )
 

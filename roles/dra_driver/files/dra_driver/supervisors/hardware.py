@@ -10,9 +10,11 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Callable, TypeVar
 
 from ..claims.ownership import Ownership
+from ..claims.refusals import Refusals
 from ..core.backend import Backend
 from ..core.errors import AcceleratorError, BackendUnavailable, InUse
 from ..core.layout import Rule
@@ -53,6 +55,7 @@ class HardwareWatch:
         lending: Lending,
         soon: asyncio.Event,
         report_problem: Callable[[str, str], None],
+        refusals: Refusals | None = None,
     ) -> None:
         self._backend = backend
         self._driver = driver
@@ -62,6 +65,7 @@ class HardwareWatch:
         self._full_interval = full_interval
         self._full_look = float("-inf")  # when everything was read, on the loop's clock
         self._ownership = ownership
+        self._refusals = refusals or Refusals()
         self._snapshots = snapshots
         self._conditions = conditions
         self._report_problem = report_problem
@@ -127,6 +131,7 @@ class HardwareWatch:
                 owned = observation.owned()
             self._awaits = any(finding.awaited for finding in findings)
             found = await self._thread(survey, self._backend, findings, self._rules, owned)
+            found = replace(found, offers=self._refusals.tainted(self._driver, found.offers, found.devices))
             self._snapshots.put(Snapshot(survey=found, inventory=found.inventory(self._pool), looked_at=time.time()))
             self._conditions.report(PART)
             self._report_devices(findings)
