@@ -408,6 +408,13 @@ def wanted_switches(params: dict[str, Any], assignments: Sequence[Assignment]) -
     return tuple(found)
 
 
+def unshareable(params: dict[str, Any], assignments: Sequence[Assignment]) -> list[Device]:
+    """Return the NPUs that claims are to share and cannot, and that nobody has asked to be switched; pure."""
+    if params[SHARE]:
+        return []
+    return [one.device for one in assignments if one.rule.shares and one.device.unshareable is not None]
+
+
 def refuse_mixed_cards(assignments: Sequence[Assignment]) -> None:
     """Refuse chips of one card of which one is cut and another is not; pure. Raises InvalidLayout."""
     cards: dict[Any, list[Assignment]] = {}
@@ -457,10 +464,12 @@ def partition_npus(
     """Turn the switches that are asked for, and partition the NPUs; returns the result."""
     turning: list[Switch] = []
     done: list[Switch] = []
+    kept_back: list[Device] = []
 
     def agree(assignments: Sequence[Assignment]) -> tuple[Assignment, ...]:
         refuse_mixed_cards(assignments)
         refuse_unmet(switches, assignments)
+        kept_back[:] = unshareable(module.params, assignments)
         turning[:] = [each for each in wanted_switches(module.params, assignments) if switches.needed(each)]
         return tuple(assignments)
 
@@ -481,6 +490,11 @@ def partition_npus(
     )
     if not module.check_mode:
         turn()
+    for device in kept_back:
+        module.warn(
+            f"{device.describe()} is to be shared, and one container at a time can have it: the node driver keeps claims from it. "
+            "Set device_share."
+        )
     answer.pop("reset_required")
     for device in answer["devices"]:
         device.pop("reset_required")
