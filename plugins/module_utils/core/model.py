@@ -154,7 +154,8 @@ class Partition:
     """A partition that exists.
 
     ``uuid`` is empty for one without a compute instance: it takes room and has no handle. When
-    ``compute_instances`` is not 1, or the one instance does not fill the partition, the partition was made by hand.
+    ``compute_instances`` is not 1, or the one instance does not fill the partition, the partition was made by hand. ``elsewhere`` are
+    placements that it may as well count as lying at: nobody can tell the difference, and nothing on the device moves.
     """
 
     uuid: str
@@ -167,6 +168,7 @@ class Partition:
     processes: tuple[Process, ...] = ()
     compute_instances: int = 1
     capacities: Mapping[str, int] = field(default_factory=dict)
+    elsewhere: tuple[Placement, ...] = ()
 
     @property
     def key(self) -> OwnedPartition:

@@ -108,3 +108,24 @@ def another_number_is_taken(stage: Stage) -> None:
         assert kept_back(driver) == set()
 
     acted(stage, scene)
+
+
+@on("8x310P-Pro")
+def what_others_made_since_the_last_look_is_made_way_for_or_named(stage: Stage) -> None:
+    """A small slice in half of a vGroup leaves the other half, whichever that is; anything else in the place is in the way."""
+
+    async def scene(driver: Driver) -> None:
+        stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir01", "-g", "2")
+        assert await driver.prepare("half", "npu-0-vir01-4") == ""
+        assert driver.slices(0) == [("vir01", 4), ("vir01", 5)]
+        (record,) = driver.node.store.claims.values()
+        assert (record.devices[0].instance_id, record.devices[0].placement_start) == (104, 4)
+        stage.by_hand("create-vnpu", "-i", "1", "-c", "0", "-f", "vir01", "-g", "2")
+        error = await driver.prepare("whole", "npu-1-vir02-4")
+        assert "is taken by vir01 at 4:1" in error and "which this driver did not make" in error
+        assert await driver.prepare("beside", "npu-1-vir02-6") == ""
+        await driver.node.look()
+        assert "npu-0-vir01-5" in {offer.name for offer in driver.node.inventory.offers.values() if not offer.dynamic}
+        assert await driver.unprepare("half") == "" and len(driver.slices(0)) == 1
+
+    acted(stage, scene)

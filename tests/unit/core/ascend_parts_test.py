@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 import pytest
+from chip_model import CHIPS, partition
+from dra_driver.core import room
 from dra_driver.core.ascend import codes, faults, names, topology, vnpu_cfg
 from dra_driver.core.ascend.attributes import ChipFacts, SuperPod, attributes
 from dra_driver.core.ascend.families import FAMILIES, UNKNOWN, Family, family_of
@@ -273,3 +275,29 @@ def test_a_file_that_is_too_large() -> None:
 @given(st.text("0123456789:-fvg \nabc", max_size=200))
 def test_no_text_breaks_the_reader_of_saved_slices(text: str) -> None:
     vnpu_cfg.read(text)
+
+
+@given(st.sets(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=6), st.integers(0, 7))
+def test_a_small_slice_leaves_the_other_half_of_its_vgroup_whichever_that_is(
+    there: set[tuple[int, int]], start: int
+) -> None:
+    """Slices with one core, by number and vGroup: another one finds room in a vGroup exactly where that holds less than two."""
+    family = CHIPS["310P"].family
+    slices: dict[int, tuple[int, int | None, int]] = {}
+    for number, group in sorted(there):
+        held = [each for each in slices.values() if each[1] == group]
+        # A number is one slice's, and a number of the place itself says where it is.
+        if number not in slices and len(held) < 2 and number != start:
+            slices[number] = (names.slice_id(0, number), group, 1)
+    placed = names.found_placements(family, slices.values())
+    partitions = [
+        partition(
+            "310P", "vir01", placed[each], instance_id=each, elsewhere=names.elsewhere(family, each, placed[each])
+        )
+        for each, _group, _size in slices.values()
+    ]
+    wanted = Placement(start, 1)
+    group = start // 2
+    fixed = {names.number_of(each) for each, at, _size in slices.values() if at == group} & {start}
+    has_room = sum(at == group for _each, at, _size in slices.values()) < 2 and not fixed
+    assert (room.in_the_way(wanted, partitions) == []) == has_room

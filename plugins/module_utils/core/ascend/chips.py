@@ -352,6 +352,7 @@ def _partitions(chip: Chip, readings: SliceReadings, processes: Sequence[Process
                 memory_bytes=profile.memory_bytes if profile is not None else each.memory_bytes,
                 processes=holders,
                 capacities=profile.capacities if profile is not None else _told_capacities(each),
+                elsewhere=names.elsewhere(chip.family, each.slice_id, placed[each.slice_id]),
             )
         )
     return tuple(sorted(found, key=lambda each: (each.placement, each.instance_id)))

@@ -125,6 +125,13 @@ def found_placements(family: Family, slices: Iterable[tuple[int, int | None, int
     return found
 
 
+def elsewhere(family: Family, slice_id: int, placement: Placement) -> tuple[Placement, ...]:
+    """Return where a slice may as well lie: in the other half of its vGroup, where its own number does not say in which."""
+    if not family.groups or placement.size != 1 or number_of(slice_id) == placement.start:
+        return ()
+    return (Placement(placement.start ^ 1, 1),)
+
+
 def free_number(family: Family, placement: Placement, taken: Collection[int]) -> int | None:
     """Return the number for a slice that is to be made at a placement; None where all are taken.
 

@@ -14,6 +14,7 @@ from ..core.facts import document_of
 from ..core.model import GROUP, PARTITION, PASSTHROUGH, Device, Offer, OwnedPartition, Partition, Placement
 from ..core.passthrough import IOMMUFD, LEGACY, Handover
 from ..core.prepared import PREPARING
+from ..core.room import in_the_way
 from ..core.settings import COMPUTE_MODE, PERSISTENCE
 from .allocation import AllocatedDevice, Allocation, ClaimError
 from .debts import Debt
@@ -341,7 +342,8 @@ def _settle(entry: DeviceRecord, offer: Offer, device: Device, dynamic: bool) ->
         return replace(entry, partition_uuid=existing.uuid, instance_id=existing.instance_id), None
     if not offer.dynamic or entry.admin:
         _refuse_missing(entry, device)
-    blocker = next((held for held in device.partitions if _clashes(entry, held)), None)
+    blockers = in_the_way(entry.placement, device.partitions) if entry.placement is not None else []
+    blocker = next(iter(blockers), None)
     if blocker is not None:
         raise InUse(
             f"The place of {entry.name} on {device.describe()} is taken by {blocker.describe()}, which this driver did "
@@ -387,10 +389,6 @@ def destruction(device_uuid: str, partition: Partition) -> Destruction:
 
 def _partition_at(device: Device, key: tuple[int, int, int] | None) -> Partition | None:
     return next((partition for partition in device.partitions if partition.key == key), None)
-
-
-def _clashes(entry: DeviceRecord, partition: Partition) -> bool:
-    return entry.placement is not None and entry.placement.clashes(partition.placement)
 
 
 def plan_restore(record: ClaimRecord, devices: Mapping[str, Device], dynamic: Collection[str]) -> PreparePlan:
