@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from tests.cluster.manifests import claim, pod
 from tests.cluster.npus import NpuCluster
 from tests.cluster.test_27_outside import scraped
 
+WORLD = os.environ.get("DRA_ACCELERATORS_NPU_SHARING_WORLD", "npu-sharing")
 SHARES = "ascend/shares.yaml"
 LAYOUT = [
     {"match": {"index": 0}, "mode": "whole", "shares": 4},
@@ -30,7 +32,7 @@ ON_DEMAND = "!has(device.attributes['npu.huawei.com'].uuid) && device.attributes
 @pytest.fixture(scope="module")
 def npus() -> Iterator[NpuCluster]:
     """One node with eight NPUs: one in shares, three that are cut for claims, the others whole."""
-    made = NpuCluster("npb", {"accelerator_layouts": [{"hosts": "accelerator_nodes", "layout": LAYOUT}]})
+    made = NpuCluster(WORLD, {"accelerator_layouts": [{"hosts": "accelerator_nodes", "layout": LAYOUT}]})
     made.world("down")
     made.world("up", "--nodes", "1", "--silicon", "8x310P-Pro", timeout=3000)
     yield made
