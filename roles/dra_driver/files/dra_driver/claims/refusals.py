@@ -65,7 +65,7 @@ class Refusals:
         if known is not None and known.there <= _there(device):
             # Asked for again while it stands says nothing new; refused again when it was offered again does.
             times = known.times + (now >= known.until)
-        seconds = min(FIRST_SECONDS * 2 ** (times - 1), LONGEST_SECONDS)
+        seconds = min(FIRST_SECONDS * float(2 ** (times - 1)), LONGEST_SECONDS)
         self._known[key] = Refusal(offer.device_uuid, dict(offer.consumes), _there(device), now + seconds, times)
         return seconds
 

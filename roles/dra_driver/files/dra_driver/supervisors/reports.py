@@ -107,7 +107,7 @@ class Reports:
             await self._tell_pods(record.reference, reason, text, "Watch", emit)
 
     async def _tell_pods(
-        self, reference: ClaimReference, reason: str, text: str, action: str, emit: Callable[..., None]
+        self, reference: ClaimReference, reason: str, text: str, action: str, emit: Callable[..., object]
     ) -> None:
         """Write an Event on the pods that have a claim reserved. Whom the API server does not know is not told."""
         try:
