@@ -38,7 +38,7 @@ def switch_is_read(stage: Stage) -> None:
         assert found[0].unshareable is None and all(npu.unshareable for npu in found[1:])
         assert backend.device(found[0].uuid).unshareable is None
     stage.control("power-cycle")
-    assert stage.first().unshareable is not None
+    assert devices_of(stage.fresh().discover())[0].unshareable is not None
 
 
 for _machine in ("8x310P-Pro", "8x910B4", "1x950"):
