@@ -25,6 +25,7 @@ LAYOUT = [
     {"match": {"index": [2, 3]}, "mode": "dynamic", "prepared_before_binding": True},
     {"match": {}, "mode": "whole"},
 ]
+METRICS = {"dra_driver_metrics_address": "127.0.0.1:9817"}
 #: Devices that are made for a claim on one chip.
 ON_DEMAND = "!has(device.attributes['npu.huawei.com'].uuid) && device.attributes['npu.huawei.com'].physicId == {}"
 
@@ -32,7 +33,7 @@ ON_DEMAND = "!has(device.attributes['npu.huawei.com'].uuid) && device.attributes
 @pytest.fixture(scope="module")
 def npus() -> Iterator[NpuCluster]:
     """One node with eight NPUs: one in shares, three that are cut for claims, the others whole."""
-    made = NpuCluster(WORLD, {"accelerator_layouts": [{"hosts": "accelerator_nodes", "layout": LAYOUT}]})
+    made = NpuCluster(WORLD, {"accelerator_layouts": [{"hosts": "accelerator_nodes", "layout": LAYOUT}], **METRICS})
     made.world("down")
     made.world("up", "--nodes", "1", "--silicon", "8x310P-Pro", timeout=3000)
     yield made
