@@ -38,6 +38,7 @@ from .companions import Keeper
 from .debts import Debt
 from .plan import Destruction, ModeChange, PreparePlan, UndoPlan
 from .records import ANNOTATION, ClaimRecord, DeviceRecord
+from .refusals import PartitionRefused
 from .settings import Restoration, wanted_of
 
 LOG = logging.getLogger(__name__)
@@ -62,14 +63,6 @@ class Undone:
     debts: tuple[Debt, ...] = ()
     restored: tuple[Restoration, ...] = ()
     unrestored: tuple[Restoration, ...] = ()
-
-
-class PartitionRefused(DoesNotFit):
-    """A device does not make a partition although its plan fits. ``held`` is the one of the claim's devices that it would have been."""
-
-    def __init__(self, error: DoesNotFit, held: DeviceRecord) -> None:
-        super().__init__(error.message, blockers=error.blockers, hint=error.hint, code=error.code)
-        self.held = held
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,9 @@ from ..core.model import Device, Placement
 from ..logs import fields
 from ..metrics import Stopwatch
 from .allocation import Allocation
-from .execute import PartitionRefused
 from .plan import Inventory, PreparePlan
 from .records import ClaimRecord
-from .refusals import Refusals, clearance
+from .refusals import PartitionRefused, Refusals, clearance
 
 if TYPE_CHECKING:
     from .service import ClaimService

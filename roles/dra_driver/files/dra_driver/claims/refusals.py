@@ -13,14 +13,23 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from ..core.errors import DoesNotFit
 from ..core.model import PARTITION, Device, Offer, OwnedPartition, Partition, Taint
 from .plan import Destruction, destruction
-from .records import ClaimRecord
+from .records import ClaimRecord, DeviceRecord
 
 #: The cause in the taint's key.
 REFUSED = "partition-refused"
 #: How long an offer is kept from new claims, in seconds: the first time, and at most, when it was refused again each time.
 FIRST_SECONDS, LONGEST_SECONDS = 60.0, 960.0
+
+
+class PartitionRefused(DoesNotFit):
+    """A device does not make a partition although its plan fits. ``held`` is the one of the claim's devices that it would have been."""
+
+    def __init__(self, error: DoesNotFit, held: DeviceRecord) -> None:
+        super().__init__(error.message, blockers=error.blockers, hint=error.hint, code=error.code)
+        self.held = held
 
 
 @dataclass(frozen=True)
