@@ -211,6 +211,18 @@ def test_counters_keep_apart_what_overlaps_and_nothing_else(machine: str, dynami
 
 
 @pytest.mark.parametrize("machine", sorted(MACHINES))
+def test_all_parts_of_a_device_together_take_no_more_than_there_is(machine: str) -> None:
+    """So that the counter which devices share never keeps parts of one from each other."""
+    found = composed(chips(machine))
+    totals = {name: total for each in found.counter_sets for name, total in each.counters.items()}
+    for whole in [offer for offer in found.offers if offer.kind == DEVICE]:
+        parts = [offer for offer in found.offers if offer.kind == PARTITION and offer.device_uuid == whole.device_uuid]
+        taken = [taken[whole.name] for offer in parts for taken in offer.jointly.values()]
+        assert len(taken) == len(parts) > 0 and min(taken) > 0 and sum(taken) <= totals[whole.name]
+        assert [dict(each) for each in whole.jointly.values()] == [{whole.name: totals[whole.name]}]
+
+
+@pytest.mark.parametrize("machine", sorted(MACHINES))
 @given(data=st.data())
 @settings(max_examples=15)
 def test_first_fit_keeps_cards_and_rings_whole(machine: str, data: st.DataObject) -> None:
