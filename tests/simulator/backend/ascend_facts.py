@@ -100,7 +100,7 @@ def another_server_of_a_super_pod(stage: Stage) -> None:
     labels = stage.backend.labels(npus)
     assert labels["huawei.com/topotree.superpodid"] == "7" and labels["huawei.com/topotree.serverid"] == "3"
     assert "huawei.com/topotree.rackid" not in labels and labels["huawei.com/npu.chip.memory"] == "64G"
-    same_by_program(stage, npus)
+    same_by_program(npus, by_program(stage))
 
 
 @on("1x950", super_pod={"id": 2, "scale": 64, "server": 9, "chassis": 4, "type": 1})
@@ -109,7 +109,7 @@ def a_server_in_a_rack_of_a_super_pod(stage: Stage) -> None:
     assert [npu.attributes[name] for name in ("superPodID", "serverID", "rackID")] == [2, 9, 4]
     assert stage.backend.labels([npu])["huawei.com/topotree.rackid"] == "4"
     # Its program tells less, and nothing else.
-    told = by_program(stage)[0].attributes
+    (told,) = (npu.attributes for npu in devices_of(by_program(stage).discover()))
     assert (told["superPodID"], told["rackID"], "serverID" in told, "sdid" in told) == (2, 4, False, False)
 
 
@@ -164,16 +164,16 @@ def looking_is_cheap(stage: Stage) -> None:
     assert counted.total() <= 12 and "npu-smi" not in counted, counted
 
 
-def by_program(stage: Stage) -> tuple[Device, ...]:
-    """The NPUs as npu-smi tells of them."""
+def by_program(stage: Stage) -> AscendBackend:
+    """A backend that asks npu-smi alone."""
     program = AscendBackend(stage.system, source=Program(stage.system))
     program.open()
-    return devices_of(program.discover())
+    return program
 
 
-def same_by_program(stage: Stage, npus: tuple[Device, ...]) -> None:
+def same_by_program(npus: tuple[Device, ...], program: AscendBackend) -> None:
     """What npu-smi tells is what the library tells."""
-    for mine, theirs in zip(npus, by_program(stage), strict=True):
+    for mine, theirs in zip(npus, devices_of(program.discover()), strict=True):
         for name in vars(mine):
             assert getattr(mine, name) == getattr(theirs, name), (name, mine.index)
 
@@ -185,9 +185,8 @@ def both_ways_tell_the_same(stage: Stage) -> None:
     if npus[0].profiles:
         smallest = npus[0].profiles[0]
         stage.backend.create_partition(npus[0].uuid, smallest.profile_id, smallest.placements[-1])
-    program = AscendBackend(stage.system, source=Program(stage.system))
-    program.open()
-    same_by_program(stage, devices_of(stage.backend.discover()))
+    program = by_program(stage)
+    same_by_program(devices_of(stage.backend.discover()), program)
     if npus[0].profiles:
         largest = npus[2].profiles[-1]
         made = program.create_partition(npus[2].uuid, largest.profile_id, largest.placements[0])
