@@ -19,7 +19,7 @@ export RUFF_CACHE_DIR := $(CACHE)/ruff
 export MYPY_CACHE_DIR := $(CACHE)/mypy
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
 
-.PHONY: help demo demo-ascend test prove chaos test-unit test-simulator test-cluster test-molecule lint format bench profile clean clean-cache venv tree packages
+.PHONY: help demo demo-ascend test prove chaos test-unit test-simulator test-cluster test-molecule lint format bench rings profile clean clean-cache venv tree packages
 
 help: ## say what the targets are
 	@printf 'usage: make TARGET\n\n'
@@ -64,6 +64,9 @@ profile: venv tree ## where the node driver's processor time goes, claim by clai
 
 bench: venv tree ## figures of the node driver on the cluster
 	@$(PYTHON) tests/tools/suites.py bench
+
+rings: venv tree ## how whole cards and rings of NPUs stay, with our claims and with Volcano's plugin; RINGS='--help' says what there is
+	@PYTHONPATH="$$(tests/tools/tree)/python" $(PYTHON) -m tests.bench.rings $(RINGS)
 
 clean: ## take the test worlds down and remove what tools left in the checkout
 	@tests/tools/clean

@@ -10,14 +10,16 @@ version_added: 0.1.0
 short_description: A claim for several NPUs that lie near each other
 description:
   - Turns a number of NPUs into the C(spec) of a ResourceClaim that prefers NPUs near each other. One request has the alternatives
-    C(same-card), C(same-ring) and C(any), of which the scheduler takes the first that a node has room for.
+    C(same-card), C(same-ring) and C(any), of which the scheduler takes the first that a node has room for, on the node where that is
+    the earliest.
+  - Before each of them come those that take NPUs of cards and rings of which others are in use already, so that whole ones stay whole.
   - The result also stands below C(spec.spec) of a ResourceClaimTemplate.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input
 options:
   _input:
-    description: How many NPUs, from 1 to 32. One NPU is asked for plainly.
+    description: How many NPUs, from 1 to 32.
     type: int
     required: true
   device_class:
@@ -31,6 +33,12 @@ options:
     type: list
     elements: str
     default: [same-card, same-ring, any]
+  whole:
+    description:
+      - Whether NPUs of cards and rings that are broken already are taken first, of one that has just enough before one that has more.
+      - The attributes C(cardFree) and C(ringFree) tell; NPUs of a driver that does not publish them are taken as without it.
+    type: bool
+    default: true
   selectors:
     description: CEL expressions that all NPUs fulfil.
     type: list
@@ -54,7 +62,7 @@ EXAMPLES = r"""
         name: four-near
         namespace: default
       spec:
-        spec: "{{ 4 | dra.accelerators.npu_claim(prefer=['same-ring', 'any']) }}"
+        spec: "{{ 4 | dra.accelerators.npu_claim(prefer=['same-ring', 'any'], whole=false) }}"
 """
 
 RETURN = r"""
@@ -76,6 +84,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.preference import (
     NEAREST_FIRST,
     REQUEST,
@@ -89,6 +98,7 @@ def claim(
     prefer: Sequence[str] = NEAREST_FIRST,
     selectors: Sequence[str] = (),
     request: str = REQUEST,
+    whole: bool = True,
 ) -> dict[str, Any]:
     """Return the spec of a claim for so many NPUs. Raises AnsibleFilterError."""
     try:
@@ -96,7 +106,9 @@ def claim(
         number = int(chips) if not isinstance(chips, bool) else None
         if number is None or isinstance(prefer, str) or isinstance(selectors, str):
             raise TypeError
-        return claim_spec(number, device_class, prefer=prefer, selectors=selectors, request=request)
+        return claim_spec(
+            number, device_class, prefer=prefer, selectors=selectors, request=request, whole=boolean(whole)
+        )
     except TypeError as error:
         raise AnsibleFilterError(
             f"npu_claim: found {chips!r}, prefer {prefer!r} and selectors {selectors!r}, expected a number of NPUs and two lists"

@@ -2,9 +2,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""A runtime handler of containerd whose containers may open character devices and are no privileged ones. No side effects.
+"""A runtime handler of containerd that is like its default one but for few things. No side effects.
 
-Facts: a container that is not privileged is made from the handler's ``base_runtime_spec``, an OCI specification in a file, whose
+It may have another program, or containers that may open character devices and are no privileged ones. Facts: a container that is not privileged is made from the handler's ``base_runtime_spec``, an OCI specification in a file, whose
 device rules stay; containerd adds to them what the kubelet asks for (containerd's internal/cri/server/container_create.go).
 Pods choose the handler by a RuntimeClass. Kubernetes itself has no way to let a pod open devices that come and go.
 """
@@ -45,8 +45,13 @@ def handlers(settings: Settings) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def wanted_handler(settings: Settings, specification: str) -> dict[str, Any]:
-    """Return the handler: as the default one, but for the specification. Raises AcceleratorError where there is no default one."""
+def wanted_handler(
+    settings: Settings, specification: str = "", options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the handler: as the default one, but for a specification and for options that its program is told.
+
+    Raises AcceleratorError where there is no default one.
+    """
     default = look_up(settings.rest, (*_table(settings), "containerd", "default_runtime_name")) or "runc"
     found = handlers(settings).get(default)
     if not isinstance(found, Mapping):
@@ -54,7 +59,12 @@ def wanted_handler(settings: Settings, specification: str) -> dict[str, Any]:
             f"containerd has no runtime handler {default}, which is its default one",
             hint="Expected containerd 1.7 or newer, whose `containerd config dump` shows its handlers.",
         )
-    return {**copy.deepcopy(dict(found)), "base_runtime_spec": specification}
+    handler = copy.deepcopy(dict(found))
+    if specification:
+        handler["base_runtime_spec"] = specification
+    if options:
+        handler["options"] = {**handler.get("options", {}), **options}
+    return handler
 
 
 def candidates(
@@ -86,12 +96,18 @@ def without_block(text: str, name: str) -> str:
     return re.sub(rf"(?ms)^{begin}$.*?^{end}$\n?", "", text)
 
 
+def text_before(text: str, name: str) -> str | None:
+    """Return a main file's text without a handler; None for one that was made for it."""
+    left = without_block(text, name)
+    return None if left != text and re.fullmatch(r"version = \d+\n", left) else left
+
+
 def _table(settings: Settings) -> tuple[str, ...]:
     return table_of(settings.version)
 
 
 def _block(table: Sequence[str], name: str, handler: Mapping[str, Any]) -> str:
-    lines = [_BEGIN.format(name=name), f"# Written by {MARK} (role dra_driver)."]
+    lines = [_BEGIN.format(name=name), f"# Written by {MARK} (module containerd_handler)."]
     lines += _tables((*table, "containerd", "runtimes", name), handler)
     return "\n".join([*lines, _END.format(name=name), ""])
 

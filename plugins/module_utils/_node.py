@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ._identity import look as look_at_identity
-from ._vendors import ascend_facts, devices_by_vendor
+from ._vendors import FOREIGN_UNITS, LAYOUT_UNITS, ascend_facts, devices_by_vendor
 from .core.errors import AcceleratorError
 from .core.layout_rules import parse_rules
 from .core.system import System
@@ -34,11 +34,8 @@ OWN_UNITS = (
     RELIEF_UNIT,
     "dra-accelerators-token.service",
     "dra-accelerators-token.timer",
-    "dra-accelerators-layout.service",
-    "dra-accelerators-layout-ascend.service",
+    *LAYOUT_UNITS,
 )
-# The programs that hand out GPUs, or cut them up, without knowing of claims.
-FOREIGN_UNITS = ("nvidia-mig-manager.service",)
 RUNTIME_UNITS = (
     "containerd.service",
     "crio.service",

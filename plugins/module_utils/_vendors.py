@@ -14,19 +14,25 @@ from typing import Any
 from .core.ascend import bus
 from .core.ascend.driver_files import INSTALL_INFO, LIBRARIES, MANAGER, install_folder, version_of
 from .core.ascend.tables import key_values
+from .core.ascend.vendor import FACTS as ASCEND
 from .core.nvidia.names import gpus_on_the_bus, listed
+from .core.nvidia.vendor import FACTS as NVIDIA
 from .core.system import System
 
 # Where the library may be besides the folder of the installation.
 LIBRARY, FURTHER_PLACE = "libdcmi.so", "/usr/local/dcmi"
 COMPLETE = "complete"
+# The programs that hand out devices, or cut them up, without knowing of claims.
+FOREIGN_UNITS = (*NVIDIA.manager_units, *ASCEND.manager_units)
+# The units that apply a layout at boot.
+LAYOUT_UNITS = (NVIDIA.layout_unit, ASCEND.layout_unit)
 
 
 def devices_by_vendor(system: System) -> dict[str, list[str]]:
     """Return the PCI addresses of each vendor's devices, of those vendors alone that the node has any of. Asks no driver."""
     found = {
-        "nvidia": sorted({*gpus_on_the_bus(system), *listed(system)}),
-        "ascend": [chip.address for chip in bus.chips(system)],
+        NVIDIA.word: sorted({*gpus_on_the_bus(system), *listed(system)}),
+        ASCEND.word: [chip.address for chip in bus.chips(system)],
     }
     return {vendor: addresses for vendor, addresses in found.items() if addresses}
 

@@ -263,6 +263,13 @@ drivers:
       type: str
       returned: success
       sample: ""
+    labels:
+      description:
+        - What the labels of a Node can say of these devices, by the names of the vendor's own programs.
+        - What is not the same for all of them is not among them; a device that did not answer makes it empty.
+      type: dict
+      returned: success
+      sample: {"huawei.com/npu.chip.name": "910B3", "huawei.com/topotree.superpodid": "7"}
     unanswered:
       description:
         - The devices that are there and could not be read, each with the reason, for example that it is lost, needs a reset, or
@@ -287,7 +294,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core import healt
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend, vendors_there
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, NotFound
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules, wanted_for
-from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, Finding
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, Finding, devices_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 
@@ -334,6 +341,8 @@ def ask(backend: Backend, params: dict[str, Any]) -> tuple[dict[str, Any], list[
         "driver_name": backend.driver_name,
         "available": True,
         "reason": "",
+        # A label speaks for all devices of the node, those that the caller does not ask for among them.
+        "labels": dict(backend.labels(devices_of(findings))) if not unanswered else {},
         "unanswered": unanswered,
     }
     return driver, devices
@@ -378,6 +387,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
                 "driver_name": backend.driver_name,
                 "available": False,
                 "reason": str(reason),
+                "labels": {},
                 "unanswered": [],
             }
         )

@@ -98,7 +98,8 @@ options:
       shares:
         description:
           - For O(layout[].mode=whole), how many claims have the NPU at a time, from 2 to 1024. Without it, one.
-          - This module changes nothing for it. The node driver, which has the same rules, publishes the NPU so.
+          - This module changes nothing for it. The node driver, which has the same rules, publishes the NPU so. It keeps claims from one that
+            lets one container in at a time; see O(device_share).
         type: int
       prepared_before_binding:
         description:
@@ -110,6 +111,11 @@ options:
           - Whether virtual machines can have the device as well, which NPUs do not know yet. The rule may be one of a layout for several
             vendors.
         type: bool
+      composed:
+        description:
+          - Whether the NPU may be a member of what is published of several NPUs as one device, such as a card or a ring. Without it, it may.
+          - This module changes nothing for it. The node driver, which has the same rules, publishes the NPU so.
+        type: bool
   recover:
     description:
       - Whether the vendor's driver makes slices again after a reboot, for all NPUs of the node. Without it nothing is switched.
@@ -120,7 +126,8 @@ options:
     description:
       - Whether several containers may have one NPU at a time, for those NPUs that a rule with O(layout[].mode=whole) matches. Without it
         nothing is switched.
-      - It is lost at a reboot. Containers that share an NPU are held apart by nothing on the chip.
+      - It is lost at a reboot, unless the driver has been told to keep it (C(npu-smi set -t device-share-cfg-recover -d 1)). Containers that share
+        an NPU are held apart by nothing on the chip.
     type: bool
   state_path:
     description:
@@ -401,6 +408,13 @@ def wanted_switches(params: dict[str, Any], assignments: Sequence[Assignment]) -
     return tuple(found)
 
 
+def unshareable(params: dict[str, Any], assignments: Sequence[Assignment]) -> list[Device]:
+    """Return the NPUs that claims are to share and cannot, and that nobody has asked to be switched; pure."""
+    if params[SHARE]:
+        return []
+    return [one.device for one in assignments if one.rule.shares and one.device.unshareable is not None]
+
+
 def refuse_mixed_cards(assignments: Sequence[Assignment]) -> None:
     """Refuse chips of one card of which one is cut and another is not; pure. Raises InvalidLayout."""
     cards: dict[Any, list[Assignment]] = {}
@@ -450,10 +464,12 @@ def partition_npus(
     """Turn the switches that are asked for, and partition the NPUs; returns the result."""
     turning: list[Switch] = []
     done: list[Switch] = []
+    kept_back: list[Device] = []
 
     def agree(assignments: Sequence[Assignment]) -> tuple[Assignment, ...]:
         refuse_mixed_cards(assignments)
         refuse_unmet(switches, assignments)
+        kept_back[:] = unshareable(module.params, assignments)
         turning[:] = [each for each in wanted_switches(module.params, assignments) if switches.needed(each)]
         return tuple(assignments)
 
@@ -474,6 +490,11 @@ def partition_npus(
     )
     if not module.check_mode:
         turn()
+    for device in kept_back:
+        module.warn(
+            f"{device.describe()} is to be shared, and one container at a time can have it: the node driver keeps claims from it. "
+            "Set device_share."
+        )
     answer.pop("reset_required")
     for device in answer["devices"]:
         device.pop("reset_required")

@@ -39,7 +39,7 @@ options:
     type: path
   device_classes:
     description:
-      - What the devices of the site's own DeviceClasses are, V(device), V(partition) or V(passthrough), by the class's name, so that a
+      - What the devices of the site's own DeviceClasses are, V(device), V(partition), V(passthrough) or V(group), by the class's name, so that a
         configuration for another kind is found.
       - The standard classes of the vendors are known, for example V(gpu.nvidia.com) and V(mig.nvidia.com), and classes among the manifests
         whose selectors demand one value of the attribute by which the vendor tells its kinds apart, as

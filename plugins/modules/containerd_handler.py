@@ -9,10 +9,10 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: containerd_handler
 version_added: 0.1.0
-short_description: Have containerd offer a runtime handler whose containers may open character devices
+short_description: Have containerd offer a further runtime handler
 description:
-  - Adds a runtime handler to containerd that is like its default one, but for the device rules of its containers. They may open, and
-    make nodes of, character devices, and are no privileged containers otherwise. Pods use it through a RuntimeClass.
+  - Adds a runtime handler to containerd that is like its default one, but for what O(character_devices) and O(options) say. Pods use it
+    through a RuntimeClass.
   - A drop-in file is written where containerd reads one; else a block of lines is added to its main file. The change is tried on
     copies first. containerd's own C(config dump) of them must show the handler and no other setting changed; else it is not made.
   - containerd is restarted where it does not know the handler yet. If it does not come back, the files are put back and it is
@@ -44,9 +44,21 @@ options:
     type: str
     choices: [present, absent]
     default: present
+  character_devices:
+    description:
+      - Whether the handler's containers may open, and make nodes of, character devices. They are no privileged containers otherwise.
+    type: bool
+    default: true
+  options:
+    description:
+      - What the handler's program is told besides what the default one is told, by the names of containerd's configuration, such as
+        C(BinaryName).
+    type: dict
+    default: {}
   specification:
     description:
-      - File of the OCI specification that the handler's containers are made from; it is written from what C(ctr oci spec) says.
+      - With O(character_devices), file of the OCI specification that the handler's containers are made from; it is written from what
+        C(ctr oci spec) says.
       - The default is named after the handler, beside O(config).
     type: path
   command:
@@ -86,6 +98,13 @@ EXAMPLES = r"""
 - name: Let the node driver's pods open the accelerators
   dra.accelerators.containerd_handler:
     name: dra-accelerators-driver
+
+- name: Offer another program that starts containers
+  dra.accelerators.containerd_handler:
+    name: crun
+    character_devices: false
+    options:
+      BinaryName: /usr/bin/crun
 """
 
 RETURN = r"""
@@ -116,8 +135,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._containerd_handl
     candidates,
     drop_in_name,
     handlers,
+    text_before,
     wanted_handler,
-    without_block,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, end, find_binding, run
 from ansible_collections.dra.accelerators.plugins.module_utils._toml import reader
@@ -133,6 +152,8 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         **INTERPRETER_OPTION,
         "name": {"type": "str", "required": True},
         "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+        "character_devices": {"type": "bool", "default": True},
+        "options": {"type": "dict", "default": {}},
         "specification": {"type": "path"},
         "command": {"type": "str", "default": "containerd"},
         "config": {"type": "path", "default": "/etc/containerd/config.toml"},
@@ -145,7 +166,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 def plan(daemon: Daemon, settings: Settings, params: dict[str, Any], specification: str) -> list[Change]:
     """Return the changes that make the handler known and do nothing else. Raises AcceleratorError."""
     name = params["name"]
-    handler = wanted_handler(settings, specification)
+    handler = wanted_handler(settings, specification, params["options"])
     if handlers(settings).get(name) == handler:
         return []
     refused = []
@@ -162,7 +183,7 @@ def plan(daemon: Daemon, settings: Settings, params: dict[str, Any], specificati
         refused.append(f"{each.path}: it would change {', '.join(others[:3]) or 'nothing'}")
     raise ContainerdError(
         f"containerd cannot be given the runtime handler {name}: {'; '.join(refused)}",
-        hint=f"Add it by hand, with base_runtime_spec = {specification!r}. Nothing was changed.",
+        hint=f"Add it by hand, as {handler}. Nothing was changed.",
         code="no-safe-change",
     )
 
@@ -171,12 +192,13 @@ def plan_absent(daemon: Daemon, params: dict[str, Any], specification: str) -> l
     """Return the changes that take the handler away."""
     changes = []
     folders = {params["drop_ins"], daemon.drop_in_folder(params["drop_ins"]) or params["drop_ins"]}
-    for path in (*(posixpath.join(folder, drop_in_name(params["name"])) for folder in sorted(folders)), specification):
+    files = [posixpath.join(folder, drop_in_name(params["name"])) for folder in sorted(folders)]
+    for path in [*files, *([specification] if specification else [])]:
         found = daemon.read(path)
         if found is not None:
             changes.append(Change(path, found.text, None))
     main = daemon.read(daemon.config)
-    if main is not None and (after := without_block(main.text, params["name"])) != main.text:
+    if main is not None and (after := text_before(main.text, params["name"])) != main.text:
         changes.append(Change(main.path, main.text, after))
     return changes
 
@@ -218,20 +240,16 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         service=params["service"],
         timeout=params["timeout"],
     )
-    specification = params["specification"] or posixpath.join(
-        posixpath.dirname(daemon.config), f"{params['name']}.json"
-    )
+    specification = ""
+    if params["character_devices"]:
+        beside = posixpath.join(posixpath.dirname(daemon.config), f"{params['name']}.json")
+        specification = params["specification"] or beside
     settings = daemon.settings()
     behind = False
     if params["state"] == "absent":
         changes = plan_absent(daemon, params, specification)
     else:
-        program = shutil.which("ctr") or "ctr"
-        done = system.run([program, "oci", "spec"], COMMAND_SECONDS)
-        if done.returncode:
-            raise AcceleratorError(f"{program} oci spec ended with {done.returncode}: {done.stderr.strip()}")
-        text, found = base_specification(done.stdout), daemon.read(specification)
-        changes = [] if found and found.text == text else [Change(specification, found.text if found else None, text)]
+        changes = specified(system, daemon, specification) if specification else []
         changes += plan(daemon, settings, params, specification)
         behind = is_behind(daemon, system, specification)
     restarted = bool(changes or behind)
@@ -255,11 +273,21 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     return {"changed": restarted, "files": [each.path for each in changes], "restarted": restarted, "diff": shown}
 
 
+def specified(system: System, daemon: Daemon, specification: str) -> list[Change]:
+    """Return the change that writes the specification of the handler's containers, if it is not so already. Raises AcceleratorError."""
+    program = shutil.which("ctr") or "ctr"
+    done = system.run([program, "oci", "spec"], COMMAND_SECONDS)
+    if done.returncode:
+        raise AcceleratorError(f"{program} oci spec ended with {done.returncode}: {done.stderr.strip()}")
+    text, found = base_specification(done.stdout), daemon.read(specification)
+    return [] if found and found.text == text else [Change(specification, found.text if found else None, text)]
+
+
 def is_behind(daemon: Daemon, system: System, specification: str) -> bool:
     """Whether the running containerd was started before its handler's files were written."""
     _active, began = daemon.process()
     paths = [specification, daemon.config, *(each.path for each in daemon.imported())]
-    times = [system.path(path).stat().st_mtime for path in paths if system.exists(path)]
+    times = [system.path(path).stat().st_mtime for path in paths if path and system.exists(path)]
     return bool(began) and any(time > began + 1.0 for time in times)
 
 

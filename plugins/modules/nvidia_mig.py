@@ -107,6 +107,11 @@ options:
           - For O(layout[].mode=whole) and O(layout[].mode=dynamic), whether virtual machines can have the GPU as well.
           - This module changes nothing for it. The node driver, which has the same rules, publishes the GPU so.
         type: bool
+      composed:
+        description:
+          - Whether the device may be a member of what is published of several devices as one, which there is for NPUs alone. The rule may be
+            one of a layout for several vendors.
+        type: bool
   config:
     description:
       - The content of a C(nvidia-mig-parted) configuration file, as data, from which O(config_name) is applied.

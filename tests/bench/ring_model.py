@@ -1,113 +1,332 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Claims for several chips on nodes with rings, at random moments for random times: how many rings stay whole.
+"""Claims for several chips on nodes with cards and rings, at random moments for random times: how much stays whole.
 
-Three ways to choose are compared: what the scheduler makes of a claim's alternatives and constraints, the table by which
-Volcano's plugin for such nodes chooses its ring, and the first chips by their index. Time is counted in arrivals.
+Three ways to choose are compared: what the scheduler makes of a claim's alternatives, selectors and constraints; how Volcano's
+plugin for such nodes chooses node and chips; and the first chips by their index. Time is counted in arrivals.
+
+What Volcano's plugin does was read in its sources (Ascend/mind-cluster, component/ascend-for-volcano/internal/npu, 2026-08):
+ascend910/ascend910old/module910x8 (frame.go, node.go), ascend910/ascend910b (base.go, module910bx16/frame.go),
+ascend910/ascend910a3 (base.go, module910a3x16/frame.go), ascend310p/card310px2 (frame.go, task.go), and base/frame.go, which
+serves nodes whose chips are all joined alike. It is told here in words of our own.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from operator import eq, le, lt
 from typing import Any
 
-CHIPS = 8
-RINGS = (frozenset(range(4)), frozenset(range(4, 8)))
-#: One ring is asked for half of the time, and mostly by small claims.
-SIZES = (1, 1, 1, 2, 2, 4)
+from dra_driver.core.ascend import occupancy, preference, topology
+from dra_driver.core.ascend.families import FAMILIES
+from dra_driver.core.model import DEVICE, Device, Offer, Partitioning
 
-Chosen = tuple[int, tuple[int, ...]]  # how good the node is for the claim, 0 the best; and the chips
+Chips = tuple[int, ...]
+#: How good a node is for a claim, the lowest the best; and the chips that the claim would have there.
+Chosen = tuple[tuple[int, ...], Chips]
+#: Chooses for a claim of so many chips, of the free ones of a node.
 Choice = Callable[[int, Collection[int]], "Chosen | None"]
+#: Among nodes that are equally good the scheduler takes any; where its profile packs by other resources, the fullest; by its default it spreads.
+TIES = ("any", "fullest", "emptiest")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A kind of node. ``whole`` is how many chips make what is to stay whole; ``sizes`` are asked for alike often."""
+
+    name: str
+    device_id: int
+    chips: int
+    per_card: int
+    ring: int
+    whole: int
+    sizes: tuple[int, ...]
+    volcano: Choice
+
+    def groups(self, size: int) -> tuple[Chips, ...]:
+        """All groups of so many chips that lie together."""
+        return tuple(tuple(range(start, start + size)) for start in range(0, self.chips, size))
+
+    def together(self, count: int) -> int:
+        """How many chips at most lie as near as a claim of this size can have them."""
+        return next((size for size in (self.per_card, self.ring) if count <= size), self.chips)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a trace: whole free rings on average over time, claims served, and claims whose chips lie in two rings."""
+    """What came of traces: what is whole and free on average over time, claims served, their chips, and claims that lie apart."""
 
-    whole: float
-    served: int
-    split: int
+    whole: float = 0.0
+    served: int = 0
+    chips: int = 0
+    apart: int = 0
 
-
-def allocate(spec: Mapping[str, Any], free: Mapping[int, Mapping[str, Any]]) -> tuple[str, tuple[int, ...]] | None:
-    """What the scheduler does on one node: the first alternative for which there are devices, the first that satisfy it.
-
-    ``free`` are the attributes of the devices by their numbers, which is the order in which they are published.
-    """
-    (request,) = spec["devices"]["requests"]
-    for wish in request.get("firstAvailable") or [{"name": "", **request["exactly"]}]:
-        full = f"{request['name']}/{wish['name']}"
-        shared = [each["matchAttribute"] for each in spec["devices"].get("constraints", ()) if full in each["requests"]]
-        for chosen in combinations(sorted(free), wish["count"]):
-            values = [[free[each].get(name.partition("/")[2]) for each in chosen] for name in shared]
-            if all(None not in each and len(set(each)) == 1 for each in values):
-                return wish["name"], chosen
-    return None
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(
+            self.whole + other.whole, self.served + other.served, self.chips + other.chips, self.apart + other.apart
+        )
 
 
-def by_claim(specs: Mapping[int, Mapping[str, Any]], chips: Mapping[int, Mapping[str, Any]]) -> Choice:
+# ---------------------------------------------------------------------- the scheduler with our claims
+
+
+def node_of(machine: Machine) -> tuple[dict[str, Device], tuple[Offer, ...]]:
+    """The chips of one node as the backend has them, and as they are published."""
+    at = [
+        topology.Chip(number, number // machine.per_card, number % machine.per_card) for number in range(machine.chips)
+    ]
+    placed = topology.places(FAMILIES[machine.device_id], at)
+    devices = {}
+    for each in at:
+        attributes = topology.attributes("node", each, placed[each.physical_id])
+        devices[str(each.physical_id)] = Device(
+            vendor="ascend",
+            index=each.physical_id,
+            minor=each.physical_id,
+            uuid=str(each.physical_id),
+            product="NPU",
+            pci_address="",
+            pcie_root=None,
+            numa_node=None,
+            memory_bytes=0,
+            memory_slices=0,
+            attributes=attributes,
+            capacities={},
+            partitioning=Partitioning(False, False, False),
+        )
+    offers = tuple(
+        Offer(f"npu-{uuid}", DEVICE, uuid, False, None, None, None, None, device.attributes, {})
+        for uuid, device in devices.items()
+    )
+    return devices, offers
+
+
+def by_claim(machine: Machine, *, prefer: Sequence[str] = preference.NEAREST_FIRST, whole: bool = True) -> Choice:
     """Choose as the scheduler does with these claims; a node where an earlier alternative fits is better."""
+    devices, offers = node_of(machine)
+    # More than a ring has lies apart in any case: of two rings all eight, for example.
+    far = {count: prefer if count <= machine.ring else (*prefer, preference.ANY) for count in set(machine.sizes)}
+    specs = {
+        count: preference.claim_spec(count, "npu.huawei.com", prefer=tuple(dict.fromkeys(order)), whole=whole)
+        for count, order in far.items()
+    }
+    known: dict[tuple[int, frozenset[int]], Chosen | None] = {}
 
     def choose(count: int, free: Collection[int]) -> Chosen | None:
-        found = allocate(specs[count], {each: chips[each] for each in free})
-        if found is None:
-            return None
-        (request,) = specs[count]["devices"]["requests"]
-        ranks = [each["name"] for each in request.get("firstAvailable", [{"name": ""}])]
-        return ranks.index(found[0]), found[1]
+        key = (count, frozenset(free))
+        if key not in known:
+            held = [uuid for uuid in devices if int(uuid) not in free]
+            published = occupancy.arranged(offers, devices, held)
+            there = {number: published[number].attributes for number in free}
+            found = allocate(specs[count], there)
+            known[key] = None if found is None else ((found[0],), found[1])
+        return known[key]
 
     return choose
 
 
-def by_ring(count: int, free: Collection[int]) -> Chosen | None:
-    """Choose as Volcano's plugin does: the ring that is left the least useful; a claim that no ring can serve waits."""
+def allocate(spec: Mapping[str, Any], free: Mapping[int, Mapping[str, Any]]) -> tuple[int, Chips] | None:
+    """What the scheduler does on one node: the first alternative for which there are devices, the first that satisfy it.
+
+    ``free`` are the attributes of the devices by their numbers, which is the order in which they are published. Returned is
+    which alternative it is.
+    """
+    for rank, (wish, shared) in enumerate(_wishes(spec)):
+        fit = [number for number in sorted(free) if all(holds(each, free[number]) for each in _expressions(wish))]
+        if not shared:
+            if len(fit) >= wish["count"]:
+                return rank, tuple(fit[: wish["count"]])
+            continue
+        groups: dict[Any, list[int]] = {}
+        for number in fit:
+            value = free[number].get(shared)
+            if value is not None:
+                groups.setdefault(value, []).append(number)
+        # Groups come in the order of their first devices, as a search that goes back finds them.
+        enough = next((group for group in groups.values() if len(group) >= wish["count"]), None)
+        if enough is not None:
+            return rank, tuple(enough[: wish["count"]])
+    return None
+
+
+def search(spec: Mapping[str, Any], free: Mapping[int, Mapping[str, Any]]) -> tuple[int, Chips] | None:
+    """The same, by trying all combinations in their order: what ``allocate`` is held against."""
+    for rank, (wish, shared) in enumerate(_wishes(spec)):
+        fit = [number for number in sorted(free) if all(holds(each, free[number]) for each in _expressions(wish))]
+        for chosen in combinations(fit, wish["count"]):
+            values = {free[each].get(shared) for each in chosen} if shared else {""}
+            if len(values) == 1 and None not in values:
+                return rank, chosen
+    return None
+
+
+def _wishes(spec: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
+    (request,) = spec["devices"]["requests"]
+    found = []
+    for wish in request.get("firstAvailable") or [{"name": "", **request["exactly"]}]:
+        full = f"{request['name']}/{wish['name']}" if wish["name"] else request["name"]
+        shared = [each["matchAttribute"] for each in spec["devices"].get("constraints", ()) if full in each["requests"]]
+        found.append((wish, shared[0].partition("/")[2] if shared else ""))
+    return found
+
+
+def _expressions(wish: Mapping[str, Any]) -> list[str]:
+    return [each["cel"]["expression"] for each in wish.get("selectors", ())]
+
+
+COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {"==": eq, "<": lt, "<=": le}
+
+
+def holds(expression: str, attributes: Mapping[str, Any]) -> bool:
+    """Evaluate such CEL as our claims have: attributes that are there, and that are compared to numbers or to each other."""
+    of = r"device\.attributes\['npu\.huawei\.com'\]"
+    for term in expression.split(" && "):
+        there = re.fullmatch(rf"'(\w+)' in {of}", term)
+        compared = re.fullmatch(rf"{of}\.(\w+) (==|<|<=) (?:(\d+)|{of}\.(\w+))", term)
+        if there is not None:
+            if there.group(1) not in attributes:
+                return False
+        elif compared is not None:
+            left, operator, number, name = compared.groups()
+            right = int(number) if number else attributes[name]
+            if not COMPARE[operator](attributes[left], right):
+                return False
+        else:
+            raise AssertionError(f"{term!r} is nothing that this knows how to evaluate")
+    return True
+
+
+# ---------------------------------------------------------------------- Volcano's plugin, and the index
+
+
+def volcano_two_rings(count: int, free: Collection[int]) -> Chosen | None:
+    """910A: the ring by a table of how many are free in it; up to four chips in one ring, or all eight. Nodes: ring, then fullest."""
+    if count == 8:
+        return ((0, 0), tuple(sorted(free))) if len(free) == 8 else None
+    rings = [[chip for chip in sorted(free) if chip // 4 == ring] for ring in (0, 1)]
     for rank, wanted in enumerate({1: (1, 3, 2, 4), 2: (2, 4, 3), 4: (4,)}[count]):
-        for ring in RINGS:
-            here = sorted(ring & set(free))
-            if len(here) == wanted:
-                return rank, tuple(here[:count])
+        for ring in rings:
+            if len(ring) == wanted:
+                return (rank, len(free)), tuple(ring[:count])
+    return None
+
+
+def volcano_two_groups(count: int, free: Collection[int]) -> Chosen | None:
+    """16 × 910B: the group of eight that has the fewest free ones, and enough. Nodes: as little left of the group, then fullest."""
+    groups = [[chip for chip in sorted(free) if chip // 8 == group] for group in (0, 1)]
+    for wanted in range(count, 9):
+        for group in groups:
+            if len(group) == wanted:
+                return (wanted - count, len(free)), tuple(group[:count])
+    return None
+
+
+def volcano_mesh(count: int, free: Collection[int]) -> Chosen | None:
+    """8 × 910B: the first chips, for all are joined alike. Nodes: the fullest."""
+    return ((len(free),), tuple(sorted(free)[:count])) if len(free) >= count else None
+
+
+def volcano_modules(count: int, free: Collection[int]) -> Chosen | None:
+    """A3: one die of a module that is broken, or whole modules. Nodes: the fewest left; for one die those with a broken module."""
+    if len(free) < count:
+        return None
+    modules = [[die for die in sorted(free) if die // 2 == module] for module in range(8)]
+    broken, full = ([each for each in modules if len(each) == size] for size in (1, 2))
+    if count == 1:
+        return (len(free) - 1 + (0 if broken else 16),), ((broken or full)[0][0],)
+    if len(full) * 2 < count:
+        return None
+    return (len(free) - count,), tuple(die for module in full[: count // 2] for die in module)
+
+
+def volcano_cards(count: int, free: Collection[int]) -> Chosen | None:
+    """300I Duo: one chip of a broken card, else of a whole one, or two of one card. Nodes: by the same table."""
+    cards = [[chip for chip in sorted(free) if chip // 2 == card] for card in range(4)]
+    for rank, wanted in enumerate({1: (1, 2), 2: (2,)}[count]):
+        for card in cards:
+            if len(card) == wanted:
+                return (rank,), tuple(card[:count])
     return None
 
 
 def by_index(count: int, free: Collection[int]) -> Chosen | None:
     """Choose the first chips, wherever they are."""
-    return (0, tuple(sorted(free)[:count])) if len(free) >= count else None
+    return ((0,), tuple(sorted(free)[:count])) if len(free) >= count else None
 
 
-def play(choose: Choice, *, nodes: int, load: float, seed: int, claims: int) -> Outcome:
+_MIXED = (1, 1, 1, 2, 2, 4, 8)
+MACHINES = {
+    machine.name: machine
+    for machine in (
+        # What is asked for of 910A are parts of a ring, half of the time the smallest; and now and then a whole node.
+        Machine("8x910A", 0xD801, 8, 1, 4, 4, (1, 1, 1, 2, 2, 4), volcano_two_rings),
+        Machine("8x910A and whole nodes", 0xD801, 8, 1, 4, 4, _MIXED, volcano_two_rings),
+        Machine("8x910B", 0xD802, 8, 1, 8, 8, _MIXED, volcano_mesh),
+        Machine("16x910B", 0xD802, 16, 1, 8, 8, _MIXED, volcano_two_groups),
+        Machine("4x300I-Duo", 0xD500, 8, 2, 2, 2, (1, 1, 1, 2, 2), volcano_cards),
+        Machine("8xA3", 0xD803, 16, 2, 16, 2, _MIXED, volcano_modules),
+    )
+}
+
+
+# ---------------------------------------------------------------------- traces
+
+
+def play(
+    machine: Machine, choose: Choice, *, nodes: int, load: float, seed: int, claims: int, ties: str = "any"
+) -> Outcome:
     """Play a trace; the same seed gives the same claims. ``load`` is the part of all chips that would be used if all got in."""
-    chance = random.Random(seed)
-    staying = load * CHIPS * nodes / (sum(SIZES) / len(SIZES))
-    free = [set(range(CHIPS)) for _node in range(nodes)]
-    leaving: list[tuple[float, int, int, tuple[int, ...]]] = []
-    now = last = whole = 0.0
-    served = split = 0
+    chance, toss = random.Random(seed), random.Random(~seed)
+    staying = load * machine.chips * nodes / (sum(machine.sizes) / len(machine.sizes))
+    free = [set(range(machine.chips)) for _node in range(nodes)]
+    groups = [frozenset(group) for group in machine.groups(machine.whole)]
+    whole = [len(groups)] * nodes
+    leaving: list[tuple[float, int, int, Chips]] = []
+    now = last = area = 0.0
+    served = given = apart = 0
     for number in range(claims):
         now += chance.expovariate(1.0)
-        count, leaves = chance.choice(SIZES), now + chance.expovariate(1 / staying)
+        count, leaves = chance.choice(machine.sizes), now + chance.expovariate(1 / staying)
         while leaving and leaving[0][0] <= now:
             moment, _number, node, chips = heapq.heappop(leaving)
-            whole, last = whole + (moment - last) * _whole(free), moment
+            area, last = area + (moment - last) * sum(whole), moment
             free[node].update(chips)
-        whole, last = whole + (now - last) * _whole(free), now
-        found = [(each[0], node, each[1]) for node in range(nodes) if (each := choose(count, free[node])) is not None]
-        if found:
-            _rank, node, chips = min(found)
-            free[node] -= set(chips)
-            heapq.heappush(leaving, (leaves, number, node, chips))
-            served += 1
-            split += not any(ring.issuperset(chips) for ring in RINGS)
-    return Outcome(whole / now, served, split)
+            whole[node] = sum(group <= free[node] for group in groups)
+        area, last = area + (now - last) * sum(whole), now
+        found = [
+            (each[0], {"any": toss.random(), "fullest": len(there), "emptiest": -len(there)}[ties], node, each[1])
+            for node, there in enumerate(free)
+            if (each := choose(count, there)) is not None
+        ]
+        if not found:
+            continue
+        _rank, _tie, node, chips = min(found)
+        free[node] -= set(chips)
+        whole[node] = sum(group <= free[node] for group in groups)
+        heapq.heappush(leaving, (leaves, number, node, chips))
+        served, given = served + 1, given + count
+        apart += len({chip // machine.together(count) for chip in chips}) > 1
+    return Outcome(area / now, served, given, apart)
 
 
-def total(outcomes: Sequence[Outcome]) -> Outcome:
-    """Add up the outcomes of several traces."""
-    return Outcome(sum(o.whole for o in outcomes), sum(o.served for o in outcomes), sum(o.split for o in outcomes))
+def total(machine: Machine, choose: Choice, seeds: Collection[int], **how: Any) -> Outcome:
+    """Add up the outcomes of traces of light, middling and heavy load."""
+    outcomes = [play(machine, choose, load=load, seed=seed, **how) for load in (0.5, 0.7, 0.9) for seed in seeds]
+    return sum(outcomes, Outcome())
 
 
-def _whole(free: Sequence[Collection[int]]) -> int:
-    return sum(ring.issubset(each) for each in free for ring in RINGS)
+def ways(machine: Machine) -> dict[str, Choice]:
+    """The ways to choose that are compared, by their names."""
+    waiting = (preference.CARD, preference.RING)
+    return {
+        "ours": by_claim(machine),
+        "ours, waiting": by_claim(machine, prefer=waiting),
+        "nearest alone": by_claim(machine, whole=False),
+        "volcano": machine.volcano,
+        "index": by_index,
+    }

@@ -17,7 +17,8 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.npus import NpuCluster
 
 BOTH = "2xH100-2x310P"
-TURNS, ROUNDS = 3, 40
+#: How often the two take turns, and how often a claim is prepared in each; what makes a partition waits for boards that take their time.
+TURNS, ROUNDS, ROUNDS_OF_MADE = 3, 40, 8
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +48,12 @@ def test_npus_beside_gpus(both: tuple[Cluster, NpuCluster], figures: Figures, na
     driver = gpus.driver_pid(node)
     callers(npus, node, "--reset")
     for parallel in numbers:
+        rounds = max((ROUNDS_OF_MADE if name == "dynamic" else ROUNDS) // parallel, 3)
         taken: dict[str, list[float]] = {kind.name: [] for _cluster, kind in sides}
         for _turn in range(TURNS):
             for cluster, kind in sides:
                 claims = allocated_claims(cluster, node, kind, parallel)
-                told = measure(cluster, figures, kind.name, claims, rounds=max(ROUNDS // parallel, 5))
+                told = measure(cluster, figures, kind.name, claims, rounds=rounds)
                 taken[kind.name] += told["prepare"]
         (ours, theirs) = (taken[kind.name] for kind in (NPU_KINDS[name], KINDS[name]))
         figures.compared(f"{NPU_KINDS[name].name} : {name}, the time of a prepare", parallel, ours, theirs)

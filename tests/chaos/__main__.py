@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     number = os.environ.get
     made.add_argument(
-        "--vendor", default="nvidia", help="whose accelerators the node has: nvidia, ascend or ascend-910b"
+        "--vendor", default="nvidia", help="whose accelerators the node has: nvidia, ascend or ascend-910a"
     )
     made.add_argument(
         "--seed", type=int, default=int(number("CHAOS_SEED", "0")) or random.SystemRandom().randrange(10**9)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Ascend's NPUs for the chaos: eight 310P, or eight 910B4, of which one layout gives each kind its own; all of them are served by one driver.
+"""Ascend's NPUs for the chaos: eight 310P, or eight 910A, of which one layout gives each kind its own; all of them are served by one driver.
 
-Slices of a 310P have places in vGroups. Those of a 910B4 have numbers alone, which are chosen when a claim is planned.
+Slices of a 310P have places in vGroups. Those of a 910A have numbers alone, which are chosen when a claim is planned; and four
+of them on one ring are a device of their own.
 """
 
 from __future__ import annotations
@@ -73,12 +74,15 @@ PLACED = kinds(
     cut=("npu-4-vir02-1c-6", "vir02_1c"),
     awaited="npu-7-vir01-0",
 )
-NUMBERED = kinds(
-    three=("npu-1-vir05-1c-8g-new-0", "npu-1-vir10-3c-16g-new-0", "npu-2-vir10-4c-16g-m-new-0"),
-    beside="npu-1-vir05-1c-8g-new-1",
-    rest="npu-2-vir10-3c-16g-nm-new-0",
-    cut=("npu-4-vir05-1c-8g-new-0", "vir05_1c_8g"),
-    awaited="npu-7-vir05-1c-8g-new-0",
+NUMBERED = (
+    *kinds(
+        three=("npu-1-vir02-new-0", "npu-1-vir08-new-0", "npu-2-vir16-new-0"),
+        beside="npu-1-vir02-new-1",
+        rest="npu-2-vir16-new-1",
+        cut=("npu-4-vir04-new-0", "vir04"),
+        awaited="npu-7-vir02-new-0",
+    ),
+    Kind("group", ("npu-ring-4",)),
 )
 TURNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("static", "three", "dynamic", "whole", "several", "ahead"), "template"),
@@ -175,10 +179,11 @@ VENDOR = Vendor(
 )
 OF_NUMBERS = replace(
     VENDOR,
-    name="ascend-910b",
-    machine="8x910B4",
-    layout=layout("vir05_1c_8g"),
+    name="ascend-910a",
+    machine="8x910A",
+    layout=layout("vir04"),
     kinds=NUMBERED,
-    bases=bases(("npu-4-vir05-1c-8g-new-0", "vir05_1c_8g"), ("npu-1-vir10-3c-16g-new-0", "vir10_3c_16g")),
-    words=("vir05_1c_8g", "vir10_3c_16g", "VnpuConfig", "VIR05_1C_8G"),
+    turns=(*TURNS, (("static", "three", "dynamic", "group"), "rest")),
+    bases=bases(("npu-4-vir04-new-0", "vir04"), ("npu-1-vir08-new-0", "vir08")),
+    words=("vir02", "vir16", "VnpuConfig", "VIR02"),
 )

@@ -17,7 +17,7 @@ FAULTS = ("kill", "store", "call", "hand-over", "leftovers", "reboot", "fuzz-req
 CASES = ("--runs=3", "--kinds=three", "--cases=2", "--requests=250", "--seconds=1", "--seed=1")
 
 
-@pytest.mark.parametrize("vendor", ["nvidia", "ascend", "ascend-910b"])
+@pytest.mark.parametrize("vendor", ["nvidia", "ascend", "ascend-910a"])
 def test_a_little_of_everything_leaves_nothing(vendor: str) -> None:
     command = [sys.executable, "-m", "tests.chaos", f"--vendor={vendor}", f"--faults={','.join(FAULTS)}", *CASES]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)

@@ -48,6 +48,22 @@ def test_groups_fragment_where_the_counters_would_allow(npus: NpuMachine) -> Non
     assert client.create(0, 0, "vir02_1c")[1]["vfg_id"] == 1
 
 
+def test_what_is_free_may_lie_apart_and_only_an_empty_chip_has_it_together_again(npus: NpuMachine) -> None:
+    npus.load("8x310P-Pro")
+    client = npus.client()
+    there = client.make(0, 0, "vir01")
+    npus.control("fault 0 fragmented")
+    assert [npu["fragmented"] for npu in npus.show()["npus"]] == [True] + [False] * 7
+    assert client.create(0, 0, "vir01")[0] == PARTITION
+    client.make(1, 0, "vir01")
+    assert client.destroy(0, 0, there) == SUCCESS
+    client.make(0, 0, "vir02")
+    client.make(0, 0, "vir01")
+    npus.control("fault 0 fragmented")
+    npus.control("clear 0")
+    client.make(0, 0, "vir01")
+
+
 def test_ids_that_are_asked_for(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     client = npus.client()
@@ -113,7 +129,12 @@ def test_two_dies_are_sliced_one_by_one_only(npus: NpuMachine) -> None:
     assert client.code("dcmi_set_multi_die_policy", 0) == OCCUPIED
     assert client.code("dcmi_set_vdevice_mode", 1) == OCCUPIED
     pod = client.information(7, 1, 12, 1, "spod_info")
-    assert (pod["sdid"], pod["scale_type"], pod["super_pod_id"], pod["server_id"]) == (15, 384, 1, 0)
+    assert (pod["sdid"], pod["scale_type"], pod["super_pod_id"], pod["server_id"]) == (
+        7 << 18 | 1 << 16 | 15,
+        384,
+        1,
+        0,
+    )
 
 
 def test_what_a_chip_is_used_by_is_in_the_way_and_a_destroy_is_not_guarded(npus: NpuMachine) -> None:

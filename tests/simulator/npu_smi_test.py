@@ -252,7 +252,7 @@ def test_topology_and_numbers(npus: NpuMachine) -> None:
         "\tChip ID:1",
     ]
     pod = dict(pairs(good(npus, "info", "-t", "spod-info", "-i", "2", "-c", "1")))
-    assert (pod["SDID"], pod["Super Pod ID"], pod["Server Index"]) == ("5", "1", "0")
+    assert (pod["SDID"], pod["Super Pod ID"], pod["Server Index"]) == (str(2 << 18 | 1 << 16 | 5), "1", "0")
     npus.load("8x910A")
     if os.uname().machine == "x86_64":
         assert "not support" in good(npus, "info", "-t", "topo")

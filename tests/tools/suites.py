@@ -48,9 +48,9 @@ GIVING_WAY = (ROOT / "tests/tools/give_way",)
 #: The steps that give no way: clusters, and the build that they wait for.
 FIRST = frozenset({"world build", "cluster", "prove"})
 #: Molecule scenarios that are long: for `make prove`.
-LONG_SCENARIOS = frozenset({"container_runtime"})
+LONG_SCENARIOS = frozenset({"ascend_runtime", "container_runtime"})
 #: Those that run programs which no world is made of.
-NEED_ORACLES = frozenset({"container_runtime"})
+NEED_ORACLES = frozenset({"ascend_runtime", "container_runtime"})
 
 
 def pytest_step(

@@ -5,14 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Callable, Protocol
 
 from .ascend.backend import AscendBackend
 from .cdi import ContainerEdits
 from .companions import Companion, SharedDevice
+from .composed import Grouping
 from .configuration import ConfigKind
 from .lanes import Call
 from .model import (
+    Arranged,
     AttributeValue,
     CounterSet,
     Device,
@@ -28,6 +31,7 @@ from .nvidia.backend import NvidiaBackend
 from .settings import Knob
 from .system import System
 from .telemetry import Telemetry
+from .vendor import VendorFacts
 
 
 class Backend(Protocol):
@@ -42,6 +46,8 @@ class Backend(Protocol):
     until the call that hangs has come back. Only BackendUnavailable is about the whole machine.
     """
 
+    #: What the vendor's things are called; the three names below are the most used of it.
+    facts: VendorFacts
     vendor: str
     driver_name: str
     cdi_kind: str
@@ -52,6 +58,10 @@ class Backend(Protocol):
     partitions_outlive_boot: bool
     #: Whether programs may run on the node beside the vendor's claims. One vendor's alone: what they leave names the claim, not the vendor.
     has_companions: bool
+    #: Which whole devices claims may have as one; None for a vendor whose devices are had one by one.
+    grouping: Grouping | None
+    #: What becomes of the offers while claims hold devices, or partitions of them; None where nothing does.
+    arranged: Arranged | None
     #: By which attribute, and which value of it, selectors of other classes tell what the devices are (see device_classes.py).
     device_types: Mapping[tuple[str, str], str]
 
@@ -181,8 +191,14 @@ class Backend(Protocol):
         have the device: what is published beside the whole device takes all that this takes of the same counters.
         """
 
+    def labels(self, devices: Sequence[Device]) -> Mapping[str, str]:
+        """Return the labels of a Node with these devices, of those that ``facts`` names. Pure.
+
+        What is not the same for all of them is not among them.
+        """
+
     def parts(self, device: Device) -> Mapping[str, int]:
-        """Return what of a whole device can be shared out among claims besides the capacities of its offer. Pure."""
+        """Return the capacities of a whole device that are shared out among claims which have it at the same time. Pure."""
 
     def counter_set(self, device: Device, owned: Collection[OwnedPartition] | None = None) -> CounterSet:
         """Return what the device's dynamic offers share. Pure.
@@ -192,6 +208,8 @@ class Backend(Protocol):
 
     def driver_edits(self) -> ContainerEdits:
         """Return the container edits that all devices of the vendor need, by what is on the disk now; cheap.
+
+        With ``lists``, even of nothing, containers know their devices by these variables.
 
         Raises BackendUnavailable, naming it, when something is not there that no container can do without.
         """
@@ -213,18 +231,24 @@ class Backend(Protocol):
         With ``monitoring`` also what lets a container watch the device's partitions without holding any of them.
         """
 
+    def share_edits(self, device: Device, consumed: Mapping[str, int]) -> ContainerEdits:
+        """Return what tells containers how much their claim has of a whole device that other claims have as well. Pure."""
+
 
 BACKENDS: dict[str, Callable[[System], Backend]] = {"ascend": AscendBackend, "nvidia": NvidiaBackend}
 
 
-def create(vendor: str, system: System | None = None) -> Backend:
+#: The same for vendors that have a container runtime of their own, where this is to bring the devices into containers.
+BY_RUNTIME: dict[str, Callable[[System], Backend]] = {"ascend": partial(AscendBackend, by_runtime=True)}
+
+
+def create(vendor: str, system: System | None = None, *, by_runtime: bool = False) -> Backend:
     """Return the backend of a vendor. Raises ValueError that lists the vendors known."""
+    known = BY_RUNTIME if by_runtime else BACKENDS
     try:
-        factory = BACKENDS[vendor]
+        factory = known[vendor]
     except KeyError:
-        raise ValueError(
-            f"There is no backend for vendor {vendor!r}; known are {', '.join(sorted(BACKENDS))}"
-        ) from None
+        raise ValueError(f"There is no backend for vendor {vendor!r}; known are {', '.join(sorted(known))}") from None
     return factory(system or System())
 
 

@@ -101,37 +101,47 @@ class Hook:
 
 @dataclass(frozen=True)
 class ContainerEdits:
-    """What is changed in a container that gets a device."""
+    """What is changed in a container that gets a device.
+
+    ``lists`` are environment variables that name devices, each with what it names: of several devices in one container all are
+    named, where of ``env`` the last value counts. A variable that names nothing is not set.
+    """
 
     env: tuple[str, ...] = ()
     device_nodes: tuple[DeviceNode, ...] = ()
     mounts: tuple[Mount, ...] = ()
     hooks: tuple[Hook, ...] = ()
     additional_gids: tuple[int, ...] = ()
+    lists: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @staticmethod
     def merge(*edits: ContainerEdits) -> ContainerEdits:
         """Put edits one after the other; what is there twice is kept once, of one variable the last value counts."""
         variables: dict[str, str] = {}
+        lists: dict[str, tuple[str, ...]] = {}
         for each in edits:
             for entry in each.env:
                 variables[entry.partition("=")[0]] = entry
+            for name, values in each.lists:
+                lists[name] = _unique((*lists.get(name, ()), *values))
         return ContainerEdits(
             env=tuple(variables.values()),
             device_nodes=_unique(node for each in edits for node in each.device_nodes),
             mounts=_unique(mount for each in edits for mount in each.mounts),
             hooks=_unique(hook for each in edits for hook in each.hooks),
             additional_gids=_unique(gid for each in edits for gid in each.additional_gids),
+            lists=tuple(lists.items()),
         )
 
     def __bool__(self) -> bool:
-        return bool(self.env or self.device_nodes or self.mounts or self.hooks or self.additional_gids)
+        plain = self.env or self.device_nodes or self.mounts or self.hooks or self.additional_gids
+        return bool(plain) or any(values for _name, values in self.lists)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the edits in the file's spelling."""
         return _without_empty(
             {
-                "env": list(self.env),
+                "env": [*self.env, *(f"{name}={','.join(values)}" for name, values in self.lists if values)],
                 "deviceNodes": [node.to_dict() for node in self.device_nodes],
                 "mounts": [mount.to_dict() for mount in self.mounts],
                 "hooks": [hook.to_dict() for hook in self.hooks],

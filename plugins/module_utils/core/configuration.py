@@ -13,6 +13,7 @@ from typing import Any
 
 from .documents import InvalidDocument, Problem, Record, decode, shown
 from .errors import AcceleratorError
+from .model import DEVICE, GROUP
 
 #: The fields by which every kind is known.
 IDENTITY = ("apiVersion", "kind")
@@ -51,6 +52,10 @@ class ConfigKind:
     )
     passthrough: Callable[[Mapping[str, Any]], tuple[bool, bool]] = lambda _values: (False, False)
     profile: Callable[[Mapping[str, Any]], str] = lambda _values: ""
+
+    def suits(self, kind: str) -> bool:
+        """Whether it is for offers of a kind. What is for a whole device holds for each member of a group."""
+        return self.device_kind == (DEVICE if kind == GROUP else kind)
 
 
 @dataclass(frozen=True)

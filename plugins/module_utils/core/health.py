@@ -180,19 +180,25 @@ def tainted(
     ailments: Mapping[str, Ailments],
     effects: Mapping[Severity, str] = DEFAULT_EFFECTS,
 ) -> tuple[Offer, ...]:
-    """Return what is published, each device with the taints of its ailments. ``ailments`` and ``devices`` go by UUID."""
+    """Return what is published, each device with the taints of its ailments besides its own. ``ailments`` and ``devices`` go by UUID."""
     return tuple(
-        replace(offer, taints=taints(driver, concerning(offer, devices, ailments), effects))
-        if ailments.get(offer.device_uuid)
+        replace(
+            offer, taints=(*taints(driver, concerning(offer, devices, ailments), effects), *offer.taints)[:MOST_TAINTS]
+        )
+        if any(ailments.get(uuid) for uuid in offer.device_uuids)
         else offer
         for offer in offers
     )
 
 
 def concerning(offer: Offer, devices: Mapping[str, Device], ailments: Mapping[str, Ailments]) -> Ailments:
-    """Return those ailments of a physical device that a published device has."""
-    device = devices.get(offer.device_uuid)
-    return tuple(each for each in ailments.get(offer.device_uuid, ()) if each.concerns(offer, device))
+    """Return those ailments of its physical devices that a published device has."""
+    return tuple(
+        each
+        for uuid in offer.device_uuids
+        for each in ailments.get(uuid, ())
+        if each.concerns(offer, devices.get(uuid))
+    )
 
 
 def at_first_sight(findings: Iterable[Finding]) -> dict[str, Ailments]:

@@ -19,7 +19,7 @@ DYNAMIC = "dynamic"
 WHOLE = "whole"
 MODES = (STATIC, DYNAMIC, WHOLE)
 _MATCH_KEYS = ("vendor", "index", "uuid", "pci_address", "product")
-_RULE_KEYS = ("match", "mode", "partitions", "shares", "passthrough", "prepared_before_binding")
+_RULE_KEYS = ("match", "mode", "partitions", "shares", "passthrough", "prepared_before_binding", "composed")
 _PARTITION_KEYS = ("profile", "placement", "count")
 
 
@@ -64,7 +64,8 @@ class Rule:
     """What is wanted on the devices that match.
 
     With ``shares`` so many claims have a whole device at a time; with ``passthrough`` a virtual machine can have one. With
-    ``prepared_before_binding`` a pod is bound to the node when what takes time is done.
+    ``prepared_before_binding`` a pod is bound to the node when what takes time is done. Without ``composed`` the device is no member
+    of what stands for several devices.
     """
 
     match: Match
@@ -73,6 +74,7 @@ class Rule:
     shares: int = 0
     passthrough: bool = False
     prepared_before_binding: bool = False
+    composed: bool = True
 
     def describe(self) -> str:
         """Say what is wanted, for a person."""
@@ -121,6 +123,7 @@ def _parse_rule(number: int, entry: Any) -> Rule:
         _parse_shares(where, mode, entry.get("shares")),
         _parse_passthrough(where, mode, entry),
         _parse_prepared_before_binding(where, mode, entry),
+        _parse_truth(where, "composed", entry, default=True),
     )
 
 
@@ -159,11 +162,13 @@ def _parse_prepared_before_binding(where: str, mode: str, entry: Mapping[str, An
     return ahead
 
 
-def _parse_truth(where: str, key: str, entry: Mapping[str, Any]) -> bool:
+def _parse_truth(where: str, key: str, entry: Mapping[str, Any], *, default: bool = False) -> bool:
     value = entry.get(key)
-    if value is not None and not isinstance(value, bool):
+    if value is None:
+        return default
+    if not isinstance(value, bool):
         raise InvalidLayout(f"{where}, key {key}: expected true or false, not {value!r}")
-    return bool(value)
+    return value
 
 
 def _parse_match(where: str, entry: Any) -> Match:

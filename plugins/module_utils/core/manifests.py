@@ -16,6 +16,7 @@ from .companions import sharing_of
 from .configuration import ConfigKind, ConfigRefused, Configuration, decode_configuration
 from .documents import any_of, below, shown
 from .model import DEVICE, PARTITION, PASSTHROUGH
+from .model import GROUP as GROUPED
 from .settings import settings_of
 
 GROUP = "resource.k8s.io"
@@ -236,12 +237,17 @@ def _means(name: str, request: _Request) -> bool:
     return name in (request.name, request.name.partition("/")[0])
 
 
-_ONE = {DEVICE: "a device", PARTITION: "a partition", PASSTHROUGH: "a device that is passed through"}
-_MANY = {DEVICE: "devices", PARTITION: "partitions", PASSTHROUGH: "devices that are passed through"}
+_ONE = {
+    DEVICE: "a device",
+    PARTITION: "a partition",
+    PASSTHROUGH: "a device that is passed through",
+    GROUPED: "a group",
+}
+_MANY = {DEVICE: "devices", PARTITION: "partitions", PASSTHROUGH: "devices that are passed through", GROUPED: "groups"}
 
 
 def _fits(configuration: Configuration, request: _Request, device_kinds: Mapping[str, str]) -> bool:
-    return device_kinds.get(request.device_class, configuration.kind.device_kind) == configuration.kind.device_kind
+    return configuration.kind.suits(device_kinds.get(request.device_class, configuration.kind.device_kind))
 
 
 def _does_not_fit(configuration: Configuration, request: _Request, device_kinds: Mapping[str, str]) -> str:

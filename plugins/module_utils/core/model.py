@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Union
+from typing import Callable, Union
 
 from .signs import Severity, Sign
 
@@ -54,9 +54,9 @@ class Version:
 
 AttributeValue = Union[bool, int, str, Version]
 
-# What an offer is: a whole device for containers, a partition of one, or a whole device for a virtual machine.
-DEVICE, PARTITION, PASSTHROUGH = "device", "partition", "passthrough"
-OFFER_KINDS = (DEVICE, PARTITION, PASSTHROUGH)
+# What an offer is: a whole device for containers, a partition of one, a whole device for a virtual machine, or several whole devices as one.
+DEVICE, PARTITION, PASSTHROUGH, GROUP = "device", "partition", "passthrough", "group"
+OFFER_KINDS = (DEVICE, PARTITION, PASSTHROUGH, GROUP)
 
 # Profile id, start and size of a partition: what identifies it on its device across its life times.
 OwnedPartition = tuple[int, int, int]
@@ -154,7 +154,8 @@ class Partition:
     """A partition that exists.
 
     ``uuid`` is empty for one without a compute instance: it takes room and has no handle. When
-    ``compute_instances`` is not 1, or the one instance does not fill the partition, the partition was made by hand.
+    ``compute_instances`` is not 1, or the one instance does not fill the partition, the partition was made by hand. ``elsewhere`` are
+    placements that it may as well count as lying at: nobody can tell the difference, and nothing on the device moves.
     """
 
     uuid: str
@@ -167,6 +168,7 @@ class Partition:
     processes: tuple[Process, ...] = ()
     compute_instances: int = 1
     capacities: Mapping[str, int] = field(default_factory=dict)
+    elsewhere: tuple[Placement, ...] = ()
 
     @property
     def key(self) -> OwnedPartition:
@@ -237,7 +239,8 @@ class Device:
     ``index`` is the vendor's order, ``minor`` the number of its device node. ``pci_device_id`` and
     ``pci_subsystem_id`` are 0xDDDDVVVV, device in the high half, as vendors print them. ``linked`` are the PCI addresses
     of devices that have to be reset together with this one. ``passthrough`` is None for a device that cannot be given to a
-    virtual machine: one without an IOMMU group.
+    virtual machine: one without an IOMMU group. ``unshareable`` says why claims cannot have it beside each other at present, and
+    what to do; None where they can.
     """
 
     vendor: str
@@ -261,6 +264,7 @@ class Device:
     pci_subsystem_id: int = 0
     linked: tuple[str, ...] = ()
     passthrough: Passthrough | None = None
+    unshareable: Sign | None = None
 
     def profile(self, profile_id: int) -> Profile | None:
         """Return the profile with that published id, or None."""
@@ -383,6 +387,9 @@ class Offer:
     capacity, several claims have the device at a time, each a part of it. ``prepared_before_binding`` says that pods are bound when the
     device is prepared for them. A dynamic one whose ``placement`` is a number is one of so many that can be made: the number tells
     them apart, and which one the partition will have is decided when it is planned.
+
+    A group stands for several whole devices: ``members`` are their UUIDs, ``device_uuid`` is the first, ``profile`` what kind of group it
+    is in the vendor's word. ``jointly`` is what an offer takes of counter sets that several devices share, by set (see composed.py).
     """
 
     name: str
@@ -400,6 +407,19 @@ class Offer:
     taints: tuple[Taint, ...] = ()
     policies: Mapping[str, RequestPolicy] = field(default_factory=dict)
     prepared_before_binding: bool = False
+    members: tuple[str, ...] = ()
+    jointly: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def device_uuids(self) -> tuple[str, ...]:
+        """The physical devices that it is, or is a part of."""
+        return self.members or (self.device_uuid,)
+
+    @property
+    def taken(self) -> Mapping[str, Mapping[str, int]]:
+        """All that it takes of counter sets, by set."""
+        own = {self.counter_set: self.consumes} if self.counter_set and self.consumes else {}
+        return {**own, **self.jointly}
 
 
 @dataclass(frozen=True)
@@ -408,3 +428,8 @@ class CounterSet:
 
     name: str
     counters: Mapping[str, int]
+
+
+#: Given the offers, all devices by their UUIDs, and the UUIDs of those that claims hold: the offers as they are published then.
+#: Attributes and order may differ, nothing else. Pure.
+Arranged = Callable[[Sequence[Offer], Mapping[str, Device], Collection[str]], tuple[Offer, ...]]

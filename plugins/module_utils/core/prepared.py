@@ -27,7 +27,7 @@ import sqlite3
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -273,12 +273,26 @@ def _read(file: str, path: str) -> tuple[PreparedClaim, ...]:
             namespace=claim["namespace"],
             name=claim["name"],
             state=claim["state"],
-            devices=tuple(device_of_row(row) for row in devices.get(claim["uid"], ())),
+            devices=_devices(devices.get(claim["uid"], ()), claim["document"]),
             boot_id=claim["boot_id"],
             away=_away(claim["document"]),
         )
         for claim in claims
     )
+
+
+def _devices(rows: Iterable[Mapping[str, Any]], document: str) -> tuple[PreparedDevice, ...]:
+    """Return what a claim holds, physical device by physical device: what stands for several has one row, and its members in the document."""
+    members = {
+        (each["request"], each["name"], each["share_id"]): each["members"]
+        for each in json.loads(document or "{}").get("devices", ())
+        if each.get("members")
+    }
+    found: list[PreparedDevice] = []
+    for row in rows:
+        uuids = members.get((row["request"], row["name"], row["share_id"]), (row["device_uuid"],))
+        found += [replace(device_of_row(row), device_uuid=uuid) for uuid in uuids]
+    return tuple(found)
 
 
 def _away(document: str) -> tuple[Device, ...]:

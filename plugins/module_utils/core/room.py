@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from .model import Device, Placement, Profile
+from .model import Device, Partition, Placement, Profile
 
 MEMORY = "memory"  # the one capacity that every vendor's partitions share out, in bytes
 
@@ -83,3 +83,13 @@ def fits(device: Device, places: Sequence[Place]) -> bool:
 def mask(placement: Placement) -> int:
     """Return the memory slices of a placement as bits; a number covers none."""
     return ((1 << placement.size) - 1) << placement.start
+
+
+def in_the_way(placement: Placement, partitions: Collection[Partition]) -> list[Partition]:
+    """Return the partitions that keep another one from a placement; one that may as well lie where nothing is does not."""
+
+    def gives_way(partition: Partition) -> bool:
+        others = [each.placement for each in partitions if each is not partition]
+        return any(not any(place.clashes(each) for each in (placement, *others)) for place in partition.elsewhere)
+
+    return [each for each in partitions if each.placement.clashes(placement) and not gives_way(each)]

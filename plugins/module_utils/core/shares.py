@@ -26,10 +26,10 @@ MOST_SHARES = 1024
 def shared(offer: Offer, shares: int, parts: Mapping[str, int]) -> Offer:
     """Return a whole device's offer as one that so many claims have at a time.
 
-    ``parts`` are capacities that are shared out besides those of the offer. A claim that asks for nothing gets an equal part
-    of everything, so that as many fit as there are shares.
+    ``parts`` are the capacities that are shared out. A claim that asks for nothing gets an equal part of everything, so that as
+    many fit as there are shares.
     """
-    capacities = {name: total for name, total in {**offer.capacities, **parts}.items() if total > 0}
+    capacities = {name: total for name, total in parts.items() if total > 0}
     policies = {name: _policy(name, total, shares) for name, total in capacities.items()}
     return replace(
         offer,

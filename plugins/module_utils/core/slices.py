@@ -26,6 +26,7 @@ MOST_DEVICES_WITH_COUNTERS = 64
 MOST_COUNTER_SETS = 8
 MOST_COUNTERS_IN_SET = 32
 MOST_CONSUMED_COUNTERS = 32
+MOST_SETS_OF_A_DEVICE = 2
 MOST_ATTRIBUTES_AND_CAPACITIES = 32
 MOST_TAINTS = 16
 LONGEST_STRING = 64
@@ -39,6 +40,7 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _DRIVER = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _INDEX = re.compile(r"([0-9a-f]{5,})-")
+_COMPOSED = ""  # in place of a device's UUID: what stands for several devices has slices of its own, after theirs
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def build_pool(
     counter_sets: Iterable[CounterSet] = (),
     layout: str = SEPARATE,
 ) -> PoolSpec:
-    """Return the pool of a node: one slice for each physical device, in the order of the offers.
+    """Return the pool of a node: one slice for each physical device, in the order of the offers, and one for those that stand for several.
 
     ``layout`` separate puts the counter sets into slices of their own, before the others; combined puts each beside
     its devices. Without any offer the pool has one empty slice, which says that the driver is there and has nothing.
@@ -121,8 +123,8 @@ def build_pool(
         raise ValueError(f"Layout {layout!r} is neither {SEPARATE} nor {COMBINED}")
     groups: dict[str, list[Offer]] = {}
     for offer in offers:
-        groups.setdefault(offer.device_uuid, []).append(offer)
-    used = {offer.counter_set for group in groups.values() for offer in group if offer.counter_set}
+        groups.setdefault(_COMPOSED if offer.members else offer.device_uuid, []).append(offer)
+    used = {name for group in groups.values() for offer in group for name in offer.taken}
     sets = [each for each in counter_sets if each.name in used]
     slices: list[SliceContent] = []
     if layout == SEPARATE:
@@ -134,7 +136,7 @@ def build_pool(
     for group in groups.values():
         beside: tuple[Mapping[str, Any], ...] = ()
         if layout == COMBINED:
-            names = {offer.counter_set for offer in group}
+            names = {name for offer in group for name in offer.taken}
             beside = tuple(_counter_set_json(each) for each in sets if each.name in names)
         devices = [_device_json(offer) for offer in group]
         most = MOST_DEVICES_WITH_COUNTERS if any(_is_heavy(device) for device in devices) else MOST_DEVICES
@@ -303,9 +305,14 @@ def _device_json(offer: Offer) -> dict[str, Any]:
         }
     if offer.policies:
         device["allowMultipleAllocations"] = True
-    if offer.counter_set and offer.consumes:
-        counters = {name: {"value": amount(name, value)} for name, value in sorted(offer.consumes.items())}
-        device["consumesCounters"] = [{"counterSet": offer.counter_set, "counters": counters}]
+    if offer.taken:
+        device["consumesCounters"] = [
+            {
+                "counterSet": name,
+                "counters": {counter: {"value": amount(counter, value)} for counter, value in sorted(counters.items())},
+            }
+            for name, counters in offer.taken.items()
+        ]
     if offer.prepared_before_binding:
         device.update({"bindingConditions": [PREPARED_CONDITION], "bindingFailureConditions": [FAILED_CONDITION]})
     if offer.taints:
@@ -370,6 +377,10 @@ def _validate_device(device: Mapping[str, Any], sets: Mapping[str, Mapping[str, 
             )
     if len(device.get("taints", ())) > MOST_TAINTS:
         raise ValueError(f"Device {name} has {len(device['taints'])} taints, {MOST_TAINTS} is the most")
+    if len(device.get("consumesCounters", ())) > MOST_SETS_OF_A_DEVICE:
+        raise ValueError(
+            f"Device {name} consumes of {len(device['consumesCounters'])} counter sets, {MOST_SETS_OF_A_DEVICE} is the most"
+        )
     for consumed in device.get("consumesCounters", ()):
         known = sets.get(consumed["counterSet"])
         if known is None:

@@ -9,19 +9,19 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dra_driver.core.model import Offer
 
 from tests.simulator import dcmi_model
-from tests.simulator.backend.ascend_stage import Stage, on
+from tests.simulator.backend.ascend_stage import SCENARIOS, Stage, on
 
 UNIT = Path(__file__).resolve().parents[2] / "unit"
 sys.path[:0] = [str(UNIT / "dra_driver"), str(UNIT / "core")]
 
-from machine_model import Claims, Node  # noqa: E402  the folders above are where it lies
+from machine_model import ALL_DYNAMIC, Claims, Node  # noqa: E402  the folders above are where it lies
 
 SICK = 3
 Scene = Callable[["Driver"], Awaitable[None]]
@@ -37,11 +37,12 @@ class Driver:
         claims: Claims,
         boot_id: str = "boot-1",
         reached: Callable[[str], None] = lambda _stage: None,
+        rules: Sequence[Mapping[str, Any]] = ALL_DYNAMIC,
     ) -> None:
         self.stage, self.folder, self.claims = stage, folder, claims
-        self.node = Node(folder, claims, hardware=stage.backend, boot_id=boot_id, reached=reached)
+        self.node = Node(folder, claims, hardware=stage.backend, boot_id=boot_id, reached=reached, rules=rules)
 
-    async def prepare(self, name: str, device: str, **options: Any) -> str:
+    async def prepare(self, name: str, device: str | Mapping[str, Any], **options: Any) -> str:
         claim = self.claims.allocate(name, device, **options)
         return str((await self.node.service.prepare([claim]))[claim.uid].error)
 
@@ -61,9 +62,9 @@ class Driver:
         return self.stage.by_slices(self.stage.npus()[physical])
 
 
-def acted(stage: Stage, scene: Scene) -> None:
+def acted(stage: Stage, scene: Scene, rules: Sequence[Mapping[str, Any]] = ALL_DYNAMIC) -> None:
     async def main(folder: Path) -> None:
-        driver = Driver(stage, folder, Claims())
+        driver = Driver(stage, folder, Claims(), rules=rules)
         await driver.node.start()
         await scene(driver)
         driver.node.close()
@@ -90,6 +91,31 @@ def claims_have_their_slices(stage: Stage) -> None:
     acted(stage, scene)
 
 
+@on("4x300I-Duo")
+def claims_by_the_vendors_runtime_name_their_devices(stage: Stage) -> None:
+    async def scene(driver: Driver) -> None:
+        async def environment(name: str, *devices: str) -> list[str]:
+            claim = driver.claims.allocate(name, *({"device": each, "request": "npus"} for each in devices))
+            assert (await driver.node.service.prepare([claim]))[claim.uid].error == ""
+            document = driver.node.cdi(claim.uid)
+            assert "containerEdits" not in document
+            (edits, *others) = [each["containerEdits"] for each in document["devices"]]
+            assert not {"deviceNodes", "hooks"} & set(edits)
+            assert all(each["env"] == edits["env"] for each in others)
+            return sorted(edits["env"])
+
+        assert await environment("whole", "npu-4", "npu-3") == ["ASCEND_RUNTIME_OPTIONS=", "ASCEND_VISIBLE_DEVICES=4,3"]
+        assert await environment("card", "npu-card-6") == ["ASCEND_RUNTIME_OPTIONS=", "ASCEND_VISIBLE_DEVICES=6,7"]
+        assert await environment("slices", "npu-0-vir02-6", "npu-0-vir01-0") == [
+            "ASCEND_RUNTIME_OPTIONS=VIRTUAL",
+            "ASCEND_VISIBLE_DEVICES=106,100",
+        ]
+
+    (stage.root / "etc/ascend-docker-runtime.d").mkdir()
+    stage.backend = stage.fresh(by_runtime=True)
+    acted(stage, scene)
+
+
 class Scheduler:
     """Gives claims the first device that fits by the counters, and knows no more than what is published."""
 
@@ -100,19 +126,24 @@ class Scheduler:
         self.left = {counted.name: dict(counted.counters) for counted in survey.counter_sets}
         self.held: dict[str, Offer] = {}
 
-    def fitting(self, template: str, chip: str) -> Offer | None:
-        for offer in self.offers:
-            left = self.left.get(offer.counter_set or "", {})
-            is_free = offer.name.startswith(f"{chip}-") and offer not in self.held.values()
-            fits = is_free and all(amount <= left[name] for name, amount in offer.consumes.items())
-            if fits and offer.profile == template:
-                return offer
-        return None
+    def is_free(self, offer: Offer) -> bool:
+        return offer not in self.held.values() and all(
+            amount <= self.left[each][name] for each, taken in offer.taken.items() for name, amount in taken.items()
+        )
 
-    def take(self, claim: str, offer: Offer) -> None:
+    def fitting(self, template: str, chip: str) -> Offer | None:
+        mine = (each for each in self.offers if each.name.startswith(f"{chip}-") and each.profile == template)
+        return next((offer for offer in mine if self.is_free(offer)), None)
+
+    def take(self, claim: str, offer: Offer, times: int = 1) -> None:
         self.held[claim] = offer
-        for name, amount in offer.consumes.items():
-            self.left[offer.counter_set or ""][name] -= amount
+        for each, taken in offer.taken.items():
+            for name, amount in taken.items():
+                self.left[each][name] -= times * amount
+
+    def give_back(self, claim: str) -> None:
+        self.take(claim, self.held[claim], -1)
+        del self.held[claim]
 
 
 @on("8x310P-Pro")
@@ -283,3 +314,114 @@ def claims_beside_a_sick_chip(stage: Stage) -> None:
         assert await driver.prepare("late", f"npu-{SICK}-vir01-0") == ""
 
     acted(stage, scene)
+
+
+# ---------------------------------------------------------------------- several chips as one device
+
+
+def chips_in(driver: Driver, uid: str) -> list[str]:
+    """The chips' own nodes in a claim's one CDI device."""
+    (device,) = driver.node.cdi(uid)["devices"]
+    return sorted(each["path"] for each in device["containerEdits"]["deviceNodes"] if each["path"][-1].isdigit())
+
+
+@on("4x300I-Duo")
+def both_chips_of_a_card_are_one_device(stage: Stage) -> None:
+    async def scene(driver: Driver) -> None:
+        offers = driver.node.inventory.offers
+        listed = [name for name, offer in offers.items() if offer.members]
+        assert listed == ["npu-card-6", "npu-card-4", "npu-card-2", "npu-card-0", "npu-node"], listed
+        pair, chip = offers["npu-card-6"], offers["npu-6"]
+        assert pair.attributes["cardID"] == chip.attributes["cardID"] and pair.attributes["chips"] == 2
+        assert pair.capacities["memory"] == 2 * chip.capacities["memory"] > 0
+        assert await driver.prepare("pair", "npu-card-6") == ""
+        assert chips_in(driver, "0uid-pair") == ["/dev/davinci6", "/dev/davinci7"]
+        for other in ("npu-6", "npu-7-vir02-6", "npu-card-6", "npu-node"):
+            assert "is still prepared for claim default/pair" in await driver.prepare("other", other)
+        # A slice that somebody has made meanwhile is in the way of its card, and of no other.
+        stage.by_hand("create-vnpu", "-i", "2", "-c", "1", "-f", "vir01")
+        error = await driver.prepare("late", "npu-card-4")
+        assert "npu-card-4 cannot be given whole" in error and "vir01 at " in error, error
+        await driver.node.look()
+        assert {"npu-card-4", "npu-node"}.isdisjoint(driver.node.inventory.offers)
+        assert await driver.prepare("late", "npu-card-2") == ""
+        driver = await driver.again("boot-2")
+        assert chips_in(driver, "0uid-pair") == ["/dev/davinci6", "/dev/davinci7"]
+        assert await driver.unprepare("pair") == "" and await driver.unprepare("late") == ""
+        assert not driver.node.cdi_files() and driver.slices(5) == [("vir01", 0)]
+        assert await driver.prepare("slice", "npu-7-vir02-6") == ""
+        driver.node.close()
+
+    acted(stage, scene)
+
+
+@on("4x300I-Duo")
+def a_card_with_a_sick_chip_or_without_one(stage: Stage) -> None:
+    async def scene(driver: Driver) -> None:
+        stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "fail", "-8005")
+        await driver.node.look()
+        (uuid,) = driver.node.inventory.faults
+        assert uuid in driver.node.inventory.offers["npu-card-2"].device_uuids
+        assert uuid in await driver.prepare("late", "npu-card-2")
+        assert await driver.prepare("beside", "npu-2") == ""
+        stage.control("clear")
+        stage.command("unplug", str(SICK))
+        stage.backend.renew()
+        await driver.node.look()
+        there = set(driver.node.inventory.offers)
+        assert {"npu-2", "npu-card-0", "npu-card-4"} <= there and {"npu-3", "npu-card-2", "npu-node"}.isdisjoint(there)
+        stage.command("plug", str(SICK))
+        stage.backend.renew()
+        await driver.node.look()
+        assert {"npu-3", "npu-card-2", "npu-node"} <= set(driver.node.inventory.offers)
+
+    acted(stage, scene)
+
+
+@on("8x910A")
+def four_chips_of_a_ring_are_one_device(stage: Stage) -> None:
+    async def scene(driver: Driver) -> None:
+        listed = [name for name, offer in driver.node.inventory.offers.items() if offer.members]
+        assert listed == ["npu-ring-4", "npu-ring-0", "npu-node"], listed
+        assert await driver.prepare("ring", "npu-ring-4") == ""
+        assert chips_in(driver, "0uid-ring") == [f"/dev/davinci{number}" for number in range(4, 8)]
+        assert "is still prepared" in await driver.prepare("node", "npu-node")
+        assert await driver.unprepare("ring") == "" and await driver.prepare("node", "npu-node") == ""
+        assert len(chips_in(driver, "0uid-node")) == 8
+
+    acted(stage, scene)
+
+
+def what_the_counters_give_can_be_had(stage: Stage) -> None:
+    """Slices, chips and groups, given and given back at random: what the scheduler finds free is prepared, without one refusal."""
+
+    async def scene(driver: Driver) -> None:
+        rng = random.Random(5)
+        scheduler = Scheduler(driver)
+        kinds = sorted({offer.kind for offer in scheduler.offers})
+        assert kinds == ["device", "group", "partition"]
+        given: dict[str, int] = dict.fromkeys(kinds, 0)
+        for step in range(90):
+            if scheduler.held and rng.random() < 0.45:
+                name = rng.choice(sorted(scheduler.held))
+                assert await driver.unprepare(name) == ""
+                scheduler.give_back(name)
+                continue
+            kind = rng.choice(kinds)
+            free = [offer for offer in scheduler.offers if offer.kind == kind and scheduler.is_free(offer)]
+            if free:
+                offer, name = rng.choice(free), f"c{step}"
+                error = await driver.prepare(name, offer.name)
+                assert error == "", (offer.name, error, {each.name for each in scheduler.held.values()})
+                scheduler.take(name, offer)
+                given[kind] += 1
+        assert all(given.values()), given
+        for name in sorted(scheduler.held):
+            assert await driver.unprepare(name) == ""
+        assert not driver.node.cdi_files()
+
+    acted(stage, scene)
+
+
+for _machine in ("4x300I-Duo", "8x910A", "8x910B3"):
+    SCENARIOS[f"what_the_counters_give_can_be_had_on_{_machine}"] = (_machine, {}, what_the_counters_give_can_be_had)

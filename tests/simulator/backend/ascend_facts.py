@@ -85,11 +85,32 @@ def dies_of_a_super_pod(stage: Stage) -> None:
     npus = stage.npus()
     assert len(npus) == 16
     same_profiles(npus[0], "A3")
-    assert [npus[15].attributes[name] for name in ("superPodID", "serverID", "sdid")] == [1, 0, 15]
+    assert [npus[15].attributes[name] for name in ("superPodID", "serverID", "sdid")] == [1, 0, 7 << 18 | 1 << 16 | 15]
     assert len({npu.attributes["hccsRing"] for npu in npus}) == 1
     assert npus[0].memory_slices == 0 and npus[0].profiles[0].is_numbered
     made = stage.make(npus[1], "vir06_1c_16g", 3)
     assert (made.instance_id, made.placement) == (119, Placement(3, 0))
+
+
+@on("8xA3", super_pod={"id": 7, "server": 3})
+def another_server_of_a_super_pod(stage: Stage) -> None:
+    npus = stage.npus()
+    assert {(npu.attributes["superPodID"], npu.attributes["serverID"]) for npu in npus} == {(7, 3)}
+    assert [npu.attributes["sdid"] for npu in npus] == [3 << 22 | n // 2 << 18 | n % 2 << 16 | n for n in range(16)]
+    labels = stage.backend.labels(npus)
+    assert labels["huawei.com/topotree.superpodid"] == "7" and labels["huawei.com/topotree.serverid"] == "3"
+    assert "huawei.com/topotree.rackid" not in labels and labels["huawei.com/npu.chip.memory"] == "64G"
+    same_by_program(npus, by_program(stage))
+
+
+@on("1x950", super_pod={"id": 2, "scale": 64, "server": 9, "chassis": 4, "type": 1})
+def a_server_in_a_rack_of_a_super_pod(stage: Stage) -> None:
+    (npu,) = stage.npus()
+    assert [npu.attributes[name] for name in ("superPodID", "serverID", "rackID")] == [2, 9, 4]
+    assert stage.backend.labels([npu])["huawei.com/topotree.rackid"] == "4"
+    # Its program tells less, and nothing else.
+    (told,) = (npu.attributes for npu in devices_of(by_program(stage).discover()))
+    assert (told["superPodID"], told["rackID"], "serverID" in told, "sdid" in told) == (2, 4, False, False)
 
 
 @on("1x950")
@@ -143,6 +164,20 @@ def looking_is_cheap(stage: Stage) -> None:
     assert counted.total() <= 12 and "npu-smi" not in counted, counted
 
 
+def by_program(stage: Stage) -> AscendBackend:
+    """A backend that asks npu-smi alone."""
+    program = AscendBackend(stage.system, source=Program(stage.system))
+    program.open()
+    return program
+
+
+def same_by_program(npus: tuple[Device, ...], program: AscendBackend) -> None:
+    """What npu-smi tells is what the library tells."""
+    for mine, theirs in zip(npus, devices_of(program.discover()), strict=True):
+        for name in vars(mine):
+            assert getattr(mine, name) == getattr(theirs, name), (name, mine.index)
+
+
 def both_ways_tell_the_same(stage: Stage) -> None:
     """What npu-smi tells is what the library tells, facts and slices alike."""
     stage.control("fault", "0", "error", "0x80E01801", "critical")
@@ -150,11 +185,8 @@ def both_ways_tell_the_same(stage: Stage) -> None:
     if npus[0].profiles:
         smallest = npus[0].profiles[0]
         stage.backend.create_partition(npus[0].uuid, smallest.profile_id, smallest.placements[-1])
-    program = AscendBackend(stage.system, source=Program(stage.system))
-    program.open()
-    for mine, theirs in zip(devices_of(stage.backend.discover()), devices_of(program.discover()), strict=True):
-        for name in vars(mine):
-            assert getattr(mine, name) == getattr(theirs, name), (name, mine.index)
+    program = by_program(stage)
+    same_by_program(devices_of(stage.backend.discover()), program)
     if npus[0].profiles:
         largest = npus[2].profiles[-1]
         made = program.create_partition(npus[2].uuid, largest.profile_id, largest.placements[0])

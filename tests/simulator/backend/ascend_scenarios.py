@@ -11,13 +11,24 @@ from tests.simulator.backend import (
     ascend_claims,
     ascend_facts,
     ascend_faults,
+    ascend_refusals,
+    ascend_sharing,
     ascend_slices,
     ascend_watching,
 )
 from tests.simulator.backend.ascend_stage import SCENARIOS, Stage
 
 # Each of these rooms has registered its scenarios.
-__all__ = ["SCENARIOS", "ascend_claims", "ascend_facts", "ascend_faults", "ascend_slices", "ascend_watching"]
+__all__ = [
+    "SCENARIOS",
+    "ascend_claims",
+    "ascend_facts",
+    "ascend_faults",
+    "ascend_refusals",
+    "ascend_sharing",
+    "ascend_slices",
+    "ascend_watching",
+]
 
 
 def main() -> None:

@@ -61,8 +61,25 @@ def counters_and_silicon_agree(stage: Stage) -> None:
             stage.backend.destroy_partition(npu.uuid, each.instance_id)
 
 
-for _machine in ("8x310P-Pro", "4x300I-Duo", "8x910A", "8x910B3", "8x910B4"):
+for _machine in ("8x310P-Pro", "8x910A", "8x910B3", "8x910B4"):
     SCENARIOS[f"counters_and_silicon_agree_on_{_machine}"] = (_machine, {}, counters_and_silicon_agree)
+
+
+@on("4x300I-Duo")
+def chips_of_a_pair_are_not_cut_for_claims_and_used_in_one_way(stage: Stage) -> None:
+    """What is cut by a layout is published as it is, and the other chip of its card is kept from claims until it is cut as well."""
+    npus = stage.npus()
+    for npu in npus:
+        (whole,) = stage.backend.offers(npu, dynamic=True)
+        assert whole.kind == "device" and whole.counter_set
+    made = stage.make(npus[2], "vir02", 4)
+    now = stage.npus()
+    assert [[sign.cause for sign in npu.health.signs] for npu in now] == [[], [], [], ["card-mixed"], [], [], [], []]
+    assert now[3].health.signs[0].severity.word == "degraded" and "Remove those slices" in now[3].health.signs[0].remedy
+    (offer,) = stage.backend.offers(now[2], dynamic=True)
+    assert offer.partition_uuid == made.uuid
+    stage.make(npus[3], "vir01", 0)
+    assert not any(npu.health.signs for npu in stage.npus())
 
 
 @on("8x310P-Pro")

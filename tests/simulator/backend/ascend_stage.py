@@ -37,9 +37,9 @@ class Stage(NpuMachine):
         self.system = System(str(root))
         self.backend = self.fresh()
 
-    def fresh(self, **deadlines: float) -> AscendBackend:
+    def fresh(self, by_runtime: bool = False, **deadlines: float) -> AscendBackend:
         """A backend that has never looked, as a driver has that was just started."""
-        backend = AscendBackend(self.system, Deadlines(**deadlines))
+        backend = AscendBackend(self.system, Deadlines(**deadlines), by_runtime=by_runtime)
         backend.open()
         return backend
 

@@ -109,6 +109,19 @@ def test_the_complete_sets_of_a_310p_are_the_15_and_22_more_are_maximal() -> Non
     assert len(maximal) == 15 + 22 and {"vir01": 7} in maximal
 
 
+def test_chips_of_a_pair_are_not_cut_for_claims() -> None:
+    """The vendor does not support it on a 300I Duo (PCI subsystem 0110); what a layout has cut is published as it is."""
+    duo = {"pci_subsystem_id": 0x0110_19E5}
+    (whole,) = offers(device("310P", **duo), True)
+    assert whole.kind == "device" and whole.counter_set and whole.consumes == counter_set(device("310P")).counters
+    place = next(each for each in profiles("310P") if each.name == "vir02").placements[1]
+    there = partition("310P", "vir02", place)
+    (cut,) = offers(device("310P", [there], **duo), True)
+    assert (cut.partition_uuid, cut.dynamic) == (there.uuid, False)
+    assert len(offers(device("310P", pci_subsystem_id=0x0100_19E5), True)) > 20
+    assert len(offers(device("910B4", **duo), True)) > 5
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_most_of_one_template(kind: str) -> None:
     for profile in profiles(kind):

@@ -4,23 +4,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any
 
 import pytest
-from dra_driver.core.ascend import codes, composed, faults, names, preference, topology, vnpu_cfg
+from chip_model import CHIPS, partition
+from dra_driver.core import room
+from dra_driver.core.ascend import codes, faults, names, topology, vnpu_cfg
 from dra_driver.core.ascend.attributes import ChipFacts, SuperPod, attributes
 from dra_driver.core.ascend.families import FAMILIES, UNKNOWN, Family, family_of
 from dra_driver.core.errors import AcceleratorError, DeviceFaulty, InUse, NotPermitted
 from dra_driver.core.lanes import DeviceBusy
 from dra_driver.core.model import Placement, Version
 from dra_driver.core.signs import Severity
-from dra_driver.core.slices import MOST_COUNTERS_IN_SET
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tests.bench import ring_model
 
 BY_WORD: Mapping[str, Family] = {each.word: each for each in FAMILIES.values()}
 IDS = st.integers(0, 63)
@@ -178,116 +176,6 @@ def test_attributes_of_a_chip() -> None:
     }
 
 
-# ---------------------------------------------------------------------- composed devices
-
-
-@pytest.mark.parametrize(
-    ("counters", "groups", "impossible"),
-    [
-        (dict.fromkeys(range(8), 8), [range(4), range(4, 8), range(8)], []),
-        (dict.fromkeys(range(16), 8), [*(range(n, n + 2) for n in range(0, 16, 2)), range(16)], [tuple(range(16))]),
-        (
-            dict.fromkeys(range(8), 16),
-            [*(range(n, n + 2) for n in range(0, 8, 2)), range(4), range(8)],
-            [tuple(range(8))],
-        ),
-        (dict.fromkeys(range(16), 1), [range(8), range(8, 16), range(16)], []),
-        (dict.fromkeys(range(8), 9), [range(4), range(8)], [tuple(range(8))]),
-    ],
-)
-def test_which_groups_can_be_devices(
-    counters: Mapping[int, int], groups: Sequence[Iterable[int]], impossible: list[tuple[int, ...]]
-) -> None:
-    found = composed.compose(counters, [tuple(each) for each in groups])
-    assert list(found.impossible) == impossible
-    assert set(found.possible) == {tuple(each) for each in groups} - set(impossible)
-
-
-@given(
-    st.dictionaries(st.integers(0, 15), st.integers(1, 16), min_size=1),
-    st.lists(st.frozensets(st.integers(0, 15), min_size=2, max_size=8), max_size=5),
-)
-def test_composed_devices_keep_the_limits_of_the_api(counters: Mapping[int, int], groups: list[frozenset[int]]) -> None:
-    wanted = [tuple(sorted(each & set(counters))) for each in groups]
-    found = composed.compose(counters, wanted)
-    assert sorted(chip for each in found.sets for chip in each) == sorted(counters)
-    assert all(sum(counters[chip] for chip in each) <= MOST_COUNTERS_IN_SET for each in found.sets)
-    assert all(len(found.sets_of(group)) <= 2 for group in found.possible)
-    assert {*found.possible, *found.impossible} == {each for each in wanted if len(each) > 1}
-
-
-def test_single_chips_and_groups_are_taken_from_opposite_ends() -> None:
-    assert composed.listed_first([(0, 1, 2, 3), (0, 1), (2, 3), (4, 5, 6, 7)]) == (
-        (2, 3),
-        (0, 1),
-        (4, 5, 6, 7),
-        (0, 1, 2, 3),
-    )
-
-
-# ---------------------------------------------------------------------- preference
-
-
-def node(word: str, per_card: int = 1) -> dict[int, Mapping[str, Any]]:
-    placed = topology.places(BY_WORD[word], chips(8, per_card))
-    return {each.physical_id: topology.attributes("n", each, placed[each.physical_id]) for each in chips(8, per_card)}
-
-
-@pytest.mark.parametrize("count", [1, 2, 4, 8])
-@pytest.mark.parametrize(("word", "per_card"), [("910A", 1), ("310P", 2), ("910_93", 2), ("310P", 1), ("310", 4)])
-@given(data=st.data())
-def test_the_nearest_chips_that_there_are(word: str, per_card: int, count: int, data: st.DataObject) -> None:
-    every = node(word, per_card)
-    there = data.draw(st.sets(st.sampled_from(range(8))))
-    free = {number: every[number] for number in there}
-    found = ring_model.allocate(preference.claim_spec(count, "npu.huawei.com"), free)
-
-    def together(key: str) -> bool:
-        values = [each[key] for each in free.values() if key in each]
-        return any(values.count(value) >= count for value in values)
-
-    if len(free) < count:
-        assert found is None
-    elif count == 1:
-        assert found == ("", (min(free),))
-    else:
-        assert found is not None
-        assert found[0] == ("same-card" if together("cardID") else "same-ring" if together("hccsRing") else "any")
-
-
-def test_a_claim_that_waits_for_near_chips() -> None:
-    spec = preference.claim_spec(4, "ascend-910", prefer=("same-ring",), selectors=["true"], request="r")
-    assert spec == {
-        "devices": {
-            "requests": [
-                {
-                    "name": "r",
-                    "firstAvailable": [
-                        {
-                            "name": "same-ring",
-                            "deviceClassName": "ascend-910",
-                            "allocationMode": "ExactCount",
-                            "count": 4,
-                            "selectors": [{"cel": {"expression": "true"}}],
-                        }
-                    ],
-                }
-            ],
-            "constraints": [{"requests": ["r/same-ring"], "matchAttribute": "npu.huawei.com/hccsRing"}],
-        }
-    }
-    template = preference.claim_template("four", "team", 4, "ascend-910", prefer=("any",))
-    assert template["kind"] == "ResourceClaimTemplate" and "constraints" not in template["spec"]["spec"]["devices"]
-
-
-@pytest.mark.parametrize(
-    "options", [{"chips": 0}, {"chips": 33}, {"prefer": ()}, {"prefer": ("any", "any")}, {"prefer": ("x",)}]
-)
-def test_claims_that_nobody_can_have(options: Mapping[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"Expected|can have"):
-        preference.claim_spec(**{"chips": 2, "device_class": "c", **options})
-
-
 # ---------------------------------------------------------------------- codes and faults
 
 
@@ -387,3 +275,29 @@ def test_a_file_that_is_too_large() -> None:
 @given(st.text("0123456789:-fvg \nabc", max_size=200))
 def test_no_text_breaks_the_reader_of_saved_slices(text: str) -> None:
     vnpu_cfg.read(text)
+
+
+@given(st.sets(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=6), st.integers(0, 7))
+def test_a_small_slice_leaves_the_other_half_of_its_vgroup_whichever_that_is(
+    there: set[tuple[int, int]], start: int
+) -> None:
+    """Slices with one core, by number and vGroup: another one finds room in a vGroup exactly where that holds less than two."""
+    family = CHIPS["310P"].family
+    slices: dict[int, tuple[int, int | None, int]] = {}
+    for number, group in sorted(there):
+        held = [each for each in slices.values() if each[1] == group]
+        # A number is one slice's, and a number of the place itself says where it is.
+        if number not in slices and len(held) < 2 and number != start:
+            slices[number] = (names.slice_id(0, number), group, 1)
+    placed = names.found_placements(family, slices.values())
+    partitions = [
+        partition(
+            "310P", "vir01", placed[each], instance_id=each, elsewhere=names.elsewhere(family, each, placed[each])
+        )
+        for each, _group, _size in slices.values()
+    ]
+    wanted = Placement(start, 1)
+    group = start // 2
+    fixed = {names.number_of(each) for each, at, _size in slices.values() if at == group} & {start}
+    has_room = sum(at == group for _each, at, _size in slices.values()) < 2 and not fixed
+    assert (room.in_the_way(wanted, partitions) == []) == has_room

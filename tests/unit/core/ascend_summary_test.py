@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from dra_driver.core.ascend.attributes import SuperPod
+from dra_driver.core.ascend.attributes import SuperPod, super_pod
+from dra_driver.core.ascend.families import FAMILIES
 from dra_driver.core.ascend.smi import UnreadOutput
-from dra_driver.core.ascend.summary import ProcessRow, SummaryRow, summary, super_pod
+from dra_driver.core.ascend.summary import ProcessRow, SummaryRow, place_in_super_pod, summary
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,10 +103,32 @@ def test_a_generation_without_chips_of_cards() -> None:
     assert (found.card, found.chip, found.bus_id, found.busy, found.memory_total) == (2, 0, "", 12.0, 131072)
 
 
+def told(**values: object) -> str:
+    return "".join(f"\t{name.replace('_', ' '):<30} : {value}\n" for name, value in values.items())
+
+
 def test_where_a_chip_is_in_a_super_pod() -> None:
-    text = "\tSDID                           : 0x30004\n\tSuper Pod ID                   : 2\n\tServer ID                      : 5\n"
-    assert super_pod(text) == SuperPod(2, 5, 0x30004)
-    assert super_pod("This does not support it.\n") is None
+    dies, newest = FAMILIES[0xD803], FAMILIES[0xD806]
+    text = told(SDID=16777216, Super_Pod_Size=384, Super_Pod_ID=2, Server_Index=4)
+    assert place_in_super_pod(text, dies) == SuperPod(2, 4, 16777216)
+    # The newest generation tells no number in all of the super-pod, and of a server in a rack the chassis alone.
+    assert place_in_super_pod(told(Super_Pod_Size=64, Super_Pod_ID=0, Server_Index=1), newest) == SuperPod(0, 1)
+    assert place_in_super_pod(told(Super_Pod_Size=64, Super_Pod_ID=0, Chassis_ID=7), newest) == SuperPod(0, rack=7)
+    assert place_in_super_pod("This device does not support querying spod-info.\n", dies) is None
+
+
+def test_what_the_driver_does_not_know_of_a_super_pod_is_not_told() -> None:
+    nobody, dies, newest = 0xFFFFFFFE, FAMILIES[0xD803], FAMILIES[0xD806]
+    assert super_pod(dies, nobody, nobody, 0) is None and super_pod(dies, None) is None
+    assert super_pod(dies, 7, nobody, 11) == SuperPod(7, None, 11)
+    assert super_pod(dies, 7, 2, 11, chassis=3, kind=1) == SuperPod(7, 2, 11)  # this generation numbers no racks
+    assert [super_pod(newest, 7, 2, 11, chassis=3, kind=kind) for kind in (0, 1, 2, 5)] == [
+        SuperPod(7, 2, 11),
+        SuperPod(7, 2, 11, 3),
+        SuperPod(7, 2, 11, 3),
+        SuperPod(7, 2, 11),
+    ]
+    assert super_pod(newest, 7, 2, 11, chassis=nobody, kind=1) == SuperPod(7, 2, 11)
 
 
 @given(st.text("|+-=:/ \nNPUHealthPower(W)Chip0123456789", max_size=200))

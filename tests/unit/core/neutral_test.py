@@ -23,7 +23,7 @@ VENDOR_WORDS = re.compile(
     re.IGNORECASE,
 )
 # The list of vendors is the one place that knows them all.
-REGISTRY = re.compile(r"from \.(\w+)\.backend import \w+Backend\n|\nBACKENDS: .*\n")
+REGISTRY = re.compile(r"from \.(\w+)\.backend import \w+Backend\n|\n(BACKENDS|BY_RUNTIME): .*\n")
 
 
 def vendor_words(text: str) -> list[str]:

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import chip_model as model
 import pytest
 from board_model import board_names, device
 from dra_driver.core import quantity
+from dra_driver.core.ascend import offers as ascend_offers
+from dra_driver.core.ascend import sharing
 from dra_driver.core.configuration import decode_configuration
 from dra_driver.core.nvidia import offers
 from dra_driver.core.nvidia.configs import CONFIG_KINDS
@@ -19,15 +22,19 @@ from hypothesis import strategies as st
 
 
 def published(board: str, shares: int) -> dict[str, Any]:
-    gpu = device(board, 0)
-    (offer,) = offers.offers(gpu, dynamic=False)
-    pool = build_pool(
-        driver="gpu.nvidia.com", pool="node", node_name="node", offers=[shared(offer, shares, offers.parts(gpu))]
-    )
+    if board in model.CHIPS:
+        npu = model.device(board)
+        (offer,) = ascend_offers.offers(npu, dynamic=False)
+        whole = shared(offer, shares, sharing.parts(npu))
+    else:
+        gpu = device(board, 0)
+        (offer,) = offers.offers(gpu, dynamic=False)
+        whole = shared(offer, shares, offers.parts(gpu))
+    pool = build_pool(driver="gpu.nvidia.com", pool="node", node_name="node", offers=[whole])
     return dict(pool.slices[0].devices[0])
 
 
-@given(st.sampled_from(board_names()), st.integers(2, 1024))
+@given(st.sampled_from([*board_names(), *sorted(model.CHIPS)]), st.integers(2, 1024))
 def test_policies_are_what_the_api_server_takes_and_as_many_claims_fit_as_there_are_shares(
     board: str, shares: int
 ) -> None:
@@ -53,9 +60,36 @@ def test_a_quarter_of_an_h100() -> None:
     assert quantity.parse(capacity["memory"]["value"]) - 4 * quarter < 4 * 1024**2
 
 
+def test_a_quarter_of_a_310p() -> None:
+    """Memory and AI cores, of which quotas are set; whoever has the chip open has all of its other engines."""
+    capacity = published("310P", 4)["capacity"]
+    assert set(capacity) == {"memory", "aiCores", "shares"}
+    assert capacity["aiCores"]["requestPolicy"] == {"default": "2", "validRange": {"min": "0", "step": "1"}}
+    assert capacity["memory"]["requestPolicy"]["default"] == "5381Mi"
+
+
+@given(st.sampled_from(sorted(model.CHIPS)), st.integers(0, 1 << 40), st.integers(0, 64))
+def test_containers_are_told_what_their_claim_has_of_a_chip(kind: str, memory: int, cores: int) -> None:
+    npu = model.device(kind)
+    told = dict(each.split("=") for each in sharing.edits(npu, {"memory": memory, "aiCores": cores, "shares": 1}).env)
+    whole = memory >> 20
+    assert told.get("NPU_MEM_QUOTA") == told.get("NPU_SHARE_MEMORY_MIB") == (str(whole) if whole else None)
+    percent = told.get("NPU_SHARE_AICORE_PERCENT")
+    assert (percent is None) == (cores == 0)
+    if percent is not None:
+        assert int(percent) >= 1 and (int(percent) - 1) * sharing.parts(npu)["aiCores"] < cores * 100
+
+
+def test_what_keeps_containers_from_a_chip_is_said_by_its_switch() -> None:
+    assert sharing.obstacle(True) is None
+    for told, words in ((False, "device-share is off"), (None, "does not tell of device-share")):
+        sign = sharing.obstacle(told)
+        assert sign is not None and words in sign.message and sign.remedy and sign.severity.word == "degraded"
+
+
 def test_one_claim_at_a_time_has_it_all_again() -> None:
     (offer,) = offers.offers(device("h100-80", 0), dynamic=False)
-    found = exclusive(shared(offer, 4, {}))
+    found = exclusive(shared(offer, 4, dict(offer.capacities)))
     assert (found.policies, dict(found.capacities)) == ({}, {name: n for name, n in offer.capacities.items() if n})
 
 

@@ -391,7 +391,7 @@ def test_a_node_that_came_back_unseen_keeps_everything(tmp_path: Path) -> None:
         ({"name": "a", "webhook": {"names": "x"}}, "webhook.names is 'x'; expected a list of texts"),
         (
             {"name": "a", "webhook": {"device_classes": {"ours": "gpu"}}},
-            "webhook.device_classes is .*; expected a mapping of names to device, partition or passthrough",
+            "webhook.device_classes is .*; expected a mapping of names to device, partition, passthrough or group",
         ),
         ({"name": "a", "webhook": {"device_classes": {"ours": ["device"]}}}, "webhook.device_classes is "),
         ({"name": "a", "unheard": 1}, "unheard is unknown"),

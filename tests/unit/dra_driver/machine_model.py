@@ -29,11 +29,13 @@ from dra_driver.claims.ownership import Ownership
 from dra_driver.claims.plan import Inventory
 from dra_driver.claims.records import ClaimReference
 from dra_driver.claims.recovery import plan_recovery, stale_marks
+from dra_driver.claims.refusals import Refusals
 from dra_driver.claims.service import ClaimService
 from dra_driver.claims.settings import void_settings
 from dra_driver.claims.store import Change, Store
 from dra_driver.core.cdi import ContainerEdits, DeviceNode, list_specs
 from dra_driver.core.companions import Companion, SharedDevice
+from dra_driver.core.composed import Grouping
 from dra_driver.core.device_locks import DeviceLocks
 from dra_driver.core.documents import Choice, Several, Truth, Whole
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, DoesNotFit, InUse, NotFound
@@ -41,6 +43,7 @@ from dra_driver.core.lanes import Call, Lanes
 from dra_driver.core.layout import Rule, parse_rules
 from dra_driver.core.model import (
     AWAITED,
+    Arranged,
     AttributeValue,
     CounterSet,
     Device,
@@ -160,6 +163,8 @@ class ModelBackend:
     driver_name = DRIVER
     partitions_outlive_boot = False
     has_companions = True
+    grouping: Grouping | None = None
+    arranged: Arranged | None = None
     cdi_kind = "k8s.gpu.nvidia.com/claim"
     config_kinds = CONFIG_KINDS
     device_classes = DEVICE_CLASSES
@@ -393,6 +398,9 @@ class ModelBackend:
     ) -> Mapping[str, AttributeValue]:
         return offers.attributes_for_machine(device) if is_for_machine else offers.attributes_of(device, partition)
 
+    def share_edits(self, device: Device, consumed: Mapping[str, int]) -> ContainerEdits:
+        return ContainerEdits()
+
     def device_edits(self, device: Device, partition: Partition | None, monitoring: bool = False) -> ContainerEdits:
         nodes = [DeviceNode(f"/dev/nvidia{device.minor}")]
         if monitoring:
@@ -490,6 +498,7 @@ class Node:
         self.executor = ThreadPoolExecutor(8)
         self.backend.remember(device for record in self.store.claims.values() for device in record.away)
         self.survey: Survey | None = None
+        self.refusals = Refusals()
         self.ownership = Ownership(self.store, None if self.backend.partitions_outlive_boot else boot_id)
         self.service = ClaimService(
             driver=DRIVER,
@@ -504,6 +513,7 @@ class Node:
             ownership=self.ownership,
             devices=DeviceGuard(DeviceLocks(str(folder / "state"), "the driver")),
             refresh=self.look,
+            refusals=self.refusals,
         )
 
     async def start(self) -> None:
@@ -542,7 +552,9 @@ class Node:
         with self.ownership.observe() as observation:
             findings = self.backend.discover()
             owned = observation.owned()
-        self.survey = survey(self.backend, findings, self.rules, owned)
+        found = survey(self.backend, findings, self.rules, owned)
+        offers = self.refusals.tainted(DRIVER, found.offers, found.devices)
+        self.survey = replace(found, offers=offers)
 
     @property
     def inventory(self) -> Inventory:

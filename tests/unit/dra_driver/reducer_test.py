@@ -409,7 +409,7 @@ def test_content_that_no_server_would_take_is_a_problem_and_no_loop() -> None:
 
 def test_shared_devices_are_given_to_one_claim_at_a_time_where_shares_are_dropped() -> None:
     plain = content("l4")
-    wanted = Content(tuple(shared(offer, 4, {}) for offer in plain.offers))
+    wanted = Content(tuple(shared(offer, 4, dict(offer.capacities)) for offer in plain.offers))
     kept, (told,) = fit(wanted, {SHARES})
     assert [(offer.name, dict(offer.policies), "shares" in offer.capacities) for offer in kept.offers] == [
         (offer.name, {}, False) for offer in plain.offers

@@ -24,7 +24,10 @@ def test_facts_of_all_devices(node: Node) -> None:
     result = node.module("accelerator_info", {})
     assert result["changed"] is False
     driver = {"vendor": "nvidia", "driver_name": "gpu.nvidia.com", "available": True, "reason": "", "unanswered": []}
-    assert result["drivers"] == [driver]
+    (told,) = result["drivers"]
+    labels = told.pop("labels")
+    assert told == driver
+    assert labels["nvidia.com/gpu.count"] == "8" and labels["nvidia.com/gpu.product"] == "NVIDIA-H100-80GB-HBM3"
     assert [device["index"] for device in result["devices"]] == list(range(8))
     first, second = result["devices"][:2]
     assert first["product"] == "NVIDIA H100 80GB HBM3"

@@ -151,6 +151,17 @@ def test_switches_are_turned_only_where_asked(power_on: Callable[..., Node]) -> 
     assert not node.run(layout=whole)["changed"] and not recovers()
 
 
+def test_npus_that_cannot_be_shared_are_warned_of_and_switched_where_asked(power_on: Callable[..., Node]) -> None:
+    node = power_on("8x310P-Pro")
+    layout = [{"match": {"index": 0}, "mode": "whole", "shares": 4}, {"match": {}, "mode": "whole"}]
+    said = node.run(layout=layout)
+    assert not said["changed"] and "Set device_share." in str(said["warnings"]) and len(said["warnings"]) == 1
+    done = node.run(layout=layout, device_share=True)
+    assert done["changed"] and not done.get("warnings")
+    again = node.run(layout=layout)
+    assert not again["changed"] and not again.get("warnings")
+
+
 def test_a_machine_that_makes_slices_for_virtual_machines_is_refused(power_on: Callable[..., Node]) -> None:
     node = power_on("8x310P-Pro")
     node.machine.smi("set", "-t", "vnpu-mode", "-d", "1")

@@ -169,7 +169,7 @@ def test_classes_of_the_site_can_be_told(run_here: Run) -> None:
     passed = run_here("claim_config_info", {"definition": document, "device_classes": {"big": "passthrough"}})
     assert "the class big has devices that are passed through" in passed["problems"][0]["message"]
     refused = run_here("claim_config_info", {"definition": document, "device_classes": {"big": "gpu"}})
-    assert refused["failed"] and "big is 'gpu'; expected device, partition or passthrough" in refused["msg"]
+    assert refused["failed"] and "big is 'gpu'; expected device, partition, passthrough or group" in refused["msg"]
 
 
 def test_classes_among_the_manifests_say_what_their_devices_are(run_here: Run) -> None:

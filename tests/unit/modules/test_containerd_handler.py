@@ -14,6 +14,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._containerd_handl
     base_specification,
     candidates,
     handlers,
+    text_before,
     wanted_handler,
     without_block,
 )
@@ -57,11 +58,24 @@ def test_the_handler_is_the_default_one_but_for_the_specification(version: int, 
     assert again.after == main.after
 
 
+def test_another_program_is_told_what_the_default_one_is_told() -> None:
+    text = DUMP.format(version=2, plugin=PLUGINS[1][1])
+    settings = read_dump(text)
+    wanted = wanted_handler(settings, options={"BinaryName": "/opt/bin/other"})
+    assert "base_runtime_spec" not in wanted and "BinaryName" not in handlers(settings)["runc"]["options"]
+    assert wanted["options"] == {"SystemdCgroup": True, "BinaryName": "/opt/bin/other"}
+    (drop_in, _main) = candidates(settings, "other", wanted, File("/c.toml", text), "/c.toml", "/conf.d")
+    assert drop_in.path == "/conf.d/61-other.toml" and drop_in.after is not None
+    assert runtimes(drop_in.after, PLUGINS[1][1]) == {"other": wanted}
+
+
 def test_without_a_main_file_one_is_made_and_without_a_default_handler_it_is_refused() -> None:
     text = DUMP.format(version=3, plugin=PLUGINS[0][1])
     settings = read_dump(text)
     (made,) = candidates(settings, NAME, wanted_handler(settings, SPECIFICATION), None, "/c.toml", None)
     assert made.before is None and made.after is not None and parse(made.after, "test")["version"] == 3
+    assert text_before(made.after, NAME) is None, "a file that was made for it goes with it"
+    assert text_before("version = 3\n", NAME) == "version = 3\n"
     with pytest.raises(AcceleratorError, match="no runtime handler crun"):
         wanted_handler(read_dump(text.replace("default_runtime_name = 'runc'", "default_runtime_name = 'crun'")), "/s")
 

@@ -12,6 +12,7 @@ import yaml
 from ansible.errors import AnsibleFilterError
 from ansible_collections.dra.accelerators.plugins.filter.driver_names import FilterModule as DriverNames
 from ansible_collections.dra.accelerators.plugins.filter.npu_claim import FilterModule as NpuClaim
+from ansible_collections.dra.accelerators.plugins.filter.vendor_facts import FilterModule as VendorFacts
 from ansible_collections.dra.accelerators.plugins.module_utils import _vendors
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend import driver_files
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
@@ -96,14 +97,24 @@ def test_the_libraries_other_place_counts(tmp_path: Path) -> None:
 
 
 def test_the_filters() -> None:
+    facts = VendorFacts().filters()["vendor_facts"]
+    assert [each["driver_name"] for each in facts(["ascend", "nvidia", "ascend"])] == [
+        "npu.huawei.com",
+        "gpu.nvidia.com",
+    ]
+    assert facts(["nvidia"])[0]["manager_labels"] == ["nvidia.com/mig.config"] and facts([]) == []
+    for wrong in (["amd"], "nvidia"):
+        with pytest.raises(AnsibleFilterError, match="vendor_facts: "):
+            facts(wrong)
     names, claim = DriverNames().filters()["driver_names"], NpuClaim().filters()["npu_claim"]
     assert names(["ascend", "nvidia", "ascend"]) == ["npu.huawei.com", "gpu.nvidia.com"]
     for wrong in (["amd"], "nvidia"):
         with pytest.raises(AnsibleFilterError, match="driver_names: "):
             names(wrong)
-    spec = claim("4", prefer=["same-ring", "any"], selectors=["true"])
+    spec = claim("4", prefer=["same-ring", "any"], selectors=["true"], whole="no")
     (request,) = spec["devices"]["requests"]
     assert [each["name"] for each in request["firstAvailable"]] == ["same-ring", "any"]
+    assert all(each["selectors"] == [{"cel": {"expression": "true"}}] for each in request["firstAvailable"])
     assert spec["devices"]["constraints"] == [
         {"requests": ["npus/same-ring"], "matchAttribute": "npu.huawei.com/hccsRing"}
     ]

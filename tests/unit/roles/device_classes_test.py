@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from dra_driver.core.ascend.configs import DEVICE_CLASSES, DEVICE_TYPES
 from dra_driver.core.device_classes import kinds_of_classes
-from dra_driver.core.model import DEVICE, PARTITION
+from dra_driver.core.model import DEVICE, GROUP, PARTITION
 from playing import play
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/device_classes"
@@ -58,8 +58,11 @@ def test_the_classes_of_each_fleet(tmp_path: Path) -> None:
     # What is written says for certain whether a class has chips or slices, which admission and the driver go by.
     kinds = kinds_of_classes(told["ascend"], {"npu.huawei.com": DEVICE_TYPES})
     slices = {name for name in names["ascend"] if re.search(r"-1-\d", name)} | {"vnpu.huawei.com"}
+    several = {"card.npu.huawei.com", "ring.npu.huawei.com", "node.npu.huawei.com"}
     assert kinds == {
-        name: PARTITION if name in slices else DEVICE for name in names["ascend"] if name != "any.npu.huawei.com"
+        name: PARTITION if name in slices else GROUP if name in several else DEVICE
+        for name in names["ascend"]
+        if name != "any.npu.huawei.com"
     }
     resources = {each["metadata"]["name"]: each["spec"]["extendedResourceName"] for each in told["ascend"]}
     assert {name: each for name, each in resources.items() if each} == {

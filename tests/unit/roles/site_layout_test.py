@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,22 @@ import yaml
 from playing import play
 
 SITE = Path(__file__).resolve().parents[3] / "playbooks/site.yml"
-TOLD = "{{ {'layout': accelerator_node_layout, 'vendors': accelerator_vendors_of_node} | to_json | b64encode }}"
+TOLD = "{{ {'layout': accelerator_node_layout, 'vendors': accelerator_vendors_of_node, 'runtimes': runtimes} | to_json | b64encode }}"
 MIG: list[dict[str, Any]] = [{"match": {}, "mode": "dynamic"}]
 NPUS: list[dict[str, Any]] = [{"match": {"index": 0}, "mode": "static", "partitions": {"vir02": 1}}]
 FLEET = [{"hosts": "named", "layout": [{"match": {}, "mode": "whole"}]}]
 BOTH = {"accelerator_vendors": ["nvidia", "ascend"]}
 HOSTS: dict[str, dict[str, Any]] = {
     "bare": {"has": {}},
-    "gpus": {"has": {"nvidia": ["0"]}, "nvidia_mig_layout": MIG},
-    "npus": {"has": {"ascend": ["1"]}, "ascend_vnpu_layout": NPUS, **BOTH},
+    "gpus": {"has": {"nvidia": ["0"]}, "nvidia_mig_layout": MIG, **BOTH, "accelerator_ascend_runtime": True},
+    "npus": {"has": {"ascend": ["1"]}, "ascend_vnpu_layout": NPUS, **BOTH, "accelerator_ascend_runtime": True},
     "mixed": {"has": {"nvidia": ["0"], "ascend": ["1"]}, "nvidia_mig_layout": MIG, "ascend_vnpu_layout": NPUS, **BOTH},
-    "named": {"has": {"ascend": ["1"]}, "nvidia_mig_layout": MIG, "accelerator_layouts": FLEET},
+    "named": {
+        "has": {"ascend": ["1"]},
+        "accelerator_container_runtime": False,
+        "nvidia_mig_layout": MIG,
+        "accelerator_layouts": FLEET,
+    },
 }
 OF_NPUS = [{"match": {"index": 0, "vendor": "ascend"}, "mode": "static", "partitions": {"vir02": 1}}]
 
@@ -31,6 +37,8 @@ def test_the_layout_of_a_node_and_its_vendors(tmp_path: Path) -> None:
     names = ("accelerator_vendors_of_fleet", "accelerator_vendors_of_node")
     told_of = {name: prepare["vars"][name] for name in names}
     (find,) = read["tasks"]
+    (runtimes,) = (task["loop"] for task in prepare["tasks"] if "container_runtime" in str(task.get("loop")))
+    told_of["runtimes"] = runtimes
     tell = {"ansible.builtin.debug": {"msg": TOLD}, "vars": told_of}
     hosts = {name: {"accelerator_node": {"devices": each["has"]}, **each} for name, each in HOSTS.items()}
     played = play(tmp_path, [find, tell], hosts)
@@ -50,3 +58,18 @@ def test_the_layout_of_a_node_and_its_vendors(tmp_path: Path) -> None:
         "mixed": ["nvidia", "ascend"],
         "named": ["nvidia"],
     }
+    # The vendor's own runtime comes only where it is asked for and the node has a use for it.
+    assert {name: each["runtimes"] for name, each in played.told.items()} == {
+        "bare": ["container_runtime"],
+        "gpus": ["container_runtime"],
+        "npus": ["container_runtime", "ascend_runtime"],
+        "mixed": ["container_runtime"],
+        "named": [],
+    }
+
+
+def test_removal_takes_the_vendors_runtime_before_the_settings_that_were_there_before_it() -> None:
+    plays = yaml.safe_load(SITE.with_name("remove.yml").read_text("utf-8"))
+    loops = re.findall(r"'loop': \"(.*?)\", 'loop_control'", str(plays))
+    (loop,) = (each for each in loops if "container_runtime" in each)
+    assert loop.index("ascend_runtime'") < loop.index("'container_runtime'")

@@ -15,15 +15,21 @@ from .topology import Chip, Place
 from .topology import attributes as attributes_of_place
 
 _STANDARD = "resource.kubernetes.io/"
+_FIRST_UNKNOWN = 1 << 31
+#: Super-pods whose servers stand in racks, as the newest generation numbers their kinds: meshes of one and of two dimensions.
+_KINDS_WITH_RACKS = frozenset({1, 2})
 
 
 @dataclass(frozen=True)
 class SuperPod:
-    """Where a chip is in a super-pod: of which one, on which of its servers and in which rack, and its number in all of it."""
+    """Where a chip is in a super-pod: of which one, on which of its servers and in which rack, and its number in all of it.
+
+    What is not told is None: generations differ in what they tell, and npu-smi tells less than the library.
+    """
 
     pod: int
-    server: int
-    number: int
+    server: int | None = None
+    number: int | None = None
     rack: int | None = None
 
 
@@ -43,6 +49,26 @@ class ChipFacts:
     pcie_root: str | None = None
     numa_node: int | None = None
     super_pod: SuperPod | None = None
+
+
+def super_pod(
+    family: Family,
+    pod: int | None,
+    server: int | None = None,
+    number: int | None = None,
+    chassis: int | None = None,
+    kind: int | None = None,
+) -> SuperPod | None:
+    """Return where a chip is by what its driver tells, None for a chip of no super-pod.
+
+    Numbers are unsigned, and what would be negative if they were not is how the driver says that it does not know. A chassis
+    is a rack where the generation has them, and the ``kind`` of the super-pod, if that is told, is one of racks.
+    """
+    known = _known(pod)
+    if known is None:
+        return None
+    has_racks = family.has_racks and (kind is None or kind in _KINDS_WITH_RACKS)
+    return SuperPod(known, _known(server), number, _known(chassis) if has_racks else None)
 
 
 def attributes(facts: ChipFacts, node: str, place: Place) -> Mapping[str, AttributeValue]:
@@ -71,10 +97,14 @@ def attributes(facts: ChipFacts, node: str, place: Place) -> Mapping[str, Attrib
     if facts.numa_node is not None:
         found[f"{_STANDARD}numaNode"] = facts.numa_node
     if facts.super_pod is not None:
-        found.update(superPodID=facts.super_pod.pod, serverID=facts.super_pod.server, sdid=facts.super_pod.number)
-        if facts.super_pod.rack is not None:
-            found["rackID"] = facts.super_pod.rack
+        pod = facts.super_pod
+        told = {"superPodID": pod.pod, "serverID": pod.server, "sdid": pod.number, "rackID": pod.rack}
+        found.update({name: number for name, number in told.items() if number is not None})
     return MappingProxyType(found)
+
+
+def _known(number: int | None) -> int | None:
+    return number if number is not None and 0 <= number < _FIRST_UNKNOWN else None
 
 
 def _short(text: str) -> str:

@@ -17,10 +17,12 @@ from typing import Any, Callable, TypeVar
 from .. import pci
 from ..cdi import ContainerEdits
 from ..companions import Companion, SharedDevice
+from ..composed import Grouping
 from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, Unsupported
 from ..lanes import Call, Lanes
 from ..looking import findings, gather
 from ..model import (
+    Arranged,
     AttributeValue,
     CounterSet,
     Device,
@@ -35,14 +37,15 @@ from ..model import (
 from ..settings import Knob
 from ..system import System
 from ..telemetry import Telemetry
-from . import bus, faults, names, offers, slices, telemetry
+from . import bus, faults, groups, occupancy, offers, sharing, slices, telemetry
 from .chips import Chip, Chips
 from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
 from .dcmi import Spot
-from .driver_files import CommonEdits, device_edits
+from .driver_files import CommonEdits, device_edits, runtime_device_edits, runtime_edits
 from .library import Library
 from .program import Program
 from .readings import Source
+from .vendor import FACTS, labels
 from .watch import Watch
 
 Answer = TypeVar("Answer")
@@ -71,21 +74,30 @@ class AscendBackend:
     """The NPUs of this machine. Safe for threads; each chip has a lane, and what concerns different chips runs side by side.
 
     What stays about a chip is read once and kept until it is replaced, so that looking at a chip costs a few calls of the
-    library. Nothing on the way of a claim starts a program.
+    library. Nothing on the way of a claim starts a program. With ``by_runtime`` Huawei's container runtime brings chips into
+    containers, and the edits only name them.
     """
 
-    vendor = names.VENDOR
-    driver_name = names.DRIVER_NAME
-    cdi_kind = names.CDI_KIND
+    facts = FACTS
+    vendor = facts.word
+    driver_name = facts.driver_name
+    cdi_kind = facts.cdi_kind
     config_kinds = CONFIG_KINDS
     device_classes = DEVICE_CLASSES
     device_types = DEVICE_TYPES
     partitions_outlive_boot = True
+    grouping: Grouping | None = groups
     has_companions = False
+    arranged: Arranged | None = staticmethod(occupancy.arranged)
 
     def __init__(
-        self, system: System | None = None, deadlines: Deadlines | None = None, source: Source | None = None
+        self,
+        system: System | None = None,
+        deadlines: Deadlines | None = None,
+        source: Source | None = None,
+        by_runtime: bool = False,
     ) -> None:
+        self._by_runtime = by_runtime
         self._system = system or System()
         self._deadlines = deadlines or Deadlines()
         self._given = source
@@ -287,9 +299,13 @@ class AscendBackend:
         """Return what is published of a chip. Pure."""
         return offers.offers(device, dynamic, owned)
 
+    def labels(self, devices: Sequence[Device]) -> Mapping[str, str]:
+        """Return the labels of a Node with these chips. Pure."""
+        return labels(devices)
+
     def parts(self, device: Device) -> Mapping[str, int]:
-        """Return nothing: all that claims can share of a whole chip is among its capacities. Pure."""
-        return {}
+        """Return what of a whole chip is shared out among claims: its memory and its AI cores. Pure."""
+        return sharing.parts(device)
 
     def counter_set(self, device: Device, owned: Collection[OwnedPartition] | None = None) -> CounterSet:
         """Return what a chip's dynamic offers share. Pure."""
@@ -297,7 +313,7 @@ class AscendBackend:
 
     def driver_edits(self) -> ContainerEdits:
         """Return what all chips need in a container, by what is on the disk now. Raises BackendUnavailable."""
-        return self._common_edits.current()
+        return runtime_edits(self._system) if self._by_runtime else self._common_edits.current()
 
     def machine_edits(self) -> ContainerEdits:
         """Return nothing: NPUs are given to no virtual machine. Pure."""
@@ -311,7 +327,12 @@ class AscendBackend:
 
     def device_edits(self, device: Device, partition: Partition | None, monitoring: bool = False) -> ContainerEdits:
         """Return what one chip or one slice needs in a container."""
-        return device_edits(self._system, device, partition)
+        edits = runtime_device_edits if self._by_runtime else device_edits
+        return edits(self._system, device, partition)
+
+    def share_edits(self, device: Device, consumed: Mapping[str, int]) -> ContainerEdits:
+        """Return what tells containers how much of a chip their claim has. Pure."""
+        return sharing.edits(device, consumed)
 
     def _open(self) -> None:
         try:

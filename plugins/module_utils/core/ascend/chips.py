@@ -17,11 +17,11 @@ from .. import pci
 from ..errors import BackendUnavailable, NotFound
 from ..model import AttributeValue, Device, Health, Partition, Partitioning, Process, Profile, frozen
 from ..system import System
-from . import codes, names, topology
+from . import codes, names, sharing, topology
 from .attributes import ChipFacts, attributes
 from .dcmi import Spot
 from .driver_files import version_of
-from .families import Family, family_of
+from .families import Family, family_of, is_paired
 from .readings import NETWORK, Identity, SliceReading, SliceReadings, Source
 from .templates import CORES, Template, Totals, capacities_of, profile_id, profiles_of
 from .tool import Templates
@@ -197,9 +197,15 @@ class Chips:
                     self._last[uuid] = replace(device, attributes=found[uuid])
 
     def dressed(self, device: Device) -> Device:
-        """Return a device with the attributes that say how it lies to the others."""
+        """Return a device with the attributes that say how it lies to the others, and with what these mean for it."""
         with self._lock:
-            return replace(device, attributes=self._attributes.get(device.uuid, device.attributes))
+            device = replace(device, attributes=self._attributes.get(device.uuid, device.attributes))
+            cards = {chip.uuid: chip.spot.card for chip in self._kept.values()}
+            cut = {cards.get(each.uuid) for each in self._last.values() if each.partitions}
+        is_mixed = not device.partitions and cards.get(device.uuid) in cut - {None}
+        if not is_mixed or not is_paired(device.pci_device_id, device.pci_subsystem_id):
+            return device
+        return replace(device, health=replace(device.health, signs=(*device.health.signs, codes.MIXED_CARD)))
 
     def _facts(self, chip: Chip) -> ChipFacts:
         identity = chip.identity
@@ -283,6 +289,7 @@ class Chips:
             health=health,
             pci_device_id=chip.identity.pci_device_id,
             pci_subsystem_id=chip.identity.pci_subsystem_id,
+            unshareable=sharing.obstacle(self.source.is_shared(chip.spot)),
         )
         device = self._with_attributes(chip, device)
         with self._lock:
@@ -345,6 +352,7 @@ def _partitions(chip: Chip, readings: SliceReadings, processes: Sequence[Process
                 memory_bytes=profile.memory_bytes if profile is not None else each.memory_bytes,
                 processes=holders,
                 capacities=profile.capacities if profile is not None else _told_capacities(each),
+                elsewhere=names.elsewhere(chip.family, each.slice_id, placed[each.slice_id]),
             )
         )
     return tuple(sorted(found, key=lambda each: (each.placement, each.instance_id)))

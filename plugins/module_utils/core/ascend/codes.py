@@ -131,6 +131,15 @@ _NETWORK: Mapping[int, str] = MappingProxyType(
 )
 
 
+#: A whole chip beside one that is cut, on a card whose chips are used in one way.
+MIXED_CARD = Sign(
+    "card-mixed",
+    Severity.DEGRADED,
+    "The other chip of its card is cut into slices, and both are to be used in one way.",
+    "Remove those slices, or give both chips rules of mode static.",
+)
+
+
 def level_of(word: str) -> int:
     """Return the health that a word of npu-smi stands for; one that is not known is no health."""
     return next((level for level, known in LEVELS.items() if known.lower() == word.strip().lower()), ABSENT)

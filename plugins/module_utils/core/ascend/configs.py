@@ -11,18 +11,22 @@ from collections.abc import Mapping
 
 from ..configuration import ConfigKind
 from ..documents import Record, Word
-from ..model import DEVICE, PARTITION
+from ..model import DEVICE, GROUP, PARTITION
 
 #: What the devices of the standard classes are.
 DEVICE_CLASSES: Mapping[str, str] = {
     "npu.huawei.com": DEVICE,
     "vnpu.huawei.com": PARTITION,
+    "card.npu.huawei.com": GROUP,
+    "ring.npu.huawei.com": GROUP,
+    "node.npu.huawei.com": GROUP,
 }
 
 #: How the selectors of other classes tell them apart.
 DEVICE_TYPES: Mapping[tuple[str, str], str] = {
     ("type", "npu"): DEVICE,
     ("type", "vnpu"): PARTITION,
+    ("type", "npu-group"): GROUP,
 }
 
 VERSION = "dra.accelerators/v1alpha1"

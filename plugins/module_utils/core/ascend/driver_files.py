@@ -30,8 +30,11 @@ LIBRARIES = ("driver/lib64/driver", "driver/lib64/common")
 _OF_INSTALLATION = ("driver/lib64", "driver/include", "driver/version.info", "driver/topo")
 _OF_MACHINE = ("/usr/local/dcmi", "/var/queue_schedule", INSTALL_INFO, "/etc/hccl_rootinfo.json")
 MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "rbind", "rprivate")
+#: Where Huawei's container runtime says what it brings into containers, wherever it is installed.
+RUNTIME_LISTS = "/etc/ascend-docker-runtime.d"
+VISIBLE, OPTIONS = "ASCEND_VISIBLE_DEVICES", "ASCEND_RUNTIME_OPTIONS"
 #: Has Huawei's container runtime add nothing of its own, and tells programs that look for it what they look for.
-_ENVIRONMENT = ("ASCEND_VISIBLE_DEVICES=void", "ASCEND_DOCKER_RUNTIME=True")
+_ENVIRONMENT = (f"{VISIBLE}=void", "ASCEND_DOCKER_RUNTIME=True")
 
 
 def install_folder(system: System) -> str:
@@ -115,6 +118,31 @@ def device_edits(system: System, device: Device, partition: Partition | None) ->
         return ContainerEdits(device_nodes=(node(system, f"/dev/davinci{device.minor}"),))
     number = partition.instance_id
     return ContainerEdits(device_nodes=(node(system, slice_node(number), f"/dev/davinci{number}"),))
+
+
+def runtime_edits(system: System) -> ContainerEdits:
+    """Return what all chips of the machine need where Huawei's container runtime brings them in: that it is there, and nothing else.
+
+    Raises BackendUnavailable where it is not installed.
+    """
+    if not system.exists(RUNTIME_LISTS):
+        raise BackendUnavailable(
+            f"Containers are to get NPUs by ascend-docker-runtime, and {RUNTIME_LISTS} is not there",
+            hint="Install it, as the role ascend_runtime does; or leave this vendor out of vendor_runtimes.",
+            code="runtime-missing",
+        )
+    return ContainerEdits(lists=((VISIBLE, ()),))
+
+
+def runtime_device_edits(system: System, device: Device, partition: Partition | None) -> ContainerEdits:
+    """Return by which words Huawei's container runtime knows one chip, or one slice of it. Raises NotFound where its node is not there.
+
+    ASCEND_VNPU_SPECS, which has it make a slice by itself, is for nobody who makes slices: that one would come on top.
+    """
+    number = device.minor if partition is None else partition.instance_id
+    node(system, f"/dev/davinci{number}" if partition is None else slice_node(number))
+    options = "" if partition is None else "VIRTUAL"
+    return ContainerEdits(env=(f"{OPTIONS}={options}",), lists=((VISIBLE, (str(number),)),))
 
 
 def slice_node(number: int) -> str:

@@ -26,6 +26,7 @@ class Family:
     cannot be cut; with ``groups`` each lies in one of so many vGroups, which hold one slice, or two with a single core.
     ``helpers`` is how many AICPUs slices share where the chip does not tell, or tells less while nothing is cut: creating
     the first slice gives them one more. ``reserve`` is what a quarter of the memory loses to the device itself, in bytes.
+    ``has_hbm`` tells memory on the package from memory beside it, and ``has_racks`` that super-pods of these chips number their racks.
     """
 
     word: str
@@ -34,6 +35,8 @@ class Family:
     groups: int = 0
     helpers: int = 0
     reserve: int = 0
+    has_hbm: bool = False
+    has_racks: bool = False
 
     @property
     def can_be_cut(self) -> bool:
@@ -51,12 +54,15 @@ FAMILIES: Mapping[int, Family] = MappingProxyType(
     {
         0xD100: Family("310", "Ascend310"),
         0xD500: Family("310P", "Ascend310P", numbers=8, groups=4),
-        0xD801: Family("910A", "Ascend910", numbers=16, helpers=14),
-        0xD802: Family("910B", "Ascend910", numbers=16, helpers=7, reserve=GIBIBYTE),
-        0xD803: Family("910_93", "Ascend910", numbers=16, helpers=7, reserve=GIBIBYTE),
-        0xD806: Family("950", "npu"),
+        0xD801: Family("910A", "Ascend910", numbers=16, helpers=14, has_hbm=True),
+        0xD802: Family("910B", "Ascend910", numbers=16, helpers=7, reserve=GIBIBYTE, has_hbm=True),
+        0xD803: Family("910_93", "Ascend910", numbers=16, helpers=7, reserve=GIBIBYTE, has_hbm=True),
+        0xD806: Family("950", "npu", has_hbm=True, has_racks=True),
     }
 )
+#: The PCI subsystem of cards with two chips of the 310P (300I Duo). The vendor does not support that their chips are cut for claims, and
+#: has both chips of one card used in one way: cut, or whole.
+_PAIRED = 0x0110
 #: A chip that this program has not heard of: it is published whole.
 UNKNOWN = Family("unknown", "npu")
 
@@ -64,6 +70,11 @@ UNKNOWN = Family("unknown", "npu")
 def family_of(pci_device_id: int) -> Family:
     """Return the family of a chip by its PCI device id: 16 bits, or 0xDDDDVVVV as the model has it."""
     return FAMILIES.get(pci_device_id >> 16 if pci_device_id > 0xFFFF else pci_device_id, UNKNOWN)
+
+
+def is_paired(pci_device_id: int, pci_subsystem_id: int) -> bool:
+    """Whether a chip is one of two on a card that are used in one way; by ids as the model has them, 0xDDDDVVVV."""
+    return bool(family_of(pci_device_id).groups) and pci_subsystem_id >> 16 == _PAIRED
 
 
 def helpers_of(family: Family, told: Fraction | None) -> Fraction | None:

@@ -19,9 +19,10 @@ from ..errors import AcceleratorError, NotFound
 from ..model import Process
 from ..system import System
 from . import names
-from .attributes import SuperPod
+from .attributes import SuperPod, super_pod
 from .dcmi import Dcmi, Spot
 from .driver_files import version_of
+from .families import Family, family_of
 from .readings import MEBIBYTE, NETWORK, Condition, Identity, SliceReading, SliceReadings, Told, Work
 from .structures import (
     BoardInfo,
@@ -53,6 +54,7 @@ _TEXT = 256
 # dcmi_get_device_info: what it is about, and what of that.
 _SLICES, _ONE, _TOTAL, _ACTIVITY = 52, 0, 1, 5
 _POD, _POD_INFO = 12, 1
+_DEVICE_SHARE = 0x8001
 #: dcmi_get_topo_info_by_device_id.
 _LINKS: Mapping[int, str] = MappingProxyType({0: "X", 1: "SYS", 2: "PHB", 3: "HCCS", 4: "PXB", 5: "PIX"})
 # dcmi_get_device_utilization_rate and dcmi_get_device_frequency: what is asked for.
@@ -137,7 +139,7 @@ class Library:
             board_id=board.board if has_board else None,
             product=text(label.product) or text(info.npu_name),
             card_serial=text(label.serial),
-            super_pod=self._super_pod(spot, doing),
+            super_pod=self._super_pod(spot, family_of(address.device & 0xFFFF), doing),
         )
 
     def link(self, one: Spot, other: Spot) -> str | None:
@@ -161,6 +163,16 @@ class Library:
                 continue  # destroyed by somebody else since the list was made
             found.append(_slice(query))
         return SliceReadings(_totals(total), tuple(found))
+
+    def is_shared(self, spot: Spot) -> bool | None:
+        """Whether several containers may have a chip at a time."""
+        value, size, doing = (
+            ctypes.c_uint(0),
+            ctypes.c_uint(ctypes.sizeof(ctypes.c_uint)),
+            f"Asking whether {spot} can be shared",
+        )
+        arguments = (_DEVICE_SHARE, ctypes.c_uint(0), ctypes.byref(value), ctypes.byref(size))
+        return bool(value.value) if self._dcmi.answered(spot, "get_device_info", *arguments, doing=doing) else None
 
     def processes(self, spot: Spot) -> tuple[Process, ...]:
         """Return the processes that have a chip, or a slice of it, open."""
@@ -303,12 +315,14 @@ class Library:
                     break
         return found
 
-    def _super_pod(self, spot: Spot, doing: str) -> SuperPod | None:
+    def _super_pod(self, spot: Spot, family: Family, doing: str) -> SuperPod | None:
         info, size = SuperPodInfo(), ctypes.c_uint(ctypes.sizeof(SuperPodInfo))
         arguments = (_POD, ctypes.c_uint(_POD_INFO), ctypes.byref(info), ctypes.byref(size))
         if not self._dcmi.answered(spot, "get_device_info", *arguments, doing=doing):
             return None
-        return SuperPod(int(info.pod), int(info.server), int(info.number))
+        return super_pod(
+            family, int(info.pod), int(info.server), int(info.number), chassis=int(info.chassis), kind=int(info.type)
+        )
 
     def _information(self, spot: Spot, what: int, part: int, place: Any, doing: str) -> bool:
         """Fill a structure with ``dcmi_get_device_info``; False where the chip has no such thing."""

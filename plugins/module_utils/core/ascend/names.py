@@ -13,6 +13,9 @@ VENDOR = "ascend"
 DRIVER_NAME = "npu.huawei.com"
 CDI_KIND = "k8s.npu.huawei.com/claim"
 
+# What kinds of groups of chips there are.
+CARD, RING, NODE = "card", "ring", "node"
+
 _FIRST_SLICE = 100
 _SLICES_OF_A_CHIP = 16
 _CHIPS = 64
@@ -54,6 +57,11 @@ def chip_of(slice_id: int) -> int:
 def whole_name(device: Device) -> str:
     """Return the published name of a whole chip. Its ``minor`` is its physical id, which its device node has as well."""
     return f"npu-{device.minor}"
+
+
+def group_name(kind: str, devices: Sequence[Device]) -> str:
+    """Return the published name of a group of chips by its first one; there is one node."""
+    return "npu-node" if kind == NODE else f"npu-{kind}-{min(device.minor for device in devices)}"
 
 
 def partition_name(device: Device, template: str, start: int) -> str:
@@ -115,6 +123,13 @@ def found_placements(family: Family, slices: Iterable[tuple[int, int | None, int
         found[each] = Placement(start, 1)
         taken.add(start)
     return found
+
+
+def elsewhere(family: Family, slice_id: int, placement: Placement) -> tuple[Placement, ...]:
+    """Return where a slice may as well lie: in the other half of its vGroup, where its own number does not say in which."""
+    if not family.groups or placement.size != 1 or number_of(slice_id) == placement.start:
+        return ()
+    return (Placement(placement.start ^ 1, 1),)
 
 
 def free_number(family: Family, placement: Placement, taken: Collection[int]) -> int | None:

@@ -24,6 +24,7 @@ from ..model import (
     Profile,
     frozen,
 )
+from .families import is_paired
 from .names import countable_name, counter_set_name, group_of, number_of, partition_name, whole_name
 from .templates import counter, published, rank
 
@@ -36,14 +37,16 @@ def offers(device: Device, dynamic: bool, owned: Collection[OwnedPartition] = ()
 
     Not dynamic: the slices that exist if there are any, else the whole chip. Dynamic: the whole chip and every slice that
     can be made, all drawing on one counter set. Slices that exist and are not ``owned`` are published as they are, and what
-    no longer fits beside them is withheld. The order is the scheduler's first fit.
+    no longer fits beside them is withheld. The order is the scheduler's first fit. Chips that share a card with another are not cut
+    for claims: of them the dynamic mode offers the whole chip, or what is cut already.
     """
     if not dynamic or not device.partitioning.supported or not device.profiles:
         existing = tuple(_existing(device, partition) for partition in device.partitions if partition.uuid)
         return existing if device.partitions else (_whole(device),)
     adopted = _adopted(device, owned)
     found = [_existing(device, partition) for partition in adopted if partition.uuid]
-    if all(_consumed_by(device, partition) is not None for partition in adopted):
+    is_cut = not is_paired(device.pci_device_id, device.pci_subsystem_id)
+    if is_cut and all(_consumed_by(device, partition) is not None for partition in adopted):
         left = counter_set(device, owned).counters
         found += [_possible(device, profile, place) for profile, place in _free(device, adopted, left)]
     if not adopted:

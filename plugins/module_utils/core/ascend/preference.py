@@ -1,27 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Claims for several chips that lie near each other: on one card, else in one ring, else anywhere. Pure.
+"""Claims for chips that lie near each other, on one card, else in one ring, else anywhere, and that leave rings whole. Pure.
 
 A constraint may name one alternative of a request, and holds only where that is chosen. So one claim says what is wanted
 first, and what will do: the scheduler tries the alternatives in their order on each node, and prefers the node where an
-earlier one fits.
+earlier one fits. Which card or ring of several is left the least useful is told by attributes (occupancy.py), so that it is
+a matter of alternatives as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .names import DRIVER_NAME
+from .occupancy import CARD_CHIPS, CARD_FREE, RING_CHIPS, RING_FREE
 
 CARD, RING, ANY = "same-card", "same-ring", "any"
-#: Which attribute the chips of an alternative share; None where they share nothing.
-_SHARED = {CARD: f"{DRIVER_NAME}/cardID", RING: f"{DRIVER_NAME}/hccsRing", ANY: None}
 NEAREST_FIRST = (CARD, RING, ANY)
 REQUEST = "npus"
 API_VERSION = "resource.k8s.io/v1"
 #: A claim has no more results.
 MOST_CHIPS = 32
+_LITTLE_MORE = 3
+#: No card has more chips.
+MOST_ON_CARD = 4
+
+_OF = f"device.attributes['{DRIVER_NAME}']"
+_ON_CARD, _IN_RING = f"{DRIVER_NAME}/cardID", f"{DRIVER_NAME}/hccsRing"
+#: Where a driver does not tell what is free, these alternatives serve nobody, and the ones behind them do.
+_BROKEN_RING = f"'{RING_FREE}' in {_OF} && {_OF}.{RING_FREE} < {_OF}.{RING_CHIPS}"
+_BROKEN_CARD = f"'{CARD_FREE}' in {_OF} && {_OF}.{CARD_FREE} < {_OF}.{CARD_CHIPS}"
+_WHOLE_CARD = f"'{CARD_FREE}' in {_OF} && {_OF}.{CARD_FREE} == {_OF}.{CARD_CHIPS}"
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One way to serve a claim: which attribute its chips share, and what each of them fulfils; empty where neither matters."""
+
+    name: str
+    shared: str = ""
+    selector: str = ""
+
+
+def alternatives(chips: int, prefer: Sequence[str] = NEAREST_FIRST, *, whole: bool = True) -> tuple[Alternative, ...]:
+    """Return the ways to serve a claim for so many chips, in their order. Raises ValueError.
+
+    ``whole`` has what is broken already taken first, so that cards and rings stay whole for those who need them: the last chip
+    of a card, the ring that has just enough, one that has others too. There are eight ways at most, which is what a request takes.
+    """
+    unknown = [each for each in prefer if each not in NEAREST_FIRST]
+    if unknown or not prefer or len(set(prefer)) < len(prefer):
+        raise ValueError(
+            f"Expected some of {', '.join(NEAREST_FIRST)}, each once, not {', '.join(prefer) or 'nothing'}"
+        )
+    if chips == 1:
+        # One chip lies near nothing. An odd number of free ones in a ring is what a single chip spoils the least.
+        thrifty = (
+            Alternative("broken-card", selector=_BROKEN_CARD),
+            *(Alternative(f"ring-with-{each}", selector=_exactly(each)) for each in (1, 3)),
+            Alternative("tight-ring", selector=_tight(chips)),
+            Alternative("broken-ring", selector=_BROKEN_RING),
+        )
+        return (*(thrifty if whole else ()), Alternative(ANY))
+    found: list[Alternative] = []
+    for each in prefer:
+        if each == CARD:
+            found += _on_card(chips, whole)
+        elif each == RING:
+            found += _in_ring(chips, whole)
+        else:
+            found.append(Alternative(ANY))
+    if not found:
+        raise ValueError(f"No card has {chips} chips: let {RING} or {ANY} follow {CARD}")
+    return tuple(found)
 
 
 def claim_spec(
@@ -31,34 +84,26 @@ def claim_spec(
     prefer: Sequence[str] = NEAREST_FIRST,
     selectors: Sequence[str] = (),
     request: str = REQUEST,
+    whole: bool = True,
 ) -> dict[str, Any]:
     """Return the spec of a claim for so many whole chips of a class, the nearest first.
 
     ``prefer`` are the alternatives in their order; without ``any`` the claim waits rather than take chips that lie apart.
-    ``selectors`` are CEL expressions that all chips fulfil. One chip lies near nothing: it is asked for plainly. Raises
+    ``selectors`` are CEL expressions that all chips fulfil. With ``whole`` what is broken already is taken first. Raises
     ValueError.
     """
     if not 1 <= chips <= MOST_CHIPS:
         raise ValueError(f"A claim can have 1 to {MOST_CHIPS} chips, not {chips}")
-    unknown = [each for each in prefer if each not in _SHARED]
-    if unknown or not prefer or len(set(prefer)) < len(prefer):
-        raise ValueError(
-            f"Expected some of {', '.join(NEAREST_FIRST)}, each once, not {', '.join(prefer) or 'nothing'}"
-        )
-    wish = {
-        "deviceClassName": device_class,
-        "allocationMode": "ExactCount",
-        "count": chips,
-        **({"selectors": [{"cel": {"expression": each}} for each in selectors]} if selectors else {}),
-    }
-    if chips == 1:
-        return {"devices": {"requests": [{"name": request, "exactly": wish}]}}
-    spec: dict[str, Any] = {
-        "requests": [{"name": request, "firstAvailable": [{"name": each, **wish} for each in prefer]}],
-    }
-    constraints = [
-        {"requests": [f"{request}/{each}"], "matchAttribute": _SHARED[each]} for each in prefer if _SHARED[each]
-    ]
+    ways = alternatives(chips, prefer, whole=whole)
+    if len(ways) == 1:
+        spec: dict[str, Any] = {
+            "requests": [{"name": request, "exactly": _wish(ways[0], chips, device_class, selectors)}]
+        }
+    else:
+        wishes = [{"name": each.name, **_wish(each, chips, device_class, selectors)} for each in ways]
+        spec = {"requests": [{"name": request, "firstAvailable": wishes}]}
+    names = {each.name: f"{request}/{each.name}" if len(ways) > 1 else request for each in ways}
+    constraints = [{"requests": [names[each.name]], "matchAttribute": each.shared} for each in ways if each.shared]
     if constraints:
         spec["constraints"] = constraints
     return {"devices": spec}
@@ -71,4 +116,47 @@ def claim_template(name: str, namespace: str, chips: int, device_class: str, **o
         "kind": "ResourceClaimTemplate",
         "metadata": {"name": name, "namespace": namespace},
         "spec": {"spec": claim_spec(chips, device_class, **options)},
+    }
+
+
+def _on_card(chips: int, whole: bool) -> list[Alternative]:
+    """Return the ways to have chips of one card; more than a card has come from cards that are whole, if there are as many."""
+    found: list[Alternative] = []
+    if chips <= 2 and whole:
+        found.append(Alternative("same-card-broken-ring", _ON_CARD, _BROKEN_RING))
+    if chips <= MOST_ON_CARD:
+        found.append(Alternative(CARD, _ON_CARD))
+    if chips > 2 and chips % 2 == 0 and whole:
+        found += [
+            Alternative("whole-cards-broken-ring", _IN_RING, f"{_WHOLE_CARD} && {_BROKEN_RING}"),
+            Alternative("whole-cards", _IN_RING, _WHOLE_CARD),
+        ]
+    return found
+
+
+def _in_ring(chips: int, whole: bool) -> list[Alternative]:
+    thrifty = [
+        Alternative("ring-that-fits", _IN_RING, _exactly(chips)),
+        Alternative("tight-ring", _IN_RING, _tight(chips)),
+        Alternative("broken-ring", _IN_RING, _BROKEN_RING),
+    ]
+    return [*(thrifty if whole else ()), Alternative(RING, _IN_RING)]
+
+
+def _exactly(chips: int) -> str:
+    return f"'{RING_FREE}' in {_OF} && {_OF}.{RING_FREE} == {chips}"
+
+
+def _tight(chips: int) -> str:
+    """Of large rings, and of whole nodes that are one ring, those that have little more than is wanted come before the others."""
+    return f"{_BROKEN_RING} && {_OF}.{RING_FREE} <= {chips + _LITTLE_MORE}"
+
+
+def _wish(way: Alternative, chips: int, device_class: str, selectors: Sequence[str]) -> dict[str, Any]:
+    expressions = [*([way.selector] if way.selector else []), *selectors]
+    return {
+        "deviceClassName": device_class,
+        "allocationMode": "ExactCount",
+        "count": chips,
+        **({"selectors": [{"cel": {"expression": each}} for each in expressions]} if expressions else {}),
     }

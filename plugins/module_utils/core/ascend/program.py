@@ -19,6 +19,7 @@ from ..system import System
 from . import codes, names, smi, summary
 from .dcmi import Spot
 from .driver_files import version_of
+from .families import family_of
 from .readings import MEBIBYTE, Condition, Identity, SliceReading, SliceReadings, Told, Work
 from .tables import key_values, whole
 from .tool import Tool
@@ -88,21 +89,21 @@ class Program:
         doing = f"Reading the facts of {spot}"
         board, memory = self._said(spot, "board", doing), self._said(spot, "memory", doing)
         physical_id, logic_id = self._ids(spot, doing)
-        pod = self._told(spot, "spod-info", doing)
+        pod, device_id = self._told(spot, "spod-info", doing), _hexadecimal(board, "pci device id")
         return Identity(
             physical_id=physical_id,
             logic_id=logic_id,
             uuid=_uuid(board, spot),
             model=self._mapped[spot].name.removeprefix("Ascend ") if spot in self._mapped else "",
             pci_address=pci.normalise_bus_id(board.get("pcie bus info", "")),
-            pci_device_id=_hexadecimal(board, "pci device id") << 16 | _hexadecimal(board, "pci vendor id"),
+            pci_device_id=device_id << 16 | _hexadecimal(board, "pci vendor id"),
             pci_subsystem_id=_hexadecimal(board, "subsystem device id") << 16
             | _hexadecimal(board, "subsystem vendor id"),
             memory_bytes=_capacity(memory) * MEBIBYTE,
             board_id=_hexadecimal(board, "board id") if "board id" in board else None,
             product=board.get("product name", ""),
             card_serial=board.get("serial number", ""),
-            super_pod=summary.super_pod(pod) if pod is not None else None,
+            super_pod=summary.place_in_super_pod(pod, family_of(device_id)) if pod is not None else None,
         )
 
     def link(self, one: Spot, other: Spot) -> str | None:
@@ -128,6 +129,17 @@ class Program:
                 for each in found.slices
             ),
         )
+
+    def is_shared(self, spot: Spot) -> bool | None:
+        """Whether several containers may have a chip at a time."""
+        try:
+            return smi.is_shared(self._told(spot, "device-share", f"Asking whether {spot} can be shared") or "")
+        except smi.UnreadOutput:
+            return None
+        except AcceleratorError as error:
+            if error.code == "invalid-argument" and spot in self._mapped:
+                return None  # an older one does not know the question
+            raise
 
     def processes(self, spot: Spot) -> tuple[Process, ...]:
         """Return the processes that have a chip, or a slice of it, open."""

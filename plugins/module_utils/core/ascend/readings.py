@@ -127,6 +127,9 @@ class Source(Protocol):
     def slices(self, spot: Spot) -> SliceReadings | None:
         """Return what a chip shares out, and its slices; None for one that cannot be cut."""
 
+    def is_shared(self, spot: Spot) -> bool | None:
+        """Whether several containers may have a chip at a time; None where it does not tell."""
+
     def processes(self, spot: Spot) -> tuple[Process, ...]:
         """Return the processes that have a chip, or a slice of it, open; without their names where those are not told."""
 

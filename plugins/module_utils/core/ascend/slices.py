@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from .. import room
 from ..errors import AcceleratorError, DoesNotFit, InUse, InvalidLayout, NotFound, NotPermitted, Unsupported
 from ..model import Device, Partition, Placement, Process, Profile
 from ..system import System
@@ -85,7 +86,7 @@ def destroy(source: Source, chip: Chip, device: Device, slice_id: int) -> None:
 
 def _number(chip: Chip, device: Device, placement: Placement, doing: str) -> int:
     taken = {names.number_of(each.instance_id) for each in device.partitions}
-    blockers = [each for each in device.partitions if each.placement.clashes(placement)]
+    blockers = room.in_the_way(placement, device.partitions)
     number = None if blockers else names.free_number(chip.family, placement, taken)
     if number is None:
         in_the_way = ", ".join(each.describe() for each in blockers or device.partitions)

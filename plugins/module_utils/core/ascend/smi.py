@@ -199,6 +199,12 @@ def recovers(text: str) -> bool:
     return word_of(text, {"enable": True, "disable": False}, "vnpu-cfg-recover")
 
 
+def is_shared(text: str) -> bool:
+    """Read ``info -t device-share``: whether several containers may have a chip at a time. Raises UnreadOutput."""
+    truths = {"true": True, "enable": True, "enabled": True, "false": False, "disable": False, "disabled": False}
+    return word_of(text, truths, "device-share")
+
+
 def refuse_failure(status: int, output: str, doing: str) -> None:
     """Raise the error of a command that changes something, unless it exited with 0 and says OK. ``doing`` begins a sentence."""
     said = key_values(output)

@@ -7,7 +7,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from .attributes import SuperPod
+from .attributes import SuperPod, super_pod
+from .families import Family
 from .smi import UnreadOutput
 from .tables import Header, Row, beginning, first, header, key_values, lines_after, pair, row, whole
 
@@ -75,13 +76,16 @@ def summary(text: str) -> Summary:
     )
 
 
-def super_pod(text: str) -> SuperPod | None:
-    """Read ``info -t spod-info``; None for a chip that is in no super-pod."""
+def place_in_super_pod(text: str, family: Family) -> SuperPod | None:
+    """Read ``info -t spod-info``; None for a chip that is in no super-pod.
+
+    The newest generation leaves out the number in all of the super-pod, and tells the chassis in the place of the server where
+    it stands in a rack.
+    """
     said = {re.sub(r"[\s_-]", "", key): _whole(value) for key, value in key_values(text).items()}
-    pod, server, number = said.get("superpodid"), said.get("serverid"), said.get("sdid")
-    if pod is None or server is None or number is None:
-        return None
-    return SuperPod(pod, server, number, said.get("rackid"))
+    return super_pod(
+        family, said.get("superpodid"), said.get("serverindex"), said.get("sdid"), chassis=said.get("chassisid")
+    )
 
 
 def _chips(upper: Header, lower: Header, lines: list[str]) -> tuple[SummaryRow, ...]:

@@ -12,6 +12,7 @@ from typing import Any, Callable, TypeVar
 from ..errors import AcceleratorError
 from ..model import Device
 from . import smi
+from .families import family_of
 from .tool import Tool
 
 Answer = TypeVar("Answer")
@@ -20,7 +21,6 @@ RECOVER, SHARE = "recover", "device_share"
 _TYPES: Mapping[str, str] = {RECOVER: "vnpu-cfg-recover", SHARE: "device-share"}
 _QUESTION = re.compile(r"[\[(]\s*y(?:es)?\s*/\s*no?\s*[\])]\s*:?", re.IGNORECASE)
 _MODES = {"amp": True, "smp": False}
-_TRUTHS = {"true": True, "enable": True, "enabled": True, "false": False, "disable": False, "disabled": False}
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,14 @@ class Switches:
 
     def is_shared(self, device: Device) -> bool | None:
         """Whether several containers may have a chip at a time; None where it does not tell."""
-        card, chip = self._place(device)
-        return self._ask(lambda text: smi.word_of(text, _TRUTHS, _TYPES[SHARE]), _TYPES[SHARE], "-i", card, "-c", chip)
+        return self._ask(smi.is_shared, _TYPES[SHARE], *self._words(device))
 
     def turn(self, switch: Switch) -> None:
         """Turn a switch, and see that it is turned. Raises AcceleratorError."""
         doing = f"To {switch.describe()}"
         words = ["set", "-t", _TYPES[switch.name]]
         if switch.device is not None:
-            card, chip = self._place(switch.device)
-            words += ["-i", card, "-c", chip]
+            words += self._words(switch.device)
         # It asks back where chips are shared, and says what came of it on the line of its question.
         status, output = self._tool.run(*words, "-d", str(int(switch.enabled)), answer="Y\n")
         smi.refuse_failure(status, _QUESTION.sub("\n", output), doing)
@@ -105,6 +103,11 @@ class Switches:
             return None if text is None else read(text)
         except smi.UnreadOutput:
             return None
+
+    def _words(self, device: Device) -> list[str]:
+        """Return how the program is told which chip is meant; the newest generation has no numbers of chips on a card."""
+        card, chip = self._place(device)
+        return ["-i", card, *([] if family_of(device.pci_device_id).word == "950" else ["-c", chip])]
 
     def _place(self, device: Device) -> tuple[str, str]:
         """Return the numbers of a chip's card, and of the chip on it, by which the program knows it."""

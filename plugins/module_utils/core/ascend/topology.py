@@ -87,6 +87,11 @@ def attributes(node: str, chip: Chip, place: Place, card_serial: str = "") -> Ma
     return MappingProxyType(found)
 
 
+def ring_size(family: Family) -> int:
+    """Return how many chips the rings of a generation have; 0 for one that has none."""
+    return _RINGS.get(family.word, 0)
+
+
 def whole_groups(groups: Iterable[Sequence[int]], free: Iterable[int]) -> int:
     """Return how many groups have all their chips free."""
     there = set(free)

@@ -15,10 +15,12 @@ from typing import Any, Callable, TypeVar
 from .. import pci
 from ..cdi import ContainerEdits
 from ..companions import Companion, SharedDevice
+from ..composed import Grouping
 from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, NotFound
 from ..lanes import Call, Lanes
 from ..looking import Looked, findings, gather
 from ..model import (
+    Arranged,
     AttributeValue,
     CounterSet,
     Device,
@@ -41,7 +43,7 @@ from .common_edits import CommonEdits
 from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
 from .discover import BoardFacts
 from .nvml import Nvml
-from .offers import DRIVER_NAME
+from .vendor import FACTS, labels
 from .watch import Watch
 
 Answer = TypeVar("Answer")
@@ -71,14 +73,17 @@ class NvidiaBackend:
     that looking at a GPU costs a few calls.
     """
 
-    vendor = "nvidia"
-    driver_name = DRIVER_NAME
-    cdi_kind = "k8s.gpu.nvidia.com/claim"
+    facts = FACTS
+    vendor = facts.word
+    driver_name = facts.driver_name
+    cdi_kind = facts.cdi_kind
     config_kinds = CONFIG_KINDS
     device_classes = DEVICE_CLASSES
     device_types = DEVICE_TYPES
     partitions_outlive_boot = False
     has_companions = True
+    grouping: Grouping | None = None
+    arranged: Arranged | None = None
 
     def __init__(self, system: System | None = None, deadlines: Deadlines | None = None) -> None:
         self._system = system or System()
@@ -371,8 +376,12 @@ class NvidiaBackend:
         """Return what is published of a GPU. Pure."""
         return offers.offers(device, dynamic, owned, passthrough)
 
+    def labels(self, devices: Sequence[Device]) -> Mapping[str, str]:
+        """Return the labels of a Node with these GPUs. Pure."""
+        return labels(devices)
+
     def parts(self, device: Device) -> Mapping[str, int]:
-        """Return what of a whole GPU can be shared out besides its memory. Pure."""
+        """Return what of a whole GPU is shared out among claims. Pure."""
         return offers.parts(device)
 
     def counter_set(self, device: Device, owned: Collection[OwnedPartition] | None = None) -> CounterSet:
@@ -396,6 +405,10 @@ class NvidiaBackend:
     def device_edits(self, device: Device, partition: Partition | None, monitoring: bool = False) -> ContainerEdits:
         """Return what one GPU or one MIG device needs in a container."""
         return edits.device_edits(self._system, device, partition, monitoring)
+
+    def share_edits(self, device: Device, consumed: Mapping[str, int]) -> ContainerEdits:  # noqa: ARG002  MPS sets limits
+        """Return nothing. Pure."""
+        return ContainerEdits()
 
     def _open(self) -> None:
         self._nvml.open()

@@ -31,7 +31,6 @@ from ..model import (
 )
 from ..slices import MOST_ATTRIBUTES_AND_CAPACITIES
 
-DRIVER_NAME = "gpu.nvidia.com"
 MULTIPROCESSORS = "multiprocessors"
 _OF_EVERY_PCI_DEVICE = (
     "productName",
@@ -146,12 +145,12 @@ def attributes_for_machine(device: Device) -> Mapping[str, AttributeValue]:
 
 
 def parts(device: Device) -> Mapping[str, int]:
-    """Return what of a whole GPU can be shared out besides its memory: its multiprocessors, of which MPS gives each client a part.
+    """Return what of a whole GPU is shared out: its memory, and its multiprocessors, of which MPS gives each client a part.
 
-    They are known of boards that have partitions: as many as the largest of these has.
+    These are known of boards that have partitions: as many as the largest of these has.
     """
     largest = max((profile.capacities.get(MULTIPROCESSORS, 0) for profile in device.profiles), default=0)
-    return {MULTIPROCESSORS: largest} if largest else {}
+    return {**device.capacities, **({MULTIPROCESSORS: largest} if largest else {})}
 
 
 def counter_set(device: Device, owned: Collection[OwnedPartition] | None = None) -> CounterSet:

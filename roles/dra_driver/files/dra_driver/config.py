@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .core.backend import BACKENDS, vendors_there
+from .core.backend import BACKENDS, BY_RUNTIME, vendors_there
 from .core.errors import AcceleratorError
 from .core.health import DEFAULT_EFFECTS, EFFECTS
 from .core.layout import Rule, parse_rules
@@ -50,6 +50,7 @@ class Configuration:
     changes of the devices, ``full_inventory_interval`` between looks at everything, and ``token_lifetime``, which the
     driver asks for when it renews its token. ``health_effects`` is what a published device's taint does, by the severity of
     what is wrong with it; "" for no taint. ``health_reset`` says that devices which ask for a reset get one while they are idle.
+    ``vendor_runtimes`` are the backends whose devices the vendor's own container runtime brings into containers.
     ``instance`` tells this process from another driver of the same name beside it; "" where none is to be expected.
     ``digest`` is that of the file's text.
     """
@@ -62,6 +63,7 @@ class Configuration:
     state_directory: str = ""
     pool_name: str = ""
     backends: tuple[str, ...] = tuple(BACKENDS)
+    vendor_runtimes: tuple[str, ...] = ()
     layout: tuple[Rule, ...] = ()
     layout_rules: tuple[Mapping[str, Any], ...] = ()
     metrics_address: str = ""
@@ -148,7 +150,16 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
     known = (
         set(_PATHS)
         | set(_TEXTS)
-        | {"backends", "layout", *_INTERVALS, "token_lifetime", "health_effects", "health_reset", "log"}
+        | {
+            "backends",
+            "vendor_runtimes",
+            "layout",
+            *_INTERVALS,
+            "token_lifetime",
+            "health_effects",
+            "health_reset",
+            "log",
+        }
     )
     unknown = sorted(str(key) for key in document if key not in known)
     if unknown:
@@ -166,6 +177,7 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
     values["backends"] = (
         _backends(document["backends"], source) if "backends" in document else vendors_there() or tuple(BACKENDS)
     )
+    values["vendor_runtimes"] = _vendor_runtimes(document.get("vendor_runtimes"), source)
     if len(values["backends"]) > 1 and (values.get("driver_name") or values.get("state_directory")):
         raise InvalidConfiguration(
             f"{source} sets driver_name or state_directory with {len(values['backends'])} backends",
@@ -220,6 +232,16 @@ def _backends(value: Any, source: str) -> tuple[str, ...]:
     if unknown:
         raise InvalidConfiguration(
             f"backends in {source} names {', '.join(unknown)}", hint=f"This version has {', '.join(sorted(BACKENDS))}."
+        )
+    return tuple(dict.fromkeys(value))
+
+
+def _vendor_runtimes(value: Any, source: str) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(name, str) and name in BY_RUNTIME for name in value):
+        raise InvalidConfiguration(
+            f"vendor_runtimes in {source} is {value!r}; expected a list of any of {', '.join(sorted(BY_RUNTIME))}"
         )
     return tuple(dict.fromkeys(value))
 

@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from .claims.plan import Inventory
 from .core.backend import Backend
+from .core.composed import compose
 from .core.layout import DYNAMIC, Rule, wanted_for
 from .core.model import DEVICE, PARTITION, PASSTHROUGH, CounterSet, Device, Finding, Offer, OwnedPartition, devices_of
 from .core.shares import shared
@@ -18,6 +19,7 @@ from .core.shares import shared
 class Survey:
     """What a look found, the devices whose facts are known, what is offered, and which are partitioned on demand.
 
+    ``left_out`` says of groups of devices that could be offered as one, by their names, why they are not.
     A device with a fault is offered as it was when it was well, with a taint; one whose facts were never read is not.
     """
 
@@ -26,6 +28,7 @@ class Survey:
     offers: tuple[Offer, ...]
     counter_sets: tuple[CounterSet, ...]
     dynamic: frozenset[str]
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def inventory(self, pool: str) -> Inventory:
         """Return what claims are held against."""
@@ -55,7 +58,9 @@ def survey(
     offers: list[Offer] = []
     counter_sets: list[CounterSet] = []
     dynamic: set[str] = set()
-    devices = devices_of(findings)
+    alone: set[str] = set()
+    judged = tuple(_with_obstacle(finding, rules) for finding in findings)
+    devices = devices_of(judged)
     for device in devices:
         rule = wanted_for(device, rules)
         on_demand = rule is not None and rule.mode == DYNAMIC
@@ -68,16 +73,31 @@ def survey(
             found = tuple(shared(offer, rule.shares, parts) if offer.kind == DEVICE else offer for offer in found)
         if rule is not None and rule.prepared_before_binding:
             found = tuple(replace(offer, prepared_before_binding=_takes_time(offer, on_demand)) for offer in found)
+        if rule is not None and not rule.composed:
+            alone.add(device.uuid)
         offers.extend(found)
         if any(offer.counter_set for offer in found):
             counter_sets.append(backend.counter_set(device, mine))
+    groups = backend.grouping.groups(devices) if backend.grouping is not None else ()
+    composition = compose(offers, counter_sets, groups, alone)
     return Survey(
-        findings=tuple(findings),
+        findings=judged,
         devices={device.uuid: device for device in devices},
-        offers=tuple(offers),
-        counter_sets=tuple(counter_sets),
+        offers=composition.offers,
+        counter_sets=composition.counter_sets,
         dynamic=frozenset(dynamic),
+        left_out=composition.left_out,
     )
+
+
+def _with_obstacle(finding: Finding, rules: tuple[Rule, ...]) -> Finding:
+    """Count it to a device's health where claims are to share it and cannot: nobody new is given it, and people are told."""
+    device = finding.device
+    rule = wanted_for(device, rules) if device is not None else None
+    if device is None or device.unshareable is None or rule is None or not rule.shares:
+        return finding
+    health = replace(device.health, signs=(*device.health.signs, device.unshareable))
+    return replace(finding, device=replace(device, health=health))
 
 
 def _takes_time(offer: Offer, on_demand: bool) -> bool:

@@ -57,7 +57,7 @@ async def run_node(configuration: Configuration, path: str) -> int:
     keeper = ConfigurationKeeper(configuration, lambda: load(path), lambda taken: _take_over(taken, drivers, identity))
     for name in configuration.backends:
         system = System()
-        backend = create(name, system)
+        backend = create(name, system, by_runtime=name in configuration.vendor_runtimes)
         metrics: Metrics = (
             PrometheusMetrics(registry, configuration.driver_name or backend.driver_name) if registry else NoMetrics()
         )

@@ -13,6 +13,7 @@ from .claims.companions import ServiceManager
 from .claims.execute import Hands
 from .claims.guard import DeviceGuard
 from .claims.ownership import Ownership
+from .claims.refusals import Refusals
 from .claims.service import ClaimService
 from .claims.store import Store, refuse_other_releases
 from .config import Configuration
@@ -151,6 +152,7 @@ class Serving:
         ownership = Ownership(store, None if self._backend.partitions_outlive_boot else boot_id)
         locks = DeviceLocks(directory, f"the driver {self._driver}")
         guard = DeviceGuard(locks)
+        refusals = Refusals()
         watch = HardwareWatch(
             self._backend,
             driver=self._driver,
@@ -164,6 +166,7 @@ class Serving:
             lending=Lending(locks, guard),
             soon=self._soon,
             report_problem=self._reports.problem,
+            refusals=refusals,
         )
         statuses = ClaimStatuses(
             driver=self._driver, api=self._api, claims=lambda: store.claims, snapshots=self._snapshots
@@ -192,6 +195,7 @@ class Serving:
             refresh=watch.look,
             ready_seconds=TAKEN_OVER_SECONDS if taken_over else None,
             prepared=statuses.note,
+            refusals=refusals,
         )
         self.service = service
         store.observer = self._metrics.commit
@@ -247,7 +251,14 @@ class Serving:
             told=self._reports.done,
         )
         listener = Listener(self._backend, driver=self._driver, soon=self._soon, heard=keeper.heard)
-        pool = PoolKeeper(self.publisher, self.pictures)
+        pool = PoolKeeper(
+            self.publisher,
+            self.pictures,
+            self._backend.arranged,
+            lambda: frozenset(
+                uuid for record in store.claims.values() for each in record.devices for uuid in each.device_uuids
+            ),
+        )
         intake.open(service)
         try:
             await face()

@@ -39,14 +39,16 @@ faults of NPUs (NPU is a physical id, the VDIE, a PCI address, several by commas
   fault NPU error CODE [warning|alarm|critical]
   fault NPU network RESULT              of the test of its port: 0 well, 1 to 8
   fault NPU lost                        it answers nothing until it is cleared
+  fault NPU fragmented                  what is free lies apart: only an empty chip takes a slice
   fault NPU process PID [VID] [memory MIB]
   fault NPU call FUNCTION fail CODE|delay SECONDS|hang [nth N]
 
 On a machine with devices of two vendors, --vendor before the command says whose are meant.
 """
-# Members of a GPU in the library's answer to `show` that are false or zero while it is well
+# Members of a device in the library's answer to `show` that are false or zero while it is well
 TROUBLES = (
     "lost",
+    "fragmented",
     "unplugged",
     "thermal",
     "slowdown",

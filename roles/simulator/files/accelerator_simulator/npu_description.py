@@ -11,9 +11,11 @@ from typing import Any
 
 from .hardware import Catalogue, Device, Machine, Npu
 
+SUPER_POD = "super-pod"
 RESOURCES = ("aicore", "aicpu", "vpc", "venc", "vdec", "jpegd", "jpege", "pngd")
-# A die of a super-pod: its number is made of the server's and of the die's place in it (chosen).
-DIES_PER_SERVER = 16
+# Where the number of a die in all of its super-pod has the server's number, the module's, and the die's on the module. What is left are
+# the lowest bits, which are the physical id.
+_SERVER_BIT, _MODULE_BIT, _DIE_BIT = 22, 18, 16
 # Major number of the nodes of slices, where nothing else says (chosen).
 SLICE_MAJOR = 237
 
@@ -23,7 +25,9 @@ class NpuSettings:
     """What one installation adds to a machine profile.
 
     ``identity`` is any text that differs between machines: serial numbers and die ids follow from it. ``library`` holds
-    further statements for the whole machine, such as ``{"guard-destroy": True}``; it wins over what the machine says.
+    further statements for the whole machine, such as ``{"guard-destroy": True}``; it wins over what the machine says. ``super-pod`` among
+    them is for each chip: the servers of a super-pod are one machine with another ``server`` each, {"super-pod": {"server": 3}}. A machine
+    of no super-pod stays so unless an ``id`` is among it.
     """
 
     identity: str
@@ -124,9 +128,11 @@ def _npu_lines(
         yield "management-controller yes"
     if board.get("sio"):
         yield "sio yes"
-    if "super_pod" in machine.ascend:
-        pod = machine.ascend["super_pod"]
-        yield f"super-pod {_pairs(sdid=pod['server'] * DIES_PER_SERVER + npu.physical, **pod)}"
+    said = {**machine.ascend.get("super_pod", {}), **(settings.library or {}).get(SUPER_POD, {})}
+    if "id" in said:
+        pod = {key: int(value) for key, value in said.items()}  # a template makes texts of numbers
+        sdid = pod.get("server", 0) << _SERVER_BIT | npu.card << _MODULE_BIT | npu.chip << _DIE_BIT | npu.physical
+        yield f"super-pod {_pairs(sdid=sdid, **pod)}"
     if "slicing" in board:
         yield from _slicing_lines(board["slicing"])
 
@@ -143,7 +149,7 @@ def render_npus(machine: Machine, catalogue: Catalogue, settings: NpuSettings) -
     for key in ("interface", "work_mode", "multi_die_policy"):
         if key in machine.ascend:
             statements[key.replace("_", "-")] = machine.ascend[key]
-    statements.update(settings.library or {})
+    statements.update({key: value for key, value in (settings.library or {}).items() if key != SUPER_POD})
     lines = [f"# {machine.name}: {machine.product}", "format 1"]
     lines += [f"{key} {_word(value)}" for key, value in statements.items()]
     for device, npu in machine.chips:

@@ -26,6 +26,9 @@ EXPORT int dcmi_create_vdevice(int card_id, int device_id, struct dcmi_create_vd
     uint32_t vid = vdev->vdev_id, group = vdev->vfg_id;
     result = slice_place(chip, &chip->board.templates[template], &vid, &group, &shortage);
     REQUIRE(result == SUCCESS, result);
+    /* What no count shows. */
+    REQUIRE(!chip->fragmented || !chip_sliced(chip), PARTITION);
+    chip->fragmented = false;
     const unsigned index = vid - slice_vid(chip, 0);
     chip->slices[index] = (struct slice){ .serial = ++call.write->serial, .template = (uint32_t)template, .group = group };
     /* What cannot be kept over a boot is not made. */

@@ -230,6 +230,7 @@ static int run_clear(int words, char **word, struct json *json, char *error, siz
         chip->error_count = 0;
         chip->network = DCMI_RDFX_DETECT_OK;
         chip->lost = chip->unplugged;
+        chip->fragmented = false;
         memset(chip->processes, 0, sizeof chip->processes);
     }
     state_commit();
@@ -248,6 +249,6 @@ const struct command commands[] = {
     { "event-count", run_event_count, 1, 1, "event-count" },
     { "calls", run_calls, 1, 2, "calls [reset]" },
     { "clear", run_clear, 1, 2, "clear [NPU]" },
-    { "fault", control_fault, 3, COMMAND_WORDS_MAX, "fault NPU health|error|network|lost|process|call …" },
+    { "fault", control_fault, 3, COMMAND_WORDS_MAX, "fault NPU health|error|network|lost|fragmented|process|call …" },
     { 0 },
 };

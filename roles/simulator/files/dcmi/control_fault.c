@@ -60,6 +60,15 @@ static bool fault_lost(struct fault *fault)
     return true;
 }
 
+/* "fragmented": what is free lies apart. Only an empty chip takes a slice, and has it all together again then. */
+static bool fault_fragmented(struct fault *fault)
+{
+    if (!fault->machine->chips[fault->index].board.slices)
+        return refuse(fault, "a chip that cannot be sliced", "one that can");
+    fault->machine->chips[fault->index].fragmented = true;
+    return true;
+}
+
 /* "process PID [VID] [memory MIB]": on the chip, or on the slice. */
 static bool fault_process(struct fault *fault)
 {
@@ -91,5 +100,6 @@ static bool fault_process(struct fault *fault)
 }
 
 const struct fault_kind fault_kinds[] = {
-    { "health", fault_health }, { "error", fault_error }, { "network", fault_network }, { "lost", fault_lost }, { "process", fault_process }, { "call", fault_call },
+    { "health", fault_health }, { "error", fault_error }, { "network", fault_network }, { "lost", fault_lost }, { "fragmented", fault_fragmented },
+    { "process", fault_process }, { "call", fault_call },
     { 0 } };

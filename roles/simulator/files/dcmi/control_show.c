@@ -48,6 +48,7 @@ static void show_chip(struct json *json, const struct machine *machine, int inde
     json_bool(json, "lost", chip->lost);
     json_bool(json, "unplugged", chip->unplugged);
     json_bool(json, "device_share", chip->share);
+    json_bool(json, "fragmented", chip->fragmented);
     json_number(json, "container", user_of(machine, index, NO_DEVICE));
     json_open(json, "errors", '[');
     for (unsigned error = 0; error < chip->error_count; error++)

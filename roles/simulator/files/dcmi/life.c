@@ -12,7 +12,7 @@ void chip_power_on(struct chip *chip)
     memset(chip->slices, 0, sizeof chip->slices);
     memset(chip->processes, 0, sizeof chip->processes);
     chip->lost = chip->unplugged;
-    chip->share = false;
+    chip->share = chip->fragmented = false;
     chip->health = HEALTH_OK;
     chip->error_count = 0;
     chip->network = DCMI_RDFX_DETECT_OK;

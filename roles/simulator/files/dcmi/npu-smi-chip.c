@@ -134,18 +134,31 @@ static void show_processes(const struct place *place)
         pair("Process id", "NA");
 }
 
+/* Super-pods of these kinds are built of racks; of the others the tool tells the server. */
+static bool in_rack(unsigned type)
+{
+    return type == 1 || type == 2;
+}
+
 static void show_super_pod(const struct place *place)
 {
     struct dcmi_spod_info pod;
     unsigned size = sizeof pod;
-    if (DCMI("dcmi_get_device_info", (int, int, int, unsigned, void *, unsigned *), place->card, place->chip, 12, 1, &pod, &size) != OK) {
+    int code = second_interface()
+                   ? DCMI("dcmiv2_get_device_info", (int, int, unsigned, void *, unsigned *), place->logic, 12, 1, &pod, &size)
+                   : DCMI("dcmi_get_device_info", (int, int, int, unsigned, void *, unsigned *), place->card, place->chip, 12, 1, &pod, &size);
+    if (code != OK) {
         puts("This device does not support querying spod-info.");
         return;
     }
-    pair("SDID", "%u", pod.sdid);
+    if (!second_interface())
+        pair("SDID", "%u", pod.sdid);
     pair("Super Pod Size", "%u", pod.scale_type);
     pair("Super Pod ID", "%u", pod.super_pod_id);
-    pair("Server Index", "%u", pod.server_id);
+    if (second_interface() && in_rack(pod.super_pod_type))
+        pair("Chassis ID", "%u", pod.chassis_id);
+    else
+        pair("Server Index", "%u", pod.server_id);
 }
 
 int show_of_chip(const struct options *options)

@@ -224,8 +224,11 @@ int show_mode(const struct options *options, bool *known)
     } else if (strcmp(options->type, "device-share") == 0) {
         const struct place place = chosen_place(options);
         unsigned size = sizeof value;
-        DCMI("dcmi_get_device_info", (int, int, int, unsigned, void *, unsigned *), place.card, place.chip, DCMI_MAIN_CMD_DEVICE_SHARE, 0,
-             &value, &size);
+        if (second_interface())
+            DCMI("dcmiv2_get_device_info", (int, int, unsigned, void *, unsigned *), place.logic, DCMI_MAIN_CMD_DEVICE_SHARE, 0, &value, &size);
+        else
+            DCMI("dcmi_get_device_info", (int, int, int, unsigned, void *, unsigned *), place.card, place.chip, DCMI_MAIN_CMD_DEVICE_SHARE,
+                 0, &value, &size);
         pair("Device-share Status", "%s", value ? "True" : "False");
     } else {
         *known = false;
@@ -341,7 +344,7 @@ int set_something(const struct options *options)
     const char *type = options->type ? options->type : "";
     if (strcmp(type, "reset") == 0)
         return reset(options);
-    if (second_interface())
+    if (second_interface() && strcmp(type, "device-share") != 0)
         fail(WRONG_PARAMETER, "The type \"%s\" is not known.", type);
     if (strcmp(type, "create-vnpu") == 0)
         return create(options);

@@ -106,7 +106,7 @@ struct process {
 struct chip {
     struct board board;
     uint64_t epoch;                 /* of the attachment */
-    bool lost, unplugged, share;
+    bool lost, unplugged, share, fragmented;
     uint32_t health, error_count, errors[ERRORS_MAX];
     uint32_t network;               /* what the test of its network port finds: enum dcmi_rdfx_detect_result */
     struct slice slices[SLICES_MAX];                                        /* by virtual id */

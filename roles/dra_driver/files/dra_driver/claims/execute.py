@@ -16,9 +16,18 @@ from ..core.backend import Backend
 from ..core.cdi import ContainerEdits, DeviceNode, build_spec, list_specs, remove_spec, spec_path, write_spec
 from ..core.companions import Companion
 from ..core.configuration import ConfigRefused
-from ..core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, NotFound, NotPermitted, Unsupported
+from ..core.errors import (
+    AcceleratorError,
+    BackendUnavailable,
+    DeviceFaulty,
+    DoesNotFit,
+    InUse,
+    NotFound,
+    NotPermitted,
+    Unsupported,
+)
 from ..core.lanes import Call
-from ..core.model import DEVICE, PARTITION, PASSTHROUGH, AttributeValue, Device, Partition, Process
+from ..core.model import PARTITION, PASSTHROUGH, AttributeValue, Device, Partition, Process
 from ..core.settings import Knob
 from ..core.shares import attributes_of_share
 from ..core.system import System
@@ -29,6 +38,7 @@ from .companions import Keeper
 from .debts import Debt
 from .plan import Destruction, ModeChange, PreparePlan, UndoPlan
 from .records import ANNOTATION, ClaimRecord, DeviceRecord
+from .refusals import PartitionRefused
 from .settings import Restoration, wanted_of
 
 LOG = logging.getLogger(__name__)
@@ -144,9 +154,10 @@ class Hands:
         made: list[tuple[DeviceRecord, Partition]] = []
         changed: list[ModeChange] = []
         if plan.changes_hardware and not _only_for_machines(plan.record):
-            self.backend.driver_edits()  # what no container can do without is missed before hardware is changed
+            # What no container can do without is missed before hardware is changed.
+            refuse_unlistable(plan.record, self.backend.driver_edits())
         try:
-            self._destroy(plan.destructions)
+            self.destroy(plan.destructions)
             for change in plan.mode_changes:
                 self.backend.set_partitioning(change.device_uuid, change.enabled)
                 changed.append(change)
@@ -232,9 +243,10 @@ class Hands:
     ) -> Mapping[str, AttributeValue]:
         if held.facts is not None:
             return self.backend.device_attributes(held.facts, None, is_for_machine=True)
+        if held.members and self.backend.grouping is not None:
+            return self.backend.grouping.attributes_of(held.profile or "", [facts[uuid] for uuid in held.members])
         device = facts[held.device_uuid]
-        partition = None if held.kind == DEVICE else made.get(held.cdi_name) or _existing(held, device)
-        return self.backend.device_attributes(device, partition)
+        return self.backend.device_attributes(device, _partition_of(held, device, made))
 
     def _former_pod_claim(self, path: str) -> str:
         try:
@@ -254,6 +266,8 @@ class Hands:
         besides: Mapping[str, ContainerEdits],
     ) -> dict[str, Any]:
         """Return the claim's CDI file as data; ``besides`` are edits that come on top, by CDI name."""
+        common = self.backend.machine_edits() if _only_for_machines(record) else self.backend.driver_edits()
+        refuse_unlistable(record, common)
         edits: dict[str, ContainerEdits] = {}
         shared = {name: each for each in self.companions(record) for name in each.devices}
         for held in record.devices:
@@ -262,9 +276,15 @@ class Hands:
                     passthrough.edits(self.system, held.handover), besides.get(held.cdi_name, ContainerEdits())
                 )
                 continue
-            device = facts[held.device_uuid]
-            partition = None if held.kind == DEVICE else made.get(held.cdi_name) or _existing(held, device)
-            edit = self.backend.device_edits(device, partition, monitoring=held.admin)
+            edit = ContainerEdits.merge(
+                *(
+                    self.backend.device_edits(device, _partition_of(held, device, made), monitoring=held.admin)
+                    for device in (facts[uuid] for uuid in held.device_uuids)
+                )
+            )
+            if held.share_id:
+                shared_edits = self.backend.share_edits(facts[held.device_uuid], held.consumed)
+                edit = ContainerEdits.merge(edit, shared_edits)
             if held.cdi_name in shared:
                 edit = ContainerEdits.merge(edit, self.backend.companion_edits(shared[held.cdi_name]))
             if held.cdi_name in besides:
@@ -272,8 +292,8 @@ class Hands:
             edits[held.cdi_name] = edit
         return build_spec(
             self.backend.cdi_kind,
-            edits,
-            common=self.backend.machine_edits() if _only_for_machines(record) else self.backend.driver_edits(),
+            with_lists_joined(edits),
+            common=common,
             annotations={ANNOTATION: record.to_document()},
         )
 
@@ -290,7 +310,7 @@ class Hands:
         debts = list(plan.debts)
         for destruction in plan.destructions:
             try:
-                self._destroy([destruction])
+                self.destroy([destruction])
             except (InUse, NotPermitted, BackendUnavailable):
                 raise
             except AcceleratorError as error:
@@ -379,9 +399,13 @@ class Hands:
         if placement is None or profile_id is None:
             raise AcceleratorError(f"{device.name} has no placement, so no partition can be made for it")
         with self._counted("create", device.profile or ""):
-            return self.backend.create_partition(device.device_uuid, profile_id, placement)
+            try:
+                return self.backend.create_partition(device.device_uuid, profile_id, placement)
+            except DoesNotFit as error:
+                raise PartitionRefused(error, device) from error
 
-    def _destroy(self, destructions: Iterable[Destruction]) -> None:
+    def destroy(self, destructions: Iterable[Destruction]) -> None:
+        """Destroy partitions of ours; one that is gone is. Raises InUse, NotPermitted, DeviceFaulty, BackendUnavailable."""
         for destruction in destructions:
             try:
                 with self._counted("destroy", destruction.profile):
@@ -441,6 +465,42 @@ def _without(pids: Collection[int], device: Device) -> Device:
         processes=others(device.processes),
         partitions=tuple(replace(each, processes=others(each.processes)) for each in device.partitions),
     )
+
+
+def _partition_of(held: DeviceRecord, device: Device, made: Mapping[str, Partition]) -> Partition | None:
+    """The partition of a device that a claim has, made just now or before; None where it has the whole device."""
+    return (made.get(held.cdi_name) or _existing(held, device)) if held.kind == PARTITION else None
+
+
+def refuse_unlistable(record: ClaimRecord, common: ContainerEdits) -> None:
+    """Refuse a claim whose containers would know fewer devices than they have, where variables name them.
+
+    A variable has one value in a container, and the kubelet may give it the devices of any of the requests. Raises ClaimError.
+    """
+    if not common.lists:
+        return
+    names = " and ".join(name for name, _values in common.lists)
+    requests = sorted({held.base_request for held in record.devices})
+    if len(requests) > 1:
+        raise ClaimError(
+            f"Claim {record.describe()} has devices by {len(requests)} requests ({', '.join(requests)}), and the vendor's container "
+            f"runtime is told of devices by {names}, which has one value in a container",
+            hint="Ask for all of them in one request, or in claims of different containers; or leave the vendor out of the "
+            "driver's vendor_runtimes.",
+            code="one-request",
+        )
+    if len({held.kind == PARTITION for held in record.devices}) > 1:
+        raise ClaimError(
+            f"Claim {record.describe()} has whole devices and partitions, and the vendor's container runtime takes one kind at a time",
+            hint="Ask for one kind; or leave the vendor out of the driver's vendor_runtimes.",
+            code="one-kind",
+        )
+
+
+def with_lists_joined(edits: Mapping[str, ContainerEdits]) -> Mapping[str, ContainerEdits]:
+    """Return the edits of one request's devices such that each names all of them where variables name devices."""
+    joined = ContainerEdits.merge(*(ContainerEdits(lists=each.lists) for each in edits.values()))
+    return {name: replace(each, lists=joined.lists) for name, each in edits.items()} if joined.lists else edits
 
 
 def _existing(held: DeviceRecord, device: Device) -> Partition:

@@ -37,7 +37,7 @@ def configurations_of(
     with _refused(request):
         for config in configs:
             found = decode_configuration(kinds, config.parameters)
-            if found.kind.device_kind == device_kind:
+            if found.kind.suits(device_kind):
                 chosen[found.kind.name] = found
             elif config.requests:
                 raise ConfigRefused(

@@ -11,9 +11,10 @@ from typing import NoReturn
 from ..core.configuration import ConfigKind
 from ..core.errors import InUse
 from ..core.facts import document_of
-from ..core.model import DEVICE, PARTITION, PASSTHROUGH, Device, Offer, OwnedPartition, Partition
+from ..core.model import GROUP, PARTITION, PASSTHROUGH, Device, Offer, OwnedPartition, Partition, Placement
 from ..core.passthrough import IOMMUFD, LEGACY, Handover
 from ..core.prepared import PREPARING
+from ..core.room import in_the_way
 from ..core.settings import COMPUTE_MODE, PERSISTENCE
 from .allocation import AllocatedDevice, Allocation, ClaimError
 from .debts import Debt
@@ -153,11 +154,13 @@ def plan_prepare(
     cdi_kind: str,
     boot_id: str,
     now: float,
+    refused: Collection[tuple[str, Placement]] = (),
 ) -> PreparePlan:
     """Decide how to prepare a claim.
 
     ``devices`` are fresh facts of the physical devices by UUID, ``records`` all claims in the store; a half-prepared
-    record of the same claim has been undone before. Raises ClaimError or InUse, naming the device and what is in the way.
+    record of the same claim has been undone before. ``refused`` are numbers that devices have not taken, by UUID. Raises ClaimError
+    or InUse, naming the device and what is in the way.
     """
     offers = offers_of(allocation, inventory)
     others = [record for record in records.values() if record.uid != allocation.claim.uid]
@@ -177,6 +180,12 @@ def plan_prepare(
             consumed=allocated.consumed,
             totals=offer.capacities,
         )
+        if sharing and offer.kind == GROUP:
+            raise ClaimError(
+                f"{offer.name} stands for several devices, and a configuration asks for a program that shares out one",
+                hint="Leave the sharing out of the configuration, or ask for single devices.",
+                code="config-refused",
+            )
         if sharing and allocated.share_id:
             # Each claim has a companion of its own, so that the device cannot be one process's alone.
             wanted.pop(COMPUTE_MODE, None)
@@ -186,9 +195,16 @@ def plan_prepare(
             sharing=sharing,
         )
         device = devices[offer.device_uuid]
+        if entry.share_id and device.unshareable is not None:
+            raise ClaimError(
+                f"{entry.name} of claim {allocation.claim.describe()} cannot be shared. {device.unshareable.message}",
+                hint=device.unshareable.remedy,
+                code="not-shareable",
+            )
         if offer.dynamic and offer.placement is not None and offer.placement.is_number:
             held_by_others = [held for record in others for held in record.devices]
-            entry = _with_number(entry, device, [*held_by_others, *planned])
+            not_taken = {place for uuid, place in refused if uuid == device.uuid}
+            entry = _with_number(entry, device, [*held_by_others, *planned], not_taken)
         for record in others:
             for held in record.devices:
                 if _conflict(entry, held):
@@ -207,10 +223,10 @@ def plan_prepare(
                 )
         if offer.kind == PASSTHROUGH:
             entry = _passed_through(entry, device, *interface_of(configurations))
-        dynamic = offer.device_uuid in inventory.dynamic
-        entry, mode = _settle(entry, offer, device, dynamic)
-        if mode is not None:
-            modes[device.uuid] = mode
+        for uuid in offer.device_uuids:
+            entry, mode = _settle(entry, offer, devices[uuid], uuid in inventory.dynamic)
+            if mode is not None:
+                modes[uuid] = mode
         planned.append(entry)
     record = ClaimRecord(
         uid=allocation.claim.uid,
@@ -241,11 +257,14 @@ def _entry(allocated: AllocatedDevice, offer: Offer, *, cdi_kind: str, claim_uid
         # A claim may have several shares of one device.
         cdi_id=f"{cdi_kind}={claim_uid}-{offer.name}" + (f"-{allocated.share_id[:8]}" if allocated.share_id else ""),
         consumed=allocated.consumed,
+        members=offer.members,
     )
 
 
-def _with_number(entry: DeviceRecord, device: Device, held: Sequence[DeviceRecord]) -> DeviceRecord:
-    """Give a partition that is to be made its number: the lowest that neither a partition nor a record has.
+def _with_number(
+    entry: DeviceRecord, device: Device, held: Sequence[DeviceRecord], refused: Collection[Placement] = ()
+) -> DeviceRecord:
+    """Give a partition that is to be made its number: the lowest that neither a partition nor a record has, and that was not refused.
 
     What is published only counts such partitions. Whoever looks on has the number that the claim's partition has.
     """
@@ -263,7 +282,7 @@ def _with_number(entry: DeviceRecord, device: Device, held: Sequence[DeviceRecor
             code="device-gone",
         )
     taken = {each.placement for each in mine} | {each.placement for each in device.partitions}
-    free = [each for each in profile.placements if each not in taken]
+    free = [each for each in profile.placements if each not in taken and each not in refused]
     if not free:
         there = ", ".join(partition.describe() for partition in device.partitions) or "none"
         raise InUse(
@@ -302,7 +321,7 @@ def _passed_through(entry: DeviceRecord, device: Device, prefers_iommufd: bool, 
 
 
 def _conflict(one: DeviceRecord, other: DeviceRecord) -> bool:
-    if one.device_uuid != other.device_uuid:
+    if set(one.device_uuids).isdisjoint(other.device_uuids):
         return False
     if PASSTHROUGH in (one.kind, other.kind):
         return True  # who only watches has it open as well
@@ -316,14 +335,15 @@ def _conflict(one: DeviceRecord, other: DeviceRecord) -> bool:
 
 def _settle(entry: DeviceRecord, offer: Offer, device: Device, dynamic: bool) -> tuple[DeviceRecord, ModeChange | None]:
     """Hold one planned device against what the hardware is now."""
-    if offer.kind in (DEVICE, PASSTHROUGH):
+    if offer.kind != PARTITION:
         return entry, _whole(entry, device, dynamic)
     existing = _partition_at(device, entry.key)
     if existing is not None and existing.uuid and (not offer.dynamic or entry.admin):
         return replace(entry, partition_uuid=existing.uuid, instance_id=existing.instance_id), None
     if not offer.dynamic or entry.admin:
         _refuse_missing(entry, device)
-    blocker = next((held for held in device.partitions if _clashes(entry, held)), None)
+    blockers = in_the_way(entry.placement, device.partitions) if entry.placement is not None else []
+    blocker = next(iter(blockers), None)
     if blocker is not None:
         raise InUse(
             f"The place of {entry.name} on {device.describe()} is taken by {blocker.describe()}, which this driver did "
@@ -361,17 +381,14 @@ def _whole(entry: DeviceRecord, device: Device, dynamic: bool) -> ModeChange | N
     return ModeChange(device.uuid, enabled=False)
 
 
-def _destruction(device_uuid: str, partition: Partition) -> Destruction:
+def destruction(device_uuid: str, partition: Partition) -> Destruction:
+    """Return what destroys a partition that exists."""
     text = f"{partition.describe()} on {device_uuid}"
     return Destruction(device_uuid, partition.instance_id, text, partition.key, partition.profile)
 
 
 def _partition_at(device: Device, key: tuple[int, int, int] | None) -> Partition | None:
     return next((partition for partition in device.partitions if partition.key == key), None)
-
-
-def _clashes(entry: DeviceRecord, partition: Partition) -> bool:
-    return entry.placement is not None and entry.placement.clashes(partition.placement)
 
 
 def plan_restore(record: ClaimRecord, devices: Mapping[str, Device], dynamic: Collection[str]) -> PreparePlan:
@@ -384,20 +401,21 @@ def plan_restore(record: ClaimRecord, devices: Mapping[str, Device], dynamic: Co
     modes: dict[str, ModeChange] = {}
     remains: list[Destruction] = []
     for held in record.devices:
-        device = devices.get(held.device_uuid)
-        if device is None:
+        missing = [uuid for uuid in held.device_uuids if uuid not in devices]
+        if missing:
             raise ClaimError(
-                f"Claim {record.describe()} holds {held.name}, and device {held.device_uuid} is not on this node",
+                f"Claim {record.describe()} holds {held.name}, and device {', '.join(missing)} is not on this node",
                 hint="The device was lost or replaced. Delete the pod, so that the claim is allocated anew.",
                 code="device-gone",
             )
+        device = devices[held.device_uuid]
         existing = _partition_at(device, held.key) if held.kind == PARTITION else None
         if existing is not None and existing.uuid:
             settled.append(replace(held, partition_uuid=existing.uuid, instance_id=existing.instance_id))
             continue
         if existing is not None and held.created:
             # Killed while it was being made: it has no handle and never will have.
-            remains.append(_destruction(held.device_uuid, existing))
+            remains.append(destruction(held.device_uuid, existing))
             left = tuple(partition for partition in device.partitions if partition is not existing)
             device = replace(device, partitions=left)
         blank = replace(held, partition_uuid=None, instance_id=None, created=False)
@@ -413,9 +431,11 @@ def plan_restore(record: ClaimRecord, devices: Mapping[str, Device], dynamic: Co
             attributes={},
             capacities={},
         )
-        entry, mode = _settle(blank, offer, device, device.uuid in dynamic)
-        if mode is not None:
-            modes[device.uuid] = mode
+        entry = blank
+        for each in (device, *(devices[uuid] for uuid in held.members[1:])):
+            entry, mode = _settle(entry, offer, each, each.uuid in dynamic)
+            if mode is not None:
+                modes[each.uuid] = mode
         settled.append(entry)
     return PreparePlan(
         record=replace(record, devices=tuple(settled)),
@@ -445,7 +465,7 @@ def plan_undo(
         existing = _partition_at(device, held.key) if device is not None and held.created else None
         if existing is not None:
             doomed.add((held.device_uuid, existing.instance_id))
-            destructions.append(_destruction(held.device_uuid, existing))
+            destructions.append(destruction(held.device_uuid, existing))
     modes = [
         ModeChange(uuid, enabled=False)
         for uuid in record.device_uuids
@@ -467,7 +487,7 @@ def plan_payment(device: Device, debts: Iterable[Debt], meta: Mapping[str, str])
     doomed = {(device.uuid, partition.instance_id) for partition in found}
     off = mode_goes_off(device, meta, doomed)
     return UndoPlan(
-        destructions=tuple(_destruction(device.uuid, partition) for partition in found),
+        destructions=tuple(destruction(device.uuid, partition) for partition in found),
         mode_changes=(ModeChange(device.uuid, enabled=False),) if off else (),
     )
 

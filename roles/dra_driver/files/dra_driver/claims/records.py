@@ -20,8 +20,8 @@ from ..core.prepared import PREPARED, PREPARING
 # The key under which a claim's CDI file carries the claim's record, so that a lost store can be rebuilt.
 ANNOTATION = "dra.accelerators/prepared-claim"
 # The newest version of that record that can be read here. Each is written in the oldest version that can hold it: 2 came with
-# settings, 3 with sharing and shares, 4 with passthrough.
-DOCUMENT_VERSION = 4
+# settings, 3 with sharing and shares, 4 with passthrough, 5 with groups of devices.
+DOCUMENT_VERSION = 5
 
 
 class OtherRelease(AcceleratorError):
@@ -92,12 +92,13 @@ _SHOWN = 64
 class DeviceRecord:
     """One device of a claim.
 
-    ``request`` is the full request name (``request`` or ``request/subrequest``). ``kind`` is "device", "partition" or "passthrough".
+    ``request`` is the full request name (``request`` or ``request/subrequest``). ``kind`` is "device", "partition", "passthrough" or "group".
     ``created`` says that the driver makes the partition and destroys it again. ``partition_uuid`` and ``instance_id``
     are None until the partition exists. ``cdi_id`` is the qualified CDI name. ``settings`` is what the claim sets on a whole
     device, by knob; ``sharing`` is what it asks of a companion that lets its containers share the device, and
     ``consumed`` what it has of a device that it shares with other claims. ``passthrough`` is of a device for a virtual machine:
-    its handover (see core/passthrough.py), and the device's facts, which nobody can ask for while it is away.
+    its handover (see core/passthrough.py), and the device's facts, which nobody can ask for while it is away. ``members`` are the
+    UUIDs of the physical devices of a group, whose first one is ``device_uuid``.
     """
 
     request: str
@@ -119,6 +120,12 @@ class DeviceRecord:
     sharing: Mapping[str, Any] = field(default_factory=dict)
     consumed: Mapping[str, int] = field(default_factory=dict)
     passthrough: Mapping[str, Any] = field(default_factory=dict)
+    members: tuple[str, ...] = ()
+
+    @property
+    def device_uuids(self) -> tuple[str, ...]:
+        """The physical devices that it is, or is a part of."""
+        return self.members or (self.device_uuid,)
 
     @property
     def handover(self) -> Handover | None:
@@ -180,7 +187,7 @@ class ClaimRecord:
     @property
     def device_uuids(self) -> tuple[str, ...]:
         """The physical devices that the claim touches, sorted, each once."""
-        return tuple(sorted({device.device_uuid for device in self.devices}))
+        return tuple(sorted({uuid for device in self.devices for uuid in device.device_uuids}))
 
     @property
     def kind(self) -> str:
@@ -234,7 +241,7 @@ class ClaimRecord:
 
 
 # What came after version 1, and is left out where no device has it: the version, and the field.
-_LATER = ((2, "settings"), (3, "sharing"), (3, "consumed"), (4, "passthrough"))
+_LATER = ((2, "settings"), (3, "sharing"), (3, "consumed"), (4, "passthrough"), (5, "members"))
 _TEXT, _TRUTH = (str,), (bool,)
 _DEVICE_TYPES: Mapping[str, tuple[type, ...]] = {
     "request": _TEXT,
@@ -282,7 +289,10 @@ def record_of_document(text: str) -> ClaimRecord:
 
 
 def _device(entry: Mapping[str, Any]) -> DeviceRecord:
-    device = DeviceRecord(**entry)
+    members = entry.get("members", [])
+    if not isinstance(members, list) or not all(isinstance(each, str) for each in members):
+        raise TypeError(f"members is {members!r}")
+    device = DeviceRecord(**{**entry, "members": tuple(members)})
     for name, kinds in _DEVICE_TYPES.items():
         value = getattr(device, name)
         if not isinstance(value, kinds):

@@ -121,7 +121,12 @@ def amended(
 
 def _places(record: ClaimRecord) -> set[tuple[str, tuple[int, int, int] | None]]:
     """What a claim has that no other claim can have; administrators look on."""
-    return {(device.device_uuid, device.key) for device in record.devices if not device.admin and not device.share_id}
+    return {
+        (uuid, device.key)
+        for device in record.devices
+        if not device.admin and not device.share_id
+        for uuid in device.device_uuids
+    }
 
 
 def _is_files_alone(record: ClaimRecord) -> bool:
@@ -190,14 +195,12 @@ def users(record: ClaimRecord, devices: Mapping[str, Device]) -> tuple[int, ...]
     """Return the processes on the devices of a claim."""
     found: set[int] = set()
     for held in record.devices:
-        device = devices.get(held.device_uuid)
-        if device is None:
-            continue
-        if held.key is None:
-            found.update(process.pid for process in device.processes)
-        for partition in device.partitions:
-            if held.key is not None and partition.key == held.key:
-                found.update(process.pid for process in partition.processes)
+        for device in (devices[uuid] for uuid in held.device_uuids if uuid in devices):
+            if held.key is None:
+                found.update(process.pid for process in device.processes)
+            for partition in device.partitions:
+                if held.key is not None and partition.key == held.key:
+                    found.update(process.pid for process in partition.processes)
     return tuple(sorted(found))
 
 

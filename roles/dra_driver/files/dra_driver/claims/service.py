@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, Callable, Protocol, TypeVar
 
 from ..core.errors import AcceleratorError, BackendUnavailable
-from ..core.model import Device
+from ..core.model import Device, Placement
 from ..logs import fields
 from ..metrics import Metrics, Stopwatch
 from .allocation import Allocation, ClaimError, decode_allocation
@@ -29,6 +29,7 @@ from .asking import look_at
 from .compare import reallocated, refuse_in_use
 from .execute import Hands
 from .guard import DeviceGuard
+from .insisting import Insisting
 from .locks import NamedLocks
 from .ownership import Ownership
 from .plan import (
@@ -42,6 +43,7 @@ from .plan import (
     refuse_faulty,
 )
 from .records import ClaimRecord, ClaimReference
+from .refusals import Refusals
 from .settings import fit_settings, marks, refuse_contradiction, wanted_of
 from .store import Change, Store
 from .undoing import RESTORING_KEY, Undoing
@@ -87,13 +89,13 @@ class ClaimService:
         refresh: Callable[[], Awaitable[None]],
         ready_seconds: float | None = None,
         prepared: Callable[[str], None] = lambda _uid: None,
+        refusals: Refusals | None = None,
     ) -> None:
         self._ready_seconds = READY_SECONDS if ready_seconds is None else ready_seconds
         self.driver = driver
         self.hands = hands
         self.store = store
         self._source = source
-        self._metrics = metrics
         self._executor = executor
         self._boot_id = boot_id
         self._inventory = inventory
@@ -104,6 +106,9 @@ class ClaimService:
         self._claims = NamedLocks()
         self._devices = devices
         self._answers = Answers(reporter, metrics)
+        self.reporter = reporter
+        self.metrics = metrics
+        self._insisting = Insisting(self, refusals or Refusals(), inventory)
         # Claims whose partitions or CDI file may not be what the record says; they are restored when asked for.
         self.suspect: set[str] = set()
         # Claims that the kubelet has asked for since this process started.
@@ -182,7 +187,8 @@ class ClaimService:
             if any(device.device not in self._inventory().offers for device in allocation.devices):
                 with watch.stage("refresh"):
                     await self._refresh()
-            uuids = {offer.device_uuid for offer in offers_of(allocation, self._inventory()).values()}
+            offers = offers_of(allocation, self._inventory()).values()
+            uuids = {uuid for offer in offers for uuid in offer.device_uuids}
             refuse_faulty(reference, uuids, self._inventory().faults)
             former = record.device_uuids if record is not None else ()
             waiting = time.perf_counter()
@@ -192,21 +198,8 @@ class ClaimService:
                     with watch.stage("undo"):
                         await self._undo_former(record, allocation)
                 with watch.stage("facts"):
-                    facts = await self._facts(reference, uuids)
-                plan = plan_prepare(
-                    allocation,
-                    self._inventory(),
-                    facts,
-                    self.store.claims,
-                    config_kinds=self.hands.backend.config_kinds,
-                    cdi_kind=self.hands.backend.cdi_kind,
-                    boot_id=self._boot_id,
-                    now=time.time(),
-                )
-                plan = replace(plan, pod_claim=allocation.pod_claim)
-                watch.kind = plan.record.kind
-                self.hands.reached("planned")
-                return await self._carry_out(plan, facts, watch)
+                    facts = await self.facts(reference, uuids)
+                return await self._insisting.prepare(allocation, facts, watch)
 
     async def _allocation(
         self, reference: ClaimReference, record: ClaimRecord | None, asked: float
@@ -241,9 +234,9 @@ class ClaimService:
                 "claim was given other devices: undone",
                 extra=fields(claim=record.describe(), had=[device.name for device in record.devices]),
             )
-        await self._undo(record)
+        await self.undo(record)
 
-    async def _facts(self, reference: ClaimReference, uuids: Collection[str]) -> Mapping[str, Device]:
+    async def facts(self, reference: ClaimReference, uuids: Collection[str]) -> Mapping[str, Device]:
         """Return fresh facts of devices whose locks are held; what is owed on them is paid first. Raises ClaimError."""
         found = await look_at(self.hands, uuids, self.thread)
         refuse_faulty(reference, uuids, found.faults)
@@ -271,11 +264,30 @@ class ClaimService:
         if present and record.uid not in self.suspect and record.boot_id == self._boot_id:
             return record
         async with self._devices.hold(record.device_uuids):
-            restored = await self._restore(record, watch)
+            restored = await self.make_again(record, watch)
         return restored or self.store.claims[record.uid]
 
-    async def _carry_out(self, plan: PreparePlan, facts: Mapping[str, Device], watch: Stopwatch) -> ClaimRecord:
-        # The device locks are held.
+    def plan(
+        self, allocation: Allocation, facts: Mapping[str, Device], refused: Collection[tuple[str, Placement]] = ()
+    ) -> PreparePlan:
+        """Decide how to prepare a claim by fresh facts of its devices; ``refused`` are numbers that these have not taken."""
+        plan = plan_prepare(
+            allocation,
+            self._inventory(),
+            facts,
+            self.store.claims,
+            config_kinds=self.hands.backend.config_kinds,
+            cdi_kind=self.hands.backend.cdi_kind,
+            boot_id=self._boot_id,
+            now=time.time(),
+            refused=refused,
+        )
+        self.hands.reached("planned")
+        return replace(plan, pod_claim=allocation.pod_claim)
+
+    async def carry_out(self, plan: PreparePlan, facts: Mapping[str, Device], watch: Stopwatch) -> ClaimRecord:
+        """Prepare a claim as planned; on failure nothing of it stays. The device locks are held. Raises AcceleratorError."""
+        watch.kind = plan.record.kind
         self.hands.refuse_sharing(plan.record)
         plan, notes = await self._with_settings(await self._with_handovers(plan))
         self._ownership.note(plan.record)
@@ -323,7 +335,8 @@ class ClaimService:
         self.hands.write_cdi(record.as_prepared(record.devices, self._boot_id), facts, made, plan.pod_claim)
         return record
 
-    async def _restore(self, record: ClaimRecord, watch: Stopwatch) -> ClaimRecord | None:
+    async def make_again(self, record: ClaimRecord, watch: Stopwatch) -> ClaimRecord | None:
+        """Make true what the record of a prepared claim says; the device locks are held. Raises AcceleratorError."""
         self.suspect.add(record.uid)
         with watch.stage("restore"):
             found = await self.thread(self.hands.facts, record.device_uuids)
@@ -351,10 +364,10 @@ class ClaimService:
             record = self.store.claims.get(uid)
             if record is None:
                 return
-            watch, code = Stopwatch(self._metrics, "restore", record.kind), "internal"
+            watch, code = Stopwatch(self.metrics, "restore", record.kind), "internal"
             try:
                 async with self._devices.hold(record.device_uuids):
-                    await self._restore(record, watch)
+                    await self.make_again(record, watch)
                 code = ""
             except AcceleratorError as error:
                 code = error.code
@@ -380,7 +393,7 @@ class ClaimService:
             async with self._devices.hold(record.device_uuids):
                 self.hands.reached("unprepare-started")
                 with watch.stage("undo"):
-                    await self._undo(record)
+                    await self.undo(record)
             return record
 
     async def forget(self, uid: str, *, prepared_too: bool = True) -> None:
@@ -389,7 +402,7 @@ class ClaimService:
             record = self.store.claims.get(uid)
             if record is not None and (prepared_too or not record.prepared):
                 async with self._devices.hold(record.device_uuids):
-                    await self._undo(record)
+                    await self.undo(record)
 
     async def forget_ahead(self, uid: str) -> None:
         """Undo a claim that was prepared ahead, unless the kubelet has asked for it since. Raises AcceleratorError."""
@@ -397,7 +410,7 @@ class ClaimService:
             record = self.store.claims.get(uid)
             if uid in self.ahead and record is not None:
                 async with self._devices.hold(record.device_uuids):
-                    await self._undo(record)
+                    await self.undo(record)
             self.ahead.discard(uid)
 
     async def forget_reallocated(self, record: ClaimRecord, allocation: Allocation) -> None:
@@ -466,7 +479,8 @@ class ClaimService:
             if device_uuid in found:
                 await self.undoing.pay(found[device_uuid])
 
-    async def _undo(self, record: ClaimRecord) -> None:
+    async def undo(self, record: ClaimRecord) -> None:
+        """Undo a claim and forget it; the device locks are held. Raises AcceleratorError."""
         self.suspect.add(record.uid)
         await self.undoing.undo(record)
         self.suspect.discard(record.uid)
@@ -477,7 +491,7 @@ class ClaimService:
 
     async def _undo_quietly(self, record: ClaimRecord) -> None:
         try:
-            await self._undo(record)
+            await self.undo(record)
         except Exception:
             # An error is on its way to the kubelet; another one of the undoing must not take its place. The record stays.
             LOG.exception("claim %s is left half prepared; it is undone at the next call", record.describe())

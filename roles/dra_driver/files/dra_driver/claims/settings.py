@@ -43,7 +43,7 @@ def _key(device_uuid: str, name: str) -> str:
 
 def wanted_of(record: ClaimRecord) -> dict[str, Mapping[str, Any]]:
     """Return what a claim sets, by device; devices on which it sets nothing are not in it."""
-    return {held.device_uuid: held.settings for held in record.devices if held.settings}
+    return {uuid: held.settings for held in record.devices if held.settings for uuid in held.device_uuids}
 
 
 def fit_settings(record: ClaimRecord, knobs: Mapping[str, Mapping[str, Knob]]) -> ClaimRecord:
@@ -53,14 +53,14 @@ def fit_settings(record: ClaimRecord, knobs: Mapping[str, Mapping[str, Knob]]) -
     """
     fitted = []
     for held in record.devices:
-        if held.settings:
-            there = knobs[held.device_uuid]
+        for uuid in held.device_uuids if held.settings else ():
+            there = knobs[uuid]
             # Nobody asks for persistence: where a device knows nothing of it there is nothing to switch off.
             wanted = {name: value for name, value in held.settings.items() if name != PERSISTENCE or name in there}
             values, problems = fit_to_device(wanted, there)
             if problems:
                 raise ClaimError(
-                    f"Claim {record.describe()} cannot set device {held.name} ({held.device_uuid}): "
+                    f"Claim {record.describe()} cannot set device {held.name} ({uuid}): "
                     + "; ".join(map(str, problems)),
                     hint="Correct the configuration in the claim or its DeviceClass.",
                     code="config-refused",

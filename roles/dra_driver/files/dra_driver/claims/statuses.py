@@ -109,7 +109,7 @@ def _prepared_entry(driver: str, record: ClaimRecord, device: DeviceRecord, offe
         name: _plain(value) for name, value in sorted((offer.attributes if offer is not None else {}).items())
     }
     data = {
-        "uuid": device.device_uuid,
+        **({"uuids": list(device.members)} if device.members else {"uuid": device.device_uuid}),
         **attributes,
         **({"uuid": device.partition_uuid} if device.partition_uuid else {}),
         **({"settings": dict(device.settings)} if device.settings else {}),

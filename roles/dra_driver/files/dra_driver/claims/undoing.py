@@ -56,7 +56,9 @@ class Undoing:
         Settings are no reason to wait: they are owed.
         """
         return any(
-            device.created or device.passthrough or f"{PARTITIONING_KEY}{device.device_uuid}" in self.store.meta
+            device.created
+            or device.passthrough
+            or any(f"{PARTITIONING_KEY}{uuid}" in self.store.meta for uuid in device.device_uuids)
             for device in record.devices
         )
 

@@ -70,6 +70,7 @@ def device_of(device: DeviceRecord) -> dict[str, Any]:
         "kind": device.kind,
         "uuid": device.partition_uuid or device.device_uuid,
         "device_uuid": device.device_uuid,
+        "members": list(device.members),
         "profile": device.profile or "",
         "placement": str(device.placement or ""),
         "instance": device.instance_id,
@@ -88,7 +89,7 @@ def devices(node: Node) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for driver in node.drivers:
         known = {entry["uuid"] or entry["name"]: entry for entry in driver.status["devices"]}
-        held = {device.device_uuid for record in driver.stored.records for device in record.devices}
+        held = {uuid for record in driver.stored.records for uuid in record.device_uuids}
         lasting = driver.backend.partitions_outlive_boot
         owed = debts_in(driver.stored.meta, None if lasting else node.system.boot_id())
         for uuid in (*known, *sorted(held - set(known))):
@@ -104,7 +105,7 @@ def devices(node: Node) -> list[dict[str, Any]]:
                         f"{record.describe()} ({device.name})"
                         for record in driver.stored.records
                         for device in record.devices
-                        if device.device_uuid == uuid
+                        if uuid in device.device_uuids
                     ),
                     "owed": [f"partition {debt.partition}" for debt in owed if debt.device_uuid == uuid],
                 }

@@ -133,7 +133,7 @@ def _result(result: Mapping[str, Any], facts: Facts, published: Mapping[str, Map
     device = published.get(name) if here else None
     uuid = _text(device, "uuid") or _text(device, "parentUUID")
     held = [each for each in (facts.record.devices if facts.record else ()) if each.name == name]
-    uuids = {uuid, *(each.device_uuid for each in held)}
+    uuids = {uuid, *(each for device in held for each in device.device_uuids)}
     return {
         "request": result.get("request"),
         "device": name,

@@ -173,7 +173,7 @@ def of_view(samples: Samples, view: View, containers: Iterable[ContainerDevice])
             "container_device_info",
             1,
             *(driver, container.namespace, container.pod, container.container, container.claim, each.claim.uid),
-            *(each.device.name, each.uuid, each.device.device_uuid, each.partition_id, each.device.share_id),
+            *(each.device.name, each.uuid, each.device_uuid, each.partition_id, each.device.share_id),
         )
     if survey is None:
         return
@@ -203,7 +203,7 @@ def of_holding(samples: Samples, driver: str, each: Holding) -> None:
         "claim_device_info",
         1,
         *(driver, claim.namespace, claim.name, claim.uid, device.request, device.pool, device.name, device.kind),
-        *(device.profile or "", each.uuid, device.device_uuid, each.partition_id),
+        *(device.profile or "", each.uuid, each.device_uuid, each.partition_id),
         *(device.share_id, str(device.admin).lower()),
     )
     for capacity, amount in device.consumed.items():
@@ -221,7 +221,9 @@ def of_telemetry(samples: Samples, view: View, readings: Iterable[Telemetry]) ->
     names = names_of(survey) if survey is not None else {}
     if survey is not None:
         names.update({offer.partition_uuid: offer.name for offer in survey.offers if offer.partition_uuid})
-    names.update({each.uuid: each.device.name for each in holdings(view.records) if each.uuid})
+    names.update(
+        {each.uuid: each.device.name for each in holdings(view.records) if each.uuid and not each.device.members}
+    )
     for each in readings:
         labels = (view.driver, names.get(each.uuid, ""), each.uuid, each.device_uuid)
         samples.add("device_power_watts", each.power, *labels)

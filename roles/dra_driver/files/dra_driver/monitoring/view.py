@@ -41,17 +41,18 @@ class View:
 
 @dataclass(frozen=True)
 class Holding:
-    """One device that a prepared claim has: what of the record identifies it, outside."""
+    """One physical device that a prepared claim has, whole or a part of it: what of the record identifies it, outside."""
 
     claim: ClaimRecord
     device: DeviceRecord
+    device_uuid: str
 
     @property
     def uuid(self) -> str:
         """What a program that watches devices calls it: the partition's UUID, or the whole device's."""
         if self.device.kind == PARTITION:
             return self.device.partition_uuid or ""
-        return self.device.device_uuid
+        return self.device_uuid
 
     @property
     def partition_id(self) -> str:
@@ -67,20 +68,28 @@ class Holding:
 
 
 def holdings(records: Iterable[ClaimRecord]) -> tuple[Holding, ...]:
-    """Return every device of every prepared claim."""
-    return tuple(Holding(record, device) for record in records if record.prepared for device in record.devices)
+    """Return every device of every prepared claim, of a group each member."""
+    return tuple(
+        Holding(record, device, uuid)
+        for record in records
+        if record.prepared
+        for device in record.devices
+        for uuid in device.device_uuids
+    )
 
 
 def placed(
     driver: str, held: Iterable[Holding], containers: Iterable[ContainerDevice]
 ) -> tuple[tuple[ContainerDevice, Holding], ...]:
     """Return which container has which held device; what the kubelet names and nobody holds is of a claim that is ending."""
-    by_key: dict[tuple[str, ...], Holding] = {each.key: each for each in held}
+    by_key: dict[tuple[str, ...], list[Holding]] = {}
+    for each in held:
+        by_key.setdefault(each.key, []).append(each)
     found = []
     for container in containers:
         key = (container.namespace, container.claim, container.pool, container.device, container.share_id)
-        if container.driver == driver and key in by_key:
-            found.append((container, by_key[key]))
+        if container.driver == driver:
+            found += [(container, each) for each in by_key.get(key, ())]
     return tuple(found)
 
 

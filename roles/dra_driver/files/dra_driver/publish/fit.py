@@ -11,13 +11,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+from ..core.composed import without_groups
 from ..core.model import DEVICE, CounterSet, Offer
 from ..core.shares import exclusive
+from ..core.slices import COMBINED, SEPARATE
 
 TAINTS = "taints"
 COUNTERS = "counters"
 SHARES = "shares"
 BINDING = "bindingConditions"
+# Not dropped by a server, but not to be had of one that wants counters beside their devices.
+JOINT = "counters that devices share"
 # The feature gate of the API server (and of the scheduler) that each needs.
 GATES = {
     TAINTS: "DRADeviceTaints",
@@ -61,6 +65,11 @@ class Withheld:
                 f"the API server drops {self.feature} (feature gate {GATES[self.feature]} is off): {len(self.names)} devices are "
                 f"prepared after pods are bound ({named}). Switch the gate on in kube-apiserver and kube-scheduler"
             )
+        if self.feature == JOINT:
+            return (
+                f"the API server is older than Kubernetes 1.35 and takes no counters that devices of several slices share: {len(self.names)} "
+                f"devices that stand for several are withheld ({named}). Their members are published as ever"
+            )
         why = {
             TAINTS: "a device that should be tainted would be given to pods",
             COUNTERS: "devices that overlap would be given away twice",
@@ -77,7 +86,7 @@ def needs(offer: Offer) -> frozenset[str]:
         feature
         for feature, needed in (
             (TAINTS, bool(offer.taints)),
-            (COUNTERS, bool(offer.counter_set)),
+            (COUNTERS, bool(offer.taken)),
             (SHARES, bool(offer.policies)),
             (BINDING, offer.prepared_before_binding),
         )
@@ -85,15 +94,19 @@ def needs(offer: Offer) -> frozenset[str]:
     )
 
 
-def fit(content: Content, drops: Collection[str]) -> tuple[Content, tuple[Withheld, ...]]:
+def fit(content: Content, drops: Collection[str], layout: str = SEPARATE) -> tuple[Content, tuple[Withheld, ...]]:
     """Return what can be published where the server drops the features, and what is withheld.
 
     Without taints, tainted devices are. Without shares, devices that have them are given to one claim at a time. Without
     binding conditions, pods are bound before their devices are prepared. Without
     counters, of those that share some only a set is left that fits beside each other: whole devices first, then in the order
-    of the offers. Nothing that the server would drop remains.
+    of the offers. Nothing that the server would drop remains. Where the ``layout`` puts counters beside their devices nothing stands
+    for several devices.
     """
-    offers, withheld = content.offers, []
+    offers, counter_sets, withheld = content.offers, content.counter_sets, []
+    if layout == COMBINED and any(offer.members for offer in offers):
+        withheld.append(Withheld(JOINT, tuple(offer.name for offer in offers if offer.members)))
+        offers, counter_sets = without_groups(offers, counter_sets)
     if TAINTS in drops:
         ill = [offer for offer in offers if any(taint.effect != INFORMATIVE for taint in offer.taints)]
         names = {offer.name for offer in ill}
@@ -111,22 +124,22 @@ def fit(content: Content, drops: Collection[str]) -> tuple[Content, tuple[Withhe
         if names:
             withheld.append(Withheld(BINDING, tuple(sorted(names))))
     if COUNTERS not in drops:
-        return Content(offers, content.counter_sets), tuple(withheld)
-    chosen = _beside_each_other(offers, content.counter_sets)
+        return Content(offers, counter_sets), tuple(withheld)
+    chosen = _beside_each_other(offers, counter_sets)
     left_out = tuple(offer.name for offer in offers if offer.name not in chosen)
     if left_out:
         withheld.append(Withheld(COUNTERS, left_out))
-    kept = tuple(replace(offer, counter_set=None, consumes={}) for offer in offers if offer.name in chosen)
+    kept = tuple(replace(offer, counter_set=None, consumes={}, jointly={}) for offer in offers if offer.name in chosen)
     return Content(kept, ()), tuple(withheld)
 
 
 def _beside_each_other(offers: tuple[Offer, ...], counter_sets: tuple[CounterSet, ...]) -> set[str]:
     left = {each.name: dict(each.counters) for each in counter_sets}
-    chosen = {offer.name for offer in offers if not offer.counter_set}
-    for offer in sorted((each for each in offers if each.counter_set), key=lambda each: each.kind != DEVICE):
-        have = left.get(offer.counter_set or "", {})
-        if all(have.get(counter, 0) >= amount for counter, amount in offer.consumes.items()):
+    chosen = {offer.name for offer in offers if not offer.taken}
+    for offer in sorted((each for each in offers if each.taken), key=lambda each: each.kind != DEVICE):
+        amounts = [(name, counter, amount) for name, taken in offer.taken.items() for counter, amount in taken.items()]
+        if all(left.get(name, {}).get(counter, 0) >= amount for name, counter, amount in amounts):
             chosen.add(offer.name)
-            for counter, amount in offer.consumes.items():
-                have[counter] -= amount
+            for name, counter, amount in amounts:
+                left[name][counter] -= amount
     return chosen

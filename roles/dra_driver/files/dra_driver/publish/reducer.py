@@ -133,7 +133,7 @@ def decide(identity: Identity, pace: Pace, state: State, now: float) -> Decision
     waited = max(state.not_before, state.told)
     if state.server is None or needed(state.content) - state.server.known:
         return Decision(ask_server=True) if now >= waited else Decision(wake_at=waited)
-    content, withheld = fit(state.content, state.server.drops)
+    content, withheld = fit(state.content, state.server.drops, state.server.layout)
     try:
         pool = build_pool(
             driver=identity.driver,
@@ -309,7 +309,9 @@ def probe(identity: Identity, content: Content, layout: str, owner: Owner | None
 
     It is one device of the content's with all that the server may drop, and the counters where they go beside it.
     """
-    offers = [offer for offer in content.offers if needs(offer)]
+    content, _withheld = fit(content, (), layout)
+    # What stands for several devices needs nothing that its members do not need as well.
+    offers = [offer for offer in content.offers if needs(offer) and not offer.members]
     if not offers:
         return None
     chosen: dict[frozenset[str], Offer] = {}

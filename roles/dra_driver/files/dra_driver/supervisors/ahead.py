@@ -39,6 +39,8 @@ FINAL = (
     "partitioning-off",
     "overlap",
     "unsupported",
+    "does-not-fit",
+    "not-shareable",
 )
 
 

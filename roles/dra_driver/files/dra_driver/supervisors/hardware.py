@@ -10,9 +10,11 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Callable, TypeVar
 
 from ..claims.ownership import Ownership
+from ..claims.refusals import Refusals
 from ..core.backend import Backend
 from ..core.errors import AcceleratorError, BackendUnavailable, InUse
 from ..core.layout import Rule
@@ -53,6 +55,7 @@ class HardwareWatch:
         lending: Lending,
         soon: asyncio.Event,
         report_problem: Callable[[str, str], None],
+        refusals: Refusals | None = None,
     ) -> None:
         self._backend = backend
         self._driver = driver
@@ -62,12 +65,14 @@ class HardwareWatch:
         self._full_interval = full_interval
         self._full_look = float("-inf")  # when everything was read, on the loop's clock
         self._ownership = ownership
+        self._refusals = refusals or Refusals()
         self._snapshots = snapshots
         self._conditions = conditions
         self._report_problem = report_problem
         self._state = StateLog(LOG)
         self._told: tuple[tuple[int, str, bool], ...] = ()
         self._edits = StateLog(LOG)
+        self._groups, self._left_out = StateLog(LOG), ""
         self._looking = asyncio.Lock()
         self._soon = soon
         self._lending = lending
@@ -126,9 +131,13 @@ class HardwareWatch:
                 owned = observation.owned()
             self._awaits = any(finding.awaited for finding in findings)
             found = await self._thread(survey, self._backend, findings, self._rules, owned)
+            found = replace(found, offers=self._refusals.tainted(self._driver, found.offers, found.devices))
             self._snapshots.put(Snapshot(survey=found, inventory=found.inventory(self._pool), looked_at=time.time()))
             self._conditions.report(PART)
             self._report_devices(findings)
+            if found.left_out or self._left_out:
+                self._left_out = "; ".join(f"{name}: {why}" for name, why in found.left_out.items())
+                self._groups.report(f"groups that are not published: {self._left_out or 'none'}", driver=self._driver)
             await self._look_at_edits()
 
     async def reset(self, uuids: Sequence[str]) -> None:

@@ -221,7 +221,7 @@ class HealthKeeper:
             record
             for record in self._claims()
             if any(
-                each.device_uuid == uuid and (ailment.is_of_all or each.instance_id == ailment.sign.instance)
+                uuid in each.device_uuids and (ailment.is_of_all or each.instance_id == ailment.sign.instance)
                 for each in record.devices
             )
         ]

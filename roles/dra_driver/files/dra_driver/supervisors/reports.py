@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Protocol
 
 from ..api.events import EventRecorder, Subject
@@ -29,8 +29,10 @@ STALE_CODES = (
     "partition-gone",
     "partitioning-on",
     "partitioning-off",
-    "does-not-fit",
+    "not-shareable",
 )
+# Errors that the pods are told of as well: they wait for what does not come by itself.
+TOLD_TO_PODS = ("does-not-fit", "not-shareable")
 
 
 class ClaimSource(Protocol):
@@ -65,6 +67,8 @@ class Reports:
             self._stale()  # the scheduler should stop offering what is not there
         subject = Subject("ResourceClaim", "resource.k8s.io/v1", claim.name, claim.uid, claim.namespace)
         self._events.warning(subject, f"{verb}Failed", f"{self._driver}: {error}", action=verb)
+        if error.code in TOLD_TO_PODS:
+            self._begin(self._tell_pods(claim, f"{verb}Failed", f"{self._driver}: {error}", verb, self._events.warning))
 
     def fell_ill(self, device: str, ailment: Ailment, records: Collection[ClaimRecord]) -> None:
         """Write Events on the node, and on the claims that hold the device and their pods, with what to do."""
@@ -84,30 +88,39 @@ class Reports:
     def _tell(self, records: Collection[ClaimRecord], reason: str, message: str, *, is_warning: bool) -> None:
         if not records:
             return
-        task = asyncio.get_running_loop().create_task(self._tell_users(records, reason, message, is_warning=is_warning))
+        self._begin(self._tell_users(records, reason, message, is_warning=is_warning))
+
+    def _begin(self, telling: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(telling)
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
     async def _tell_users(
         self, records: Collection[ClaimRecord], reason: str, message: str, *, is_warning: bool
     ) -> None:
-        """Write an Event on claims and on the pods that have them reserved. Whom the API server does not know is not told."""
+        """Write an Event on claims and on the pods that have them reserved."""
         emit = self._events.warning if is_warning else self._events.normal
         for record in records:
             text = f"{self._driver}: {message}"
             subject = Subject("ResourceClaim", "resource.k8s.io/v1", record.name, record.uid, record.namespace)
             emit(subject, reason, text, action="Watch")
-            try:
-                claim = await self._source.claim(record.namespace, record.name)
-            except AcceleratorError as error:
-                LOG.info("the pods of claim %s are not known: %s", record.describe(), error)
-                continue
-            if claim.get("metadata", {}).get("uid") != record.uid:
-                continue
-            users = [each for each in claim.get("status", {}).get("reservedFor", ()) if each.get("resource") == "pods"]
-            for each in users[:MOST_PODS]:
-                pod = Subject("Pod", "v1", each["name"], each.get("uid", ""), record.namespace)
-                emit(pod, reason, f"{text} (claim {record.name})", action="Watch")
+            await self._tell_pods(record.reference, reason, text, "Watch", emit)
+
+    async def _tell_pods(
+        self, reference: ClaimReference, reason: str, text: str, action: str, emit: Callable[..., object]
+    ) -> None:
+        """Write an Event on the pods that have a claim reserved. Whom the API server does not know is not told."""
+        try:
+            claim = await self._source.claim(reference.namespace, reference.name)
+        except AcceleratorError as error:
+            LOG.info("the pods of claim %s are not known: %s", reference.describe(), error)
+            return
+        if claim.get("metadata", {}).get("uid") != reference.uid:
+            return
+        users = [each for each in claim.get("status", {}).get("reservedFor", ()) if each.get("resource") == "pods"]
+        for each in users[:MOST_PODS]:
+            pod = Subject("Pod", "v1", each["name"], each.get("uid", ""), reference.namespace)
+            emit(pod, reason, f"{text} (claim {reference.name})", action=action)
 
     def done(self, reason: str, message: str) -> None:
         """Write an Event on the node: something that was done there which nobody had asked for."""

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Runs packages of Ascend's driver and firmware on a node, and sees by the files that they leave what has become of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import pwd
+import re
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+from ._ascend_packages import (
+    COMPLETE,
+    DRIVER,
+    Choices,
+    Installed,
+    Package,
+    PackageError,
+    Record,
+    Step,
+    problems,
+    read_installed,
+    read_record,
+    refusal,
+    removal_script,
+    wants_restart,
+    words,
+)
+from .core.ascend import bus
+from .core.ascend.driver_files import CONTROL_NODES, INSTALL_INFO, MANAGER
+from .core.ascend.families import family_of
+from .core.errors import AcceleratorError, InUse
+from .core.passthrough import users
+from .core.prepared import prepared_claims
+from .core.system import System
+
+FOLDER = "/var/lib/dra-accelerators/ascend"
+RECORD = f"{FOLDER}/record.json"
+COMMAND_SECONDS = 60.0
+_BLOCK = 1 << 20
+_NODE = re.compile(r"v?davinci\d+")
+
+
+def digest_of(system: System, path: str) -> str:
+    """Return the SHA-256 digest of a file, which may be larger than one would hold in memory."""
+    digest = hashlib.sha256()
+    with system.path(path).open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+class Installer:
+    """The node's driver and firmware, and what this collection knows of them."""
+
+    def __init__(self, system: System, *, timeout: float, services: Sequence[str], state_path: str, keep: bool) -> None:
+        self.system = system
+        self.timeout = timeout
+        self.services = tuple(services)
+        self.state_path = state_path
+        self.keep = keep
+
+    # What is there
+
+    def installed(self) -> Installed:
+        """Return what the node's files say."""
+        return read_installed(self.system)
+
+    def record(self) -> Record:
+        """Return what is ours. Raises AcceleratorError for a record that cannot be read."""
+        try:
+            text = self.system.read_text(RECORD)
+        except FileNotFoundError:
+            return Record()
+        return read_record(text, RECORD)
+
+    def write(self, record: Record) -> None:
+        """Write the record; one that says nothing goes."""
+        if record:
+            self.system.write_atomic(RECORD, record.to_text().encode(), mode=0o600, directory_mode=0o700)
+        else:
+            self.system.remove_tree(FOLDER)
+
+    def waits_for_restart(self, record: Record) -> bool:
+        """Whether something was installed or removed since the machine was started."""
+        return bool(record.boot) and record.boot == self.system.boot_id()
+
+    # What stands in the way
+
+    def verify(self, package: Package) -> None:
+        """See that a package is what it should be: there, with its digest, and whole by its own word. Raises PackageError."""
+        path = self.system.path(package.path)
+        if not path.is_file():
+            raise PackageError(
+                f"{package.path} is not on the node", hint="Copy it there; the role does.", code="package-missing"
+            )
+        if package.checksum:
+            found = digest_of(self.system, package.path)
+            if found != package.checksum:
+                raise PackageError(
+                    f"{package.path} has the SHA-256 digest {found}, expected {package.checksum}",
+                    hint="It is damaged or another file. Nothing was run.",
+                    code="checksum",
+                )
+        done = self.system.run(["bash", str(path), "--check"], self.timeout)
+        if done.returncode:
+            raise PackageError(
+                f"{package.path} says of itself that it is not whole: {_last(done.stdout + done.stderr)}",
+                hint="Copy it once more. Nothing was installed.",
+                code="package-damaged",
+            )
+
+    def unfit(self, steps: Sequence[Step]) -> list[str]:
+        """Return why packages are not for this node."""
+        packages = [step.package for step in steps if step.package is not None]
+        families = sorted({family_of(chip.device_id).word for chip in bus.chips(self.system)})
+        return problems(packages, machine=os.uname().machine, families=families)
+
+    def lacking(self, steps: Sequence[Step], choices: Choices) -> dict[str, str]:
+        """Return what the driver's package needs of the node and does not find there, each with a sentence."""
+        found: dict[str, str] = {}
+        if not any(step.kind == DRIVER and step.package for step in steps):
+            return found
+        if not self._has_user(choices.user):
+            found["user"] = f"There is no user {choices.user}, whose the driver is to be."
+        headers = f"/lib/modules/{os.uname().release}/build"
+        if choices.build and not self.system.exists(headers):
+            found["headers"] = (
+                f"{headers} is not there: without the headers of its kernel no module is built where none of the package's own fits. "
+                "Install them, or say that none is to be built."
+            )
+        return found
+
+    def _has_user(self, name: str) -> bool:
+        if self.system.root == "/":
+            try:
+                pwd.getpwnam(name)
+            except KeyError:
+                return False
+            return True
+        try:
+            return any(line.startswith(f"{name}:") for line in self.system.read_text("/etc/passwd").splitlines())
+        except OSError:
+            return False
+
+    def refuse_users(self) -> None:
+        """Refuse while a prepared claim or a process has the NPUs; services that are stopped for it do not count. Raises InUse."""
+        claims = [claim.describe() for claim in prepared_claims(self.state_path)] if self.state_path else []
+        if claims:
+            raise InUse(
+                f"Prepared claims have NPUs of this node: {', '.join(claims)}",
+                claims=claims,
+                hint="Drain the node, and run this again.",
+            )
+        names = [name for name in self.system.list_directory("/dev") if _NODE.fullmatch(name)]
+        paths = (MANAGER, *CONTROL_NODES, *(f"/dev/{name}" for name in names))
+        numbers = {number for path in paths if (number := self.system.device_number(path)) is not None}
+        own = self._own_processes()
+        found = [process for process in users(self.system, numbers) if process.pid not in own] if numbers else []
+        if found:
+            raise InUse(
+                f"Processes have NPUs of this node open: {', '.join(map(str, found))}",
+                pids=[process.pid for process in found],
+                hint="End them or drain the node, and run this again. The driver is not replaced under a running program.",
+            )
+
+    def _own_processes(self) -> frozenset[int]:
+        found = set()
+        for service in self.services:
+            done = self.system.run(["systemctl", "show", "--property=MainPID", "--value", service], COMMAND_SECONDS)
+            if done.stdout.strip().isdigit():
+                found.add(int(done.stdout))
+        return frozenset(found - {0})
+
+    # What is done
+
+    def carry_out(self, steps: Sequence[Step], choices: Choices, record: Record) -> Record:
+        """Take the steps with the services stopped; return the record afterwards. Raises AcceleratorError, saying how far it came."""
+        running = [name for name in self.services if self._is_active(name)]
+        try:
+            for name in running:
+                self._systemctl("stop", name)
+            done: list[str] = []
+            for step in steps:
+                record = self._take(step, choices, record, done)
+                done.append(step.describe())
+        finally:
+            for name in running:
+                self._systemctl("start", name)
+        return record
+
+    def _take(self, step: Step, choices: Choices, record: Record, done: Sequence[str]) -> Record:
+        # A run that is killed from here on is made up for by the next one.
+        self.write(record.beginning(step))
+        try:
+            output = self._run(step, choices)
+            self._prove(step)
+        except PackageError as error:
+            # What has failed is tried again by the next run, because the record still says that it was begun.
+            so_far = f" Done before that: {'; '.join(done)}." if done else ""
+            raise PackageError(f"{error.message.rstrip('.')}.{so_far}", hint=error.hint, code=error.code) from error
+        kept = self._keep(step)
+        now = record.after(kept, self.system.boot_id() if wants_restart(output) else "")
+        self.write(now)
+        self._forget(record, now)
+        return now
+
+    def _run(self, step: Step, choices: Choices) -> str:
+        if step.package is None:
+            script = removal_script(self.installed(), step.kind)
+            if not self.system.exists(script):
+                raise PackageError(
+                    f"{script}, by which the {step.kind} removes itself, is not there",
+                    hint=f"Install the {step.kind} once more, and then remove it.",
+                    code="no-removal",
+                )
+            argv = ["bash", str(self.system.path(script))]
+        else:
+            argv = words(step, choices)
+            argv[1] = str(self.system.path(argv[1]))
+        # It asks nothing with the words that it is run with; whatever it might ask gets no answer.
+        finished = self.system.run(argv, self.timeout, input="")
+        output = f"{finished.stdout}\n{finished.stderr}"
+        failed = refusal(step, finished.returncode, output)
+        if failed is not None:
+            raise failed
+        return output
+
+    def _prove(self, step: Step) -> None:
+        """See by the node's own files that a step has done what it is for. Raises PackageError."""
+        now = self.installed()
+        found = now.version(step.kind)
+        if found.lower() != step.after.lower():
+            raise PackageError(
+                f"After the step to {step.describe()} the node says that it has {found or 'none'}, expected {step.after or 'none'}",
+                hint="Where the package calls its version otherwise than its name, say so in driver_version or firmware_version.",
+                code="not-proved",
+            )
+        if step.kind == DRIVER and step.package is not None and not now.complete:
+            raise PackageError(
+                f"{INSTALL_INFO} does not call the installation {COMPLETE}",
+                hint="Look at /var/log/ascend_seclog/ascend_install.log, and run this again.",
+                code="not-proved",
+            )
+
+    def _keep(self, step: Step) -> Step:
+        """Keep a package where it can be gone back to later; return the step with where it is now."""
+        package = step.package
+        if package is None or not self.keep:
+            return step
+        target = f"{FOLDER}/{posixpath.basename(package.path)}"
+        if target != package.path:
+            self.system.path(FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
+            partial = f"{target}.part"
+            shutil.copyfile(self.system.path(package.path), self.system.path(partial))
+            self.system.path(partial).replace(self.system.path(target))
+        moved = Package(package.kind, target, package.chip, package.version, package.machine, package.checksum)
+        return Step(step.verb, step.kind, step.before, moved)
+
+    def _forget(self, before: Record, now: Record) -> None:
+        """Remove packages that nothing can go back to any more; those that were never copied stay."""
+        needed = {each["path"] for known in (now.packages, now.former) for each in known.values()}
+        known = {each["path"] for record in (before.packages, before.former) for each in record.values()}
+        for path in known - needed:
+            if posixpath.dirname(path) == FOLDER:
+                self.system.remove(path)
+
+    def _is_active(self, service: str) -> bool:
+        done = self.system.run(["systemctl", "is-active", service], COMMAND_SECONDS)
+        return done.stdout.strip() in ("active", "activating", "reloading")
+
+    def _systemctl(self, verb: str, service: str) -> None:
+        done = self.system.run(["systemctl", verb, service], COMMAND_SECONDS * 5)
+        if done.returncode:
+            raise AcceleratorError(f"systemctl {verb} {service} ended with {done.returncode}: {_last(done.stderr)}")
+
+
+def shown(before: Installed, after: dict[str, Any]) -> dict[str, str]:
+    """Return what Ansible shows of a change."""
+    return {"before": _lines(before.to_dict()), "after": _lines(after)}
+
+
+def _lines(facts: dict[str, Any]) -> str:
+    return "".join(f"{key}: {facts[key]}\n" for key in ("driver", "firmware", "complete"))
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " | ".join(lines[-3:])[-400:] or "it said nothing"

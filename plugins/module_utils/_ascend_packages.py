@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Ascend's driver and firmware: what is installed, which packages are to be run in which order, and with which words. No side effects.
+
+Facts: a first installation takes the driver before the firmware; what is there already is replaced the other way round, and removed
+that way too. The driver notes in /etc/ascend_install.info how far it has come.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .core.ascend.driver_files import INSTALL_INFO, install_folder, version_of
+from .core.ascend.tables import key_values
+from .core.errors import AcceleratorError
+from .core.system import System
+
+DRIVER, FIRMWARE = "driver", "firmware"
+KINDS = (DRIVER, FIRMWARE)
+INSTALL, UPGRADE, REMOVE = "install", "upgrade", "remove"
+COMPLETE = "complete"
+OWNER = "HwHiAiUser"
+DEFAULT_FOLDER = "/usr/local/Ascend"
+RECORD_VERSION = 1
+
+_NAME = re.compile(
+    r"(?i)(?:Ascend-hdk-)?(?P<chip>[a-z0-9_.-]+?)-npu-(?P<kind>driver|firmware)_(?P<version>[^_/]+?)(?:_linux-(?P<machine>[a-z0-9_-]+))?\.run"
+)
+#: What a package says of its end where nothing has to be restarted; all others ask for a restart, or say nothing.
+_AT_ONCE = re.compile(r"(?i)takes? effect (immediately|at once)")
+_CODE = re.compile(r"\b0x00[0-9a-fA-F]{2}\b")
+#: What the codes of the driver's package mean, and what to do.
+CODES: Mapping[str, tuple[str, str]] = {
+    "0x0002": (
+        "it does not take what it was told",
+        "This collection may be older than the package; look at the package's --help.",
+    ),
+    "0x0003": ("it does not take the folder", "Expected an absolute path whose folders are root's alone to write."),
+    "0x0004": ("it does not know a word that it was told", "Look at the package's --help."),
+    "0x0080": ("nothing is installed that it could replace or remove", f"Look at {INSTALL_INFO}."),
+    "0x0090": ("it could not remove what is there", "Look at /var/log/ascend_seclog/ascend_install.log."),
+    "0x0091": (f"there is no user {OWNER}, or none of the name that it was told", "The role ascend_driver makes it."),
+    "0x0093": ("it was not run by root", "Set become."),
+    "0x0094": ("another installation is running, or the NPUs are in use", "End what uses them, and run this again."),
+    "0x0095": (
+        "another user was told when the driver was installed first",
+        f"Expected the UserName of {INSTALL_INFO}.",
+    ),
+    "0x0096": ("the group is not the user's", f"Expected the UserGroup of {INSTALL_INFO}."),
+}
+#: By what packages call chips, the families of core/ascend/families.py.
+_FAMILIES = {
+    "310": ("310",),
+    "310b": ("310B",),
+    "310p": ("310P",),
+    "910": ("910A",),
+    "910b": ("910B",),
+    "910c": ("910_93",),
+    "a3": ("910_93",),
+    "910_93": ("910_93",),
+    "950": ("950",),
+}
+
+
+class PackageError(AcceleratorError):
+    """A package cannot be used, or did not do what it is for."""
+
+    default_code = "package"
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package, by its path on the node; ``machine`` is empty for one that fits all."""
+
+    kind: str
+    path: str
+    chip: str
+    version: str
+    machine: str = ""
+    checksum: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the package as the record has it."""
+        return {"path": self.path, "version": self.version, "checksum": self.checksum}
+
+
+def read_package(kind: str, path: str, version: str = "", checksum: str = "") -> Package:
+    """Read what a package's name says of it; ``version`` is what it will call itself where its name says otherwise. Raises PackageError."""
+    found = _NAME.fullmatch(posixpath.basename(path))
+    if found is None or found["kind"].lower() != kind:
+        raise PackageError(
+            f"{path} is not called as a package of the {kind} is",
+            hint=f"Expected Ascend-hdk-CHIP-npu-{kind}_VERSION{'_linux-MACHINE' if kind == DRIVER else ''}.run, its name at the vendor's.",
+            code="package-name",
+        )
+    machine = (found["machine"] or "").replace("x86-64", "x86_64")
+    return Package(kind, path, found["chip"].lower(), version or found["version"], machine, checksum.lower())
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What the node says is installed; empty versions for what is not. ``complete`` is the driver's own word for its installation."""
+
+    driver: str = ""
+    firmware: str = ""
+    complete: bool = True
+    folder: str = DEFAULT_FOLDER
+    user: str = ""
+    group: str = ""
+    type: str = ""
+
+    def version(self, kind: str) -> str:
+        """Return the version of one of the two."""
+        return self.driver if kind == DRIVER else self.firmware
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a module's result says of it."""
+        return {
+            "driver": self.driver,
+            "firmware": self.firmware,
+            "complete": self.complete,
+            "folder": self.folder,
+            "user": self.user,
+            "group": self.group,
+            "type": self.type,
+        }
+
+
+def read_installed(system: System) -> Installed:
+    """Read what is installed from the files that the installation has left."""
+    try:
+        said = key_values(system.read_text(INSTALL_INFO).replace("=", ":"))
+    except OSError:
+        said = {}
+    driver = version_of(system)
+    # A driver that has left no such file has come by another way, and is not known to be whole.
+    status = said.get("driver_install_status", "" if driver else COMPLETE)
+    return Installed(
+        driver=driver,
+        firmware=version_of(system, FIRMWARE),
+        complete=status == COMPLETE,
+        folder=install_folder(system),
+        user=said.get("username", ""),
+        group=said.get("usergroup", ""),
+        type=said.get("driver_install_type", ""),
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One package that is run, or one of the two that is removed."""
+
+    verb: str
+    kind: str
+    before: str
+    package: Package | None = None
+
+    @property
+    def after(self) -> str:
+        """The version afterwards; empty for none."""
+        return self.package.version if self.package else ""
+
+    def describe(self) -> str:
+        """Say what the step does."""
+        if self.verb == REMOVE:
+            return f"remove the {self.kind} {self.before}".rstrip()
+        if self.before == self.after:
+            return f"install the {self.kind} {self.after} once more, which was left incomplete"
+        return f"install the {self.kind} {self.after}" + (f" in place of {self.before}" if self.before else "")
+
+
+def plan(installed: Installed, wanted: Sequence[Package], unfinished: str = "") -> tuple[Step, ...]:
+    """Decide which packages are run, in which order. ``unfinished`` is which of the two an earlier run was cut short at.
+
+    Raises PackageError for a firmware without a driver.
+    """
+    packages = {package.kind: package for package in wanted}
+    if FIRMWARE in packages and DRIVER not in packages and not installed.driver:
+        raise PackageError(
+            "The firmware is wanted, and there is no driver, which brings it onto the NPUs",
+            hint="Name a package of the driver as well.",
+            code="driver-missing",
+        )
+    # Where no driver is there that works, the firmware could not be brought onto the chips.
+    first = not installed.driver or not installed.complete
+    steps = []
+    for kind in KINDS if first else tuple(reversed(KINDS)):
+        package = packages.get(kind)
+        if package is None:
+            continue
+        before = installed.version(kind)
+        is_whole = unfinished != kind and (installed.complete or kind == FIRMWARE)
+        if before.lower() == package.version.lower() and is_whole:
+            continue
+        verb = UPGRADE if before and is_whole and not (first and kind == DRIVER) else INSTALL
+        steps.append(Step(verb, kind, before, package))
+    return tuple(steps)
+
+
+def plan_removal(installed: Installed) -> tuple[Step, ...]:
+    """Decide what is removed: the firmware before the driver."""
+    there = (FIRMWARE, *((DRIVER,) if installed.driver or not installed.complete else ()))
+    found = (Step(REMOVE, kind, installed.version(kind)) for kind in there)
+    return tuple(step for step in found if step.before or step.kind == DRIVER)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What packages are told besides what they are to do."""
+
+    type: str = "full"
+    folder: str = DEFAULT_FOLDER
+    user: str = OWNER
+    group: str = OWNER
+    for_all: bool = False
+    build: bool = True
+
+
+def words(step: Step, choices: Choices) -> list[str]:
+    """Return what a package is run with. It asks nothing: that the licence was accepted is the caller's to see."""
+    package = step.package
+    if package is None:
+        raise ValueError(f"{step.describe()} runs no package")
+    said = ["--quiet"]
+    if step.kind == FIRMWARE:
+        return ["bash", package.path, "--upgrade" if step.verb == UPGRADE else "--full", *said]
+    said += ["--install-for-all"] if choices.for_all else []
+    said += [] if choices.build else ["--norebuild"]
+    if step.verb == UPGRADE:
+        return ["bash", package.path, "--upgrade", *said]
+    said += [] if choices.folder == DEFAULT_FOLDER else [f"--install-path={choices.folder}"]
+    if (choices.user, choices.group) != (OWNER, OWNER):
+        said += [f"--install-username={choices.user}", f"--install-usergroup={choices.group}"]
+    return ["bash", package.path, f"--{choices.type}", *said]
+
+
+def removal_script(installed: Installed, kind: str) -> str:
+    """Return the program that an installation has left to remove itself."""
+    return f"{installed.folder}/{kind}/script/uninstall.sh"
+
+
+def wants_restart(output: str) -> bool:
+    """Whether a package that has ended well wants the machine to be started again: unless it says that it need not."""
+    return not _AT_ONCE.search(output)
+
+
+def refusal(step: Step, returncode: int, output: str) -> PackageError | None:
+    """Return what went wrong with a package, or nothing. A firmware that is current already, or waits for a restart, ends with 2."""
+    if returncode == 0 or (step.kind == FIRMWARE and returncode == 2):
+        return None
+    code = next((found.lower() for found in _CODE.findall(output)), "")
+    meaning, hint = CODES.get(code, ("", "Look at /var/log/ascend_seclog/ascend_install.log."))
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    said = f"It said: {' | '.join(lines[-5:])[-600:]}" if lines else "It said nothing"
+    why = f"{code}: {meaning}. {said}" if meaning else said
+    return PackageError(
+        f"To {step.describe()} has failed with {returncode}. {why}", hint=hint, code=f"package-{code}" if code else ""
+    )
+
+
+def problems(packages: Sequence[Package], *, machine: str, families: Sequence[str]) -> list[str]:
+    """Return why packages are not for this node; ``families`` are those of its chips, none where it shows none."""
+    found = []
+    for package in packages:
+        if package.machine and package.machine != machine:
+            found.append(f"{package.path} is for {package.machine}, and this node is {machine}.")
+        fitting = _FAMILIES.get(package.chip)
+        if fitting is not None and families and not set(fitting) & set(families):
+            found.append(
+                f"{package.path} is for chips of the family {' or '.join(fitting)}, and this node has {', '.join(families)}."
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class Record:
+    """What this collection has installed, what was there before that, in which boot, and what it was about to do."""
+
+    packages: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    former: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    boot: str = ""
+    doing: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.packages or self.former or self.boot or self.doing)
+
+    def to_text(self) -> str:
+        """Return the record as it is written."""
+        content = {
+            "version": RECORD_VERSION,
+            "packages": {kind: dict(each) for kind, each in self.packages.items()},
+            "former": {kind: dict(each) for kind, each in self.former.items()},
+            "boot": self.boot,
+            "doing": self.doing,
+        }
+        return json.dumps(content, indent=1, sort_keys=True) + "\n"
+
+    def beginning(self, step: Step) -> Record:
+        """Return the record of who is about to take a step."""
+        return replace(self, doing=step.kind)
+
+    def after(self, step: Step, boot: str) -> Record:
+        """Return the record after a step. What was there before is kept where it can be gone back to."""
+        packages, former = dict(self.packages), dict(self.former)
+        before = packages.pop(step.kind, None)
+        if step.package is None:
+            former.pop(step.kind, None)
+        else:
+            packages[step.kind] = step.package.to_dict()
+            if before is not None and before["version"] != step.package.version:
+                former[step.kind] = before
+        return Record(packages, former, boot or self.boot, "")
+
+    def way_back(self) -> list[Package]:
+        """Return the packages of what was installed before. Raises PackageError where nothing is known of it."""
+        if not self.former:
+            raise PackageError(
+                "Nothing is known of a driver before this one: what this collection installed first, or somebody else has, cannot be gone back to",
+                hint="Name the packages of the version that is wanted.",
+                code="no-former",
+            )
+        return [
+            read_package(kind, each["path"], each["version"], each["checksum"]) for kind, each in self.former.items()
+        ]
+
+
+def read_record(text: str | None, path: str) -> Record:
+    """Read a record; an empty one where there is none. Raises AcceleratorError."""
+    if text is None:
+        return Record()
+    try:
+        content = json.loads(text)
+        if content["version"] != RECORD_VERSION:
+            raise ValueError(f"version {content['version']}")
+        known = [
+            {str(kind): {str(key): str(value) for key, value in each.items()} for kind, each in content[name].items()}
+            for name in ("packages", "former")
+        ]
+        return Record(known[0], known[1], str(content["boot"]), str(content["doing"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AcceleratorError(
+            f"{path}, in which is written what was installed, cannot be read: {error!r}",
+            hint=f"What is installed {INSTALL_INFO} says. Remove the record; then nothing counts as this collection's.",
+            code="damaged-record",
+        ) from error

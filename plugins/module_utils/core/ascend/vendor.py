@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What Ascend's things are called, and the labels of a Node with NPUs: those that Huawei's device plugin writes, by the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from ..labels import agreed, written
+from ..model import Device
+from ..vendor import Exporter, Fabric, VendorFacts
+from .driver_files import CONTROL_NODES, MANAGER
+from .families import GIBIBYTE, family_of
+from .names import CDI_KIND, DRIVER_NAME, VENDOR
+
+_DOMAIN = "huawei.com"
+CHIP_NAME, CHIP_MEMORY = f"{_DOMAIN}/npu.chip.name", f"{_DOMAIN}/npu.chip.memory"
+OLD_CHIP_NAME = "node.kubernetes.io/npu.chip.name"
+SUPER_POD, SERVER, RACK = (f"{_DOMAIN}/topotree.{name}" for name in ("superpodid", "serverid", "rackid"))
+
+FACTS = VendorFacts(
+    word=VENDOR,
+    title="Ascend",
+    devices="NPUs",
+    driver_name=DRIVER_NAME,
+    cdi_kind=CDI_KIND,
+    domain=_DOMAIN,
+    labels=(CHIP_NAME, CHIP_MEMORY, OLD_CHIP_NAME, SUPER_POD, SERVER, RACK),
+    extended_resources=MappingProxyType({"ascend-310p": f"{_DOMAIN}/Ascend310P", "ascend-910": f"{_DOMAIN}/Ascend910"}),
+    device_plugins=("Ascend", "npu", "davinci"),
+    kernel_module="drv_davinci_intf_host",
+    control_nodes=(MANAGER, *CONTROL_NODES),
+    device_nodes=("/dev/davinci[0-9]*", "/dev/vdavinci[0-9]*"),
+    layout_unit="dra-accelerators-layout-ascend.service",
+    exporter=Exporter("npu-exporter", 8082, ("npu_chip_", "machine_npu_", "container_npu_", "vnpu_pod_")),
+    fabric=Fabric("npu", "superPodID", "serverID", "rackID", SUPER_POD),
+)
+
+
+def labels(devices: Sequence[Device]) -> dict[str, str]:
+    """Return the labels of a Node with these NPUs. What is not the same for all of them is not among them.
+
+    Only chips with HBM have a label of their memory. Where the super-pod is told, so are the server and, where there are any,
+    the rack; schedulers and affinities go by these labels, while attributes of devices say the same to claims.
+    """
+    if not devices:
+        return {}
+    name = agreed(each.attributes.get("model") for each in devices)
+    return written(
+        {
+            CHIP_NAME: name,
+            OLD_CHIP_NAME: name,
+            CHIP_MEMORY: agreed(_memory(each) for each in devices),
+            SUPER_POD: agreed(each.attributes.get("superPodID") for each in devices),
+            SERVER: agreed(each.attributes.get("serverID") for each in devices),
+            RACK: agreed(each.attributes.get("rackID") for each in devices),
+        }
+    )
+
+
+def _memory(device: Device) -> str:
+    return f"{device.memory_bytes // GIBIBYTE}G" if family_of(device.pci_device_id).has_hbm else ""

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What a vendor and its things are called, without any device being asked: what roles would otherwise say for each vendor again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """The vendor's own exporter of metrics: its job, its port, what it serves, and how the names of its metrics begin."""
+
+    job: str
+    port: int
+    prefixes: tuple[str, ...]
+    path: str = "/metrics"
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """How devices say which nodes are joined by more than the network: the names of the attributes, and of the Node's labels.
+
+    ``device_type`` is the attribute ``type`` of the devices that count, ``label`` the one on the Node that names its domain.
+    """
+
+    device_type: str
+    domain: str
+    server: str
+    rack: str
+    label: str
+
+
+@dataclass(frozen=True)
+class VendorFacts:
+    """What one vendor's things are called.
+
+    ``word`` is how this collection names the vendor, ``title`` how people do, ``devices`` what they call several of its
+    devices. ``driver_name`` is that of the DRA driver, ``cdi_kind`` the kind of what it gives to containers.
+
+    ``domain`` is that of the vendor's extended resources and of the labels on a Node; ``labels`` are all those of them that
+    this collection may write. ``extended_resources`` are what pods ask for without a claim, by the DeviceClass that serves it.
+
+    ``device_plugins`` is how the sockets of the vendor's device plugins begin in the kubelet's folder, ``manager_units`` are
+    units and ``manager_labels`` labels of a Node whose programs give devices out, or cut them up, without knowing of claims.
+
+    ``kernel_module`` is the one by which the driver is known to be loaded, ``control_nodes`` are the device nodes that containers
+    need besides those of their devices, ``device_nodes`` shell patterns of these.
+    ``layout_unit`` is this collection's unit that applies a layout at boot. ``fabric`` is None where nodes are joined by the network
+    alone, or their devices do not tell.
+    """
+
+    word: str
+    title: str
+    devices: str
+    driver_name: str
+    cdi_kind: str
+    domain: str
+    labels: tuple[str, ...]
+    extended_resources: Mapping[str, str]
+    device_plugins: tuple[str, ...]
+    kernel_module: str
+    control_nodes: tuple[str, ...]
+    device_nodes: tuple[str, ...]
+    layout_unit: str
+    exporter: Exporter
+    manager_units: tuple[str, ...] = ()
+    manager_labels: tuple[str, ...] = ()
+    fabric: Fabric | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the facts as JSON has values."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (Exporter, Fabric)):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value

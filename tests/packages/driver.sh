@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+# shellcheck shell=bash
+# A stand-in for the package of the driver.
+. ./common.sh
+
+read_words "$@"
+[ "$verb" != version ] || { echo "$VERSION"; exit 0; }
+is_root || refuse 0x0093 "only root may run this"
+take_lock
+
+known=$(noted Driver_Install_Path_Param)
+target=$root${known:-${folder:-/usr/local/Ascend}}
+
+uninstall() {
+    [ -f "$target/driver/version.info" ] || refuse 0x0080 "there is no driver"
+    in_use && refuse 0x0094 "the NPUs are in use"
+    bash "$target/driver/script/uninstall.sh" --nested
+}
+
+[ "$verb" != uninstall ] || { uninstall; exit $?; }
+accept
+if [ "$verb" = upgrade ]; then
+    [ -f "$target/driver/version.info" ] || refuse 0x0080 "there is no driver that could be upgraded"
+    [ "$(noted Driver_Install_Status)" = complete ] || refuse 0x0080 "the driver that is there is not complete"
+fi
+[ ! -f "$target/driver/version.info" ] || ! in_use || refuse 0x0094 "the NPUs are in use"
+owner=${user:-$(noted UserName)}
+owner=${owner:-HwHiAiUser}
+owners=${group:-$(noted UserGroup)}
+owners=${owners:-HwHiAiUser}
+has_user "$owner" || refuse 0x0091 "there is no user $owner"
+before=$(noted UserName)
+[ -z "$before" ] || [ "$before" = "$owner" ] || refuse 0x0095 "the driver is $before's"
+kernel=$(uname -r)
+# shellcheck disable=SC2254 # a pattern
+case $kernel in
+$FITS) ;;
+*)
+    [ "$rebuild" = yes ] || say "No module fits $kernel, and none is built."
+    if [ "$rebuild" = yes ] && [ ! -e "$root/lib/modules/$kernel/build" ]; then
+        refuse 0x0002 "no module fits $kernel, and its headers are not there"
+    fi
+    ;;
+esac
+
+note UserName "$owner"
+note UserGroup "$owners"
+kind=$(noted Driver_Install_Type)
+[ "$verb" = upgrade ] || kind=$verb
+note Driver_Install_Type "${kind:-full}"
+note Driver_Install_Path_Param "${known:-${folder:-/usr/local/Ascend}}"
+note Driver_Install_Mode normal
+note Driver_Install_For_All "$for_all"
+note Driver_Install_Status start
+mkdir -p "$target/driver/lib64/driver" "$target/driver/script" "$target/driver/tools"
+rm -f "$target/driver/version.info"
+die_if_told driver
+cp uninstall-driver.sh "$target/driver/script/uninstall.sh"
+chmod 500 "$target/driver/script/uninstall.sh"
+printf 'Version=%s\npackage_version=%s\n' "$VERSION" "$VERSION" >"$target/driver/version.info"
+die_if_told driver-late
+if [ ! -e "$root/etc/vnpu.cfg" ]; then
+    (umask 077 && echo "vnpu_config_recover:enable" >"$root/etc/vnpu.cfg")
+fi
+note Driver_Install_Status complete
+say "The driver $VERSION was installed. ${EFFECT:-Reboot the machine for it to take effect.}"

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+# shellcheck shell=bash
+# What the stand-in for the driver leaves to remove itself.
+here=$(cd "$(dirname "$0")/.." && pwd)
+root=${FAKE_ROOT:-}
+if [ -e "$root/run/npus-in-use" ]; then
+    echo "[ERROR] 0x0090: the NPUs are in use"
+    exit 1
+fi
+rm -rf "$here" "$root/etc/ascend_install.info"
+rmdir "$(dirname "$here")" 2>/dev/null
+echo "The driver was removed. Reboot the machine."

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+# shellcheck shell=bash
+# A stand-in for the package of the firmware, which the driver brings onto the chips.
+. ./common.sh
+
+read_words "$@"
+[ "$verb" != version ] || { echo "$VERSION"; exit 0; }
+is_root || refuse 0x0093 "only root may run this"
+take_lock
+[ "$(noted Driver_Install_Status)" = complete ] || refuse 0x0080 "there is no driver"
+target=$root$(noted Driver_Install_Path_Param)
+if [ "$verb" = uninstall ]; then
+    [ -f "$target/firmware/version.info" ] || refuse 0x0080 "there is no firmware"
+    bash "$target/firmware/script/uninstall.sh"
+    exit $?
+fi
+accept
+[ "$verb" != upgrade ] || [ -f "$target/firmware/version.info" ] || refuse 0x0080 "there is no firmware that could be upgraded"
+if [ "$(sed -n 's/^Version=//p' "$target/firmware/version.info" 2>/dev/null)" = "$VERSION" ]; then
+    say "The firmware $VERSION is there already, or waits for a restart."
+    exit 2
+fi
+mkdir -p "$target/firmware/script"
+die_if_told firmware
+cp uninstall-firmware.sh "$target/firmware/script/uninstall.sh"
+chmod 500 "$target/firmware/script/uninstall.sh"
+printf 'Version=%s\n' "$VERSION" >"$target/firmware/version.info"
+say "The firmware $VERSION was installed. ${EFFECT:-Reboot the machine for it to take effect.}"

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+# shellcheck shell=bash
+# A stand-in for the package of ascend-docker-runtime. It asks for the licence always, writes the engine's configuration anew without its
+# comments, makes itself the default runtime, and restarts nothing.
+root=$FAKE_ROOT
+lists=$root/etc/ascend-docker-runtime.d
+log=$root/var/log/ascend-docker-runtime/installer.log
+say() {
+    mkdir -p "$(dirname "$log")"
+    echo "$*"
+    echo "$*" >>"$log"
+}
+fail() {
+    say "[ERROR] $*"
+    exit 1
+}
+verb="" scene=docker mode=legacy configuration="" folder=/usr/local/Ascend/Ascend-Docker-Runtime
+for word in "$@"; do
+    case $word in
+    --install | --upgrade | --uninstall | --version) verb=${word#--} ;;
+    --install-path=/*) folder=${word#*=}/Ascend-Docker-Runtime ;;
+    --install-scene=docker | --install-scene=containerd | --install-scene=isula | --install-scene=crio) scene=${word#*=} ;;
+    --injection-mode=legacy | --injection-mode=cdi) mode=${word#*=} ;;
+    --config-file-path=*)
+        configuration=${word#*=}
+        [ -e "$root$configuration" ] || fail "file $configuration does not exist"
+        ;;
+    --install-type=*) ;;
+    *) fail "unsupported parameter $word" ;;
+    esac
+done
+[ "$verb" != version ] || { echo "ascend-docker-runtime version: $VERSION"; exit 0; }
+[ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "please run with root permission"
+target=$root$folder
+accept() {
+    while :; do
+        echo "Do you accept the EULA? [Y/N]"
+        read -r answer || exit 1
+        case $answer in
+        [Yy]) return ;;
+        [Nn]) say "declined"; exit 0 ;;
+        esac
+    done
+}
+place() {
+    mkdir -p "$target/script" "$lists"
+    chmod 750 "$target" "$target/script" "$lists"
+    local program
+    for program in ascend-docker-runtime ascend-docker-hook ascend-docker-cli ascend-docker-destroy ascend-docker-plugin-install-helper; do
+        printf '#!/bin/sh\n# %s\nexec runc "$@"\n' "$VERSION" >"$target/$program"
+        chmod 550 "$target/$program"
+    done
+    cp uninstall-runtime.sh "$target/script/uninstall.sh"
+    chmod 500 "$target/script/uninstall.sh"
+    echo /usr/local/Ascend/driver/lib64 >"$lists/base.list"
+    chmod 440 "$lists/base.list"
+    printf 'version=v%s\narch=%s\npath=%s\ninstall-scene=%s\ninjection-mode=%s\nconfig-file-path=%s\n' \
+        "$VERSION" "$MACHINE" "$folder" "$scene" "$mode" "$configuration" >"$target/ascend_docker_runtime_install.info"
+}
+case $verb in
+install)
+    accept
+    case $MACHINE in "$(uname -m)") ;; *) fail "platform mismatch" ;; esac
+    place
+    if [ "${FAKE_STOP:-}" = runtime ]; then kill -9 $$; fi
+    if [ -z "$configuration" ]; then
+        configuration=/etc/docker/daemon.json
+        [ "$scene" != containerd ] || configuration=/etc/containerd/config.toml
+    fi
+    mkdir -p "$(dirname "$root$configuration")"
+    # Whatever was there before, comments too, is gone.
+    echo "{\"default-runtime\": \"ascend\", \"runtimes\": {\"ascend\": {\"path\": \"$folder/ascend-docker-runtime\"}}}" >"$root$configuration"
+    chmod 600 "$root$configuration"
+    say "ascend-docker-runtime $VERSION was installed; restart the container engine"
+    ;;
+upgrade)
+    accept
+    [ -d "$target" ] && [ -d "$lists" ] || fail "the install path does not exist"
+    place
+    say "ascend-docker-runtime $VERSION was installed in place of the former one"
+    ;;
+uninstall) [ ! -d "$target" ] || bash "$target/script/uninstall.sh" ;;
+*) echo "Usage: see the documentation" ;;
+esac

@@ -1,0 +1,130 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""Two servers of a super-pod: their labels, a job over both of them, and claims that keep modules and nodes whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from dra_driver.core.ascend.preference import claim_spec
+
+from tests.cluster.cluster import EXAMPLES, Recap
+from tests.cluster.manifests import pod
+from tests.cluster.npus import NpuCluster
+
+WORLD = os.environ.get("DRA_ACCELERATORS_SUPER_POD_WORLD", "superpod")
+KEPT = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
+JOB = "ascend/super-pod-job.yaml"
+ANNOTATION = "dra-accelerators/labels"
+WHOLE = [{"hosts": "accelerator_nodes", "layout": [{"match": {}, "mode": "whole"}]}]
+
+
+@pytest.fixture(scope="module")
+def npus() -> Iterator[NpuCluster]:
+    """Two bare nodes with eight modules of two dies."""
+    made = NpuCluster(WORLD, {"accelerator_layouts": WHOLE})
+    if not KEPT:
+        made.world("down")
+    made.world("up", "--nodes", "2", "--silicon", "8xA3,8xA3", timeout=3000)
+    yield made
+    if not KEPT:
+        made.world("down")
+
+
+@pytest.fixture(scope="module")
+def first(npus: NpuCluster) -> Recap:
+    """The site playbook's first run."""
+    return npus.playbook("site.yml")
+
+
+def metadata(npus: NpuCluster, node: str) -> dict[str, Any]:
+    found: dict[str, Any] = npus.get("node", node)["metadata"]
+    return found
+
+
+def topology(npus: NpuCluster, node: str) -> dict[str, str]:
+    """The labels of a Node that say where it stands."""
+    labels = metadata(npus, node)["labels"]
+    return {name.rpartition(".")[2]: value for name, value in labels.items() if "/topotree." in name}
+
+
+def attributes(npus: NpuCluster, node: str) -> dict[int, dict[str, Any]]:
+    """The attributes of a node's chips, by their physical ids."""
+    found = {}
+    for name, device in npus.devices(node).items():
+        if name.count("-") == 1:
+            said = {key: next(iter(value.values())) for key, value in device["attributes"].items()}
+            found[int(name.rpartition("-")[2])] = said
+    return found
+
+
+def one_chip(name: str) -> dict[str, Any]:
+    """A claim for one chip that spoils the least."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": claim_spec(1, "npu.huawei.com"),
+    }
+
+
+def test_nodes_say_where_they_stand(npus: NpuCluster, first: Recap) -> None:
+    assert not first.failed, first.output
+    for number, node in enumerate(npus.nodes()):
+        assert topology(npus, node) == {"superpodid": "1", "serverid": str(number)}
+        assert metadata(npus, node)["labels"]["huawei.com/npu.chip.memory"] == "64G"
+        said = attributes(npus, node)
+        assert len(said) == 16 and {(each["superPodID"], each["serverID"]) for each in said.values()} == {(1, number)}
+        assert said[15]["sdid"] == number << 22 | 7 << 18 | 1 << 16 | 15
+        assert (said[0]["cardFree"], said[0]["ringFree"], said[0]["ringChips"]) == (2, 16, 16)
+    again = npus.playbook("site.yml")
+    assert (again.failed, again.changed) == (0, 0), again.output
+
+
+def test_a_job_has_two_servers_of_one_super_pod(npus: NpuCluster, first: Recap) -> None:
+    assert not first.failed
+    npus.apply(EXAMPLES / JOB)
+
+    def ended() -> bool:
+        return npus.get("job", "super-pod-job")["status"].get("succeeded", 0) == 2
+
+    npus.wait("both pods of the job having ended", ended, timeout=180)
+    pods = npus.get("pods", "-l", "app=super-pod-job")["items"]
+    assert {each["spec"]["nodeName"] for each in pods} == set(npus.nodes())
+    for each in pods:
+        told = npus.log(each["metadata"]["name"])
+        number = npus.nodes().index(each["spec"]["nodeName"])
+        lines = {key.strip(): value.strip() for key, _, value in (line.partition(" : ") for line in told.splitlines())}
+        assert (lines["Super Pod ID"], lines["Server Index"]) == ("1", str(number)), told
+    npus.delete(EXAMPLES / JOB)
+
+
+def test_claims_break_one_module_and_one_node(npus: NpuCluster, first: Recap) -> None:
+    """Six claims for one die each: the second of a module follows the first, and all are on one node."""
+    assert not first.failed
+    names = [f"one-{number}" for number in range(6)]
+    for number, name in enumerate(names):
+        npus.apply(one_chip(name), pod(name, name, restart="Always"))
+        npus.wait_running(name)
+        here = str(npus.pod(name)["spec"]["nodeName"])
+
+        def told(node: str = here, taken: int = number + 1) -> bool:
+            return attributes(npus, node)[0]["ringFree"] == 16 - taken
+
+        npus.wait("what is free being told", told, timeout=30)
+    assert len({npus.pod(name)["spec"]["nodeName"] for name in names}) == 1
+    said = attributes(npus, npus.pod(names[0])["spec"]["nodeName"])
+    assert sorted(each["cardFree"] for each in said.values()) == [0] * 6 + [2] * 10
+    npus.delete(*(pod(name, name) for name in names))
+    npus.delete(*(one_chip(name) for name in names))
+
+
+def test_the_labels_go_with_the_driver(npus: NpuCluster, first: Recap) -> None:
+    assert not first.failed
+    done = npus.playbook("remove.yml")
+    assert not done.failed, done.output
+    for node in npus.nodes():
+        assert not topology(npus, node) and ANNOTATION not in metadata(npus, node).get("annotations", {})

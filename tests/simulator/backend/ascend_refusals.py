@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What a chip refuses although the counters say yes: another way is found where there is one, and is known where there is none."""
+
+from __future__ import annotations
+
+from tests.simulator.backend.ascend_claims import Driver, acted
+from tests.simulator.backend.ascend_stage import Stage, on
+
+REFUSED = "partition-refused"
+
+
+def kept_back(driver: Driver, chip: str = "npu-0") -> set[str]:
+    return {
+        offer.name
+        for offer in driver.node.inventory.offers.values()
+        if any(taint.key.endswith(REFUSED) for taint in offer.taints) and offer.name.startswith(chip)
+    }
+
+
+@on("8x310P-Pro")
+def slices_that_wait_for_their_pods_make_room(stage: Stage) -> None:
+    async def scene(driver: Driver) -> None:
+        waiting = driver.claims.allocate("waiting", "npu-0-vir01-0")
+        assert (await driver.node.service.prepare_ahead(waiting)).error == ""
+        stage.control("fault", "0", "fragmented")
+        assert await driver.prepare("wanted", "npu-0-vir02-6") == ""
+        assert driver.slices(0) == [("vir01", 0), ("vir02", 6)]
+        assert driver.node.store.claims[waiting.uid].prepared and len(driver.node.cdi_files()) == 2
+        assert not driver.node.reports.failures
+        # The waiting claim's pod is bound: its slice stays where it is from now on.
+        assert await driver.prepare("waiting", "npu-0-vir01-0") == ""
+        stage.control("fault", "0", "fragmented")
+        assert "no room" in await driver.prepare("late", "npu-0-vir01-1")
+        assert driver.slices(0) == [("vir01", 0), ("vir02", 6)]
+        stage.control("clear", "0")
+        for name in ("wanted", "waiting"):
+            assert await driver.unprepare(name) == ""
+        assert driver.slices(0) == []
+
+    acted(stage, scene)
+
+
+@on("8x310P-Pro")
+def where_somebody_else_is_in_the_way_others_are_kept_away_until_he_is_gone(stage: Stage) -> None:
+    async def scene(driver: Driver) -> None:
+        stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir01", "-v", "100", "-g", "0")
+        await driver.node.look()
+        stage.control("fault", "0", "fragmented")
+        error = await driver.prepare("wanted", "npu-0-vir02-6")
+        assert "no room" in error and "vir01 at 0:1" in error and "60 s" in error, error
+        await driver.node.look()
+        back = kept_back(driver)
+        # What takes as much as that, and more, at the same place; nothing at other places, and no other chip.
+        assert back == {"npu-0-vir02-6", "npu-0-vir04-6", "npu-0-vir04-4c-dvpp-6"} or "npu-0-vir02-6" in back
+        assert (
+            all(name.endswith("-6") for name in back) and "npu-0-vir01-6" not in back and not kept_back(driver, "npu-1")
+        )
+        assert stage.by_slices(stage.first()) == [("vir01", 0)], "what is somebody else's was touched"
+        # He takes it away, and with it goes what speaks against the place.
+        stage.by_hand("destroy-vnpu", "-i", "0", "-c", "0", "-v", "100")
+        await driver.node.look()
+        assert kept_back(driver) == set()
+        assert await driver.prepare("wanted", "npu-0-vir02-6") == ""
+        assert driver.slices(0) == [("vir02", 6)]
+
+    acted(stage, scene)
+
+
+@on("8x310P-Pro")
+def a_slice_in_a_pod_is_never_moved(stage: Stage) -> None:
+    """Neither one whose container runs, nor one that was there before the claim and only was given to it."""
+
+    async def scene(driver: Driver) -> None:
+        stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir01", "-v", "103", "-g", "1")
+        await driver.node.look()
+        assert (await driver.node.service.prepare_ahead(driver.claims.allocate("given", "npu-0-vir01-3"))).error == ""
+        assert (await driver.node.service.prepare_ahead(driver.claims.allocate("runs", "npu-0-vir01-0"))).error == ""
+        stage.control("fault", "0", "process", "1", "100")
+        stage.control("fault", "0", "fragmented")
+        assert "no room" in await driver.prepare("wanted", "npu-0-vir02-6")
+        assert driver.slices(0) == [("vir01", 0), ("vir01", 3)]
+
+    acted(stage, scene)
+
+
+@on("8x910B4")
+def another_number_is_taken(stage: Stage) -> None:
+    async def scene(driver: Driver) -> None:
+        stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8022", "nth", "1")
+        assert await driver.prepare("one", "npu-0-vir05-1c-8g-new-0") == ""
+        assert driver.slices(0) == [("vir05_1c_8g", 1)]
+        stage.control("clear", "0")
+        stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8022")
+        calls = stage.recorded()
+        assert "no room" in await driver.prepare("two", "npu-0-vir05-1c-8g-new-1")
+        assert calls["dcmi_create_vdevice"] == 3, "what is not refused for its number is not tried with all of them"
+        await driver.node.look()
+        # All of them are one as good as the other, and what is larger is refused as well.
+        assert kept_back(driver) == {
+            offer.name
+            for offer in driver.node.inventory.offers.values()
+            if offer.dynamic and offer.name.startswith("npu-0")
+        } - {"npu-0-vir10-3c-16g-nm-new-0", "npu-0-vir10-3c-16g-nm-new-1"}
+        stage.control("clear", "0")
+        assert await driver.prepare("two", "npu-0-vir05-1c-8g-new-1") == ""
+        await driver.node.look()
+        assert kept_back(driver) == set()
+
+    acted(stage, scene)
+
+
+@on("8x310P-Pro")
+def what_others_made_since_the_last_look_is_made_way_for_or_named(stage: Stage) -> None:
+    """A small slice in half of a vGroup leaves the other half, whichever that is; anything else in the place is in the way."""
+
+    async def scene(driver: Driver) -> None:
+        stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir01", "-g", "2")
+        assert await driver.prepare("half", "npu-0-vir01-4") == ""
+        assert driver.slices(0) == [("vir01", 4), ("vir01", 5)]
+        (record,) = driver.node.store.claims.values()
+        assert (record.devices[0].instance_id, record.devices[0].placement_start) == (104, 4)
+        stage.by_hand("create-vnpu", "-i", "1", "-c", "0", "-f", "vir01", "-g", "2")
+        error = await driver.prepare("whole", "npu-1-vir02-4")
+        assert "is taken by vir01 at 4:1" in error and "which this driver did not make" in error
+        assert await driver.prepare("beside", "npu-1-vir02-6") == ""
+        await driver.node.look()
+        assert "npu-0-vir01-5" in {offer.name for offer in driver.node.inventory.offers.values() if not offer.dynamic}
+        assert await driver.unprepare("half") == "" and len(driver.slices(0)) == 1
+
+    acted(stage, scene)

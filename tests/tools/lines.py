@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""How many lines each vendor's own files hold, and how many are shared, part by part.
+
+    python tests/tools/lines.py [--files VENDOR] [--since COMMIT]
+
+A file is a vendor's own where its path says so (the patterns are below); everything else is shared. Lines are those that are not
+empty. With --files the files of one column are listed, with --since the lines that have been added and removed since a commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = "shared"
+#: By vendor: how the paths of its own files are known.
+OWN: Mapping[str, re.Pattern[str]] = {
+    "ascend": re.compile(
+        r"core/ascend/|roles/ascend_|/files/(ascend|dcmi)/|ascend|dcmi|vnpu|(^|[_/-])npus?([_.-]|$)|npu_sets|chip_model|numbered_model|ring_model|bench/rings"
+    ),
+    "nvidia": re.compile(
+        r"core/nvidia/|roles/nvidia_|/files/(nvml|boards|machines)/|nvidia|nvml|(^|[_/-])mig([_.-]|$)|(^|[_/-])mps([_.-]|$)|gpu|vfio|board_model|xid"
+    ),
+}
+#: The parts of the collection, by the beginnings of paths; the first that fits counts.
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "core": ("plugins/module_utils/core/",),
+    "node driver and controller": ("roles/dra_driver/files/", "roles/dra_controller/files/"),
+    "simulator": ("roles/simulator/",),
+    "modules and filters": ("plugins/",),
+    "roles and playbooks": ("roles/", "playbooks/"),
+    "tests": ("tests/", "molecule/"),
+    "examples and docs": ("examples/", "docs/"),
+}
+_READ = {".py", ".c", ".h", ".yml", ".yaml", ".j2", ".json", ".md", ".service", ".sh", ".txt"}
+_MADE = re.compile(r"_pb2(_grpc)?\.pyi?$")
+
+
+def part_of(path: str) -> str:
+    """Return the part that a file belongs to; nothing where it is of none."""
+    return next((part for part, starts in PARTS.items() if path.startswith(starts)), "")
+
+
+def vendor_of(path: str) -> str:
+    """Return whose a file is."""
+    owners = [vendor for vendor, pattern in OWN.items() if pattern.search(path)]
+    return owners[0] if len(owners) == 1 else SHARED
+
+
+def counted(paths: Iterable[str]) -> list[str]:
+    """Return the paths of those files whose lines are counted: written by people, and of a part."""
+    return [path for path in paths if part_of(path) and Path(path).suffix in _READ and not _MADE.search(path)]
+
+
+def tracked() -> list[str]:
+    """Return the paths that git knows."""
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [path for path in done.stdout.splitlines() if (ROOT / path).is_file()]
+
+
+def lines_of(path: str) -> int:
+    """Return how many lines of a file are not empty."""
+    return sum(1 for line in (ROOT / path).read_text("utf-8").splitlines() if line.strip())
+
+
+def changed(commit: str) -> dict[str, tuple[int, int]]:
+    """Return the lines added to and removed from each file since a commit."""
+    command = ["git", "diff", "--numstat", "--no-renames", commit]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = {}
+    for row in done.stdout.splitlines():
+        added, removed, path = row.split("\t")
+        if added != "-":
+            found[path] = (int(added), int(removed))
+    return found
+
+
+def table(rows: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return rows of text under the names of the columns."""
+    columns = [SHARED, *OWN]
+    widths = [max(len(name), *(len(row.get(name, "")) for row in rows.values())) for name in columns]
+    first = max(map(len, rows))
+    head = "  ".join(name.rjust(width) for name, width in zip(columns, widths))
+    return [
+        f"{'':{first}}  {head}",
+        *(
+            f"{part:{first}}  " + "  ".join(row.get(name, "").rjust(width) for name, width in zip(columns, widths))
+            for part, row in rows.items()
+        ),
+    ]
+
+
+def present() -> dict[str, dict[str, str]]:
+    """Return the lines of each part, by whose they are."""
+    found: Counter[tuple[str, str]] = Counter()
+    for path in counted(tracked()):
+        found[part_of(path), vendor_of(path)] += lines_of(path)
+    return {part: {name: str(found[part, name]) for name in (SHARED, *OWN)} for part in PARTS}
+
+
+def since(commit: str) -> dict[str, dict[str, str]]:
+    """Return the lines added and removed in each part since a commit, by whose they are."""
+    added: Counter[tuple[str, str]] = Counter()
+    removed: Counter[tuple[str, str]] = Counter()
+    changes = changed(commit)
+    for path in counted(changes):
+        key = (part_of(path), vendor_of(path))
+        added[key] += changes[path][0]
+        removed[key] += changes[path][1]
+    return {part: {name: f"+{added[part, name]} -{removed[part, name]}" for name in (SHARED, *OWN)} for part in PARTS}
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", choices=[SHARED, *OWN], help="list the files of one column")
+    parser.add_argument("--since", metavar="COMMIT", help="count what has changed since a commit")
+    options = parser.parse_args()
+    if options.files:
+        print("\n".join(path for path in counted(tracked()) if vendor_of(path) == options.files))
+        return
+    print("\n".join(table(since(options.since) if options.since else present())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What vendors are called, and what the labels of a Node say of its devices."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import board_model
+import pytest
+from chip_model import device as chip_device
+from dra_driver.core.backend import BACKENDS, create
+from dra_driver.core.labels import LONGEST_VALUE, agreed, value_of, written
+from dra_driver.core.model import Device, Version
+from hypothesis import given
+from hypothesis import strategies as st
+
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
+LABEL_NAME = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+
+
+@pytest.mark.parametrize("vendor", BACKENDS)
+def test_what_a_vendor_is_called(vendor: str) -> None:
+    backend = create(vendor)
+    facts = backend.facts
+    assert (facts.word, facts.driver_name, facts.cdi_kind) == (vendor, backend.driver_name, backend.cdi_kind)
+    assert facts.title and facts.devices and facts.kernel_module and facts.exporter.prefixes
+    assert all(name.startswith(f"{facts.domain}/") for name in facts.extended_resources.values())
+    assert all(LABEL_NAME.fullmatch(name) for name in facts.labels)
+    assert all(path.startswith("/dev/") for path in (*facts.control_nodes, *facts.device_nodes))
+    assert facts.layout_unit.startswith("dra-accelerators-layout") and facts.layout_unit.endswith(".service")
+    said = json.loads(json.dumps(facts.document()))
+    assert said["driver_name"] == facts.driver_name and said["exporter"]["port"] == facts.exporter.port
+    assert said["extended_resources"] == dict(facts.extended_resources) and said["labels"] == list(facts.labels)
+    assert dict(backend.labels([])) == {}
+
+
+def test_no_two_vendors_share_what_tells_them_apart() -> None:
+    facts = [create(vendor).facts for vendor in BACKENDS]
+    for name in ("driver_name", "cdi_kind", "domain", "layout_unit", "kernel_module", "title"):
+        assert len({getattr(each, name) for each in facts}) == len(facts), name
+    assert len({each.exporter.port for each in facts}) == len(facts)
+
+
+def gpu(**changes: Any) -> Device:
+    found = board_model.device("h100-80")
+    said = {"architecture": "Hopper", "cudaComputeCapability": Version("9.0.0")}
+    return replace(found, attributes={**found.attributes, **said}, product="NVIDIA H100 80GB HBM3", **changes)
+
+
+def test_labels_of_gpus() -> None:
+    labels = create("nvidia").labels
+    first = gpu()
+    assert dict(labels([first, first])) == {
+        "nvidia.com/gpu.compute.major": "9",
+        "nvidia.com/gpu.compute.minor": "0",
+        "nvidia.com/gpu.count": "2",
+        "nvidia.com/gpu.family": "hopper",
+        "nvidia.com/gpu.memory": str(first.memory_bytes // 1024**2),
+        "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+        "nvidia.com/mig.capable": "true",
+    }
+    mixed = labels([first, replace(first, product="NVIDIA A30", memory_bytes=24 * 1024**3)])
+    assert "nvidia.com/gpu.product" not in mixed and "nvidia.com/gpu.memory" not in mixed
+    assert mixed["nvidia.com/gpu.count"] == "2"
+
+
+def npu(kind: str, **attributes: Any) -> Device:
+    found = chip_device(kind)
+    return replace(found, attributes={**found.attributes, **attributes})
+
+
+def test_labels_of_npus() -> None:
+    labels = create("ascend").labels
+    pod: Mapping[str, Any] = {"model": "Ascend910", "superPodID": 7, "serverID": 0, "sdid": 11}
+    here = [npu("A3", **pod), npu("A3", **pod, rackID=3)]
+    here = [replace(each, pci_device_id=0xD80319E5, memory_bytes=64 * 1024**3) for each in here]
+    assert dict(labels(here)) == {
+        "huawei.com/npu.chip.memory": "64G",
+        "huawei.com/npu.chip.name": "Ascend910",
+        "huawei.com/topotree.serverid": "0",
+        "huawei.com/topotree.superpodid": "7",
+        "node.kubernetes.io/npu.chip.name": "Ascend910",
+    }
+    assert labels([here[1]])["huawei.com/topotree.rackid"] == "3"
+    # Memory beside the package has no label, and chips of two super-pods are in none.
+    small = replace(npu("310P", model="310P3"), pci_device_id=0xD50019E5)
+    assert set(labels([small])) == {"huawei.com/npu.chip.name", "node.kubernetes.io/npu.chip.name"}
+    torn = labels([here[0], npu("A3", **{**pod, "superPodID": 8})])
+    assert "huawei.com/topotree.superpodid" not in torn and "huawei.com/topotree.serverid" in torn
+
+
+@given(st.text(max_size=90))
+def test_any_text_becomes_a_value(text: str) -> None:
+    value = value_of(text)
+    assert LABEL_VALUE.fullmatch(value) and len(value) <= LONGEST_VALUE
+
+
+@given(st.lists(st.none() | st.sampled_from(["a", "b", ""]) | st.integers(0, 1), max_size=4))
+def test_a_label_is_what_all_agree_on(values: list[object]) -> None:
+    said = agreed(values)
+    assert said == (
+        str(values[0]) if values and values[0] is not None and len({str(each) for each in values}) == 1 else ""
+    )
+    assert written({"x": said}) == ({"x": said} if said else {})

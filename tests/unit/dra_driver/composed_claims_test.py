@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Claims that have several whole devices as one: all members or none, from the locks to the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from claim_steps import prepare, prepare_all, run, unprepare
+from dra_driver.claims.records import DOCUMENT_VERSION, ClaimRecord, record_of_document
+from dra_driver.claims.recovery import amended, users
+from dra_driver.claims.statuses import prepared_entries
+from dra_driver.commands.claims import device_of
+from dra_driver.core import health
+from dra_driver.core.composed import compose
+from dra_driver.core.health import Moment
+from dra_driver.core.model import GROUP, AttributeValue, Device, Fault, Finding, Offer
+from dra_driver.core.prepared import prepared_claims, prepared_partitions
+from dra_driver.core.signs import Severity
+from dra_driver.core.slices import COMBINED
+from dra_driver.inventory import Survey
+from dra_driver.kubelet.pod_resources import ContainerDevice
+from dra_driver.metrics import NoMetrics, Stopwatch
+from dra_driver.monitoring.view import holdings, placed
+from dra_driver.publish.fit import COUNTERS, JOINT, TAINTS, Content, fit, needs
+from dra_driver.publish.reducer import Identity, probe
+from machine_model import DEFAULT_KNOBS, DRIVER, POOL, Claims, ModelBackend, ModelGpus, Node
+from settings_test import config, settings
+
+PAIR, OTHER = "pair-0", "pair-2"
+SMALL = "gpu-1-mig-1g10gb-19-0"
+A, B, C, D = ModelGpus.uuids(4)
+
+
+class Pairs:
+    """Every two GPUs, by their indices, are a pair, if both are there."""
+
+    def groups(self, devices: Sequence[Device]) -> tuple[Offer, ...]:
+        by_index = {device.index: device for device in devices}
+        return tuple(
+            self.pair(by_index[first], by_index[first + 1])
+            for first in (0, 2)
+            if first in by_index and first + 1 in by_index
+        )
+
+    def pair(self, *members: Device) -> Offer:
+        uuids = tuple(each.uuid for each in members)
+        name = f"pair-{members[0].index}"
+        described = self.attributes_of("pair", members)
+        return Offer(name, GROUP, uuids[0], False, "pair", None, None, None, described, {}, members=uuids)
+
+    def attributes_of(self, kind: str, devices: Sequence[Device]) -> Mapping[str, AttributeValue]:
+        return {"type": "gpu-group", "group": kind, "indices": ",".join(str(each.index) for each in devices)}
+
+
+@pytest.fixture(autouse=True)
+def pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelBackend, "grouping", Pairs())
+
+
+def nodes_in(node: Node, uid: str) -> list[set[str]]:
+    """The GPUs' own nodes in each CDI device of a claim."""
+    return [
+        {each["path"] for each in device["containerEdits"]["deviceNodes"] if each["path"][-1].isdigit()}
+        for device in node.cdi(uid)["devices"]
+    ]
+
+
+def test_a_claim_has_all_members_in_one_device(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", PAIR)
+        assert await prepare(node, claim) == ""
+        (held,) = node.store.claims[claim.uid].devices
+        assert (held.kind, held.profile, held.members, held.device_uuid) == (GROUP, "pair", (A, B), A)
+        assert held.cdi_id == f"k8s.gpu.nvidia.com/claim={claim.uid}-{PAIR}"
+        assert node.store.claims[claim.uid].device_uuids == tuple(sorted((A, B)))
+        (nodes,) = nodes_in(node, claim.uid)
+        assert {"/dev/nvidia0", "/dev/nvidia1"} <= nodes and "/dev/nvidia2" not in nodes
+        text = node.system.read_text(f"/var/lib/metadata/{claim.uid}/r0.json")
+        (told,) = json.loads(text.splitlines()[0])["requests"][0]["devices"]
+        assert told["name"] == PAIR and told["attributes"]["indices"] == {"string": "0,1"}
+        assert (await prepare(node, claim), len(node.cdi_files())) == ("", 1), "asked again it stands"
+        assert await unprepare(node, claim) == "" and node.store.claims == {} and not node.cdi_files()
+
+    run(tmp_path, scenario, count=4)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_no_member_is_given_twice(tmp_path: Path, dynamic: bool) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        pair = claims.allocate("pair", PAIR)
+        taken = [claims.allocate(f"t{n}", name) for n, name in enumerate(("gpu-1", *([SMALL] if dynamic else [])))]
+        for other in taken:
+            assert await prepare(node, other) == ""
+            error = await prepare(node, pair)
+            assert f"Device {PAIR} of claim default/pair is still prepared for claim" in error, error
+            assert await unprepare(node, other) == ""
+        assert await prepare(node, pair) == ""
+        for other in (*taken, claims.allocate("first", "gpu-0"), claims.allocate("again", PAIR)):
+            assert "is still prepared for claim default/pair" in await prepare(node, other)
+        assert await prepare(node, claims.allocate("beside", OTHER)) == ""
+        error = await prepare(node, claims.allocate("both", "gpu-3", {"device": OTHER, "request": "x"}))
+        assert "is still prepared" in error
+
+    run(tmp_path, scenario, count=4, **({} if dynamic else {"rules": ()}))
+
+
+def test_a_claim_with_a_group_and_its_member_is_refused(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        error = await prepare(node, claims.allocate("both", PAIR, "gpu-1"))
+        assert "holds gpu-1 and pair-0, which overlap" in error and node.store.claims == {}
+        watching = {"device": PAIR, "adminAccess": True}
+        assert await prepare_all(node, claims.allocate("a", PAIR), claims.allocate("b", watching)) == ["", ""]
+
+    run(tmp_path, scenario, count=4)
+
+
+def test_no_member_may_have_partitions(tmp_path: Path) -> None:
+    """One that somebody made since the scheduler looked: it stays, and the claim is refused by name."""
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        node.backend.set_partitioning(B, True)
+        device = node.backend.device(B)
+        profile = device.profile(19)
+        node.backend.create_partition(B, 19, profile.placements[0])
+        error = await prepare(node, claims.allocate("a", PAIR))
+        assert "pair-0 cannot be given whole" in error and "1g.10gb at 0:1" in error and node.store.claims == {}
+        await node.look()
+        assert PAIR not in node.inventory.offers and OTHER in node.inventory.offers
+        assert node.survey is not None and node.survey.left_out == {PAIR: f"{B} is not offered whole"}
+
+    run(tmp_path, scenario, count=4)
+
+
+def test_partitioning_goes_off_on_every_member(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        for uuid in (A, B):
+            node.backend.set_partitioning(uuid, True)
+        assert await prepare(node, claims.allocate("a", PAIR)) == ""
+        assert [each.partitioning.enabled for each in node.gpus.devices()[:2]] == [False, False]
+
+    run(tmp_path, scenario, count=4)
+
+
+def test_settings_hold_for_every_member_and_end_with_the_claim(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", PAIR, config=[settings(powerLimit=300, graphicsClocks={"maximum": 900})])
+        assert await prepare(node, claim) == ""
+        with node.gpus.state() as state:
+            limits = [state[uuid]["knobs"]["powerLimit"] for uuid in (A, B, C)]
+        assert limits == [300, 300, DEFAULT_KNOBS["powerLimit"]]
+        assert await unprepare(node, claim) == ""
+        with node.gpus.state() as state:
+            assert all(state[uuid]["knobs"] == DEFAULT_KNOBS for uuid in (A, B))
+        sharing = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "MPS"}}
+        error = await prepare(node, claims.allocate("b", PAIR, config=[config(sharing)]))
+        assert "stands for several devices" in error and node.store.claims == {}
+        error = await prepare(node, claims.allocate("c", PAIR, config=[settings(powerLimit=1)]))
+        assert f"cannot set device {PAIR} ({A})" in error
+
+    run(tmp_path, scenario, count=4)
+
+
+def test_a_driver_that_comes_back_knows_its_groups(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", PAIR)
+        assert await prepare(node, claim) == ""
+        node.service.hands.remove_cdi(claim.uid)
+        (record,) = node.store.claims.values()
+        for boot in ("boot-1", "boot-2"):
+            again = Node(tmp_path, claims, count=4, boot_id=boot)
+            await again.start()
+            (found,) = again.store.claims.values()
+            assert found.devices == record.devices and found.boot_id == boot
+            (nodes,) = nodes_in(again, claim.uid)
+            assert {"/dev/nvidia0", "/dev/nvidia1"} <= nodes
+            assert await prepare(again, claim) == ""
+            assert "is still prepared" in await prepare(again, claims.allocate("b", SMALL))
+            again.close()
+
+    run(tmp_path, scenario, count=4)
+
+
+def test_what_stops_half_way_is_undone(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def reached(stage: str) -> None:
+        if stage == "recorded-preparing":
+            raise Killed
+
+    async def main() -> None:
+        claims = Claims()
+        node = Node(tmp_path, claims, count=4, reached=reached)
+        await node.start()
+        with pytest.raises(Killed):
+            claim = claims.allocate("a", PAIR, config=[settings(powerLimit=300)])
+            await node.service._prepare(claim, Stopwatch(NoMetrics(), "prepare"))
+        node.close()
+        again = Node(tmp_path, claims, count=4)
+        await again.start()
+        assert again.store.claims == {} and await prepare(again, claims.allocate("b", "gpu-1")) == ""
+        again.close()
+
+    asyncio.run(main())
+
+
+def test_a_member_that_was_taken_away(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", PAIR)
+        assert await prepare(node, claim) == ""
+        record = node.store.claims[claim.uid]
+        node.service.suspect.add(claim.uid)
+        whole = node.gpus.devices
+        node.gpus.devices = lambda: tuple(each for each in whole() if each.uuid != B)
+        assert f"device {B} is not on this node" in await prepare(node, claim)
+        await node.look()
+        assert PAIR not in node.inventory.offers
+        assert "which this node no longer has" in await prepare(node, claims.allocate("b", PAIR))
+        assert await unprepare(node, claim) == "" and record.uid not in node.store.claims
+
+    run(tmp_path, scenario, count=4)
+
+
+def test_a_member_with_a_fault_taints_the_group_and_keeps_it_from_claims(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        node.backend.faults[1] = Fault("no-answer", "It does not answer.")
+        await node.look()
+        survey = node.survey
+        assert survey is not None
+        ailments = {
+            finding.uuid: health.looked((), finding, Moment(1.0, "boot-1"))
+            for finding in survey.findings
+            if finding.fault
+        }
+        effects = {Severity.DEGRADED: "NoSchedule"}
+        tainted = {
+            offer.name: [taint.key for taint in offer.taints]
+            for offer in health.tainted(DRIVER, survey.offers, survey.devices, ailments, effects)
+            if offer.kind in (GROUP, "device")
+        }
+        sick = [f"{DRIVER}/no-answer"]
+        assert tainted == {"gpu-0": [], "gpu-1": sick, "gpu-2": [], "gpu-3": [], PAIR: sick, OTHER: []}
+        pair = node.inventory.offers[PAIR]
+        assert [each.sign.cause for each in health.concerning(pair, survey.devices, ailments)] == ["no-answer"]
+        error = await prepare(node, claims.allocate("a", PAIR))
+        assert f"device {B} is faulty" in error and A not in error
+        assert await prepare(node, claims.allocate("b", "gpu-0")) == ""
+
+    run(tmp_path, scenario, count=4)
+
+
+def test_who_watches_is_told_of_every_member(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", PAIR)
+        assert await prepare(node, claim) == ""
+        record = node.store.claims[claim.uid]
+        held = holdings([record])
+        assert [(each.device.name, each.uuid, each.device_uuid) for each in held] == [(PAIR, A, A), (PAIR, B, B)]
+        container = ContainerDevice("default", "p", "c", "a", DRIVER, POOL, PAIR, "")
+        assert [each.uuid for _container, each in placed(DRIVER, held, [container])] == [A, B]
+        (entry,) = prepared_entries(DRIVER, record, node.inventory.offers)
+        assert entry["device"] == PAIR and entry["data"]["uuids"] == [A, B] and entry["data"]["indices"] == "0,1"
+        assert "uuid" not in entry["data"]
+        assert device_of(record.devices[0])["members"] == [A, B]
+        with node.gpus.state() as state:
+            state[B]["pids"] = [4711]
+        assert users(record, {each.uuid: each for each in node.gpus.devices()}) == (4711,)
+        assert record.kind == GROUP
+        # Modules and the layout learn it from the store, device by device.
+        (read,) = prepared_claims(str(tmp_path / "state" / "state.db"))
+        assert [(each.name, each.device_uuid, each.kind) for each in read.devices] == [
+            (PAIR, A, GROUP),
+            (PAIR, B, GROUP),
+        ]
+        assert [each.device_uuid for each in prepared_partitions([read])] == [A, B]
+
+    run(tmp_path, scenario, count=4)
+
+
+def test_the_store_says_that_an_older_release_cannot_read_it(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", PAIR)
+        plain = claims.allocate("b", "gpu-2")
+        assert await prepare_all(node, claim, plain) == ["", ""]
+        record, other = (node.store.claims[each.uid] for each in (claim, plain))
+        assert json.loads(record.to_document())["version"] == DOCUMENT_VERSION == 5
+        assert json.loads(other.to_document())["version"] == 1 and "members" not in other.to_document()
+        assert record_of_document(record.to_document()) == record
+        for wrong in ("gpu", [1], {}):
+            document = json.loads(record.to_document())
+            document["devices"][0]["members"] = wrong
+            with pytest.raises(ValueError, match="members"):
+                record_of_document(json.dumps(document))
+        # A copy of the store that was put back lacks it: its file tells, and whoever has a member there steps aside.
+        (member,) = (replace(other.devices[0], name="gpu-1", device_uuid=B),)
+        stale = ClaimRecord("u2", "default", "old", "prepared", "boot-1", 0.0, (member,))
+        assert amended({"u2": stale}, [record], "boot-1") == {record.uid: record}
+
+    run(tmp_path, scenario, count=4)
+
+
+# ---------------------------------------------------------------------- what a server can keep
+
+
+def content(node: Node) -> Content:
+    found: Survey | None = node.survey
+    assert found is not None
+    return Content(found.offers, found.counter_sets)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_servers_that_cannot_hold_groups_apart_get_none(tmp_path: Path, dynamic: bool) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        whole = content(node)
+        assert {PAIR, OTHER} < {offer.name for offer in whole.offers} and fit(whole, ()) == (whole, ())
+        # Before 1.35 counters are beside their devices, and no set is shared.
+        old, (told,) = fit(whole, (), COMBINED)
+        assert told.feature == JOINT and told.names == (OTHER, PAIR) and "1.35" in told.describe()
+        node.backend.grouping = None
+        await node.look()
+        assert old == content(node)
+        # Where the server drops counters single devices are left, and none that overlaps one of them.
+        few, withheld = fit(whole, {COUNTERS})
+        assert [offer.name for offer in few.offers] == [f"gpu-{n}" for n in range(4)] and few.counter_sets == ()
+        assert {PAIR, OTHER} <= set(withheld[0].names) and not any(needs(offer) for offer in few.offers)
+
+    run(tmp_path, scenario, count=4, **({} if dynamic else {"rules": ()}))
+
+
+def test_the_probe_asks_for_counters_and_no_group(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        for layout, counted in (("separate", True), (COMBINED, False)):
+            body = probe(Identity(DRIVER, POOL, POOL), content(node), layout, {"uid": "u"})
+            names = [device["name"] for device in body["spec"]["devices"]] if body else []
+            assert names == (["gpu-0"] if counted else [])
+
+    run(tmp_path, scenario, count=4, rules=())
+
+
+def test_a_tainted_group_is_withheld_with_its_member_where_taints_are_dropped(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        node.backend.faults[1] = Fault("no-answer", "It does not answer.")
+        await node.look()
+        assert node.survey is not None
+        finding: Finding = node.survey.findings[1]
+        ailments = {B: health.looked((), finding, Moment(1.0, "b"))}
+        offers = health.tainted(DRIVER, node.survey.offers, node.survey.devices, ailments)
+        kept, _withheld = fit(Content(offers, node.survey.counter_sets), {TAINTS})
+        assert {"gpu-1", PAIR}.isdisjoint(offer.name for offer in kept.offers)
+
+    run(tmp_path, scenario, count=4, rules=())
+
+
+def test_groups_of_nothing(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        assert node.survey is not None
+        lone = compose((), (), Pairs().groups(node.gpus.devices()))
+        assert lone.offers == () and set(lone.left_out) == {PAIR, OTHER}
+
+    run(tmp_path, scenario, count=4)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What is published while claims hold devices, where that depends on it: one write for what came together, none for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from claim_steps import run
+from dra_driver.core.model import Device, Offer
+from dra_driver.publish.publisher import Content
+from dra_driver.supervisors import pool
+from dra_driver.supervisors.health import Picture
+from dra_driver.supervisors.pool import PoolKeeper
+from dra_driver.supervisors.shared import Shared, Snapshot
+from machine_model import Claims, Node
+
+
+class Told:
+    """A publisher that only listens."""
+
+    def __init__(self) -> None:
+        self.contents: list[Content] = []
+
+    def set_content(self, content: Content) -> None:
+        self.contents.append(content)
+
+
+def marked(offers: Sequence[Offer], devices: Mapping[str, Device], held: Collection[str]) -> tuple[Offer, ...]:
+    """Say with each offer how many devices are held."""
+    assert set(held) <= set(devices)
+    return tuple(replace(offer, attributes={**offer.attributes, "held": len(held)}) for offer in offers)
+
+
+def said(content: Content) -> set[object]:
+    return {offer.attributes.get("held") for offer in content.offers}
+
+
+def test_what_is_published_follows_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "HELD_SECONDS", 0.01)
+
+    async def scenario(node: Node, _claims: Claims) -> None:
+        assert node.survey is not None
+        picture = Picture(Snapshot(survey=node.survey))
+        uuids = sorted(node.survey.devices)
+        pictures, told, held = Shared(Picture()), Told(), [frozenset[str]()]
+        keeper = PoolKeeper(told, pictures, marked, lambda: held[0])  # type: ignore[arg-type]
+        running = asyncio.ensure_future(keeper.run())
+        await asyncio.sleep(0.05)
+        assert not told.contents  # before the first look the pool is left as it is
+        pictures.put(picture)
+        await asyncio.sleep(0.05)
+        assert [said(each) for each in told.contents] == [{0}]
+        held[0] = frozenset(uuids[:1])
+        await asyncio.sleep(0.05)
+        # The same again, and the same picture anew, which is for the publisher to compare.
+        held[0] = frozenset(uuids[:1])
+        await asyncio.sleep(0.05)
+        assert [said(each) for each in told.contents] == [{0}, {1}]
+        pictures.put(Picture(Snapshot(given_up="no driver")))
+        await asyncio.sleep(0.05)
+        assert told.contents[2:] == [Content()]
+        running.cancel()
+
+    run(tmp_path, scenario)
+
+
+def test_where_nothing_depends_on_claims_nobody_asks_for_them(tmp_path: Path) -> None:
+    async def scenario(node: Node, _claims: Claims) -> None:
+        def never() -> frozenset[str]:
+            raise AssertionError("asked")
+
+        told = Told()
+        keeper = PoolKeeper(told, Shared(Picture(Snapshot(survey=node.survey))), None, never)  # type: ignore[arg-type]
+        running = asyncio.ensure_future(keeper.run())
+        await asyncio.sleep(0.02)
+        assert node.survey is not None and [each.offers for each in told.contents] == [node.survey.offers]
+        running.cancel()
+
+    run(tmp_path, scenario)

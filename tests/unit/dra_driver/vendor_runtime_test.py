@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Where a vendor's own container runtime brings devices in, a container is told of all that it has, by variables that name them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver.claims.execute import with_lists_joined
+from dra_driver.config import InvalidConfiguration, parse
+from dra_driver.core.backend import BACKENDS, BY_RUNTIME, create
+from dra_driver.core.cdi import ContainerEdits
+from dra_driver.core.model import Device, Partition
+from hypothesis import given
+from hypothesis import strategies as st
+from machine_model import Claims, Node
+
+SLICE = "gpu-1-mig-1g10gb-19-0"
+VARIABLE = "VISIBLE"
+
+
+def named(device: Device, partition: Partition | None, monitoring: bool = False) -> ContainerEdits:
+    number = device.index if partition is None else 100 + partition.instance_id
+    return ContainerEdits(env=("KIND=x",), lists=((VARIABLE, (str(number),)),))
+
+
+def told(folder: Path, scene: Callable[[Node, Claims], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        claims = Claims()
+        node = Node(folder, claims, count=4)
+        node.backend.driver_edits = lambda: ContainerEdits(lists=((VARIABLE, ()),))
+        node.backend.device_edits = named
+        await node.start()
+        try:
+            return await scene(node, claims)
+        finally:
+            node.close()
+
+    return asyncio.run(main())
+
+
+def test_each_device_of_a_request_names_all_of_them(tmp_path: Path) -> None:
+    async def scene(node: Node, claims: Claims) -> Any:
+        given_devices = [{"device": f"gpu-{number}", "request": "all"} for number in (3, 0, 2)]
+        claim = claims.allocate("a", *given_devices)
+        assert (await node.service.prepare([claim]))[claim.uid].error == ""
+        return node.cdi(claim.uid)
+
+    document = told(tmp_path, scene)
+    assert "containerEdits" not in document
+    assert [sorted(each["containerEdits"]["env"]) for each in document["devices"]] == [
+        ["KIND=x", f"{VARIABLE}=3,0,2"]
+    ] * 3
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        (["gpu-0", SLICE], "2 requests (r0, r1)"),
+        ([{"device": "gpu-0", "request": "r"}, {"device": SLICE, "request": "r"}], "whole devices and partitions"),
+    ],
+)
+def test_what_one_variable_cannot_say_is_refused_before_hardware_is_changed(
+    tmp_path: Path, devices: list[Any], words: str
+) -> None:
+    async def scene(node: Node, claims: Claims) -> Any:
+        claim = claims.allocate("a", *devices)
+        node.backend.calls.clear()
+        error = (await node.service.prepare([claim]))[claim.uid].error
+        assert not node.store.claims and not node.partitions() and not node.cdi_files()
+        assert "create_partition" not in {name for name, _arguments in node.backend.calls}
+        # One that names its devices is served all the same.
+        other = claims.allocate("b", SLICE)
+        assert (await node.service.prepare([other]))[other.uid].error == ""
+        return error
+
+    error = told(tmp_path, scene)
+    assert words in error and "vendor_runtimes" in error
+
+
+@given(
+    st.dictionaries(
+        st.text("abc", min_size=1, max_size=2), st.lists(st.integers(0, 9).map(str), max_size=3), max_size=4
+    )
+)
+def test_nothing_that_a_device_is_called_by_is_lost_or_named_twice(devices: dict[str, list[str]]) -> None:
+    edits = {name: ContainerEdits(lists=((VARIABLE, tuple(values)),)) for name, values in devices.items()}
+    everything = {value for values in devices.values() for value in values}
+    for each in with_lists_joined(edits).values():
+        variables = dict(entry.split("=", 1) for entry in each.to_dict().get("env", []))
+        said = variables[VARIABLE].split(",") if VARIABLE in variables else []
+        assert set(said) == everything and len(said) == len(everything)
+
+
+def test_edits_that_name_nothing_are_left_as_they_are() -> None:
+    edits = {"a": ContainerEdits(env=("A=1",)), "b": ContainerEdits(env=("A=2",))}
+    assert with_lists_joined(edits) is edits
+
+
+def test_only_vendors_that_have_a_runtime_can_be_named() -> None:
+    assert set(BY_RUNTIME) <= set(BACKENDS)
+    for vendor in BY_RUNTIME:
+        configuration = parse({"node_name": "n", "backends": [vendor], "vendor_runtimes": [vendor]})
+        assert configuration.vendor_runtimes == (vendor,)
+        assert "vendor_runtimes" in configuration.needing_restart(parse({"node_name": "n", "backends": [vendor]}))
+        assert create(vendor, by_runtime=True).vendor == vendor
+    for wrong in ([*(set(BACKENDS) - set(BY_RUNTIME))], "all", [3]):
+        with pytest.raises(InvalidConfiguration, match="vendor_runtimes"):
+            parse({"node_name": "n", "vendor_runtimes": wrong})

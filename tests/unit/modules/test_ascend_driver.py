@@ -1,0 +1,392 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Ascend's driver and firmware: the order of packages, what stands in their way, and what becomes of runs that are cut short."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils._ascend_packages import (
+    COMPLETE,
+    Choices,
+    Installed,
+    Package,
+    PackageError,
+    Record,
+    Step,
+    plan,
+    plan_removal,
+    problems,
+    read_package,
+    read_record,
+    refusal,
+    wants_restart,
+    words,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import DeviceNumber, System
+from ansible_collections.dra.accelerators.plugins.modules import ascend_driver
+from driver_store import claim
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages"))
+
+from make import make
+
+KEPT = "var/lib/dra-accelerators/ascend"
+BOTH = {"driver": "24.1.rc1", "firmware": "7.3.0.1"}
+NEWER = {"driver": "24.1.rc2", "firmware": "7.5.0.1"}
+
+
+class Folder(System):
+    """A machine in a folder, with a boot that a test ends, and nodes that are files."""
+
+    boot = "boot-1"
+
+    def boot_id(self) -> str:
+        return self.boot
+
+    def device_number(self, path: str) -> DeviceNumber | None:
+        return DeviceNumber("c", 1, 3) if self.exists(path) else None
+
+
+class Node:
+    """A node in a folder, on which packages are run."""
+
+    def __init__(self, folder: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = folder / "root"
+        self.system = Folder(str(self.root))
+        self._run = run_here
+        for path in ("etc", "packages"):
+            (self.root / path).mkdir(parents=True)
+        (self.root / "etc/passwd").write_text("HwHiAiUser:x:990:990::/:/bin/false\n")
+        monkeypatch.setattr(ascend_driver, "System", lambda: self.system)
+        monkeypatch.setenv("FAKE_ROOT", str(self.root))
+        self.monkeypatch = monkeypatch
+
+    def package(self, kind: str, version: str, **values: str) -> str:
+        return f"/packages/{make(self.root / 'packages', kind, version, **values).name}"
+
+    def run(self, versions: dict[str, str] | None = None, *, check: bool = False, **options: Any) -> dict[str, Any]:
+        named = {kind: self.package(kind, version) for kind, version in (versions or {}).items()}
+        fixed = {"accept_eula": True, "services": [], "build": False, "state_path": ""}
+        return self._run("ascend_driver", {**named, **fixed, **options}, check=check, diff=True)
+
+    def versions(self) -> dict[str, str]:
+        found = {}
+        for kind in BOTH:
+            path = self.root / "usr/local/Ascend" / kind / "version.info"
+            if path.exists():
+                found[kind] = path.read_text().partition("Version=")[2].split()[0]
+        return found
+
+    def status(self) -> str:
+        info = self.root / "etc/ascend_install.info"
+        return info.read_text().partition("Driver_Install_Status=")[2].split()[0] if info.exists() else ""
+
+    def log(self) -> list[str]:
+        return [
+            line.split()[1]
+            for line in (self.root / "var/log/ascend_seclog/ascend_install.log").read_text().splitlines()
+        ]
+
+    def kept(self) -> list[str]:
+        folder = self.root / KEPT
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+@pytest.fixture
+def node(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(tmp_path, run_here, monkeypatch)
+
+
+def test_a_first_installation_takes_the_driver_first_and_an_upgrade_the_firmware(node: Node) -> None:
+    said = node.run(BOTH, check=True)
+    assert said["changed"] and said["reboot_required"] and not node.versions()
+    done = node.run(BOTH)
+    assert done["steps"] == said["steps"] == ["install the driver 24.1.rc1", "install the firmware 7.3.0.1"]
+    assert done["reboot_required"] and node.versions() == BOTH and node.status() == COMPLETE
+    assert done["before"]["driver"] == "" and done["after"] == {
+        **said["after"],
+        **BOTH,
+        "user": "HwHiAiUser",
+        "group": "HwHiAiUser",
+        "type": "full",
+    }
+    again = node.run(BOTH)
+    assert not again["changed"] and again["steps"] == [] and again["reboot_required"], "nobody has started it again yet"
+    node.system.boot = "boot-2"
+    assert not node.run(BOTH)["reboot_required"]
+
+    done = node.run(NEWER)
+    assert done["steps"] == [
+        "install the firmware 7.5.0.1 in place of 7.3.0.1",
+        "install the driver 24.1.rc2 in place of 24.1.rc1",
+    ]
+    assert node.versions() == NEWER and "-driver: 24.1.rc1" not in str(done["diff"])
+    assert done["diff"]["before"] == "driver: 24.1.rc1\nfirmware: 7.3.0.1\ncomplete: True\n"
+
+
+def test_going_back_and_forward_needs_no_packages(node: Node) -> None:
+    node.run(BOTH)
+    refused = node.run(state="previous")
+    assert refused["failed"] and refused["error_code"] == "no-former"
+    node.run(NEWER)
+    for path in (node.root / "packages").iterdir():
+        path.unlink()
+    back = node.run(state="previous")
+    assert node.versions() == BOTH and len(back["steps"]) == 2 and back["reboot_required"]
+    assert node.run(state="previous")["changed"] and node.versions() == NEWER
+    assert len([name for name in node.kept() if name.endswith(".run")]) == 4
+    node.run({"driver": "24.1.rc3"})
+    assert [name for name in node.kept() if "rc1" in name] == [], "two of a kind are kept"
+
+
+def test_only_what_it_has_installed_is_removed_firmware_first(node: Node) -> None:
+    node.run(BOTH)
+    done = node.run(state="absent")
+    assert done["steps"] == ["remove the firmware 7.3.0.1", "remove the driver 24.1.rc1"] and done["reboot_required"]
+    assert node.versions() == {} and node.kept() == ["record.json"]
+    assert not (node.root / "usr/local/Ascend").exists()
+    again = node.run(state="absent")
+    assert not again["changed"] and again["reboot_required"]
+    node.system.boot = "boot-2"
+    assert not node.run(state="absent")["reboot_required"] and node.kept() == []
+
+    node.run(BOTH)
+    (node.root / KEPT / "record.json").unlink()
+    refused = node.run(state="absent")
+    assert refused["error_code"] == "foreign" and node.versions() == BOTH
+    assert node.run(state="absent", foreign=True)["changed"] and node.versions() == {}
+
+
+@pytest.mark.parametrize("place", ["driver", "driver-late", "firmware"])
+@pytest.mark.parametrize("from_versions", [None, BOTH])
+def test_a_run_that_was_killed_is_gone_on_with(node: Node, place: str, from_versions: dict[str, str] | None) -> None:
+    if from_versions:
+        node.run(from_versions)
+    node.monkeypatch.setenv("FAKE_STOP", place)
+    killed = node.run(NEWER)
+    assert (killed["failed"] and node.versions() != NEWER) or node.status() != COMPLETE
+    node.monkeypatch.delenv("FAKE_STOP")
+    if not from_versions and place == "driver-late":
+        assert node.run(state="absent", check=True)["steps"] == ["remove the driver 24.1.rc2"], "what was begun is ours"
+    done = node.run(NEWER)
+    assert done["changed"] and node.versions() == NEWER and node.status() == COMPLETE
+    assert not node.run(NEWER)["changed"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"accept_eula": False}, "licence"),
+        ({"driver_checksum": "0" * 64}, "checksum"),
+        ({"user": "somebody"}, "not-ready"),
+        ({"build": True}, "not-ready"),
+        ({"driver": "/packages/driver.run"}, "package-name"),
+        ({"driver": None, "firmware": None}, "no-package"),
+    ],
+)
+def test_what_cannot_go_well_is_refused_before_anything_is_run(node: Node, options: dict[str, Any], code: str) -> None:
+    named = {kind: node.package(kind, version) for kind, version in BOTH.items()}
+    for check in (True, False):
+        result = node.run(check=check, **{**named, **options})
+        if check and code == "not-ready":
+            assert result["lacking"] == ["user" if "user" in options else "headers"]  # it may be about to come
+            continue
+        assert result["failed"] and result["error_code"] == code, result
+    assert not node.versions() and not (node.root / "var").exists()
+
+
+def test_a_damaged_package_is_not_run(node: Node) -> None:
+    path = node.package("driver", "24.1.rc1")
+    file = node.root / path.lstrip("/")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    text = file.read_text()
+    file.write_text(text[:-40] + text[-40:].replace("A", "B").replace("a", "b"))
+    assert node.run(driver=path, driver_checksum=digest)["error_code"] == "checksum"
+    assert node.run(driver=path)["error_code"] == "package-damaged" and not node.versions()
+    file.unlink()
+    assert node.run(driver=path)["error_code"] == "package-missing"
+    assert node.run(driver=path, check=True)["changed"], "what is not copied yet is judged by its name"
+
+
+def test_npus_in_use_keep_their_driver(node: Node, tmp_path: Path) -> None:
+    node.run(BOTH)
+    store = tmp_path / "state.db"
+    claim(store, "NPU-1")
+    refused = node.run(NEWER, state_path=str(store))
+    assert refused["error_code"] == "in-use" and refused["claims"] and "team-a/training" in refused["msg"]
+
+    (node.root / "dev").mkdir()
+    (node.root / "dev/davinci3").touch()
+    (node.root / "proc/4711/fd").mkdir(parents=True)
+    (node.root / "proc/4711/comm").write_text("training\n")
+    (node.root / "proc/4711/fd/5").symlink_to("/dev/null")  # the numbers that the node has here
+    refused = node.run(NEWER)
+    assert refused["error_code"] == "in-use" and refused["pids"] == [4711] and node.versions() == BOTH
+    assert node.run(state="absent")["error_code"] == "in-use"
+    (node.root / "proc/4711/fd/5").unlink()
+
+    # The package sees one that this module has not: what was begun is gone on with.
+    (node.root / "run").mkdir()
+    (node.root / "run/npus-in-use").touch()
+    refused = node.run(NEWER)
+    assert refused["error_code"] == "package-0x0094" and "Done before that: install the firmware" in refused["msg"]
+    (node.root / "run/npus-in-use").unlink()
+    assert node.run(NEWER)["steps"] == ["install the driver 24.1.rc2 in place of 24.1.rc1"] and node.versions() == NEWER
+
+
+def test_a_package_that_takes_effect_at_once_wants_no_restart(node: Node) -> None:
+    path = node.package("driver", "24.1.rc1", EFFECT="It takes effect immediately.")
+    done = node.run(driver=path)
+    assert done["changed"] and not done["reboot_required"]
+
+
+def test_a_version_that_is_called_otherwise_is_no_proof(node: Node) -> None:
+    path = node.root / node.package("driver", "24.1.rc1").lstrip("/")
+    other = path.with_name(path.name.replace("24.1.rc1", "24.1.0"))
+    path.rename(other)
+    name = f"/packages/{other.name}"
+    assert node.run(driver=name)["error_code"] == "not-proved"
+    assert node.run(driver=name, driver_version="24.1.rc1")["changed"]
+    assert not node.run(driver=name, driver_version="24.1.rc1")["changed"]
+
+
+# What is pure
+
+
+def package(kind: str, version: str) -> Package:
+    return Package(kind, f"/{kind}-{version}", "310p", version)
+
+
+VERSIONS = st.sampled_from(["", "1", "2"])
+
+
+@given(VERSIONS, VERSIONS, st.booleans(), st.sampled_from(["", "driver", "firmware"]), VERSIONS, VERSIONS)
+def test_each_of_the_two_is_taken_once_and_only_where_it_has_to(
+    driver: str, firmware: str, complete: bool, unfinished: str, wanted_driver: str, wanted_firmware: str
+) -> None:
+    installed = Installed(driver, firmware, complete)
+    wanted = [
+        package(kind, version)
+        for kind, version in (("driver", wanted_driver), ("firmware", wanted_firmware))
+        if version
+    ]
+    if wanted_firmware and not wanted_driver and not driver:
+        with pytest.raises(PackageError):
+            plan(installed, wanted, unfinished)
+        return
+    steps = plan(installed, wanted, unfinished)
+    assert len({step.kind for step in steps}) == len(steps)
+    for step in steps:
+        assert step.package is not None
+        is_same = step.before == step.package.version
+        assert not is_same or step.kind == unfinished or not complete
+        assert step.verb != "upgrade" or (step.before and step.kind != unfinished)
+        assert step.verb != "upgrade" or step.kind == "firmware" or complete
+    for each in wanted:
+        assert installed.version(each.kind) == each.version or each.kind in {step.kind for step in steps}
+    order = [step.kind for step in steps]
+    if len(order) == 2:
+        assert order == (["firmware", "driver"] if driver and complete else ["driver", "firmware"])
+
+
+def test_removal_is_the_other_way_round() -> None:
+    assert [step.kind for step in plan_removal(Installed("1", "2"))] == ["firmware", "driver"]
+    assert [step.kind for step in plan_removal(Installed("", "", complete=False))] == ["driver"]
+    assert plan_removal(Installed()) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "chip", "version", "machine"),
+    [
+        ("Ascend-hdk-310p-npu-driver_24.1.rc2_linux-x86-64.run", "driver", "310p", "24.1.rc2", "x86_64"),
+        ("Ascend-hdk-910b-npu-driver_25.2.0_linux-aarch64.run", "driver", "910b", "25.2.0", "aarch64"),
+        ("Ascend-hdk-310P-npu-firmware_7.5.0.1.129.run", "firmware", "310p", "7.5.0.1.129", ""),
+        ("Ascend-hdk-910-npu-driver_23.0.3_linux-x86_64.run", "driver", "910", "23.0.3", "x86_64"),
+        ("Other-hdk-npu-driver_25.2.0_linux-aarch64.run", "driver", "other-hdk", "25.2.0", "aarch64"),
+    ],
+)
+def test_a_name_says_what_a_package_is(name: str, kind: str, chip: str, version: str, machine: str) -> None:
+    found = read_package(kind, f"/root/{name}")
+    assert (found.kind, found.chip, found.version, found.machine) == (kind, chip, version, machine)
+    with pytest.raises(PackageError):
+        read_package("firmware" if kind == "driver" else "driver", name)
+
+
+def test_packages_for_other_chips_and_machines_are_named() -> None:
+    wanted = [Package("driver", "/d", "910b", "1", "aarch64"), Package("firmware", "/f", "310p", "1")]
+    found = problems(wanted, machine="x86_64", families=["310P"])
+    assert len(found) == 2 and "aarch64" in found[0] and "910B" in found[1]
+    assert problems(wanted, machine="aarch64", families=[]) == []
+    assert problems([Package("driver", "/d", "new", "1")], machine=platform.machine(), families=["310P"]) == []
+
+
+def test_packages_are_told_what_was_chosen_once() -> None:
+    first = Step("install", "driver", "", package("driver", "1"))
+    later = Step("upgrade", "driver", "1", package("driver", "2"))
+    firmware = Step("install", "firmware", "", package("firmware", "1"))
+    plain = Choices()
+    other = Choices("run", "/opt/ascend", "npu", "npus", for_all=True, build=False)
+    assert words(first, plain) == ["bash", "/driver-1", "--full", "--quiet"]
+    assert words(first, other)[2:] == [
+        "--run",
+        "--quiet",
+        "--install-for-all",
+        "--norebuild",
+        "--install-path=/opt/ascend",
+        "--install-username=npu",
+        "--install-usergroup=npus",
+    ]
+    assert words(later, other)[2:] == ["--upgrade", "--quiet", "--install-for-all", "--norebuild"]
+    assert words(firmware, other)[2:] == ["--full", "--quiet"]
+    for step, choices in itertools.product((first, later, firmware), (plain, other)):
+        assert "--quiet" in words(step, choices), "nobody is there to answer"
+
+
+def test_the_end_of_a_package_is_understood() -> None:
+    driver, firmware = (Step("install", kind, "", package(kind, "1")) for kind in ("driver", "firmware"))
+    assert refusal(driver, 0, "") is None and refusal(firmware, 2, "current already") is None
+    for code in ("0x0002", "0x0091", "0x0093", "0x0094", "0x0095", "0x0096"):
+        error = refusal(driver, 1, f"[ERROR]ERR_NO:{code}; words")
+        assert error is not None and error.code == f"package-{code}" and error.hint and "words" in str(error)
+    error = refusal(driver, 2, "")
+    assert error is not None and "said nothing" in str(error)
+    assert (
+        wants_restart("")
+        and wants_restart("Reboot needed")
+        and not wants_restart("The new version takes effect immediately.")
+    )
+
+
+NAMES = st.dictionaries(
+    st.sampled_from(["driver", "firmware"]),
+    st.fixed_dictionaries({"path": st.text(), "version": st.text(), "checksum": st.text()}),
+)
+
+
+@given(NAMES, NAMES, st.text(), st.text())
+def test_a_record_is_read_as_it_was_written(packages: Any, former: Any, boot: str, doing: str) -> None:
+    record = Record(packages, former, boot, doing)
+    assert read_record(record.to_text(), "/record") == record
+    assert bool(record) == bool(packages or former or boot or doing)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", json.dumps({"version": 2}), '{"version": 1, "packages": {"driver": 3}}']
+)
+def test_a_damaged_record_is_said_to_be_so(text: str) -> None:
+    with pytest.raises(AcceleratorError) as caught:
+        read_record(text, "/record")
+    assert caught.value.code == "damaged-record"

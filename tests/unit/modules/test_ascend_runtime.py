@@ -1,0 +1,145 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files of ascend-docker-runtime: the licence, the engines' settings, and what goes when it goes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils._ascend_packages import PackageError
+from ansible_collections.dra.accelerators.plugins.module_utils._ascend_runtime import read_package
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.modules import ascend_runtime
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages"))
+
+from make import make
+
+TARGET = "usr/local/Ascend/Ascend-Docker-Runtime"
+BUNDLE = "run/containerd/io.containerd.runtime.v2.task/k8s.io/c0ffee"
+
+
+class Node:
+    """A node in a folder, on which the package is run."""
+
+    def __init__(self, folder: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = folder / "root"
+        (self.root / "packages").mkdir(parents=True)
+        (self.root / "etc/docker").mkdir(parents=True)
+        (self.root / "usr/local").mkdir(parents=True)
+        (self.root / "etc/docker/daemon.json").write_text('{"debug": true}')
+        self._run = run_here
+        self.monkeypatch = monkeypatch
+        monkeypatch.setattr(ascend_runtime, "System", lambda: System(str(self.root)))
+        monkeypatch.setenv("FAKE_ROOT", str(self.root))
+
+    def package(self, version: str) -> str:
+        return f"/packages/{make(self.root / 'packages', 'runtime', version).name}"
+
+    def run(self, version: str = "", *, check: bool = False, **options: Any) -> dict[str, Any]:
+        named = {"package": self.package(version)} if version else {"state": "absent"}
+        return self._run("ascend_runtime", {**named, "accept_eula": True, **options}, check=check, diff=True)
+
+    def files(self) -> dict[str, str]:
+        return {
+            str(path.relative_to(self.root)): path.read_text() if path.is_file() else "folder"
+            for path in self.root.rglob("*")
+            if not str(path.relative_to(self.root)).startswith(("packages", "var/log"))
+        }
+
+
+@pytest.fixture
+def node(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(tmp_path, run_here, monkeypatch)
+
+
+def test_it_comes_is_replaced_and_goes_and_no_engine_notices(node: Node) -> None:
+    (node.root / "usr/local/Ascend/driver").mkdir(parents=True)
+    before = node.files()
+    said = node.run("6.0.0", check=True)
+    assert said["changed"] and said["after"] == "6.0.0" and node.files() == before
+    done = node.run("6.0.0")
+    assert {**done, "diff": 0} == {**said, "diff": 0} and (node.root / TARGET / "ascend-docker-runtime").exists()
+    assert done["program"] == f"/{TARGET}/ascend-docker-runtime" and done["ours"]
+    assert json.loads((node.root / "etc/docker/daemon.json").read_text()) == {"debug": True}
+    assert not [name for name in node.files() if "ascend-runtime-" in name], "the scratch file goes"
+    assert not node.run("6.0.0")["changed"]
+    newer = node.run("7.0.0")
+    assert (newer["before"], newer["after"]) == ("6.0.0", "7.0.0") and "7.0.0" in node.files()[
+        f"{TARGET}/ascend-docker-runtime"
+    ]
+    assert node.run("6.0.0")["changed"], "an older one takes its place as well"
+
+    gone = node.run(check=True)
+    assert gone["changed"] and (node.root / TARGET).exists()
+    assert node.run()["after"] == "" and not node.run()["changed"]
+    assert {name for name in node.files() if not name.startswith("var")} == {
+        name for name in before if not name.startswith("var")
+    }
+    assert (node.root / "usr/local/Ascend/driver").exists(), "the package's own removal would have taken it along"
+
+
+def test_without_anything_beside_it_all_folders_go(node: Node) -> None:
+    node.run("6.0.0")
+    node.run()
+    assert not (node.root / "usr/local/Ascend").exists()
+
+
+def test_containers_that_run_by_it_keep_it(node: Node) -> None:
+    node.run("6.0.0")
+    (node.root / BUNDLE).mkdir(parents=True)
+    (node.root / BUNDLE / "options.json").write_text(json.dumps({"binary_name": f"/{TARGET}/ascend-docker-runtime"}))
+    for check in (True, False):
+        refused = node.run(check=check)
+        assert refused["error_code"] == "in-use" and "c0ffee" in refused["msg"]
+    (node.root / BUNDLE / "options.json").write_text(json.dumps({"binary_name": "runc"}))
+    assert node.run()["changed"]
+
+
+def test_what_somebody_else_has_installed_stays(node: Node) -> None:
+    node.run("6.0.0")
+    (node.root / "var/lib/dra-accelerators/ascend-runtime.json").unlink()
+    assert not node.run()["changed"] and (node.root / TARGET).exists()
+    newer = node.run("7.0.0")
+    assert newer["changed"] and not newer["ours"] and not node.run()["changed"]
+
+
+def test_a_run_that_was_killed_is_gone_on_with_and_can_be_taken_back(node: Node) -> None:
+    before = {name for name in node.files() if not name.startswith("var")}
+    node.monkeypatch.setenv("FAKE_STOP", "runtime")
+    assert node.run("6.0.0")["failed"]
+    node.monkeypatch.delenv("FAKE_STOP")
+    assert not node.run("6.0.0").get("failed")
+    node.run()
+    assert {name for name in node.files() if not name.startswith("var")} == before
+
+
+def test_what_cannot_go_well_is_refused_before_anything_is_run(node: Node) -> None:
+    path = node.package("6.0.0")
+    digest = hashlib.sha256((node.root / path.lstrip("/")).read_bytes()).hexdigest()
+    before = node.files()
+    for options, code in (
+        ({"accept_eula": False}, "licence"),
+        ({"checksum": "0" * 64}, "checksum"),
+        ({"package": path.replace("linux-", "linux-other")}, "not-for-this-node"),
+        ({"package": "/packages/runtime.run"}, "package-name"),
+    ):
+        for check in (True, False):
+            assert node.run("6.0.0", check=check, **options)["error_code"] == code
+    assert node.run("6.0.0", package=path.replace("6.0.0", "6.0.1"))["error_code"] == "package-missing"
+    assert node.files() == before
+    assert node.run("6.0.0", checksum=digest.upper())["changed"]
+
+
+def test_a_name_says_what_a_package_is() -> None:
+    found = read_package("/root/Ascend-docker-runtime_7.1.RC1_linux-aarch64.run")
+    assert (found.version, found.machine) == ("7.1.RC1", "aarch64")
+    with pytest.raises(PackageError):
+        read_package("/root/Ascend-hdk-310p-npu-driver_1_linux-aarch64.run")

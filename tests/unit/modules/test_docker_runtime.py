@@ -1,0 +1,180 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A runtime among Docker's: nothing else of its file changes, and the way back is byte for byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils._docker import (
+    DockerError,
+    Record,
+    entry,
+    fingerprint,
+    read_record,
+    text_before,
+    text_with,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
+from hypothesis import given
+from hypothesis import strategies as st
+
+SITE = """{
+  "log-driver": "json-file",
+  "runtimes": {"crun": {"path": "/usr/bin/crun"}},
+  "default-runtime": "crun",
+  "proxies": {"http-proxy": "http://user:hidden-word@proxy"}
+}
+"""
+PROGRAM = "/opt/ascend-docker-runtime"
+# A Docker that knows what its file said when it was last told to read it.
+SYSTEMCTL = """#!/bin/sh
+echo "$*" >> {folder}/asked
+case $1 in
+is-active) cat {folder}/state ;;
+reload) [ ! -e {folder}/broken ] || exit 0; cp {config} {folder}/known 2>/dev/null || echo '{{}}' > {folder}/known ;;
+esac
+"""
+DOCKER = """#!/usr/bin/env python3
+import json
+print(json.dumps({{"runc": {{"path": "runc"}}, **json.load(open("{folder}/known")).get("runtimes", {{}})}}))
+"""
+DAEMON = """#!/bin/sh
+[ ! -e {folder}/refuses ] || {{ echo "invalid: $3" >&2; exit 1; }}
+"""
+
+
+class Docker:
+    """A node with a Docker that is not there."""
+
+    def __init__(self, folder: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.config = folder / "daemon.json"
+        self._run = run_here
+        (folder / "bin").mkdir()
+        for name, text in (("systemctl", SYSTEMCTL), ("docker", DOCKER), ("dockerd", DAEMON)):
+            path = folder / "bin" / name
+            path.write_text(text.format(folder=folder, config=self.config))
+            path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
+        (folder / "state").write_text("active\n")
+        (folder / "known").write_text("{}")
+
+    def run(self, *, check: bool = False, **options: Any) -> dict[str, Any]:
+        fixed = {"name": "ascend", "config": str(self.config), "records": str(self.folder / "records"), "timeout": 1}
+        program = {} if options.get("state") == "absent" else {"program": PROGRAM}
+        return self._run("docker_runtime", {**fixed, **program, **options}, check=check, diff=True)
+
+    def known(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "known").read_text()).get("runtimes", {}))
+
+
+@pytest.fixture
+def docker(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Docker:
+    return Docker(tmp_path, run_here, monkeypatch)
+
+
+@pytest.mark.parametrize("before", [None, "{}", SITE, json.dumps(json.loads(SITE))])
+def test_a_runtime_is_added_and_taken_back(docker: Docker, before: str | None) -> None:
+    if before is not None:
+        docker.config.write_text(before)
+        docker.config.chmod(0o600)
+    said = docker.run(check=True)
+    assert said["changed"] and said["reloaded"] and docker.config.exists() == (before is not None)
+    done = docker.run()
+    assert done["file"] == said["file"] == str(docker.config)
+    assert docker.known()["ascend"] == {"path": PROGRAM}
+    assert "hidden-word" not in str(done) and PROGRAM in done["diff"]["after"] and PROGRAM not in done["diff"]["before"]
+    document = json.loads(docker.config.read_text())
+    assert document["runtimes"].pop("ascend") and document == {"runtimes": {}, **json.loads(before or "{}")}
+    if before is not None:
+        assert docker.config.stat().st_mode & 0o777 == 0o600
+    assert not docker.run()["changed"]
+
+    gone = docker.run(state="absent")
+    assert gone["changed"] and "ascend" not in docker.known()
+    assert (docker.config.read_text() if docker.config.exists() else None) == before
+    assert not docker.run(state="absent")["changed"] and not list((docker.folder / "records").iterdir())
+
+
+def test_what_somebody_has_changed_since_stays(docker: Docker) -> None:
+    docker.config.write_text(SITE)
+    docker.run()
+    docker.config.write_text(docker.config.read_text().replace("json-file", "journald"))
+    docker.run(program="/opt/other")
+    assert docker.known()["ascend"] == {"path": "/opt/other"}
+    docker.run(state="absent")
+    assert json.loads(docker.config.read_text()) == {**json.loads(SITE), "log-driver": "journald"}
+
+
+def test_a_runtime_of_somebody_else_is_not_removed(docker: Docker) -> None:
+    docker.config.write_text(json.dumps({"runtimes": {"ascend": {"path": "/site"}}}))
+    assert not docker.run(state="absent")["changed"]
+    before = docker.config.read_text()
+    docker.run()
+    docker.run(state="absent")
+    assert docker.config.read_text() == before
+
+
+def test_a_file_that_docker_does_not_work_by_is_put_back(docker: Docker) -> None:
+    docker.config.write_text(SITE)
+    (docker.folder / "broken").touch()
+    refused = docker.run()
+    assert refused["error_code"] == "not-taken" and "put back" in refused["msg"]
+    assert docker.config.read_text() == SITE and not list((docker.folder / "records").iterdir())
+    (docker.folder / "broken").unlink()
+    (docker.folder / "refuses").touch()
+    assert docker.run()["error_code"] == "not-taken" and docker.config.read_text() == SITE
+    docker.config.write_text("{")
+    assert docker.run()["error_code"] == "invalid-json"
+
+
+def test_a_reload_that_is_owed_is_made_up_for(docker: Docker) -> None:
+    docker.run()
+    (docker.folder / "known").write_text("{}")
+    again = docker.run()
+    assert again["changed"] and again["reloaded"] and again["file"] == "" and docker.known()
+
+
+def test_a_docker_that_does_not_run_is_only_written_for(docker: Docker) -> None:
+    (docker.folder / "state").write_text("inactive\n")
+    done = docker.run()
+    assert done["changed"] and not done["reloaded"] and docker.known() == {}
+    assert "reload" not in (docker.folder / "asked").read_text() and not docker.run()["changed"]
+
+
+DOCUMENTS = st.dictionaries(st.sampled_from(["debug", "labels", "runtimes-x"]), st.text() | st.booleans(), max_size=3)
+RUNTIMES = st.dictionaries(
+    st.sampled_from(["crun", "ascend", "kata"]), st.fixed_dictionaries({"path": st.text()}), max_size=3
+)
+
+
+@given(DOCUMENTS, RUNTIMES, st.sampled_from([None, 2, "\t"]), st.lists(st.text(), max_size=2))
+def test_the_change_is_the_runtime_and_nothing_else(
+    document: dict[str, Any], runtimes: dict[str, Any], indentation: Any, arguments: list[str]
+) -> None:
+    text = json.dumps({**document, **({"runtimes": runtimes} if runtimes else {})}, indent=indentation)
+    wanted = entry(PROGRAM, arguments)
+    changed = text_with(text, "/d", "ascend", wanted)
+    assert changed is not None and text_with(changed, "/d", "ascend", wanted) == changed
+    after = json.loads(changed)
+    assert after["runtimes"] == {**runtimes, "ascend": wanted} and {key: after[key] for key in document} == document
+    record = Record(text, fingerprint(changed))
+    assert read_record(record.to_text(), "/r") == record
+    assert text_before(changed, "/d", "ascend", record) == text
+    others = {key: value for key, value in runtimes.items() if key != "ascend"}
+    edited = text_before(changed + "\n", "/d", "ascend", record)
+    assert json.loads(edited or "{}") == {**document, **({"runtimes": others} if others else {})}
+
+
+@pytest.mark.parametrize("text", ["[]", '{"runtimes": []}', "x"])
+def test_what_is_no_configuration_is_not_touched(text: str) -> None:
+    with pytest.raises(DockerError):
+        text_with(text, "/d", "ascend", entry(PROGRAM, []))
+    with pytest.raises(AcceleratorError):
+        read_record(text, "/r")
