@@ -68,19 +68,30 @@ def wanted_handler(
 
 
 def candidates(
-    settings: Settings, name: str, handler: Mapping[str, Any], main: File | None, path: str, folder: str | None
+    settings: Settings,
+    name: str,
+    handler: Mapping[str, Any],
+    main: File | None,
+    path: str,
+    folder: str | None,
+    others: Mapping[str, Any] | None = None,
 ) -> list[Change]:
-    """Return the changes that may make the handler known, the least intrusive one first."""
+    """Return the changes that may make the handler known, the least intrusive one first.
+
+    ``others`` are handlers that are said beside it: a containerd before 2.0 loses those that it has by default where a file
+    names any.
+    """
+    said = {**{key: value for key, value in (others or {}).items() if key != name}, name: handler}
     found = []
     version = min(max(settings.version, 2), 3)
-    block = _block(table_of(version), name, handler)
+    block = _block(table_of(version), name, said)
     if folder is not None:
         found.append(Change(posixpath.join(folder, drop_in_name(name)), None, f"version = {version}\n{block}"))
     if main is None:
         found.append(Change(path, None, f"version = {version}\n{block}"))
     else:
         text = without_block(main.text, name)
-        own = _block(main.table(), name, handler)
+        own = _block(main.table(), name, said)
         found.append(Change(path, main.text, (text if text.endswith("\n") or not text else text + "\n") + own))
     return found
 
@@ -106,9 +117,10 @@ def _table(settings: Settings) -> tuple[str, ...]:
     return table_of(settings.version)
 
 
-def _block(table: Sequence[str], name: str, handler: Mapping[str, Any]) -> str:
+def _block(table: Sequence[str], name: str, said: Mapping[str, Any]) -> str:
     lines = [_BEGIN.format(name=name), f"# Written by {MARK} (module containerd_handler)."]
-    lines += _tables((*table, "containerd", "runtimes", name), handler)
+    for key, handler in said.items():
+        lines += _tables((*table, "containerd", "runtimes", key), handler)
     return "\n".join([*lines, _END.format(name=name), ""])
 
 

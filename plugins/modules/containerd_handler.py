@@ -171,7 +171,9 @@ def plan(daemon: Daemon, settings: Settings, params: dict[str, Any], specificati
         return []
     refused = []
     folder = daemon.drop_in_folder(params["drop_ins"])
-    for each in candidates(settings, name, handler, daemon.read(daemon.config), daemon.config, folder):
+    place = (daemon.read(daemon.config), daemon.config, folder)
+    alone = candidates(settings, name, handler, *place)
+    for each in [*alone, *candidates(settings, name, handler, *place, others=handlers(settings))]:
         after = daemon.aside(settings, daemon.imported(), [each])
         if after is None:
             refused.append(f"{each.path}: containerd refuses the file")

@@ -69,6 +69,15 @@ def test_another_program_is_told_what_the_default_one_is_told() -> None:
     assert runtimes(drop_in.after, PLUGINS[1][1]) == {"other": wanted}
 
 
+def test_others_that_a_file_would_hide_are_said_beside_it() -> None:
+    plugin = PLUGINS[1][1]
+    settings = read_dump(DUMP.format(version=2, plugin=plugin))
+    wanted, site = wanted_handler(settings, SPECIFICATION), File("/c.toml", "# words\nversion = 2\n")
+    (main,) = candidates(settings, NAME, wanted, site, "/c.toml", None, others=handlers(settings))
+    assert main.after is not None and runtimes(main.after, plugin) == {"runc": handlers(settings)["runc"], NAME: wanted}
+    assert text_before(main.after, NAME) == site.text
+
+
 def test_without_a_main_file_one_is_made_and_without_a_default_handler_it_is_refused() -> None:
     text = DUMP.format(version=3, plugin=PLUGINS[0][1])
     settings = read_dump(text)
