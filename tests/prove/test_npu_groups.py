@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A node with four cards of two Ascend 310P each: both chips of a card as one device, beside single chips and slices."""
+"""A node with four cards of two Ascend 310P each: both chips of a card as one device, beside single chips."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ def test_a_pod_with_a_card_sees_both_of_its_chips_and_no_other(duo: NpuCluster, 
 
 
 def test_a_card_of_which_anything_is_taken_is_passed_by(duo: NpuCluster, site: Recap) -> None:
-    """A chip of one card, a slice of another: two cards are left, the third claim waits, and goes on when a card is whole again."""
+    """A chip of one card, and of another: two cards are left, the third claim waits, and goes on when a card is whole again."""
     assert not site.failed
     ask(duo, "chip", "npu.huawei.com", f"{OF}.physicId == 7")
-    ask(duo, "slice", "ascend-310p-1-4", f"{OF}.physicId == 4")
-    duo.wait_running("chip", "slice")
+    ask(duo, "half", "npu.huawei.com", f"{OF}.physicId == 4")
+    duo.wait_running("chip", "half")
     for number in range(3):
         ask(duo, f"card-{number}", CARD)
         if number < 2:
@@ -95,7 +95,7 @@ def test_a_card_of_which_anything_is_taken_is_passed_by(duo: NpuCluster, site: R
     duo.wait("the third claim waits", lambda: waits(duo, "card-2"), timeout=60)
     ask(duo, "other", "npu.huawei.com", f"{OF}.physicId == 0")
     duo.wait("a chip of a card that is given waits", lambda: waits(duo, "other"), timeout=60)
-    duo.kubectl("delete", "pod/slice", "resourceclaim/slice", "-n", "default", "--timeout=120s", timeout=180)
+    duo.kubectl("delete", "pod/half", "resourceclaim/half", "-n", "default", "--timeout=120s", timeout=180)
     duo.wait_running("card-2")
     assert given(duo, "card-2") == ["npu-card-4"]
     clear(duo)
@@ -106,6 +106,6 @@ def test_a_pod_with_the_whole_node_has_it_alone(duo: NpuCluster, site: Recap) ->
     ask(duo, "everything", NODE)
     duo.wait_running("everything")
     assert given(duo, "everything") == ["npu-node"]
-    ask(duo, "none-left", "ascend-310p-1-8")
-    duo.wait("a slice waits", lambda: waits(duo, "none-left"), timeout=60)
+    ask(duo, "none-left", "npu.huawei.com")
+    duo.wait("a chip waits", lambda: waits(duo, "none-left"), timeout=60)
     clear(duo)

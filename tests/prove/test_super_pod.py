@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,7 +56,7 @@ def attributes(npus: NpuCluster, node: str) -> dict[int, dict[str, Any]]:
     """The attributes of a node's chips, by their physical ids."""
     found = {}
     for name, device in npus.devices(node).items():
-        if name.count("-") == 1:
+        if re.fullmatch(r"npu-[0-9]+", name):  # groups and slices have other names
             said = {key: next(iter(value.values())) for key, value in device["attributes"].items()}
             found[int(name.rpartition("-")[2])] = said
     return found

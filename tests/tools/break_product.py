@@ -60,8 +60,8 @@ BREAKS = (
         "same-device-twice",
         "a device that another claim holds is given to the next claim",
         f"{DRIVER}/claims/plan.py",
-        "    if one.device_uuid != other.device_uuid:\n        return False\n",
-        "    if one.device_uuid == other.device_uuid:\n        return False\n",
+        "    if set(one.device_uuids).isdisjoint(other.device_uuids):\n        return False\n",
+        "    if not set(one.device_uuids).isdisjoint(other.device_uuids):\n        return False\n",
         ("tests/unit/dra_driver/service_test.py::test_overlap_is_refused_naming_the_other_claim",),
     ),
     Break(

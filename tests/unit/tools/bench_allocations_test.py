@@ -88,11 +88,13 @@ def test_npus_have_as_much_room_as_is_measured_and_no_more(name: str) -> None:
     layout, numbers = BESIDE[name]
     rules = [rule for rule in parse_rules([dict(rule) for rule in layout]) if "nvidia" not in (rule.match.vendor or ())]
     cut = tuple(chip_model.partition("310P", "vir01", Placement(start, 1)) for start in range(7))
-    found = []
+    found, counters = [], []
     for number in range(2):
         made = cut if rules[0].mode == "static" else ()
-        found += npu_offers.offers(chip_model.device("310P", made, number), dynamic=rules[0].mode == "dynamic")
-    pool = build_pool(driver="d", pool="n", node_name="n", offers=found, counter_sets=())
+        chip = chip_model.device("310P", made, number)
+        found += npu_offers.offers(chip, dynamic=rules[0].mode == "dynamic")
+        counters.append(npu_offers.counter_set(chip))
+    pool = build_pool(driver="d", pool="n", node_name="n", offers=found, counter_sets=counters)
     devices = {each["name"]: each for part in pool.slices for each in part.devices}
     kind = NPU_KINDS[name]
     assert len({place["device"] for place in places(kind, devices, numbers[-1])}) == numbers[-1]

@@ -388,7 +388,7 @@ class AscendBackend:
 
     def _destroy(self, uuid: str, slice_id: int) -> None:
         now = self._read(uuid)
-        slices.destroy(self._source, self._chips.chip(uuid), now, slice_id)
+        slices.destroy(self._source, self._chips.chip(uuid), now, slice_id, partial(self._read, uuid))
 
     def _reset(self, uuid: str) -> None:
         now, spot = self._read(uuid), self._chips.chip(uuid).spot

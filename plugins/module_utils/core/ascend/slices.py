@@ -70,8 +70,11 @@ def create(
     return made
 
 
-def destroy(source: Source, chip: Chip, device: Device, slice_id: int) -> None:
-    """Destroy a slice that nobody uses: the driver would destroy it under whoever does. Raises NotFound, InUse, DeviceFaulty."""
+def destroy(source: Source, chip: Chip, device: Device, slice_id: int, read: Callable[[], Device]) -> None:
+    """Destroy a slice that nobody uses: the driver would destroy it under whoever does. ``read`` reads the chip again.
+
+    Raises NotFound, InUse, DeviceFaulty.
+    """
     found = next((each for each in device.partitions if each.instance_id == slice_id), None)
     if found is None:
         raise NotFound(f"{device.describe()} has no slice {slice_id}")
@@ -81,7 +84,17 @@ def destroy(source: Source, chip: Chip, device: Device, slice_id: int) -> None:
             pids=_pids(found.processes),
             hint="End the container that has it.",
         )
-    source.destroy(chip.spot, slice_id)
+    try:
+        source.destroy(chip.spot, slice_id)
+    except NotFound as error:
+        # Whoever takes it for gone would leave it for ever.
+        if any(each.instance_id == slice_id for each in read().partitions):
+            raise AcceleratorError(
+                f"Destroying slice {slice_id} of {device.describe()}: the driver says that it is not there, and the chip lists it still",
+                hint="Look at the kernel log. It is tried again.",
+                code="not-destroyed",
+            ) from error
+        raise
 
 
 def _number(chip: Chip, device: Device, placement: Placement, doing: str) -> int:
