@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_driver.claims.records import DOCUMENT_VERSION
 from dra_driver.claims.store import Change, Store
 from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks
 from dra_driver.core.errors import AcceleratorError
@@ -179,7 +181,7 @@ def test_a_driver_waits_for_what_a_newer_release_has_written(
             write_version("2")
         else:
             path.rename(short / "kept.db")
-            file.write_text(text.replace('\\"version\\":1', '\\"version\\":5'))
+            file.write_text(re.sub(r'(\\"version\\"):\d+', rf"\1:{DOCUMENT_VERSION + 1}", text))
         await scene.start(serves=False)
 
         async def told() -> str:

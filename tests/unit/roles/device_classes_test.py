@@ -70,9 +70,11 @@ def test_the_classes_of_each_fleet(tmp_path: Path) -> None:
         "ascend-910": "huawei.com/Ascend910",
     }
     assert not any(each["spec"]["extendedResourceName"] for each in told["few"])
-    # What users copy asks for classes that there are.
-    asked = re.findall(r"deviceClassName: (\S+)", "".join(path.read_text("utf-8") for path in EXAMPLES.glob("*.yaml")))
-    assert asked and set(asked) <= set(names["ascend"])
+    # What users copy asks for classes that there are, or brings its own.
+    copied = "".join(path.read_text("utf-8") for path in EXAMPLES.glob("*.yaml"))
+    asked = re.findall(r"deviceClassName: (\S+)", copied)
+    brought = re.findall(r"kind: DeviceClass\n +metadata:\n +name: (\S+)", copied)
+    assert asked and set(asked) <= {*names["ascend"], *brought}
     quarter = next(each for each in told["few"] if each["metadata"]["name"] == "ascend-310p-1-4")
     (selector,) = quarter["spec"]["selectors"]
     assert selector["cel"]["expression"] == (
