@@ -4,9 +4,10 @@
 # This file is private to the collection: it can change in any release.
 """A runtime handler of containerd that is like its default one but for few things. No side effects.
 
-It may have another program, or containers that may open character devices and are no privileged ones. Facts: a container that is not privileged is made from the handler's ``base_runtime_spec``, an OCI specification in a file, whose
-device rules stay; containerd adds to them what the kubelet asks for (containerd's internal/cri/server/container_create.go).
-Pods choose the handler by a RuntimeClass. Kubernetes itself has no way to let a pod open devices that come and go.
+It may have another program, or containers that may open character devices and are no privileged ones. Facts: a container that is not
+privileged is made from the handler's ``base_runtime_spec``, an OCI specification in a file, whose device rules stay; containerd adds to
+them what the kubelet asks for (containerd's internal/cri/server/container_create.go). Pods choose the handler by a RuntimeClass. Kubernetes
+itself has no way to let a pod open devices that come and go.
 """
 
 from __future__ import annotations

@@ -314,9 +314,15 @@ def play(
     return Outcome(area / now, served, given, apart)
 
 
-def total(machine: Machine, choose: Choice, seeds: Collection[int], **how: Any) -> Outcome:
+def total(
+    machine: Machine, choose: Choice, seeds: Collection[int], *, nodes: int, claims: int, ties: str = "any"
+) -> Outcome:
     """Add up the outcomes of traces of light, middling and heavy load."""
-    outcomes = [play(machine, choose, load=load, seed=seed, **how) for load in (0.5, 0.7, 0.9) for seed in seeds]
+    outcomes = [
+        play(machine, choose, nodes=nodes, load=load, seed=seed, claims=claims, ties=ties)
+        for load in (0.5, 0.7, 0.9)
+        for seed in seeds
+    ]
     return sum(outcomes, Outcome())
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
 # shellcheck shell=bash
+# shellcheck disable=SC2154 # what common.sh sets
 # A stand-in for the package of the firmware, which the driver brings onto the chips.
 . ./common.sh
 

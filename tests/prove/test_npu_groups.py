@@ -47,8 +47,8 @@ def waits(duo: NpuCluster, name: str) -> bool:
     return any(each.get("reason") == "Unschedulable" for each in conditions)
 
 
-def ask(duo: NpuCluster, name: str, device_class: str, expression: str | None = None) -> None:
-    duo.apply(claim(name, device_class=device_class, expression=expression), pod(name, name))
+def ask(duo: NpuCluster, title: str, device_class: str, expression: str | None = None) -> None:
+    duo.apply(claim(title, device_class=device_class, expression=expression), pod(title, title))
 
 
 def clear(duo: NpuCluster) -> None:

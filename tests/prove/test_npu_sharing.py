@@ -126,9 +126,9 @@ def test_two_claims_share_an_npu_and_are_told_what_they_have(npus: NpuCluster, s
     npus.wait("no file of a claim", lambda: not npus.cdi_files(node))
 
 
-def slice_of(name: str, physical: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def slice_of(title: str, physical: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """A claim for a quarter of a chip, and its pod."""
-    return claim(name, device_class="ascend-310p-1-4", expression=ON_DEMAND.format(physical)), pod(name, name)
+    return claim(title, device_class="ascend-310p-1-4", expression=ON_DEMAND.format(physical)), pod(title, title)
 
 
 def test_a_slice_that_is_refused_is_told_of_kept_back_and_made_when_there_is_room(

@@ -98,7 +98,9 @@ def test_a_job_has_two_servers_of_one_super_pod(npus: NpuCluster, first: Recap) 
     for each in pods:
         told = npus.log(each["metadata"]["name"])
         number = npus.nodes().index(each["spec"]["nodeName"])
-        lines = {key.strip(): value.strip() for key, _, value in (line.partition(" : ") for line in told.splitlines())}
+        lines = {
+            key.strip(): value.strip() for key, _colon, value in (line.partition(" : ") for line in told.splitlines())
+        }
         assert (lines["Super Pod ID"], lines["Server Index"]) == ("1", str(number)), told
     npus.delete(EXAMPLES / JOB)
 
@@ -119,7 +121,7 @@ def test_claims_break_one_module_and_one_node(npus: NpuCluster, first: Recap) ->
     assert len({npus.pod(name)["spec"]["nodeName"] for name in names}) == 1
     said = attributes(npus, npus.pod(names[0])["spec"]["nodeName"])
     assert sorted(each["cardFree"] for each in said.values()) == [0] * 6 + [2] * 10
-    npus.delete(*(pod(name, name) for name in names))
+    npus.delete(*(pod(each, each) for each in names))
     npus.delete(*(one_chip(name) for name in names))
 
 

@@ -157,7 +157,7 @@ def test_what_is_free_around_a_chip(kind: str, word: int, per_card: int, data: s
 
 def test_a_chip_with_slices_is_not_free() -> None:
     devices = cards("310P", 0xD500, 2, 2)
-    first, second = devices.values()
+    first, second = list(devices.values())
     profile = first.profiles[0]
     cut = replace(first, partitions=(chip_model.partition("310P", profile.name, profile.placements[0]),))
     found = occupancy.arranged(published({second.uuid: second}), {cut.uuid: cut, second.uuid: second}, ())

@@ -63,7 +63,7 @@ class Insisting:
                         facts = await self._service.facts(plan.record.reference, facts)
                         if cleared:
                             continue
-                    raise self._refused(refusal, facts) from refusal
+                    raise self._refused(refusal, facts) from None  # all that the refusal says is logged
                 self._note_made(plan)
                 return record
         finally:
