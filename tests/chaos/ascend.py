@@ -176,6 +176,7 @@ VENDOR = Vendor(
     pci_driver="devdrv_device_driver",
     place=lambda name: Path(ASCEND.folder if name.startswith("lib") else "/usr/local/bin"),
     forget=forget,
+    told_of_claims=frozenset({"cardFree", "cardChips", "ringFree", "ringChips"}),
 )
 OF_NUMBERS = replace(
     VENDOR,

@@ -10,6 +10,8 @@ import random
 import signal
 import time
 import uuid
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import grpc
 
@@ -25,8 +27,19 @@ SOCKETS = ("state folder", "registry")
 
 
 def published(node: Node) -> str:
-    """What the API server shows, with the versions of it."""
-    return json.dumps(node.api.model.slices, sort_keys=True)
+    """What the API server shows, with the versions of it: nobody writes. Of what tells how claims stand, and is written with them, nothing."""
+    slices: dict[str, Any] = node.api.model.slices
+    told = node.vendor.told_of_claims
+    if told:
+        devices = [device for each in slices.values() for device in each["spec"].get("devices", ())]
+        return json.dumps(
+            [{**each, "attributes": _without(each["attributes"], told)} for each in devices], sort_keys=True
+        )
+    return json.dumps(slices, sort_keys=True)
+
+
+def _without(attributes: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if name not in names}
 
 
 def end(node: Node, pid: int, number: int, channel: grpc.Channel | None = None) -> int:

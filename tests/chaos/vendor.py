@@ -78,6 +78,8 @@ class Vendor:
     #: Where the library's build puts a file of its own.
     place: Callable[[str], Path]
     #: How the programs begin that run for claims, and what starts one for a claim that there is not.
+    #: Attributes of published devices that change when claims come and go.
+    told_of_claims: frozenset[str] = frozenset()
     programs: bytes = b""
     leave_program: Callable[[str], None] | None = None
     #: Forgets partitions that would be there again after a start of the machine.

@@ -91,29 +91,43 @@ def claims_have_their_slices(stage: Stage) -> None:
     acted(stage, scene)
 
 
+async def runtime_told(driver: Driver, name: str, *devices: str) -> list[str]:
+    """Prepare a claim and return the variables that its CDI file has for the vendor's runtime, and nothing else has."""
+    claim = driver.claims.allocate(name, *({"device": each, "request": "npus"} for each in devices))
+    assert (await driver.node.service.prepare([claim]))[claim.uid].error == ""
+    document = driver.node.cdi(claim.uid)
+    assert "containerEdits" not in document
+    (edits, *others) = [each["containerEdits"] for each in document["devices"]]
+    assert not {"deviceNodes", "hooks"} & set(edits)
+    assert all(each["env"] == edits["env"] for each in others)
+    return sorted(edits["env"])
+
+
+def with_runtime(stage: Stage) -> Stage:
+    """Have the vendor's runtime on the node, and the driver work with it."""
+    (stage.root / "etc/ascend-docker-runtime.d").mkdir()
+    stage.backend = stage.fresh(by_runtime=True)
+    return stage
+
+
 @on("4x300I-Duo")
 def claims_by_the_vendors_runtime_name_their_devices(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
-        async def environment(name: str, *devices: str) -> list[str]:
-            claim = driver.claims.allocate(name, *({"device": each, "request": "npus"} for each in devices))
-            assert (await driver.node.service.prepare([claim]))[claim.uid].error == ""
-            document = driver.node.cdi(claim.uid)
-            assert "containerEdits" not in document
-            (edits, *others) = [each["containerEdits"] for each in document["devices"]]
-            assert not {"deviceNodes", "hooks"} & set(edits)
-            assert all(each["env"] == edits["env"] for each in others)
-            return sorted(edits["env"])
+        whole = await runtime_told(driver, "whole", "npu-4", "npu-3")
+        assert whole == ["ASCEND_RUNTIME_OPTIONS=", "ASCEND_VISIBLE_DEVICES=4,3"]
+        card = await runtime_told(driver, "card", "npu-card-6")
+        assert card == ["ASCEND_RUNTIME_OPTIONS=", "ASCEND_VISIBLE_DEVICES=6,7"]
 
-        assert await environment("whole", "npu-4", "npu-3") == ["ASCEND_RUNTIME_OPTIONS=", "ASCEND_VISIBLE_DEVICES=4,3"]
-        assert await environment("card", "npu-card-6") == ["ASCEND_RUNTIME_OPTIONS=", "ASCEND_VISIBLE_DEVICES=6,7"]
-        assert await environment("slices", "npu-0-vir02-6", "npu-0-vir01-0") == [
-            "ASCEND_RUNTIME_OPTIONS=VIRTUAL",
-            "ASCEND_VISIBLE_DEVICES=106,100",
-        ]
+    acted(with_runtime(stage), scene)
 
-    (stage.root / "etc/ascend-docker-runtime.d").mkdir()
-    stage.backend = stage.fresh(by_runtime=True)
-    acted(stage, scene)
+
+@on("8x310P-Pro")
+def claims_by_the_vendors_runtime_name_their_slices(stage: Stage) -> None:
+    async def scene(driver: Driver) -> None:
+        slices = await runtime_told(driver, "slices", "npu-0-vir02-6", "npu-0-vir01-0")
+        assert slices == ["ASCEND_RUNTIME_OPTIONS=VIRTUAL", "ASCEND_VISIBLE_DEVICES=106,100"]
+
+    acted(with_runtime(stage), scene)
 
 
 class Scheduler:
