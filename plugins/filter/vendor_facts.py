@@ -22,7 +22,7 @@ options:
     elements: str
     required: true
 seealso:
-  - plugin: dra.accelerators.driver_names
+  - plugin: dra.accelerators.npu_claim
     plugin_type: filter
 """
 
@@ -30,6 +30,10 @@ EXAMPLES = r"""
 - name: Show what pods may ask for without a claim
   ansible.builtin.debug:
     msg: "{{ ['nvidia', 'ascend'] | dra.accelerators.vendor_facts | map(attribute='extended_resources') | combine }}"
+
+- name: Show under which names a fleet with both vendors publishes
+  ansible.builtin.debug:
+    msg: "{{ ['nvidia', 'ascend'] | dra.accelerators.vendor_facts | map(attribute='driver_name') | list }}"
 
 - name: Say where the exporters of a node are
   ansible.builtin.debug:

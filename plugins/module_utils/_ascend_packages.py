@@ -10,13 +10,13 @@ that way too. The driver notes in /etc/ascend_install.info how far it has come.
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from . import _record
 from .core.ascend.driver_files import INSTALL_INFO, install_folder, version_of
 from .core.ascend.tables import key_values
 from .core.errors import AcceleratorError
@@ -28,7 +28,6 @@ INSTALL, UPGRADE, REMOVE = "install", "upgrade", "remove"
 COMPLETE = "complete"
 OWNER = "HwHiAiUser"
 DEFAULT_FOLDER = "/usr/local/Ascend"
-RECORD_VERSION = 1
 
 _NAME = re.compile(
     r"(?i)(?:Ascend-hdk-)?(?P<chip>[a-z0-9_.-]+?)-npu-(?P<kind>driver|firmware)_(?P<version>[^_/]+?)(?:_linux-(?P<machine>[a-z0-9_-]+))?\.run"
@@ -294,13 +293,12 @@ class Record:
     def to_text(self) -> str:
         """Return the record as it is written."""
         content = {
-            "version": RECORD_VERSION,
             "packages": {kind: dict(each) for kind, each in self.packages.items()},
             "former": {kind: dict(each) for kind, each in self.former.items()},
             "boot": self.boot,
             "doing": self.doing,
         }
-        return json.dumps(content, indent=1, sort_keys=True) + "\n"
+        return _record.to_text(content)
 
     def beginning(self, step: Step) -> Record:
         """Return the record of who is about to take a step."""
@@ -335,18 +333,13 @@ def read_record(text: str | None, path: str) -> Record:
     """Read a record; an empty one where there is none. Raises AcceleratorError."""
     if text is None:
         return Record()
-    try:
-        content = json.loads(text)
-        if content["version"] != RECORD_VERSION:
-            raise ValueError(f"version {content['version']}")
-        known = [
-            {str(kind): {str(key): str(value) for key, value in each.items()} for kind, each in content[name].items()}
-            for name in ("packages", "former")
-        ]
-        return Record(known[0], known[1], str(content["boot"]), str(content["doing"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise AcceleratorError(
-            f"{path}, in which is written what was installed, cannot be read: {error!r}",
-            hint=f"What is installed {INSTALL_INFO} says. Remove the record; then nothing counts as this collection's.",
-            code="damaged-record",
-        ) from error
+    hint = f"What is installed {INSTALL_INFO} says. Remove the record; then nothing counts as this collection's."
+    return _record.read(text, path, _record_of, of="installed", hint=hint)
+
+
+def _record_of(content: Any) -> Record:
+    known = [
+        {str(kind): {str(key): str(value) for key, value in each.items()} for kind, each in content[name].items()}
+        for name in ("packages", "former")
+    ]
+    return Record(known[0], known[1], str(content["boot"]), str(content["doing"]))

@@ -10,21 +10,20 @@ so that it is given one that nobody reads; and it restarts nothing.
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from . import _record
 from ._ascend_packages import PackageError
-from .core.errors import AcceleratorError
 from .core.system import System
 
 NAME = "Ascend-Docker-Runtime"
 PROGRAM = "ascend-docker-runtime"
 INFO = "ascend_docker_runtime_install.info"
 DEFAULT_FOLDER = "/usr/local/Ascend"
-RECORD_VERSION = 1
 #: Where the engines' shims keep what each running container was made with.
 _BUNDLES = (
     "/run/containerd/io.containerd.runtime.v2.task",
@@ -112,21 +111,16 @@ class Record:
 
     def to_text(self) -> str:
         """Return the record as it is written."""
-        return json.dumps({"version": RECORD_VERSION, "made": list(self.made)}, indent=1) + "\n"
+        return _record.to_text({"made": list(self.made)})
 
 
 def read_record(text: str | None, path: str) -> Record | None:
     """Read a record. Raises AcceleratorError."""
     if text is None:
         return None
-    try:
-        content = json.loads(text)
-        if content["version"] != RECORD_VERSION:
-            raise ValueError(f"version {content['version']}")
-        return Record(tuple(str(each) for each in content["made"]))
-    except (ValueError, KeyError, TypeError) as error:
-        raise AcceleratorError(
-            f"{path}, in which is written what was installed, cannot be read: {error!r}",
-            hint="Remove the runtime by hand if it is to go, and the record.",
-            code="damaged-record",
-        ) from error
+    hint = "Remove the runtime by hand if it is to go, and the record."
+    return _record.read(text, path, _record_of, of="installed", hint=hint)
+
+
+def _record_of(content: Any) -> Record:
+    return Record(tuple(str(each) for each in content["made"]))

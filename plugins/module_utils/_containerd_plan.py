@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import _record
 from ._containerd import (
     DROP_IN,
     MARK,
@@ -27,11 +27,9 @@ from ._containerd import (
     values_in,
 )
 from ._containerd_daemon import ContainerdError, Daemon
-from .core.errors import AcceleratorError
 
 #: A copy of a file that was there before us lies beside it under its name and this.
 BACKUP = ".before-dra-accelerators"
-RECORD_VERSION = 1
 _SHOWN_DIFFERENCES = 5
 
 
@@ -66,30 +64,23 @@ class Record:
             path: {"created": entry.created, "written": entry.written, "before": dict(entry.before)}
             for path, entry in sorted(self.files.items())
         }
-        content = {"version": RECORD_VERSION, "files": files, "folders": list(self.folders), "restart": self.restart}
-        return json.dumps(content, indent=1) + "\n"
+        return _record.to_text({"files": files, "folders": list(self.folders), "restart": self.restart})
 
 
 def read_record(text: str | None, path: str) -> Record:
     """Read a record; an empty one where there is none. Raises AcceleratorError."""
     if text is None:
         return Record()
-    try:
-        content = json.loads(text)
-        if content["version"] != RECORD_VERSION:
-            raise ValueError(f"version {content['version']}")
-        files = {
-            name: Entry(bool(entry["created"]), str(entry["written"]), dict(entry["before"]))
-            for name, entry in content["files"].items()
-        }
-        return Record(files, tuple(content["folders"]), bool(content["restart"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise AcceleratorError(
-            f"{path}, in which is written what was changed for containerd, cannot be read: {error!r}",
-            hint=f"Look at containerd's files for lines that name {MARK}, take them back by hand if they are to go, "
-            "and remove the record.",
-            code="damaged-record",
-        ) from error
+    hint = f"Look at containerd's files for lines that name {MARK}, take them back by hand if they are to go, and remove the record."
+    return _record.read(text, path, _record_of, of="changed for containerd", hint=hint)
+
+
+def _record_of(content: Any) -> Record:
+    files = {
+        name: Entry(bool(entry["created"]), str(entry["written"]), dict(entry["before"]))
+        for name, entry in content["files"].items()
+    }
+    return Record(files, tuple(content["folders"]), bool(content["restart"]))
 
 
 def plan_present(

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import _record
 from .core.errors import AcceleratorError
 
 RUNTIMES = "runtimes"
-RECORD_VERSION = 1
 
 
 class DockerError(AcceleratorError):
@@ -89,24 +89,19 @@ class Record:
 
     def to_text(self) -> str:
         """Return the record as it is written."""
-        return json.dumps({"version": RECORD_VERSION, "before": self.before, "written": self.written}, indent=1) + "\n"
+        return _record.to_text({"before": self.before, "written": self.written})
 
 
 def read_record(text: str | None, path: str) -> Record | None:
     """Read a record. Raises AcceleratorError."""
     if text is None:
         return None
-    try:
-        content = json.loads(text)
-        if content["version"] != RECORD_VERSION:
-            raise ValueError(f"version {content['version']}")
-        return Record(None if content["before"] is None else str(content["before"]), str(content["written"]))
-    except (ValueError, KeyError, TypeError) as error:
-        raise AcceleratorError(
-            f"{path}, in which is written what was changed for Docker, cannot be read: {error!r}",
-            hint="Take the runtime out of Docker's file by hand if it is to go, and remove the record.",
-            code="damaged-record",
-        ) from error
+    hint = "Take the runtime out of Docker's file by hand if it is to go, and remove the record."
+    return _record.read(text, path, _record_of, of="changed for Docker", hint=hint)
+
+
+def _record_of(content: Any) -> Record:
+    return Record(None if content["before"] is None else str(content["before"]), str(content["written"]))
 
 
 def text_before(text: str, path: str, name: str, record: Record) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.claims.execute import with_lists_joined
+from dra_driver.claims.lists import with_lists_joined
 from dra_driver.config import InvalidConfiguration, parse
 from dra_driver.core.backend import BACKENDS, BY_RUNTIME, create
 from dra_driver.core.cdi import ContainerEdits

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
-from ansible_collections.dra.accelerators.plugins.filter.driver_names import FilterModule as DriverNames
 from ansible_collections.dra.accelerators.plugins.filter.npu_claim import FilterModule as NpuClaim
 from ansible_collections.dra.accelerators.plugins.filter.vendor_facts import FilterModule as VendorFacts
 from ansible_collections.dra.accelerators.plugins.module_utils import _vendors
@@ -106,11 +105,7 @@ def test_the_filters() -> None:
     for wrong in (["amd"], "nvidia"):
         with pytest.raises(AnsibleFilterError, match="vendor_facts: "):
             facts(wrong)
-    names, claim = DriverNames().filters()["driver_names"], NpuClaim().filters()["npu_claim"]
-    assert names(["ascend", "nvidia", "ascend"]) == ["npu.huawei.com", "gpu.nvidia.com"]
-    for wrong in (["amd"], "nvidia"):
-        with pytest.raises(AnsibleFilterError, match="driver_names: "):
-            names(wrong)
+    claim = NpuClaim().filters()["npu_claim"]
     spec = claim("4", prefer=["same-ring", "any"], selectors=["true"], whole="no")
     (request,) = spec["devices"]["requests"]
     assert [each["name"] for each in request["firstAvailable"]] == ["same-ring", "any"]

@@ -36,6 +36,7 @@ from ..metrics import Metrics, NoMetrics
 from .allocation import ClaimError
 from .companions import Keeper
 from .debts import Debt
+from .lists import refuse_unlistable, with_lists_joined
 from .plan import Destruction, ModeChange, PreparePlan, UndoPlan
 from .records import ANNOTATION, ClaimRecord, DeviceRecord
 from .refusals import PartitionRefused
@@ -470,37 +471,6 @@ def _without(pids: Collection[int], device: Device) -> Device:
 def _partition_of(held: DeviceRecord, device: Device, made: Mapping[str, Partition]) -> Partition | None:
     """The partition of a device that a claim has, made just now or before; None where it has the whole device."""
     return (made.get(held.cdi_name) or _existing(held, device)) if held.kind == PARTITION else None
-
-
-def refuse_unlistable(record: ClaimRecord, common: ContainerEdits) -> None:
-    """Refuse a claim whose containers would know fewer devices than they have, where variables name them.
-
-    A variable has one value in a container, and the kubelet may give it the devices of any of the requests. Raises ClaimError.
-    """
-    if not common.lists:
-        return
-    names = " and ".join(name for name, _values in common.lists)
-    requests = sorted({held.base_request for held in record.devices})
-    if len(requests) > 1:
-        raise ClaimError(
-            f"Claim {record.describe()} has devices by {len(requests)} requests ({', '.join(requests)}), and the vendor's container "
-            f"runtime is told of devices by {names}, which has one value in a container",
-            hint="Ask for all of them in one request, or in claims of different containers; or leave the vendor out of the "
-            "driver's vendor_runtimes.",
-            code="one-request",
-        )
-    if len({held.kind == PARTITION for held in record.devices}) > 1:
-        raise ClaimError(
-            f"Claim {record.describe()} has whole devices and partitions, and the vendor's container runtime takes one kind at a time",
-            hint="Ask for one kind; or leave the vendor out of the driver's vendor_runtimes.",
-            code="one-kind",
-        )
-
-
-def with_lists_joined(edits: Mapping[str, ContainerEdits]) -> Mapping[str, ContainerEdits]:
-    """Return the edits of one request's devices such that each names all of them where variables name devices."""
-    joined = ContainerEdits.merge(*(ContainerEdits(lists=each.lists) for each in edits.values()))
-    return {name: replace(each, lists=joined.lists) for name, each in edits.items()} if joined.lists else edits
 
 
 def _existing(held: DeviceRecord, device: Device) -> Partition:

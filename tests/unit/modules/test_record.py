@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Records of what modules have changed on a node: what is written is read again, and what is no record is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils import (
+    _ascend_packages,
+    _ascend_runtime,
+    _containerd_plan,
+    _docker,
+    _record,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
+
+KINDS: tuple[tuple[Any, Any], ...] = (
+    (
+        _ascend_packages,
+        _ascend_packages.Record({"driver": {"version": "25.2"}}, {"driver": {"version": "25.0"}}, "boot", "firmware"),
+    ),
+    (_ascend_runtime, _ascend_runtime.Record(("/usr/local/Ascend",))),
+    (
+        _containerd_plan,
+        _containerd_plan.Record({"/a": _containerd_plan.Entry(True, "digest", {"b": 1})}, ("/c",), restart=True),
+    ),
+    (_docker, _docker.Record(None, "digest")),
+)
+
+
+@pytest.mark.parametrize(("module", "record"), KINDS)
+def test_what_is_written_is_read_again(module: Any, record: Any) -> None:
+    assert module.read_record(record.to_text(), "/record") == record
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"version": 1}', '{"version": 2}', '"version"'])
+@pytest.mark.parametrize("module", [module for module, _record in KINDS])
+def test_what_is_no_record_is_named_with_what_to_do(module: Any, text: str) -> None:
+    with pytest.raises(AcceleratorError, match=r"/record, in which is written what was .* cannot be read") as caught:
+        module.read_record(text, "/record")
+    assert caught.value.code == "damaged-record" and "record" in caught.value.hint
+
+
+def test_a_version_that_is_not_known_is_told() -> None:
+    with pytest.raises(AcceleratorError, match="version 2"):
+        _record.read('{"version": 2}', "/record", dict, of="changed", hint="Remove it.")
