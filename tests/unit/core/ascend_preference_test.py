@@ -181,12 +181,17 @@ def outcomes(machine: Machine, seeds: Sequence[int], claims: int, nodes: Sequenc
     return {name: total(choose) for name, choose in ring_model.ways(machine).items()}
 
 
-def judge(machine: Machine, found: Mapping[str, Outcome], near: float) -> None:
-    """As whole as with Volcano, as many claims served, and in both better than by index."""
+def judge(machine: Machine, found: Mapping[str, Outcome], near: float, near_or_any: float) -> None:
+    """As whole as with Volcano, as many claims served, and in both better than by index.
+
+    ``near`` is the part of what Volcano leaves whole that is to be left by claims that wait, ``near_or_any`` by those that rather
+    take chips that lie apart: same card, same ring, any.
+    """
     ours, waiting, volcano, index = (found[name] for name in ("ours", "ours, waiting", "volcano", "index"))
     said = "; ".join(f"{name} {each}" for name, each in found.items())
-    # Who waits for near chips, as Volcano does, finds as much whole.
+    # Who waits for near chips, as Volcano does, leaves as much whole.
     assert waiting.whole >= near * volcano.whole, f"{machine.name}: {said}"
+    assert ours.whole >= near_or_any * volcano.whole, f"{machine.name}: {said}"
     assert ours.whole > index.whole or machine.whole == machine.chips, f"{machine.name}: {said}"
     # Of cards that are parts of a ring two halves will do, where no card is whole: rarely.
     assert waiting.apart <= (0.005 * waiting.served if 1 < machine.per_card < machine.ring else 0), (
@@ -199,10 +204,10 @@ def judge(machine: Machine, found: Mapping[str, Outcome], near: float) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
 def test_as_whole_as_with_volcano(machine: Machine) -> None:
-    judge(machine, outcomes(machine, SEEDS, CLAIMS, NODES), 0.9)
+    judge(machine, outcomes(machine, SEEDS, CLAIMS, NODES), 0.9, 0.9)
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
 def test_as_whole_as_with_volcano_on_long_traces(machine: Machine) -> None:
-    judge(machine, outcomes(machine, LONG_SEEDS, LONG_CLAIMS, LONG_NODES), 0.97)
+    judge(machine, outcomes(machine, LONG_SEEDS, LONG_CLAIMS, LONG_NODES), 0.97, 0.95)
