@@ -15,7 +15,9 @@ TYPES: dict[str, Any] = {
     "u64": ctypes.c_ulonglong,
     "ulong": ctypes.c_ulong,
     "int": ctypes.c_int,
+    "long": ctypes.c_long,
     "float": ctypes.c_float,
+    "double": ctypes.c_double,
     "char": ctypes.c_char,
 }
 
@@ -53,6 +55,34 @@ TABLE = {
     "board_info": "u32 board_id,pcb_id,bom_id,slot_id",
     "elabel_info": "char product_name[256],model[256],manufacturer[256],manufacturer_date[256],serial_number[256]",
     "multi_utilization_info": "u32 aic_util,aiv_util,aicore_util,npu_util,reserved[8]",
+    "ub_ping_mesh_operate": "char src_eid[16],dst_eid_list[1024]; int dst_num,pkt_size,pkt_send_num,pkt_interval,timeout,task_interval,task_id",
+    "ub_ping_mesh_info": "char src_eid[16],dst_eid_list[1024]; u32 suc_pkt_num[48],fail_pkt_num[48];"
+    " long max_time[48],min_time[48],avg_time[48],tp95_time[48]; int reply_stat_num[48]; u64 ping_total_num[48]; int dest_num; ulong occur_time",
+    "pcie_link_bandwidth_info": "int profiling_time; u32 tx_p_bw[3],tx_np_bw[3],tx_cpl_bw[3],tx_np_lantency[3],rx_p_bw[3],rx_np_bw[3],rx_cpl_bw[3]",
+    "hccs_statistic_info": "u32 tx_cnt[16],rx_cnt[16],crc_err_cnt[16],retry_cnt[16],reserved_field_cnt[64]",
+    "hccs_statistic_info_u64": "u64 tx_cnt[16],rx_cnt[16],crc_err_cnt[16],retry_cnt[16],reserved[64]",
+    "hccs_bandwidth_info": "int profiling_time; double total_txbw,total_rxbw,tx_bandwidth[16],rx_bandwidth[16]",
+    "sio_crc_err_statistic_info": "u16 tx_error_count,rx_error_count; u8 reserved[8]",
+    "hccsping_mesh_operate": "char dst_addr_list[1024]; int pkt_size,pkt_send_num,pkt_interval,timeout,task_interval,task_id",
+    "hccsping_mesh_info": "char dst_addr[768]; u32 suc_pkt_num[48],fail_pkt_num[48];"
+    " long max_time[48],min_time[48],avg_time[48],tp95_time[48]; int reply_stat_num[48]; u64 ping_total_num[48]; int dest_num",
+    "urma_in4": "ulong reserved; u32 prefix,addr",
+    "urma_in6": "ulong subnet_prefix,interface_id",
+    "urma_eid_info": "urma_in6 eid; u32 eid_index",
+    "ub_port_info": "int udie_id,port_id",
+    "port_pkt_stats_info": "int port_mode; u64 "
+    "ub_glb_ipv4_pkt_cnt_rx,ub_glb_ipv6_pkt_cnt_rx,unic_ipv4_pkt_cnt_rx,unic_ipv6_pkt_cnt_rx,"
+    "ub_clan_pkt_cnt_rx,ub_umoc_ctph_cnt_rx,ub_umoc_ntph_cnt_rx,ub_mem_pkt_cnt_rx,unknown_pkt_cnt_rx,"
+    "drop_ind_cnt_rx,err_ind_cnt_rx,to_host_pkt_cnt_rx,to_imp_pkt_cnt_rx,to_mar_pkt_cnt_rx,"
+    "to_link_pkt_cnt_rx,to_noc_pkt_cnt_rx,route_err_cnt_rx,out_err_cnt_rx,length_err_cnt_rx,"
+    "rx_busi_flit_num,rx_send_ack_flit,ub_glb_ipv4_pkt_cnt_tx,ub_glb_ipv6_pkt_cnt_tx,"
+    "unic_ipv4_pkt_cnt_tx,unic_ipv6_pkt_cnt_tx,ub_clan_pkt_cnt_tx,ub_umoc_ctph_cnt_tx,"
+    "ub_umoc_ntph_cnt_tx,ub_mem_pkt_cnt_tx,unknown_pkt_cnt_tx,drop_ind_cnt_tx,err_ind_cnt_tx,"
+    "lpbk_ind_cnt_tx,out_err_cnt_tx,length_err_cnt_tx,tx_busi_flit_num,tx_recv_ack_flit,"
+    "retry_req_sum,retry_ack_sum,crc_error_sum,core_mib_rxpausepkts,core_mib_txpausepkts,"
+    "core_mib_rxpfcpkts,core_mib_txpfcpkts,core_mib_rxbadpkts,core_mib_txbadpkts,"
+    "core_mib_rxbadoctets,core_mib_txbadoctets"
+    ",reserved[16]",
 }
 
 
