@@ -355,7 +355,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils._layout import Assignment
 from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import Layouts, partition_devices
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.families import family_of
+from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.families import DIES_AS_ONE, family_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.names import VENDOR
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.switches import (
     RECOVER,
@@ -441,6 +441,13 @@ def refuse_unmet(switches: Switches, assignments: Sequence[Assignment]) -> None:
             "This machine makes slices for virtual machines (vnpu-mode is VM). Nothing was changed",
             hint="Remove those slices, and switch it to containers: npu-smi set -t vnpu-mode -d 0.",
             code="vm-mode",
+        )
+    dies = [device for device in making if family_of(device.pci_device_id).word == "910_93"]
+    if dies and switches.is_each_die_alone() is False:
+        raise Unsupported(
+            f"{dies[0].describe()} is one of two dies that work as one. Nothing was changed",
+            hint=DIES_AS_ONE,
+            code="multi-die-policy",
         )
     for device in making:
         if family_of(device.pci_device_id).word == "910A" and switches.is_asymmetric(device) is False:

@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dra_driver.core.errors import AcceleratorError, DoesNotFit, InUse, InvalidLayout, NotFound, NotPermitted
 from dra_driver.core.layout import LayoutPlan, execute, parse_rules, plan_layouts, wanted_for
-from dra_driver.core.model import Device, Partition, Placement
+from dra_driver.core.model import Device, Partition, Placement, devices_of
 
+from tests.simulator.backend.ascend_facts import by_program
 from tests.simulator.backend.ascend_stage import SCENARIOS, Stage, on
 from tests.simulator.backend.stage import refused
 
@@ -128,6 +129,12 @@ def modes_that_are_in_the_way_are_named(stage: Stage) -> None:
 def two_dies_that_work_as_one_are_not_cut(stage: Stage) -> None:
     npu = stage.first()
     assert "multi-die-policy -d 1" in str(refused(NotPermitted, stage.make, npu, "vir06_1c_16g", 0))
+    # Who asks npu-smi alone is told as much.
+    program, profile = by_program(stage), npu.find_profile("vir06_1c_16g")
+    (npu, *_others) = devices_of(program.discover())
+    assert profile is not None
+    error = refused(NotPermitted, program.create_partition, npu.uuid, profile.profile_id, Placement(0, 0))
+    assert "multi-die-policy -d 1" in str(error)
 
 
 @on("8x310P-Pro")

@@ -190,6 +190,7 @@ def test_links(label: str, affinity: bool) -> None:
 
 
 def test_modes() -> None:
+    assert [smi.is_each_die_alone(keyed(("Multi Die Policy", each))) for each in "01"] == [False, True]
     assert smi.is_docker_mode(keyed(("vnpu-mode", "docker"))) and not smi.is_docker_mode(keyed(("vnpu-mode", "VM")))
     assert smi.is_shared(keyed(("Device-share Status", "True"))) and not smi.is_shared(keyed(("x", "False")))
     assert smi.recovers(keyed(("vnpu-cfg-recover", "Enable"))) and not smi.recovers(keyed(("x", "Disable")))
@@ -197,7 +198,17 @@ def test_modes() -> None:
 
 @pytest.mark.parametrize(
     "read",
-    [smi.chips, smi.templates, smi.slices, smi.health, smi.links, smi.is_docker_mode, smi.recovers, smi.is_shared],
+    [
+        smi.chips,
+        smi.templates,
+        smi.slices,
+        smi.health,
+        smi.links,
+        smi.is_docker_mode,
+        smi.is_each_die_alone,
+        smi.recovers,
+        smi.is_shared,
+    ],
 )
 def test_other_output_is_told_as_such(read: Callable[[str], object]) -> None:
     for text in ("", "This device does not support it.\n", keyed(("Status", "Fail"))):

@@ -5,19 +5,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from driver_store import claim
 
-from tests.simulator.backend.npu_machine import DATA, NpuMachine
+from tests.simulator.backend.npu_machine import DATA, NULL, NpuMachine
 from tests.simulator.nvml_builds import build
 
 # What a module's process does on a node, where "/" is another folder.
@@ -62,6 +64,25 @@ class Node:
         """The templates of a chip's slices, as the vendor's own program lists them."""
         rows = self.machine.smi("info", "-t", "info-vnpu", "-i", str(index), "-c", "0")
         return sorted(re.findall(r"\bvir\w+", rows))
+
+
+@contextlib.contextmanager
+def container(machine: NpuMachine, node: str, *, instead_of: str) -> Iterator[None]:
+    """Somebody who is no administrator, and has one node, as in a pod."""
+    program = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).dcmi_init(), flush=True); sys.stdin.read()"
+    command = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c", program]
+    of_host, inside = machine.root / "dev" / instead_of, machine.root / "dev" / node
+    away = of_host.rename(machine.root / instead_of)
+    os.mknod(inside, stat.S_IFCHR | 0o666, NULL)
+    with subprocess.Popen(
+        [*command, str(machine.library)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as one:
+        assert one.stdin is not None and one.stdout is not None
+        assert one.stdout.readline() == "0\n"
+        inside.unlink()
+        away.rename(of_host)
+        yield
+        one.stdin.close()
 
 
 @pytest.fixture(scope="session")
@@ -168,6 +189,65 @@ def test_a_machine_that_makes_slices_for_virtual_machines_is_refused(power_on: C
     failed = node.run(layout=static({"vir01": 1}))
     assert failed["failed"] and failed["error_code"] == "vm-mode" and "vnpu-mode -d 0" in failed["msg"]
     assert not node.run(layout=[{"match": {}, "mode": "dynamic"}]).get("failed")
+
+
+def test_chips_of_a_machine_in_the_mode_smp_are_not_cut(power_on: Callable[..., Node]) -> None:
+    """What would be destroyed first stays: the refusal comes before anything, in check mode as well."""
+    node = power_on("8x910A")
+    node.run(layout=static({"vir02": 1}, index=0))
+    node.machine.control("work-mode", "smp")
+    for check in (True, False):
+        failed = node.run(layout=static({"vir16": 2}, index=0), check=check)
+        assert failed["failed"] and failed["error_code"] == "smp-mode", failed
+        assert "npuworkmode -v 0" in failed["msg"] and node.slices(0) == ["vir02"]
+    assert node.run(layout=[{"match": {}, "mode": "whole"}])["changed"] and node.slices(0) == []
+
+
+def test_dies_that_work_as_one_are_not_cut(power_on: Callable[..., Node]) -> None:
+    node = power_on("8xA3", multi_die_policy="union")
+    for check in (True, False):
+        failed = node.run(layout=static({"vir06_1c_16g": 1}, index=[0, 1]), check=check)
+        assert failed["failed"] and failed["error_code"] == "multi-die-policy", failed
+        assert "multi-die-policy -d 1" in failed["msg"] and "Nothing was changed" in failed["msg"]
+    assert not node.run(layout=[{"match": {}, "mode": "dynamic"}]).get("failed")
+    assert "OK" in node.machine.smi("set", "-t", "multi-die-policy", "-d", "1")
+    assert node.run(layout=static({"vir06_1c_16g": 1}, index=[0, 1]))["changed"]
+    assert node.slices(0) == ["vir06_1c_16g"]
+
+
+def test_what_the_dies_of_an_older_driver_need_is_said(power_on: Callable[..., Node]) -> None:
+    """The tool of a driver from before 26.0.RC1 knows no templates of these chips."""
+    node = power_on("8xA3")
+    program = node.machine.root / "usr/local/bin/npu-smi"
+    program.rename(program.with_name("npu-smi.real"))
+    says = "echo This device does not support querying template-info."
+    program.write_text(f'#!/bin/sh\ncase "$*" in *template-info*) {says};; *) exec "$0.real" "$@";; esac\n')
+    program.chmod(0o755)
+    failed = node.run(layout=static({"vir06_1c_16g": 1}, index=0), check=True)
+    assert failed["failed"] and "26.0.RC1" in failed["msg"], failed
+
+
+def test_a_slice_that_a_process_uses_stays(power_on: Callable[..., Node]) -> None:
+    node = power_on("8x310P-Pro")
+    node.run(layout=static({"vir02": 1}, index=0))
+    node.machine.control("fault", "0", "process", str(os.getpid()), "100")
+    for check in (True, False):
+        failed = node.run(layout=[{"match": {}, "mode": "whole"}], check=check)
+        assert failed["failed"] and failed["error_code"] == "in-use" and failed["pids"] == [os.getpid()], failed
+    assert node.slices(0) == ["vir02"]
+
+
+def test_a_slice_that_a_container_has_stays(power_on: Callable[..., Node]) -> None:
+    """No process of it need be known, and no claim: the chip tells that a container has the slice."""
+    node = power_on("8x310P-Pro")
+    (made,) = node.run(layout=static({"vir02": 1}, index=0))["after"][0]["partitions"]
+    number = made["uuid"].rpartition("-")[2]
+    with container(node.machine, f"davinci{number}", instead_of="davinci0"):
+        for check in (True, False):
+            failed = node.run(layout=[{"match": {}, "mode": "whole"}], check=check)
+            assert failed["failed"] and failed["error_code"] == "in-use" and "container" in failed["msg"], failed
+        assert node.slices(0) == ["vir02"]
+    assert node.run(layout=[{"match": {}, "mode": "whole"}])["changed"] and node.slices(0) == []
 
 
 def test_chips_of_one_card_are_used_in_the_same_way(power_on: Callable[..., Node]) -> None:

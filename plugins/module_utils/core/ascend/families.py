@@ -63,6 +63,8 @@ FAMILIES: Mapping[int, Family] = MappingProxyType(
 #: The PCI subsystem of cards with two chips of the 310P (300I Duo). The vendor does not support that their chips are cut for claims, and
 #: has both chips of one card used in one way: cut, or whole.
 _PAIRED = 0x0110
+#: What keeps the dies of an A3 from being cut.
+DIES_AS_ONE = "The two dies of a module work as one; `npu-smi set -t multi-die-policy -d 1` has each work by itself."
 #: A chip that this program has not heard of: it is published whole.
 UNKNOWN = Family("unknown", "npu")
 

@@ -22,7 +22,7 @@ from . import names
 from .attributes import SuperPod, super_pod
 from .dcmi import Dcmi, Spot
 from .driver_files import version_of
-from .families import Family, family_of
+from .families import DIES_AS_ONE, Family, family_of
 from .readings import MEBIBYTE, NETWORK, Condition, Identity, SliceReading, SliceReadings, Told, Work
 from .structures import (
     BoardInfo,
@@ -270,9 +270,7 @@ class Library:
         if work.value != _AMP:
             return "The chips work in SMP mode; the management controller sets AMP (`ipmcset -d npuworkmode -v 0`) while the host is off."
         if policy.value != _SINGLE_DIE:
-            return (
-                "The two dies of a module work as one; `npu-smi set -t multi-die-policy -d 1` has each work by itself."
-            )
+            return DIES_AS_ONE
         return ""
 
     def subscribe(self, told: Callable[[Told], object]) -> bool:

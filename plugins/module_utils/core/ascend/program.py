@@ -7,6 +7,7 @@ It runs a program for each question. What it does not tell (faults without being
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Mapping
 from fractions import Fraction
@@ -19,7 +20,7 @@ from ..system import System
 from . import codes, names, smi, summary
 from .dcmi import Spot
 from .driver_files import version_of
-from .families import family_of
+from .families import DIES_AS_ONE, family_of
 from .readings import MEBIBYTE, Condition, Identity, SliceReading, SliceReadings, Told, Work
 from .tables import key_values, whole
 from .tool import Tool
@@ -202,6 +203,10 @@ class Program:
         work = key_values(self._tool.ask("-t", "work-mode", "-i", str(spot.card), doing=doing) or "")
         if "SMP" in work.values():
             return "The chips work in SMP mode; the management controller sets AMP while the host is off."
+        policy = self._tool.ask("-t", "multi-die-policy", doing=doing)
+        with contextlib.suppress(smi.UnreadOutput):
+            if policy is not None and not smi.is_each_die_alone(policy):
+                return DIES_AS_ONE
         return ""
 
     def subscribe(self, told: Callable[[Told], object]) -> bool:  # noqa: ARG002  it tells when it is asked

@@ -194,6 +194,11 @@ def is_docker_mode(text: str) -> bool:
     return word_of(text, {"docker": True, "vm": False}, "vnpu-mode")
 
 
+def is_each_die_alone(text: str) -> bool:
+    """Read ``info -t multi-die-policy``: whether each die of a module works by itself. Raises UnreadOutput."""
+    return word_of(text, {"1": True, "0": False}, "multi-die-policy")
+
+
 def recovers(text: str) -> bool:
     """Read ``info -t vnpu-cfg-recover``: whether slices are made again after a start of the machine. Raises UnreadOutput."""
     return word_of(text, {"enable": True, "disable": False}, "vnpu-cfg-recover")

@@ -59,6 +59,10 @@ class Switches:
         card, _chip = self._place(device)
         return self._ask(lambda text: smi.word_of(text, _MODES, "work-mode"), "work-mode", "-i", card)
 
+    def is_each_die_alone(self) -> bool | None:
+        """Whether each die of a module works by itself, and can be cut; None where there are no such modules."""
+        return self._ask(smi.is_each_die_alone, "multi-die-policy")
+
     def recovers(self) -> bool | None:
         """Whether slices are made again after a reboot; None where the machine does not tell."""
         return self._ask(smi.recovers, _TYPES[RECOVER])
