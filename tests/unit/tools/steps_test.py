@@ -175,3 +175,15 @@ def test_proving_runs_the_long_tests_of_every_suite(tmp_path: Path) -> None:
     runs = [step for step in given if step.junit]
     assert {step.name for step in runs} == {"unit", "oracles", "cluster", "prove", "fleet"}
     assert all(tuple(step.command[-2:]) == suites.EVERYTHING for step in runs)
+
+
+def test_proving_runs_the_chaos_of_every_kind_of_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(suites.ROOT / "roles/simulator/files"))
+    from tests.chaos.vendors import VENDORS
+
+    steps = {step.name: step.command for step in suites.prove(tmp_path) if "tests.chaos" in step.command}
+    words = [each[each.index("--vendor") + 1] if "--vendor" in each else "nvidia" for each in steps.values()]
+    assert sorted(words) == sorted(VENDORS)
+    assert all("--seconds" in each and "--fuzz-seconds" in each for each in steps.values()), (
+        "none has all the time it likes"
+    )
