@@ -29,13 +29,16 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def table(claims: int, seconds: float, looks: dict[str, int], top: int) -> str:
-    """The functions by their share of the looks that found one at work."""
+def table(claims: int, seconds: float, threads: dict[str, float], looks: dict[str, int], top: int) -> str:
+    """The threads by their processor time, and the functions by their share of the looks that found one at work."""
     total = max(sum(looks.values()), 1)
     found = sorted(looks.items(), key=lambda entry: -entry[1])
     shown = [f"{number / total:6.1%}  {name}" for name, number in found[:top] if number]
+    used = [
+        f"{taken / claims * 1e3:6.3f}  {name}" for name, taken in sorted(threads.items(), key=lambda each: -each[1])
+    ]
     head = f"{seconds / claims * 1e3:.2f} ms of processor time for each claim; own time of functions, of {total} looks:"
-    return "\n".join([head, *shown])
+    return "\n".join(["ms of processor time for each claim, by threads:", *used[:top], head, *shown])
 
 
 def main() -> int:
@@ -73,7 +76,8 @@ def main() -> int:
         f"{options.claims} claims of the kind {options.kind} in {elapsed:.1f} s, one after the other; "
         f"prepare p50 {sorted(taken)[len(taken) // 2] * 1e3:.2f} ms as the caller sees it"
     )
-    print(table(options.claims, after["seconds"] - before["seconds"], looks, options.top))
+    threads = {name: taken - before["threads"].get(name, 0.0) for name, taken in after["threads"].items()}
+    print(table(options.claims, after["seconds"] - before["seconds"], threads, looks, options.top))
     return 0
 
 

@@ -107,6 +107,95 @@ def test_many_changes_at_once_share_transactions(tmp_path: Path) -> None:
     store.close()
 
 
+def test_threads_write_beside_the_loop_and_each_sees_what_it_has_written(tmp_path: Path) -> None:
+    """Whoever writes takes along what others wait for; nobody is forgotten, and the loop knows of a change before it goes on."""
+    store = Store.open(str(tmp_path / "state.db"))
+    transactions = []
+    real = store._transaction
+    store._transaction = lambda changes: (transactions.append(len(list(changes))), real(changes))  # type: ignore
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def on_a_thread(uid: str) -> None:
+            await asyncio.to_thread(store.write, Change(put=record(uid)), loop)
+            assert uid in store.claims
+            await asyncio.to_thread(store.write, Change(delete=uid, meta={uid: "gone"}), loop)
+            assert uid not in store.claims
+            assert store.meta[uid] == "gone"
+
+        async def on_the_loop(uid: str) -> None:
+            await store.commit(Change(put=record(uid)))
+            assert uid in store.claims
+
+        work = [on_a_thread(f"t{number}") for number in range(40)] + [on_the_loop(f"l{number}") for number in range(40)]
+        await asyncio.wait_for(asyncio.gather(*work), 60)
+
+    asyncio.run(main())
+    assert sum(transactions) == 120
+    assert set(store.claims) == {f"l{number}" for number in range(40)}
+    store.close()
+    again = Store.open(str(tmp_path / "state.db"))
+    assert (again.claims, again.meta) == (store.claims, store.meta)
+    again.close()
+
+
+def test_what_comes_while_a_thread_writes_is_written_without_another_call(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+    writes, go_on = threading.Event(), threading.Event()
+    real = store._write_now
+
+    def slowly(changes: Any) -> None:
+        if not writes.is_set():
+            writes.set()
+            assert go_on.wait(60)
+        real(changes)
+
+    store._write_now = slowly  # type: ignore[method-assign]
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        first = asyncio.ensure_future(asyncio.to_thread(store.write, Change(put=record("first")), loop))
+        assert await asyncio.to_thread(writes.wait, 60)
+        others = [asyncio.ensure_future(store.commit(Change(put=record("of the loop"))))]
+        others += [asyncio.ensure_future(asyncio.to_thread(store.write, Change(put=record("of a thread")), loop))]
+        await asyncio.sleep(0.2)
+        assert not any(each.done() for each in (first, *others))
+        go_on.set()
+        await asyncio.wait_for(asyncio.gather(first, *others), 60)
+
+    asyncio.run(main())
+    assert set(store.claims) == {"first", "of the loop", "of a thread"}
+    store.close()
+
+
+@pytest.mark.parametrize("is_leading", [True, False])
+def test_what_a_thread_cannot_write_is_its_error_and_changes_nothing(tmp_path: Path, is_leading: bool) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+    bad = Change(put=replace(record("bad"), created_at=float("nan")))
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        if not is_leading:
+            store._writing.acquire()
+        work = asyncio.gather(
+            *(asyncio.to_thread(store.write, change, loop) for change in (bad, Change(put=record("u1")))),
+            return_exceptions=True,
+        )
+        if not is_leading:
+            while store._queue.qsize() < 2:
+                await asyncio.sleep(0.01)
+            store._writing.release()
+            store._wake.put(True)
+        failed, done = await asyncio.wait_for(work, 60)
+        assert isinstance(failed, StoreError)
+        assert done is None
+
+    asyncio.run(main())
+    assert set(store.claims) == {"u1"}
+    store.close()
+
+
 def test_killed_process_loses_nothing_it_answered_for(tmp_path: Path) -> None:
     """A process commits, says so, and is killed; whatever it said is there."""
     program = textwrap.dedent(
@@ -289,6 +378,32 @@ def test_when_the_writer_ends_nothing_waits_for_it(tmp_path: Path, monkeypatch: 
         for number in range(3):
             with pytest.raises(StoreError, match="can no longer be written"):
                 await asyncio.wait_for(store.commit(Change(put=record(f"u{number}"))), 10)
+            with pytest.raises(StoreError, match="can no longer be written"):
+                await asyncio.wait_for(
+                    asyncio.to_thread(store.write, Change(put=record()), asyncio.get_running_loop()), 10
+                )
+
+    asyncio.run(main())
+    store.close()
+
+
+def test_when_the_thread_that_writes_for_all_ends_nothing_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+
+    def ends(changes: Any) -> None:
+        raise SystemExit("out of memory")
+
+    monkeypatch.setattr(store, "_write_now", ends)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        work = [asyncio.to_thread(store.write, Change(put=record(f"u{number}")), loop) for number in range(5)]
+        failed = await asyncio.wait_for(asyncio.gather(*work, return_exceptions=True), 10)
+        assert [type(each) for each in failed] == [StoreError] * 5
+        with pytest.raises(StoreError, match="can no longer be written"):
+            await asyncio.wait_for(store.commit(Change(put=record())), 10)
 
     asyncio.run(main())
     store.close()
@@ -335,6 +450,8 @@ def test_a_closed_store_refuses_changes(tmp_path: Path) -> None:
     async def main() -> None:
         with pytest.raises(StoreError, match="closed"):
             await asyncio.wait_for(store.commit(Change(put=record())), 10)
+        with pytest.raises(StoreError, match="closed"):
+            await asyncio.wait_for(asyncio.to_thread(store.write, Change(put=record()), asyncio.get_running_loop()), 10)
 
     asyncio.run(main())
 

@@ -31,6 +31,7 @@ from ..model import (
     Offer,
     OwnedPartition,
     Partition,
+    Partitioning,
     Placement,
     Surroundings,
 )
@@ -217,10 +218,8 @@ class NvidiaBackend:
         """Switch MIG on or off; on boards that need a reset the change stays pending."""
 
         def change() -> None:
-            now = self._read(uuid)
-            if now.partitioning.enabled == now.partitioning.pending == enabled and now.partitioning.supported:
-                return
-            partition.set_mode(self._nvml, self._boards.board(uuid), now, enabled)
+            board, now = self._settled(uuid)
+            partition.set_mode(self._nvml, board, now, partial(self._read, uuid), enabled)
 
         self._change(uuid, change, f"Switching MIG {'on' if enabled else 'off'} on GPU {uuid}")
 
@@ -241,8 +240,8 @@ class NvidiaBackend:
         """Create a GPU instance at exactly this placement and the compute instance that fills it."""
 
         def create() -> Partition:
-            now = self._read(uuid)
-            return partition.create(self._nvml, self._boards.board(uuid), now, profile_id, placement)
+            board, _now = self._settled(uuid)
+            return partition.create(self._nvml, board, partial(self._read, uuid), profile_id, placement)
 
         return self._change(
             uuid,
@@ -444,18 +443,22 @@ class NvidiaBackend:
         return self._lanes.run(uuid, changing, self._deadlines.change, doing=doing, late=late)
 
     def _destroy(self, uuid: str, instance_id: int) -> None:
-        now = self._read(uuid)
-        if all(each.instance_id != instance_id for each in now.partitions):
-            raise NotFound(f"GPU {uuid} has no GPU instance {instance_id}")
-        partition.destroy(self._nvml, self._boards.board(uuid), now, instance_id)
+        board, _now = self._settled(uuid)
+        partition.destroy(self._nvml, board, partial(self._read, uuid), instance_id)
 
     def _read(self, uuid: str) -> Device:
         """Read what changes about a GPU, on its lane."""
         away = self._boards.is_away(uuid)
-        if away is not None:
-            return away
+        return away if away is not None else self._told(self._boards.read, uuid)
+
+    def _settled(self, uuid: str) -> tuple[BoardFacts, Partitioning]:
+        """Return what a change of a GPU's partitioning begins with, on its lane."""
+        return self._told(self._boards.settle, uuid)
+
+    @staticmethod
+    def _told(ask: Callable[[str], Answer], uuid: str) -> Answer:
         try:
-            return self._boards.read(uuid)
+            return ask(uuid)
         except (BackendUnavailable, NotFound):
             raise
         except AcceleratorError as error:

@@ -13,7 +13,7 @@ from typing import Any, Callable, TypeVar
 
 from .. import pci
 from ..errors import AcceleratorError, BackendUnavailable
-from ..model import UNKNOWN_ERROR, Device, Health
+from ..model import UNKNOWN_ERROR, Device, Health, Partitioning
 from ..system import System
 from . import condition, discover
 from .discover import BoardFacts, DriverFacts
@@ -147,6 +147,17 @@ class Boards:
     def board(self, uuid: str) -> BoardFacts:
         """Return the facts of a GPU that stay, for a change of it; right after ``read``, whose handle was good."""
         return self._get(uuid) or self._find(uuid)
+
+    def settle(self, uuid: str) -> tuple[BoardFacts, Partitioning]:
+        """Return the facts of a GPU that stay, for a change of it, and its MIG mode: what a change cannot do without.
+
+        Raises NotFound, DeviceFaulty, AcceleratorError.
+        """
+
+        def ask(board: BoardFacts) -> tuple[BoardFacts, Partitioning]:
+            return board, discover.settle(self._nvml, board)
+
+        return self._use(self._get(uuid), lambda: self._find(uuid), ask)
 
     def look(self, position: int, by_index: bool, full: bool) -> Device:
         """Look at the GPU at this position of NVML's list: ask it something, and read what changes, or with ``full`` everything.

@@ -251,9 +251,7 @@ def read_device(nvml: Nvml, system: System, board: BoardFacts, known: Sequence[P
 
     ``known`` are the partitions, where it is known that they are what they were; they are not read then.
     """
-    partitioning = read_partitioning(nvml, board)
-    if partitioning.supported:
-        _settle_profiles(nvml, board, partitioning.enabled)
+    partitioning = settle(nvml, board)
     holders = read_processes(nvml, system, board.handle, board.uuid)
     partitions: tuple[Partition, ...] = ()
     if partitioning.enabled and known is not None:
@@ -315,6 +313,14 @@ def read_processes(nvml: Nvml, system: System, handle: Any, uuid: str) -> dict[i
     return {key: tuple(by_pid[pid] for pid in sorted(by_pid)) for key, by_pid in found.items()}
 
 
+def settle(nvml: Nvml, board: BoardFacts) -> Partitioning:
+    """Return the MIG mode of a GPU, and have the profiles of that mode in its facts."""
+    partitioning = read_partitioning(nvml, board)
+    if partitioning.supported:
+        _settle_profiles(nvml, board, partitioning.enabled)
+    return partitioning
+
+
 def read_partitions(
     nvml: Nvml, board: BoardFacts, holders: Mapping[int | None, tuple[Process, ...]]
 ) -> tuple[Partition, ...]:
@@ -350,7 +356,7 @@ def read_partition(
     """
     doing = f"Reading a GPU instance of {board.uuid}"
     info = nvml.call("nvmlGpuInstanceGetInfo", instance, doing=doing)
-    compute = compute_instances(nvml, board, profile.profile_id, instance)
+    compute = compute_instances(nvml, board, profile, instance)
     uuid, compute_id = "", None
     if len(compute) == 1:
         kind, handle = compute[0]
@@ -386,11 +392,18 @@ def compute_profiles(nvml: Nvml, board: BoardFacts, profile_id: int, instance: A
 
 
 def compute_instances(
-    nvml: Nvml, board: BoardFacts, profile_id: int, instance: Any
+    nvml: Nvml, board: BoardFacts, profile: Profile, instance: Any
 ) -> tuple[tuple[ComputeProfile, Any], ...]:
-    """Return the compute instances in a GPU instance with their kinds."""
+    """Return the compute instances in a GPU instance with their kinds.
+
+    The kind that fills it is asked for first: where there is one of that, there is room for no other.
+    """
+    kinds = compute_profiles(nvml, board, profile.profile_id, instance)
+    if not kinds:
+        return ()
+    full = full_profile(kinds, profile)
     found: list[tuple[ComputeProfile, Any]] = []
-    for kind in compute_profiles(nvml, board, profile_id, instance):
+    for kind in (full, *(each for each in kinds if each != full)):
         handles = nvml.listed(
             "nvmlGpuInstanceGetComputeInstances",
             "c_nvmlComputeInstance_t",
@@ -400,6 +413,8 @@ def compute_instances(
             doing=f"Listing the compute instances of a GPU instance of {board.uuid}",
         )
         found.extend((kind, handle) for handle in handles)
+        if kind == full and handles:
+            break
     return tuple(found)
 
 

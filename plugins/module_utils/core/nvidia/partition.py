@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Callable
 
 from ..errors import AcceleratorError, DoesNotFit, InUse, InvalidLayout, NotFound, NotPermitted, Unsupported
-from ..model import Device, Partition, Placement, Process, Profile
+from ..model import Device, Partition, Partitioning, Placement, Process, Profile
 from ..system import System
 from . import discover
 from .discover import BoardFacts
@@ -23,22 +23,27 @@ def pids(processes: Iterable[Process]) -> str:
     return ", ".join(str(process) for process in processes)
 
 
-def set_mode(nvml: Nvml, board: BoardFacts, device: Device, enabled: bool) -> None:
-    """Ask for a MIG mode; judge the answer by the activation status and by current and pending mode read afterwards.
+#: Reads the facts of the GPU that is changed: for who has to be told what is in the way, so that a change that succeeds asks for nothing.
+Read = Callable[[], Device]
+
+
+def set_mode(nvml: Nvml, board: BoardFacts, now: Partitioning, read: Read, enabled: bool) -> None:
+    """Ask for a MIG mode, where it is not the one wanted; judge the answer by the activation status and by current and pending mode read afterwards.
 
     Raises InUse, NotPermitted, Unsupported, DeviceFaulty, AcceleratorError.
     """
     word = "on" if enabled else "off"
     doing = f"Switching MIG {word} on GPU {board.uuid}"
-    if not device.partitioning.supported:
+    if not now.supported:
         raise Unsupported(f"GPU {board.uuid} ({board.product}) does not support MIG")
-    if not enabled and device.partitions:
-        names = ", ".join(partition.describe() for partition in device.partitions)
-        raise InUse(f"{doing}: it still has partitions: {names}", hint="Destroy them first.")
+    if now.enabled == now.pending == enabled:
+        return
+    if not enabled and now.enabled:
+        _refuse_partitions(read(), doing)
     try:
         status = int(nvml.call("nvmlDeviceSetMigMode", board.handle, int(enabled), doing=doing))
     except InUse as error:
-        raise _mode_in_use(device, doing) from error
+        raise _mode_in_use(read(), doing) from error
     if status not in (SUCCESS, RESET_REQUIRED, IN_USE):
         raise error_of(status, f"{doing} (activation)")
     handle = nvml.call("nvmlDeviceGetHandleByUUID", board.uuid, doing=f"Finding GPU {board.uuid} again")
@@ -53,7 +58,7 @@ def set_mode(nvml: Nvml, board: BoardFacts, device: Device, enabled: bool) -> No
         with contextlib.suppress(AcceleratorError):
             nvml.call("nvmlDeviceSetMigMode", handle, current)
     if status == IN_USE:
-        raise _mode_in_use(device, doing)
+        raise _mode_in_use(read(), doing)
     raise AcceleratorError(
         f"{doing}: the mode is still {'on' if current else 'off'} (activation status {status})",
         hint="Reset the GPU with `nvidia-smi --gpu-reset`, or reboot.",
@@ -75,14 +80,14 @@ def reset(system: System, uuids: Sequence[str]) -> None:
     raise AcceleratorError(f"{doing}: nvidia-smi ended with {done.returncode}: {said}", code="reset-failed")
 
 
-def create(nvml: Nvml, board: BoardFacts, device: Device, profile_id: int, placement: Placement) -> Partition:
+def create(nvml: Nvml, board: BoardFacts, read: Read, profile_id: int, placement: Placement) -> Partition:
     """Create a GPU instance at exactly this placement, and the compute instance that fills it.
 
     A GPU instance whose compute instance fails is destroyed again. Raises DoesNotFit with the partitions in the way.
     """
-    profile = _profile(device, profile_id, placement)
+    profile = _profile(board, profile_id, placement)
     doing = f"Creating {profile.name} at {placement} on GPU {board.uuid}"
-    if not device.partitioning.enabled:
+    if not board.mode:
         raise Unsupported(f"{doing}: MIG is off", hint="Switch MIG on first.", code="partitioning-off")
     try:
         instance = nvml.call(
@@ -93,14 +98,15 @@ def create(nvml: Nvml, board: BoardFacts, device: Device, profile_id: int, place
             doing=doing,
         )
     except DoesNotFit as error:
-        in_the_way = tuple(each for each in device.partitions if each.placement.overlaps(placement))
+        in_the_way = tuple(each for each in read().partitions if each.placement.overlaps(placement))
         names = ", ".join(each.describe() for each in in_the_way) or "an engine that other partitions have taken"
         raise DoesNotFit(f"{doing}: there is no room; in the way: {names}", blockers=in_the_way) from error
     except InUse as error:
-        held = pids(device.processes)
+        processes = read().processes
+        held = pids(processes)
         raise InUse(
             f"{doing}: the GPU is in use" + (f" by {held}" if held else ""),
-            pids=[each.pid for each in device.processes],
+            pids=[each.pid for each in processes],
         ) from error
     try:
         kinds = discover.compute_profiles(nvml, board, profile_id, instance)
@@ -109,20 +115,25 @@ def create(nvml: Nvml, board: BoardFacts, device: Device, profile_id: int, place
         made = _usable(discover.read_partition(nvml, board, profile, instance, {}), doing)
     except BaseException:
         with contextlib.suppress(AcceleratorError):
-            _destroy_instance(nvml, board, profile_id, instance, doing)
+            _destroy_instance(nvml, board, profile, instance, doing)
         raise
     return made
 
 
-def destroy(nvml: Nvml, board: BoardFacts, device: Device, instance_id: int) -> None:
+def destroy(nvml: Nvml, board: BoardFacts, read: Read, instance_id: int) -> None:
     """Destroy a GPU instance: its compute instances first. Raises NotFound, InUse with the pids, NotPermitted."""
     doing = f"Destroying GPU instance {instance_id} of GPU {board.uuid}"
+    if not board.mode:
+        raise NotFound(f"{doing}: MIG is off")
     instance = nvml.call("nvmlDeviceGetGpuInstanceById", board.handle, instance_id, doing=doing)
     info = nvml.call("nvmlGpuInstanceGetInfo", instance, doing=doing)
+    profile = next((each for each in board.profiles if each.profile_id == int(info.profileId)), None)
+    if profile is None:
+        raise NotFound(f"{doing}: its profile {info.profileId} is none of the GPU's")
     try:
-        _destroy_instance(nvml, board, int(info.profileId), instance, doing)
+        _destroy_instance(nvml, board, profile, instance, doing)
     except InUse as error:
-        holders = next((each.processes for each in device.partitions if each.instance_id == instance_id), ())
+        holders = next((each.processes for each in read().partitions if each.instance_id == instance_id), ())
         held = pids(holders)
         raise InUse(
             f"{doing}: it is in use" + (f" by {held}" if held else ""),
@@ -131,8 +142,8 @@ def destroy(nvml: Nvml, board: BoardFacts, device: Device, instance_id: int) -> 
         ) from error
 
 
-def _destroy_instance(nvml: Nvml, board: BoardFacts, profile_id: int, instance: Any, doing: str) -> None:
-    for _kind, handle in discover.compute_instances(nvml, board, profile_id, instance):
+def _destroy_instance(nvml: Nvml, board: BoardFacts, profile: Profile, instance: Any, doing: str) -> None:
+    for _kind, handle in discover.compute_instances(nvml, board, profile, instance):
         nvml.call("nvmlComputeInstanceDestroy", handle, doing=f"{doing}: compute instance")
     nvml.call("nvmlGpuInstanceDestroy", instance, doing=doing)
 
@@ -143,19 +154,25 @@ def _usable(made: Partition, doing: str) -> Partition:
     return made
 
 
-def _profile(device: Device, profile_id: int, placement: Placement) -> Profile:
-    profile = device.profile(profile_id)
+def _profile(board: BoardFacts, profile_id: int, placement: Placement) -> Profile:
+    profile = next((each for each in board.profiles if each.profile_id == profile_id), None)
     if profile is None:
         raise NotFound(
-            f"GPU {device.uuid} ({device.product}) has no MIG profile with id {profile_id}; it has "
-            + (", ".join(f"{each.name} ({each.profile_id})" for each in device.profiles) or "none")
+            f"GPU {board.uuid} ({board.product}) has no MIG profile with id {profile_id}; it has "
+            + (", ".join(f"{each.name} ({each.profile_id})" for each in board.profiles) or "none")
         )
     if placement not in profile.placements:
         raise InvalidLayout(
-            f"{profile.name} cannot lie at {placement} on GPU {device.uuid}; its placements are "
+            f"{profile.name} cannot lie at {placement} on GPU {board.uuid}; its placements are "
             + ", ".join(str(each) for each in profile.placements)
         )
     return profile
+
+
+def _refuse_partitions(device: Device, doing: str) -> None:
+    if device.partitions:
+        names = ", ".join(partition.describe() for partition in device.partitions)
+        raise InUse(f"{doing}: it still has partitions: {names}", hint="Destroy them first.")
 
 
 def _mode_in_use(device: Device, doing: str) -> InUse:

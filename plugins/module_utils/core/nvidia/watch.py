@@ -174,16 +174,17 @@ class Watch:
             self._changes[board.uuid] = self._changes.get(board.uuid, 0) + 1  # whatever happened before was not heard
 
     def _listen(self, milliseconds: int) -> tuple[Notice, ...]:
-        """Wait for the first event and take what else is there. On the lane of events."""
+        """Wait for the first event that is to be told of and take what else is there. On the lane of events."""
         notices: dict[Notice, None] = {}
+        until = time.monotonic() + milliseconds / 1000
         while len(notices) < TOGETHER:
+            left = 0 if notices else max(int((until - time.monotonic()) * 1000), 0)
             try:
-                data = self._nvml.call("nvmlEventSetWait_v2", self._set, milliseconds, doing="Waiting for events")
+                data = self._nvml.call("nvmlEventSetWait_v2", self._set, left, doing="Waiting for events")
             except AcceleratorError as error:
                 if error.code != NO_ANSWER and not notices:
                     raise
                 break  # the time is over; or what was heard before is told first
-            milliseconds = 0
             notice = self._notice(data)
             if notice is not None:
                 notices[notice] = None

@@ -27,6 +27,7 @@ from .allocation import Allocation, ClaimError, decode_allocation
 from .answers import Answers, Outcome, Reporter
 from .asking import look_at
 from .compare import reallocated, refuse_in_use
+from .doing import Doing, Work
 from .execute import Hands
 from .guard import DeviceGuard
 from .insisting import Insisting
@@ -101,6 +102,7 @@ class ClaimService:
         self._inventory = inventory
         self._ownership = ownership
         self.undoing = Undoing(hands=hands, store=store, ownership=ownership, boot_id=boot_id, thread=self.thread)
+        self._doing = Doing(hands, store, boot_id)
         self._refresh = refresh
         self._prepared = prepared
         self._claims = NamedLocks()
@@ -292,22 +294,15 @@ class ClaimService:
         plan, notes = await self._with_settings(await self._with_handovers(plan))
         self._ownership.note(plan.record)
         before = {**self._switched_on(plan), **notes}
-        # Files alone need no word in the store before: they tell a start what is prepared.
-        if plan.changes_hardware or before:
-            with watch.stage("record"):
-                await self.store.commit(Change(put=plan.record, meta=before))
-        self.hands.reached("recorded-preparing")
+        work = Work(plan, facts, before, watch, asyncio.get_running_loop())
         try:
-            with watch.stage("hardware"):
-                record = await self.thread(self._make, plan, facts)
-            done = record.as_prepared(record.devices, self._boot_id)
-            with watch.stage("record"):
-                await self.store.commit(Change(put=done))
+            done = await self.thread(self._doing.carry_out, work)
         except Exception:
             # Whatever it is: a record "preparing" and maybe a partition, or a file, are there, and nobody else takes them back before the
             # claim is asked for again. It goes on to the border above, which tells of it.
-            with watch.stage("undo"):
-                await self._undo_quietly(plan.record)
+            if work.has_begun:
+                with watch.stage("undo"):
+                    await self._undo_quietly(plan.record)
             raise
         self.suspect.discard(done.uid)
         self.asked.add(done.uid)
@@ -330,11 +325,6 @@ class ClaimService:
     def _switched_on(self, plan: PreparePlan) -> dict[str, str]:
         return {f"{PARTITIONING_KEY}{mode.device_uuid}": self._boot_id for mode in plan.mode_changes if mode.enabled}
 
-    def _make(self, plan: PreparePlan, facts: Mapping[str, Device]) -> ClaimRecord:
-        record, made = self.hands.carry_out(plan)
-        self.hands.write_cdi(record.as_prepared(record.devices, self._boot_id), facts, made, plan.pod_claim)
-        return record
-
     async def make_again(self, record: ClaimRecord, watch: Stopwatch) -> ClaimRecord | None:
         """Make true what the record of a prepared claim says; the device locks are held. Raises AcceleratorError."""
         self.suspect.add(record.uid)
@@ -351,7 +341,7 @@ class ClaimService:
             if notes:
                 await self.store.commit(Change(meta=notes))
             # The record stays "prepared" all the while: a crash in between is followed by another restore.
-            restored = await self.thread(self._make, plan, found.devices)
+            restored = await self.thread(self._doing.make, plan, found.devices)
             done = restored.as_prepared(restored.devices, self._boot_id)
             await self.store.commit(Change(put=done, meta=self.undoing.cleared([restoring])))
             self.suspect.discard(record.uid)

@@ -2,9 +2,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """The driver's memory of claims: SQLite, written ahead and synced, so that a power cut loses nothing it answered for.
 
-A claim is written as *preparing* before its first side effect and as *prepared* after its last one. One thread writes;
-changes that wait while it syncs go into its next transaction together, so that 64 claims at once cost a few syncs and
-not 128. Reads are served from memory: the store is the only writer of its file, which a lock guards elsewhere.
+A claim is written as *preparing* before its first side effect and as *prepared* after its last one. One at a time writes;
+changes that wait while it syncs go into the next transaction together, so that 64 claims at once cost a few syncs and
+not 128. Who has a thread of its own writes on that, and for whoever waits beside it; the event loop has a thread that does it.
+Reads are served from memory: the store is the only writer of its file, which a lock guards elsewhere.
 
 Each row of claims and of the meta table has a checksum (core/prepared.py), which is held against it when the store is
 opened: SQLite notices that a file's pages are broken, not that a bit of a value has turned. What does not fit makes the
@@ -40,6 +41,8 @@ LOG = logging.getLogger(__name__)
 GROUP_LIMIT = 128
 # How long SQLite waits for another program that reads.
 BUSY_SECONDS = 10.0
+# How long a store that is closed waits for what is being written.
+CLOSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,29 @@ class Change:
     meta: Mapping[str, str | None] = field(default_factory=dict)
 
 
-@dataclass
 class _Pending:
-    change: Change
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[None]
+    """A change that is to be written; ``loop`` is whose memory it changes, and ``future`` who waits there, if anybody does."""
+
+    def __init__(
+        self, change: Change, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None] | None = None
+    ) -> None:
+        self.change = change
+        self.loop = loop
+        self.future = future
+        self.error: AcceleratorError | None = None
+        self._open = threading.Lock()
+        self._open.acquire()
+
+    def answer(self, error: AcceleratorError | None) -> None:
+        """Let a thread go on that waits."""
+        self.error = error
+        self._open.release()
+
+    def wait(self) -> None:
+        """Wait on a thread until it is written. Raises StoreError."""
+        with self._open:
+            if self.error is not None:
+                raise StoreError(self.error.message, hint=self.error.hint)
 
 
 class Store:
@@ -74,7 +95,9 @@ class Store:
         self.meta: dict[str, str] = dict(content.meta)
         self._connection = connection
         self._shadow = Content(dict(content.claims), dict(content.meta))
-        self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Pending] = queue.SimpleQueue()
+        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # there is something to write, or never again
+        self._writing = threading.Lock()
         self._ended: BaseException | None = None
         self._over = threading.Event()  # nothing is taken from the queue any more
         # Told how each transaction ended, and how long it took, on the thread that writes.
@@ -133,26 +156,58 @@ class Store:
         Cancelling the caller does not undo a change that is under way.
         """
         loop = asyncio.get_running_loop()
-        pending = _Pending(change, loop, loop.create_future())
-        self._queue.put(pending)
-        if self._over.is_set():  # nobody will take it: closed, or the thread has come to an unforeseen end
+        future = loop.create_future()
+        self._queue.put(_Pending(change, loop, future))
+        self._wake.put(True)
+        if self._over.is_set():  # nobody will take it: closed, or writing has come to an unforeseen end
             self._refuse_queued()
-        await pending.future
+        await future
+
+    def write(self, change: Change, loop: asyncio.AbstractEventLoop) -> None:
+        """Write one change from any thread but the loop's, and return when it is on disk. Raises StoreError, as ``commit`` does.
+
+        What the loop is told afterwards it is told when ``claims`` and ``meta`` hold the change.
+        """
+        pending = _Pending(change, loop)
+        self._queue.put(pending)
+        if self._over.is_set():
+            self._refuse_queued()
+        elif self._writing.acquire(blocking=False):
+            try:
+                self._write_group(self._next_group())
+            except BaseException as error:  # noqa: BLE001  whoever waits was told
+                self._give_up(error)
+            finally:
+                self._writing.release()
+        if not self._queue.empty():  # what came meanwhile is for the thread whose work it is
+            self._wake.put(True)
+        pending.wait()
 
     def close(self) -> None:
         """Write what is queued and close the file."""
-        self._queue.put(None)
-        self._thread.join(timeout=10)
+        self._wake.put(False)
+        self._thread.join(timeout=CLOSE_SECONDS)
+        is_free = self._writing.acquire(timeout=CLOSE_SECONDS)
         self._connection.close()
+        if is_free:
+            self._writing.release()
 
     def _write_loop(self) -> None:
         try:
-            self._write_groups()
-        except BaseException as error:
-            self._ended = error
-            LOG.critical("the store %s can no longer be written", self.path, exc_info=True)
+            while self._wake.get():
+                self._write_queued()
+            self._write_queued()
+        except BaseException as error:  # noqa: BLE001  whoever waits was told
+            self._give_up(error)
         self._over.set()  # before what waits is refused: who comes later sees it, though the thread still lives
         self._refuse_queued()
+
+    def _give_up(self, error: BaseException) -> None:
+        self._ended = error
+        LOG.critical("the store %s can no longer be written", self.path, exc_info=error)
+        self._over.set()
+        self._refuse_queued()
+        self._wake.put(False)
 
     def _refuse_queued(self) -> None:
         """Fail what nobody will write any more."""
@@ -160,31 +215,24 @@ class Store:
         left: list[_Pending] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                pending = self._queue.get_nowait()
-                if pending is not None:
-                    left.append(pending)
+                left.append(self._queue.get_nowait())
         self._answer(left, StoreError(f"The store {self.path} can no longer be written: {reason}"))
 
-    def _write_groups(self) -> None:
-        while True:
-            first = self._queue.get()
-            if first is None:
-                return
-            group, last = [first], False
+    def _write_queued(self) -> None:
+        while not self._queue.empty():
+            with self._writing:
+                self._write_group(self._next_group())
+
+    def _next_group(self) -> list[_Pending]:
+        group: list[_Pending] = []
+        with contextlib.suppress(queue.Empty):
             while len(group) < GROUP_LIMIT:
-                try:
-                    following = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-                if following is None:
-                    last = True
-                    break
-                group.append(following)
-            self._write_group(group)
-            if last:
-                return
+                group.append(self._queue.get_nowait())
+        return group
 
     def _write_group(self, group: list[_Pending]) -> None:
+        if not group:
+            return
         began, outcome = time.perf_counter(), "failure"
         try:
             try:
@@ -200,8 +248,13 @@ class Store:
                 LOG.exception("a change could not be written to the store %s", self.path)
                 self._answer(group, StoreError(f"The store {self.path} could not write a change: {error!r}"))
                 return
-            for pending in group:
-                self._write_group([pending])
+            for position, pending in enumerate(group):
+                try:
+                    self._write_group([pending])
+                except BaseException as unforeseen:
+                    left = StoreError(f"The store {self.path} can no longer be written: {unforeseen!r}")
+                    self._answer(group[position + 1 :], left)
+                    raise
         except BaseException as error:
             self._answer(group, StoreError(f"The store {self.path} can no longer be written: {error!r}"))
             raise
@@ -213,14 +266,16 @@ class Store:
         for pending in group:
             by_loop.setdefault(pending.loop, []).append(pending)
         for loop, members in by_loop.items():
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits there any more
                 loop.call_soon_threadsafe(self._settle, members, error)
+        for pending in group:
+            pending.answer(error)
 
     def _settle(self, group: list[_Pending], error: AcceleratorError | None) -> None:
         for pending in group:
             if error is None:
                 _apply(pending.change, self.claims, self.meta)
-            if pending.future.done():
+            if pending.future is None or pending.future.done():
                 continue
             if error is None:
                 pending.future.set_result(None)

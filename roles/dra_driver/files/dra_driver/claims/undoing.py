@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..core.errors import AcceleratorError, BackendUnavailable
 from ..core.model import Device
@@ -79,15 +81,8 @@ class Undoing:
         """
         gone = self.went_with_the_boot(record)
         settings = () if gone else restorations(record, self.store.claims.values(), self.store.meta, self.boot_id)
-        undone = await self.thread(
-            self._take_back, record, dict(self.store.meta), settings, self.needs_hardware(record), gone
-        )
-        meta = {
-            **self.cleared([*_ended(undone), f"{RESTORING_KEY}{record.uid}"]),
-            **incurred(undone.debts, self.boot_id),
-            **still_owed(undone.unrestored, self.boot_id),
-        }
-        await self.store.commit(Change(delete=record.uid, meta=meta))
+        take_back = partial(self._take_back, record, dict(self.store.meta), settings, self.needs_hardware(record), gone)
+        await self.thread(self._undo, record, take_back, asyncio.get_running_loop())
 
     async def pay(self, device: Device) -> None:
         """Undo and set back what is owed on a device that answers.
@@ -118,6 +113,17 @@ class Undoing:
 
     def _owed_settings(self) -> tuple[Restoration, ...]:
         return owed(self.store.meta, self.boot_id, self.store.claims.values())
+
+    def _undo(self, record: ClaimRecord, take_back: Callable[[], Undone], loop: asyncio.AbstractEventLoop) -> Undone:
+        """Take back, and forget in one transaction, on one thread."""
+        undone = take_back()
+        meta = {
+            **self.cleared([*_ended(undone), f"{RESTORING_KEY}{record.uid}"]),
+            **incurred(undone.debts, self.boot_id),
+            **still_owed(undone.unrestored, self.boot_id),
+        }
+        self.store.write(Change(delete=record.uid, meta=meta), loop)
+        return undone
 
     def _take_back(
         self,

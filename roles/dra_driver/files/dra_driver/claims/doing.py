@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Carries a plan out on one thread: writes down what is begun, does it, and writes down that it is done.
+
+To go from one thread to another costs a claim as much as most of what is done there, so it is not done in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..core.model import Device
+from ..metrics import Stopwatch
+from .execute import Hands
+from .plan import PreparePlan
+from .records import ClaimRecord
+from .store import Change, Store
+
+
+@dataclass
+class Work:
+    """A plan that is carried out, with the facts that it was made from.
+
+    ``before`` goes into the store's meta table first; ``has_begun`` is set once there is something that may have to be undone.
+    ``loop`` is the event loop whose the store's memory is.
+    """
+
+    plan: PreparePlan
+    facts: Mapping[str, Device]
+    before: Mapping[str, str]
+    watch: Stopwatch
+    loop: asyncio.AbstractEventLoop
+    has_begun: bool = False
+
+
+@dataclass(frozen=True)
+class Doing:
+    """Who carries plans out. Every function blocks and is called on a thread, with the locks of the plan's devices held."""
+
+    hands: Hands
+    store: Store
+    boot_id: str
+
+    def carry_out(self, work: Work) -> ClaimRecord:
+        """Do what a plan says and return the prepared claim's record, which is on disk then. Raises AcceleratorError."""
+        plan, watch = work.plan, work.watch
+        # Files alone need no word in the store before: they tell a start what is prepared.
+        if plan.changes_hardware or work.before:
+            with watch.stage("record"):
+                self.store.write(Change(put=plan.record, meta=work.before), work.loop)
+        work.has_begun = True
+        self.hands.reached("recorded-preparing")
+        with watch.stage("hardware"):
+            record = self.make(plan, work.facts)
+        done = record.as_prepared(record.devices, self.boot_id)
+        with watch.stage("record"):
+            self.store.write(Change(put=done), work.loop)
+        return done
+
+    def make(self, plan: PreparePlan, facts: Mapping[str, Device]) -> ClaimRecord:
+        """Do the hardware's part of a plan, and write the files for containers. Raises AcceleratorError."""
+        record, made = self.hands.carry_out(plan)
+        self.hands.write_cdi(record.as_prepared(record.devices, self.boot_id), facts, made, plan.pod_claim)
+        return record
