@@ -72,7 +72,12 @@ def test_the_summary(npus: NpuMachine) -> None:
 
 @pytest.mark.parametrize(
     ("machine", "chip", "factor"),
-    [("8x310P-Pro", "310P", 1), ("4x300I-Duo", "310P", 2), ("8x910A", "910A", 1), ("8x910B4", "910B4", 1)],
+    [("8x310P-Pro", "310P", 1), ("4x300I-Duo", "310P", 2), ("8x910A", "910A", 1), ("8x910B4", "910B4", 1)]
+    + [
+        (f"8x{name}", name, 1)
+        for name in ("910A-30", "910A-16", "910B1", "910B2", "910B3", "910B4-1", "A3", "A3-infer")
+    ]
+    + [("16x910B", "910B2C", 1)],
 )
 @pytest.mark.parametrize("plus", [False, True])
 def test_templates(npus: NpuMachine, machine: str, chip: str, factor: int, plus: bool) -> None:

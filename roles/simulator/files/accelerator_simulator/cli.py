@@ -38,6 +38,9 @@ faults of NPUs (NPU is a physical id, the VDIE, a PCI address, several by commas
   fault NPU health ok|warning|alarm|critical
   fault NPU error CODE [warning|alarm|critical]
   fault NPU network RESULT              of the test of its port: 0 well, 1 to 8
+  fault NPU traffic SENT RECEIVED [BAD] over its port: MB/s, and bad packets that came
+  fault NPU hccs LINK ERRORS            wrong checksums on a link to another chip
+  fault NPU sio ERRORS                  wrong checksums on the link to the other die
   fault NPU lost                        it answers nothing until it is cleared
   fault NPU fragmented                  what is free lies apart: only an empty chip takes a slice
   fault NPU process PID [VID] [memory MIB]

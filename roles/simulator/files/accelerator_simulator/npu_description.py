@@ -128,6 +128,8 @@ def _npu_lines(
         yield "management-controller yes"
     if board.get("sio"):
         yield "sio yes"
+    if "ub_ports" in board:
+        yield f"ub-ports {_pairs(**board['ub_ports'])}"
     said = {**machine.ascend.get("super_pod", {}), **(settings.library or {}).get(SUPER_POD, {})}
     if "id" in said:
         pod = {key: int(value) for key, value in said.items()}  # a template makes texts of numbers

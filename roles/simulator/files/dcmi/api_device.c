@@ -254,7 +254,7 @@ BOTH(get_device_boot_status, get_device_boot_status, (enum dcmi_boot_status *boo
 BOTH(get_device_network_health, get_device_network_health, (enum dcmi_rdfx_detect_result *result), (result))
 {
     REQUIRE(result, INVALID_ARGUMENT);
-    REQUIRE(call->chip->board.ip[0], NOT_SUPPORTED);
+    REQUIRE(has_port(&call->chip->board), NOT_SUPPORTED);
     *result = (enum dcmi_rdfx_detect_result)call->chip->network;
     return SUCCESS;
 }

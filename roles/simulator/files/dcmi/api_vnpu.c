@@ -165,14 +165,6 @@ static int answer_super_pod(const struct call *call, struct dcmi_spod_info *info
     return SUCCESS;
 }
 
-/* The size is that of the buffer, and then of what is in it. */
-static bool room(unsigned *size, size_t needed)
-{
-    const bool enough = *size >= needed;
-    *size = (unsigned)needed;
-    return enough;
-}
-
 BOTH(get_device_info, get_device_info, (enum dcmi_main_cmd main_cmd, unsigned sub_cmd, void *buf, unsigned *size),
      (main_cmd, sub_cmd, buf, size))
 {
@@ -186,7 +178,9 @@ BOTH(get_device_info, get_device_info, (enum dcmi_main_cmd main_cmd, unsigned su
         REQUIRE(room(size, sizeof(struct dcmi_spod_info)), INVALID_ARGUMENT);
         return answer_super_pod(call, buf);
     }
-    REQUIRE(main_cmd == DCMI_MAIN_CMD_VDEV_MNG && call->chip->board.slices, NOT_SUPPORTED);
+    if (main_cmd != DCMI_MAIN_CMD_VDEV_MNG)
+        return link_information(call, (int)main_cmd, sub_cmd, buf, size);
+    REQUIRE(call->chip->board.slices, NOT_SUPPORTED);
     switch (sub_cmd) {
     case RESOURCE_OF_ONE:
     case RESOURCE_ACTIVITY:

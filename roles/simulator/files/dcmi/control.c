@@ -118,8 +118,11 @@ static int run_power_cycle(int words, char **word, struct json *json, char *erro
     int result = begin_control_write(&machine, error, size);
     if (result != SUCCESS)
         return result;
-    for (unsigned index = 0; index < machine->chip_count; index++)
+    for (unsigned index = 0; index < machine->chip_count; index++) {
+        const bool share = machine->share_recover && machine->chips[index].share;
         chip_power_on(&machine->chips[index]);
+        machine->chips[index].share = share;
+    }
     slices_replay(machine);
     slices_commit(machine);
     return SUCCESS;
@@ -187,6 +190,25 @@ static int run_device_share(int words, char **word, struct json *json, char *err
     return change(word[1], set_share, share, error, size);
 }
 
+static void set_share_recover(struct machine *machine, struct chip *chip, uint64_t keep)
+{
+    (void)chip;
+    machine->share_recover = keep;
+}
+
+/* "device-share-recover 0|1": whether a boot leaves chips shared that were; of the vendor's tool alone, as the above. */
+static int run_share_recover(int words, char **word, struct json *json, char *error, size_t size)
+{
+    uint64_t keep;
+    (void)words;
+    (void)json;
+    if (!parse_unsigned(word[1], 1, &keep)) {
+        snprintf(error, size, "device-share-recover: found \"%s\", expected 0 or 1", word[1]);
+        return INVALID_ARGUMENT;
+    }
+    return change("all", set_share_recover, keep, error, size);
+}
+
 static void set_work_mode(struct machine *machine, struct chip *chip, uint64_t mode)
 {
     (void)chip;
@@ -228,7 +250,8 @@ static int run_clear(int words, char **word, struct json *json, char *error, siz
             event_add(machine, (int)index, chip->errors[error_index], 0, 0);
         chip->health = HEALTH_OK;
         chip->error_count = 0;
-        chip->network = DCMI_RDFX_DETECT_OK;
+        port_tested(chip, DCMI_RDFX_DETECT_OK);
+        links_rest(chip);
         chip->lost = chip->unplugged;
         chip->fragmented = false;
         memset(chip->processes, 0, sizeof chip->processes);
@@ -245,10 +268,12 @@ const struct command commands[] = {
     { "unplug", run_unplug, 2, 2, "unplug NPU[,NPU…]" },
     { "plug", run_plug, 2, 2, "plug NPU[,NPU…]" },
     { "device-share", run_device_share, 3, 3, "device-share NPU 0|1" },
+    { "device-share-recover", run_share_recover, 2, 2, "device-share-recover 0|1" },
+    { "port", control_port, 2, 2, "port PHYSICAL" },
     { "work-mode", run_work_mode, 2, 2, "work-mode amp|smp" },
     { "event-count", run_event_count, 1, 1, "event-count" },
     { "calls", run_calls, 1, 2, "calls [reset]" },
     { "clear", run_clear, 1, 2, "clear [NPU]" },
-    { "fault", control_fault, 3, COMMAND_WORDS_MAX, "fault NPU health|error|network|lost|fragmented|process|call …" },
+    { "fault", control_fault, 3, COMMAND_WORDS_MAX, "fault NPU health|error|network|traffic|hccs|sio|lost|fragmented|process|call …" },
     { 0 },
 };

@@ -46,11 +46,52 @@ static bool fault_network(struct fault *fault)
 {
     struct chip *chip = &fault->machine->chips[fault->index];
     uint64_t result;
-    if (!chip->board.ip[0])
-        return refuse(fault, "a chip without a network port", "one with an address");
+    if (!has_port(&chip->board))
+        return refuse(fault, "a chip without a network port", "one with a port");
     if (!word_number(fault, 0, DCMI_RDFX_DETECT_IP_SET, "the result of a test, 0 to 8", &result))
         return false;
-    chip->network = (uint32_t)result;
+    port_tested(chip, (uint32_t)result);
+    return true;
+}
+
+/* "traffic SENT RECEIVED [BAD]": over its network port, in MB/s, and how many of the packets that came were bad. */
+static bool fault_traffic(struct fault *fault)
+{
+    struct chip *chip = &fault->machine->chips[fault->index];
+    uint64_t sent, received, bad = 0;
+    if (!has_port(&chip->board))
+        return refuse(fault, "a chip without a network port", "one with a port");
+    if (!word_number(fault, 0, 1000000, "MB/s that are sent", &sent) || !word_number(fault, 1, 1000000, "MB/s that come", &received)
+        || (fault->words > 2 && !word_number(fault, 2, UINT32_MAX, "a number of packets", &bad)))
+        return false;
+    chip->sent = (uint32_t)sent;
+    chip->received = (uint32_t)received;
+    chip->bad_packets = (uint32_t)bad;
+    return true;
+}
+
+/* "hccs LINK ERRORS": checksums that were wrong on one of its links. */
+static bool fault_hccs(struct fault *fault)
+{
+    const unsigned links = hccs_links(fault->machine, &fault->machine->chips[fault->index]);
+    uint64_t link, errors;
+    if (!links)
+        return refuse(fault, "a chip whose links of HCCS are not counted", "another");
+    if (!word_number(fault, 0, links - 1, "the number of a link", &link) || !word_number(fault, 1, UINT32_MAX, "a number of errors", &errors))
+        return false;
+    fault->machine->chips[fault->index].hccs_errors[link] = (uint32_t)errors;
+    return true;
+}
+
+/* "sio ERRORS": checksums that were wrong on the link to the other die. */
+static bool fault_sio(struct fault *fault)
+{
+    uint64_t errors;
+    if (!fault->machine->chips[fault->index].board.sio)
+        return refuse(fault, "a chip that is no die of a module", "one that is");
+    if (!word_number(fault, 0, UINT16_MAX, "a number of errors", &errors))
+        return false;
+    fault->machine->chips[fault->index].sio_errors = (uint32_t)errors;
     return true;
 }
 
@@ -100,6 +141,7 @@ static bool fault_process(struct fault *fault)
 }
 
 const struct fault_kind fault_kinds[] = {
-    { "health", fault_health }, { "error", fault_error }, { "network", fault_network }, { "lost", fault_lost }, { "fragmented", fault_fragmented },
+    { "health", fault_health }, { "error", fault_error }, { "network", fault_network }, { "traffic", fault_traffic },
+    { "hccs", fault_hccs }, { "sio", fault_sio }, { "lost", fault_lost }, { "fragmented", fault_fragmented },
     { "process", fault_process }, { "call", fault_call },
     { 0 } };

@@ -26,6 +26,15 @@ static void show_slices(struct json *json, const struct machine *machine, int in
     json_close(json, ']');
 }
 
+static void show_port(struct json *json, const struct chip *chip)
+{
+    json_number(json, "link_ups", chip->link_ups);
+    json_number(json, "link_downs", chip->link_downs);
+    json_number(json, "sent", chip->sent);
+    json_number(json, "received", chip->received);
+    json_number(json, "bad_packets", chip->bad_packets);
+}
+
 static void show_chip(struct json *json, const struct machine *machine, int index)
 {
     const struct chip *chip = &machine->chips[index];
@@ -45,6 +54,12 @@ static void show_chip(struct json *json, const struct machine *machine, int inde
     json_number(json, "memory_mib", (long long)board->memory_mib);
     json_number(json, "health", chip->health);
     json_number(json, "network", chip->network);
+    show_port(json, chip);
+    json_number(json, "sio_errors", chip->sio_errors);
+    json_open(json, "hccs_errors", '[');
+    for (unsigned link = 0, links = hccs_links(machine, chip); link < links; link++)
+        json_number(json, NULL, chip->hccs_errors[link]);
+    json_close(json, ']');
     json_bool(json, "lost", chip->lost);
     json_bool(json, "unplugged", chip->unplugged);
     json_bool(json, "device_share", chip->share);
@@ -88,6 +103,7 @@ int control_show(int words, char **word, struct json *json, char *error, size_t 
     json_text(json, "vnpu_mode", machine->vnpu_mode == MODE_VM ? "vm" : "docker");
     json_text(json, "work_mode", machine->work_mode == WORK_SMP ? "smp" : "amp");
     json_bool(json, "recover", machine->recover);
+    json_bool(json, "share_recover", machine->share_recover);
     json_bool(json, "plus_rules", machine->plus_rules);
     json_number(json, "multi_die_policy", machine->multi_die_policy);
     json_number(json, "generation", (long long)state_copy_generation());
@@ -127,5 +143,25 @@ int control_template(int words, char **word, struct json *json, char *error, siz
         }
     }
     snprintf(error, size, "template: found %s, expected the number of a template", word[2]);
+    return NOT_FOUND;
+}
+
+/* "port PHYSICAL": what the vendor's tool of network ports tells, and no call of the interface. */
+int control_port(int words, char **word, struct json *json, char *error, size_t size)
+{
+    const struct machine *machine = state_refresh();
+    uint64_t physical;
+    (void)words;
+    for (unsigned index = 0; machine && parse_unsigned(word[1], UINT32_MAX, &physical) && index < machine->chip_count; index++) {
+        const struct chip *chip = &machine->chips[index];
+        if (chip->board.physical != physical || !has_port(&chip->board))
+            continue;
+        json_bool(json, "up", port_is_up(chip->network));
+        json_number(json, "dies", chip->board.ub_dies);
+        json_number(json, "ports", chip->board.ub_ports);
+        show_port(json, chip);
+        return SUCCESS;
+    }
+    snprintf(error, size, "port: found %s, expected the physical id of a chip with a network port", word[1]);
     return NOT_FOUND;
 }

@@ -16,7 +16,29 @@ void chip_power_on(struct chip *chip)
     chip->health = HEALTH_OK;
     chip->error_count = 0;
     chip->network = DCMI_RDFX_DETECT_OK;
+    chip->link_ups = 1;
+    chip->link_downs = 0;
+    links_rest(chip);
     chip->epoch++;
+}
+
+bool has_port(const struct board *board) { return board->ip[0] || board->ub_dies; }
+
+/* Whose test has no address to look for says nothing of the link. */
+bool port_is_up(uint32_t result) { return result == DCMI_RDFX_DETECT_OK || result == DCMI_RDFX_DETECT_IP_SET; }
+
+void port_tested(struct chip *chip, uint32_t result)
+{
+    const bool was = port_is_up(chip->network), is = port_is_up(result);
+    chip->link_ups += is && !was;
+    chip->link_downs += was && !is;
+    chip->network = result;
+}
+
+void links_rest(struct chip *chip)
+{
+    memset(chip->hccs_errors, 0, sizeof chip->hccs_errors);
+    chip->sent = chip->received = chip->bad_packets = chip->sio_errors = 0;
 }
 
 void event_add(struct machine *machine, int chip, uint32_t code, uint32_t severity, uint32_t assertion)

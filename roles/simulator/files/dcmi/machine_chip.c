@@ -115,6 +115,8 @@ static bool parse_figures(struct parser *parser, char *value, bool *known)
     if (strcmp(key, "ids") == 0)
         return READ(U32("board", board->board_id), U32("pcb", board->pcb_id), U32("bom", board->bom_id), U32("mainboard", board->mainboard_id),
                     U32("slot", board->slot));
+    if (strcmp(key, "ub-ports") == 0)
+        return READ({ "dies", FIELD_U32, &board->ub_dies, 8, true }, { "each", FIELD_U32, &board->ub_ports, 64, true });
     if (strcmp(key, "pci-address") == 0)
         return parse_address(value, &board->address) || fail(parser, value, "a PCI address such as 0000:1b:00.0");
     if (strcmp(key, "vdie") == 0)

@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { HCCS_LINK = 3, SIO_LINK = 8 };   /* of the topology */
+
 static void show_board(const struct place *place)
 {
     struct dcmi_elabel_info label;
@@ -161,11 +163,111 @@ static void show_super_pod(const struct place *place)
         pair("Server Index", "%u", pod.server_id);
 }
 
+/* Over how long links are measured: chosen, as are the words for what was counted. */
+enum { MEASURED_MILLISECONDS = 1000, STATISTICS_WIDE = 5 };
+
+static bool link_counts(const struct place *place, int main_command, unsigned sub_command, void *buffer, unsigned size)
+{
+    return !second_interface()
+           && DCMI("dcmi_get_device_info", (int, int, int, unsigned, void *, unsigned *), place->card, place->chip, main_command, sub_command,
+                   buffer, &size) == OK;
+}
+
+/* As many as the chip has: one for each other chip of its group. */
+static unsigned links_of(const struct place *place)
+{
+    struct place places[CARDS_MAX];
+    unsigned links = 0;
+    for (unsigned each = 0, count = find_places(places); each < count; each++) {
+        int kind = NONE;
+        if (DCMI("dcmi_get_topo_info_by_device_id", (int, int, int, int, int *), place->card, place->chip, places[each].card, places[each].chip,
+                 &kind) == OK)
+            links += kind == HCCS_LINK || kind == SIO_LINK;
+    }
+    return links < HCCS_MAX_PCS_NUM ? links : HCCS_MAX_PCS_NUM;
+}
+
+static void show_counts(const char *key, const unsigned long long counts[], unsigned links)
+{
+    printf("\t%-30s :", key);
+    for (unsigned link = 0; link < links; link++)
+        printf(" %llu", counts[link]);
+    putchar('\n');
+}
+
+static void show_hccs(const struct place *place)
+{
+    struct dcmi_hccs_statistic_info_u64 counts;
+    if (!link_counts(place, DCMI_MAIN_CMD_HCCS, STATISTICS_WIDE, &counts, sizeof counts)) {
+        puts("This device does not support querying hccs.");
+        return;
+    }
+    const unsigned links = links_of(place);
+    pair("HCCS Links", "%u", links);
+    show_counts("Tx Packets", counts.tx_cnt, links);
+    show_counts("Rx Packets", counts.rx_cnt, links);
+    show_counts("CRC Errors", counts.crc_err_cnt, links);
+    show_counts("Retries", counts.retry_cnt, links);
+}
+
+static void show_rates(const char *key, const double rates[], unsigned links)
+{
+    printf("\t%-30s :", key);
+    for (unsigned link = 0; link < links; link++)
+        printf(" %.2f", rates[link]);
+    putchar('\n');
+}
+
+static void show_hccs_bandwidth(const struct place *place)
+{
+    struct dcmi_hccs_bandwidth_info rates = { .profiling_time = MEASURED_MILLISECONDS };
+    if (second_interface()
+        || DCMI("dcmi_get_hccs_link_bandwidth_info", (int, int, struct dcmi_hccs_bandwidth_info *), place->card, place->chip, &rates) != OK) {
+        puts("This device does not support querying hccs-bw.");
+        return;
+    }
+    const unsigned links = links_of(place);
+    pair("Profiling Time(ms)", "%d", rates.profiling_time);
+    pair("Total Tx Bandwidth(GB/s)", "%.2f", rates.total_txbw);
+    pair("Total Rx Bandwidth(GB/s)", "%.2f", rates.total_rxbw);
+    show_rates("Tx Bandwidth(GB/s)", rates.tx_bandwidth, links);
+    show_rates("Rx Bandwidth(GB/s)", rates.rx_bandwidth, links);
+}
+
+static bool show_sio(const struct place *place)
+{
+    struct dcmi_sio_crc_err_statistic_info counts;
+    if (!link_counts(place, DCMI_MAIN_CMD_SIO, 0, &counts, sizeof counts)) {
+        puts("This device does not support querying sio-info.");
+        return false;
+    }
+    pair("Tx Errors", "%u", counts.tx_error_count);
+    pair("Rx Errors", "%u", counts.rx_error_count);
+    return true;
+}
+
+static void show_sio_of(const struct place *place) { show_sio(place); }
+
+/* Without a number it is about all modules. */
+static int show_sio_of_all(void)
+{
+    struct place places[CARDS_MAX];
+    for (unsigned each = 0, count = find_places(places); each < count; each++) {
+        pair("NPU ID", "%d", places[each].card);
+        pair("Chip ID", "%d", places[each].chip);
+        if (!show_sio(&places[each]))
+            break;
+        putchar('\n');
+    }
+    return OK;
+}
+
 int show_of_chip(const struct options *options)
 {
     static const struct { const char *type; void (*show)(const struct place *); } types[] = {
         { "board", show_board }, { "health", show_health }, { "usages", show_usages }, { "common", show_common },
-        { "memory", show_memory_alone }, { "proc-mem", show_processes }, { "spod-info", show_super_pod } };
+        { "memory", show_memory_alone }, { "proc-mem", show_processes }, { "spod-info", show_super_pod },
+        { "hccs", show_hccs }, { "hccs-bw", show_hccs_bandwidth }, { "sio-info", show_sio_of } };
     struct place places[CARDS_MAX];
     if (options->type && strcmp(options->type, "phyid-remap") == 0) {
         for (unsigned each = 0, count = find_places(places); each < count; each++) {
@@ -180,6 +282,8 @@ int show_of_chip(const struct options *options)
         }
         fail(WRONG_PARAMETER, "There is no chip of the physical id %d.", options->physical);
     }
+    if (options->type && strcmp(options->type, "sio-info") == 0 && !options->card_given)
+        return show_sio_of_all();
     for (unsigned type = 0; type < sizeof types / sizeof types[0]; type++) {
         if (!options->type || strcmp(options->type, types[type].type) != 0)
             continue;
@@ -204,7 +308,7 @@ int show_of_chip(const struct options *options)
         }
         return OK;
     }
-    static const char *const unsupported[] = { "hccs", "hccs-bw", "sio-info", "ecc", "flash", "pcie-err" };
+    static const char *const unsupported[] = { "ecc", "flash", "pcie-err" };
     for (unsigned type = 0; options->type && type < sizeof unsupported / sizeof unsupported[0]; type++) {
         if (strcmp(options->type, unsupported[type]) == 0) {
             printf("This device does not support querying %s.\n", options->type);

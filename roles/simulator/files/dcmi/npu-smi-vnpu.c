@@ -221,6 +221,9 @@ int show_mode(const struct options *options, bool *known)
             puts("This device does not support querying multi-die-policy.");
         else
             pair("Multi Die Policy", "%u", value);
+    } else if (strcmp(options->type, "device-share-cfg-recover") == 0) {
+        control("show");
+        pair("device-share config recover mode", "%s", reply_number("share_recover") == 1 ? "Enable" : "Disable");
     } else if (strcmp(options->type, "device-share") == 0) {
         const struct place place = chosen_place(options);
         unsigned size = sizeof value;
@@ -329,6 +332,23 @@ static int set_share(const struct options *options, unsigned value)
     return result(control("device-share %u %u", place.physical, value), "The device-share status of the chip is set successfully", "Failed");
 }
 
+/* Slices of virtual machines: nothing here makes any, so none is there. */
+static int reset_slice(const struct options *options)
+{
+    int mode = 0;
+    const struct place place = chosen_place(options);
+    if (!options->chip_given || !options->vid_given)
+        fail(WRONG_PARAMETER, "Parameters -c and -v are required.");
+    const struct dcmi_chip_info_v2 info = chip_info(&place);
+    DCMI("dcmi_get_vdevice_mode", (int *), &mode);
+    const bool supported = strncmp((const char *)info.chip_name, "910B", 4) == 0;
+    if (!supported || !mode) {
+        puts(supported ? "This command is for the VM mode alone." : "This device does not support this setting.");
+        return OK;
+    }
+    return result(MISSING, NULL, "The vnpu does not exist");
+}
+
 static int reset(const struct options *options)
 {
     const struct place place = chosen_place(options);
@@ -339,26 +359,32 @@ static int reset(const struct options *options)
     return result(code, "Request to reset the chip is sent", code == OCCUPIED ? "The resource is occupied" : "Failed");
 }
 
+bool about_sharing(const char *type) { return strcmp(type, "device-share") == 0 || strcmp(type, "device-share-cfg-recover") == 0; }
+
 int set_something(const struct options *options)
 {
     const char *type = options->type ? options->type : "";
     if (strcmp(type, "reset") == 0)
         return reset(options);
-    if (second_interface() && strcmp(type, "device-share") != 0)
+    if (second_interface() && !about_sharing(type))
         fail(WRONG_PARAMETER, "The type \"%s\" is not known.", type);
     if (strcmp(type, "create-vnpu") == 0)
         return create(options);
     if (strcmp(type, "destroy-vnpu") == 0)
         return destroy(options);
+    if (strcmp(type, "reset-vnpu") == 0)
+        return reset_slice(options);
     const bool mode = strcmp(type, "vnpu-mode") == 0, recover = strcmp(type, "vnpu-cfg-recover") == 0,
-               policy = strcmp(type, "multi-die-policy") == 0, share = strcmp(type, "device-share") == 0;
-    if (!mode && !recover && !policy && !share)
+               policy = strcmp(type, "multi-die-policy") == 0, share = strcmp(type, "device-share") == 0, share_recover = strcmp(type, "device-share-cfg-recover") == 0;
+    if (!mode && !recover && !policy && !share && !share_recover)
         fail(WRONG_PARAMETER, "The type \"%s\" is not known.", type);
     if (!options->value || (strcmp(options->value, "0") != 0 && strcmp(options->value, "1") != 0))
         fail(WRONG_PARAMETER, "Parameter -d is required: 0 or 1.");
     const unsigned value = (unsigned)(options->value[0] - '0');
     if (share)
         return set_share(options, value);
+    if (share_recover)
+        return result(control("device-share-recover %u", value), "Set device-share config recover mode success", "Failed");
     int code = mode ? DCMI("dcmi_set_vdevice_mode", (int), (int)value)
                : recover ? DCMI("dcmi_set_vnpu_config_recover_mode", (unsigned), value)
                          : DCMI("dcmi_set_multi_die_policy", (unsigned), value);

@@ -226,7 +226,7 @@ static int show(const struct options *options)
         return show_templates(options);
     if (!second && strcmp(options->type, "info-vnpu") == 0)
         return show_slices(options);
-    int code = second && strcmp(options->type, "device-share") != 0 ? OK : show_mode(options, &known);
+    int code = second && !about_sharing(options->type) ? OK : show_mode(options, &known);
     return known ? code : show_of_chip(options);
 }
 

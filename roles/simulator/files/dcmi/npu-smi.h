@@ -59,6 +59,7 @@ int show_of_chip(const struct options *options);
 int show_templates(const struct options *options);
 int show_slices(const struct options *options);
 int show_mode(const struct options *options, bool *known);
+bool about_sharing(const char *type);                        /* what both grammars have */
 int set_something(const struct options *options);
 
 #endif

@@ -80,6 +80,7 @@ struct board {
     int32_t numa_node, hccs_group, temperature, power, voltage;             /* °C, 0.1 W, 0.01 V */
     uint32_t vdie[DIE_ID_COUNT], ndie[DIE_ID_COUNT];
     bool hbm, slices, needs_amp, needs_single_die, sriov, sio;
+    uint32_t ub_dies, ub_ports;     /* ports of the unified bus, on each die; 0: it has none */
     uint64_t memory_mib, memory_used;
     uint32_t memory;                /* as displayed, GB */
     uint32_t frequency_memory, frequency_aicore, frequency_aicore_maximum, frequency_control;   /* MHz */
@@ -109,6 +110,9 @@ struct chip {
     bool lost, unplugged, share, fragmented;
     uint32_t health, error_count, errors[ERRORS_MAX];
     uint32_t network;               /* what the test of its network port finds: enum dcmi_rdfx_detect_result */
+    uint32_t link_ups, link_downs;  /* of that port, since power came on */
+    uint32_t sent, received, bad_packets;   /* of that port: MB/s, and in all */
+    uint32_t hccs_errors[HCCS_MAX_PCS_NUM], sio_errors;
     struct slice slices[SLICES_MAX];                                        /* by virtual id */
     struct process processes[PROCESSES_MAX];
 };
@@ -120,7 +124,7 @@ struct machine {
     char tool_version[32], etc_root[PATH_MAX_BYTES];
     uint32_t interface, vnpu_mode, work_mode, multi_die_policy;
     uint32_t slice_major;           /* of /dev/vdavinciV */
-    bool slice_nodes, recover, guard_destroy, occupied_is_internal, plus_rules;
+    bool slice_nodes, recover, share_recover, guard_destroy, occupied_is_internal, plus_rules;
     uint32_t chip_count;
     struct event events[EVENTS_MAX];
     struct chip chips[CHIPS_MAX];   /* last: only the used part is copied */
@@ -217,13 +221,23 @@ void slices_commit(const struct machine *machine);   /* commits, and makes the n
 bool slices_save(const struct machine *machine);
 void slices_replay(struct machine *machine);
 
+/* api_links.c */
+bool room(unsigned *size, size_t needed);
+unsigned hccs_links(const struct machine *machine, const struct chip *chip);
+int link_information(const struct call *call, int main_command, unsigned sub_command, void *buffer, unsigned *size);
+
 /* life.c */
 void chip_power_on(struct chip *chip);
+bool has_port(const struct board *board);
+bool port_is_up(uint32_t result);                     /* what the test of a network port finds */
+void port_tested(struct chip *chip, uint32_t result);
+void links_rest(struct chip *chip);                   /* nothing wrong, and nothing goes over them */
 void event_add(struct machine *machine, int chip, uint32_t code, uint32_t severity, uint32_t assertion);
 int topology_between(const struct chip *one, const struct chip *other);
 
 /* control_show.c */
 int control_show(int words, char **word, struct json *json, char *error, size_t size);
 int control_template(int words, char **word, struct json *json, char *error, size_t size);
+int control_port(int words, char **word, struct json *json, char *error, size_t size);
 
 #endif
