@@ -10,7 +10,7 @@ from itertools import combinations
 import pytest
 from chip_model import CHIPS, partition
 from dra_driver.core import room
-from dra_driver.core.ascend import codes, faults, names, topology, vnpu_cfg
+from dra_driver.core.ascend import codes, faults, names, topology
 from dra_driver.core.ascend.attributes import ChipFacts, SuperPod, attributes
 from dra_driver.core.ascend.families import FAMILIES, UNKNOWN, Family, family_of
 from dra_driver.core.errors import AcceleratorError, DeviceFaulty, InUse, NotPermitted
@@ -29,7 +29,7 @@ IDS = st.integers(0, 63)
 @given(IDS, st.integers(0, 15))
 def test_ids_of_slices_are_unique_on_a_machine_and_lead_back(physical: int, number: int) -> None:
     found = names.slice_id(physical, number)
-    assert 100 <= found <= 1123 and (names.chip_of(found), names.number_of(found)) == (physical, number)
+    assert 100 <= found <= 1123 and names.number_of(found) == number
     assert len({names.slice_id(p, n) for p in (physical, physical ^ 1) for n in (number, number ^ 1)}) == 4
 
 
@@ -90,6 +90,11 @@ def test_the_number_of_a_slice_that_is_to_be_made() -> None:
 # ---------------------------------------------------------------------- topology
 
 
+def groups(kind: str, placed: Mapping[int, topology.Place]) -> tuple[tuple[int, ...], ...]:
+    """The cards or rings with more than one chip, each by its chips' physical ids."""
+    return tuple(sorted({each for place in placed.values() if len(each := getattr(place, kind)) > 1}))
+
+
 def chips(count: int, per_card: int = 1) -> list[topology.Chip]:
     return [topology.Chip(number, number // per_card, number % per_card) for number in range(count)]
 
@@ -110,29 +115,23 @@ def test_rings_and_cards_by_generation(
     word: str, there: list[topology.Chip], rings: list[range], cards: list[range]
 ) -> None:
     placed = topology.places(BY_WORD[word], there)
-    assert topology.rings_of(placed) == tuple(tuple(each) for each in rings)
-    assert topology.cards_of(placed) == tuple(tuple(each) for each in cards)
+    assert groups("ring", placed) == tuple(tuple(each) for each in rings)
+    assert groups("card", placed) == tuple(tuple(each) for each in cards)
     assert all(each.physical_id in placed[each.physical_id].ring for each in there)
 
 
 def test_a_chip_that_is_gone_leaves_its_ring_as_it_is() -> None:
     placed = topology.places(BY_WORD["910A"], [each for each in chips(8) if each.physical_id != 2])
-    assert topology.rings_of(placed) == ((0, 1, 3), (4, 5, 6, 7))
+    assert groups("ring", placed) == ((0, 1, 3), (4, 5, 6, 7))
 
 
 def test_what_the_device_tells_of_its_links_counts() -> None:
     links = {(a, b): "XLink" if a // 2 == b // 2 else "SYS" for a in range(4) for b in range(4) if a != b}
     placed = topology.places(BY_WORD["910B"], chips(4), links)
-    assert topology.rings_of(placed) == ((0, 1), (2, 3))
+    assert groups("ring", placed) == ((0, 1), (2, 3))
     far = dict.fromkeys(links, "PHB")
-    assert topology.rings_of(topology.places(BY_WORD["910B"], chips(4), far)) == ()
-    assert topology.rings_of(topology.places(BY_WORD["910B"], chips(8), board_id=0x33)) == ()
-
-
-def test_nearness() -> None:
-    order = ["X", "SIO", "HCCS", "HCCS_SW", "UB", "PIX", "PXB", "PHB", "SYS", "NA"]
-    assert sorted(order, key=topology.nearness) == order
-    assert topology.nearness("xlink") == topology.nearness("HCCS") and topology.nearness("?") == topology.nearness("NA")
+    assert groups("ring", topology.places(BY_WORD["910B"], chips(4), far)) == ()
+    assert groups("ring", topology.places(BY_WORD["910B"], chips(8), board_id=0x33)) == ()
 
 
 def test_attributes_of_a_place_are_unique_in_the_cluster() -> None:
@@ -225,56 +224,6 @@ def test_what_keeps_a_chip_from_being_read_is_its_fault() -> None:
     assert faults.faulty(NotPermitted("no")).code == "no-permission"
     assert faults.faulty(DeviceBusy("late")).code == "no-answer"
     assert faults.faulty(AcceleratorError("x")).code == "unknown-error"
-
-
-# ---------------------------------------------------------------------- saved slices
-
-CONFIGURATION = """vnpu_config_recover:enable
-[begin]
-0:100:npu-smi set -t create-vnpu -i 0 -c 0 -f vir01 -v 100 -g 0
-2:133:npu-smi set -t create-vnpu -i 1 -c 0 -f vir05_1c_16g -v 133
-[end]
-"""
-
-
-def test_saved_slices() -> None:
-    found = vnpu_cfg.read(CONFIGURATION)
-    first, second = vnpu_cfg.SavedSlice(0, 100, "vir01", 0), vnpu_cfg.SavedSlice(2, 133, "vir05_1c_16g")
-    assert found == vnpu_cfg.Saved(True, (first, second))
-    assert vnpu_cfg.orphans(found, {(0, 100)}) == (second,)
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [("vnpu_config_recover:disable", False), ("recover: 0", False), ("recover=1", True), ("[vnpu]", None)],
-)
-def test_whether_slices_come_back(line: str, expected: bool | None) -> None:
-    assert vnpu_cfg.read(line + "\n").recovers is expected
-    assert vnpu_cfg.read("") == vnpu_cfg.Saved()
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "0:100:npu-smi set -t create-vnpu -i 0",
-        "0:100:x -f vir01 -v 101",
-        "0:100:x -f -v 100",
-        "0:100:x -f vir01 " + "y" * 256,
-    ],
-)
-def test_lines_that_cannot_be_read_are_told(line: str) -> None:
-    found = vnpu_cfg.read(f"recover:1\n{line}\n")
-    assert found.slices == () and found.unread == (line[:256],)
-
-
-def test_a_file_that_is_too_large() -> None:
-    with pytest.raises(ValueError, match="never writes"):
-        vnpu_cfg.read("x" * (vnpu_cfg.MOST_BYTES + 1))
-
-
-@given(st.text("0123456789:-fvg \nabc", max_size=200))
-def test_no_text_breaks_the_reader_of_saved_slices(text: str) -> None:
-    vnpu_cfg.read(text)
 
 
 @given(st.sets(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=6), st.integers(0, 7))

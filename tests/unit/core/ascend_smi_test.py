@@ -150,13 +150,6 @@ def test_which_chips_there_are(names: Sequence[str], rows: list[Sequence[object]
     assert list(smi.chips(mapped(names, *rows))) == expected
 
 
-def test_which_cards_there_are() -> None:
-    one = keyed(("NPU ID", 2), ("Product Name", "A card: large"), ("Chip Count", 1))
-    two = keyed(("NPU ID", 5), ("Chip Count", 2))
-    assert smi.cards(keyed(("Total Count", 2)) + "\n" + one + "\n" + two + "\n") == (2, 5)
-    assert smi.cards("There is no card in this machine.\n") == ()
-
-
 def test_numbers_of_one_chip() -> None:
     old = "\tChip Physical ID:4\n\tChip Logic ID:3\n\tNPU ID:2\n\tChip ID:1\n"
     assert smi.identity(old) == {"physical": 4, "logic": 3, "card": 2, "chip": 1}
@@ -218,7 +211,7 @@ def test_other_output_is_told_as_such(read: Callable[[str], object]) -> None:
 
 @given(st.text("|+-=:/ \n\tANPU ID0123456789", max_size=200))
 def test_no_text_breaks_a_reader(text: str) -> None:
-    for read in (smi.cards, smi.identity, smi.chips, smi.templates, smi.slices, smi.health, smi.links):
+    for read in (smi.identity, smi.chips, smi.templates, smi.slices, smi.health, smi.links):
         try:
             read(text)
         except smi.UnreadOutput:
@@ -251,12 +244,3 @@ def test_success_is_said_and_not_only_exited_with() -> None:
         smi.refuse_failure((-9002) & 0xFF, "", "Making a slice")
     with pytest.raises(AcceleratorError, match="exited with 3"):
         smi.refuse_failure(3, "", "Making a slice")
-
-
-def test_what_was_made_is_found_in_the_list() -> None:
-    old, new = smi.SliceRow(100, "vir01", 0, True), smi.SliceRow(102, "vir02", 1, False)
-    assert smi.created([old], [old, new], "vir02", 102) is new
-    for after in ([old], [old, smi.SliceRow(103, "vir02", 1, False)], [smi.SliceRow(102, "vir01", 1, False)]):
-        with pytest.raises(AcceleratorError, match="id 102") as refused:
-            smi.created([old], after, "vir02", 102)
-        assert refused.value.code == "not-created"

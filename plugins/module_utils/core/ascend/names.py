@@ -48,12 +48,6 @@ def number_of(slice_id: int) -> int:
     return (slice_id - _FIRST_SLICE) % _SLICES_OF_A_CHIP
 
 
-def chip_of(slice_id: int) -> int:
-    """Return the physical id of the chip that a slice is of."""
-    number_of(slice_id)
-    return (slice_id - _FIRST_SLICE) // _SLICES_OF_A_CHIP
-
-
 def whole_name(device: Device) -> str:
     """Return the published name of a whole chip. Its ``minor`` is its physical id, which its device node has as well."""
     return f"npu-{device.minor}"

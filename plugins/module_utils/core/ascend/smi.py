@@ -9,14 +9,14 @@ which one came of it: so a change is believed when the exit status is 0, a line 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
 from ..errors import AcceleratorError
 from .faults import code_of_exit, error_of
-from .tables import Header, beginning, blocks, first, header, key_values, lines_after, pair, row, whole
+from .tables import Header, beginning, first, header, key_values, lines_after, pair, row, whole
 from .templates import CORES, HELPERS, SHARED, Template
 
 _OF_HEADERS: Mapping[str, str] = MappingProxyType(
@@ -77,12 +77,6 @@ class Links:
 
     between: Mapping[tuple[int, int], str]
     processors: Mapping[int, str]
-
-
-def cards(text: str) -> tuple[int, ...]:
-    """Read ``info -l``: the cards by their ids; none where a sentence says that there are none."""
-    found = (whole(key_values(block).get("npu id", "")) for block in blocks(text))
-    return tuple(each for each in found if each is not None)
 
 
 def chips(text: str) -> tuple[MappedChip, ...]:
@@ -225,21 +219,6 @@ def refuse_failure(status: int, output: str, doing: str) -> None:
         hint="It exits with 0 for some failures as well; its words are all there is to go by.",
         code="refused",
     )
-
-
-def created(before: Collection[SliceRow], after: Collection[SliceRow], template: str, slice_id: int) -> SliceRow:
-    """Return the slice that was made with this id, by the lists before and after. Raises AcceleratorError."""
-    known = {each.slice_id for each in before}
-    made = [each for each in after if each.slice_id not in known]
-    found = next((each for each in made if each.slice_id == slice_id and each.template == template), None)
-    if found is None:
-        others = ", ".join(f"{each.template} with id {each.slice_id}" for each in made) or "none"
-        raise AcceleratorError(
-            f"A slice {template} with id {slice_id} was made, and is not in the list; new in it: {others}",
-            hint="Look at npu-smi info -t info-vnpu, and whether something else makes slices on this machine.",
-            code="not-created",
-        )
-    return found
 
 
 def _find(lines: list[str], *names: str) -> tuple[int, Header]:

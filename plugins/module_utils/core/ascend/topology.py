@@ -15,8 +15,6 @@ from types import MappingProxyType
 from ..model import AttributeValue
 from .families import Family
 
-#: What lies between two chips, from near to far, as the vendor's matrix spells it.
-NEARNESS = ("X", "SIO", "HCCS", "HCCS_SW", "UB", "PIX", "PXB", "PHB", "SYS", "NA")
 _ALIASES: Mapping[str, str] = MappingProxyType({"XLINK": "HCCS", "XLINK_SW": "HCCS_SW"})
 #: The links that make a group: direct ones between chips, whichever way they are switched.
 _DIRECT = frozenset({"SIO", "HCCS", "HCCS_SW", "UB"})
@@ -42,12 +40,6 @@ class Place:
 
     card: tuple[int, ...]
     ring: tuple[int, ...]
-
-
-def nearness(link: str) -> int:
-    """Return how far a kind of link is, 0 for the chip itself; what is not known is the farthest."""
-    word = _kind_of(link)
-    return NEARNESS.index(word) if word in NEARNESS else len(NEARNESS) - 1
 
 
 def places(
@@ -92,12 +84,6 @@ def ring_size(family: Family) -> int:
     return _RINGS.get(family.word, 0)
 
 
-def whole_groups(groups: Iterable[Sequence[int]], free: Iterable[int]) -> int:
-    """Return how many groups have all their chips free."""
-    there = set(free)
-    return sum(1 for group in groups if there.issuperset(group))
-
-
 def _unique(node: str, what: str) -> str:
     # The end of a node's name tells it apart from its neighbours more often than the beginning.
     return f"{node[-(_LONGEST - len(what) - 1) :]}-{what}".lstrip("-.")
@@ -138,13 +124,3 @@ def _joined(groups: Iterable[Iterable[int]]) -> list[list[int]]:
             group |= other
         found.append(group)
     return [sorted(each) for each in sorted(found, key=min)]
-
-
-def cards_of(placed: Mapping[int, Place]) -> tuple[tuple[int, ...], ...]:
-    """Return the cards with more than one chip, each by its chips' physical ids."""
-    return tuple(sorted({each.card for each in placed.values() if len(each.card) > 1}))
-
-
-def rings_of(placed: Mapping[int, Place]) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of direct links with more than one chip."""
-    return tuple(sorted({each.ring for each in placed.values() if len(each.ring) > 1}))

@@ -18,8 +18,9 @@ from typing import Callable
 from ..model import Notice
 from ..system import System
 from .readings import Source, Told
-from .vnpu_cfg import PATH
 
+#: In this file the vendor's driver writes down each slice that comes or goes, to make it again after a start of the machine.
+PATH = "/etc/vnpu.cfg"
 #: How often the file is looked at, in seconds.
 PERIOD = 1.0
 #: A change of the file that is seen so soon after one of ours is ours.
