@@ -21,8 +21,9 @@ from .discover import BoardFacts
 from .nvml import NO_INSTANCE, Nvml
 
 LANE = "events"
-# A wait is cut into pieces of this length, in seconds: so long it may take until a watch ends.
-SLICE = 5.0
+# A wait is cut into pieces of this length, in seconds: so long it may take until a watch ends, and a claim may wait for that whose GPU
+# another driver gets.
+SLICE = 1.0
 # What NVML may take longer than it was asked to wait, and for registering one GPU.
 PATIENCE = 10.0
 # After a piece that failed, so that nothing spins; twice as long each time that it fails again.
