@@ -170,9 +170,16 @@ class Pools:
     def _send(self, write: SliceWrite, *, dry: bool) -> dict[str, Any] | None:
         query = {"dryRun": "All"} if dry else {}
         if write.verb == "delete":
-            options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": dict(write.preconditions)}
+            # Where there is a body, the API server reads nothing of what a deletion is to be from the query.
+            options: dict[str, Any] = {
+                "apiVersion": "v1",
+                "kind": "DeleteOptions",
+                "preconditions": dict(write.preconditions),
+            }
+            if dry:
+                options["dryRun"] = ["All"]
             try:
-                self._connection.request("DELETE", f"{self._path}/{write.name}", query=query, body=options)
+                self._connection.request("DELETE", f"{self._path}/{write.name}", body=options)
             except ApiError as error:
                 if error.status != 404:
                     raise

@@ -61,8 +61,8 @@ class ApiServer(JsonServer):
         """Method, path and query of every write that was no dry run."""
         return [
             (method, path, query)
-            for method, path, query, _body in self.requests
-            if method != "GET" and "dryRun" not in query
+            for method, path, query, body in self.requests
+            if method != "GET" and not self.is_dry(method, query, body)
         ]
 
     @property
@@ -92,12 +92,19 @@ class ApiServer(JsonServer):
             raise Refused(404, "NotFound", "the server could not find the requested resource")
         if method == "GET":
             return self._list(query)
-        dry = query.get("dryRun") == "All"
+        dry = self.is_dry(method, query, body)
         if not dry:
             self.before_write(method)
         if method == "DELETE":
             return self._delete(name, body or {}, dry)
         return self._write(name, body or {}, query, f"resource.k8s.io/{version}", dry)
+
+    @staticmethod
+    def is_dry(method: str, query: dict[str, str], body: Json | None) -> bool:
+        """Whether a request is to change nothing. Of a deletion the query says nothing where there is a body, as in the real one."""
+        if method == "DELETE" and body:
+            return body.get("dryRun") == ["All"]
+        return query.get("dryRun") == "All"
 
     def _list(self, query: dict[str, str]) -> Json:
         driver = query["fieldSelector"].removeprefix("spec.driver=")

@@ -68,6 +68,14 @@ def test_publish_again_and_remove(publish: SimpleNamespace) -> None:
     assert not publish.run(driver=DRIVER, pool="shelf-1", state="absent")["changed"]
 
 
+def test_what_a_dry_run_removes_is_still_there(publish: SimpleNamespace) -> None:
+    publish.run(**POOL, devices=[DEVICE])
+    there, writes = publish.api.slices, len(publish.api.writes)
+    said = publish.run(check=True, driver=DRIVER, pool="shelf-1", state="absent")
+    assert said["changed"] and verbs(said) == ["delete"]
+    assert publish.api.slices == there and len(publish.api.writes) == writes
+
+
 def test_check_mode_says_the_same_and_writes_nothing(publish: SimpleNamespace) -> None:
     said = publish.run(check=True, **POOL, devices=[DEVICE])
     assert said["changed"]
