@@ -193,7 +193,16 @@ def connect(module: AnsibleModule) -> Api:
     """
     if not HAS_KUBERNETES:
         module.fail_json(msg=missing_required_lib("kubernetes"), exception=KUBERNETES_IMPORT_ERROR)
-    params = module.params
+    return connection(module.params)
+
+
+def connection(params: Mapping[str, Any]) -> Api:
+    """Return the connection that options such as ``API_OPTIONS`` describe, for who is no module.
+
+    Raises ApiError with code kubeconfig for options that lead nowhere or where the Python package is missing. Sends nothing yet.
+    """
+    if not HAS_KUBERNETES:
+        raise ApiError(missing_required_lib("kubernetes"), status=0, code="kubeconfig")
     configuration = kubernetes.client.Configuration()
     if not (params["host"] and (params["api_key"] or params["client_cert"])):
         try:

@@ -7,9 +7,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.bench.api_server import ApiServer
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests/oracles"), str(ROOT / "tests/world")]
@@ -31,6 +34,22 @@ def newest(programs: Path, name: str) -> Path:
     found = sorted(programs.glob(f"{name}-*/{name}"), key=lambda path: path.stat().st_mtime)
     assert found, f"{programs} has no {name}; `tests/world/world build` makes it"
     return found[-1]
+
+
+@pytest.fixture(scope="session")
+def administrator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An administrator's kubeconfig of a Kubernetes API server without a node, which all tests share."""
+    made = ApiServer(tmp_path_factory.mktemp("api"))
+    with made.running():
+        yield made.kubeconfig
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """NVIDIA's simulated library as a node has it."""
+    folder = tmp_path_factory.mktemp("library")
+    subprocess.run(["make", "-s", "-C", ROOT / "roles/simulator/files/nvml", f"OUT={folder}"], check=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

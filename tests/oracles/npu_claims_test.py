@@ -8,15 +8,12 @@ import json
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dra_driver.core.ascend import preference, super_pod
 from dra_driver.core.domains import Member, Span
-
-from tests.bench.api_server import ApiServer
 
 DRY = "?dryRun=All&fieldValidation=Strict"
 CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims{DRY}"
@@ -44,10 +41,8 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = ApiServer(tmp_path_factory.mktemp("api"))
-    with made.running():
-        yield Server(made.kubeconfig)
+def server(administrator: Path) -> Server:
+    return Server(administrator)
 
 
 def claim(spec: dict[str, Any]) -> dict[str, Any]:
@@ -82,5 +77,5 @@ def test_the_pods_of_a_job_are_taken(server: Server) -> None:
     }
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "rank", "namespace": "default"}, "spec": spec}
     said = server.refusal(PODS, body)
-    # Nobody makes the namespace's service account here; what is wrong with the pod itself would be said first.
+    # The namespace need not have a service account here; what is wrong with the pod itself would be said first.
     assert said == "" or "serviceaccount" in said, said

@@ -44,14 +44,6 @@ exec {ctk} --quiet cdi generate --mode=nvml --format=json --library-search-path=
 """
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The simulated library as a node has it."""
-    folder = tmp_path_factory.mktemp("library")
-    subprocess.run(["make", "-s", "-C", FILES / "nvml", f"OUT={folder}"], check=True)
-    return folder
-
-
 @pytest.fixture
 def described(nvidia_ctk: Path, library: Path, tmp_path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """The CDI specification, and the UUIDs of the MIG devices with their GPU instances."""

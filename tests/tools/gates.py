@@ -92,6 +92,8 @@ def python_gates(links: Path) -> list[Step]:
                 *("mypy", "--config-file", configuration, "--namespace-packages", "--explicit-package-bases"),
                 *sorted((links / "ansible_collections/dra/accelerators/plugins").glob("action/*.py")),
                 *sorted((links / "ansible_collections/dra/accelerators/plugins").glob("filter/*.py")),
+                *sorted((links / "ansible_collections/dra/accelerators/plugins").glob("inventory/*.py")),
+                *sorted((links / "ansible_collections/dra/accelerators/plugins").glob("test/*.py")),
                 *sorted((links / "ansible_collections/dra/accelerators/plugins/modules").glob("*.py")),
             ],
             cwd=links,

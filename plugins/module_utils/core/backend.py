@@ -214,6 +214,9 @@ class Backend(Protocol):
         Raises BackendUnavailable, naming it, when something is not there that no container can do without.
         """
 
+    def settle(self, seconds: float) -> None:
+        """Wait, for so many seconds at most, until what ``driver_edits`` has asked for beside is known: the next call returns it."""
+
     def machine_edits(self) -> ContainerEdits:
         """Return the container edits of who has devices for virtual machines alone: nothing of the vendor's driver. Pure."""
 

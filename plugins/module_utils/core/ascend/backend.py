@@ -315,6 +315,9 @@ class AscendBackend:
         """Return what all chips need in a container, by what is on the disk now. Raises BackendUnavailable."""
         return runtime_edits(self._system) if self._by_runtime else self._common_edits.current()
 
+    def settle(self, seconds: float) -> None:
+        """Wait for nothing: nothing is asked beside."""
+
     def machine_edits(self) -> ContainerEdits:
         """Return nothing: NPUs are given to no virtual machine. Pure."""
         return ContainerEdits()

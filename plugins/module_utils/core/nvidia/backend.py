@@ -391,6 +391,10 @@ class NvidiaBackend:
         """Return what all GPUs need in a container, by what is on the disk now. Raises BackendUnavailable."""
         return self._common_edits.current(self.driver_version)
 
+    def settle(self, seconds: float) -> None:
+        """Wait until nvidia-ctk, if it is being asked, has answered."""
+        self._common_edits.settle(seconds)
+
     def machine_edits(self) -> ContainerEdits:
         """Return what a container of a virtual machine needs. Pure."""
         return edits.NOTHING

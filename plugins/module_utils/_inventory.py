@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Which devices there are by ResourceSlices, and what of them is free by ResourceClaims; and those that meet criteria. Pure.
+
+Facts: k8s.io/api/resource/v1/types.go; what the scheduler's allocator takes of counters (KEP-4815) and of capacities (KEP-5075).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from typing import Any, Union
+
+from .core import quantity
+
+Json = Mapping[str, Any]
+#: Driver, pool and name of a device.
+Key = tuple[str, str, str]
+Number = Union[int, float]
+#: A device with one of these is given to nobody who does not tolerate it.
+BLOCKING = ("NoSchedule", "NoExecute")
+#: Criteria that are patterns of text.
+TEXTS = ("name", "driver", "node", "pool", "type", "product", "profile", "uuid")
+#: Criteria that are yes or no.
+FLAGS = ("available", "whole", "shared", "tainted", "held")
+AMOUNTS = ("free", "capacity")
+CRITERIA = (*TEXTS, *FLAGS, *AMOUNTS, "attributes")
+MEMORY = "memory"
+Room = dict[str, dict[str, Fraction]]
+
+
+@dataclass
+class _Published:
+    """A device of a slice, with the counters of its pool or, on Kubernetes 1.34, of its slice."""
+
+    spec: Json
+    device: Json
+    room: Room
+    totals: Room
+    complete: bool
+    held: list[Json] = field(default_factory=list)
+
+    @property
+    def key(self) -> Key:
+        return (str(self.spec["driver"]), str(self.spec["pool"]["name"]), str(self.device["name"]))
+
+    @property
+    def draws(self) -> dict[str, dict[str, Fraction]]:
+        """By counter set, what the device takes of it."""
+        return {
+            str(each["counterSet"]): _amounts(each.get("counters"))
+            for each in self.device.get("consumesCounters") or ()
+        }
+
+
+def devices(slices: Iterable[Json], claims: Iterable[Json] = ()) -> list[dict[str, Any]]:
+    """Return all devices that ResourceSlices publish, in the order of pools and slices, with what claims leave of them.
+
+    Of a pool the slices of the newest generation count. Raises ValueError for what are no such objects.
+    """
+    try:
+        found = _published(slices)
+        holders = _holders(claims)
+        for each in found:
+            each.held = holders.get(each.key, [])
+            if each.held:
+                for name, counters in each.draws.items():
+                    left = each.room.get(name, {})
+                    for counter, amount in counters.items():
+                        left[counter] = left.get(counter, Fraction(0)) - amount
+        return [_facts(each) for each in found]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"found something that is no ResourceSlice or ResourceClaim ({type(error).__name__}: {error})"
+        ) from error
+
+
+def results(claim: Json) -> list[Json]:
+    """Return what is allocated to a claim, device by device."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    return list((allocation.get("devices") or {}).get("results") or ())
+
+
+def key_of(result: Json) -> Key:
+    """Return which device an allocation's result names."""
+    return (str(result["driver"]), str(result["pool"]), str(result["device"]))
+
+
+def name_of(item: Json) -> str:
+    """Return an object's namespace and name, joined by a slash."""
+    metadata = item["metadata"]
+    return f"{metadata.get('namespace', 'default')}/{metadata['name']}"
+
+
+def _holders(claims: Iterable[Json]) -> dict[Key, list[Json]]:
+    """By device, what claims have of it. Who watches as an administrator takes nothing."""
+    found: dict[Key, list[Json]] = {}
+    for claim in claims:
+        for result in results(claim):
+            if not result.get("adminAccess"):
+                found.setdefault(key_of(result), []).append({**result, "claim": name_of(claim)})
+    return found
+
+
+def _published(slices: Iterable[Json]) -> list[_Published]:
+    pools: dict[tuple[str, str], list[Json]] = {}
+    for each in slices:
+        pools.setdefault((str(each["spec"]["driver"]), str(each["spec"]["pool"]["name"])), []).append(each)
+    found = []
+    for _pool, members in sorted(pools.items()):
+        newest = max(int(each["spec"]["pool"].get("generation", 0)) for each in members)
+        current = [each for each in members if int(each["spec"]["pool"].get("generation", 0)) == newest]
+        current.sort(key=lambda each: str(each["metadata"]["name"]))
+        complete = len(current) >= int(current[0]["spec"]["pool"].get("resourceSliceCount", 1))
+        pool_room, pool_totals = _room(current), _room(current)
+        for each in current:
+            spec = each["spec"]
+            # Up to 1.34 counter sets lie beside their devices, and their names are the slice's own.
+            beside = bool(spec.get("sharedCounters")) and bool(spec.get("devices"))
+            room, totals = (_room([each]), _room([each])) if beside else (pool_room, pool_totals)
+            for device in spec.get("devices") or ():
+                # v1beta1 has everything but the name one level below.
+                content = {"name": device["name"], **device["basic"]} if "basic" in device else device
+                found.append(_Published(spec, content, room, totals, complete))
+    return found
+
+
+def _room(slices: Iterable[Json]) -> Room:
+    return {
+        str(each["name"]): _amounts(each.get("counters"))
+        for one in slices
+        for each in one["spec"].get("sharedCounters") or ()
+    }
+
+
+def _amounts(values: Json | None) -> dict[str, Fraction]:
+    return {
+        str(name): quantity.parse(value["value"] if isinstance(value, Mapping) else value)
+        for name, value in (values or {}).items()
+    }
+
+
+def _facts(each: _Published) -> dict[str, Any]:
+    device, driver = each.device, str(each.spec["driver"])
+    attributes = {str(name): _plain(value) for name, value in (device.get("attributes") or {}).items()}
+    capacity = _amounts(device.get("capacity"))
+    taints = [{key: str(one.get(key, "")) for key in ("key", "value", "effect")} for one in device.get("taints") or ()]
+    shared = bool(device.get("allowMultipleAllocations"))
+    left = _left(each, capacity, shared)
+    available = (
+        each.complete
+        and not any(one["effect"] in BLOCKING for one in taints)
+        and (shared or not each.held)
+        and (bool(each.held) or _fits(each))
+        and all(left[name] >= _least(device["capacity"][name]) for name in capacity)
+    )
+
+    def text(*names: str) -> str:
+        for name in names:
+            value = attributes.get(name, attributes.get(f"{driver}/{name}"))
+            if isinstance(value, str):
+                return value
+        return ""
+
+    return {
+        "driver": driver,
+        "pool": str(each.spec["pool"]["name"]),
+        "node": str(device.get("nodeName") or each.spec.get("nodeName") or ""),
+        "name": str(device["name"]),
+        "type": text("type"),
+        "product": text("productName", "model"),
+        "profile": text("profile", "template"),
+        "uuid": text("uuid"),
+        "attributes": attributes,
+        "capacity": {name: _number(amount) for name, amount in capacity.items()},
+        "free": {name: _number(left[name] if available else Fraction(0)) for name in capacity},
+        "available": available,
+        "shared": shared,
+        "whole": _is_whole(each),
+        "taints": taints,
+        "claims": sorted({str(one["claim"]) for one in each.held}),
+        "draws": {
+            name: {
+                counter: {"takes": _number(amount), "left": _number(each.room.get(name, {}).get(counter, Fraction(0)))}
+                for counter, amount in counters.items()
+            }
+            for name, counters in each.draws.items()
+        },
+    }
+
+
+def _left(each: _Published, capacity: Mapping[str, Fraction], shared: bool) -> dict[str, Fraction]:
+    """What claims leave of each capacity; of a device that one claim has wholly, nothing."""
+    if not shared:
+        return {name: Fraction(0) if each.held else total for name, total in capacity.items()}
+    left = dict(capacity)
+    for result in each.held:
+        consumed = _amounts(result.get("consumedCapacity"))
+        for name, total in capacity.items():
+            # Where a claim does not say what it consumes of a capacity, it consumes all of it.
+            left[name] -= consumed.get(name, total)
+    return {name: max(amount, Fraction(0)) for name, amount in left.items()}
+
+
+def _least(value: Any) -> Fraction:
+    """The smallest part of a capacity that a claim can have."""
+    policy = (value.get("requestPolicy") if isinstance(value, Mapping) else None) or {}
+    if policy.get("validRange"):
+        return quantity.parse(policy["validRange"]["min"])
+    if policy.get("validValues"):
+        return min(quantity.parse(each) for each in policy["validValues"])
+    return Fraction(0)
+
+
+def _fits(each: _Published) -> bool:
+    return all(
+        each.room.get(name, {}).get(counter, Fraction(0)) >= amount
+        for name, counters in each.draws.items()
+        for counter, amount in counters.items()
+    )
+
+
+def _is_whole(each: _Published) -> bool:
+    """Whether it draws on no counters, or takes everything of a set: what other devices of the set are parts of."""
+    draws = each.draws
+    return not draws or any(
+        name in each.totals
+        and all(counters.get(counter, Fraction(0)) >= total for counter, total in each.totals[name].items())
+        for name, counters in draws.items()
+    )
+
+
+def _plain(value: Any) -> Any:
+    """An attribute's value without the name of its type."""
+    if isinstance(value, Mapping):
+        return next(iter(value.values()), None)
+    return value
+
+
+def _number(value: Fraction) -> Number:
+    return int(value) if value.denominator == 1 else float(value)
+
+
+def select(found: Iterable[Json], **criteria: Any) -> list[Json]:
+    """Return the devices that meet all criteria, in their order. Raises ValueError for criteria that there are not."""
+    checked = _checked(criteria)
+    return [each for each in found if _meets(each, checked)]
+
+
+def most_at_once(found: Sequence[Json]) -> int:
+    """Return how many of these devices can be had at the same time, taken one after the other as the first fit finds them.
+
+    Devices that draw on the same counters are in each other's way.
+    """
+    room: dict[tuple[str, str, str, str], Fraction] = {}
+    count = 0
+    for each in found:
+        if not each.get("available"):
+            continue
+        takes: dict[tuple[str, str, str, str], Fraction] = {}
+        for name, counters in (each.get("draws") or {}).items():
+            for counter, amount in counters.items():
+                place = (str(each["driver"]), str(each["pool"]), str(name), str(counter))
+                room.setdefault(place, _exact(amount["left"]))
+                takes[place] = _exact(amount["takes"])
+        # What claims have already of a device with several parts has been taken from the counters.
+        if each.get("claims") or all(room[place] >= amount for place, amount in takes.items()):
+            count += 1
+            if not each.get("claims"):
+                for place, amount in takes.items():
+                    room[place] -= amount
+    return count
+
+
+def are_there(found: Iterable[Json], count: int = 1, **criteria: Any) -> bool:
+    """Whether there are at least so many devices that meet the criteria.
+
+    Where ``free`` or ``available`` is among the criteria, so many that can be had at the same time.
+    """
+    those = select(found, **criteria)
+    at_once = criteria.get("free") is not None or criteria.get("available") is True
+    return (most_at_once(those) if at_once else len(those)) >= count
+
+
+def nodes_with(found: Iterable[Json], count: int = 1, **criteria: Any) -> list[str]:
+    """Return the names of the nodes that have at least so many devices that meet the criteria, sorted."""
+    by_node: dict[str, list[Json]] = {}
+    for each in select(found, **criteria):
+        if each.get("node"):
+            by_node.setdefault(str(each["node"]), []).append(each)
+    return sorted(node for node, those in by_node.items() if are_there(those, count, **criteria))
+
+
+def _exact(value: Any) -> Fraction:
+    return Fraction(value) if isinstance(value, (int, float)) else quantity.parse(value)
+
+
+def _checked(criteria: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = sorted(set(criteria) - set(CRITERIA))
+    if unknown:
+        raise ValueError(f"found the criteria {', '.join(unknown)}, expected some of {', '.join(CRITERIA)}")
+    given = {name: value for name, value in criteria.items() if value is not None}
+    for name in AMOUNTS:
+        if name in given:
+            amounts = given[name] if isinstance(given[name], Mapping) else {MEMORY: given[name]}
+            given[name] = {str(each): quantity.parse(amount) for each, amount in amounts.items()}
+    for name in TEXTS:
+        if name in given:
+            patterns = given[name] if isinstance(given[name], (list, tuple)) else [given[name]]
+            if not all(isinstance(pattern, str) for pattern in patterns):
+                raise ValueError(f"found {given[name]!r} for {name}, expected a pattern or a list of patterns")
+            given[name] = patterns
+    for name in FLAGS:
+        if not isinstance(given.get(name, False), bool):
+            raise ValueError(f"found {given[name]!r} for {name}, expected true or false")  # noqa: TRY004
+    if not isinstance(given.get("attributes", {}), Mapping):
+        raise ValueError(f"found {given['attributes']!r} for attributes, expected a dictionary")  # noqa: TRY004
+    return given
+
+
+def _meets(device: Json, criteria: Mapping[str, Any]) -> bool:
+    return all(_meets_one(device, name, value) for name, value in criteria.items())
+
+
+def _meets_one(device: Json, name: str, value: Any) -> bool:
+    if name in TEXTS:
+        return any(fnmatchcase(str(device.get(name, "")), pattern) for pattern in value)
+    if name in AMOUNTS:
+        amounts = device.get(name) or {}
+        return all(each in amounts and _exact(amounts[each]) >= least for each, least in value.items())
+    if name == "attributes":
+        attributes = device.get("attributes") or {}
+        return all(
+            attributes.get(each, attributes.get(f"{device.get('driver')}/{each}")) == one for each, one in value.items()
+        )
+    if name == "tainted":
+        return bool(device.get("taints")) is value
+    if name == "held":
+        return bool(device.get("claims")) is value
+    return bool(device.get(name)) is value

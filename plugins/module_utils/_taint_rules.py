@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""A DeviceTaintRule for maintenance: what is to be written, whose it is, and the writing.
+
+Facts: k8s.io/api/resource DeviceTaintRule in v1 (1.37), v1beta2 (1.36) and v1alpha3 (1.33), the same in what is used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from ._cluster import found_or_none
+from ._kubernetes import Api, ApiError
+from .core.errors import AcceleratorError
+
+GROUP = "resource.k8s.io"
+#: Best first.
+VERSIONS = ("v1", "v1beta2", "v1alpha3")
+PLURAL = "devicetaintrules"
+MANAGER = "dra.accelerators.device-taint"
+MANAGED_BY, OURS = "app.kubernetes.io/managed-by", "dra-accelerators"
+#: A rule that bears it is deleted by the controller when the Node is gone.
+NODE_LABEL = "dra.accelerators/node"
+REASON = "dra.accelerators/reason"
+LONGEST_LABEL = 63
+ATTEMPTS = 3
+_SELECTOR = ("driver", "pool", "device")
+_TAINT = ("key", "value", "effect")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A rule as it is to be. ``node`` is the Node with which it is to go."""
+
+    name: str
+    selector: Mapping[str, str]
+    taint: Mapping[str, str]
+    reason: str = ""
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Write:
+    """One request: ``verb`` is create, update or delete, or nothing where nothing differs."""
+
+    verb: str
+    body: Mapping[str, Any] | None = None
+
+
+def selector_of(match: Mapping[str, Any]) -> dict[str, str]:
+    """Return the API's selector for what a user wrote. Raises AcceleratorError with code invalid-match."""
+    selector = {
+        key: str(value)
+        for key, value in (
+            ("driver", match.get("driver")),
+            ("pool", match.get("pool") or match.get("node")),
+            ("device", match.get("device")),
+        )
+        if value
+    }
+    if bool(selector) == bool(match.get("all")):
+        raise AcceleratorError(
+            "match names nothing" if not selector else "match says all and names something",
+            hint="Name a node or a pool, a driver, a device or several of these; or say all: true for every device of the cluster.",
+            code="invalid-match",
+        )
+    return selector
+
+
+def plan(wanted: Wanted, existing: Mapping[str, Any] | None, version: str) -> Write:
+    """Return what is to be written so that the rule is as wanted; pure. Labels and annotations of others stay."""
+    if existing is None:
+        return Write("create", _body(wanted, {"name": wanted.name}, version, {}))
+    body = _body(wanted, existing["metadata"], version, (existing.get("spec") or {}).get("taint") or {})
+    same = summary(existing) == summary(body) and (existing["metadata"].get("labels") or {}) == body["metadata"].get(
+        "labels", {}
+    )
+    return Write("") if same else Write("update", body)
+
+
+def plan_removal(existing: Mapping[str, Any] | None) -> Write:
+    """Return what is to be written so that there is no rule; pure."""
+    if existing is None:
+        return Write("")
+    metadata = existing["metadata"]
+    preconditions = {key: metadata[key] for key in ("uid", "resourceVersion") if metadata.get(key)}
+    return Write("delete", {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions})
+
+
+def _body(wanted: Wanted, metadata: Mapping[str, Any], version: str, present: Mapping[str, Any]) -> dict[str, Any]:
+    labels = {**(metadata.get("labels") or {}), MANAGED_BY: OURS}
+    labels.pop(NODE_LABEL, None)
+    # A node's name can be longer than a label's value: such a rule stays when the Node goes.
+    if wanted.node and len(wanted.node) <= LONGEST_LABEL:
+        labels[NODE_LABEL] = wanted.node
+    annotations = {key: value for key, value in (metadata.get("annotations") or {}).items() if key != REASON}
+    if wanted.reason:
+        annotations[REASON] = wanted.reason
+    taint = {key: value for key, value in wanted.taint.items() if value}
+    # Since when it holds is what pods that tolerate it for some time count from.
+    if present.get("timeAdded") and _taint(present) == _taint(taint):
+        taint["timeAdded"] = present["timeAdded"]
+    kept = {key: value for key, value in metadata.items() if key in ("name", "uid", "resourceVersion", "finalizers")}
+    return {
+        "apiVersion": f"{GROUP}/{version}",
+        "kind": "DeviceTaintRule",
+        "metadata": {**kept, "labels": labels, **({"annotations": annotations} if annotations else {})},
+        "spec": {"deviceSelector": dict(wanted.selector), "taint": taint},
+    }
+
+
+def _taint(taint: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(taint.get(key) or "") for key in _TAINT}
+
+
+def summary(rule: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what a rule says, without what changes by itself: for a diff. Empty where there is none.
+
+    ``match`` is null in a rule that selects nothing, and empty in one that selects everything.
+    """
+    if rule is None:
+        return {}
+    metadata, spec = rule["metadata"], rule.get("spec") or {}
+    selector = spec.get("deviceSelector")
+    return {
+        "name": metadata["name"],
+        "match": None if selector is None else {key: selector[key] for key in _SELECTOR if selector.get(key)},
+        "taint": _taint(spec.get("taint") or {}),
+        "reason": (metadata.get("annotations") or {}).get(REASON, ""),
+        "node": (metadata.get("labels") or {}).get(NODE_LABEL, ""),
+    }
+
+
+def is_ours(rule: Mapping[str, Any]) -> bool:
+    """Whether this module wrote a rule: it bears the collection's label, and the module's field manager is among its own."""
+    metadata = rule["metadata"]
+    managers = [str(one.get("manager", "")) for one in metadata.get("managedFields") or ()]
+    return (metadata.get("labels") or {}).get(MANAGED_BY) == OURS and MANAGER in managers
+
+
+def refuse_foreign(rule: Mapping[str, Any] | None) -> None:
+    """Raise AcceleratorError with code foreign-rule when somebody else wrote the rule; pure."""
+    if rule is None or is_ours(rule):
+        return
+    managers = [str(one.get("manager", "")) for one in rule["metadata"].get("managedFields") or ()]
+    raise AcceleratorError(
+        f"The DeviceTaintRule {rule['metadata']['name']} was written by "
+        f"{', '.join(dict.fromkeys(each for each in managers if each)) or 'somebody else'}, and not by this module",
+        hint="Choose another name, or set force to take the rule over.",
+        code="foreign-rule",
+    )
+
+
+def served_rules(api: Api) -> str:
+    """Return the best version in which the API server serves DeviceTaintRules. Raises ApiError with code api-version."""
+    for version in VERSIONS:
+        answer = found_or_none(api, f"/apis/{GROUP}/{version}")
+        if any(one.get("name") == PLURAL for one in (answer or {}).get("resources") or ()):
+            return version
+    raise ApiError(
+        "The API server serves no DeviceTaintRules",
+        status=404,
+        hint="They are there from Kubernetes 1.37 on. Before, the API server needs the feature gates DRADeviceTaints and, from 1.35 on, "
+        "DRADeviceTaintRules, and the API version resource.k8s.io/v1beta2 (1.36) or v1alpha3 (1.33 to 1.35).",
+        code="api-version",
+    )
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a rule; in check mode what would have."""
+
+    verb: str
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    rule: Mapping[str, Any] | None
+
+
+class Rules:
+    """The DeviceTaintRules of one API server."""
+
+    def __init__(self, api: Api, version: str) -> None:
+        self._api = api
+        self.version = version
+        self._path = f"/apis/{GROUP}/{version}/{PLURAL}"
+
+    def find(self, name: str) -> dict[str, Any] | None:
+        """Return a rule, or None. Raises ApiError."""
+        return found_or_none(self._api, f"{self._path}/{quote(name, safe='')}")
+
+    def bring_about(self, name: str, wanted: Wanted | None, *, force: bool, dry: bool) -> Done:
+        """Bring a rule to what is wanted, or remove it. Raises ApiError, AcceleratorError (foreign-rule)."""
+        first = existing = self.find(name)
+        for attempt in range(1, ATTEMPTS + 1):
+            if not force:
+                refuse_foreign(existing)
+            write = plan_removal(existing) if wanted is None else plan(wanted, existing, self.version)
+            try:
+                answer = self._send(name, write, dry=dry)
+            except ApiError as error:
+                # Somebody wrote it since it was read: plan again from what is there now.
+                if error.status == 409 and attempt < ATTEMPTS:
+                    existing = self.find(name)
+                    continue
+                raise
+            break
+        after = answer if write.verb in ("create", "update") else None if write.verb == "delete" else existing
+        return Done(write.verb, summary(first), summary(after), after)
+
+    def _send(self, name: str, write: Write, *, dry: bool) -> dict[str, Any] | None:
+        query = {"dryRun": "All"} if dry else {}
+        if not write.verb:
+            return None
+        if write.verb == "delete":
+            # Where there is a body, the API server reads nothing of what a deletion is to be from the query.
+            body = {**(write.body or {}), **({"dryRun": ["All"]} if dry else {})}
+            try:
+                self._api.request("DELETE", f"{self._path}/{quote(name, safe='')}", body=body)
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+            return None
+        query = {**query, "fieldManager": MANAGER, "fieldValidation": "Strict"}
+        if write.verb == "create":
+            return self._api.request("POST", self._path, query=query, body=write.body)
+        return self._api.request("PUT", f"{self._path}/{quote(name, safe='')}", query=query, body=write.body)

@@ -1,0 +1,308 @@
+#!/usr/bin/python
+
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cdi_spec
+version_added: 0.1.0
+short_description: Describe all accelerators of a node to container runtimes, by a CDI file
+description:
+  - Writes a file of the Container Device Interface with all devices of a vendor and their partitions, for who gives devices to containers without
+    Kubernetes, such as C(podman run --device nvidia.com/gpu=0), or C(docker run --device nvidia.com/gpu=all). Claims do not need it.
+  - What a container gets is what the node driver of this collection gives to claims, and the devices have names as NVIDIA's
+    C(nvidia-ctk cdi generate) gives them.
+  - The file says which CDI version its content needs, and not more, so that older runtimes read it.
+  - In check mode it is a check, of whether the file fits the devices and the driver that are there now.
+notes:
+  - The file describes this moment. Run the module again when partitions were made, or the vendor's driver was changed.
+  - Device names by index can mean another device after a restart of the machine. UUIDs do not.
+author:
+  - The dra.accelerators authors (@dra-accelerators)
+extends_documentation_fragment:
+  - dra.accelerators._attributes
+  - dra.accelerators._attributes.actiongroup
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+  idempotent:
+    support: full
+  platform:
+    support: full
+    platforms: linux
+options:
+  state:
+    description:
+      - V(present) has a file with what is there. Where a vendor has no device that can be used, that is no file. V(absent) removes this module's file.
+    type: str
+    default: present
+    choices:
+      - present
+      - absent
+  vendor:
+    description:
+      - The vendors whose devices are described, each in a file of its own. Without it, those of whose devices the machine shows any.
+    type: list
+    elements: str
+    choices:
+      - ascend
+      - nvidia
+  kind:
+    description:
+      - The kind of the devices, a vendor's domain and a class. Without it, V(nvidia.com/gpu) or V(huawei.com/npu).
+      - With it, O(vendor) has to name one vendor.
+    type: str
+  directory:
+    description:
+      - The folder of the file, whose name is C(dra-accelerators-) with the kind. Runtimes look into C(/etc/cdi) and C(/var/run/cdi); of one device in
+        both, that in C(/var/run/cdi) counts.
+    type: path
+    default: /etc/cdi
+  names:
+    description:
+      - By what a device is named, V(index), such as C(0) and of a partition C(0:1), and V(uuid).
+      - Partitions are counted by the numbers of their instances. C(nvidia-ctk) counts them as the library lists them, which can be another order; by
+        UUID they are the same.
+    type: list
+    elements: str
+    choices:
+      - index
+      - uuid
+    default:
+      - index
+      - uuid
+  all:
+    description: Whether there is a device C(all), for all of them.
+    type: bool
+    default: true
+  match:
+    description:
+      - The devices that are described, as in a layout's rules (see M(dra.accelerators.nvidia_mig)). Without it, all.
+    type: dict
+  interpreter:
+    description:
+      - A Python interpreter on the node that can import NVIDIA's binding C(pynvml), from the package C(nvidia-ml-py). It is used only if the
+        interpreter that Ansible uses on the node cannot.
+    type: path
+    default: /opt/dra-accelerators/venv/bin/python
+requirements:
+  - For NVIDIA's devices, the Python package C(nvidia-ml-py) on the node, in the interpreter that Ansible uses there or in O(interpreter).
+  - The vendor's driver on the node.
+seealso:
+  - module: dra.accelerators.accelerator_info
+  - name: Container Device Interface
+    description: What such a file is.
+    link: https://github.com/cncf-tags/container-device-interface
+"""
+
+EXAMPLES = r"""
+- name: Describe all devices of the node
+  dra.accelerators.cdi_spec:
+
+- name: See whether the file still fits
+  dra.accelerators.cdi_spec:
+  check_mode: true
+  register: drift
+
+- name: Describe two GPUs by UUID alone, as a kind of one's own
+  dra.accelerators.cdi_spec:
+    vendor: [nvidia]
+    kind: example.com/gpu
+    names: [uuid]
+    all: false
+    match:
+      index: [0, 1]
+
+- name: Remove the file
+  dra.accelerators.cdi_spec:
+    vendor: [nvidia]
+    state: absent
+"""
+
+RETURN = r"""
+specs:
+  description: The files, one for each vendor.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    vendor:
+      description: The vendor.
+      type: str
+      returned: success
+      sample: nvidia
+    path:
+      description: The file.
+      type: str
+      returned: success
+      sample: /etc/cdi/dra-accelerators-nvidia.com-gpu.json
+    kind:
+      description: The kind of the devices.
+      type: str
+      returned: success
+      sample: nvidia.com/gpu
+    cdi_version:
+      description: The CDI version that the content needs; empty where there is no file.
+      type: str
+      returned: success
+      sample: 0.5.0
+    exists:
+      description: Whether there is a file after the run, or in check mode would be.
+      type: bool
+      returned: success
+      sample: true
+    changed:
+      description: Whether it was written or removed, or in check mode would be.
+      type: bool
+      returned: success
+      sample: true
+    devices:
+      description:
+        - What became of each device, with its C(name) in the file and C(change), which is V(same), V(added), V(changed) or V(removed). The empty name
+          stands for what all devices share.
+      type: list
+      elements: dict
+      returned: success
+      sample: [{name: "0", change: same}, {name: "", change: changed}]
+    unanswered:
+      description: The devices that are there and could not be read, each with the reason. They are not in the file; a warning says the same.
+      type: list
+      elements: str
+      returned: success
+      sample: []
+error_code:
+  description: A stable word for the kind of the error, such as C(cdi-conflict), C(invalid-kind) or C(driver-incomplete).
+  returned: failure
+  type: str
+  sample: cdi-conflict
+"""
+
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dra.accelerators.plugins.module_utils import _cdi_specs as cdi_specs
+from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, find_binding, run
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend, vendors_there
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules, wanted_for
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+
+#: Longer than the driver gives the vendor's own program.
+SETTLE_SECONDS = 30.0
+
+
+def argument_spec() -> dict[str, Any]:
+    return {
+        **INTERPRETER_OPTION,
+        "state": {"type": "str", "default": "present", "choices": ["present", "absent"]},
+        "vendor": {"type": "list", "elements": "str", "choices": ["ascend", "nvidia"]},
+        "kind": {"type": "str"},
+        "directory": {"type": "path", "default": "/etc/cdi"},
+        "names": {
+            "type": "list",
+            "elements": "str",
+            "choices": ["index", "uuid"],
+            "default": ["index", "uuid"],
+        },
+        "all": {"type": "bool", "default": True},
+        "match": {"type": "dict"},
+    }
+
+
+def describe(backend: Backend, kind: str, params: dict[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return what is to be in a vendor's file, None for no file, and the devices that could not be read. Raises AcceleratorError."""
+    rules = parse_rules([{"match": params["match"] or {}, "mode": "dynamic"}])
+    backend.open()
+    try:
+        findings = backend.discover()
+        devices = [one.device for one in findings if one.device and wanted_for(one.device, rules) is not None]
+        found = cdi_specs.entries(backend, devices, params["names"], params["all"])
+        unanswered = [one.describe() for one in findings if one.device is None]
+        if not found:
+            return None, unanswered
+        # The first word may be the driver's own list, given at once while the vendor's program is asked.
+        backend.driver_edits()
+        backend.settle(SETTLE_SECONDS)
+        return cdi_specs.specification(kind, found, backend.driver_edits()), unanswered
+    finally:
+        backend.close()
+
+
+def bring_about(module: AnsibleModule, system: System, vendor: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """Write or remove a vendor's file. Returns what is said of it, its diff, and warnings. Raises AcceleratorError, OSError."""
+    params = module.params
+    backend = BACKENDS[vendor](system)
+    kind = params["kind"] or cdi_specs.kind_of(backend.driver_name)
+    path = cdi_specs.file_of(params["directory"], kind)
+    unanswered: list[str] = []
+    wanted = None
+    if params["state"] == "present":
+        wanted, unanswered = describe(backend, kind, params)
+    text = system.read_text(path) if system.exists(path) else None
+    before = cdi_specs.parsed(text)
+    warnings = [f"One device of {vendor} is left out: {each}" for each in unanswered]
+    if wanted is not None:
+        names = [each["name"] for each in wanted["devices"]]
+        found = cdi_specs.others(system, (*cdi_specs.DIRECTORIES, params["directory"]), path, kind, names)
+        warnings += cdi_specs.refuse_conflicts(found, path, system)
+    changed = before != wanted
+    if changed and not module.check_mode:
+        if wanted is None:
+            system.remove(path)
+        else:
+            system.write_atomic(path, cdi_specs.written(wanted).encode(), mode=0o644)
+    said = {
+        "vendor": vendor,
+        "path": path,
+        "kind": kind,
+        "cdi_version": wanted["cdiVersion"] if wanted else "",
+        "exists": wanted is not None,
+        "changed": changed,
+        "devices": cdi_specs.differences(before, wanted),
+        "unanswered": unanswered,
+    }
+    # What is there in another form, such as on one line, is shown as it would be written.
+    shown = cdi_specs.written(before) if before else text or ""
+    diff = {
+        "before_header": path,
+        "after_header": path,
+        "before": shown,
+        "after": cdi_specs.written(wanted),
+    }
+    return said, diff, warnings
+
+
+def work(module: AnsibleModule) -> dict[str, Any]:
+    system = System()
+    vendors = list(dict.fromkeys(module.params["vendor"] or vendors_there(system)))
+    if module.params["kind"] and len(vendors) != 1:
+        raise AcceleratorError(
+            f"One kind is given for the devices of {', '.join(vendors) or 'no vendor'}",
+            hint="Name one vendor beside it.",
+            code="invalid-kind",
+        )
+    if "nvidia" in vendors and module.params["state"] == "present":
+        find_binding("pynvml", module.params["interpreter"])
+    specs, diffs = [], []
+    for vendor in vendors:
+        said, diff, warnings = bring_about(module, system, vendor)
+        specs.append(said)
+        diffs.append(diff)
+        for text in warnings:
+            module.warn(text)
+    if not vendors:
+        module.warn("The machine shows no device of any vendor that is known.")
+    return {"changed": any(each["changed"] for each in specs), "specs": specs, "diff": diffs}
+
+
+def main() -> None:
+    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True), work)
+
+
+if __name__ == "__main__":
+    main()
