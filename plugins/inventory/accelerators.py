@@ -165,6 +165,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ansible.template
 import yaml
 from ansible.errors import AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructable
@@ -176,20 +177,18 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes impor
     served_version,
 )
 
-try:
-    from ansible.template import trust_as_template  # noqa: F401  from 2.19 on nothing is a template unless somebody says so
-except ImportError:
-    from ansible.utils.unsafe_proxy import wrap_var as _as_text
-else:
-
-    def _as_text(value: Any) -> Any:
-        """Leave it as it is: it is no template."""
-        return value
-
-
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")
 ENDINGS = ("accelerators.yml", "accelerators.yaml")
+
+
+def _as_text(value: Any) -> Any:
+    """Return what a cluster says as what is no template. From 2.19 on nothing is one unless somebody says so."""
+    if hasattr(ansible.template, "trust_as_template"):
+        return value
+    from ansible.utils.unsafe_proxy import wrap_var
+
+    return wrap_var(value)
 
 
 class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: ignore[misc]
