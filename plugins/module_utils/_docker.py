@@ -69,6 +69,18 @@ def text_with(text: str | None, path: str, name: str, wanted: Mapping[str, Any] 
     return json.dumps(document, indent=_indentation(text), ensure_ascii=False) + "\n"
 
 
+def forgetting(text: str | None, path: str) -> str | None:
+    """Return what the file has to say for a moment so that Docker forgets runtimes; None where it forgets them by the text as it is.
+
+    A reload takes runtimes from a file that has the word for them alone: without it Docker goes on to know those of before, until it is
+    restarted. Raises DockerError.
+    """
+    document = read(text, path)
+    if RUNTIMES in document:
+        return None
+    return json.dumps({**document, RUNTIMES: {}}, indent=_indentation(text), ensure_ascii=False) + "\n"
+
+
 def _indentation(text: str | None) -> int | str:
     """Return what a file's lines are indented by: four blanks where that cannot be seen."""
     found = re.search(r"^([ \t]+)\S", text or "", re.MULTILINE)

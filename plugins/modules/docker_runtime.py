@@ -12,11 +12,13 @@ version_added: 0.1.0
 short_description: Have Docker offer a further runtime
 description:
   - Adds a runtime to Docker's configuration file. All other keys stay, in their order, and so does the default runtime.
-  - Docker is told to read the file again, and has to show the runtime. It is not restarted, and containers go on. If it does not show the
-    runtime, the file is put back.
+  - Docker is told to read the file again, and has to show the runtime, or to show it no more. It is not restarted, and containers go on. If
+    it does not, the file is put back.
   - A file that was written and not read yet, as by a run that was cut short, is read by the next run.
 notes:
   - Needs root on the node. A file that is not indented is written with indentation.
+  - Docker forgets runtimes only by a file that has a word on them. Where the last one goes, the file has an empty C(runtimes) for a moment.
+  - Containers that run by a runtime that goes run on, until they are stopped. Docker does not start them again.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -124,6 +126,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._docker import (
     Record,
     entry,
     fingerprint,
+    forgetting,
     known_runtimes,
     read,
     read_record,
@@ -213,6 +216,24 @@ class Docker:
                 code="not-taken",
             )
 
+    def put(self, text: str | None) -> None:
+        """Have the file say this."""
+        if self.text(self.path) != text:
+            self.write(self.path, text, 0o644)
+
+    def take(self, text: str | None, wanted: str | None) -> str:
+        """Write the file, and have Docker know the runtime by this program, or not at all; returns what is wrong, or ""."""
+        interim = forgetting(text, self.path) if wanted is None else None
+        if interim is None:
+            self.put(text)
+            return self.reload(wanted)
+        # A run that is killed in between is made up for by the next one, which finds the file as this one has left it.
+        self.write(self.record_path, Record(text, fingerprint(interim)).to_text(), 0o600)
+        self.put(interim)
+        problem = self.reload(wanted)
+        self.put(text)
+        return problem
+
     def reload(self, wanted: str | None) -> str:
         """Have Docker read its file, and wait until it knows the runtime by this program, or not at all; returns what is wrong, or ""."""
         done = self.system.run(["systemctl", "reload", self.params["service"]], COMMAND_SECONDS)
@@ -230,22 +251,33 @@ class Docker:
             time.sleep(PAUSE_SECONDS)
 
 
-def carry_out(docker: Docker, before: str | None, after: str | None, wanted: str | None, *, reloads: bool) -> None:
-    """Write the file and have it read; it is put back where Docker does not work by it. Raises DockerError."""
-    if after != before:
-        docker.write(docker.path, after, 0o644)
-    problem = docker.reload(wanted) if reloads else ""
+def carry_out(
+    docker: Docker, before: str | None, after: str | None, programs: tuple[str | None, str | None], *, reloads: bool
+) -> None:
+    """Write the file and have it read; it is put back where Docker does not work by it. Raises DockerError.
+
+    ``programs`` are the runtime's before and after.
+    """
+    if not reloads:
+        docker.put(after)
+        return
+    problem = docker.take(after, programs[1])
     if not problem:
         return
     if after != before:
-        docker.write(docker.path, before, 0o644)
-        docker.system.run(["systemctl", "reload", docker.params["service"]], COMMAND_SECONDS)
+        docker.take(before, programs[0])
     raise DockerError(
         f"Docker does not work by {docker.path}: {problem}. "
         + ("The file was put back" if after != before else "It was not changed"),
         hint=f"Look at what `journalctl --unit {docker.params['service']}` says.",
         code="not-taken",
     )
+
+
+def program_of(text: str | None, path: str, name: str) -> str | None:
+    """Return a runtime's program by the file; None where the file has no such runtime."""
+    there = read(text, path).get(RUNTIMES, {}).get(name)
+    return there.get("path") if isinstance(there, dict) else None
 
 
 def shown(text: str | None, path: str) -> str:
@@ -268,9 +300,8 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         after = text_before(before, docker.path, params["name"], record)
     active = docker.is_active()
     ours = wanted is not None or record is not None
-    there = read(after, docker.path).get(RUNTIMES, {}).get(params["name"])
-    program = there.get("path") if isinstance(there, dict) else None
-    reloads = active and ours and (after != before or docker.knows() != program)
+    programs = program_of(before, docker.path, params["name"]), program_of(after, docker.path, params["name"])
+    reloads = active and ours and (after != before or docker.knows() != programs[1])
     changed = after != before or reloads or (wanted is None and record is not None)
     if changed and not module.check_mode:
         if after is not None and after != before:
@@ -282,7 +313,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
                     origin = text_before(before, docker.path, params["name"], record)
                 docker.write(docker.record_path, Record(origin, fingerprint(after)).to_text(), 0o600)
         try:
-            carry_out(docker, before, after, program, reloads=reloads)
+            carry_out(docker, before, after, programs, reloads=reloads)
         except DockerError:
             docker.write(docker.record_path, record.to_text() if record else None, 0o600)
             raise

@@ -57,6 +57,10 @@ note Driver_Install_Status start
 mkdir -p "$target/driver/lib64/driver" "$target/driver/script" "$target/driver/tools"
 rm -f "$target/driver/version.info"
 die_if_told driver
+if [ -n "$FILES" ]; then
+    cp -an "$FILES/." "$root/" # what is there already holds the state of simulated NPUs
+    ldconfig
+fi
 cp uninstall-driver.sh "$target/driver/script/uninstall.sh"
 chmod 500 "$target/driver/script/uninstall.sh"
 printf 'Version=%s\npackage_version=%s\n' "$VERSION" "$VERSION" >"$target/driver/version.info"

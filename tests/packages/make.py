@@ -7,7 +7,8 @@
 KIND is driver, firmware or runtime. A package is a shell archive: what is in this folder for its kind, below a head that unpacks and
 starts it. Below FAKE_ROOT, where that is set, packages take a folder for the machine. FAKE_STOP has an installation be killed half-way.
 Names and values become variables of the package: CHIP (310p), MACHINE (this machine's), FITS (kernels that it has modules for, as a
-pattern; all), EFFECT (what it says at the end).
+pattern; all), EFFECT (what it says at the end), FILES (a folder of the node where the driver's own files are, as they are to lie below /; a
+package has none, and what it installs is then all that tells of it).
 """
 
 from __future__ import annotations
@@ -56,7 +57,15 @@ def name_of(kind: str, version: str, chip: str, machine: str) -> str:
 
 def make(folder: Path, kind: str, version: str, **values: str) -> Path:
     """Make one package and return where it is. The same words make the same bytes."""
-    told = {"CHIP": "310p", "MACHINE": platform.machine(), "FITS": "*", "EFFECT": "", **values, "VERSION": version}
+    told = {
+        "CHIP": "310p",
+        "MACHINE": platform.machine(),
+        "FITS": "*",
+        "EFFECT": "",
+        "FILES": "",
+        **values,
+        "VERSION": version,
+    }
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for path in sorted(HERE.glob("*.sh")) + sorted((HERE / kind).glob("*")):

@@ -47,13 +47,19 @@ place() {
     mkdir -p "$target/script" "$lists"
     chmod 750 "$target" "$target/script" "$lists"
     local program
-    for program in ascend-docker-runtime ascend-docker-hook ascend-docker-cli ascend-docker-destroy ascend-docker-plugin-install-helper; do
-        printf '#!/bin/sh\n# %s\nexec runc "$@"\n' "$VERSION" >"$target/$program"
-        chmod 550 "$target/$program"
+    for program in runtime hook; do
+        printf '#!/usr/bin/python3 -I\n# %s\n' "$VERSION" | cat - "ascend_docker_$program.py" >"$target/ascend-docker-$program"
     done
+    cp ascend-docker-cli.sh "$target/ascend-docker-cli"
+    # What slices of its own would be destroyed by, and what writes engines' configurations: none of it is needed here.
+    for program in ascend-docker-destroy ascend-docker-plugin-install-helper; do
+        printf '#!/bin/sh\nexit 1\n' >"$target/$program"
+    done
+    chmod 550 "$target"/ascend-docker-*
     cp uninstall-runtime.sh "$target/script/uninstall.sh"
     chmod 500 "$target/script/uninstall.sh"
-    echo /usr/local/Ascend/driver/lib64 >"$lists/base.list"
+    printf '%s\n' /usr/local/Ascend/driver/lib64 /usr/local/Ascend/driver/include /usr/local/dcmi /usr/local/bin/npu-smi \
+        /usr/local/sbin/npu-smi /var/queue_schedule >"$lists/base.list"
     chmod 440 "$lists/base.list"
     printf 'version=v%s\narch=%s\npath=%s\ninstall-scene=%s\ninjection-mode=%s\nconfig-file-path=%s\n' \
         "$VERSION" "$MACHINE" "$folder" "$scene" "$mode" "$configuration" >"$target/ascend_docker_runtime_install.info"

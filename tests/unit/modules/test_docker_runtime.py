@@ -32,12 +32,12 @@ SITE = """{
 }
 """
 PROGRAM = "/opt/ascend-docker-runtime"
-# A Docker that knows what its file said when it was last told to read it.
+# A Docker that knows what its file said when it was last told to read it; a file that has no word on runtimes takes none from it.
 SYSTEMCTL = """#!/bin/sh
 echo "$*" >> {folder}/asked
 case $1 in
 is-active) cat {folder}/state ;;
-reload) [ ! -e {folder}/broken ] || exit 0; cp {config} {folder}/known 2>/dev/null || echo '{{}}' > {folder}/known ;;
+reload) [ ! -e {folder}/broken ] || exit 0; ! grep -qs '"runtimes"' {config} || cp {config} {folder}/known ;;
 esac
 """
 DOCKER = """#!/usr/bin/env python3
@@ -126,6 +126,7 @@ def test_a_file_that_docker_does_not_work_by_is_put_back(docker: Docker) -> None
     (docker.folder / "broken").touch()
     refused = docker.run()
     assert refused["error_code"] == "not-taken" and "put back" in refused["msg"]
+    assert docker.known() == {}
     assert docker.config.read_text() == SITE and not list((docker.folder / "records").iterdir())
     (docker.folder / "broken").unlink()
     (docker.folder / "refuses").touch()
@@ -139,6 +140,29 @@ def test_a_reload_that_is_owed_is_made_up_for(docker: Docker) -> None:
     (docker.folder / "known").write_text("{}")
     again = docker.run()
     assert again["changed"] and again["reloaded"] and again["file"] == "" and docker.known()
+
+
+@pytest.mark.parametrize("before", [None, '{"debug": true}'])
+def test_a_removal_that_was_cut_short_is_gone_on_with(docker: Docker, before: str | None) -> None:
+    """Docker forgets only by a file with a word on runtimes, which is there for a moment: the killed run has left that one."""
+    if before is not None:
+        docker.config.write_text(before)
+    docker.run()
+    systemctl = docker.folder / "bin/systemctl"
+    whole = systemctl.read_text()
+    systemctl.write_text(whole.replace("reload)", f"reload) cp {docker.config} {docker.folder}/left;"))
+    records = docker.folder / "records/docker-ascend.json"
+    systemctl.write_text(systemctl.read_text().replace("reload)", f"reload) cp {records} {docker.folder}/record;"))
+    docker.run(state="absent")
+    assert json.loads((docker.folder / "left").read_text()) == {**json.loads(before or "{}"), "runtimes": {}}
+    systemctl.write_text(whole)
+
+    docker.config.write_text((docker.folder / "left").read_text())
+    records.write_text((docker.folder / "record").read_text())
+    (docker.folder / "known").write_text(json.dumps({"runtimes": {"ascend": {"path": PROGRAM}}}))
+    assert docker.run(state="absent")["changed"] and docker.known() == {}
+    assert (docker.config.read_text() if docker.config.exists() else None) == before and not records.exists()
+    assert not docker.run(state="absent")["changed"]
 
 
 def test_a_docker_that_does_not_run_is_only_written_for(docker: Docker) -> None:

@@ -1,0 +1,33 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+# Mounts files and folders of the machine into a container that is being made, read-only and by their own names.
+# usage: ascend-docker-cli --pid PID --rootfs FOLDER [--mount-file PATH | --mount-dir PATH] ...
+set -eu
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+pid="" rootfs=""
+
+inside() { nsenter --mount="/proc/$pid/ns/mnt" -- "$@"; }
+
+bring() { # path
+    inside mount --bind "$1" "$rootfs$1"
+    inside mount -o remount,bind,ro,nosuid "$rootfs$1"
+}
+
+while [ $# -gt 1 ]; do
+    case $1 in
+    --pid) pid=$2 ;;
+    --rootfs) rootfs=$2 ;;
+    --mount-dir)
+        inside mkdir -p "$rootfs$2"
+        bring "$2"
+        ;;
+    --mount-file)
+        inside mkdir -p "$rootfs$(dirname "$2")"
+        inside touch "$rootfs$2"
+        bring "$2"
+        ;;
+    *) exit 2 ;;
+    esac
+    shift 2
+done

@@ -1,0 +1,443 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""A node with NPUs and nothing of their vendor's on it: the site playbook brings the driver, the firmware and ascend-docker-runtime, by
+its doors, and pods have their NPUs by that runtime. So have containers of a Docker Engine on the same node.
+
+The packages are stand-ins (tests/packages). The driver's brings what a simulated NPU's driver is made of; the runtime's brings a program
+that does in runc's place what the vendor's does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster.cluster import EXAMPLES, ROOT, Recap, execute
+from tests.cluster.manifests import claim
+from tests.cluster.npus import NpuCluster
+
+WORLD = os.environ.get("DRA_ACCELERATORS_NPU_RUNTIME_WORLD", "npu-runtime")
+KEPT = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
+EXAMPLE = "ascend/vendor-runtime.yaml"
+#: What the simulated NPUs say that their driver is.
+DRIVER, NEWER_DRIVER, FIRMWARE, RUNTIME, NEWER_RUNTIME = "25.2.0", "25.5.1", "7.7.0.1.231", "6.0.0", "7.0.0"
+PROGRAM = "/usr/local/Ascend/Ascend-Docker-Runtime/ascend-docker-runtime"
+INSTALLED = "/usr/local/Ascend/Ascend-Docker-Runtime/ascend_docker_runtime_install.info"
+LOG = "/var/log/ascend-docker-runtime/runtime-run.log"
+HAVING = "/opt/driver-of-the-vendor"
+LAYOUT = ["vir02", "vir04"]
+#: What images for these chips have set.
+LIBRARIES = "--env=LD_LIBRARY_PATH=/usr/local/Ascend/driver/lib64/driver:/usr/local/Ascend/driver/lib64/common"
+#: Examples whose pods get by without that runtime, and the names that chips and slices have for who is in them.
+SEEN = {
+    "ascend/whole-npu.yaml": {"whole-npu": ["310P3"]},
+    "ascend/near-npus.yaml": {"near-npus": ["310P3", "310P3"]},
+    "ascend/static-vnpu.yaml": {"static-vir04": ["310Pvir04"]},
+}
+#: A machine as it is before anybody has installed a driver: its NPUs are on the bus, and that is all.
+WITHOUT_DRIVER = f"""set -eu
+cd /
+rm -f usr/local/Ascend/driver/version.info
+mkdir -p {HAVING}
+cp -a --parents usr/local/Ascend/driver usr/local/dcmi usr/local/bin/npu-smi etc/ld.so.conf.d/ascend_driver_so.conf {HAVING}
+rm -rf usr/local/Ascend usr/local/dcmi usr/local/bin/npu-smi etc/ld.so.conf.d/ascend_driver_so.conf etc/ascend_install.info etc/vnpu.cfg*
+rm -f dev/davinci* dev/vdavinci* dev/devmm_svm dev/hisi_hdc dev/dvpp_cmdlist
+userdel HwHiAiUser
+"""
+#: What a site's own Docker Engine says. The node's disk is a container's, of which Docker makes no layers; its volume is one.
+SITE = """{
+  "data-root": "/var/lib/containerd/docker",
+  "bridge": "none", "iptables": false,
+  "labels": ["of=the-site"]
+}
+"""
+ENGINE = """set -eu
+mkdir -p /etc/docker
+cat >/etc/docker/daemon.json
+apt-get -q update
+DEBIAN_FRONTEND=noninteractive apt-get -q install --yes --no-install-recommends -o Dpkg::Options::=--force-confold docker.io
+systemctl is-active docker.service
+ctr -n k8s.io images export --platform linux/amd64 /root/probe.tar localhost/accelerator-probe:latest
+docker load --quiet --input /root/probe.tar
+"""
+
+
+def package(folder: Path, kind: str, version: str, **values: str) -> Path:
+    """Make a package on the controller, as an administrator has one from the vendor."""
+    words = [f"{name}={value}" for name, value in values.items()]
+    made = execute([sys.executable, "-B", ROOT / "tests/packages/make.py", folder, kind, version, *words])
+    return Path(made.stdout.strip())
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def runtime_variables(path: Path) -> dict[str, Any]:
+    return {"ascend_runtime_package": str(path), "ascend_runtime_checksum": digest(path)}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The vendor's packages, on the controller."""
+    folder = tmp_path_factory.mktemp("packages")
+    return {
+        "driver": package(folder, "driver", DRIVER, FILES=HAVING),
+        "firmware": package(folder, "firmware", FIRMWARE),
+        "newer driver": package(folder, "driver", NEWER_DRIVER, EFFECT="It takes effect immediately."),
+        RUNTIME: package(folder, "runtime", RUNTIME),
+        NEWER_RUNTIME: package(folder, "runtime", NEWER_RUNTIME),
+    }
+
+
+@pytest.fixture(scope="module")
+def npus() -> Iterator[NpuCluster]:
+    """One node with eight NPUs, for which nobody has installed anything."""
+    made = NpuCluster(WORLD)
+    if not KEPT:
+        made.world("down")
+    made.world("up", "--nodes", "1", "--silicon", "8x310P-Pro", timeout=3000)
+    made.shell(made.nodes()[0], f"[ -e {HAVING} ] || {{ {WITHOUT_DRIVER} }}")
+    yield made
+    if not KEPT:
+        made.world("down")
+
+
+@pytest.fixture(scope="module")
+def node(npus: NpuCluster) -> str:
+    """The node's name."""
+    (found,) = npus.nodes()
+    return found
+
+
+@pytest.fixture(scope="module")
+def before(npus: NpuCluster, node: str) -> dict[str, str]:
+    """What containerd works by before anything was installed."""
+    return engine_files(npus, node)
+
+
+@pytest.fixture(scope="module")
+def first(npus: NpuCluster, packages: dict[str, Path], before: dict[str, str]) -> Recap:
+    """The site playbook's first run with both doors open."""
+    npus.variables = {
+        "accelerator_ascend_driver": True,
+        "ascend_driver_package": str(packages["driver"]),
+        "ascend_driver_firmware": str(packages["firmware"]),
+        "ascend_driver_checksums": {packages[kind].name: digest(packages[kind]) for kind in ("driver", "firmware")},
+        "ascend_driver_accept_eula": True,
+        "ascend_driver_reboot": True,
+        "ascend_driver_reboot_command": "systemctl reboot",
+        # The kernel of whoever runs the test, which has no headers here.
+        "ascend_driver_build": False,
+        "accelerator_ascend_runtime": True,
+        **runtime_variables(packages[RUNTIME]),
+        "ascend_runtime_accept_eula": True,
+        "dra_driver_vendor_runtimes": ["ascend"],
+    }
+    return npus.playbook("site.yml", check=False)
+
+
+@pytest.fixture(scope="module")
+def docker(npus: NpuCluster, node: str, first: Recap) -> str:
+    """A Docker Engine of Debian's on the node, as its package and the site have set it up; returns the id of a container that runs."""
+    assert not first.failed
+    npus.run(node, "sh", "-c", ENGINE, text=SITE, timeout=600)
+    return npus.run(
+        node, "docker", "run", "--detach", "--network=none", "localhost/accelerator-probe:latest", "sleep", "3600"
+    ).strip()
+
+
+def engine_files(npus: NpuCluster, node: str) -> dict[str, str]:
+    """The files by which the node's engines work."""
+    said = npus.shell(node, "find /etc/containerd /etc/docker -type f -not -name '*.dpkg-*' 2>/dev/null || true")
+    return {path: npus.run(node, "cat", path) for path in said.split() if not path.endswith("key.json")}
+
+
+def boot_id(npus: NpuCluster, node: str) -> str:
+    return npus.run(node, "cat", "/proc/sys/kernel/random/boot_id").strip()
+
+
+def of_the_newer_driver(packages: dict[str, Path]) -> dict[str, Any]:
+    """What a site changes of its variables when it has got a newer driver."""
+    path = packages["newer driver"]
+    known = {packages[kind].name: digest(packages[kind]) for kind in ("newer driver", "firmware")}
+    return {"ascend_driver_package": str(path), "ascend_driver_checksums": known}
+
+
+def installed_driver(npus: NpuCluster, node: str) -> str:
+    """The version that the driver's own file tells."""
+    text = npus.run(node, "cat", "/usr/local/Ascend/driver/version.info")
+    return re.findall(r"^Version=(.*)$", text, re.MULTILINE)[0]
+
+
+def handlers(npus: NpuCluster, node: str) -> dict[str, str]:
+    """The programs of the runtime handlers that the running containerd has; empty for its own."""
+    info = json.loads(npus.run(node, "crictl", "info"))["config"]["containerd"]["runtimes"]
+    return {name: (each.get("options") or {}).get("BinaryName", "") for name, each in info.items()}
+
+
+def through(example: str) -> dict[str, Any]:
+    """An example's objects, with pods that choose the runtime."""
+    document: dict[str, Any] = yaml.safe_load((EXAMPLES / example).read_text(encoding="utf-8"))
+    for item in document["items"]:
+        if item["kind"] == "Pod":
+            item["spec"]["runtimeClassName"] = "ascend"
+    return document
+
+
+def listed(text: str) -> list[str]:
+    """The names of all chips and slices that an npu-smi lists."""
+    return re.findall(r"^\| \d+ +(310P\w*) +\| OK ", text, re.MULTILINE)
+
+
+def seen_by(npus: NpuCluster, pod: str) -> list[str]:
+    """What a pod's own npu-smi has listed."""
+    return listed(npus.wait(f"{pod} printing its devices", lambda: npus.log(pod), timeout=60))
+
+
+def nodes_in(npus: NpuCluster, pod: str) -> set[str]:
+    """The nodes of NPUs that are in a pod's container."""
+    return set(re.findall(r"v?davinci\d+", npus.kubectl("exec", pod, "--", "ls", "/dev")))
+
+
+def as_the_layout_says(npus: NpuCluster, node: str) -> bool:
+    """Whether the node has the layout's slices alone, and no CDI file of a claim."""
+    return sorted(line.split()[2] for line in npus.instances(node)) == LAYOUT and not npus.cdi_files(node)
+
+
+def test_a_node_without_a_driver_is_refused_by_name(npus: NpuCluster, node: str) -> None:
+    refused = npus.playbook("site.yml", "--tags", "preflight", check=False)
+    assert refused.failed and "/dev/davinci_manager" in refused.output, refused.output
+
+
+def test_the_site_installs_driver_firmware_and_runtime_on_a_bare_node(
+    npus: NpuCluster, node: str, first: Recap, before: dict[str, str]
+) -> None:
+    assert not first.failed, first.output
+    said = npus.shell(
+        node,
+        "cat /usr/local/Ascend/driver/version.info /usr/local/Ascend/firmware/version.info /etc/ascend_install.info",
+    )
+    assert f"Version={DRIVER}" in said and f"Version={FIRMWARE}" in said and "Driver_Install_Status=complete" in said
+    assert handlers(npus, node)["ascend"] == PROGRAM and handlers(npus, node)["runc"] == ""
+    now = engine_files(npus, node)
+    assert all(now[path].startswith(text) for path, text in before.items()), now
+    assert as_the_layout_says(npus, node)
+
+
+def test_pods_have_their_npus_by_the_runtime(npus: NpuCluster, node: str, first: Recap) -> None:
+    assert not first.failed
+    npus.shell(node, f"rm -f {LOG}")
+    npus.apply(EXAMPLES / EXAMPLE)
+    npus.wait_running("npu-by-runtime", "vnpu-by-runtime")
+    assert seen_by(npus, "npu-by-runtime") == ["310P3"] and seen_by(npus, "vnpu-by-runtime") == ["310Pvir02"]
+    for pod, virtual in (("npu-by-runtime", False), ("vnpu-by-runtime", True)):
+        # Of its first process: what the runtime adds by itself no later one gets from the engine.
+        environment = npus.kubectl("exec", pod, "--", "cat", "/proc/1/environ").split("\0")
+        assert "ASCEND_DOCKER_RUNTIME=True" in environment
+        number = next(each.partition("=")[2] for each in environment if each.startswith("ASCEND_VISIBLE_DEVICES="))
+        assert nodes_in(npus, pod) == {f"davinci{number}"}
+        assert ("ASCEND_RUNTIME_OPTIONS=VIRTUAL" in environment) == virtual
+        assert f"{'slices' if virtual else 'NPUs'} [{number}]" in npus.run(node, "cat", LOG)
+    for name in npus.cdi_files(node):
+        document = json.loads(npus.run(node, "cat", f"/var/run/cdi/{name}"))
+        edits = [document.get("containerEdits", {}), *(each["containerEdits"] for each in document["devices"])]
+        assert all(set(each) <= {"env", "mounts"} for each in edits), document
+        assert not any(mount["hostPath"].startswith("/usr/local") for each in edits for mount in each.get("mounts", []))
+    npus.delete(EXAMPLES / EXAMPLE)
+    npus.wait("the node is as it was", lambda: as_the_layout_says(npus, node))
+
+
+@pytest.mark.parametrize("example", SEEN)
+def test_examples_work_through_it_as_they_are(npus: NpuCluster, node: str, first: Recap, example: str) -> None:
+    assert not first.failed
+    runtime_class = next(item for item in through(EXAMPLE)["items"] if item["kind"] == "RuntimeClass")
+    npus.apply(runtime_class, through(example))
+    npus.wait_running(*SEEN[example])
+    for pod, names in SEEN[example].items():
+        assert seen_by(npus, pod) == names and len(nodes_in(npus, pod)) == len(names)
+    npus.delete(through(example))
+    npus.wait("the node is as it was", lambda: as_the_layout_says(npus, node))
+
+
+def test_a_pod_that_does_not_choose_it_runs_and_has_none(npus: NpuCluster, node: str, first: Recap) -> None:
+    assert not first.failed
+    npus.apply(EXAMPLES / "ascend/whole-npu.yaml")
+    npus.wait_running("whole-npu")
+    assert nodes_in(npus, "whole-npu") == set()
+    npus.delete(EXAMPLES / "ascend/whole-npu.yaml")
+    npus.wait("the node is as it was", lambda: as_the_layout_says(npus, node))
+
+
+def test_what_one_variable_cannot_say_is_refused_by_an_event(npus: NpuCluster, node: str, first: Recap) -> None:
+    assert not first.failed
+    wanted = claim("two-requests", device_class="npu.huawei.com")
+    (request,) = wanted["spec"]["devices"]["requests"]
+    wanted["spec"]["devices"]["requests"] = [request, {**request, "name": "other"}]
+    user = through("ascend/whole-npu.yaml")["items"][1]
+    user["metadata"]["name"] = "two-requests"
+    user["spec"]["resourceClaims"][0]["resourceClaimName"] = "two-requests"
+    npus.apply(wanted, user)
+
+    def said() -> str:
+        found = json.loads(npus.kubectl("get", "events", "-n", "default", "-o", "json"))["items"]
+        named = (each for each in found if each["involvedObject"]["name"] == "two-requests")
+        return next((str(each["message"]) for each in named if "vendor_runtimes" in each["message"]), "")
+
+    assert "2 requests" in npus.wait("an Event that says why", said, timeout=90)
+    npus.delete(user, wanted)
+    npus.wait("the node is as it was", lambda: as_the_layout_says(npus, node))
+
+
+def test_a_second_run_changes_nothing_while_pods_run(npus: NpuCluster, node: str, first: Recap) -> None:
+    assert not first.failed
+    npus.apply(EXAMPLES / EXAMPLE)
+    npus.wait_running("npu-by-runtime", "vnpu-by-runtime")
+    boot = boot_id(npus, node)
+    again = npus.playbook("site.yml")
+    assert (again.failed, again.changed) == (0, 0), again.output
+    assert boot_id(npus, node) == boot
+    npus.delete(EXAMPLES / EXAMPLE)
+
+
+def test_a_newer_driver_is_not_installed_under_pods_that_have_npus(
+    npus: NpuCluster, node: str, first: Recap, packages: dict[str, Path]
+) -> None:
+    assert not first.failed
+    npus.apply(EXAMPLES / "ascend/whole-npu.yaml")
+    npus.wait_running("whole-npu")
+    refused = npus.playbook(
+        "site.yml", "--tags", "vendor_driver", "-e", json.dumps(of_the_newer_driver(packages)), check=False
+    )
+    assert refused.failed and "Prepared claims have NPUs" in refused.output and "whole-npu" in refused.output
+    assert installed_driver(npus, node) == DRIVER
+    npus.delete(EXAMPLES / "ascend/whole-npu.yaml")
+    npus.wait("the node is as it was", lambda: as_the_layout_says(npus, node))
+
+
+def test_a_newer_driver_takes_its_place_on_an_idle_node_and_goes_back(
+    npus: NpuCluster, node: str, first: Recap, packages: dict[str, Path]
+) -> None:
+    """The newer one takes effect at once; the former one, which the node has kept, wants a restart of the machine."""
+    assert not first.failed
+    process, boot = npus.driver_pid(node), boot_id(npus, node)
+    wanted = json.dumps(of_the_newer_driver(packages))
+    replaced = npus.playbook("site.yml", "--tags", "vendor_driver", "-e", wanted)
+    assert not replaced.failed and installed_driver(npus, node) == NEWER_DRIVER, replaced.output
+    npus.wait_registered(node)
+    assert npus.driver_pid(node) != process and boot_id(npus, node) == boot
+    again = npus.playbook("site.yml", "--tags", "vendor_driver", "-e", wanted)
+    assert (again.failed, again.changed) == (0, 0), again.output
+    back = npus.playbook("site.yml", "--tags", "vendor_driver", "-e", "ascend_driver_state=previous")
+    assert not back.failed and installed_driver(npus, node) == DRIVER, back.output
+    npus.wait_registered(node)
+    assert boot_id(npus, node) != boot
+    npus.apply(EXAMPLES / EXAMPLE)
+    npus.wait_running("npu-by-runtime", "vnpu-by-runtime")
+    assert seen_by(npus, "npu-by-runtime") == ["310P3"]
+    npus.delete(EXAMPLES / EXAMPLE)
+    npus.wait("the node is as it was", lambda: as_the_layout_says(npus, node))
+
+
+def known_to_docker(npus: NpuCluster, node: str) -> dict[str, str]:
+    """The programs of the runtimes that the running Docker knows."""
+    said = json.loads(npus.run(node, "docker", "info", "--format", "{{json .}}"))
+    assert said["DefaultRuntime"] == "runc"
+    return {name: each.get("path", "") for name, each in said["Runtimes"].items()}
+
+
+def in_docker(npus: NpuCluster, node: str, *words: str) -> list[str]:
+    """The names of what npu-smi lists in a container that Docker runs by these words."""
+    words = ("--rm", "--network=none", LIBRARIES, *words, "localhost/accelerator-probe:latest")
+    return listed(npus.run(node, "docker", "run", *words, "sh", "-c", "npu-smi info || true"))
+
+
+def docker_goes_on(npus: NpuCluster, node: str, container: str) -> bool:
+    """Whether a container runs that was started before everything, and its first process is the same one."""
+    said = npus.run(node, "docker", "inspect", "--format", "{{.State.Running}} {{.RestartCount}}", container)
+    return said.split() == ["true", "0"]
+
+
+def test_docker_offers_it_without_being_restarted(npus: NpuCluster, node: str, docker: str) -> None:
+    assert "ascend" not in known_to_docker(npus, node)
+    started = npus.run(node, "systemctl", "show", "--property=MainPID", "docker.service")
+    npus.variables = {**npus.variables, "ascend_runtime_engines": ["containerd", "docker"]}
+    done = npus.playbook("site.yml", "--tags", "runtime")
+    assert (done.failed, done.changed) == (0, 1), done.output
+    assert known_to_docker(npus, node)["ascend"] == PROGRAM
+    site = json.loads(npus.run(node, "cat", "/etc/docker/daemon.json"))
+    assert site == {**json.loads(SITE), "runtimes": {"ascend": {"path": PROGRAM}}}
+    again = npus.playbook("site.yml", "--tags", "runtime")
+    assert (again.failed, again.changed) == (0, 0), again.output
+    assert npus.run(node, "systemctl", "show", "--property=MainPID", "docker.service") == started
+    assert docker_goes_on(npus, node, docker)
+
+
+def test_containers_of_docker_have_what_they_name(npus: NpuCluster, node: str, docker: str) -> None:
+    slices = {template: vid for _chip, vid, template in (line.split() for line in npus.instances(node))}
+    by = ("--runtime=ascend",)
+    assert in_docker(npus, node, *by, "--env=ASCEND_VISIBLE_DEVICES=6") == ["310P3"]
+    assert in_docker(npus, node, *by, "--env=ASCEND_VISIBLE_DEVICES=4-5,npu-7") == ["310P3"] * 3
+    for template, vid in slices.items():
+        words = (f"--env=ASCEND_VISIBLE_DEVICES={vid}", "--env=ASCEND_RUNTIME_OPTIONS=VIRTUAL")
+        assert in_docker(npus, node, *by, *words) == [f"310P{template}"]
+    assert in_docker(npus, node, *by) == in_docker(npus, node, *by, "--env=ASCEND_VISIBLE_DEVICES=void") == []
+    assert in_docker(npus, node, "--env=ASCEND_VISIBLE_DEVICES=6") == []
+    # Files are mounts of the container then, and no hook's.
+    words = npus.run(node, "cat", INSTALLED)
+    npus.run(node, "tee", INSTALLED, text=words.replace("=legacy", "=cdi"))
+    assert in_docker(npus, node, *by, "--env=ASCEND_VISIBLE_DEVICES=6") == ["310P3"]
+    npus.run(node, "tee", INSTALLED, text=words)
+
+
+def test_another_version_takes_its_place_under_what_runs(
+    npus: NpuCluster, node: str, docker: str, packages: dict[str, Path]
+) -> None:
+    words = ("--name=by-the-runtime", "--runtime=ascend", "--env=ASCEND_VISIBLE_DEVICES=6", "--network=none", LIBRARIES)
+    image = "localhost/accelerator-probe:latest"
+    npus.run(node, "docker", "run", "--detach", *words, image, "sleep", "3600")
+    npus.variables = {**npus.variables, **runtime_variables(packages[NEWER_RUNTIME])}
+    done = npus.playbook("site.yml", "--tags", "runtime")
+    assert not done.failed and done.changed, done.output
+    assert f"version=v{NEWER_RUNTIME}" in npus.run(node, "cat", INSTALLED)
+    assert listed(npus.run(node, "docker", "exec", "by-the-runtime", "npu-smi", "info")) == ["310P3"]
+    assert in_docker(npus, node, "--runtime=ascend", "--env=ASCEND_VISIBLE_DEVICES=5") == ["310P3"]
+
+
+def test_nothing_is_removed_while_a_container_runs_by_it(npus: NpuCluster, node: str, docker: str) -> None:
+    refused = npus.playbook("remove.yml", check=False)
+    assert refused.failed and "Containers run by" in refused.output, refused.output
+    # What a container cannot be ended without is there, and so is everything else.
+    npus.wait_registered(node)
+    assert handlers(npus, node)["ascend"] == known_to_docker(npus, node)["ascend"] == PROGRAM
+    npus.run(node, "docker", "rm", "--force", "by-the-runtime")
+
+
+def test_removal_brings_back_what_was_and_leaves_the_driver(
+    npus: NpuCluster, node: str, docker: str, before: dict[str, str]
+) -> None:
+    done = npus.playbook("remove.yml")
+    assert not done.failed, done.output
+    assert engine_files(npus, node) == {**before, "/etc/docker/daemon.json": SITE}
+    assert "ascend" not in handlers(npus, node) and "ascend" not in known_to_docker(npus, node)
+    assert docker_goes_on(npus, node, docker)
+    rest = (
+        "find /usr/local/Ascend /etc/ascend-docker-runtime.d /var/lib/dra-accelerators -maxdepth 1 2>/dev/null || true"
+    )
+    folder = "/usr/local/Ascend"
+    assert sorted(npus.shell(node, rest).split()) == [
+        *(folder, f"{folder}/driver", f"{folder}/firmware"),
+        *("/var/lib/dra-accelerators", "/var/lib/dra-accelerators/ascend"),
+    ]
+    assert listed(npus.run(node, "npu-smi", "info"))
+    again = npus.playbook("remove.yml")
+    assert (again.failed, again.changed) == (0, 0), again.output
