@@ -29,12 +29,15 @@ DRIVER_UNIT = "dra-accelerators-driver.service"
 # Another instance of the driver, which serves while that is started again. An instance's name is a part of its sockets' names.
 RELIEF_UNIT = "dra-accelerators-relief.service"
 RELIEF_INSTANCE = "00000001"
+# It makes settings of devices at each boot.
+SETTINGS_UNIT = "dra-accelerators-settings.service"
 OWN_UNITS = (
     DRIVER_UNIT,
     RELIEF_UNIT,
     "dra-accelerators-token.service",
     "dra-accelerators-token.timer",
     *LAYOUT_UNITS,
+    SETTINGS_UNIT,
 )
 RUNTIME_UNITS = (
     "containerd.service",

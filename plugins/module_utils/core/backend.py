@@ -136,7 +136,7 @@ class Backend(Protocol):
         """Return those of a device's knobs that are named and that it has. Raises NotFound, DeviceFaulty, BackendUnavailable."""
 
     def set_knobs(self, uuid: str, values: Mapping[str, Any]) -> None:
-        """Set knobs of a device; None is what the device has by default.
+        """Set knobs of a device; None is what the node has set (settings_record.py), or else what the device has by default.
 
         Where one fails, those before it may have been set. Raises NotFound, NotPermitted, Unsupported, DeviceFaulty,
         BackendUnavailable, AcceleratorError.

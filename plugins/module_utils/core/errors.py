@@ -76,6 +76,12 @@ class InvalidLayout(AcceleratorError):
     default_code = "invalid-layout"
 
 
+class InvalidSettings(AcceleratorError):
+    """Settings of devices are wrong in themselves, or not what the device takes."""
+
+    default_code = "invalid-settings"
+
+
 class DoesNotFit(AcceleratorError):
     """There is no room. ``blockers`` names what is in the way."""
 
@@ -123,3 +129,9 @@ class LayoutFailed(AcceleratorError):
     def to_dict(self) -> dict[str, Any]:
         """Return the error with what was and was not undone."""
         return {**super().to_dict(), "undone": list(self.undone), "not_undone": list(self.not_undone)}
+
+
+class SettingsFailed(LayoutFailed):
+    """A change of settings failed. ``undone`` and ``not_undone`` say what became of the changes before it."""
+
+    default_code = "settings-failed"

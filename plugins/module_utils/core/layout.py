@@ -252,7 +252,7 @@ def plan_layouts(
             outcomes.append(_plan_one(device, rule, prepared, refuse))
         except AcceleratorError as error:
             outcomes.append(error)
-    for group in _reset_groups([device for device, _rule in wanted]):
+    for group in reset_groups([device for device, _rule in wanted]):
         resets = [number for number in group if _has_reset(outcomes[number])]
         if len(group) > 1 and resets:
             members = [(wanted[number][0], outcomes[number]) for number in group]
@@ -301,7 +301,7 @@ def _has_reset(outcome: LayoutPlan | AcceleratorError) -> bool:
     return isinstance(outcome, LayoutPlan) and any(isinstance(step, ResetDevice) for step in outcome.steps)
 
 
-def _reset_groups(devices: Sequence[Device]) -> tuple[tuple[int, ...], ...]:
+def reset_groups(devices: Sequence[Device]) -> tuple[tuple[int, ...], ...]:
     """Return the positions of devices that direct links connect, over others as well."""
     groups: list[set[int]] = []
     for position, device in enumerate(devices):

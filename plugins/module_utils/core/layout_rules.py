@@ -104,7 +104,7 @@ def wanted_for(device: Device, rules: Sequence[Rule]) -> Rule | None:
 
 def _parse_rule(number: int, entry: Any) -> Rule:
     where = f"Layout rule {number}"
-    _check_keys(where, entry, _RULE_KEYS)
+    check_keys(where, entry, _RULE_KEYS)
     if "match" not in entry:
         raise InvalidLayout(f"{where}: the key match is missing", hint="Write `match: {}` to match every device.")
     mode = entry.get("mode")
@@ -117,7 +117,7 @@ def _parse_rule(number: int, entry: Any) -> Rule:
             f"{where}: the key partitions is missing", hint="Mode static needs it; `partitions: {}` means none."
         )
     return Rule(
-        _parse_match(where, entry["match"]),
+        parse_match(where, entry["match"]),
         mode,
         _parse_partitions(where, entry.get("partitions")),
         _parse_shares(where, mode, entry.get("shares")),
@@ -171,9 +171,10 @@ def _parse_truth(where: str, key: str, entry: Mapping[str, Any], *, default: boo
     return value
 
 
-def _parse_match(where: str, entry: Any) -> Match:
+def parse_match(where: str, entry: Any) -> Match:
+    """Read which devices a rule is for; ``where`` names the rule in errors. Raises InvalidLayout."""
     where = f"{where}, key match"
-    _check_keys(where, entry if entry is not None else {}, _MATCH_KEYS)
+    check_keys(where, entry if entry is not None else {}, _MATCH_KEYS)
     values: dict[str, tuple[Any, ...]] = {}
     for key, value in (entry or {}).items():
         listed: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
@@ -206,7 +207,7 @@ def _parse_partitions(where: str, entry: Any) -> tuple[WantedPartition, ...]:
     found: list[WantedPartition] = []
     for position, each in enumerate(entry, start=1):
         here = f"{where}, entry {position}"
-        _check_keys(here, each, _PARTITION_KEYS)
+        check_keys(here, each, _PARTITION_KEYS)
         profile, start = each.get("profile"), each.get("placement")
         count = each.get("count", 1)
         if start is None:
@@ -229,7 +230,8 @@ def _counted(where: str, profile: Any, count: Any) -> WantedPartition:
     return WantedPartition(profile.strip(), count)
 
 
-def _check_keys(where: str, entry: Any, known: Sequence[str]) -> None:
+def check_keys(where: str, entry: Any, known: Sequence[str]) -> None:
+    """Refuse what is no mapping, or has other keys than those known. Raises InvalidLayout."""
     if not isinstance(entry, Mapping):
         raise InvalidLayout(f"{where}: expected a mapping, not {_kind(entry)}")
     unknown = [str(key) for key in entry if key not in known]

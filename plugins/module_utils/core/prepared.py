@@ -35,6 +35,7 @@ from urllib.parse import quote
 from .errors import AcceleratorError
 from .facts import device_of
 from .model import Device, Placement
+from .settings import noted_before
 
 T = TypeVar("T")
 
@@ -154,7 +155,10 @@ def _plain(values: Iterable[Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class PreparedDevice:
-    """One device of a claim. ``created`` says that the driver made the partition and will destroy it."""
+    """One device of a claim.
+
+    ``created`` says that the driver made the partition and will destroy it, ``settings`` are the knobs that the claim turns.
+    """
 
     name: str
     device_uuid: str
@@ -167,6 +171,7 @@ class PreparedDevice:
     admin: bool = False
     kind: str = ""
     instance_id: int | None = None
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -211,11 +216,32 @@ def prepared_claims(path: str) -> tuple[PreparedClaim, ...]:
     The store is not changed. Raises AcceleratorError with code store-unreadable for a file that is no store, has a newer
     schema or a row that is not as it was written.
     """
+    return _of_store(path, _claims, ())
+
+
+def knobs_before_claims(path: str, boot_id: str) -> Mapping[tuple[str, str], Any]:
+    """Read what knobs of devices were before claims of this boot turned them, by the device's UUID and the knob's name.
+
+    Like prepared_claims otherwise.
+    """
+
+    def read(connection: sqlite3.Connection) -> Mapping[tuple[str, str], Any]:
+        rows = [dict(row) for row in connection.execute("SELECT * FROM meta")]
+        for row in rows:
+            if not fits(row.get("checksum", NO_CHECKSUM), row["key"], row["value"]):
+                raise ValueError(f"the row {row['key']} is not as it was written: its checksum does not fit")
+        return noted_before({row["key"]: row["value"] for row in rows}, boot_id)
+
+    return _of_store(path, read, {})
+
+
+def _of_store(path: str, read: Callable[[sqlite3.Connection], T], nothing: T) -> T:
+    """Return what is read out of a store, and ``nothing`` of one that is not there. Raises AcceleratorError."""
     if not Path(path).exists():
-        return ()
+        return nothing
     try:
         try:
-            return _read(path, path)
+            return _read(path, path, read)
         except sqlite3.OperationalError:
             # SQLite wants to make files beside a store that no driver has open, and may not where the folder is
             # read-only: early at boot, or in a confined service. A copy has the same content.
@@ -224,7 +250,7 @@ def prepared_claims(path: str) -> tuple[PreparedClaim, ...]:
                 for suffix in ("", "-wal"):
                     if Path(path + suffix).exists():
                         shutil.copyfile(path + suffix, copy + suffix)
-                return _read(copy, path)
+                return _read(copy, path, read)
     except (sqlite3.Error, OSError, ValueError, KeyError, IndexError) as error:
         raise AcceleratorError(
             f"The driver's store {path} cannot be read: {error}",
@@ -245,7 +271,7 @@ def observe(path: str, look: Callable[[], T]) -> tuple[T, tuple[PreparedClaim, .
     return seen, tuple(claims.values())
 
 
-def _read(file: str, path: str) -> tuple[PreparedClaim, ...]:
+def _read(file: str, path: str, read: Callable[[sqlite3.Connection], T]) -> T:
     with contextlib.closing(sqlite3.connect(f"file:{quote(file)}?mode=ro", uri=True, timeout=5)) as connection:
         connection.row_factory = sqlite3.Row
         connection.execute("BEGIN")
@@ -257,10 +283,14 @@ def _read(file: str, path: str) -> tuple[PreparedClaim, ...]:
                 hint="Use the release of dra.accelerators that the node's driver has.",
                 code="store-unreadable",
             )
-        devices: dict[str, list[dict[str, Any]]] = {}
-        for row in connection.execute("SELECT * FROM devices ORDER BY claim_uid, request, name"):
-            devices.setdefault(row["claim_uid"], []).append(dict(row))
-        claims = [dict(row) for row in connection.execute("SELECT * FROM claims ORDER BY created_at, uid")]
+        return read(connection)
+
+
+def _claims(connection: sqlite3.Connection) -> tuple[PreparedClaim, ...]:
+    devices: dict[str, list[dict[str, Any]]] = {}
+    for row in connection.execute("SELECT * FROM devices ORDER BY claim_uid, request, name"):
+        devices.setdefault(row["claim_uid"], []).append(dict(row))
+    claims = [dict(row) for row in connection.execute("SELECT * FROM claims ORDER BY created_at, uid")]
     for claim in claims:
         # Others destroy what no claim holds: a place that a turned bit has moved must not be believed.
         if claim.get("checksum", NO_CHECKSUM) != NO_CHECKSUM:
@@ -283,15 +313,16 @@ def _read(file: str, path: str) -> tuple[PreparedClaim, ...]:
 
 def _devices(rows: Iterable[Mapping[str, Any]], document: str) -> tuple[PreparedDevice, ...]:
     """Return what a claim holds, physical device by physical device: what stands for several has one row, and its members in the document."""
-    members = {
-        (each["request"], each["name"], each["share_id"]): each["members"]
+    told = {
+        (each["request"], each["name"], each["share_id"]): each
         for each in json.loads(document or "{}").get("devices", ())
-        if each.get("members")
+        if each.get("members") or each.get("settings")
     }
     found: list[PreparedDevice] = []
     for row in rows:
-        uuids = members.get((row["request"], row["name"], row["share_id"]), (row["device_uuid"],))
-        found += [replace(device_of_row(row), device_uuid=uuid) for uuid in uuids]
+        more = told.get((row["request"], row["name"], row["share_id"]), {})
+        device = replace(device_of_row(row), settings=tuple(more.get("settings") or ()))
+        found += [replace(device, device_uuid=uuid) for uuid in more.get("members") or (row["device_uuid"],)]
     return tuple(found)
 
 

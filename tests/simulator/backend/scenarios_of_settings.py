@@ -8,8 +8,11 @@ import json
 import subprocess
 from typing import Any
 
-from dra_driver.core.documents import Choice, Record, Several, Whole
+from dra_driver.core.documents import Choice, Record, Several, Truth, Whole
 from dra_driver.core.errors import AcceleratorError, DeviceFaulty, Unsupported
+from dra_driver.core.layout import Match, Rule
+from dra_driver.core.settings_record import Noted, SettingsRecord, record_path, write_record
+from dra_driver.core.system import System
 
 from tests.simulator.backend.stage import Stage, on, refused
 
@@ -117,5 +120,74 @@ def settings_of_a_gpu_that_is_lost(stage: Stage) -> None:
 def a_board_that_is_too_old_for_a_setting(stage: Stage) -> None:
     """Memory clocks can be locked from Ampere on: the board itself says so."""
     gpu = stage.first()
-    assert stage.backend.knobs(gpu.uuid, ["powerLimit", "ecc"]).keys() == {"powerLimit"}
+    assert stage.backend.knobs(gpu.uuid, ["powerLimit", "fan"]).keys() == {"powerLimit"}
     refused(Unsupported, stage.backend.set_knobs, gpu.uuid, {"memoryClocks": {"minimum": 405, "maximum": 5001}})
+
+
+def noted(stage: Stage, **values: Any) -> None:
+    """Have it noted that the node has set this on the first GPU in this boot."""
+    boot = stage.root / "proc/sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True, exist_ok=True)
+    if not boot.exists():
+        boot.write_text("this boot\n")
+    note = Noted(values, dict.fromkeys(values))
+    record = SettingsRecord(System(str(stage.root)).boot_id(), {stage.first().uuid: note})
+    write_record(System(str(stage.root)), record_path("nvidia"), record)
+
+
+@on("8xH100")
+def what_the_node_has_set_is_what_a_claim_finds_and_leaves(stage: Stage) -> None:
+    """NVML tells neither locked clocks nor the time slice: the record of the node does, and so they come back after a claim."""
+    gpu = stage.first()
+    node = {"graphicsClocks": {"minimum": 345, "maximum": 1410}, "timeSlice": "Long", "powerLimit": 500}
+    stage.backend.set_knobs(gpu.uuid, node)
+    noted(stage, **node)
+    knobs = stage.backend.knobs(gpu.uuid, ALL)
+    assert {name: knobs[name].value for name in node} == node
+    claim = {"graphicsClocks": {"minimum": 900, "maximum": 900}, "timeSlice": "Short", "powerLimit": 300}
+    stage.backend.set_knobs(gpu.uuid, claim)
+    stage.backend.set_knobs(gpu.uuid, {name: knobs[name].value for name in claim})
+    assert now(gpu.uuid)["timeSlice"] == "Long" and graphics_lock(stage) == (345, 1410)
+    # A driver whose store is lost knows nothing of before: the node's own is the default then.
+    stage.backend.set_knobs(gpu.uuid, claim)
+    stage.backend.set_knobs(gpu.uuid, dict.fromkeys(claim))
+    assert (now(gpu.uuid)["powerLimit"], now(gpu.uuid)["timeSlice"]) == (500_000, "Long")
+    assert graphics_lock(stage) == (345, 1410)
+
+
+def graphics_lock(stage: Stage) -> tuple[int, int]:
+    gpu = json.loads(stage.control("show", "--json"))["gpus"][0]
+    return gpu["locked_clock_minimum_mhz"], gpu["locked_clock_maximum_mhz"]
+
+
+@on("8xA100-40")
+def what_the_node_has_set_is_there_after_a_reset_and_a_change_of_the_mode(stage: Stage) -> None:
+    gpu = stage.first()
+    node = {"graphicsClocks": {"minimum": 210, "maximum": 1095}, "computeMode": "ExclusiveProcess", "powerLimit": 300}
+    stage.backend.set_knobs(gpu.uuid, node)
+    noted(stage, **node)
+    stage.lay_out(Rule(Match(), "static"))  # which takes a reset on these boards
+    assert stage.backend.device(gpu.uuid).partitioning.enabled
+    assert (graphics_lock(stage), now(gpu.uuid)["powerLimit"]) == ((210, 1095), 300_000)
+    blocked = stage.backend.knobs(gpu.uuid, ALL)
+    assert {name: knob.blocked for name, knob in blocked.items() if knob.blocked} == {
+        "computeMode": "MIG is on",
+        "timeSlice": "MIG is on",
+    }
+    stage.lay_out(Rule(Match(), "whole"))
+    assert (graphics_lock(stage), now(gpu.uuid)["computeMode"]) == ((210, 1095), 3)
+
+
+@on("8xH100")
+def ecc_is_read_set_and_in_force_after_a_reset(stage: Stage) -> None:
+    gpu = stage.first()
+    knob = stage.backend.knobs(gpu.uuid, ["ecc"])["ecc"]
+    assert (knob.value, knob.pending, knob.allowed) == (True, True, Truth())
+    stage.backend.set_knobs(gpu.uuid, {"ecc": False})
+    knob = stage.backend.knobs(gpu.uuid, ["ecc"])["ecc"]
+    assert (knob.value, knob.pending) == (True, False)
+    stage.backend.reset([gpu.uuid])
+    knob = stage.backend.knobs(gpu.uuid, ["ecc"])["ecc"]
+    assert (knob.value, knob.pending) == (False, False)
+    stage.backend.set_knobs(gpu.uuid, {"ecc": None})
+    assert stage.backend.knobs(gpu.uuid, ["ecc"])["ecc"].pending is True

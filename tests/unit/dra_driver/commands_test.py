@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver import cli, layout_command
+from dra_driver import cli, layout_command, settings_command
 from dra_driver.core.device_locks import DeviceLocks
 from dra_driver.core.errors import BackendUnavailable, InUse
 from dra_driver.core.layout import parse_rules
@@ -190,6 +190,45 @@ def test_layout_command_from_file_to_status(
     capsys.readouterr()
     assert cli.main(["layout", "plan", *options]) == 0
     assert "nothing to do" in capsys.readouterr().out
+
+
+def test_settings_command_at_boot(
+    tmp_path: Path, backend: ModelBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One device that does not take what is wanted keeps no other from it, and is told of."""
+    record = tmp_path / "record.json"
+    monkeypatch.setattr(settings_command, "create", lambda vendor, system: backend)
+    monkeypatch.setattr(settings_command, "record_path", lambda vendor: str(record))
+    rules = tmp_path / "settings.json"
+    wanted = [
+        {"match": {"index": 0}, "power_limit": 300, "compute_mode": "Prohibited"},
+        {"match": {}, "power_limit": 900},
+    ]
+    rules.write_text(json.dumps(wanted))
+    options = ["--file", str(rules), "--config", str(tmp_path / "none.yaml"), "--wait", "0", "--vendor", "one"]
+
+    def now(index: int) -> Any:
+        with backend.gpus.state() as state:
+            return state[backend.gpus.template(index).uuid]["knobs"]["powerLimit"]
+
+    assert cli.main(["settings", "plan", *options]) == 1
+    assert "would" in capsys.readouterr().out and (now(0), record.exists()) == (700.0, False)
+    assert cli.main(["settings", "apply", *options, "--json"]) == 1
+    refused, done = json.loads(capsys.readouterr().out)
+    assert "expected a whole number from 200 to 700 W" in refused["error"]
+    assert done["done"] and len(done["steps"]) == 2 and (now(0), now(1)) == (300, 700.0)
+    assert list(json.loads(record.read_text())["devices"]) == [backend.gpus.template(0).uuid]
+
+    rules.write_text(json.dumps(wanted[:1]))
+    assert cli.main(["settings", "apply", *options]) == 0
+    assert "as wanted" in capsys.readouterr().out
+    rules.write_text("[]")
+    assert cli.main(["settings", "apply", *options]) == 0
+    assert now(0) == 700.0 and not record.exists()
+    assert cli.main(["settings", "apply", *options]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    rules.write_text("{")
+    assert cli.main(["settings", "plan", *options]) == 1
 
 
 def test_a_store_with_a_row_that_is_not_as_it_was_written_is_told_of_and_its_other_rows_are_read(

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from dra_driver.claims.settings import SETTING_KEY
 from dra_driver.claims.store import Store
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, Unsupported
 from dra_driver.core.model import Fault
+from dra_driver.core.prepared import knobs_before_claims, prepared_claims
 from machine_model import DEFAULT_KNOBS, DRIVER, Claims, Node
 
 SHARING = {
@@ -280,3 +283,26 @@ def test_a_store_that_was_lost_costs_what_was_there_before_and_no_more(tmp_path:
         assert (knobs(node), noted(node)) == ({}, set())
 
     run(tmp_path, scenario)
+
+
+def test_others_read_what_a_claim_sets_and_what_it_found(tmp_path: Path) -> None:
+    """Whoever changes settings of the node meanwhile asks the store."""
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        turned_by_hand(node, powerLimit=650.5)
+        uuid = node.gpus.template(0).uuid
+        assert await prepare(node, claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)])) == ""
+        assert await prepare(node, claims.allocate("b", "gpu-1")) == ""
+        store, boot = str(node.store.path), node.boot_id
+        assert knobs_before_claims(store, boot) == {(uuid, "powerLimit"): 650.5}
+        assert knobs_before_claims(store, "another") == {}
+        found = {claim.name: claim.devices[0].settings for claim in prepared_claims(store)}
+        assert found == {"a": ("powerLimit",), "b": ()}
+        with contextlib.closing(sqlite3.connect(store)) as connection:
+            connection.execute("UPDATE meta SET value = replace(value, '650', '250') WHERE key LIKE 'setting:%'")
+            connection.commit()
+        with pytest.raises(AcceleratorError, match="not as it was written"):
+            knobs_before_claims(store, boot)
+
+    run(tmp_path, scenario)
+    assert knobs_before_claims(str(tmp_path / "none.db"), "any") == {}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,27 @@ from typing import Any
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import SCHEMA, SCHEMA_VERSION
 
 
-def claim(path: Path, device_uuid: str, partition: dict[str, Any] | None = None, *, created: bool = False) -> None:
-    """Write the driver's store as the driver does, with one prepared claim."""
+def claim(
+    path: Path,
+    device_uuid: str,
+    partition: dict[str, Any] | None = None,
+    *,
+    created: bool = False,
+    boot_id: str = "boot",
+    settings: dict[str, Any] | None = None,
+    meta: dict[str, str] | None = None,
+) -> None:
+    """Write the driver's store as the driver does, with one prepared claim, what it sets, and further rows of the table meta."""
     with sqlite3.connect(path) as connection:
         for statement in SCHEMA:
             connection.execute(statement)
         connection.execute("INSERT INTO meta (key, value) VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
+        connection.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", (meta or {}).items())
+        device = {"request": "gpu", "name": "gpu-0", "share_id": "", "settings": settings}
+        document = json.dumps({"devices": [device]} if settings else {})
         connection.execute(
-            "INSERT INTO claims VALUES ('none', 'uid-1', 'team-a', 'training', 'prepared', 'boot', 1.0, '{}')"
+            "INSERT INTO claims VALUES ('none', 'uid-1', 'team-a', 'training', 'prepared', ?, 1.0, ?)",
+            (boot_id, document),
         )
         place = partition["placement"] if partition else {}
         connection.execute(

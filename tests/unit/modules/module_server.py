@@ -37,7 +37,7 @@ def run(request: dict[str, Any]) -> None:
 def serve() -> None:
     """Answer requests until the input ends."""
     importlib.import_module("pynvml")  # what is loaded before the fork need not be loaded after it
-    for name in ("accelerator_info", "nvidia_mig"):
+    for name in ("accelerator_info", "nvidia_gpu", "nvidia_mig"):
         importlib.import_module(f"{MODULES}.{name}")
     for line in sys.stdin:
         with tempfile.TemporaryFile() as output:

@@ -36,6 +36,7 @@ from ..model import (
     Surroundings,
 )
 from ..settings import Knob
+from ..settings_record import noted_values, record_path
 from ..system import System
 from ..telemetry import Telemetry
 from . import discover, edits, faults, mps, names, offers, partition, settings, telemetry
@@ -86,8 +87,9 @@ class NvidiaBackend:
     grouping: Grouping | None = None
     arranged: Arranged | None = None
 
-    def __init__(self, system: System | None = None, deadlines: Deadlines | None = None) -> None:
+    def __init__(self, system: System | None = None, deadlines: Deadlines | None = None, record: str = "") -> None:
         self._system = system or System()
+        self._settings_record = record or record_path(self.vendor)
         self._deadlines = deadlines or Deadlines()
         self._nvml = Nvml()
         self._lanes = Lanes(self.vendor)
@@ -161,7 +163,7 @@ class NvidiaBackend:
         return tuple(self._on_the_bus(finding) if finding.uuid in away else finding for finding in found)
 
     def _on_the_bus(self, finding: Finding) -> Finding:
-        """Return what is found of a GPU that another driver has: all that NVML told before, unless it is not there any more."""
+        """Return what is found of a GPU that another driver has: what NVML told before, unless it is gone."""
         device = finding.device
         if device is None or self._system.exists(f"{pci.DEVICES}/{device.pci_address}"):
             return finding
@@ -220,6 +222,7 @@ class NvidiaBackend:
         def change() -> None:
             board, now = self._settled(uuid)
             partition.set_mode(self._nvml, board, now, partial(self._read, uuid), enabled)
+            self._set_again(uuid)
 
         self._change(uuid, change, f"Switching MIG {'on' if enabled else 'off'} on GPU {uuid}")
 
@@ -235,6 +238,7 @@ class NvidiaBackend:
                 for uuid in uuids:
                     self._boards.forget(uuid)
                 self.open()
+            self._after_loss(uuids)
 
     def create_partition(self, uuid: str, profile_id: int, placement: Placement) -> Partition:
         """Create a GPU instance at exactly this placement and the compute instance that fills it."""
@@ -260,21 +264,24 @@ class NvidiaBackend:
         """Return those of a GPU's knobs that are named and that it has."""
 
         def read() -> Mapping[str, Knob]:
-            self._read(uuid)
+            mig = self._read(uuid).partitioning.enabled
             if self._boards.is_away(uuid) is not None:
                 return settings.of_none(names)
-            return settings.read(self._nvml, self._system, self._boards.board(uuid), names)
+            noted = self._noted(uuid)
+            return settings.read(self._nvml, self._system, self._boards.board(uuid), names, noted, mig=mig)
 
         return self._lanes.run(uuid, read, self._deadlines.look, doing=f"Reading the settings of GPU {uuid}")
 
     def set_knobs(self, uuid: str, values: Mapping[str, Any]) -> None:
-        """Set knobs of a GPU; None is what it has by default."""
+        """Set knobs of a GPU; None is what the node has set, and where it has set nothing what the GPU has by default."""
 
         def change() -> None:
             self._read(uuid)
             if self._boards.is_away(uuid) is not None and set(values) <= settings.WHILE_AWAY:
                 return
-            settings.apply(self._nvml, self._system, self._boards.board(uuid), values)
+            noted = self._noted(uuid) if None in values.values() else {}
+            meant = {name: noted.get(name) if value is None else value for name, value in values.items()}
+            settings.apply(self._nvml, self._system, self._boards.board(uuid), meant)
 
         self._lanes.run(uuid, change, self._deadlines.change, doing=f"Setting {', '.join(values)} of GPU {uuid}")
 
@@ -325,6 +332,7 @@ class NvidiaBackend:
             take = partial(self._boards.welcome, uuid, action)
             self._without_library(uuid, take, f"Taking GPU {uuid} back from another driver")
         self.device(uuid)
+        self._after_loss((uuid,))
 
     def remember(self, devices: Iterable[Device]) -> None:
         """Learn the facts of GPUs that another driver was given before this process began."""
@@ -449,6 +457,21 @@ class NvidiaBackend:
     def _destroy(self, uuid: str, instance_id: int) -> None:
         board, _now = self._settled(uuid)
         partition.destroy(self._nvml, board, partial(self._read, uuid), instance_id)
+
+    def _noted(self, uuid: str) -> Mapping[str, Any]:
+        return noted_values(self._system, self._settings_record, uuid)
+
+    def _set_again(self, uuid: str) -> None:
+        """Set again what the node has set on a GPU, after what takes settings along; on its lane."""
+        noted = self._noted(uuid)
+        if noted:
+            board, now = self._settled(uuid)
+            settings.again(self._nvml, self._system, board, noted, mig=now.enabled)
+
+    def _after_loss(self, uuids: Iterable[str]) -> None:
+        for uuid in uuids:
+            again = partial(self._set_again, uuid)
+            self._lanes.run(uuid, again, self._deadlines.change, doing=f"Setting again what GPU {uuid} had")
 
     def _read(self, uuid: str) -> Device:
         """Read what changes about a GPU, on its lane."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The knobs of a GPU: power limit, locked clocks, compute mode and workload profiles through NVML, the time slice through nvidia-smi.
+"""The knobs of a GPU: power limit, locked clocks, compute mode, workload profiles and ECC through NVML, the time slice through nvidia-smi.
 
-Facts: nvml.h. None of it outlives a reset of the GPU or the driver's being unloaded. NVML does not tell whether clocks are
-locked, and there is no NVML call for the time slice: kubernetes-sigs/dra-driver-nvidia-gpu, nvlib.go.
+Facts: nvml.h. But for ECC, which is in the board's InfoROM, none of it outlives a reset of the GPU or the driver's being unloaded. NVML
+does not tell whether clocks are locked, and there is no NVML call for the time slice: kubernetes-sigs/dra-driver-nvidia-gpu, nvlib.go.
+What the node has set of both is noted by whoever set it (settings_record.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..documents import Choice, Several, Truth, Whole
@@ -18,6 +20,7 @@ from ..errors import AcceleratorError, Unsupported
 from ..settings import (
     COMPUTE_MODE,
     COMPUTE_MODES,
+    ECC,
     GRAPHICS_CLOCKS,
     MEMORY_CLOCKS,
     PERSISTENCE,
@@ -63,20 +66,31 @@ _PROFILES = (
     "low-priority-background",
 )
 _MASK_BITS = 32
+#: What NVML does not tell.
+_UNTOLD = frozenset({GRAPHICS_CLOCKS, MEMORY_CLOCKS, TIME_SLICE})
 #: What needs nothing done on a GPU that another driver has: NVIDIA's own holds none that it has not.
 WHILE_AWAY = frozenset({PERSISTENCE})
+#: What a GPU does not take while MIG is on: the one is the MIG devices' then, the other is for whole GPUs.
+NOT_WITH_MIG = frozenset({COMPUTE_MODE, TIME_SLICE})
 TOOL = "nvidia-smi"
 TIME_SLICE_TIMEOUT = 30.0
 
 
-def read(nvml: Nvml, system: System, board: BoardFacts, names: Collection[str]) -> dict[str, Knob]:
-    """Return those of a GPU's knobs that are named and that it has. Raises DeviceFaulty, AcceleratorError."""
+def read(
+    nvml: Nvml, system: System, board: BoardFacts, names: Collection[str], noted: Mapping[str, Any], *, mig: bool
+) -> dict[str, Knob]:
+    """Return those of a GPU's knobs that are named and that it has. Raises DeviceFaulty, AcceleratorError.
+
+    ``noted`` is what the node has set, for what cannot be read back; ``mig`` whether MIG is on.
+    """
     found: dict[str, Knob] = {}
     for name in names:
         if name not in _READERS or (name == TIME_SLICE and not system.finds(TOOL)):
             continue
         with contextlib.suppress(Unsupported):
-            found[name] = _READERS[name](nvml, board)
+            knob = _READERS[name](nvml, board)
+            blocked = "MIG is on" if mig and name in NOT_WITH_MIG else ""
+            found[name] = replace(knob, value=noted.get(name) if name in _UNTOLD else knob.value, blocked=blocked)
     return found
 
 
@@ -88,6 +102,12 @@ def of_none(names: Collection[str]) -> dict[str, Knob]:
 def _persistence(nvml: Nvml, board: BoardFacts) -> Knob:
     doing = f"Reading the persistence mode of GPU {board.uuid}"
     return Knob(bool(nvml.call("nvmlDeviceGetPersistenceMode", board.handle, doing=doing)), Truth())
+
+
+def _ecc(nvml: Nvml, board: BoardFacts) -> Knob:
+    doing = f"Reading the ECC mode of GPU {board.uuid}"
+    current, pending = nvml.call("nvmlDeviceGetEccMode", board.handle, doing=doing)
+    return Knob(bool(current), Truth(), pending=bool(pending))
 
 
 def _power(nvml: Nvml, board: BoardFacts) -> Knob:
@@ -163,6 +183,7 @@ _READERS: Mapping[str, Callable[[Nvml, BoardFacts], Knob]] = {
     WORKLOAD_PROFILES: _workload_profiles,
     TIME_SLICE: _time_slice,
     PERSISTENCE: _persistence,
+    ECC: _ecc,
 }
 
 
@@ -174,6 +195,12 @@ def apply(nvml: Nvml, system: System, board: BoardFacts, values: Mapping[str, An
     for name in _READERS:  # the compute mode goes before the time slice
         if name in values:
             _set(nvml, system, board, name, values[name])
+
+
+def again(nvml: Nvml, system: System, board: BoardFacts, noted: Mapping[str, Any], *, mig: bool) -> None:
+    """Set again what the node has set, after something that takes settings along. Raises as ``apply`` does."""
+    blocked = NOT_WITH_MIG if mig else frozenset()
+    apply(nvml, system, board, {name: value for name, value in noted.items() if name != ECC and name not in blocked})
 
 
 def _set(nvml: Nvml, system: System, board: BoardFacts, name: str, value: Any) -> None:
@@ -189,6 +216,10 @@ def _set(nvml: Nvml, system: System, board: BoardFacts, name: str, value: Any) -
     elif name == PERSISTENCE:
         if value is not None:  # by default it is as whoever loads the driver, or its daemon, has it
             nvml.call("nvmlDeviceSetPersistenceMode", board.handle, int(value), doing=doing)
+    elif name == ECC:
+        if value is None:
+            value = nvml.call("nvmlDeviceGetDefaultEccMode", board.handle, doing=doing)
+        nvml.call("nvmlDeviceSetEccMode", board.handle, int(value), doing=doing)
     elif name == WORKLOAD_PROFILES:
         _request_profiles(nvml, board, frozenset(value or ()), doing)
     elif name == TIME_SLICE:

@@ -40,11 +40,15 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument("--config", default=config.default_path(), help="configuration file (default %(default)s)")
     node.set_defaults(run=_node)
 
-    layout = commands.add_parser("layout", help="show or make the wanted partitions of this node's devices")
-    actions = layout.add_subparsers(required=True, metavar="ACTION")
-    for name, text in (("plan", "show the steps, change nothing"), ("apply", "take the steps")):
-        action = actions.add_parser(name, help=text)
-        action.add_argument("--file", required=True, help="JSON file with the list of layout rules")
+    def bringing(name: str, text: str, rules: str, run: Callable[[argparse.Namespace], int]) -> None:
+        actions = commands.add_parser(name, help=text).add_subparsers(required=True, metavar="ACTION")
+        for word, does in (("plan", "show the steps, change nothing"), ("apply", "take the steps")):
+            add_rules(actions.add_parser(word, help=does), rules, run, apply=word == "apply")
+
+    def add_rules(
+        action: argparse.ArgumentParser, rules: str, run: Callable[[argparse.Namespace], int], *, apply: bool
+    ) -> None:
+        action.add_argument("--file", required=True, help=f"JSON file with the list of {rules} rules")
         action.add_argument("--config", default=config.default_path(), help="the driver's configuration, for its state")
         action.add_argument(
             "--vendor",
@@ -60,7 +64,10 @@ def _parser() -> argparse.ArgumentParser:
             help="wait so long for the vendor's driver (default 60)",
         )
         action.add_argument("--json", action="store_true", help="print the result as JSON")
-        action.set_defaults(run=_layout, apply=name == "apply")
+        action.set_defaults(run=run, apply=apply)
+
+    bringing("layout", "show or make the wanted partitions of this node's devices", "layout", _layout)
+    bringing("settings", "show or make the settings of this node's devices", "settings", _settings)
 
     def asking(name: str, text: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         found = commands.add_parser(name, help=text)
@@ -117,6 +124,19 @@ def _layout(options: argparse.Namespace) -> int:
     from .layout_command import run_layout
 
     return run_layout(
+        options.file,
+        options.config,
+        apply=options.apply,
+        wait=options.wait,
+        as_json=options.json,
+        vendors=options.vendor or (),
+    )
+
+
+def _settings(options: argparse.Namespace) -> int:
+    from .settings_command import run_settings
+
+    return run_settings(
         options.file,
         options.config,
         apply=options.apply,

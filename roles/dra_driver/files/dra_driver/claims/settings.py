@@ -8,19 +8,23 @@ entries that no claim stands for any more are what is owed to a device. No setti
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.errors import InUse
-from ..core.settings import PERSISTENCE, Knob, fit_to_device
+from ..core.settings import (
+    PERSISTENCE,
+    SETTING_KEY,
+    Knob,
+    fit_to_device,
+    noted_before,
+    noting,
+    read_noting,
+    setting_key,
+)
 from .allocation import ClaimError
 from .records import ClaimRecord
-
-# In the store's meta table, with the device's UUID and the knob's name behind it. The value is JSON: the boot id, and the
-# value that was there before.
-SETTING_KEY = "setting:"
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,7 @@ class Restoration:
     @property
     def key(self) -> str:
         """The key under which it is owed."""
-        return _key(self.device_uuid, self.name)
-
-
-def _key(device_uuid: str, name: str) -> str:
-    return f"{SETTING_KEY}{device_uuid}:{name}"
+        return setting_key(self.device_uuid, self.name)
 
 
 def wanted_of(record: ClaimRecord) -> dict[str, Mapping[str, Any]]:
@@ -77,9 +77,9 @@ def marks(
     found = {}
     for uuid, values in wanted_of(record).items():
         for name in values:
-            key = _key(uuid, name)
-            if key not in meta or _read(meta[key])[0] != boot_id:
-                found[key] = _noting(boot_id, knobs[uuid][name].value)
+            key = setting_key(uuid, name)
+            if key not in meta or read_noting(meta[key])[0] != boot_id:
+                found[key] = noting(boot_id, knobs[uuid][name].value)
     return found
 
 
@@ -89,12 +89,12 @@ def forgotten(records: Iterable[ClaimRecord], meta: Mapping[str, str], boot_id: 
     A driver that comes back would take the claims' own values for it.
     """
     return {
-        key: _noting(boot_id, None)
+        key: noting(boot_id, None)
         for record in records
         if record.boot_id == boot_id
         for uuid, values in wanted_of(record).items()
         for name in values
-        if (key := _key(uuid, name)) not in meta
+        if (key := setting_key(uuid, name)) not in meta
     }
 
 
@@ -141,31 +141,15 @@ def _turned(records: Iterable[ClaimRecord]) -> set[tuple[str, str]]:
 
 def still_owed(left: Iterable[Restoration], boot_id: str) -> dict[str, str]:
     """Return what could not be set back, as changes of the meta table."""
-    return {each.key: _noting(boot_id, each.before) for each in left}
+    return {each.key: noting(boot_id, each.before) for each in left}
 
 
 def void_settings(meta: Mapping[str, str], boot_id: str) -> dict[str, None]:
     """Return what was noted in former boots, as changes of the meta table: the settings went with them."""
-    return {key: None for key, value in meta.items() if key.startswith(SETTING_KEY) and _read(value)[0] != boot_id}
+    return {
+        key: None for key, value in meta.items() if key.startswith(SETTING_KEY) and read_noting(value)[0] != boot_id
+    }
 
 
 def _noted(meta: Mapping[str, str], boot_id: str) -> Iterable[Restoration]:
-    for key, value in meta.items():
-        if key.startswith(SETTING_KEY):
-            boot, before = _read(value)
-            if boot == boot_id:
-                uuid, name = key[len(SETTING_KEY) :].rsplit(":", 1)
-                yield Restoration(uuid, name, before)
-
-
-def _noting(boot_id: str, before: Any) -> str:
-    return json.dumps({"boot": boot_id, "before": before}, sort_keys=True)
-
-
-def _read(value: str) -> tuple[str, Any]:
-    """What is noted: the boot id and the value before; one that cannot be read is of no boot."""
-    try:
-        noted = json.loads(value)
-        return str(noted["boot"]), noted["before"]
-    except (ValueError, KeyError, TypeError):
-        return "", None
+    return [Restoration(uuid, name, before) for (uuid, name), before in noted_before(meta, boot_id).items()]

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""``settings plan`` and ``settings apply``: brings this node's devices to their settings, at boot or by hand.
+
+No device is reset: what is in force only after one is set, and waits for the next start of the machine. A device that does not take
+what is wanted, or that somebody uses who would be hurt, is reported and left as it is; the others are brought to what is wanted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from . import config
+from .core.backend import Backend, create, vendors_there
+from .core.errors import AcceleratorError
+from .core.node_settings import KEYS, DevicePlan, SettingsPlan, parse_settings
+from .core.node_settings_run import Asked, Decision, decide, execute, keep_notes, undisturbed
+from .core.settings_record import record_path
+from .core.system import System
+from .layout_command import open_when_there
+
+
+def run_settings(
+    file: str,
+    config_path: str,
+    *,
+    apply: bool,
+    wait: float,
+    as_json: bool,
+    vendors: Sequence[str] = (),
+    record: str = "",
+) -> int:
+    """Run the command and return its exit status: 0 when every device has, or would have, what its rule wants.
+
+    ``vendors`` are those whose devices are meant; none given: those of which there are any. ``record`` stands for the usual file.
+    """
+    rules = parse_settings(_read(file))
+    configured = config.load(config_path) if Path(config_path).exists() else None
+    configuration = configured or config.parse({"node_name": "none"})
+    told: list[dict[str, Any]] = []
+    for vendor in vendors or vendors_there():
+        try:
+            backend = create(vendor, System())
+        except ValueError as error:
+            raise AcceleratorError(str(error), code="unknown-vendor") from error
+        open_when_there(backend, wait)
+        try:
+            directory = configuration.state_directory_of(configuration.driver_name or backend.driver_name)
+            path = record or record_path(vendor)
+            asked = Asked(rules, f"{directory}/state.db", path, reset="never", restore=True)
+            told += bring_about(backend, System(), asked, apply=apply)
+        finally:
+            backend.close()
+    sys.stdout.write(json.dumps(told, indent=2) + "\n" if as_json else _text(told))
+    return 1 if any(each["error"] for each in told) else 0
+
+
+def bring_about(backend: Backend, system: System, asked: Asked, *, apply: bool) -> list[dict[str, Any]]:
+    """Plan the settings of all devices and, with ``apply``, make them, one device after the other; returns what became of each."""
+    decision = decide(backend, system, asked)
+    told = [_said(device=str(finding.name), error=str(finding.fault)) for finding in decision.faulty]
+    told += [_said(device="", error=str(error)) for error in decision.errors]
+    if apply and not decision.plan.concerned:
+        keep_notes(system, asked.record, decision)
+    for each in decision.plan.devices:
+        error = ""
+        if apply and each.changes:
+            try:
+                _make(backend, system, asked, decision, each)
+            except AcceleratorError as failed:
+                error = str(failed)
+        told.append(_of(each, waits=each.uuid in decision.plan.waiting, done=apply and not error, error=error))
+    return told
+
+
+def _make(backend: Backend, system: System, asked: Asked, decision: Decision, plan: DevicePlan) -> None:
+    """Make the settings of one device, which is locked and looked at again before. Raises AcceleratorError."""
+    alone = replace(decision, plan=SettingsPlan((plan,)))
+    with undisturbed(asked, alone, "the settings command"):
+        now = decide(backend, system, asked)
+        again = [each for each in now.plan.devices if each.uuid == plan.uuid]
+        execute(backend, system, asked.record, now.record, SettingsPlan(tuple(again)))
+
+
+def _of(plan: DevicePlan, *, waits: bool, done: bool, error: str) -> dict[str, Any]:
+    said = _said(device=plan.seen.device.describe(), error=error)
+    steps = [change.describe() for change in plan.changes]
+    withheld = {KEYS[name]: reason for name, reason in plan.withheld.items()}
+    return {**said, "uuid": plan.uuid, "steps": steps, "withheld": withheld, "reset_required": waits, "done": done}
+
+
+def _said(*, device: str, error: str) -> dict[str, Any]:
+    return {
+        "device": device,
+        "uuid": "",
+        "steps": [],
+        "withheld": {},
+        "reset_required": False,
+        "done": False,
+        "error": error,
+    }
+
+
+def _read(file: str) -> Any:
+    try:
+        return json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AcceleratorError(
+            f"The file of settings {file} could not be read: {error}", hint="Expected a JSON list of rules."
+        ) from error
+
+
+def _text(told: Sequence[dict[str, Any]]) -> str:
+    """What became of each device, for a person."""
+    if not told:
+        return "no rule matches a device of this node: nothing to do\n"
+    lines = []
+    for each in told:
+        head = f"{each['device']}: " if each["device"] else ""
+        if each["error"]:
+            lines.append(f"{head}FAILED: {each['error']}")
+            continue
+        lines.append(f"{head}{'as wanted' if not each['steps'] else 'done' if each['done'] else 'would'}")
+        lines += [f"  {step}" for step in each["steps"]]
+        lines += [f"  {name} waits: {reason}" for name, reason in each["withheld"].items()]
+        lines += ["  waits for the next start of the machine"] if each["reset_required"] else []
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Settings of a node: plans, the record, and the way back, on devices in memory whose knobs partly cannot be read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import board_model
+import pytest
+from dra_driver.core.backend import Backend
+from dra_driver.core.documents import Choice, Truth, Whole
+from dra_driver.core.errors import AcceleratorError, InUse, InvalidSettings, SettingsFailed, Unsupported
+from dra_driver.core.model import Device, Finding, Process
+from dra_driver.core.node_settings import Seen, SettingsPlan, Turned, parse_settings, plan_settings
+from dra_driver.core.node_settings_run import Asked, Decision, decide, execute, keep_notes
+from dra_driver.core.settings import COMPUTE_MODE, COMPUTE_MODES, ECC, GRAPHICS_CLOCKS, POWER_LIMIT, Knob, clocks
+from dra_driver.core.settings_record import (
+    Noted,
+    SettingsRecord,
+    noted_values,
+    parse_record,
+    read_record,
+    write_record,
+)
+from dra_driver.core.system import System
+from hypothesis import given
+from hypothesis import strategies as st
+
+BY_DEFAULT: dict[str, Any] = {POWER_LIMIT: 700.0, COMPUTE_MODE: "Default", GRAPHICS_CLOCKS: None, ECC: True}
+RECORD = "/var/lib/dra-accelerators/settings-test.json"
+BOOT = "/proc/sys/kernel/random/boot_id"
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Silicon:
+    """Devices whose knobs outlive whoever turns them; ``left`` changing calls are answered, the next one is not."""
+
+    def __init__(self, system: System, devices: Sequence[Device]) -> None:
+        self.system = system
+        self.devices = {device.uuid: device for device in devices}
+        self.knobs_now = {device.uuid: dict(BY_DEFAULT) for device in devices}
+        self.pending = dict.fromkeys(self.devices, True)
+        self.calls: list[tuple[str, ...]] = []
+        self.left: int | None = None
+        self.error: BaseException = Killed()
+
+    def remember(self, devices: Iterable[Device]) -> None:
+        assert not list(devices)
+
+    def discover(self) -> tuple[Finding, ...]:
+        return tuple(Finding(each.index, each.describe(), each.uuid, each) for each in self.devices.values())
+
+    def knobs(self, uuid: str, names: Collection[str]) -> Mapping[str, Knob]:
+        now, noted = self.knobs_now[uuid], noted_values(self.system, RECORD, uuid)
+        blocked = "it is partitioned" if self.devices[uuid].partitioning.enabled else ""
+        return {
+            POWER_LIMIT: Knob(now[POWER_LIMIT], Whole(200, 700, "W")),
+            COMPUTE_MODE: Knob(now[COMPUTE_MODE], Choice(COMPUTE_MODES), blocked=blocked),
+            GRAPHICS_CLOCKS: Knob(noted.get(GRAPHICS_CLOCKS), clocks(345, 1980, defaults={"minimum": 345})),
+            ECC: Knob(now[ECC], Truth(), pending=self.pending[uuid]),
+        }
+
+    def set_knobs(self, uuid: str, values: Mapping[str, Any]) -> None:
+        self._called("set", uuid, *values)
+        for name, value in values.items():
+            meant = noted_values(self.system, RECORD, uuid).get(name) if value is None else value
+            if name == ECC:
+                self.pending[uuid] = True if meant is None else meant
+            else:
+                self.knobs_now[uuid][name] = BY_DEFAULT[name] if meant is None else meant
+
+    def reset(self, uuids: Sequence[str]) -> None:
+        self._called("reset", *uuids)
+        for uuid in uuids:
+            kept = noted_values(self.system, RECORD, uuid)
+            self.knobs_now[uuid].update({**BY_DEFAULT, **kept, ECC: self.pending[uuid]})
+
+    def _called(self, *what: str) -> None:
+        if self.left == 0:
+            raise self.error
+        if self.left is not None:
+            self.left -= 1
+        self.calls.append(what)
+
+
+class Scene:
+    """A node with two devices, and somewhere to keep what was set."""
+
+    def __init__(self, root: Path, *devices: Device) -> None:
+        self.system = System(str(root))
+        self.system.path(BOOT).parent.mkdir(parents=True, exist_ok=True)
+        self.system.path(BOOT).write_text("this\n")
+        self.silicon = Silicon(self.system, devices or [board_model.device("h100-80", index) for index in range(2)])
+        self.backend = cast("Backend", self.silicon)
+
+    def decide(
+        self, *rules: dict[str, Any], reset: str | None = None, restore: bool = True, absent: bool = False
+    ) -> Decision:
+        store = str(self.system.path("/state/state.db"))
+        asked = Asked(parse_settings(list(rules)), store, RECORD, reset, restore, absent)
+        return decide(self.backend, self.system, asked)
+
+    def run(self, *rules: dict[str, Any], **more: Any) -> Decision:
+        decision = self.decide(*rules, **more)
+        assert decision.errors == ()
+        if decision.plan.concerned:
+            execute(self.backend, self.system, RECORD, decision.record, decision.plan)
+        else:
+            keep_notes(self.system, RECORD, decision)
+        return decision
+
+    def now(self, index: int = 0) -> dict[str, Any]:
+        """What a device has that it does not have by default."""
+        uuid = tuple(self.silicon.devices)[index]
+        return {name: value for name, value in self.silicon.knobs_now[uuid].items() if value != BY_DEFAULT[name]}
+
+    def noted(self) -> bool:
+        return self.system.exists(RECORD)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+CLOCKS = {"minimum": 345, "maximum": 1410}
+FIRST = {"match": {"index": 0}, "power_limit": 300, "graphics_clocks": {"maximum": 1410}}
+
+
+def test_only_what_differs_is_set_and_what_cannot_be_read_is_known_from_the_record(scene: Scene) -> None:
+    scene.run(FIRST)
+    assert scene.now() == {POWER_LIMIT: 300, GRAPHICS_CLOCKS: CLOCKS} and scene.now(1) == {}
+    before = list(scene.silicon.calls)
+    assert scene.run(FIRST).plan.changes_nothing
+    assert scene.silicon.calls == before
+
+
+def test_rules_that_go_are_taken_back_and_the_record_goes_with_its_last_entry(scene: Scene) -> None:
+    scene.run(FIRST)
+    scene.run({"match": {}, "power_limit": 300})
+    assert (scene.now(), scene.now(1)) == ({POWER_LIMIT: 300}, {POWER_LIMIT: 300})
+    scene.run({"match": {"index": 1}}, absent=True)
+    assert (scene.now(), scene.now(1)) == ({POWER_LIMIT: 300}, {})
+    scene.run({"match": {}}, absent=True)
+    assert scene.now() == {} and not scene.noted() and not scene.system.exists("/var/lib/dra-accelerators")
+
+
+def test_without_restore_a_rule_is_about_its_own_settings_alone(scene: Scene) -> None:
+    scene.run(FIRST)
+    assert scene.run({"match": {"index": 1}, "power_limit": 400}, restore=False).plan.concerned
+    assert scene.run({"match": {"index": 0}, "power_limit": 300}, restore=False).plan.changes_nothing
+    assert scene.now() == {POWER_LIMIT: 300, GRAPHICS_CLOCKS: CLOCKS}
+
+
+def test_another_start_of_the_machine_voids_what_it_takes_along(scene: Scene) -> None:
+    scene.run({**FIRST, "ecc": False}, reset="when_needed")
+    scene.system.path(BOOT).write_text("the next\n")
+    uuid = next(iter(scene.silicon.devices))
+    scene.silicon.knobs_now[uuid] = {**BY_DEFAULT, POWER_LIMIT: 650.0, ECC: False}
+    decision = scene.decide({**FIRST, "ecc": False})
+    assert [change.name for each in decision.plan.devices for change in each.changes] == [POWER_LIMIT, GRAPHICS_CLOCKS]
+    scene.run({**FIRST, "ecc": False})
+    scene.run({"match": {}}, absent=True, reset="never")
+    # What somebody had set before this boot's first run, and what ECC was before any.
+    assert scene.now() == {POWER_LIMIT: 650.0, ECC: False} and scene.silicon.pending[uuid] is True
+    assert not scene.noted()
+
+
+def test_one_reset_before_everything_that_it_would_take_along(scene: Scene) -> None:
+    scene.run({**FIRST, "ecc": False}, reset="when_needed")
+    uuid = next(iter(scene.silicon.devices))
+    assert scene.silicon.calls == [
+        ("set", uuid, ECC),
+        ("reset", uuid),
+        ("set", uuid, POWER_LIMIT, GRAPHICS_CLOCKS),
+    ]
+    assert scene.now() == {POWER_LIMIT: 300, GRAPHICS_CLOCKS: CLOCKS, ECC: False}
+
+
+def test_a_reset_needs_consent_and_never_leaves_it_pending(scene: Scene) -> None:
+    (error,) = scene.decide({"match": {}, "ecc": False}).errors
+    assert isinstance(error, Unsupported) and error.code == "reset-needs-consent"
+    decision = scene.run({"match": {}, "ecc": False}, reset="never")
+    assert decision.plan.waiting == tuple(scene.silicon.devices) and decision.plan.resets == ()
+    assert set(scene.silicon.pending.values()) == {False} and scene.now() == {}
+    # Already pending: now a reset is all that is to be done.
+    decision = scene.run({"match": {"index": 0}, "ecc": False}, reset="when_needed", restore=False)
+    assert [step["step"] for step in decision.plan.steps()] == ["reset"]
+    assert (scene.now(), scene.now(1)) == ({ECC: False}, {})
+
+
+def looked(**changes: Any) -> Seen:
+    seen = Seen(
+        board_model.device("h100-80"),
+        {
+            POWER_LIMIT: Knob(700.0, Whole(200, 700, "W")),
+            COMPUTE_MODE: Knob("Default", Choice(COMPUTE_MODES)),
+            ECC: Knob(True, Truth(), pending=True),
+        },
+    )
+    return replace(seen, **changes)
+
+
+def refusal(seen: Seen, *others: Seen, noted: Noted | None = None, **wanted: Any) -> AcceleratorError:
+    record = SettingsRecord("this", {seen.device.uuid: noted} if noted else {})
+    rules = parse_settings([{"match": {"index": 0}, **wanted}])
+    plan, errors = plan_settings([seen, *others], rules, record, restore=True, reset="when_needed")
+    (error,) = errors
+    assert plan.concerned == frozenset()
+    return error
+
+
+BUSY = replace(board_model.device("h100-80"), processes=(Process(4711, "train"),))
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted", "words"),
+    [
+        (looked(claims=("a/one",)), {"compute_mode": "Prohibited"}, "used by claim a/one"),
+        (looked(device=BUSY), {"compute_mode": "ExclusiveProcess"}, "used by process 4711 (train)"),
+        (looked(device=BUSY), {"ecc": False}, "would end what uses it: process 4711 (train)"),
+        (looked(claims=("a/one",)), {"ecc": False}, "would end what uses it: claim a/one"),
+        (
+            looked(turned={POWER_LIMIT: Turned(700.0, ("a/one", "a/two"))}),
+            {"power_limit": 500},
+            "claims a/one, a/two have set it for the time of the claim",
+        ),
+        (looked(device=board_model.device("h100-80", places=((19, 0),))), {"ecc": False}, "partitions along: 1g.10gb"),
+    ],
+)
+def test_who_would_be_hurt_is_named(seen: Seen, wanted: dict[str, Any], words: str) -> None:
+    error = refusal(seen, **wanted)
+    assert isinstance(error, InUse) and words in str(error)
+
+
+def test_what_is_reset_along_is_left_alone_as_well() -> None:
+    linked = (board_model.device("h100-80", 1).pci_address,)
+    first = looked(device=replace(board_model.device("h100-80"), linked=linked))
+    busy = looked(device=replace(board_model.device("h100-80", 1), processes=(Process(4711),)))
+    assert cast("InUse", refusal(first, busy, ecc=False)).pids == (4711,)
+
+
+def test_what_a_claim_found_counts_and_where_that_is_forgotten_what_was_noted() -> None:
+    rules = parse_settings([{"match": {}, "power_limit": 500}])
+    for before, noted in ((500.0, Noted()), (None, Noted({POWER_LIMIT: 500}, {POWER_LIMIT: 700.0}))):
+        seen = looked(turned={POWER_LIMIT: Turned(before, ("a/one",))})
+        record = SettingsRecord("this", {seen.device.uuid: noted})
+        plan, errors = plan_settings([seen], rules, record, restore=True, reset=None)
+        assert (plan.concerned, errors) == (frozenset(), ())
+
+
+def test_what_hurts_nobody_is_done_beside_a_claim() -> None:
+    seen = looked(claims=("a/one",), device=BUSY)
+    rules = parse_settings([{"match": {}, "power_limit": 500, "compute_mode": "Default"}])
+    plan, errors = plan_settings([seen], rules, SettingsRecord("this"), restore=True, reset=None)
+    assert not errors and [change.name for change in plan.devices[0].changes] == [POWER_LIMIT]
+
+
+def test_a_device_that_is_away_is_left_alone() -> None:
+    seen = looked(away=True)
+    rules = parse_settings([{"match": {}, "power_limit": 5}])
+    plan, errors = plan_settings([seen], rules, SettingsRecord("this"), restore=True, reset=None)
+    assert (plan, errors) == (SettingsPlan(), ())
+
+
+def test_what_is_blocked_waits_and_is_no_change(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, board_model.device("h100-80", enabled=True))
+    decision = scene.run({"match": {}, "compute_mode": "ExclusiveProcess", "power_limit": 300})
+    assert decision.plan.devices[0].withheld == {COMPUTE_MODE: "it is partitioned"}
+    assert scene.now() == {POWER_LIMIT: 300}
+
+
+def test_a_change_that_fails_takes_back_the_others(scene: Scene) -> None:
+    scene.run(FIRST)
+    kept = scene.system.read_text(RECORD)
+    scene.silicon.left, scene.silicon.error = 1, AcceleratorError("the board said no", code="no")
+    decision = scene.decide({"match": {}, "power_limit": 500})
+    scene.silicon.calls.clear()
+    with pytest.raises(SettingsFailed, match="the board said no"):
+        execute(cast("Backend", Failing(scene.silicon)), scene.system, RECORD, decision.record, decision.plan)
+    assert (scene.now(), scene.now(1)) == ({POWER_LIMIT: 300, GRAPHICS_CLOCKS: CLOCKS}, {})
+    assert scene.system.read_text(RECORD) == kept
+
+
+class Failing:
+    """The silicon, one of whose calls fails once."""
+
+    def __init__(self, silicon: Silicon) -> None:
+        self.silicon = silicon
+
+    def set_knobs(self, uuid: str, values: Mapping[str, Any]) -> None:
+        try:
+            self.silicon.set_knobs(uuid, values)
+        except AcceleratorError:
+            self.silicon.left = None
+            raise
+
+
+RULES = st.lists(
+    st.fixed_dictionaries(
+        {"match": st.sampled_from([{}, {"index": 0}, {"index": 1}])},
+        optional={
+            "power_limit": st.sampled_from([300, 500, 700]),
+            "compute_mode": st.sampled_from(COMPUTE_MODES),
+            "graphics_clocks": st.sampled_from([{"maximum": 1410}, {"minimum": 900, "maximum": 900}]),
+            "ecc": st.booleans(),
+        },
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(runs=st.lists(st.tuples(RULES, st.none() | st.integers(0, 4)), max_size=5), data=st.data())
+def test_whatever_was_wanted_and_wherever_it_was_killed_the_way_back_leads_to_where_it_began(
+    runs: list[tuple[list[dict[str, Any]], int | None]], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    scene = Scene(tmp_path_factory.mktemp("scene"))
+    for uuid in scene.silicon.devices:
+        scene.silicon.knobs_now[uuid][POWER_LIMIT] = data.draw(st.sampled_from([600.0, 700.0]))
+    began = copy.deepcopy(scene.silicon.knobs_now)
+    for rules, killed_at in runs:
+        scene.silicon.left = killed_at
+        try:
+            scene.run(*rules, reset="when_needed")
+        except Killed:
+            scene.silicon.left = None
+            scene.run(*rules, reset="when_needed")
+        scene.silicon.left = None
+        assert scene.run(*rules, reset="when_needed").plan.changes_nothing
+    scene.run({"match": {}}, reset="when_needed", absent=True)
+    assert scene.silicon.knobs_now == began
+    assert not scene.noted()
+
+
+def test_a_record_is_read_as_it_was_written_and_refused_when_it_is_none(scene: Scene) -> None:
+    record = SettingsRecord("this", {"one": Noted({POWER_LIMIT: 300}, {POWER_LIMIT: 700.0})})
+    write_record(scene.system, RECORD, record)
+    assert read_record(scene.system, RECORD, "this") == record == parse_record(record.to_text(), RECORD)
+    assert read_record(scene.system, RECORD, "another") == SettingsRecord("another")
+    assert (
+        noted_values(scene.system, RECORD, "one") == {POWER_LIMIT: 300}
+        and noted_values(scene.system, RECORD, "two") == {}
+    )
+    for text in ("", "[]", '{"version": 2}', '{"version": 1, "boot_id": "this", "devices": {"one": {}}}'):
+        scene.system.write_atomic(RECORD, text.encode())
+        with pytest.raises(AcceleratorError, match="cannot be read") as caught:
+            read_record(scene.system, RECORD, "this")
+        assert caught.value.code == "damaged-record"
+        # Claims go on without it.
+        assert noted_values(scene.system, RECORD, "one") == {}
+
+
+def test_all_that_is_wrong_with_a_rule_is_said_and_where_partitions_belong() -> None:
+    with pytest.raises(InvalidSettings) as caught:
+        parse_settings([{"match": {}}, {"match": {}, "power_limit": 0, "ecc": "on"}])
+    assert "Settings rule 2: power_limit is 0; expected" in str(caught.value) and "ecc is 'on'" in str(caught.value)
+    with pytest.raises(InvalidSettings, match="Partitions, and the mode that they need, are a layout's"):
+        parse_settings([{"match": {}, "partitions": {}}])
+    with pytest.raises(InvalidSettings, match="list of rules"):
+        parse_settings({})
