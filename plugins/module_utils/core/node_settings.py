@@ -257,7 +257,9 @@ def plan_device(seen: Seen, values: Mapping[str, Any], noted: Noted, *, restore:
     """
     wanted = fitted(seen, values)
     back = {name: before for name, before in noted.before.items() if restore and name not in wanted}
-    note, changes, withheld, reset = noted.without(*back), [], {}, False
+    note, reset = noted.without(*back), False
+    changes: list[Change] = []
+    withheld: dict[str, str] = {}
     for name, value in {**wanted, **back}.items():
         knob = seen.knobs.get(name)
         if knob is None:
@@ -376,7 +378,8 @@ def _resets(
     looks: Sequence[Seen], needing: Collection[str]
 ) -> tuple[tuple[tuple[str, ...], ...], tuple[AcceleratorError, ...]]:
     """Return the groups that are reset together for these devices, and what is in the way of others."""
-    groups, errors = [], []
+    groups: list[tuple[str, ...]] = []
+    errors: list[AcceleratorError] = []
     for positions in reset_groups([seen.device for seen in looks]):
         members = [looks[position] for position in positions]
         if not any(member.device.uuid in needing for member in members):
