@@ -332,7 +332,7 @@ errors:
   elements: dict
   sample:
     - code: invalid-settings
-      message: GPU 0 does not take what is wanted of it
+      message: "What is wanted is not taken by GPU 0: power_limit is 900; expected a whole number from 200 to 700 W"
       hint: ""
 pids:
   description: The processes that are in the way.

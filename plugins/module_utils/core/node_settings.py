@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .documents import Choice, InvalidDocument, Problem, Record, Several, Truth, Whole, Word, decode
+from .documents import Choice, InvalidDocument, Record, Several, Truth, Whole, Word, decode
 from .errors import AcceleratorError, InUse, InvalidLayout, InvalidSettings, Unsupported
 from .layout import reset_groups
 from .layout_rules import Match, check_keys, parse_match
@@ -229,6 +229,18 @@ def _parse(where: str, entry: Any) -> SettingsRule:
     return SettingsRule(match, {KNOBS[key]: value for key, value in values.items()})
 
 
+class NotTaken(InvalidSettings):
+    """Devices do not take what is wanted of them, all for the same reasons."""
+
+    def __init__(self, devices: Sequence[str], reasons: str) -> None:
+        super().__init__(
+            f"What is wanted is not taken by {', '.join(devices)}: {reasons}",
+            hint="Correct the rule, or have another one match.",
+        )
+        self.devices = tuple(devices)
+        self.reasons = reasons
+
+
 def rule_for(device: Device, rules: Sequence[SettingsRule]) -> SettingsRule | None:
     """Return the first rule that matches a device."""
     return next((rule for rule in rules if rule.match.matches(device)), None)
@@ -239,15 +251,8 @@ def fitted(seen: Seen, values: Mapping[str, Any]) -> dict[str, Any]:
     there = {KEYS[name]: knob for name, knob in seen.knobs.items()}
     found, problems = fit_to_device({KEYS[name]: value for name, value in values.items()}, there)
     if problems:
-        raise InvalidSettings(
-            f"{seen.device.describe()} does not take what is wanted of it: {_said(problems)}",
-            hint="Correct the rule, or have another one match the device.",
-        )
+        raise NotTaken([seen.device.describe()], "; ".join(map(str, problems)))
     return {KNOBS[key]: value for key, value in found.items()}
-
-
-def _said(problems: Iterable[Problem]) -> str:
-    return "; ".join(map(str, problems))
 
 
 def plan_device(seen: Seen, values: Mapping[str, Any], noted: Noted, *, restore: bool) -> DevicePlan:
@@ -333,6 +338,7 @@ def plan_settings(
     """
     plans: list[DevicePlan] = []
     errors: list[AcceleratorError] = []
+    not_taken: dict[str, list[str]] = {}
     for seen in looks:
         rule, noted = rule_for(seen.device, rules), record.of(seen.device.uuid)
         if seen.away or (rule is None and (absent or not restore or not noted.before)):
@@ -340,8 +346,11 @@ def plan_settings(
         values = rule.values if rule is not None and not absent else {}
         try:
             plans.append(plan_device(seen, values, noted, restore=restore or absent))
+        except NotTaken as error:
+            not_taken.setdefault(error.reasons, []).extend(error.devices)
         except AcceleratorError as error:
             errors.append(error)
+    errors = [*(NotTaken(devices, reasons) for reasons, devices in not_taken.items()), *errors]
     needing = [each.uuid for each in plans if each.reset]
     groups, refused = _resets(looks, needing) if needing and reset != "never" else ((), ())
     if needing and reset is None:
