@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.cluster.cluster import DRIVER_UNIT, PLUGIN_DIRECTORY, Cluster, execute
-from tests.cluster.manifests import claim, pod
+from tests.cluster.manifests import claim, pod, settings
 from tests.cluster.manifests import static as existing
 
 Result = dict[str, Any]
@@ -165,6 +165,39 @@ def test_a_prepared_claim_is_not_disturbed(clean: Cluster, node: str, ansible: M
         assert refused["claims"] == ["default/training"]
     clean.delete(pod("trainer", "training", node=node))
     clean.wait("the partition is given back", lambda: "2g.20gb" not in instances(clean, node))
+
+
+def test_settings_of_the_node_are_what_a_claim_finds_and_leaves(clean: Cluster, node: str, ansible: Module) -> None:
+    """Also clocks, of which NVML does not tell whether they are locked."""
+    locked = {"minimum": 345, "maximum": 1410}
+    rule = {"match": {}, "power_limit": 600, "graphics_clocks": locked}
+
+    def shown(uuid: str) -> tuple[int, ...]:
+        gpus = json.loads(clean.run(node, "accelerator-simulator", "show", "--json"))["gpus"]
+        (gpu,) = [each for each in gpus if each["uuid"] == uuid]
+        return gpu["power_limit_mw"], gpu["locked_clock_minimum_mhz"], gpu["locked_clock_maximum_mhz"]
+
+    try:
+        done = ansible(node, "nvidia_gpu", {"settings": [rule]})
+        assert len(done["steps"]) == 16 and "+graphics_clocks: 345 to 1410 MHz" in done["printed"], done
+        wanted = claim("tuned", device_class="gpu.nvidia.com")
+        wanted["spec"]["devices"]["config"] = [
+            settings(powerLimit=300, graphicsClocks={"minimum": 900, "maximum": 900})
+        ]
+        documents = (wanted, pod("tuned", "tuned", node=node))
+        clean.apply(*documents)
+        clean.wait_running("tuned")
+        (given,) = clean.get("resourceclaim", "tuned")["status"]["allocation"]["devices"]["results"]
+        uuid = str(done["devices"][int(given["device"].split("-")[1])]["uuid"])
+        assert shown(uuid) == (300_000, 900, 900)
+        assert ansible(node, "nvidia_gpu", {"settings": [rule]})["changed"] is False
+        refused = ansible(node, "nvidia_gpu", {"settings": [{**rule, "power_limit": 500}]})
+        assert (refused["error_code"], refused["claims"]) == ("in-use", ["default/tuned"]), refused
+        clean.delete(*reversed(documents))
+        assert shown(uuid) == (600_000, 345, 1410)
+    finally:
+        back = ansible(node, "nvidia_gpu", {"state": "absent"})
+    assert len(back["steps"]) == 16 and shown(uuid) == (700_000, 0, 0), back
 
 
 @pytest.fixture
