@@ -235,6 +235,14 @@ BREAKS = (
         ("tests/simulator/nvml_mig_test.py::test_wrong_placements_and_full_places_are_told_apart",),
     ),
     Break(
+        "claims-overruled",
+        "settings of the node take from a claim what it has set for its time",
+        f"{CORE}/node_settings.py",
+        "    if turned is not None:\n",
+        "    if turned is not None and not turned.claims:\n",
+        ("tests/unit/core/node_settings_test.py::test_who_would_be_hurt_is_named",),
+    ),
+    Break(
         "everybody-may",
         "the simulated driver lets everybody change a board",
         f"{NVML}/api_modes.c",
