@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import os
@@ -206,11 +205,17 @@ class Node:
         return self.module("nvidia_mig", options, check=check, diff=diff)
 
     def reboot(self) -> None:
-        """What a reboot does to the boards."""
-        library = ctypes.CDLL(str(self.folder / "libnvidia-ml.so.1"))
-        reply = ctypes.create_string_buffer(65536)
-        if library.acceleratorSimulatorControl(b"power-cycle", reply, len(reply)):
-            raise AssertionError(reply.value.decode())
+        """What a reboot does to the boards.
+
+        In a process of its own: nodes have one file of the library by several names, and the loader takes the first one's for all.
+        """
+        program = """
+import ctypes, sys
+library, reply = ctypes.CDLL(sys.argv[1]), ctypes.create_string_buffer(65536)
+if library.acceleratorSimulatorControl(b"power-cycle", reply, len(reply)):
+    sys.exit(reply.value.decode())
+"""
+        subprocess.run([sys.executable, "-c", program, self.folder / "libnvidia-ml.so.1"], check=True)
 
     def partitions(self) -> dict[int, list[tuple[str, int]]]:
         """The partitions of every GPU, as profile and start."""

@@ -15,7 +15,15 @@ from ansible.module_utils.common.arg_spec import ModuleArgumentSpecValidator
 
 MODULES = "ansible_collections.dra.accelerators.plugins.modules"
 NAMES = sorted(path.stem for path in (Path(__file__).resolve().parents[3] / "plugins" / "modules").glob("*.py"))
-TYPES: dict[str, Any] = {"bool": bool, "dict": dict, "float": float, "int": int, "list": list, "str": str}
+TYPES: dict[str, Any] = {
+    "bool": bool,
+    "dict": dict,
+    "float": float,
+    "int": int,
+    "list": list,
+    "raw": object,
+    "str": str,
+}
 KEYWORDS = {"name", "register", "when", "loop", "vars", "delegate_to", "become", "no_log", "check_mode"}
 
 

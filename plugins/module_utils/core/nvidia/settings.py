@@ -218,7 +218,9 @@ def _set(nvml: Nvml, system: System, board: BoardFacts, name: str, value: Any) -
             nvml.call("nvmlDeviceSetPersistenceMode", board.handle, int(value), doing=doing)
     elif name == ECC:
         if value is None:
-            value = nvml.call("nvmlDeviceGetDefaultEccMode", board.handle, doing=doing)
+            (value,) = nvml.call(
+                "nvmlDeviceGetDefaultEccMode", board.handle, doing=doing
+            )  # the binding makes a list of it
         nvml.call("nvmlDeviceSetEccMode", board.handle, int(value), doing=doing)
     elif name == WORKLOAD_PROFILES:
         _request_profiles(nvml, board, frozenset(value or ()), doing)
