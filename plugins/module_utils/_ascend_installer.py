@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import grp
 import hashlib
 import os
 import posixpath
@@ -127,8 +128,11 @@ class Installer:
         found: dict[str, str] = {}
         if not any(step.kind == DRIVER and step.package for step in steps):
             return found
-        if not self._has_user(choices.user):
+        own = self._own_group(choices.user)
+        if own is None:
             found["user"] = f"There is no user {choices.user}, whose the driver is to be."
+        elif not self._has_member(choices.group, choices.user, own):
+            found["group"] = f"The user {choices.user} is in no group {choices.group}, whose the driver is to be."
         headers = f"/lib/modules/{os.uname().release}/build"
         if choices.build and not self.system.exists(headers):
             found["headers"] = (
@@ -137,17 +141,32 @@ class Installer:
             )
         return found
 
-    def _has_user(self, name: str) -> bool:
+    def _own_group(self, user: str) -> int | None:
+        """Return the number of a user's own group; None where there is no such user."""
         if self.system.root == "/":
             try:
-                pwd.getpwnam(name)
+                return pwd.getpwnam(user).pw_gid
+            except KeyError:
+                return None
+        return next((int(entry[3]) for entry in self._entries("/etc/passwd", 7) if entry[0] == user), None)
+
+    def _has_member(self, group: str, user: str, own: int) -> bool:
+        if self.system.root == "/":
+            try:
+                known = grp.getgrnam(group)
             except KeyError:
                 return False
-            return True
+            return known.gr_gid == own or user in known.gr_mem
+        entries = self._entries("/etc/group", 4)
+        return any(entry[0] == group and (entry[2] == str(own) or user in entry[3].split(",")) for entry in entries)
+
+    def _entries(self, path: str, columns: int) -> list[list[str]]:
+        """Return the lines of a table of users or groups, of a folder that stands for a machine."""
         try:
-            return any(line.startswith(f"{name}:") for line in self.system.read_text("/etc/passwd").splitlines())
+            lines = self.system.read_text(path).splitlines()
         except OSError:
-            return False
+            return []
+        return [entry for line in lines if len(entry := line.split(":")) == columns]
 
     def refuse_users(self) -> None:
         """Refuse while a prepared claim or a process has the NPUs; services that are stopped for it do not count. Raises InUse."""

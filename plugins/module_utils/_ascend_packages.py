@@ -52,7 +52,10 @@ CODES: Mapping[str, tuple[str, str]] = {
         "another user was told when the driver was installed first",
         f"Expected the UserName of {INSTALL_INFO}.",
     ),
-    "0x0096": ("the group is not the user's", f"Expected the UserGroup of {INSTALL_INFO}."),
+    "0x0096": (
+        "the group is not the user's, or not the one that the driver has",
+        f"Expected the UserGroup of {INSTALL_INFO}.",
+    ),
 }
 #: By what packages call chips, the families of core/ascend/families.py.
 _FAMILIES = {

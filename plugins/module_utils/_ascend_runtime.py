@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ _BUNDLES = (
     "/run/docker/containerd/daemon/io.containerd.runtime.v2.task",
 )
 _SAID_IN = ("options.json", "runtime")
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _PACKAGE = re.compile(r"(?i)ascend-docker-runtime_(?P<version>[^_/]+)_linux-(?P<machine>[a-z0-9_-]+)\.run")
 
 
@@ -58,6 +60,26 @@ def read_package(path: str, checksum: str = "") -> Package:
 def target_of(folder: str) -> str:
     """Return where the runtime lies."""
     return f"{folder.rstrip('/')}/{NAME}"
+
+
+def unfit(system: System, folder: str) -> str:
+    """Return why the package would not take a folder, or what is in it for the runtime; empty where it would, and where nothing is there.
+
+    What it expects of folders further up it alone says.
+    """
+    owner = system.path("/").stat().st_uid
+    for path in (folder.rstrip("/"), target_of(folder)):
+        try:
+            found = system.path(path).lstat()
+        except FileNotFoundError:
+            continue
+        if stat.S_ISLNK(found.st_mode):
+            return f"{path} is a link"
+        if found.st_uid != owner:
+            return f"{path} belongs to the user {found.st_uid}"
+        if found.st_mode & _OTHERS_WRITE:
+            return f"{path} can be written by others than its owner (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""
 
 
 def installed(system: System, target: str) -> str:

@@ -159,7 +159,8 @@ packages:
   elements: str
   sample: [firmware, driver]
 lacking:
-  description: In check mode, what the driver's package needs and does not find, V(user) and V(headers). A real run refuses then.
+  description: In check mode, what the driver's package needs and does not find, V(user), V(group) (which is not the user's)
+    and V(headers). A real run refuses then.
   returned: success
   type: list
   elements: str

@@ -55,7 +55,7 @@ options:
     type: bool
     default: false
   folder:
-    description: Folder in which the runtime gets a folder of its own.
+    description: Folder in which the runtime gets a folder of its own. Root's, writable by nobody else, and no link.
     type: path
     default: /usr/local/Ascend
   injection:
@@ -137,6 +137,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._ascend_runtime i
     read_package,
     read_record,
     target_of,
+    unfit,
     words,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
@@ -175,6 +176,13 @@ def refuse(system: System, package: Package, params: dict[str, Any], *, check: b
     if package.machine != machine:
         raise PackageError(
             f"{package.path} is for {package.machine}, and this node is {machine}", code="not-for-this-node"
+        )
+    why = unfit(system, params["folder"])
+    if why:
+        raise PackageError(
+            f"{why}, which the package does not take",
+            hint="Expected a folder of root's that nobody else may write, and that is no link. Nothing was run.",
+            code="folder",
         )
     if not system.exists(package.path):
         if check:

@@ -38,6 +38,16 @@ has_user() { # name
     if [ -n "$root" ]; then grep -qs "^$1:" "$root/etc/passwd"; else getent passwd "$1" >/dev/null; fi
 }
 
+has_group() { # user, group: the user's own, or one of which he is a member
+    local number
+    if [ -n "$root" ]; then
+        number=$(sed -n "s/^$1:[^:]*:[^:]*:\([0-9]*\):.*/\1/p" "$root/etc/passwd")
+        grep -qsE "^$2:[^:]*:($number:|[0-9]*:(.*,)?$1(,.*)?$)" "$root/etc/group"
+    else
+        id -nG "$1" | tr ' ' '\n' | grep -qxF -- "$2"
+    fi
+}
+
 in_use() { # any process with a node of a chip open; a folder that stands for a machine has a file instead
     if [ -n "$root" ]; then
         [ -e "$root/run/npus-in-use" ]

@@ -33,6 +33,9 @@ owners=${owners:-HwHiAiUser}
 has_user "$owner" || refuse 0x0091 "there is no user $owner"
 before=$(noted UserName)
 [ -z "$before" ] || [ "$before" = "$owner" ] || refuse 0x0095 "the driver is $before's"
+has_group "$owner" "$owners" || refuse 0x0096 "$owner is not in the group $owners"
+before=$(noted UserGroup)
+[ -z "$before" ] || [ "$before" = "$owners" ] || refuse 0x0096 "the driver is the group $before's"
 kernel=$(uname -r)
 # shellcheck disable=SC2254 # a pattern
 case $kernel in

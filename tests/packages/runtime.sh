@@ -33,6 +33,22 @@ done
 [ "$verb" != version ] || { echo "ascend-docker-runtime version: $VERSION"; exit 0; }
 [ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "please run with root permission"
 target=$root$folder
+# No part of the path is a link; the folder and what is in it for the runtime are root's, and nobody else may write there.
+look_at_path() {
+    local part=$target owner
+    owner=$(stat -c %u "${root:-/}")
+    while [ "$part" != "$root" ] && [ "$part" != / ]; do
+        [ ! -L "$part" ] || fail "the install path has a link in it: $part"
+        part=$(dirname "$part")
+    done
+    for part in "$target" "$(dirname "$target")"; do
+        [ -e "$part" ] || continue
+        [ "$(stat -c %u "$part")" = "$owner" ] || fail "the install path is not owned by root: $part"
+        case $(stat -c %A "$part") in
+        ?????w* | ????????w*) fail "the install path is writable by others: $part" ;;
+        esac
+    done
+}
 accept() {
     while :; do
         echo "Do you accept the EULA? [Y/N]"
@@ -67,6 +83,7 @@ place() {
 case $verb in
 install)
     accept
+    look_at_path
     case $MACHINE in "$(uname -m)") ;; *) fail "platform mismatch" ;; esac
     place
     if [ "${FAKE_STOP:-}" = runtime ]; then kill -9 $$; fi
@@ -82,6 +99,7 @@ install)
     ;;
 upgrade)
     accept
+    look_at_path
     [ -d "$target" ] && [ -d "$lists" ] || fail "the install path does not exist"
     place
     say "ascend-docker-runtime $VERSION was installed in place of the former one"

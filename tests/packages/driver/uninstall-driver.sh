@@ -8,6 +8,10 @@ if [ -e "$root/run/npus-in-use" ]; then
     echo "[ERROR] 0x0090: the NPUs are in use"
     exit 1
 fi
-rm -rf "$here" "$root/etc/ascend_install.info"
+if ! rm -rf "$here"; then
+    echo "[ERROR] 0x0090: $here cannot be removed"
+    exit 1
+fi
+rm -f "$root/etc/ascend_install.info"
 rmdir "$(dirname "$here")" 2>/dev/null
 echo "The driver was removed. Reboot the machine."

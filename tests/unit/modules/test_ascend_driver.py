@@ -69,7 +69,8 @@ class Node:
         self._run = run_here
         for path in ("etc", "packages"):
             (self.root / path).mkdir(parents=True)
-        (self.root / "etc/passwd").write_text("HwHiAiUser:x:990:990::/:/bin/false\n")
+        (self.root / "etc/passwd").write_text("HwHiAiUser:x:990:990::/:/bin/false\nnpu:x:991:991::/:/bin/false\n")
+        (self.root / "etc/group").write_text("HwHiAiUser:x:990:\nnpus:x:991:\nmore:x:992:games,HwHiAiUser\n")
         monkeypatch.setattr(ascend_driver, "System", lambda: self.system)
         monkeypatch.setenv("FAKE_ROOT", str(self.root))
         self.monkeypatch = monkeypatch
@@ -192,6 +193,8 @@ def test_a_run_that_was_killed_is_gone_on_with(node: Node, place: str, from_vers
         ({"accept_eula": False}, "licence"),
         ({"driver_checksum": "0" * 64}, "checksum"),
         ({"user": "somebody"}, "not-ready"),
+        ({"group": "npus"}, "not-ready"),
+        ({"group": "nobodys"}, "not-ready"),
         ({"build": True}, "not-ready"),
         ({"driver": "/packages/driver.run"}, "package-name"),
         ({"driver": None, "firmware": None}, "no-package"),
@@ -202,7 +205,8 @@ def test_what_cannot_go_well_is_refused_before_anything_is_run(node: Node, optio
     for check in (True, False):
         result = node.run(check=check, **{**named, **options})
         if check and code == "not-ready":
-            assert result["lacking"] == ["user" if "user" in options else "headers"]  # it may be about to come
+            (lacking,) = {"user", "group"} & options.keys() or {"headers"}
+            assert result["lacking"] == [lacking]  # it may be about to come
             continue
         assert result["failed"] and result["error_code"] == code, result
     assert not node.versions() and not (node.root / "var").exists()
@@ -245,6 +249,32 @@ def test_npus_in_use_keep_their_driver(node: Node, tmp_path: Path) -> None:
     assert refused["error_code"] == "package-0x0094" and "Done before that: install the firmware" in refused["msg"]
     (node.root / "run/npus-in-use").unlink()
     assert node.run(NEWER)["steps"] == ["install the driver 24.1.rc2 in place of 24.1.rc1"] and node.versions() == NEWER
+
+
+def test_a_driver_that_does_not_let_itself_be_removed_stays_and_is_removed_later(node: Node) -> None:
+    node.run(BOTH)
+    (node.root / "run").mkdir()
+    (node.root / "run/npus-in-use").touch()
+    refused = node.run(state="absent")
+    assert refused["error_code"] == "package-0x0090" and "could not remove" in refused["msg"]
+    assert "Done before that: remove the firmware 7.3.0.1" in refused["msg"] and "ascend_install.log" in refused["hint"]
+    assert node.versions() == {"driver": "24.1.rc1"} and node.status() == COMPLETE
+    (node.root / "run/npus-in-use").unlink()
+    assert node.run(state="absent")["steps"] == ["remove the driver 24.1.rc1"] and node.versions() == {}
+
+
+def test_a_driver_keeps_the_group_that_it_came_with(node: Node) -> None:
+    node.run(BOTH)
+    # One that was left incomplete is installed anew, and its package sees that it was another group's.
+    info = node.root / "etc/ascend_install.info"
+    info.write_text(info.read_text().replace("Status=complete", "Status=start"))
+    refused = node.run(NEWER, group="more")
+    assert refused["error_code"] == "package-0x0096" and "UserGroup" in refused["hint"]
+    assert node.versions() == BOTH and node.status() == "start"
+    assert node.run(NEWER)["after"]["group"] == "HwHiAiUser" and node.versions() == NEWER
+    node.run(state="absent")
+    # One of which the user is a member, without its being his own, is as good.
+    assert node.run(BOTH, group="more")["after"]["group"] == "more"
 
 
 def test_a_package_that_takes_effect_at_once_wants_no_restart(node: Node) -> None:

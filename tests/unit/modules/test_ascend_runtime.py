@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -136,6 +137,48 @@ def test_what_cannot_go_well_is_refused_before_anything_is_run(node: Node) -> No
     assert node.run("6.0.0", package=path.replace("6.0.0", "6.0.1"))["error_code"] == "package-missing"
     assert node.files() == before
     assert node.run("6.0.0", checksum=digest.upper())["changed"]
+
+
+def elsewhere(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    folder.symlink_to("elsewhere")
+
+
+def writable_by_all(folder: Path) -> None:
+    folder.chmod(0o777)
+
+
+def somebody_elses(folder: Path) -> None:
+    os.chown(folder, 4711, 4711)
+
+
+@pytest.mark.parametrize("spoil", [elsewhere, writable_by_all, somebody_elses])
+@pytest.mark.parametrize("version", ["", "6.0.0"])
+def test_a_folder_that_the_package_would_not_take_is_refused_before_it_is_run(
+    node: Node, spoil: Callable[[Path], None], version: str
+) -> None:
+    folder = node.root / "usr/local/Ascend"
+    if version:
+        node.run(version)
+    folder.mkdir(exist_ok=True)
+    spoil(folder)
+    before = node.files()
+    for check in (True, False):
+        refused = node.run("7.0.0", check=check)
+        assert refused["error_code"] == "folder" and "/usr/local/Ascend" in refused["msg"] and refused["hint"]
+    assert node.files() == before
+
+
+def test_what_the_package_says_of_its_path_is_said(node: Node) -> None:
+    # Further up only the package knows what it takes.
+    (node.root / "usr/local").rename(node.root / "usr/elsewhere")
+    (node.root / "usr/local").symlink_to("elsewhere")
+    refused = node.run("6.0.0")
+    assert refused["error_code"] == "not-proved" and "has a link in it" in refused["msg"]
+    assert not (node.root / "usr/elsewhere/Ascend").exists()
+    (node.root / "usr/local").unlink()
+    (node.root / "usr/elsewhere").rename(node.root / "usr/local")
+    assert node.run("6.0.0")["changed"]
 
 
 def test_a_name_says_what_a_package_is() -> None:
