@@ -228,6 +228,23 @@ def test_a_rule_that_the_server_does_not_take_is_refused_in_check_mode_too(modul
     assert refused["failed"] and refused["status"] == 422 and "no key" in refused["msg"]
 
 
+@pytest.mark.parametrize("version", ["v1beta2", "v1alpha3"])
+def test_rules_of_older_versions_of_the_api(
+    module: Callable[..., Json], monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    rules = importlib.import_module("ansible_collections.dra.accelerators.plugins.module_utils._taint_rules")
+    monkeypatch.setattr(rules, "VERSIONS", ("v1alpha1", version))
+    options = {"name": "older", "match": {"pool": "node-1"}, "effect": "None", "reason": "It is only asked."}
+    made = module("device_taint", options)
+    assert made["changed"] and made["rule"]["api_version"] == f"resource.k8s.io/{version}"
+    assert made["rule"]["taint"]["effect"] == "None" and not module("device_taint", options)["changed"]
+    assert module("device_taint", {**options, "effect": "NoSchedule"})["steps"][0]["verb"] == "update"
+    assert module("device_taint", {"name": "older", "state": "absent"})["changed"]
+    monkeypatch.setattr(rules, "VERSIONS", ("v1alpha1",))
+    refused = module("device_taint", options)
+    assert refused["failed"] and refused["error_code"] == "api-version"
+
+
 def test_waiting_for_claims(module: Callable[..., Json], server: Server) -> None:
     options = {"name": "free-it", "match": {"node": "node-2"}, "effect": "NoExecute", "wait": True, "wait_timeout": 0}
     late = module("device_taint", options)
