@@ -115,6 +115,7 @@ def test_the_vendor_s_own_program_is_waited_for(monkeypatch: pytest.MonkeyPatch)
 
     class Backend:
         def open(self) -> None: ...
+
         def close(self) -> None:
             said.append(ContainerEdits(env=("TOO=late",)))
 
