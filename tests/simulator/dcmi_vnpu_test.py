@@ -96,7 +96,7 @@ def test_the_first_slice_moves_aicpu_where_there_is_sriov(npus: NpuMachine) -> N
     assert client.create(2, 0, "vir10_3c_16g")[0] == PARTITION
     assert client.make(2, 0, "vir10_3c_16g_nm") == 133
     assert aicpu() == (0, 7)
-    assert client.slice(2, 0, 132)["computing"]["memory_size"] == 15360
+    assert client.slice(2, 0, 132)["computing"]["memory_size"] == 14336
     assert client.destroy(2, 0, 65535) == SUCCESS
     assert aicpu() == (6, 6)
     # Groups are the 310P's; this template is of another mode.

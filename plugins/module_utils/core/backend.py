@@ -123,8 +123,18 @@ class Backend(Protocol):
     def reset(self, uuids: Sequence[str]) -> None:
         """Reset devices together. Raises InUse, NotPermitted, DeviceFaulty, AcceleratorError."""
 
-    def create_partition(self, uuid: str, profile_id: int, placement: Placement) -> Partition:
+    def choose_id(self, device: Device, placement: Placement, taken: Collection[int] = ()) -> int | None:
+        """Return the instance id to make a partition at this placement with; None where the device itself gives ids. Pure.
+
+        ``taken`` are ids that other partitions are to have, which need not be there. Raises InUse when none is left.
+        """
+
+    def create_partition(
+        self, uuid: str, profile_id: int, placement: Placement, instance_id: int | None = None
+    ) -> Partition:
         """Create a partition at exactly this placement; nothing stays behind on failure.
+
+        With an ``instance_id``, one that ``choose_id`` has returned, it is made with that or not at all.
 
         Raises DoesNotFit, NotPermitted, Unsupported, NotFound, DeviceFaulty.
         """

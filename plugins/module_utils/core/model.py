@@ -156,6 +156,8 @@ class Partition:
     ``uuid`` is empty for one without a compute instance: it takes room and has no handle. When
     ``compute_instances`` is not 1, or the one instance does not fill the partition, the partition was made by hand. ``elsewhere`` are
     placements that it may as well count as lying at: nobody can tell the difference, and nothing on the device moves.
+    ``has_chosen_id`` says that ``instance_id`` was chosen by whoever made it: it was known before, and is kept over starts of the
+    machine. Other ids are the device's, and another partition's tomorrow.
     """
 
     uuid: str
@@ -169,11 +171,22 @@ class Partition:
     compute_instances: int = 1
     capacities: Mapping[str, int] = field(default_factory=dict)
     elsewhere: tuple[Placement, ...] = ()
+    has_chosen_id: bool = False
 
     @property
     def key(self) -> OwnedPartition:
         """Profile id, start and size: what identifies a partition on its device across its life times."""
         return (self.profile_id, self.placement.start, self.placement.size)
+
+    def is_the_one(self, key: OwnedPartition | None, instance_id: int | None) -> bool:
+        """Whether it is the partition with this key that was made with this id, and not one that somebody else made in its place.
+
+        Ids that the device gives tell nothing of that; neither does None, where nobody wrote down which id was chosen.
+        """
+        if not self.has_chosen_id or instance_id is None:
+            return self.key == key
+        places = (self.placement, *self.elsewhere)
+        return self.instance_id == instance_id and key in [(self.profile_id, each.start, each.size) for each in places]
 
     def describe(self) -> str:
         """Name the partition for a person."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dra_driver.core.model import Offer
+from dra_driver.core.prepared import prepared_claims
 
 from tests.simulator import dcmi_model
 from tests.simulator.backend.ascend_stage import SCENARIOS, Stage, on
@@ -230,6 +231,54 @@ def a_driver_that_dies_leaves_nothing_of_its_own_and_all_of_others(stage: Stage)
                 assert driver.slices(0) == [("vir02", 2), ("vir01", 6)]
                 assert await driver.unprepare(f"c{number}") == ""
             assert driver.slices(0) == [("vir01", 6)] and not driver.node.cdi_files(), stop
+        driver.node.close()
+
+    acted(stage, scene)
+
+
+@on("8x310P-Pro")
+def what_somebody_cuts_in_the_place_of_a_claims_slice_stays(stage: Stage) -> None:
+    """Its template and its vGroup are the claim's, its id is not: the one that the driver chose stands in the store before the cut."""
+
+    async def scene(driver: Driver) -> None:
+        driver.node.close()
+        words = [sys.executable, "-c", _DIES, str(stage.root), str(driver.folder), "recorded-preparing", "one"]
+        assert subprocess.run(words, capture_output=True, check=False).returncode == 9
+        (written,) = (held for claim in prepared_claims(driver.node.store.path) for held in claim.devices)
+        assert (written.instance_id, written.partition_uuid) == (102, None)
+        stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir02", "-g", "1")
+        driver = await driver.again()
+        (foreign,) = stage.first().partitions
+        assert foreign.instance_id == 100 and driver.node.store.claims == {}
+        assert not driver.node.inventory.offers["npu-0-vir02-2"].dynamic
+        # The slice of a claim that was prepared is exchanged by hand.
+        assert await driver.prepare("two", "npu-0-vir02-4") == ""
+        stage.by_hand("destroy-vnpu", "-i", "0", "-c", "0", "-v", "104")
+        stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir02", "-v", "107", "-g", "2")
+        assert await driver.unprepare("two") == ""
+        assert driver.slices(0) == [("vir02", 2), ("vir02", 4)] and driver.node.store.claims == {}
+        driver.node.close()
+
+    acted(stage, scene)
+
+
+@on("8x310P-Pro")
+def a_slice_that_is_made_again_has_its_id_written_before(stage: Stage) -> None:
+    """Its own id is somebody else's by now, in another vGroup. A death in between leaves nothing that nobody knows."""
+
+    async def scene(driver: Driver) -> None:
+        assert await driver.prepare("one", "npu-0-vir02-2") == ""
+        stage.by_hand("destroy-vnpu", "-i", "0", "-c", "0", "-v", "102")
+        stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir01", "-v", "102", "-g", "3")
+        driver.node.close()
+        words = [sys.executable, "-c", _DIES, str(stage.root), str(driver.folder), "partition-created", "one"]
+        assert subprocess.run(words, capture_output=True, check=False).returncode == 9
+        stage.backend = stage.fresh()
+        assert sorted(each.instance_id for each in stage.first().partitions) == [102, 107]
+        driver = await driver.again()
+        assert await driver.prepare("one", "npu-0-vir02-2") == ""
+        assert await driver.unprepare("one") == ""
+        assert driver.slices(0) == [("vir01", 6)]
         driver.node.close()
 
     acted(stage, scene)

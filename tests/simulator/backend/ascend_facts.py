@@ -7,7 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dra_driver.core.ascend.backend import AscendBackend
+from dra_driver.core.ascend.dcmi import Spot
 from dra_driver.core.ascend.program import Program
+from dra_driver.core.ascend.readings import SliceReadings
 from dra_driver.core.errors import BackendUnavailable, NotFound, Unsupported
 from dra_driver.core.model import Device, Placement, Version, devices_of, frozen
 from dra_driver.core.slices import build_pool
@@ -121,6 +123,51 @@ def a_chip_of_the_second_interface_is_whole(stage: Stage) -> None:
     (offer,) = stage.backend.offers(npu, dynamic=True)
     assert offer.name == "npu-0" and offer.counter_set is None
     assert stage.backend.telemetry(20)[0].memory_total == npu.memory_bytes
+
+
+def slices_measure_what_is_published(stage: Stage) -> None:
+    """What DCMI measures of a slice is what claims are promised, for every template."""
+    (npu, *_others) = stage.npus()
+    spot = stage.backend._chips.chip(npu.uuid).spot
+    for profile in npu.profiles:
+        made = stage.backend.create_partition(npu.uuid, profile.profile_id, profile.placements[0])
+        readings = stage.backend._source.slices(spot)
+        assert readings is not None
+        (told,) = readings.slices
+        assert told.memory_bytes == made.memory_bytes == made.capacities["memory"] == profile.memory_bytes, (
+            told,
+            profile,
+        )
+        stage.backend.destroy_partition(npu.uuid, made.instance_id)
+
+
+for _machine in ("8x310P-Pro", "8x910A", "8x910B3", "8x910B4", "16x910B", "8xA3"):
+    SCENARIOS[f"slices_measure_what_is_published_on_{_machine}"] = (_machine, {}, slices_measure_what_is_published)
+
+
+@on("8x910B4")
+def what_a_slice_measures_counts_and_not_what_it_was_to_have(stage: Stage) -> None:
+    """A driver that keeps more for itself than others: the slice that is there says so itself."""
+    npu = stage.first()
+    made = stage.make(npu, "vir10_3c_16g", 0)
+    source, less = stage.backend._source, 13 * 1024 * MIB
+    told = source.slices
+
+    def keeping_more(spot: Spot) -> SliceReadings | None:
+        readings = told(spot)
+        return readings and replace(
+            readings, slices=tuple(replace(each, memory_bytes=less) for each in readings.slices)
+        )
+
+    source.slices = keeping_more  # type: ignore[method-assign]
+    now = stage.backend.device(npu.uuid)
+    (measured,) = now.partitions
+    assert measured == replace(made, memory_bytes=less, capacities=frozen({**made.capacities, "memory": less}))
+    (offer,) = stage.backend.offers(now, dynamic=False)
+    assert offer.capacities["memory"] == less
+    # npu-smi does not tell: then it is what such a slice is to have.
+    (known,) = devices_of(by_program(stage).discover())[0].partitions
+    assert known == made
 
 
 def pools_are_whole(stage: Stage) -> None:

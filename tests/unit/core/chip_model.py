@@ -145,6 +145,7 @@ def partition(kind: str, name: str, place: Placement, physical: int = 0, **chang
         "compute_instance_id": None,
         "memory_bytes": profile.memory_bytes,
         "capacities": profile.capacities,
+        "has_chosen_id": True,
     }
     facts.update(changes)
     return Partition(**facts)

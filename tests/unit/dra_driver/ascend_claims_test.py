@@ -7,6 +7,7 @@ The scheduler, the driver's plans and a model of the silicon play together; noth
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -14,12 +15,14 @@ import chip_model as model
 import pytest
 from chip_model import CHIPS, Silicon
 from dra_driver.claims.allocation import AllocatedDevice, Allocation, ClaimError, OpaqueConfig
-from dra_driver.claims.plan import Inventory, plan_prepare, plan_restore, plan_undo
-from dra_driver.claims.records import ClaimRecord, ClaimReference
-from dra_driver.core.ascend import names
+from dra_driver.claims.debts import debts_in, incurred
+from dra_driver.claims.plan import Inventory, plan_payment, plan_prepare, plan_restore, plan_undo, with_chosen_ids
+from dra_driver.claims.records import ClaimRecord, ClaimReference, record_of_document
+from dra_driver.core.ascend import names, slices
 from dra_driver.core.ascend.configs import CONFIG_KINDS, VERSION
 from dra_driver.core.ascend.offers import counter_set, offers
-from dra_driver.core.model import Device, Offer, OwnedPartition
+from dra_driver.core.errors import InUse
+from dra_driver.core.model import Device, Offer, OwnedPartition, Profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,6 +97,7 @@ class Scene:
             cdi_kind=names.CDI_KIND,
             boot_id="boot",
             now=0.0,
+            choose_id=slices.choose_id,
         )
         assert plan.mode_changes == () and len(plan.creates) == 1
         self.records[uid] = plan.record
@@ -101,10 +105,8 @@ class Scene:
         assert entry.placement is not None and entry.profile is not None
         if dies:
             return
-        taken = {names.number_of(each) for each in self.silicon.slices}
-        number = names.free_number(CHIPS[self.kind].family, entry.placement, taken)
-        assert number == entry.placement.start, "what is recorded is what is made"
-        made = names.slice_id(0, number)
+        made = entry.instance_id
+        assert made == names.slice_id(0, entry.placement.start), "what is recorded is what is made"
         assert self.silicon.create(entry.profile, made, names.group_of(entry.placement) or 0)
         done = replace(entry, partition_uuid=names.slice_uuid(device.uuid, made), instance_id=made)
         self.records[uid] = plan.record.as_prepared([done], "boot")
@@ -116,9 +118,18 @@ class Scene:
             del self.silicon.slices[each.instance_id]
         del self.held[uid]
 
+    def recover(self) -> None:
+        """What a start of the driver does with what was half done."""
+        for uid in [record.uid for record in self.records.values() if not record.prepared]:
+            self.unprepare(uid)
+
     def cut_by_hand(self, template: str) -> None:
-        """What the tool does when it is given neither an id nor a vGroup: the first of both, pairs first."""
-        made = min(set(range(names.slice_id(0, 0), names.slice_id(0, 15) + 1)) - set(self.silicon.slices))
+        """What the tool does when it is given neither an id nor a vGroup: the first of both, pairs first.
+
+        But for ids that the driver has written down: who takes the very same one makes what nobody can tell from the claim's.
+        """
+        written = {each.instance_id for record in self.records.values() for each in record.devices}
+        made = min(set(range(names.slice_id(0, 0), names.slice_id(0, 15) + 1)) - set(self.silicon.slices) - written)
         groups = range(CHIPS[self.kind].family.groups or 1)
         busy = {group for _name, group in self.silicon.slices.values()}
         for group in sorted(groups, key=lambda each: (each not in busy, each)):
@@ -150,7 +161,9 @@ def test_claims_come_and_go_beside_slices_made_by_hand(kind: str, data: st.DataO
             if fitting:
                 scene.prepare(f"c{step}", data.draw(st.sampled_from(fitting)), dies=what == "death")
                 if what == "death":
-                    scene.unprepare(f"c{step}")  # as a start does with what was half done
+                    for _cut in range(data.draw(st.integers(0, 2))):  # before the driver is there again
+                        scene.cut_by_hand(data.draw(st.sampled_from(templates)))
+                    scene.recover()
         elif what == "end" and scene.records:
             scene.unprepare(data.draw(st.sampled_from(sorted(scene.records))))
         elif what == "hand":
@@ -177,6 +190,109 @@ def test_a_310p_is_filled_with_any_set_in_any_order(data: st.DataObject) -> None
     for template in CHIPS["310P"].rows:
         more = {**counts, template: counts.get(template, 0) + 1}
         assert bool(scene.fitting(template)) == model.can_exist("310P", more)
+
+
+def offer_at(scene: Scene, template: str, start: int) -> Offer:
+    (found,) = (
+        each for each in scene.fitting(template) if each.placement is not None and each.placement.start == start
+    )
+    return found
+
+
+def destroyed(scene: Scene, record: ClaimRecord) -> list[int]:
+    """The slices that are destroyed when a claim is undone."""
+    device = scene.device
+    return [each.instance_id for each in plan_undo(record, {device.uuid: device}, {}).destructions]
+
+
+def test_a_slice_that_somebody_cuts_after_a_death_is_told_from_the_claims_own() -> None:
+    """The driver dies between the record and the cut, and somebody cuts the same template in the same vGroup."""
+    scene = Scene("310P")
+    scene.prepare("c", offer_at(scene, "vir02", 2), dies=True)
+    (held,) = scene.records["c"].devices
+    assert (held.instance_id, held.partition_uuid) == (102, None)
+    assert scene.silicon.create("vir02", 100, 1)
+    (foreign,) = scene.device.partitions
+    assert foreign.key == held.key and not held.has(foreign)
+    assert destroyed(scene, scene.records["c"]) == []
+    # Had the driver made it, it would go.
+    del scene.silicon.slices[100]
+    assert scene.silicon.create("vir02", 102, 1)
+    assert destroyed(scene, scene.records["c"]) == [102]
+    # A release before did not write the id: then the place is all that there is to go by.
+    before = replace(scene.records["c"], devices=(replace(held, instance_id=None),))
+    assert destroyed(scene, before) == [102]
+
+
+def test_a_slice_that_was_made_anew_by_hand_is_not_the_claims() -> None:
+    scene = Scene("310P")
+    scene.prepare("c", offer_at(scene, "vir02", 2))
+    del scene.silicon.slices[102]
+    assert scene.silicon.create("vir02", 100, 1)
+    record, device = scene.records["c"], scene.device
+    assert destroyed(scene, record) == []
+    with pytest.raises(InUse, match="which this driver did not make"):
+        plan_restore(record, {device.uuid: device}, {device.uuid}, slices.choose_id)
+
+
+def test_a_slice_that_cannot_have_its_own_id_again_has_another_one_that_is_written_before() -> None:
+    scene = Scene("310P")
+    scene.prepare("c", offer_at(scene, "vir02", 2))
+    del scene.silicon.slices[102]
+    assert scene.silicon.create("vir01", 102, 3)
+    record, device = scene.records["c"], scene.device
+    planned = plan_restore(record, {device.uuid: device}, {device.uuid}, slices.choose_id).record
+    (entry,) = planned.devices
+    assert (entry.instance_id, entry.partition_uuid) == (107, None)
+    (written,) = with_chosen_ids(record, planned).devices
+    assert written == replace(record.devices[0], instance_id=107)
+    assert scene.silicon.create("vir02", 107, 1)
+    assert destroyed(scene, with_chosen_ids(record, planned)) == [107]
+    assert destroyed(scene, record) == []
+
+
+def test_two_slices_of_one_claim_have_two_ids_although_neither_can_have_its_own() -> None:
+    scene = Scene("310P")
+    device = scene.device
+    places = [place for place in profile_of(device, "vir01").placements if place.start in (2, 3)]
+    taken: list[int] = [102, 103]
+    for place in places:
+        taken.append(slices.choose_id(device, place, taken))
+    assert taken == [102, 103, 107, 106]
+    with pytest.raises(InUse, match="No id is left for a slice at 2:1"):
+        slices.choose_id(device, places[0], range(100, 108))
+
+
+def profile_of(device: Device, template: str) -> Profile:
+    found = device.find_profile(template)
+    assert found is not None
+    return found
+
+
+def test_what_is_owed_is_told_from_what_others_make_meanwhile() -> None:
+    """A chip does not answer while its claim ends. Before it does somebody has destroyed the slice and made another one."""
+    scene = Scene("310P")
+    scene.prepare("c", offer_at(scene, "vir02", 2))
+    (debt,) = plan_undo(scene.records["c"], {}, {}, (scene.device.uuid,)).debts
+    kept = debts_in(incurred([debt], None), None)
+    assert kept == (debt,) and kept[0].instance_id == 102
+    assert [each.instance_id for each in plan_payment(scene.device, kept, {}).destructions] == [102]
+    del scene.silicon.slices[102]
+    assert scene.silicon.create("vir02", 100, 1)
+    assert plan_payment(scene.device, kept, {}).destructions == ()
+    # What a release before wrote there was a boot id, and its debts are of a place alone.
+    former = debts_in({debt.key: "5a3b71c0-96f6-4c1e-8f0e-2f1d9f3a7b11"}, None)
+    assert former == (debt,) and former[0].instance_id is None
+    assert [each.instance_id for each in plan_payment(scene.device, former, {}).destructions] == [100]
+
+
+def test_an_id_before_its_slice_is_read_by_the_release_before() -> None:
+    """It has the same fields in the same version of the document."""
+    scene = Scene("310P")
+    scene.prepare("c", offer_at(scene, "vir02", 2), dies=True)
+    document = json.loads(scene.records["c"].to_document())
+    assert document["version"] == 1 and document["devices"][0]["instance_id"] == 102
+    assert record_of_document(scene.records["c"].to_document()) == scene.records["c"]
 
 
 def test_a_configuration_names_the_template_and_another_one_is_refused() -> None:

@@ -303,7 +303,12 @@ class ModelBackend:
                 assert not device.partitions and not device.processes, "a device in use was reset"
                 self.conditions.pop(device.index, None)
 
-    def create_partition(self, uuid: str, profile_id: int, placement: Placement) -> Partition:
+    def choose_id(self, device: Device, placement: Placement, taken: Collection[int] = ()) -> int | None:
+        return None
+
+    def create_partition(
+        self, uuid: str, profile_id: int, placement: Placement, instance_id: int | None = None
+    ) -> Partition:
         self._call("create_partition", uuid, profile_id, placement)
         device = self.device(uuid)
         if not device.partitioning.enabled:

@@ -212,12 +212,19 @@ class AscendBackend:
         for uuid in uuids:
             self._lanes.run(uuid, partial(self._reset, uuid), self._deadlines.reset, doing=f"Resetting NPU {uuid}")
 
-    def create_partition(self, uuid: str, profile_id: int, placement: Placement) -> Partition:
-        """Make a slice at exactly this placement."""
+    def choose_id(self, device: Device, placement: Placement, taken: Collection[int] = ()) -> int | None:
+        """Return the id to make a slice at this placement with. Pure. Raises InUse when none is left."""
+        return slices.choose_id(device, placement, taken)
+
+    def create_partition(
+        self, uuid: str, profile_id: int, placement: Placement, instance_id: int | None = None
+    ) -> Partition:
+        """Make a slice at exactly this placement, with this id; without one with the first that is free."""
 
         def create() -> Partition:
             now, read = self._read(uuid), partial(self._read, uuid)
-            return slices.create(self._source, self._system, self._chips.chip(uuid), now, profile_id, placement, read)
+            chip = self._chips.chip(uuid)
+            return slices.create(self._source, self._system, chip, now, profile_id, placement, read, instance_id)
 
         return self._change(
             uuid,

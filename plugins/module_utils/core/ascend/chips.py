@@ -16,6 +16,7 @@ from types import MappingProxyType
 from .. import pci
 from ..errors import BackendUnavailable, NotFound
 from ..model import AttributeValue, Device, Health, Partition, Partitioning, Process, Profile, frozen
+from ..room import MEMORY
 from ..system import System
 from . import codes, names, sharing, topology
 from .attributes import ChipFacts, attributes
@@ -340,6 +341,7 @@ def _partitions(chip: Chip, readings: SliceReadings, processes: Sequence[Process
     found = []
     for each in readings.slices:
         profile = profiles.get(each.template)
+        capacities = _capacities(each, profile)
         holders = _holders(each, processes if len(used) == 1 else ()) if each.is_used else ()
         found.append(
             Partition(
@@ -349,9 +351,10 @@ def _partitions(chip: Chip, readings: SliceReadings, processes: Sequence[Process
                 placement=placed[each.slice_id],
                 instance_id=each.slice_id,
                 compute_instance_id=None,
-                memory_bytes=profile.memory_bytes if profile is not None else each.memory_bytes,
+                memory_bytes=capacities.get(MEMORY, 0),
                 processes=holders,
-                capacities=profile.capacities if profile is not None else _told_capacities(each),
+                capacities=capacities,
+                has_chosen_id=True,
                 elsewhere=names.elsewhere(chip.family, each.slice_id, placed[each.slice_id]),
             )
         )
@@ -365,9 +368,11 @@ def _places(reading: SliceReading, profiles: Mapping[str, Profile]) -> int:
     return _SMALL if 0 < reading.cores <= 1 else _LARGE
 
 
-def _told_capacities(reading: SliceReading) -> Mapping[str, int]:
-    told = {CORES: math.floor(reading.cores), "memory": reading.memory_bytes}
-    return frozen({name: amount for name, amount in told.items() if amount})
+def _capacities(reading: SliceReading, profile: Profile | None) -> Mapping[str, int]:
+    """Return what a slice has: its template's part of the chip, and of memory what it measures itself, where that is told."""
+    known = profile.capacities if profile is not None else {CORES: math.floor(reading.cores)}
+    told = {MEMORY: reading.memory_bytes} if reading.memory_bytes else {}
+    return frozen({name: amount for name, amount in {**known, **told}.items() if amount or profile is not None})
 
 
 def _holders(reading: SliceReading, processes: Iterable[Process]) -> tuple[Process, ...]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from .. import room
 from ..errors import AcceleratorError, DoesNotFit, InUse, InvalidLayout, NotFound, NotPermitted, Unsupported
@@ -14,6 +14,7 @@ from ..system import System
 from . import names
 from .chips import Chip
 from .driver_files import slice_node
+from .families import family_of
 from .readings import Source
 
 # How long the node of a slice may take to appear.
@@ -29,8 +30,11 @@ def create(
     profile_id: int,
     placement: Placement,
     read: Callable[[], Device],
+    slice_id: int | None = None,
 ) -> Partition:
     """Make a slice at a placement. ``device`` is the chip as it is, ``read`` reads it again.
+
+    With a ``slice_id`` that was chosen before it has that one: whoever wrote it down knows the slice by it.
 
     Raises NotFound, InvalidLayout, DoesNotFit, InUse, NotPermitted, Unsupported, DeviceFaulty; nothing stays behind then.
     """
@@ -38,8 +42,7 @@ def create(
         raise Unsupported(f"{device.describe()} cannot be cut into slices")
     profile = _profile(device, profile_id, placement)
     doing = f"Creating a slice {profile.name} at {placement} on {device.describe()}"
-    number = _number(chip, device, placement, doing)
-    slice_id = names.slice_id(chip.identity.physical_id, number)
+    slice_id = _free_id(device, placement, slice_id, doing)
     try:
         source.create(chip.spot, profile.name, slice_id, names.group_of(placement))
     except NotPermitted as error:
@@ -97,14 +100,34 @@ def destroy(source: Source, chip: Chip, device: Device, slice_id: int, read: Cal
         raise
 
 
-def _number(chip: Chip, device: Device, placement: Placement, doing: str) -> int:
-    taken = {names.number_of(each.instance_id) for each in device.partitions}
-    blockers = room.in_the_way(placement, device.partitions)
-    number = None if blockers else names.free_number(chip.family, placement, taken)
+def choose_id(device: Device, placement: Placement, taken: Collection[int] = ()) -> int:
+    """Return the id to make a slice at a placement with, beside the slices that are there and ids that others are to have. Pure.
+
+    Raises InUse when none is left.
+    """
+    ids = {*(each.instance_id for each in device.partitions), *taken}
+    family = family_of(device.pci_device_id)
+    number = names.free_number(family, placement, {names.number_of(each) for each in ids})
     if number is None:
-        in_the_way = ", ".join(each.describe() for each in blockers or device.partitions)
-        raise DoesNotFit(f"{doing}: there is no room; in the way: {in_the_way}", blockers=blockers or device.partitions)
-    return number
+        there = ", ".join(each.describe() for each in device.partitions) or "none"
+        raise InUse(
+            f"No id is left for a slice at {placement} on {device.describe()}, of {family.numbers}; slices on it: {there}",
+            hint="Remove slices that this driver did not make.",
+        )
+    return names.slice_id(device.minor, number)
+
+
+def _free_id(device: Device, placement: Placement, wanted: int | None, doing: str) -> int:
+    """Return the id of a slice that is about to be made. Raises DoesNotFit, naming what is in the way."""
+    blockers = room.in_the_way(placement, device.partitions)
+    blockers = blockers or [each for each in device.partitions if each.instance_id == wanted]
+    try:
+        if not blockers:
+            return choose_id(device, placement) if wanted is None else wanted
+    except InUse:
+        blockers = list(device.partitions)
+    in_the_way = ", ".join(each.describe() for each in blockers)
+    raise DoesNotFit(f"{doing}: there is no room; in the way: {in_the_way}", blockers=blockers)
 
 
 def _no_room(device: Device, placement: Placement, doing: str, read: Callable[[], Device]) -> DoesNotFit:

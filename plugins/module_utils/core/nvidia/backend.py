@@ -240,7 +240,16 @@ class NvidiaBackend:
                 self.open()
             self._after_loss(uuids)
 
-    def create_partition(self, uuid: str, profile_id: int, placement: Placement) -> Partition:
+    def choose_id(self, device: Device, placement: Placement, taken: Collection[int] = ()) -> int | None:
+        """Return None: the driver gives GPU instances their ids. Pure."""
+
+    def create_partition(
+        self,
+        uuid: str,
+        profile_id: int,
+        placement: Placement,
+        instance_id: int | None = None,  # noqa: ARG002  the driver gives it
+    ) -> Partition:
         """Create a GPU instance at exactly this placement and the compute instance that fills it."""
 
         def create() -> Partition:

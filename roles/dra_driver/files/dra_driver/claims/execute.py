@@ -401,7 +401,7 @@ class Hands:
             raise AcceleratorError(f"{device.name} has no placement, so no partition can be made for it")
         with self._counted("create", device.profile or ""):
             try:
-                return self.backend.create_partition(device.device_uuid, profile_id, placement)
+                return self.backend.create_partition(device.device_uuid, profile_id, placement, device.instance_id)
             except DoesNotFit as error:
                 raise PartitionRefused(error, device) from error
 
@@ -475,6 +475,6 @@ def _partition_of(held: DeviceRecord, device: Device, made: Mapping[str, Partiti
 
 def _existing(held: DeviceRecord, device: Device) -> Partition:
     for partition in device.partitions:
-        if partition.key == held.key and partition.uuid == held.partition_uuid:
+        if held.has(partition) and partition.uuid == held.partition_uuid:
             return partition
     raise NotFound(f"Partition {held.name} ({held.partition_uuid}) is not on {device.describe()}")

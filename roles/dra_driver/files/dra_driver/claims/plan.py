@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
 
 from ..core.configuration import ConfigKind
 from ..core.errors import InUse
@@ -18,6 +17,7 @@ from ..core.room import in_the_way
 from ..core.settings import COMPUTE_MODE, PERSISTENCE
 from .allocation import AllocatedDevice, Allocation, ClaimError
 from .debts import Debt
+from .numbers import ChooseId, refuse_missing, with_id, with_number
 from .opaque import configurations_of, interface_of, refuse_other_profile, settings_for, sharing_for
 from .records import ClaimRecord, ClaimReference, DeviceRecord
 from .settings import Restoration
@@ -61,7 +61,7 @@ class Destruction:
     @property
     def debt(self) -> Debt:
         """What is owed when it cannot be destroyed now."""
-        return Debt(self.device_uuid, self.partition)
+        return Debt(self.device_uuid, self.partition, self.instance_id)
 
 
 @dataclass(frozen=True)
@@ -155,12 +155,13 @@ def plan_prepare(
     boot_id: str,
     now: float,
     refused: Collection[tuple[str, Placement]] = (),
+    choose_id: ChooseId = lambda _device, _placement, _taken: None,
 ) -> PreparePlan:
     """Decide how to prepare a claim.
 
     ``devices`` are fresh facts of the physical devices by UUID, ``records`` all claims in the store; a half-prepared
-    record of the same claim has been undone before. ``refused`` are numbers that devices have not taken, by UUID. Raises ClaimError
-    or InUse, naming the device and what is in the way.
+    record of the same claim has been undone before. ``refused`` are numbers that devices have not taken, by UUID. What ``choose_id``
+    says is in the record before the partition is made. Raises ClaimError or InUse, naming the device and what is in the way.
     """
     offers = offers_of(allocation, inventory)
     others = [record for record in records.values() if record.uid != allocation.claim.uid]
@@ -204,7 +205,7 @@ def plan_prepare(
         if offer.dynamic and offer.placement is not None and offer.placement.is_number:
             held_by_others = [held for record in others for held in record.devices]
             not_taken = {place for uuid, place in refused if uuid == device.uuid}
-            entry = _with_number(entry, device, [*held_by_others, *planned], not_taken)
+            entry = with_number(entry, device, [*held_by_others, *planned], not_taken)
         for record in others:
             for held in record.devices:
                 if _conflict(entry, held):
@@ -227,7 +228,8 @@ def plan_prepare(
             entry, mode = _settle(entry, offer, devices[uuid], uuid in inventory.dynamic)
             if mode is not None:
                 modes[uuid] = mode
-        planned.append(entry)
+        held_by_others = [held for record in others for held in record.devices]
+        planned.append(with_id(entry, device, [*held_by_others, *planned], choose_id))
     record = ClaimRecord(
         uid=allocation.claim.uid,
         namespace=allocation.claim.namespace,
@@ -258,46 +260,6 @@ def _entry(allocated: AllocatedDevice, offer: Offer, *, cdi_kind: str, claim_uid
         cdi_id=f"{cdi_kind}={claim_uid}-{offer.name}" + (f"-{allocated.share_id[:8]}" if allocated.share_id else ""),
         consumed=allocated.consumed,
         members=offer.members,
-    )
-
-
-def _with_number(
-    entry: DeviceRecord, device: Device, held: Sequence[DeviceRecord], refused: Collection[Placement] = ()
-) -> DeviceRecord:
-    """Give a partition that is to be made its number: the lowest that neither a partition nor a record has, and that was not refused.
-
-    What is published only counts such partitions. Whoever looks on has the number that the claim's partition has.
-    """
-    mine = [each for each in held if each.device_uuid == device.uuid and each.kind == PARTITION]
-    if entry.admin:
-        made = next((each for each in mine if each.name == entry.name and each.created), None)
-        if made is None:
-            _refuse_missing(entry, device)
-        return replace(entry, placement_start=made.placement_start)
-    profile = device.profile(entry.profile_id) if entry.profile_id is not None else None
-    if profile is None:
-        raise ClaimError(
-            f"{device.describe()} no longer knows the profile {entry.profile} of {entry.name}",
-            hint="Delete the pod, so that the claim is allocated anew.",
-            code="device-gone",
-        )
-    taken = {each.placement for each in mine} | {each.placement for each in device.partitions}
-    free = [each for each in profile.placements if each not in taken and each not in refused]
-    if not free:
-        there = ", ".join(partition.describe() for partition in device.partitions) or "none"
-        raise InUse(
-            f"No number is left for {entry.name} on {device.describe()}: partitions and other claims have all "
-            f"{len(profile.placements)}; partitions on it: {there}",
-            hint="Remove partitions that this driver did not make, or delete the pod so that the claim is allocated elsewhere.",
-        )
-    return replace(entry, placement_start=min(free).start)
-
-
-def _refuse_missing(entry: DeviceRecord, device: Device) -> NoReturn:
-    raise ClaimError(
-        f"Partition {entry.name} does not exist on {device.describe()}",
-        hint="Apply the node's layout again. An administrator's claim reaches partitions that exist, it makes none.",
-        code="partition-gone",
     )
 
 
@@ -337,11 +299,11 @@ def _settle(entry: DeviceRecord, offer: Offer, device: Device, dynamic: bool) ->
     """Hold one planned device against what the hardware is now."""
     if offer.kind != PARTITION:
         return entry, _whole(entry, device, dynamic)
-    existing = _partition_at(device, entry.key)
+    existing = partition_of(device, entry)
     if existing is not None and existing.uuid and (not offer.dynamic or entry.admin):
         return replace(entry, partition_uuid=existing.uuid, instance_id=existing.instance_id), None
     if not offer.dynamic or entry.admin:
-        _refuse_missing(entry, device)
+        refuse_missing(entry, device)
     blockers = in_the_way(entry.placement, device.partitions) if entry.placement is not None else []
     blocker = next(iter(blockers), None)
     if blocker is not None:
@@ -387,11 +349,17 @@ def destruction(device_uuid: str, partition: Partition) -> Destruction:
     return Destruction(device_uuid, partition.instance_id, text, partition.key, partition.profile)
 
 
-def _partition_at(device: Device, key: tuple[int, int, int] | None) -> Partition | None:
-    return next((partition for partition in device.partitions if partition.key == key), None)
+def partition_of(device: Device, held: DeviceRecord) -> Partition | None:
+    """Return the partition of a device that a record means; None where that is not there, whatever is in its place."""
+    return next((partition for partition in device.partitions if held.has(partition)), None)
 
 
-def plan_restore(record: ClaimRecord, devices: Mapping[str, Device], dynamic: Collection[str]) -> PreparePlan:
+def plan_restore(
+    record: ClaimRecord,
+    devices: Mapping[str, Device],
+    dynamic: Collection[str],
+    choose_id: ChooseId = lambda _device, _placement, _taken: None,
+) -> PreparePlan:
     """Decide how to make a prepared claim's devices exist again after a reboot or an accident.
 
     Returned is the record as it will be written, with the partitions that are there now and those to be made. Devices
@@ -409,7 +377,7 @@ def plan_restore(record: ClaimRecord, devices: Mapping[str, Device], dynamic: Co
                 code="device-gone",
             )
         device = devices[held.device_uuid]
-        existing = _partition_at(device, held.key) if held.kind == PARTITION else None
+        existing = partition_of(device, held) if held.kind == PARTITION else None
         if existing is not None and existing.uuid:
             settled.append(replace(held, partition_uuid=existing.uuid, instance_id=existing.instance_id))
             continue
@@ -436,12 +404,23 @@ def plan_restore(record: ClaimRecord, devices: Mapping[str, Device], dynamic: Co
             entry, mode = _settle(entry, offer, each, each.uuid in dynamic)
             if mode is not None:
                 modes[each.uuid] = mode
-        settled.append(entry)
+        settled.append(with_id(entry, device, settled, choose_id))
     return PreparePlan(
         record=replace(record, devices=tuple(settled)),
         mode_changes=tuple(modes.values()),
         destructions=tuple(remains),
     )
+
+
+def with_chosen_ids(record: ClaimRecord, planned: ClaimRecord) -> ClaimRecord:
+    """Return a prepared claim's record with the ids of the partitions that are about to be made again for it."""
+    devices = [
+        replace(held, instance_id=entry.instance_id)
+        if entry.created and entry.partition_uuid is None and entry.instance_id is not None
+        else held
+        for held, entry in zip(record.devices, planned.devices)
+    ]
+    return replace(record, devices=tuple(devices))
 
 
 def restore_is_needed(plan: PreparePlan, record: ClaimRecord) -> bool:
@@ -455,14 +434,14 @@ def plan_undo(
     """Decide how to take back a claim from what is stored of it.
 
     Only partitions that the record says the driver made are destroyed, wherever they are now; a partition that is not
-    there needs nothing. Where the driver had switched partitioning on and nothing else remains, it goes off again.
+    there needs nothing, and one with another id than the driver chose is somebody else's. Where the driver had switched partitioning on and nothing else remains, it goes off again.
     What cannot be looked at, because its device is one of the ``faulty``, is owed.
     """
     destructions: list[Destruction] = []
     doomed: set[tuple[str, int]] = set()
     for held in record.devices:
         device = devices.get(held.device_uuid)
-        existing = _partition_at(device, held.key) if device is not None and held.created else None
+        existing = partition_of(device, held) if device is not None and held.created else None
         if existing is not None:
             doomed.add((held.device_uuid, existing.instance_id))
             destructions.append(destruction(held.device_uuid, existing))
@@ -472,7 +451,7 @@ def plan_undo(
         if uuid in devices and mode_goes_off(devices[uuid], meta, doomed)
     ]
     debts = [
-        Debt(held.device_uuid, held.key)
+        Debt(held.device_uuid, held.key, held.instance_id)
         for held in record.devices
         if held.created and held.key is not None and held.device_uuid in faulty
     ]
@@ -482,8 +461,10 @@ def plan_undo(
 
 def plan_payment(device: Device, debts: Iterable[Debt], meta: Mapping[str, str]) -> UndoPlan:
     """Decide how to pay what is owed on one device that answers again; what is not there any more is paid."""
-    owed = {debt.partition for debt in debts if debt.device_uuid == device.uuid}
-    found = [partition for partition in device.partitions if partition.key in owed]
+    owed = [debt for debt in debts if debt.device_uuid == device.uuid]
+    found = [
+        each for each in device.partitions if any(each.is_the_one(debt.partition, debt.instance_id) for debt in owed)
+    ]
     doomed = {(device.uuid, partition.instance_id) for partition in found}
     off = mode_goes_off(device, meta, doomed)
     return UndoPlan(

@@ -13,7 +13,7 @@ from typing import Any
 from ..core.companions import SharedDevice
 from ..core.errors import AcceleratorError
 from ..core.facts import device_of
-from ..core.model import PARTITION, Device, Placement
+from ..core.model import PARTITION, Device, Partition, Placement
 from ..core.passthrough import Handover, handover_of
 from ..core.prepared import PREPARED, PREPARING
 
@@ -94,7 +94,8 @@ class DeviceRecord:
 
     ``request`` is the full request name (``request`` or ``request/subrequest``). ``kind`` is "device", "partition", "passthrough" or "group".
     ``created`` says that the driver makes the partition and destroys it again. ``partition_uuid`` and ``instance_id``
-    are None until the partition exists. ``cdi_id`` is the qualified CDI name. ``settings`` is what the claim sets on a whole
+    are None until the partition exists; but an id that the driver chooses is here before, so that the partition can be told from
+    one that somebody else makes in its place. Releases before wrote None. ``cdi_id`` is the qualified CDI name. ``settings`` is what the claim sets on a whole
     device, by knob; ``sharing`` is what it asks of a companion that lets its containers share the device, and
     ``consumed`` what it has of a device that it shares with other claims. ``passthrough`` is of a device for a virtual machine:
     its handover (see core/passthrough.py), and the device's facts, which nobody can ask for while it is away. ``members`` are the
@@ -150,6 +151,10 @@ class DeviceRecord:
         if self.profile_id is None or self.placement_start is None or self.placement_size is None:
             return None
         return (self.profile_id, self.placement_start, self.placement_size)
+
+    def has(self, partition: Partition) -> bool:
+        """Whether a partition of the device is the one that is meant: of those that the driver makes, the very one that it made."""
+        return partition.is_the_one(self.key, self.instance_id if self.created else None)
 
     @property
     def base_request(self) -> str:

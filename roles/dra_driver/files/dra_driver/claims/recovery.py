@@ -199,7 +199,7 @@ def users(record: ClaimRecord, devices: Mapping[str, Device]) -> tuple[int, ...]
             if held.key is None:
                 found.update(process.pid for process in device.processes)
             for partition in device.partitions:
-                if held.key is not None and partition.key == held.key:
+                if held.key is not None and held.has(partition):
                     found.update(process.pid for process in partition.processes)
     return tuple(sorted(found))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ..core.errors import DoesNotFit
 from ..core.model import PARTITION, Device, Offer, OwnedPartition, Partition, Taint
-from .plan import Destruction, destruction
+from .plan import Destruction, destruction, partition_of
 from .records import ClaimRecord, DeviceRecord
 
 #: The cause in the taint's key.
@@ -126,7 +126,7 @@ def clearance(
     """
     leftovers, movable, destructions = [], [], []
     for record in records:
-        made = [_made(devices, held.device_uuid, held.key) for held in record.devices if held.created]
+        made = [(held.device_uuid, _made(devices, held)) for held in record.devices if held.created]
         is_here = any(held.created and held.device_uuid == uuid for held in record.devices)
         if not is_here or not set(record.device_uuids) <= set(devices):
             continue
@@ -140,7 +140,6 @@ def clearance(
     return Clearance(tuple(leftovers), tuple(movable), tuple(destructions))
 
 
-def _made(devices: Mapping[str, Device], uuid: str, key: OwnedPartition | None) -> tuple[str, Partition | None]:
-    device = devices.get(uuid)
-    there = device.partitions if device is not None else ()
-    return uuid, next((each for each in there if each.key == key), None)
+def _made(devices: Mapping[str, Device], held: DeviceRecord) -> Partition | None:
+    device = devices.get(held.device_uuid)
+    return partition_of(device, held) if device is not None else None

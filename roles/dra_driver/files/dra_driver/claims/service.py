@@ -42,6 +42,7 @@ from .plan import (
     plan_prepare,
     plan_restore,
     refuse_faulty,
+    with_chosen_ids,
 )
 from .records import ClaimRecord, ClaimReference
 from .refusals import Refusals
@@ -283,6 +284,7 @@ class ClaimService:
             boot_id=self._boot_id,
             now=time.time(),
             refused=refused,
+            choose_id=self.hands.backend.choose_id,
         )
         self.hands.reached("planned")
         return replace(plan, pod_claim=allocation.pod_claim)
@@ -331,15 +333,16 @@ class ClaimService:
         with watch.stage("restore"):
             found = await self.thread(self.hands.facts, record.device_uuids)
             refuse_faulty(record.reference, record.device_uuids, found.faults)
-            plan = plan_restore(record, found.devices, self._inventory().dynamic)
+            plan = plan_restore(record, found.devices, self._inventory().dynamic, self.hands.backend.choose_id)
             self.hands.refuse_sharing(plan.record)
             plan, notes = await self._with_settings(await self._with_handovers(plan))
             notes.update(self._switched_on(plan))
             restoring = f"{RESTORING_KEY}{record.uid}"
             if (plan.creates or wanted_of(record)) and record.boot_id != self._boot_id:
                 notes[restoring] = self._boot_id
-            if notes:
-                await self.store.commit(Change(meta=notes))
+            intended = with_chosen_ids(record, plan.record)
+            if notes or intended != record:
+                await self.store.commit(Change(put=intended if intended != record else None, meta=notes))
             # The record stays "prepared" all the while: a crash in between is followed by another restore.
             restored = await self.thread(self._doing.make, plan, found.devices)
             done = restored.as_prepared(restored.devices, self._boot_id)

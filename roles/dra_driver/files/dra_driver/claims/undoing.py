@@ -119,7 +119,7 @@ class Undoing:
         undone = take_back()
         meta = {
             **self.cleared([*_ended(undone), f"{RESTORING_KEY}{record.uid}"]),
-            **incurred(undone.debts, self.boot_id),
+            **incurred(undone.debts, None if self.hands.backend.partitions_outlive_boot else self.boot_id),
             **still_owed(undone.unrestored, self.boot_id),
         }
         self.store.write(Change(delete=record.uid, meta=meta), loop)

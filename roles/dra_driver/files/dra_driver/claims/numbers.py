@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Which number, and which id, a partition that is to be made for a claim gets. Decided from facts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Callable, NoReturn, Optional
+
+from ..core.errors import InUse
+from ..core.model import PARTITION, Device, Placement
+from .allocation import ClaimError
+from .records import DeviceRecord
+
+#: Chooses the id that a partition at a placement of a device is made with, beside ids that others are to have (see core/backend.py).
+ChooseId = Callable[[Device, Placement, Collection[int]], Optional[int]]
+
+
+def with_number(
+    entry: DeviceRecord, device: Device, held: Sequence[DeviceRecord], refused: Collection[Placement] = ()
+) -> DeviceRecord:
+    """Give a partition that is to be made its number: the lowest that neither a partition nor a record has, and that was not refused.
+
+    What is published only counts such partitions. Whoever looks on has the number that the claim's partition has. Raises ClaimError,
+    InUse.
+    """
+    mine = [each for each in held if each.device_uuid == device.uuid and each.kind == PARTITION]
+    if entry.admin:
+        made = next((each for each in mine if each.name == entry.name and each.created), None)
+        if made is None:
+            refuse_missing(entry, device)
+        return replace(entry, placement_start=made.placement_start)
+    profile = device.profile(entry.profile_id) if entry.profile_id is not None else None
+    if profile is None:
+        raise ClaimError(
+            f"{device.describe()} no longer knows the profile {entry.profile} of {entry.name}",
+            hint="Delete the pod, so that the claim is allocated anew.",
+            code="device-gone",
+        )
+    taken = {each.placement for each in mine} | {each.placement for each in device.partitions}
+    free = [each for each in profile.placements if each not in taken and each not in refused]
+    if not free:
+        there = ", ".join(partition.describe() for partition in device.partitions) or "none"
+        raise InUse(
+            f"No number is left for {entry.name} on {device.describe()}: partitions and other claims have all "
+            f"{len(profile.placements)}; partitions on it: {there}",
+            hint="Remove partitions that this driver did not make, or delete the pod so that the claim is allocated elsewhere.",
+        )
+    return replace(entry, placement_start=min(free).start)
+
+
+def with_id(entry: DeviceRecord, device: Device, held: Iterable[DeviceRecord], choose_id: ChooseId) -> DeviceRecord:
+    """Give a partition that is to be made its id, where the driver chooses that. Raises InUse."""
+    if not entry.created or entry.placement is None:
+        return entry
+    mine = [each.instance_id for each in held if each.device_uuid == device.uuid and each.kind == PARTITION]
+    taken = [each for each in mine if each is not None]
+    return replace(entry, instance_id=choose_id(device, entry.placement, taken))
+
+
+def refuse_missing(entry: DeviceRecord, device: Device) -> NoReturn:
+    """Raise ClaimError for a partition that has to be there and is not."""
+    raise ClaimError(
+        f"Partition {entry.name} does not exist on {device.describe()}",
+        hint="Apply the node's layout again. An administrator's claim reaches partitions that exist, it makes none.",
+        code="partition-gone",
+    )
