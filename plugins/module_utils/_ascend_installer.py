@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import grp
-import hashlib
 import os
 import posixpath
 import pwd
@@ -33,28 +32,24 @@ from ._ascend_packages import (
     wants_restart,
     words,
 )
+from ._host import (
+    InTheWay,
+    digest_of,
+    in_the_way,
+    keep_record,
+    last_words,
+    standing_still,
+    text_or_none,
+    waits_for_restart,
+)
 from .core.ascend import bus
 from .core.ascend.driver_files import CONTROL_NODES, INSTALL_INFO, MANAGER
 from .core.ascend.families import family_of
-from .core.errors import AcceleratorError, InUse
-from .core.passthrough import users
-from .core.prepared import prepared_claims
 from .core.system import System
 
 FOLDER = "/var/lib/dra-accelerators/ascend"
 RECORD = f"{FOLDER}/record.json"
-COMMAND_SECONDS = 60.0
-_BLOCK = 1 << 20
 _NODE = re.compile(r"v?davinci\d+")
-
-
-def digest_of(system: System, path: str) -> str:
-    """Return the SHA-256 digest of a file, which may be larger than one would hold in memory."""
-    digest = hashlib.sha256()
-    with system.path(path).open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 class Installer:
@@ -75,22 +70,15 @@ class Installer:
 
     def record(self) -> Record:
         """Return what is ours. Raises AcceleratorError for a record that cannot be read."""
-        try:
-            text = self.system.read_text(RECORD)
-        except FileNotFoundError:
-            return Record()
-        return read_record(text, RECORD)
+        return read_record(text_or_none(self.system, RECORD), RECORD)
 
     def write(self, record: Record) -> None:
         """Write the record; one that says nothing goes."""
-        if record:
-            self.system.write_atomic(RECORD, record.to_text().encode(), mode=0o600, directory_mode=0o700)
-        else:
-            self.system.remove_tree(FOLDER)
+        keep_record(self.system, RECORD, record.to_text() if record else "")
 
     def waits_for_restart(self, record: Record) -> bool:
         """Whether something was installed or removed since the machine was started."""
-        return bool(record.boot) and record.boot == self.system.boot_id()
+        return waits_for_restart(self.system, record.boot)
 
     # What stands in the way
 
@@ -112,7 +100,7 @@ class Installer:
         done = self.system.run(["bash", str(path), "--check"], self.timeout)
         if done.returncode:
             raise PackageError(
-                f"{package.path} says of itself that it is not whole: {_last(done.stdout + done.stderr)}",
+                f"{package.path} says of itself that it is not whole: {last_words(done.stdout + done.stderr)}",
                 hint="Copy it once more. Nothing was installed.",
                 code="package-damaged",
             )
@@ -170,48 +158,24 @@ class Installer:
 
     def refuse_users(self) -> None:
         """Refuse while a prepared claim or a process has the NPUs; services that are stopped for it do not count. Raises InUse."""
-        claims = [claim.describe() for claim in prepared_claims(self.state_path)] if self.state_path else []
-        if claims:
-            raise InUse(
-                f"Prepared claims have NPUs of this node: {', '.join(claims)}",
-                claims=claims,
-                hint="Drain the node, and run this again.",
-            )
+        found = self._users()
+        found.refuse_claims("NPUs")
+        found.refuse_processes("NPUs")
+
+    def _users(self) -> InTheWay:
         names = [name for name in self.system.list_directory("/dev") if _NODE.fullmatch(name)]
         paths = (MANAGER, *CONTROL_NODES, *(f"/dev/{name}" for name in names))
-        numbers = {number for path in paths if (number := self.system.device_number(path)) is not None}
-        own = self._own_processes()
-        found = [process for process in users(self.system, numbers) if process.pid not in own] if numbers else []
-        if found:
-            raise InUse(
-                f"Processes have NPUs of this node open: {', '.join(map(str, found))}",
-                pids=[process.pid for process in found],
-                hint="End them or drain the node, and run this again. The driver is not replaced under a running program.",
-            )
-
-    def _own_processes(self) -> frozenset[int]:
-        found = set()
-        for service in self.services:
-            done = self.system.run(["systemctl", "show", "--property=MainPID", "--value", service], COMMAND_SECONDS)
-            if done.stdout.strip().isdigit():
-                found.add(int(done.stdout))
-        return frozenset(found - {0})
+        return in_the_way(self.system, state_path=self.state_path, paths=paths, services=self.services)
 
     # What is done
 
     def carry_out(self, steps: Sequence[Step], choices: Choices, record: Record) -> Record:
         """Take the steps with the services stopped; return the record afterwards. Raises AcceleratorError, saying how far it came."""
-        running = [name for name in self.services if self._is_active(name)]
-        try:
-            for name in running:
-                self._systemctl("stop", name)
-            done: list[str] = []
+        done: list[str] = []
+        with standing_still(self.system, self.services):
             for step in steps:
                 record = self._take(step, choices, record, done)
                 done.append(step.describe())
-        finally:
-            for name in running:
-                self._systemctl("start", name)
         return record
 
     def _take(self, step: Step, choices: Choices, record: Record, done: Sequence[str]) -> Record:
@@ -290,15 +254,6 @@ class Installer:
             if posixpath.dirname(path) == FOLDER:
                 self.system.remove(path)
 
-    def _is_active(self, service: str) -> bool:
-        done = self.system.run(["systemctl", "is-active", service], COMMAND_SECONDS)
-        return done.stdout.strip() in ("active", "activating", "reloading")
-
-    def _systemctl(self, verb: str, service: str) -> None:
-        done = self.system.run(["systemctl", verb, service], COMMAND_SECONDS * 5)
-        if done.returncode:
-            raise AcceleratorError(f"systemctl {verb} {service} ended with {done.returncode}: {_last(done.stderr)}")
-
 
 def shown(before: Installed, after: dict[str, Any]) -> dict[str, str]:
     """Return what Ansible shows of a change."""
@@ -307,8 +262,3 @@ def shown(before: Installed, after: dict[str, Any]) -> dict[str, str]:
 
 def _lines(facts: dict[str, Any]) -> str:
     return "".join(f"{key}: {facts[key]}\n" for key in ("driver", "firmware", "complete"))
-
-
-def _last(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " | ".join(lines[-3:])[-400:] or "it said nothing"

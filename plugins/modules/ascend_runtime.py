@@ -125,7 +125,6 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._ascend_installer import digest_of
 from ansible_collections.dra.accelerators.plugins.module_utils._ascend_packages import PackageError
 from ansible_collections.dra.accelerators.plugins.module_utils._ascend_runtime import (
     DEFAULT_FOLDER,
@@ -140,6 +139,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._ascend_runtime i
     unfit,
     words,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._host import digest_of
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.driver_files import RUNTIME_LISTS
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import InUse

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Runs apt and dpkg. A view lets apt plan with sources and pins that are not on the node yet, so that check mode sees what a run would do."""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from . import _apt
+from ._apt import Change, PackageProblem, Source
+from .core.system import Completed, System
+
+LISTS, SOURCES, PREFERENCES = "/var/lib/apt/lists", "/etc/apt/sources.list.d", "/etc/apt/preferences.d"
+SOURCES_FILE = "/etc/apt/sources.list"
+#: How long a command that only looks may take, in seconds.
+LOOK_SECONDS = 120.0
+_STATUS = "${Package}\\t${Architecture}\\t${Version}\\t${db:Status-Status}\\n"
+_QUIET = {"DEBIAN_FRONTEND": "noninteractive", "DEBCONF_NONINTERACTIVE_SEEN": "true", "NEEDRESTART_MODE": "l"}
+#: What was there before keeps its configuration; another run of apt is waited for.
+_ACTING = (
+    "-y",
+    "-o=Dpkg::Options::=--force-confdef",
+    "-o=Dpkg::Options::=--force-confold",
+    "-o=DPkg::Lock::Timeout=300",
+)
+#: What is recommended or suggested alone keeps no package that was installed for a driver.
+_NOT_NEEDED = ("-o=APT::AutoRemove::RecommendsImportant=false", "-o=APT::AutoRemove::SuggestsImportant=false")
+
+
+@dataclass(frozen=True)
+class Packages:
+    """What is installed, by name and version; what was left half-way; what is held, and what was installed for others' sake."""
+
+    installed: Mapping[str, str]
+    broken: Sequence[str] = ()
+    held: frozenset[str] = frozenset()
+    automatic: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class View:
+    """How apt sees a node that is not so yet: options for its programs, and where its pins are written."""
+
+    options: Sequence[str]
+    pins: Path
+
+    def pin(self, text: str) -> None:
+        """Have apt keep to these pins."""
+        self.pins.write_text(text)
+
+
+class Apt:
+    """The package tools of a node."""
+
+    def __init__(self, system: System, *, timeout: float) -> None:
+        self.system = system
+        self.timeout = timeout
+
+    # What is there
+
+    def packages(self) -> Packages:
+        """Return what is installed. Raises PackageProblem."""
+        architecture = self._said(["dpkg", "--print-architecture"]).strip()
+        installed, broken = _apt.parse_status(self._said(["dpkg-query", "-W", f"--showformat={_STATUS}"]), architecture)
+        held = frozenset(self._said(["apt-mark", "showhold"]).split())
+        return Packages(installed, broken, held, frozenset(self._said(["apt-mark", "showauto"]).split()))
+
+    def sources(self) -> list[Source]:
+        """Return which package sources apt knows."""
+        names = [f"{SOURCES}/{name}" for name in self.system.list_directory(SOURCES)]
+        paths = [path for path in (SOURCES_FILE, *names) if path.endswith((".list", ".sources"))]
+        return [
+            each
+            for path in paths
+            if self.system.exists(path)
+            for each in _apt.read_sources(path, self.system.read_text(path))
+        ]
+
+    def available(self, names: Sequence[str], view: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+        """Return which versions of packages the sources have, the newest first."""
+        if not names:
+            return {}
+        return _apt.parse_available(self._said(["apt-cache", *view, "madison", *names]))
+
+    def simulate(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
+        """Return what apt would do. Raises PackageProblem with its own reasons where it cannot."""
+        done = self.system.run(["apt-get", *view, "--simulate", *words], LOOK_SECONDS)
+        if done.returncode:
+            raise PackageProblem(
+                f"apt finds no way to {' '.join(words)}: {_apt.errors_of(done.stdout + chr(10) + done.stderr)}",
+                hint="Nothing was changed.",
+                code="no-way",
+            )
+        return _apt.parse_simulation(done.stdout)
+
+    def orphans(self, names: Sequence[str]) -> tuple[Change, ...]:
+        """Return what would go with these packages: they themselves, and what was installed for others' sake and nobody needs any more."""
+        return (
+            self.simulate([*_NOT_NEEDED, "--allow-change-held-packages", "--purge", "autoremove", *names])
+            if names
+            else ()
+        )
+
+    def lists(self) -> dict[str, str]:
+        """Return the files of all indexes that the sources have, each with its name in the repository."""
+        text = self._said(["apt-get", "indextargets", "--format", "$(FILENAME)|$(METAKEY)"])
+        return dict(line.split("|", 1) for line in text.splitlines() if "|" in line)
+
+    @contextlib.contextmanager
+    def view(
+        self, *, pin_path: str, source: Source | None = None, key: str = "", refresh: bool = False
+    ) -> Iterator[View]:
+        """Yield how apt sees a source as if it were in place, and the pins that it is given; ``refresh`` also asks the source.
+
+        Nothing of apt's own is written: lists and caches of the view lie in a folder that goes afterwards.
+        """
+        with tempfile.TemporaryDirectory(prefix="dra-accelerators-") as name:
+            folder = Path(name)
+            preferences = self._copied(folder / "preferences.d", PREFERENCES, leave_out=pin_path)
+            options = [
+                f"-o=Dir::Etc::PreferencesParts={preferences}",
+                "-o=Dir::Cache::pkgcache=",
+                "-o=Dir::Cache::srcpkgcache=",
+            ]
+            if source is not None:
+                if key:
+                    (folder / "key.asc").write_text(key)
+                    source = replace(source, signed_by=str(folder / "key.asc"))
+                parts = self._copied(folder / "sources.d", SOURCES, leave_out=source.path)
+                (parts / posixpath.basename(source.path)).write_text(source.stanza())
+                options.append(f"-o=Dir::Etc::SourceParts={parts}")
+            if refresh:
+                lists = self._copied(folder / "lists", LISTS, leave_out=f"{LISTS}/lock")
+                (lists / "partial").mkdir()
+                options += [f"-o=Dir::State::Lists={lists}", "-o=APT::Sandbox::User=root"]
+                own = [] if source is None else self._only(str(folder / "sources.d" / posixpath.basename(source.path)))
+                self.update([*options, *own])
+            yield View(options, preferences / "dra-accelerators-pins")
+
+    def _copied(self, target: Path, folder: str, leave_out: str = "") -> Path:
+        target.mkdir()
+        for name in self.system.list_directory(folder):
+            path = self.system.path(f"{folder}/{name}")
+            if f"{folder}/{name}" != leave_out and path.is_file():
+                (target / name).symlink_to(path)
+        return target
+
+    @staticmethod
+    def _only(path: str) -> list[str]:
+        return [f"-o=Dir::Etc::SourceList={path}", "-o=Dir::Etc::SourceParts=-", "-o=APT::Get::List-Cleanup=0"]
+
+    # What is done
+
+    def update(self, options: Sequence[str] = (), *, only: str = "") -> None:
+        """Ask the sources what they have, or the one of this file alone. Raises PackageProblem where one does not answer, or is not signed."""
+        words = [*options, *(self._only(only) if only else [])]
+        done = self._act(["apt-get", *words, "-o=APT::Update::Error-Mode=any", "-q", "update"])
+        if done.returncode:
+            said = _apt.errors_of(f"{done.stdout}\n{done.stderr}")
+            raise PackageProblem(
+                f"A package source cannot be used: {said}",
+                hint="Look at its address, its key, and the way there (proxies are apt's own setting).",
+                code="source",
+            )
+
+    def act(self, verb: str, words: Sequence[str], options: Sequence[str] = ()) -> str:
+        """Run apt-get; return what it said. Raises PackageProblem."""
+        done = self._act(["apt-get", *options, *_ACTING, verb, *words])
+        said = f"{done.stdout}\n{done.stderr}"
+        if done.returncode:
+            raise PackageProblem(
+                f"apt-get {verb} has failed: {_apt.errors_of(said)}",
+                hint="/var/log/apt/term.log has all that was said.",
+                code="apt-failed",
+            )
+        return said
+
+    def download(self, words: Sequence[str], folder: str) -> None:
+        """Fetch packages into a folder, and install none. Raises PackageProblem where a source no longer has one of them."""
+        done = self._act(
+            [
+                "sh",
+                "-c",
+                'cd "$1" && shift && exec apt-get -o=APT::Sandbox::User=root -q download "$@"',
+                "sh",
+                folder,
+                *words,
+            ]
+        )
+        if done.returncode:
+            raise PackageProblem(
+                f"apt-get download has failed: {_apt.errors_of(done.stdout + chr(10) + done.stderr)}", code="download"
+            )
+
+    def finish(self) -> None:
+        """Have dpkg finish what was cut short. Raises PackageProblem."""
+        done = self._act(["dpkg", "--configure", "-a", "--force-confdef", "--force-confold"])
+        if done.returncode:
+            raise PackageProblem(
+                f"dpkg cannot finish what was cut short: {_apt.errors_of(done.stdout + chr(10) + done.stderr)}",
+                hint="Run `dpkg --configure -a`, and this again.",
+                code="half-configured",
+            )
+
+    def mark(self, verb: str, names: Sequence[str]) -> None:
+        """Mark packages as hold, unhold, auto or manual."""
+        if names:
+            self._said(["apt-mark", verb, *sorted(names)])
+
+    def _act(self, argv: Sequence[str]) -> Completed:
+        return self.system.run(argv, self.timeout, input="", environment=_QUIET)
+
+    def _said(self, argv: Sequence[str]) -> str:
+        done = self.system.run(argv, LOOK_SECONDS, environment=_QUIET)
+        if done.returncode:
+            raise PackageProblem(
+                f"{' '.join(argv[:2])} ended with {done.returncode}: {_apt.errors_of(done.stdout + chr(10) + done.stderr)}"
+            )
+        return done.stdout

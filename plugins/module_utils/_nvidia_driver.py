@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""NVIDIA's driver: which packages of which version, which kernel modules and which files. No side effects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import _apt
+from ._apt import INSTALL, Change, upstream
+from .core.errors import AcceleratorError
+from .core.nvidia.generations import BusGpu, fitting_modules, objections
+
+AUTO = "auto"
+MODULES_FILE = "/etc/modprobe.d/dra-accelerators-nvidia.conf"
+SIGNING_FILE = "/etc/dkms/framework.conf.d/dra-accelerators.conf"
+PIN_FILE = "/etc/apt/preferences.d/dra-accelerators-nvidia"
+SOURCE_FILE = "/etc/apt/sources.list.d/dra-accelerators-nvidia.sources"
+KEY_FILE = "/etc/apt/keyrings/dra-accelerators-nvidia.asc"
+FILES = (MODULES_FILE, SIGNING_FILE, PIN_FILE, SOURCE_FILE, KEY_FILE)
+PERSISTENCE_UNIT = "nvidia-persistenced.service"
+
+#: Names of packages of the driver, whoever has made them; those of the container toolkit have versions of their own.
+NAMES = r"nvidia|^cuda-drivers|^libcuda1|^libnv|^libxnvctrl|^firmware-nvidia"
+_NAMED = re.compile(NAMES)
+_OTHERS = re.compile(r"container|cuda-toolkit|nvidia-cuda|nvidia-fs|gds")
+#: What may have to go for a driver, besides its own: what offers one of several drivers its place.
+_GIVES_WAY = re.compile(r"^glx-(alternative|diversions)|^update-glx")
+#: What has to have the driver's exact version, and is installed by others' roles.
+_COMPANIONS = re.compile(r"^(nvidia-fabricmanager|libnvidia-nscq|nvidia-imex|libnvsdm)(-\d+)?$")
+#: The modules, in the order in which they are unloaded.
+UNLOADED = ("nvidia_peermem", "nvidia_fs", "gdrdrv", "nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia")
+LOADED = ("nvidia", "nvidia_uvm")
+#: What the module's file is called: by the vendor, and by Debian.
+MODULE_FILES = ("nvidia", "nvidia-current", "nvidia-current-open")
+#: Who drives GPUs where NVIDIA's driver does not.
+RIVALS = ("nouveau", "nova_core")
+
+
+class DriverError(AcceleratorError):
+    """A driver cannot be as it is wanted, or has not become so."""
+
+    default_code = "driver"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One way to have a driver: packages of the driver's version, and packages of any version."""
+
+    modules: str
+    build: str
+    components: str
+    packages: tuple[str, ...]
+    also: tuple[str, ...] = ()
+    persistence: tuple[str, ...] = ()
+
+    def others(self, persistence: bool) -> tuple[str, ...]:
+        """Return the packages of any version."""
+        return self.also + (self.persistence if persistence else ())
+
+
+def read_offers(catalog: Iterable[Mapping[str, Any]], *, branch: str, kernel: str) -> tuple[Offer, ...]:
+    """Read a platform's catalog, with branch and kernel in the places of names that have them; without a branch such ones are left out."""
+    words = {"{branch}": branch, "{kernel}": kernel, "{flavour}": kernel.rpartition("-")[2]}
+    found = []
+    for entry in catalog:
+        names = {
+            key: [_filled(str(name), words) for name in entry.get(key, ())]
+            for key in ("packages", "also", "persistence")
+        }
+        if any("{" in name for each in names.values() for name in each):
+            continue
+        lowest, highest = int(entry.get("from", 0)), int(entry.get("to", 100000))
+        if branch and not lowest <= int(branch) <= highest:
+            continue
+        found.append(
+            Offer(
+                str(entry["modules"]),
+                str(entry["build"]),
+                str(entry["components"]),
+                tuple(names["packages"]),
+                tuple(names["also"]),
+                tuple(names["persistence"]),
+            )
+        )
+    return tuple(found)
+
+
+def _filled(name: str, words: Mapping[str, str]) -> str:
+    for place, word in words.items():
+        if word:
+            name = name.replace(place, word)
+    return name
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked for; an empty version is any that is there, and else the newest."""
+
+    version: str = ""
+    latest: bool = False
+    modules: str = AUTO
+    build: str = "dkms"
+    components: str = "compute"
+    persistence: bool = True
+
+    @property
+    def branch(self) -> str:
+        """The branch, where one is asked for."""
+        return upstream(self.version).partition(".")[0]
+
+    def takes(self, version: str) -> bool:
+        """Whether a package's version is one that is asked for: any, of the branch, the exact one, or the package's whole."""
+        return not self.version or self.version in (version, upstream(version), upstream(version).partition(".")[0])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The packages that are chosen, each with its version; empty for any. ``version`` is the driver's."""
+
+    offer: Offer
+    version: str
+    packages: Mapping[str, str]
+
+    @property
+    def branch(self) -> int:
+        """The driver's branch."""
+        return branch_of(self.version)
+
+
+def branch_of(version: str) -> int:
+    """Return a driver version's branch; 0 where it has none."""
+    first = version.partition(".")[0]
+    return int(first) if first.isdigit() else 0
+
+
+def choose(
+    offers: Sequence[Offer],
+    wanted: Wanted,
+    gpus: Sequence[BusGpu],
+    installed: Mapping[str, str],
+    available: Mapping[str, Sequence[str]],
+) -> Choice | None:
+    """Choose packages. What is installed stays where it is what is wanted; None where nothing fitting is on offer.
+
+    Raises DriverError where all that is on offer cannot drive these GPUs.
+    """
+    found: list[tuple[tuple[bool, int, int], Choice]] = []
+    reasons: list[str] = []
+    for place, offer in enumerate(offers):
+        if (offer.build, offer.components) != (wanted.build, wanted.components) or wanted.modules not in (
+            AUTO,
+            offer.modules,
+        ):
+            continue
+        choice, is_there = _version_of(offer, wanted, installed, available)
+        if choice is None:
+            continue
+        against = objections(gpus, choice.branch, offer.modules)
+        if against:
+            reasons += [each for each in against if each not in reasons]
+            continue
+        order = fitting_modules(gpus, choice.branch)
+        found.append(((not is_there, order.index(offer.modules), place), choice))
+    if found:
+        return min(found, key=lambda each: each[0])[1]
+    if reasons:
+        raise DriverError(" ".join(reasons), hint="Nothing was changed.", code="gpus")
+    return None
+
+
+def _version_of(
+    offer: Offer, wanted: Wanted, installed: Mapping[str, str], available: Mapping[str, Sequence[str]]
+) -> tuple[Choice | None, bool]:
+    """Return the choice that an offer comes to, and whether that is what is installed."""
+    others = offer.others(wanted.persistence)
+    first = offer.packages[0]
+    there = installed.get(first, "")
+    newest = next((version for version in available.get(first, ()) if wanted.takes(version)), "")
+    if there and wanted.takes(there) and not (wanted.latest and newest and newest != there):
+        version = upstream(there)
+        if all(upstream(installed.get(name, "")) == version for name in offer.packages) and all(
+            name in installed for name in others
+        ):
+            packages = {name: installed[name] for name in offer.packages}
+            return Choice(offer, version, {**packages, **dict.fromkeys(others, "")}), True
+    if any(name not in installed and name not in available for name in others):
+        return None, False
+    for candidate in available.get(first, ()):
+        if not wanted.takes(candidate):
+            continue
+        version = upstream(candidate)
+        packages = {
+            name: next((each for each in available.get(name, ()) if upstream(each) == version), "")
+            for name in offer.packages
+        }
+        packages[first] = candidate
+        if all(packages.values()):
+            # Some distributions give these versions of their own.
+            along = {
+                name: next((each for each in available.get(name, ()) if upstream(each) == version), "")
+                for name in others
+            }
+            return Choice(offer, version, {**packages, **along}), False
+    return None, False
+
+
+def names_of(offers: Iterable[Offer], wanted: Wanted) -> list[str]:
+    """Return all names that the sources are asked for."""
+    fitting = [offer for offer in offers if (offer.build, offer.components) == (wanted.build, wanted.components)]
+    return sorted({name for offer in fitting for name in (*offer.packages, *offer.others(wanted.persistence))})
+
+
+def not_offered(offers: Sequence[Offer], wanted: Wanted, available: Mapping[str, Sequence[str]]) -> DriverError:
+    """Say why nothing was chosen."""
+    what = f"a driver{' ' + wanted.version if wanted.version else ''} with {wanted.modules} kernel modules ({wanted.build}, {wanted.components})"
+    fitting = names_of(offers, wanted)
+    if not fitting:
+        return DriverError(
+            f"This platform's catalog has no packages for {what}",
+            hint="Some sources have packages for a named branch alone, some no precompiled modules. Set nvidia_driver_version, or another build.",
+            code="not-offered",
+        )
+    seen = "; ".join(f"{name}: {', '.join(available.get(name, ())[:4]) or 'in no source'}" for name in fitting[:8])
+    return DriverError(
+        f"No source has {what}. Looked for: {seen}",
+        hint="Nothing was changed. Look at nvidia_driver_source and at the version.",
+        code="not-offered",
+    )
+
+
+def kinds(catalog: Sequence[Mapping[str, Any]], kernel: str, branches: Iterable[str]) -> dict[str, str]:
+    """Return by packages that only one kind of kernel modules has which one that is."""
+    found: dict[str, set[str]] = {}
+    for branch in ("", *branches):
+        for offer in read_offers(catalog, branch=branch, kernel=kernel):
+            for name in offer.packages:
+                found.setdefault(name, set()).add(offer.modules)
+    return {name: min(each) for name, each in found.items() if len(each) == 1}
+
+
+# What is of the driver
+
+
+def is_of_driver(name: str, version: str, drivers: Collection[str]) -> bool:
+    """Whether a package comes from a driver of one of these versions."""
+    return upstream(version) in drivers and bool(_NAMED.search(name)) and not _OTHERS.search(name)
+
+
+def driver_packages(installed: Mapping[str, str], version: str, chosen: Iterable[str] = ()) -> dict[str, str]:
+    """Return the installed packages of a driver's version, and those that were chosen for it."""
+    names = set(chosen)
+    return {
+        name: each for name, each in sorted(installed.items()) if name in names or is_of_driver(name, each, (version,))
+    }
+
+
+def foreign(installed: Mapping[str, str], catalog_names: Collection[str]) -> dict[str, str]:
+    """Return the packages of whichever driver is there: of the version that one of the catalog's packages has."""
+    versions = {upstream(installed[name]) for name in catalog_names if name in installed}
+    return {name: each for name, each in sorted(installed.items()) if is_of_driver(name, each, versions)}
+
+
+def followers(there: Mapping[str, str], version: str, available: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the versions that a present driver's other packages get, as far as the new driver has them. apt leaves held ones where they are."""
+    fitting = {
+        name: next((each for each in available.get(name, ()) if upstream(each) == version), "") for name in there
+    }
+    return {name: each for name, each in fitting.items() if each}
+
+
+def companions(installed: Mapping[str, str], version: str, available: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the versions that programs get which have to have the driver's own. Raises DriverError where a source has none."""
+    found = {}
+    for name, before in installed.items():
+        if not _COMPANIONS.fullmatch(name) or upstream(before) == version:
+            continue
+        fitting = next((each for each in available.get(name, ()) if upstream(each) == version), "")
+        if not fitting:
+            raise DriverError(
+                f"{name} {before} is installed and has to have the driver's exact version, and no source has {version} of it",
+                hint="Nothing was changed. Take a version that the source has of both, or remove it first.",
+                code="companion",
+            )
+        found[name] = fitting
+    return found
+
+
+def companion_names(installed: Iterable[str]) -> list[str]:
+    """Return the installed programs that have to have the driver's own version."""
+    return sorted(name for name in installed if _COMPANIONS.fullmatch(name))
+
+
+def install_words(
+    choice: Choice,
+    offers: Iterable[Offer],
+    installed: Mapping[str, str],
+    further: Mapping[str, str],
+    files: Mapping[str, str],
+) -> list[str]:
+    """Return what apt-get is told to install, and with a minus what has to go: kernel modules of the other kind. Nothing where all is there."""
+    words = []
+    for name, version in {**choice.packages, **further}.items():
+        if name not in installed or (version and installed[name] != version):
+            words.append(files.get(name) or (f"{name}={version}" if version else name))
+    own = {*choice.packages}
+    of_other_kind = {
+        name
+        for offer in offers
+        if (offer.modules, offer.build) != (choice.offer.modules, choice.offer.build)
+        for name in offer.packages
+    }
+    words += [f"{name}-" for name in sorted(of_other_kind - own) if name in installed]
+    if words and files:
+        # What came along is what the chosen packages need.
+        named = {*choice.packages, *further}
+        words += [path for name, path in sorted(files.items()) if name not in named and name not in installed]
+    return words
+
+
+def refuse_removals(changes: Iterable[Change]) -> None:
+    """Refuse changes by which packages would go that are not of a driver. Raises DriverError, naming them."""
+    others = [
+        change.name
+        for change in changes
+        if change.verb != INSTALL and not (_NAMED.search(change.name) or _GIVES_WAY.search(change.name))
+    ]
+    if others:
+        raise DriverError(
+            f"apt would remove {', '.join(others)} for this driver",
+            hint="Nothing was changed. Remove them yourself, or take another driver.",
+            code="would-remove",
+        )
+
+
+def after_changes(installed: Mapping[str, str], changes: Iterable[Change]) -> dict[str, str]:
+    """Return what would be installed after changes."""
+    found = dict(installed)
+    for change in changes:
+        if change.verb == INSTALL:
+            found[change.name] = change.after
+        else:
+            found.pop(change.name, None)
+    return found
+
+
+# Files
+
+
+def modules_text(parameters: Mapping[str, Mapping[str, Any]], *, keep_rivals: bool) -> str:
+    """Return the file that tells the kernel which modules are not loaded, and the parameters of those that are. Empty for nothing to tell.
+
+    ``parameters`` are by module: ``nvidia``, ``nvidia_drm``, ``nvidia_modeset``, ``nvidia_uvm``. Debian's files are called otherwise, so the
+    kernel is told under each name; what is said of a file that there is not does nothing.
+    """
+    lines = [] if keep_rivals else [f"blacklist {name}" for name in RIVALS] + ["options nouveau modeset=0"]
+    for name, values in sorted(parameters.items()):
+        said = " ".join(
+            f"{key}={int(value) if isinstance(value, bool) else value}" for key, value in sorted(values.items())
+        )
+        ending = name.replace("_", "-").partition("nvidia")[2]
+        lines += [f"options {file}{ending} {said}" for file in MODULE_FILES] if said else []
+    return "".join(f"{line}\n" for line in (_apt.MARK, *lines)) if lines else ""
+
+
+def signing_text(key: str, certificate: str) -> str:
+    """Return the file by which dkms signs what it builds. Empty for none."""
+    return f'{_apt.MARK}\nmok_signing_key="{key}"\nmok_certificate="{certificate}"\n' if key else ""
+
+
+def pin_text(version: str) -> str:
+    """Return the preferences by which apt takes a driver's version and no other. Empty for none."""
+    return _apt.pins(NAMES, [version]) if version else ""
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """A file on its way from one text to another; None where there is none."""
+
+    path: str
+    before: str | None
+    after: str | None
+
+    def describe(self) -> str:
+        """Say what is done."""
+        return f"{'remove' if self.after is None else 'write'} {self.path}"
+
+    def to_diff(self) -> dict[str, str]:
+        """Return it as Ansible shows it; keys are long and say nothing."""
+        shown = [("(a key)\n" if text and self.path == KEY_FILE else text or "") for text in (self.before, self.after)]
+        return {"before_header": self.path, "after_header": self.path, "before": shown[0], "after": shown[1]}
+
+
+def file_changes(present: Mapping[str, str | None], wanted: Mapping[str, str]) -> tuple[FileChange, ...]:
+    """Return which files change; an empty text is a file that is not to be there."""
+    return tuple(
+        FileChange(path, present.get(path), text or None)
+        for path, text in wanted.items()
+        if (present.get(path) or "") != text
+    )
+
+
+# What stands in the way
+
+
+def secure_boot_problem(*, is_on: bool, build: str, key: str, enrolled: bool | None, certificate: str) -> str:
+    """Return why modules that are built here would not be loaded by a machine with Secure Boot; empty where nothing is in the way.
+
+    ``enrolled`` is None where the certificate is not there, or cannot be read.
+    """
+    if not is_on or build != "dkms":
+        return ""
+    if not key:
+        return (
+            "Secure Boot is on, so that the kernel loads signed modules alone, and no key is named to sign them with. "
+            "Set nvidia_driver_signing_key and nvidia_driver_signing_certificate, or take precompiled modules that the distribution has signed."
+        )
+    if enrolled is None:
+        return f"Secure Boot is on, and {certificate} or {key} is not on the node."
+    if not enrolled:
+        return (
+            f"Secure Boot is on, and the firmware does not know {certificate}. Run `mokutil --import {certificate}`, start the machine again "
+            "and confirm at its console."
+        )
+    return ""
+
+
+def unloads(modules: Collection[str]) -> list[str]:
+    """Return which of the loaded modules are unloaded, in order."""
+    return [name for name in UNLOADED if name in modules]
+
+
+def loads(before: Collection[str]) -> list[str]:
+    """Return which modules are loaded: what computing needs, and what was loaded before."""
+    return list(dict.fromkeys((*LOADED, *(name for name in reversed(UNLOADED) if name in before))))

@@ -1,0 +1,465 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Brings NVIDIA's driver to a node and away from it, proves what has become of it, and goes back where it does not become what it should."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ._apt import Change, PackageProblem, Source, name_of_file, unneeded_lists, upstream
+from ._apt_tool import LISTS, Apt, Packages
+from ._host import (
+    COMMAND_SECONDS,
+    InTheWay,
+    digest_of,
+    in_the_way,
+    is_running,
+    keep_record,
+    last_words,
+    property_of,
+    standing_still,
+    systemctl,
+    text_or_none,
+    waits_for_restart,
+)
+from ._nvidia_driver import (
+    FILES,
+    KEY_FILE,
+    MODULE_FILES,
+    PERSISTENCE_UNIT,
+    SOURCE_FILE,
+    DriverError,
+    FileChange,
+    driver_packages,
+    loads,
+    unloads,
+)
+from ._nvidia_machine import LOADED_MODULES, Machine, look
+from ._nvidia_record import KEPT, RECORD, Kept, Record, read_record
+from .core.errors import AcceleratorError, InUse
+from .core.system import System
+
+_CDI_UNIT = "nvidia-cdi-refresh.service"
+_DKMS = "/var/lib/dkms"
+#: Whose words of a load tell that a signature was refused.
+_REFUSED_KEY = "Key was rejected by service"
+_OVER_HOLDS = ("--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done, decided: packages, files, holds, and what is loaded afterwards."""
+
+    target: Kept
+    words: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    files: tuple[FileChange, ...] = ()
+    hold: tuple[str, ...] = ()
+    unhold: tuple[str, ...] = ()
+    load: bool = False
+    reload: bool = False
+    persistence: bool = False
+    disturbs: bool = True
+    local: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """The packages that are not there yet."""
+        return tuple(change.name for change in self.changes if change.after and not change.before)
+
+
+class Installer:
+    """The node's driver, and what this collection knows of it."""
+
+    def __init__(
+        self,
+        system: System,
+        apt: Apt,
+        *,
+        services: Sequence[str],
+        state_path: str,
+        keep: bool,
+        restart_allowed: bool,
+        kinds: Mapping[str, str],
+    ) -> None:
+        self.system = system
+        self.apt = apt
+        self.services = tuple(services)
+        self.state_path = state_path
+        self.keep = keep
+        self.restart_allowed = restart_allowed
+        self.kinds = kinds
+
+    # What is there
+
+    def record(self) -> Record:
+        """Return what is ours. Raises AcceleratorError for a record that cannot be read."""
+        return read_record(text_or_none(self.system, RECORD))
+
+    def write(self, record: Record) -> None:
+        """Write the record; with one that says nothing all goes that was kept."""
+        if not record:
+            self.system.remove_tree(KEPT)
+        keep_record(self.system, RECORD, record.to_text())
+
+    def waits_for_restart(self, record: Record) -> bool:
+        """Whether something waits for the machine to be started again."""
+        return waits_for_restart(self.system, record.boot)
+
+    def machine(self) -> Machine:
+        """Return what the node is. No program is run."""
+        return look(self.system)
+
+    def files(self) -> dict[str, str | None]:
+        """Return the texts of this collection's files."""
+        return {path: text_or_none(self.system, path) for path in FILES}
+
+    def built(self, version: str) -> str:
+        """Return the version of the module that the running kernel would load: this one, if it is there at all; empty for none."""
+        found = []
+        for name in MODULE_FILES:
+            done = self.system.run(["modinfo", "-k", os.uname().release, "-F", "version", name], COMMAND_SECONDS)
+            found += done.stdout.split()[:1] if done.returncode == 0 else []
+        return version if version in found else next(iter(found), "")
+
+    def users(self) -> InTheWay:
+        """Return who has GPUs; services that are stopped for it do not count."""
+        names = [f"/dev/{name}" for name in self.system.list_directory("/dev") if name.startswith("nvidia")]
+        names += [f"/dev/nvidia-caps/{name}" for name in self.system.list_directory("/dev/nvidia-caps")]
+        return in_the_way(self.system, state_path=self.state_path, paths=names, services=self.services)
+
+    def persists(self) -> bool:
+        """Whether the persistence daemon runs now and will at the next boot."""
+        return (
+            is_running(self.system, PERSISTENCE_UNIT)
+            and property_of(self.system, PERSISTENCE_UNIT, "UnitFileState") != "disabled"
+        )
+
+    # Files
+
+    def write_files(self, changes: Iterable[FileChange]) -> None:
+        """Bring files to what they are to be."""
+        for change in changes:
+            if change.after is None:
+                self.system.remove(change.path)
+            else:
+                self.system.write_atomic(change.path, change.after.encode())
+
+    def set_up_source(self, source: Source, key: str, present: Mapping[str, str | None]) -> None:
+        """Have apt know a source, and ask it. One that does not answer is taken away again. Raises AcceleratorError."""
+        texts = {SOURCE_FILE: source.stanza(), **({KEY_FILE: key} if key else {})}
+        changes = [
+            FileChange(path, present.get(path), text) for path, text in texts.items() if present.get(path) != text
+        ]
+        self.write_files(reversed(changes))  # the key first
+        try:
+            self.apt.update(only=SOURCE_FILE)
+        except AcceleratorError:
+            self.write_files(FileChange(each.path, each.after, each.before) for each in changes)
+            raise
+
+    def remove_source_lists(self, before: Mapping[str, str]) -> None:
+        """Remove what apt has kept of sources that are gone."""
+        for path in unneeded_lists(before, self.apt.lists()):
+            for name in (path, *(f"{path}.{ending}" for ending in ("lz4", "xz", "gz", "zst"))):
+                if path.startswith(f"{LISTS}/"):
+                    self.system.remove(name)
+
+    # What is done
+
+    def carry_out(self, work: Work, record: Record) -> Record:
+        """Do the work with the services stopped; return the record afterwards. Raises AcceleratorError, saying what became of it."""
+        packages = self.apt.packages()
+        former = self._former(record, packages.installed, work)
+        added = tuple(dict.fromkeys((*record.added, *work.added)))
+        self.write(replace(record, added=added, doing="install"))
+        with standing_still(self.system, self.services if work.disturbs else ()):
+            waits = self._make_room(work, record)
+            try:
+                self._install(work, packages.broken)
+                now = self._prove(work)
+                waits = self._load(work) or waits
+            except AcceleratorError as error:
+                self._go_back(error, work, record, former, packages)
+        changed = record.now is not None and record.now.version == now.version and record.now.modules == now.modules
+        kept_former = record.former if changed else (former or record.former)
+        boot = self.system.boot_id() if waits else ("" if work.load else record.boot)
+        gone = set(added) - set(self.apt.packages().installed)
+        done = Record(now, kept_former, tuple(name for name in added if name not in gone), boot, "")
+        self.write(done)
+        self._forget(done)
+        return done
+
+    def _former(self, record: Record, installed: Mapping[str, str], work: Work) -> Kept | None:
+        """Return the driver that is there, with the files by which it can be gone back to; what is not kept yet is fetched."""
+        if not work.words:
+            return record.now
+        if record.now is not None and record.now.complete:
+            return record.now
+        replaced = {
+            change.name: change.before for change in work.changes if change.before and change.before != change.after
+        }
+        versions = {upstream(installed[name]) for name in replaced if name in installed}
+        found = {name: version for each in versions for name, version in driver_packages(installed, each).items()}
+        if not found:
+            return None
+        self._fetch(found)
+        modules = next((self.kinds[name] for name in found if name in self.kinds), "")
+        return Kept(max(versions), modules, self._files_of(found))
+
+    def _fetch(self, packages: Mapping[str, str]) -> None:
+        """Fetch the files of packages that are not kept yet, as far as a source has them."""
+        there = self._files_of(packages) if self.keep else {}
+        words = [f"{name}={each['version']}" for name, each in there.items() if not each["path"]]
+        if words:
+            self._ready_folder()
+            with contextlib.suppress(PackageProblem):
+                # Where its source has moved on there is no way back. It is still what the operator asks for, and the result says so.
+                self.apt.download(words, str(self.system.path(KEPT)))
+
+    def _make_room(self, work: Work, record: Record) -> bool:
+        """Unload what is loaded, where something else is to be; return whether that has to wait for a restart. Raises InUse."""
+        if not work.load or self.waits_for_restart(record):
+            return self.waits_for_restart(record)
+        machine = self.machine()
+        waits = False
+        for name in machine.rivals:
+            waits = self.system.run(["rmmod", name], COMMAND_SECONDS).returncode != 0 or waits
+        if not work.reload:
+            return waits
+        users = self.users()
+        if users.processes and self.restart_allowed:
+            return True
+        users.refuse_processes("GPUs")
+        gone: list[str] = []
+        for name in machine.modules:
+            done = self.system.run(["rmmod", name], COMMAND_SECONDS)
+            if done.returncode == 0:
+                gone.append(name)
+                continue
+            for each in reversed(gone):
+                self.system.run(["modprobe", each], COMMAND_SECONDS)
+            if self.restart_allowed:
+                return True
+            holders = ", ".join(self.system.list_directory(f"{LOADED_MODULES}/{name}/holders"))
+            raise InUse(
+                f"The kernel module {name} cannot be unloaded: {last_words(done.stderr)}"
+                + (f"; {holders} use it" if holders else ""),
+                hint="A display or another driver has it. Free it, or allow the machine to be started again: nvidia_driver_reboot: true.",
+            )
+        return waits
+
+    def _ready_folder(self) -> None:
+        self.system.path(f"{KEPT}/partial").mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _kept_here(self) -> list[str]:
+        return [f"-o=Dir::Cache::Archives={self.system.path(KEPT)}/", "-o=APT::Sandbox::User=root"]
+
+    def _install(self, work: Work, broken: Sequence[str]) -> None:
+        """Write files, and have apt do what was decided."""
+        self.write_files(work.files)
+        if broken:
+            self.apt.finish()
+        if work.words:
+            self._ready_folder()
+            self.apt.mark("unhold", work.unhold)
+            self.apt.act("install", [*_OVER_HOLDS, *work.words], self._kept_here())
+            for name, path in work.local.items():
+                target = f"{KEPT}/{posixpath.basename(path)}"
+                if name and target != path:
+                    shutil.copyfile(self.system.path(path), self.system.path(target))
+        elif work.unhold:
+            self.apt.mark("unhold", work.unhold)
+        self.apt.mark("hold", work.hold)
+        if any("/modprobe.d/" in change.path for change in work.files) and self.system.finds("update-initramfs"):
+            done = self.system.run(["update-initramfs", "-u"], self.apt.timeout)
+            if done.returncode:
+                raise DriverError(
+                    f"update-initramfs has failed: {last_words(done.stdout + done.stderr)}", code="initramfs"
+                )
+
+    def _prove(self, work: Work) -> Kept:
+        """See that what was wanted is there, and that the kernel would load it. Raises DriverError."""
+        packages = self.apt.packages()
+        wrong = [
+            f"{name} {packages.installed.get(name) or 'not installed'}, expected {each['version'] or 'any'}"
+            for name, each in work.target.packages.items()
+            if name not in packages.installed or (each["version"] and packages.installed[name] != each["version"])
+        ]
+        if wrong or packages.broken:
+            left = [f"{name} left half-way" for name in packages.broken]
+            raise DriverError(
+                f"The packages are not what they should be: {'; '.join([*wrong, *left])}", code="not-proved"
+            )
+        target = work.target
+        if work.load:
+            found = self.built(target.version)
+            if found != target.version:
+                raise DriverError(
+                    f"There is no module {target.version} for the running kernel {os.uname().release}"
+                    + (f", but {found}" if found else "")
+                    + self._dkms_said(target.version),
+                    hint=f"dkms builds it where the headers of that kernel are: linux-headers-{os.uname().release}.",
+                    code="no-module",
+                )
+        names = driver_packages(packages.installed, target.version, target.packages)
+        self._fetch(names)
+        return Kept(target.version, target.modules, self._files_of(names))
+
+    def _dkms_said(self, version: str) -> str:
+        """Return the end of what the build of a module has said."""
+        for name in self.system.list_directory(_DKMS):
+            for path in (f"{_DKMS}/{name}/{version}/build/make.log", f"{_DKMS}/{name}/{version}/log/make.log"):
+                text = text_or_none(self.system, path) if name.startswith("nvidia") else None
+                if text:
+                    return f". {path} ends with: {last_words(text)}"
+        return ""
+
+    def _files_of(self, packages: Mapping[str, str]) -> dict[str, dict[str, str]]:
+        """Return packages with the files that are kept of them."""
+        there = {found: f"{KEPT}/{name}" for name in self.system.list_directory(KEPT) if (found := name_of_file(name))}
+        found = {}
+        for name, version in packages.items():
+            path = there.get((name.partition(":")[0], version), "") if self.keep else ""
+            checksum = digest_of(self.system, path) if path else ""
+            found[name] = {"version": version, "path": path, "checksum": checksum}
+        return found
+
+    def verify(self, kept: Kept) -> None:
+        """See that kept packages are still what they were. Raises DriverError."""
+        for name, each in kept.packages.items():
+            if not each["path"] or not self.system.exists(each["path"]):
+                raise DriverError(
+                    f"No file of {name} {each['version']} was kept, so that the driver {kept.version} cannot be gone back to",
+                    hint="Name that version in nvidia_driver_version, where a source still has it.",
+                    code="no-former",
+                )
+            if digest_of(self.system, each["path"]) != each["checksum"]:
+                raise DriverError(f"{each['path']} is no longer the file that was kept", code="checksum")
+
+    def _load(self, work: Work) -> bool:
+        """Load the modules and start the persistence daemon; return whether a restart has to do it. Raises DriverError."""
+        if work.persistence and property_of(self.system, PERSISTENCE_UNIT, "UnitFileState") == "disabled":
+            systemctl(self.system, "enable", PERSISTENCE_UNIT)
+        machine = self.machine()
+        if not work.load:
+            return False
+        if (
+            machine.rivals
+            or (machine.modules and machine.version != work.target.version)
+            or (work.reload and machine.modules)
+        ):
+            return True
+        for name in loads(machine.modules):
+            done = self.system.run(["modprobe", name], COMMAND_SECONDS * 2)
+            if done.returncode:
+                said = last_words(done.stderr)
+                raise DriverError(
+                    f"The kernel does not load {name} {work.target.version}: {said}",
+                    hint="Its signature is by a key that the firmware does not know."
+                    if _REFUSED_KEY in said
+                    else "Look at the kernel log.",
+                    code="not-loaded",
+                )
+        found = self.machine().version
+        if found != work.target.version:
+            raise DriverError(
+                f"The kernel has loaded {found or 'no version'}, expected {work.target.version}", code="not-loaded"
+            )
+        if work.persistence and not is_running(self.system, PERSISTENCE_UNIT):
+            systemctl(self.system, "start", PERSISTENCE_UNIT)
+        if property_of(self.system, _CDI_UNIT, "LoadState") == "loaded":
+            systemctl(self.system, "restart", _CDI_UNIT)
+        return False
+
+    def _go_back(
+        self, error: AcceleratorError, work: Work, record: Record, former: Kept | None, packages: Packages
+    ) -> None:
+        """Undo what has failed, and raise its error with what has become of the node."""
+        build = self._dkms_said(work.target.version) if error.code == "apt-failed" else ""
+        said, code = f"{error.message.rstrip('.')}{build}", "no-module" if build else error.code
+        self.write_files(FileChange(each.path, each.after, each.before) for each in work.files)
+        boot = record.boot
+        if not work.words:
+            now = "Its files are as before"
+        elif former is None:
+            self._purge_added(work)
+            now = "What was installed for it was removed again"
+        elif not former.complete:
+            now = f"The driver before, {former.version}, cannot be gone back to: its packages are in no source any more"
+        else:
+            self.apply(former, packages)
+            for name in unloads(self.system.list_directory(LOADED_MODULES)):
+                self.system.run(["rmmod", name], COMMAND_SECONDS)
+            waits = self._load(replace(work, target=former, reload=False)) if work.load else False
+            boot = self.system.boot_id() if waits else boot
+            now = f"The node has the driver {former.version} again{', once it was started again' if waits else ''}"
+        if former is None or former.complete or not work.words:
+            self.write(replace(record, doing="", boot=boot))
+            self._forget(record)
+        raise DriverError(f"{said}. {now}.", hint=error.hint, code=code) from error
+
+    def _purge_added(self, work: Work) -> None:
+        there = self.apt.packages()
+        gone = [name for name in work.added if name in there.installed or name in there.broken]
+        self.apt.mark("unhold", [name for name in there.held if name in gone])
+        if gone:
+            self.apt.act("purge", gone)
+
+    def words_for(self, former: Kept, there: Packages) -> list[str]:
+        """Return what apt-get is told so that a driver that was kept takes the place of what is there."""
+        versions = {upstream(version) for name, version in there.installed.items() if name in self.kinds} - {
+            former.version
+        }
+        others = {name for each in versions for name in driver_packages(there.installed, each)} | set(there.broken)
+        words = [str(self.system.path(each["path"])) for each in former.packages.values()]
+        return [*words, *(f"{name}-" for name in sorted(others - set(former.packages)))]
+
+    def apply(self, former: Kept, packages: Packages) -> None:
+        """Install kept packages in place of what is there, marked as they were. Raises AcceleratorError."""
+        self.verify(former)
+        words = self.words_for(former, self.apt.packages())
+        self.apt.act("install", [*_OVER_HOLDS, *words])
+        self.apt.mark("auto", [name for name in former.packages if name in packages.automatic])
+        self.apt.mark("hold", [name for name in former.packages if name in packages.held])
+
+    def _forget(self, record: Record) -> None:
+        """Remove the files that nothing can be gone back to with."""
+        needed = {
+            posixpath.basename(each["path"])
+            for kept in (record.now, record.former)
+            if kept is not None
+            for each in kept.packages.values()
+        }
+        for name in self.system.list_directory(KEPT):
+            if name not in needed and name not in ("partial", "lock"):
+                self.system.remove(f"{KEPT}/{name}")
+
+    def remove(self, purge: Sequence[str], files: Sequence[FileChange], record: Record) -> Record:
+        """Remove packages and files with the services stopped; return the record afterwards. Raises AcceleratorError."""
+        self.write(replace(record, doing="remove"))
+        running = standing_still(self.system, self.services)
+        work = Work(Kept("", ""), load=True, reload=True)
+        before = self.apt.lists()
+        with running:
+            waits = self._make_room(work, record)
+            # Before the packages go, in whose folders they lie.
+            self.write_files(files)
+            there = self.apt.packages()
+            self.apt.mark("unhold", [name for name in there.held if name in purge])
+            if purge:
+                self.apt.act("purge", [*purge])
+        if any(change.path == SOURCE_FILE for change in files):
+            self.remove_source_lists(before)
+        if any("/modprobe.d/" in change.path for change in files) and self.system.finds("update-initramfs"):
+            self.system.run(["update-initramfs", "-u"], self.apt.timeout)
+        done = Record(boot=self.system.boot_id() if waits else "")
+        self.write(done)
+        return done

@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""From what is asked for and what a node is to the work on its driver: asks apt, refuses what cannot go well, changes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from . import _apt
+from ._apt import INSTALL, PURGE, Change, Source, name_of_file, upstream
+from ._apt_tool import Apt, Packages, View
+from ._host import InTheWay
+from ._nvidia_driver import (
+    KEY_FILE,
+    MODULES_FILE,
+    PIN_FILE,
+    SIGNING_FILE,
+    SOURCE_FILE,
+    Choice,
+    DriverError,
+    FileChange,
+    Offer,
+    Wanted,
+    after_changes,
+    choose,
+    companion_names,
+    companions,
+    driver_packages,
+    file_changes,
+    followers,
+    foreign,
+    install_words,
+    modules_text,
+    names_of,
+    not_offered,
+    pin_text,
+    read_offers,
+    refuse_removals,
+    secure_boot_problem,
+    signing_text,
+)
+from ._nvidia_installer import Installer, Work
+from ._nvidia_machine import Machine, is_enrolled
+from ._nvidia_record import Kept, Record
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the module is told, besides which packages are wanted."""
+
+    wanted: Wanted
+    catalog: Sequence[Mapping[str, Any]]
+    source: Source | None = None
+    key: str = ""
+    files: Sequence[str] = ()
+    headers: Sequence[str] = ()
+    hold: bool = True
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    keep_rivals: bool = False
+    signing_key: str = ""
+    signing_certificate: str = ""
+    load: bool = True
+    foreign: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be done, in words and as work, and who is in the way of it."""
+
+    steps: tuple[str, ...]
+    work: Work | None = None
+    purge: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    files: tuple[FileChange, ...] = ()
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    in_the_way: InTheWay = field(default_factory=InTheWay)
+    disturbs: bool = False
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The packages that are installed for a choice: what apt is told, what it would do, and of which files."""
+
+    choice: Choice
+    words: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    local: Mapping[str, str] = field(default_factory=dict)
+    lacking: Mapping[str, str] = field(default_factory=dict)
+
+
+class Planner:
+    """Decides for one node. ``check`` leaves apt's own lists alone."""
+
+    def __init__(self, installer: Installer, options: Options, *, check: bool) -> None:
+        self.installer = installer
+        self.apt: Apt = installer.apt
+        self.options = options
+        self.check = check
+        self.packages: Packages = self.apt.packages()
+        self.record: Record = installer.record()
+        self.machine: Machine = installer.machine()
+        self.texts = installer.files()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether an earlier run was cut short."""
+        return bool(self.record.doing or self.packages.broken)
+
+    # A driver that is wanted
+
+    def present(self) -> Decision:
+        """Decide how the wanted driver comes to the node. Raises AcceleratorError."""
+        if self.machine.run_file and not self.options.foreign:
+            raise DriverError(
+                "A driver was installed here by the vendor's .run file, beside which packages do not work",
+                hint="Run nvidia-uninstall, and this again.",
+                code="run-file",
+            )
+        source = self._source()
+        files = self._source_files(source)
+        offers = self._offers()
+        wanted = self.options.wanted
+        standing = choose(offers, wanted, self.machine.gpus, self.packages.installed, {})
+        if standing is not None and not wanted.latest and not self.unfinished:
+            packed = Packed(standing)
+        else:
+            packed = self._pack(offers, source)
+        choice = packed.choice
+        target = Kept(
+            choice.version,
+            choice.offer.modules,
+            {name: {"version": each, "path": "", "checksum": ""} for name, each in choice.packages.items()},
+        )
+        files = (*files, *self._own_files(choice))
+        return self._decide(target, packed, files, self._hold(choice, packed))
+
+    def _offers(self) -> tuple[Offer, ...]:
+        return read_offers(self.options.catalog, branch=self.options.wanted.branch, kernel=self.machine.kernel)
+
+    def _source(self) -> Source | None:
+        return _apt.plan_source(self.options.source, self.apt.sources()) if self.options.source else None
+
+    def _source_files(self, source: Source | None) -> tuple[FileChange, ...]:
+        wanted = {
+            KEY_FILE: self.options.key if source else "",
+            SOURCE_FILE: source.stanza() if source else "",
+        }
+        return file_changes(self.texts, wanted)
+
+    def _own_files(self, choice: Choice) -> tuple[FileChange, ...]:
+        options = self.options
+        signs = choice.offer.build == "dkms"
+        wanted = {
+            MODULES_FILE: modules_text(options.parameters, keep_rivals=options.keep_rivals),
+            SIGNING_FILE: signing_text(options.signing_key, options.signing_certificate) if signs else "",
+            PIN_FILE: pin_text(choice.version) if options.hold else "",
+        }
+        return file_changes(self.texts, wanted)
+
+    def _pack(self, offers: Sequence[Offer], source: Source | None) -> Packed:
+        """Look for packages where they are to come from, and ask apt what they would bring along."""
+        key = self.options.key if source and source.signed_by else ""
+        if source is not None and not self.check:
+            self.installer.set_up_source(source, key, self.texts)
+        elif source is None and not self.check and not self.options.files:
+            self.apt.update()
+        view_source = source if self.check else None
+        asks = self.check and not self.options.files
+        with self.apt.view(pin_path=PIN_FILE, source=view_source, key=key, refresh=asks) as view:
+            return self._pack_by(view, offers)
+
+    def _pack_by(self, view: View, offers: Sequence[Offer]) -> Packed:
+        wanted, installed = self.options.wanted, self.packages.installed
+        files = {found[0]: path for path in self.options.files if (found := name_of_file(path))}
+        headers = self._headers()
+        own = {name for offer in offers for name in offer.packages} if self.unfinished else set()
+        there = foreign(installed, {*self.installer.kinds, *own})
+        names = [*names_of(offers, wanted), *headers, *companion_names(installed), *there]
+        available = dict(self.apt.available(names, view.options))
+        for path in self.options.files:
+            found = name_of_file(path)
+            if found:
+                available[found[0]] = (found[1],)
+        choice = self._choose(offers, available)
+        if choice is None:
+            raise not_offered(offers, wanted, available)
+        others = {
+            name: each
+            for name, each in there.items()
+            if not choice.packages.get(name)
+            and self.installer.kinds.get(name, choice.offer.modules) == choice.offer.modules
+        }
+        further = {
+            **followers(others, choice.version, available),
+            **companions(installed, choice.version, available),
+        }
+        lacking: dict[str, str] = {}
+        if headers and self.installer.built(choice.version) != choice.version:
+            unknown = [name for name in headers if name not in available and name not in installed]
+            if unknown:
+                lacking["headers"] = (
+                    f"The kernel that runs is {self.machine.kernel}, and its headers, without which dkms builds no module, are neither in "
+                    f"/lib/modules/{self.machine.kernel}/build nor in any source ({', '.join(unknown)}). Start a kernel whose headers there are, "
+                    "or take precompiled modules."
+                )
+            else:
+                further = {**dict.fromkeys(headers, ""), **further}
+        words = install_words(choice, offers, installed, further, files)
+        broken = not words and bool(self.packages.broken)
+        view.pin(pin_text(choice.version))
+        local = {name: path for name, path in files.items() if path in words}
+        if any(not self.installer.system.exists(path) for path in local.values()):
+            changes = tuple(self._foreseen(word) for word in words)
+        else:
+            changes = self.apt.simulate(["install", *_OVER, *words], view.options) if words and not broken else ()
+        refuse_removals(changes)
+        return Packed(choice, tuple(words), changes, local, lacking)
+
+    def _choose(self, offers: Sequence[Offer], available: Mapping[str, Sequence[str]]) -> Choice | None:
+        """Choose packages; what an earlier run has left half-way is brought to one version again, and to the same."""
+        wanted, gpus, installed = self.options.wanted, self.machine.gpus, self.packages.installed
+        if not self.unfinished:
+            return choose(offers, wanted, gpus, installed, available)
+        standing = choose(offers, wanted, gpus, installed, {})
+        same = replace(wanted, version=standing.version) if standing else wanted
+        return choose(offers, same, gpus, {}, available) or standing
+
+    def _foreseen(self, word: str) -> Change:
+        found = name_of_file(word)
+        name, version = found or (word.partition("=")[0].rstrip("-"), word.partition("=")[2])
+        before = self.packages.installed.get(name, "")
+        return Change(PURGE if word.endswith("-") else INSTALL, name, before, "" if word.endswith("-") else version)
+
+    def _headers(self) -> list[str]:
+        needs = self.options.load and self.options.wanted.build == "dkms" and not self.machine.headers
+        return [name.replace("{kernel}", self.machine.kernel) for name in self.options.headers] if needs else []
+
+    def _hold(self, choice: Choice, packed: Packed) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return which packages are held from now on, and which no longer are."""
+        after = after_changes(self.packages.installed, packed.changes)
+        exact = [name for name, version in choice.packages.items() if version]
+        names = set(driver_packages(after, choice.version, exact))
+        held = self.packages.held
+        if packed.words:
+            # apt forgets that packages are held which it is told to exchange.
+            there = foreign(self.packages.installed, self.installer.kinds)
+            return (tuple(sorted(names)) if self.options.hold else ()), tuple(sorted(held & {*there, *names}))
+        if self.options.hold:
+            return tuple(sorted(names - held)), ()
+        recorded = self.record.now.packages if self.record.now else ()
+        return (), tuple(sorted(held & names & set(recorded)))
+
+    # A driver that was there before
+
+    def previous(self) -> Decision:
+        """Decide how the driver of before comes back. Raises AcceleratorError."""
+        former = self.record.former
+        if former is None:
+            raise DriverError(
+                "Nothing is known of a driver before this one",
+                hint="Name the version that is wanted, where a source still has it.",
+                code="no-former",
+            )
+        self.installer.verify(former)
+        words = tuple(self.installer.words_for(former, self.packages))
+        changes = self.apt.simulate(["install", *_OVER, *words])
+        refuse_removals(changes)
+        wanted = {PIN_FILE: pin_text(former.version) if self.options.hold else ""}
+        there = foreign(self.packages.installed, self.installer.kinds)
+        held = tuple(sorted(self.packages.held & {*there, *former.packages}))
+        offer = Offer(former.modules, "", "", ())
+        packed = Packed(Choice(offer, former.version, {}), words, changes)
+        return self._decide(
+            former,
+            packed,
+            file_changes(self.texts, wanted),
+            (tuple(former.packages) if self.options.hold else (), held),
+        )
+
+    # What both come to
+
+    def _decide(
+        self, target: Kept, packed: Packed, files: Sequence[FileChange], holds: tuple[tuple[str, ...], tuple[str, ...]]
+    ) -> Decision:
+        options, machine = self.options, self.machine
+        waits = self.installer.waits_for_restart(self.record) and not packed.words
+        parameters = any(each.path == MODULES_FILE and _options(each.before) != _options(each.after) for each in files)
+        is_current = machine.version == target.version
+        reload = (
+            options.load
+            and bool(machine.modules)
+            and not waits
+            and (bool(packed.words) or parameters or not is_current)
+        )
+        loads = (
+            options.load
+            and not waits
+            and (reload or not is_current or bool(machine.rivals and not options.keep_rivals))
+        )
+        persistence = options.wanted.persistence and options.load
+        starts = persistence and not waits and not self.installer.persists()
+        lacking = dict(packed.lacking)
+        problem = secure_boot_problem(
+            is_on=machine.secure_boot and options.load,
+            build=packed.choice.offer.build,
+            key=options.signing_key,
+            enrolled=is_enrolled(self.installer.system, options.signing_certificate, options.signing_key)
+            if options.signing_key
+            else False,
+            certificate=options.signing_certificate,
+        )
+        if problem and packed.words:
+            lacking["secure-boot"] = problem
+        hold, unhold = holds
+        disturbs = bool(packed.words) or reload or loads
+        steps = [
+            *(each.describe() for each in files),
+            *self._packages_words(target, packed.changes),
+            *(["finish what was cut short"] if self.unfinished and not packed.words else []),
+            *([f"hold {len(hold)} packages at {target.version}"] if hold else []),
+            *([f"hold {len(unhold)} packages no longer"] if unhold and not hold else []),
+            *([f"unload the kernel modules {machine.version}".rstrip()] if reload else []),
+            *([f"load the kernel modules {target.version}"] if loads else []),
+            *(["start the persistence daemon"] if starts else []),
+        ]
+        work = Work(
+            target=target,
+            words=packed.words,
+            changes=packed.changes,
+            files=tuple(files),
+            hold=hold,
+            unhold=unhold,
+            load=options.load and not waits,
+            reload=reload,
+            persistence=persistence,
+            disturbs=disturbs,
+            local=packed.local,
+        )
+        in_the_way = self.installer.users() if machine.modules and disturbs else InTheWay()
+        return Decision(
+            tuple(steps), work if steps else None, (), packed.changes, tuple(files), lacking, in_the_way, disturbs
+        )
+
+    def _packages_words(self, target: Kept, changes: Sequence[Change]) -> list[str]:
+        """Say in a few lines what would be done with packages."""
+        installs = [change for change in changes if change.verb == INSTALL]
+        gone = [change for change in changes if change.verb != INSTALL]
+        if not changes:
+            return []
+        named = [change for change in installs if change.name in target.packages]
+        before = sorted({upstream(change.before) for change in named if change.before} - {target.version})
+        kind = f" with {target.modules} kernel modules" if target.modules else ""
+        words = f"install the driver {target.version}{kind}"
+        words += f" in place of {', '.join(before)}" if before else ""
+        others = len(installs) - len(named)
+        found = [
+            f"{words}: {', '.join(change.name for change in named)}"
+            + (f", and {others} packages for it" if others else "")
+        ]
+        return found + ([f"remove {', '.join(change.name for change in gone)}"] if gone else [])
+
+    # None
+
+    def absent(self) -> Decision:
+        """Decide what is removed. Raises DriverError for what somebody else has installed."""
+        installed = self.packages.installed
+        offers = [
+            offer
+            for branch in {"", *_branches(installed)}
+            for offer in read_offers(self.options.catalog, branch=branch, kernel=self.machine.kernel)
+        ]
+        there = foreign(installed, {name for offer in offers for name in offer.packages})
+        ours = {*(self.record.now.packages if self.record.now else ()), *self.record.added}
+        others = sorted(set(there) - ours)
+        if there and others and not self.options.foreign:
+            raise DriverError(
+                f"Not installed by this collection: {', '.join(f'{name} {there[name]}' for name in others[:6])}",
+                hint="Set foreign to true to remove it all the same.",
+                code="foreign",
+            )
+        driver = {*there, *(self.record.now.packages if self.record.now else ())}
+        top = sorted(name for name in driver if name in installed or name in self.packages.broken)
+        left = [name for name in self.record.added if name in self.packages.broken]
+        orphans = self.apt.orphans([*top, *(name for name in left if name not in top)])
+        purge = tuple(change.name for change in orphans if change.name in {*driver, *self.record.added})
+        changes = self.apt.simulate(["--allow-change-held-packages", "purge", *purge]) if purge else ()
+        further = [change.name for change in changes if change.name not in purge]
+        if further:
+            raise DriverError(
+                f"{', '.join(further)} need this driver and would go with it",
+                hint="Nothing was removed. Remove them yourself before.",
+                code="would-remove",
+            )
+        files = file_changes(self.texts, dict.fromkeys(self.texts, ""))
+        versions = sorted({upstream(version) for version in there.values()})
+        loaded = bool(self.machine.modules) and bool(purge)
+        steps = [
+            *([f"remove the driver {', '.join(versions)}: {len(purge)} packages"] if purge else []),
+            *(each.describe() for each in files),
+            *([f"unload the kernel modules {self.machine.version}"] if loaded else []),
+        ]
+        in_the_way = self.installer.users() if loaded else InTheWay()
+        return Decision(tuple(steps), None, purge, changes, files, {}, in_the_way, bool(purge))
+
+
+_OVER = ("--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages")
+
+
+def _options(text: str | None) -> list[str]:
+    return [line for line in (text or "").splitlines() if line.startswith("options nvidia")]
+
+
+def _branches(installed: Mapping[str, str]) -> set[str]:
+    """Return the branches of all drivers whose packages are installed."""
+    found = {upstream(version).partition(".")[0] for name, version in installed.items() if "nvidia" in name}
+    return {each for each in found if each.isdigit() and len(each) == 3}
+
+
+def branches_of(installed: Mapping[str, str], wanted: Wanted) -> list[str]:
+    """Return the branches that a catalog's names may have on this node."""
+    return sorted({*_branches(installed), *([wanted.branch] if wanted.branch.isdigit() else [])})
+
+
+def kernel_release() -> str:
+    """Return the release of the kernel that runs."""
+    return os.uname().release

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""What is remembered on a node of NVIDIA's driver: what was installed, what before that, and what came along. No side effects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import _record
+
+FOLDER = "/var/lib/dra-accelerators/nvidia"
+RECORD = f"{FOLDER}/record.json"
+KEPT = f"{FOLDER}/packages"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A driver that was installed: its version, its kernel modules, and its packages.
+
+    Each package has its version, the file that is kept of it (empty for none), and that file's digest.
+    """
+
+    version: str
+    modules: str
+    packages: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as the record has it."""
+        packages = {name: dict(each) for name, each in self.packages.items()}
+        return {"version": self.version, "modules": self.modules, "packages": packages}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every package of it was kept."""
+        return bool(self.packages) and all(each["path"] for each in self.packages.values())
+
+
+def _kept(content: Any) -> Kept | None:
+    if not content:
+        return None
+    packages = {
+        str(name): {key: str(each[key]) for key in ("version", "path", "checksum")}
+        for name, each in content["packages"].items()
+    }
+    return Kept(str(content["version"]), str(content["modules"]), packages)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What this collection has installed, what was there before that, which packages came with it, in which boot, and what was begun."""
+
+    now: Kept | None = None
+    former: Kept | None = None
+    added: tuple[str, ...] = ()
+    boot: str = ""
+    doing: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.now or self.former or self.added or self.boot or self.doing)
+
+    def to_text(self) -> str:
+        """Return the record as it is written; empty where it says nothing."""
+        if not self:
+            return ""
+        content = {
+            "now": self.now.to_dict() if self.now else {},
+            "former": self.former.to_dict() if self.former else {},
+            "added": list(self.added),
+            "boot": self.boot,
+            "doing": self.doing,
+        }
+        return _record.to_text(content)
+
+
+def read_record(text: str | None) -> Record:
+    """Read the record; an empty one where there is none. Raises AcceleratorError."""
+    if text is None:
+        return Record()
+    hint = "What is installed dpkg says. Remove the record; then no driver counts as this collection's."
+    return _record.read(text, RECORD, _record_of, of="installed", hint=hint)
+
+
+def _record_of(content: Any) -> Record:
+    added = tuple(str(name) for name in content["added"])
+    return Record(_kept(content["now"]), _kept(content["former"]), added, str(content["boot"]), str(content["doing"]))

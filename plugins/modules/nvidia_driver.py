@@ -1,0 +1,568 @@
+#!/usr/bin/python
+
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: nvidia_driver
+version_added: 0.1.0
+short_description: Install, replace, take back or remove NVIDIA's driver on Debian and Ubuntu
+description:
+  - Installs the driver's packages at one exact version, from the package source that it is told, and has the kernel load the new modules
+    without a restart where nothing has a GPU.
+  - Which kernel modules, open or proprietary, follows from the GPUs on the PCI bus. What cannot work for them is refused.
+  - What apt would do is asked before anything is done. Check mode asks a source that is not on the node yet as well, and leaves nothing behind.
+  - A driver that cannot be built or loaded is taken back, and the one of before is there again. Packages are kept for that.
+  - Starts no machine again, and says whether that is needed.
+notes:
+  - Needs root on the node, and apt with its programs.
+  - An installation that was cut short is gone on with by the next run.
+  - The role P(dra.accelerators.nvidia_driver#role) has the catalogs of Debian and Ubuntu, and the vendor's repository with its keys.
+author:
+  - The dra.accelerators authors (@dra-accelerators)
+extends_documentation_fragment:
+  - dra.accelerators._attributes
+  - dra.accelerators._attributes.actiongroup
+attributes:
+  check_mode:
+    support: full
+    details:
+      - Claims and processes in the way, and headers or keys that are missing, are returned and no failure. A real run refuses then.
+  diff_mode:
+    support: full
+  idempotent:
+    support: full
+  platform:
+    support: full
+    platforms: linux
+options:
+  state:
+    description:
+      - V(present) has the driver be what the other options say.
+      - V(previous) goes back to the driver that was there before the last change. Once more goes forward again.
+      - V(absent) removes it, and what came along with it. Only what this module has installed, unless O(foreign) is true.
+    type: str
+    choices: [present, previous, absent]
+    default: present
+  version:
+    description:
+      - A branch such as V(580), a version such as V(580.95.05), or a package's whole version.
+      - Empty keeps what is there, and takes the newest that the source has where there is none.
+    type: str
+    default: ""
+  latest:
+    description: Whether a newer version of what O(version) says replaces one that is there.
+    type: bool
+    default: false
+  kernel_modules:
+    description: Which kernel modules. V(auto) takes the right ones for the GPUs and the branch, and leaves those that are there where they fit.
+    type: str
+    choices: [auto, open, proprietary]
+    default: auto
+  build:
+    description: Whether the kernel modules are built on the node (V(dkms)), or come ready for the distribution's kernels.
+    type: str
+    choices: [dkms, precompiled]
+    default: dkms
+  components:
+    description: Whether the driver's libraries for computing are installed, or all, with graphics.
+    type: str
+    choices: [compute, full]
+    default: compute
+  catalog:
+    description:
+      - The ways to have a driver from this source, the first that fits counts. C({branch}), C({kernel}) and C({flavour}) in names are filled in.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      modules:
+        description: Which kernel modules the packages bring.
+        type: str
+        choices: [open, proprietary]
+        required: true
+      build:
+        description: How they come.
+        type: str
+        choices: [dkms, precompiled]
+        required: true
+      components:
+        description: What comes besides.
+        type: str
+        choices: [compute, full]
+        required: true
+      packages:
+        description: Packages that have the driver's version.
+        type: list
+        elements: str
+        required: true
+      also:
+        description: Packages with versions of their own.
+        type: list
+        elements: str
+        default: []
+      persistence:
+        description: Packages of the persistence daemon.
+        type: list
+        elements: str
+        default: []
+      from:
+        description: The first branch whose packages are called so.
+        type: int
+        default: 0
+      to:
+        description: The last one.
+        type: int
+        default: 100000
+  source:
+    description: The package source that is set up. Without it, those that apt knows already are used.
+    type: dict
+    suboptions:
+      uris:
+        description: Addresses. None takes the mirror that the node has for the same suite.
+        type: list
+        elements: str
+        default: []
+      suites:
+        description: Suites; C(/) for a source without any.
+        type: list
+        elements: str
+        required: true
+      components:
+        description: Components.
+        type: list
+        elements: str
+        default: []
+      key:
+        description: The key that signs it, in ASCII armour. Empty takes the keys that apt trusts for the same source.
+        type: str
+        default: ""
+        no_log: false
+      fingerprints:
+        description: The fingerprints that the key has to have. One with any other is refused.
+        type: list
+        elements: str
+        default: []
+  files:
+    description: Packages on the node that are installed, under the names that they have in a package source.
+    type: list
+    elements: path
+    default: []
+  checksums:
+    description: SHA-256 digests of O(files), by the names of the files. Those without one are not compared.
+    type: dict
+    default: {}
+  headers:
+    description: Packages with the headers of the kernel, where C({kernel}) is its release.
+    type: list
+    elements: str
+    default: []
+  hold:
+    description: Whether the driver's packages are held at their version, by marks and by a pin.
+    type: bool
+    default: true
+  parameters:
+    description: Parameters of kernel modules, by the module C(nvidia), C(nvidia_drm), C(nvidia_modeset) or C(nvidia_uvm), and by their names.
+    type: dict
+    default: {}
+  keep_nouveau:
+    description: Whether nouveau and nova may drive GPUs. Else they are kept from being loaded.
+    type: bool
+    default: false
+  signing_key:
+    description: The private key with which dkms signs modules, on the node. For machines with Secure Boot.
+    type: path
+    default: ""
+    no_log: false
+  signing_certificate:
+    description: Its certificate, as DER, on the node. The firmware has to know it.
+    type: path
+    default: ""
+  persistence:
+    description: Whether the persistence daemon is installed, and runs.
+    type: bool
+    default: true
+  load:
+    description:
+      - Whether the kernel that runs is the one that the driver is for. Its modules have to be there then, and are loaded.
+      - V(false) is for images of machines.
+    type: bool
+    default: true
+  in_use:
+    description:
+      - What is done where a process has GPUs, or a module cannot be unloaded. V(refuse) names them. V(restart) installs beside the driver that is
+        loaded, and leaves the new one to the next start of the machine.
+      - Prepared claims are refused in any case.
+    type: str
+    choices: [refuse, restart]
+    default: refuse
+  foreign:
+    description: Whether O(state=absent) also removes what somebody else has installed, and O(state=present) passes over a driver of a C(.run) file.
+    type: bool
+    default: false
+  keep:
+    description: Whether packages are kept on the node, for the way back.
+    type: bool
+    default: true
+  services:
+    description: Units that use GPUs and are stopped while the driver is exchanged, where they are running. They are started in the other order.
+    type: list
+    elements: str
+    default:
+      - dra-accelerators-driver.service
+      - nvidia-dcgm.service
+      - nvsm.service
+      - nvidia-imex.service
+      - nvidia-fabricmanager.service
+      - nvidia-persistenced.service
+  state_path:
+    description: Where the node driver keeps its prepared claims. Empty looks at none.
+    type: str
+    default: /var/lib/kubelet/plugins/gpu.nvidia.com/state.db
+  timeout:
+    description: How many seconds one call of apt may take, the build of kernel modules with it.
+    type: int
+    default: 3600
+"""
+
+EXAMPLES = r"""
+- name: Install the newest driver of a branch from a source that apt knows
+  dra.accelerators.nvidia_driver:
+    version: "580"
+    catalog:
+      - modules: open
+        build: dkms
+        components: compute
+        packages: [nvidia-driver-cuda, nvidia-kernel-open-dkms]
+        persistence: [nvidia-persistenced]
+
+- name: Go back to the driver of before
+  dra.accelerators.nvidia_driver:
+    state: previous
+    catalog: "{{ catalog }}"
+"""
+
+RETURN = r"""
+steps:
+  description: What was done, or would be in check mode, in words.
+  returned: success
+  type: list
+  elements: str
+  sample: ["install the driver 580.95.05 with open kernel modules: nvidia-driver-cuda, nvidia-kernel-open-dkms, and 31 packages for it"]
+changes:
+  description: What apt did, or would do, package by package.
+  returned: success
+  type: list
+  elements: str
+  sample: [install nvidia-kernel-open-dkms 580.95.05-1]
+lacking:
+  description: In check mode, what stands against it by C(headers) and C(secure-boot), with a sentence for each. A real run refuses then.
+  returned: success
+  type: dict
+  sample: {}
+in_the_way:
+  description: Who has GPUs of the node. A real run refuses claims, and processes unless O(in_use=restart).
+  returned: success
+  type: dict
+  contains:
+    claims:
+      description: Prepared claims.
+      returned: success
+      type: list
+      elements: str
+      sample: [team-a/training]
+    processes:
+      description: Processes that have a GPU's node open.
+      returned: success
+      type: list
+      elements: str
+      sample: [4711 (python3)]
+before:
+  description: What was there before.
+  returned: success
+  type: dict
+  contains: &there
+    version:
+      description: The driver's version; empty for none.
+      returned: success
+      type: str
+      sample: 580.95.05
+    kernel_modules:
+      description: Which kernel modules it has; empty where that is not known.
+      returned: success
+      type: str
+      sample: open
+    loaded:
+      description: The version that the kernel has loaded; empty for none.
+      returned: success
+      type: str
+      sample: 580.95.05
+after:
+  description: What is there afterwards, or would be in check mode.
+  returned: success
+  type: dict
+  contains: *there
+way_back:
+  description: Whether O(state=previous) can go back.
+  returned: success
+  type: bool
+  sample: true
+reboot_required:
+  description: Whether the machine has to be started again, because of this run or of one before it. In check mode, whether it would be.
+  returned: success
+  type: bool
+  sample: false
+error_code:
+  description: A stable word for the kind of the error.
+  returned: failure
+  type: str
+  sample: not-loaded
+"""
+
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dra.accelerators.plugins.module_utils import _openpgp
+from ansible_collections.dra.accelerators.plugins.module_utils._apt import Source, upstream
+from ansible_collections.dra.accelerators.plugins.module_utils._apt_tool import Apt
+from ansible_collections.dra.accelerators.plugins.module_utils._host import digest_of
+from ansible_collections.dra.accelerators.plugins.module_utils._module import run
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver import (
+    KEY_FILE,
+    SOURCE_FILE,
+    DriverError,
+    Wanted,
+    kinds,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_installer import Installer
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_plan import (
+    Decision,
+    Options,
+    Planner,
+    branches_of,
+    kernel_release,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_record import Record
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+
+SERVICES = [
+    "dra-accelerators-driver.service",
+    "nvidia-dcgm.service",
+    "nvsm.service",
+    "nvidia-imex.service",
+    "nvidia-fabricmanager.service",
+    "nvidia-persistenced.service",
+]
+
+
+def argument_spec() -> dict[str, dict[str, Any]]:
+    """Return the module's options."""
+    names: dict[str, Any] = {"type": "list", "elements": "str"}
+    kind: dict[str, Any] = {"type": "str", "choices": ["open", "proprietary"], "required": True}
+    build: dict[str, Any] = {"type": "str", "choices": ["dkms", "precompiled"]}
+    components: dict[str, Any] = {"type": "str", "choices": ["compute", "full"]}
+    entry = {
+        "modules": kind,
+        "build": {**build, "required": True},
+        "components": {**components, "required": True},
+        "packages": {**names, "required": True},
+        "also": {**names, "default": []},
+        "persistence": {**names, "default": []},
+        "from": {"type": "int", "default": 0},
+        "to": {"type": "int", "default": 100000},
+    }
+    source = {
+        "uris": {**names, "default": []},
+        "suites": {**names, "required": True},
+        "components": {**names, "default": []},
+        "key": {"type": "str", "default": "", "no_log": False},
+        "fingerprints": {**names, "default": []},
+    }
+    return {
+        "state": {"type": "str", "choices": ["present", "previous", "absent"], "default": "present"},
+        "version": {"type": "str", "default": ""},
+        "latest": {"type": "bool", "default": False},
+        "kernel_modules": {"type": "str", "choices": ["auto", "open", "proprietary"], "default": "auto"},
+        "build": {**build, "default": "dkms"},
+        "components": {**components, "default": "compute"},
+        "catalog": {"type": "list", "elements": "dict", "required": True, "options": entry},
+        "source": {"type": "dict", "options": source},
+        "files": {"type": "list", "elements": "path", "default": []},
+        "checksums": {"type": "dict", "default": {}},
+        "headers": {**names, "default": []},
+        "hold": {"type": "bool", "default": True},
+        "parameters": {"type": "dict", "default": {}},
+        "keep_nouveau": {"type": "bool", "default": False},
+        "signing_key": {"type": "path", "default": "", "no_log": False},
+        "signing_certificate": {"type": "path", "default": ""},
+        "persistence": {"type": "bool", "default": True},
+        "load": {"type": "bool", "default": True},
+        "in_use": {"type": "str", "choices": ["refuse", "restart"], "default": "refuse"},
+        "foreign": {"type": "bool", "default": False},
+        "keep": {"type": "bool", "default": True},
+        "services": {"type": "list", "elements": "str", "default": SERVICES},
+        "state_path": {"type": "str", "default": "/var/lib/kubelet/plugins/gpu.nvidia.com/state.db"},
+        "timeout": {"type": "int", "default": 3600},
+    }
+
+
+def options_of(params: dict[str, Any]) -> Options:
+    """Read what is asked for. Raises KeyProblem for a key with another fingerprint."""
+    source, key = None, ""
+    if params["source"]:
+        given = params["source"]
+        key = given["key"]
+        if key:
+            _openpgp.check(key, given["fingerprints"], ", ".join(given["uris"]))
+            key = key if key.endswith("\n") else f"{key}\n"
+        listed = (tuple(given[name]) for name in ("uris", "suites", "components"))
+        source = Source(*listed, signed_by=KEY_FILE if key else "", path=SOURCE_FILE)
+    wanted = Wanted(
+        version=params["version"],
+        latest=params["latest"],
+        modules=params["kernel_modules"],
+        build=params["build"],
+        components=params["components"],
+        persistence=params["persistence"],
+    )
+    return Options(
+        wanted=wanted,
+        catalog=params["catalog"],
+        source=source,
+        key=key,
+        files=params["files"],
+        headers=params["headers"],
+        hold=params["hold"],
+        parameters=params["parameters"],
+        keep_rivals=params["keep_nouveau"],
+        signing_key=params["signing_key"],
+        signing_certificate=params["signing_certificate"],
+        load=params["load"],
+        foreign=params["foreign"],
+    )
+
+
+def verify_files(system: System, params: dict[str, Any]) -> None:
+    """See that packages that were brought are what they should be. Raises DriverError."""
+    for path in params["files"]:
+        expected = params["checksums"].get(path.rpartition("/")[2], "")
+        if not system.exists(path):
+            raise DriverError(
+                f"{path} is not on the node", hint="Copy it there; the role does.", code="package-missing"
+            )
+        if expected and digest_of(system, path) != expected.lower():
+            raise DriverError(
+                f"{path} has another SHA-256 digest than the one that was given",
+                hint="Nothing was changed.",
+                code="checksum",
+            )
+
+
+def refuse(decision: Decision, params: dict[str, Any]) -> None:
+    """Refuse what cannot go well, before anything is done. Raises AcceleratorError."""
+    if decision.lacking:
+        raise DriverError(" ".join(decision.lacking.values()), hint="Nothing was changed.", code=min(decision.lacking))
+    if decision.disturbs:
+        decision.in_the_way.refuse_claims("GPUs")
+        if params["in_use"] == "refuse":
+            decision.in_the_way.refuse_processes("GPUs")
+
+
+def seen(planner: Planner) -> dict[str, str]:
+    """Return what is there."""
+    installer, installed = planner.installer, planner.packages.installed
+    versions = {upstream(installed[name]): kind for name, kind in installer.kinds.items() if name in installed}
+    version = max(versions, default="")
+    return {"version": version, "kernel_modules": versions.get(version, ""), "loaded": planner.machine.version}
+
+
+def work(module: AnsibleModule, system: System | None = None, apt: Apt | None = None) -> dict[str, Any]:
+    """Bring the driver to the wanted state; returns the module's result. Raises AcceleratorError."""
+    params, check = module.params, module.check_mode
+    system = system or System()
+    options = options_of(params)
+    apt = apt or Apt(system, timeout=float(params["timeout"]))
+    installer = Installer(
+        system,
+        apt,
+        services=params["services"],
+        state_path=params["state_path"],
+        keep=params["keep"],
+        restart_allowed=params["in_use"] == "restart",
+        kinds=kinds(params["catalog"], kernel_release(), branches_of(apt.packages().installed, options.wanted)),
+    )
+    if not check:
+        verify_files(system, params)
+    planner = Planner(installer, options, check=check)
+    before = seen(planner)
+    decision = {"present": planner.present, "previous": planner.previous, "absent": planner.absent}[params["state"]]()
+    record = planner.record
+    if not check and decision.steps:
+        refuse(decision, params)
+        if decision.work is not None:
+            record = installer.carry_out(decision.work, record)
+        else:
+            record = installer.remove(decision.purge, decision.files, record)
+    waits = installer.waits_for_restart(record)
+    if not check and params["state"] == "absent" and record and not waits:
+        record = Record()
+        installer.write(record)
+    if check and decision.disturbs:
+        waits = waits or bool(decision.in_the_way.processes)
+    after = foretold(before, decision) if check else seen(Planner(installer, options, check=check))
+    shown = [change.describe() for change in decision.changes]
+    return {
+        "changed": bool(decision.steps),
+        "steps": list(decision.steps),
+        "changes": shown,
+        "lacking": dict(decision.lacking),
+        "in_the_way": {
+            "claims": list(decision.in_the_way.claims),
+            "processes": [str(process) for process in decision.in_the_way.processes],
+        },
+        "before": before,
+        "after": after,
+        "way_back": record.former is not None and record.former.complete,
+        "reboot_required": waits,
+        "diff": differences(before, after, decision),
+    }
+
+
+def foretold(before: dict[str, str], decision: Decision) -> dict[str, str]:
+    """Return what would be there afterwards."""
+    if decision.work is None:
+        return before if not decision.purge else {"version": "", "kernel_modules": "", "loaded": ""}
+    target = decision.work.target
+    loaded = target.version if decision.work.load and not decision.in_the_way.processes else before["loaded"]
+    return {"version": target.version, "kernel_modules": target.modules or before["kernel_modules"], "loaded": loaded}
+
+
+def differences(before: dict[str, str], after: dict[str, str], decision: Decision) -> list[dict[str, str]]:
+    """Return what Ansible shows of a change."""
+
+    def lines(facts: dict[str, str]) -> str:
+        return "".join(f"{key}: {value}\n" for key, value in facts.items())
+
+    packages = "".join(f"{change.name} {change.before}\n" for change in decision.changes if change.before)
+    new = "".join(f"{change.name} {change.after}\n" for change in decision.changes if change.after)
+    return [
+        {"before_header": "driver", "after_header": "driver", "before": lines(before), "after": lines(after)},
+        *(
+            [{"before_header": "packages", "after_header": "packages", "before": packages, "after": new}]
+            if decision.changes
+            else []
+        ),
+        *(change.to_diff() for change in decision.files),
+    ]
+
+
+def main() -> None:
+    """Entry point."""
+    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True), work)
+
+
+if __name__ == "__main__":
+    main()

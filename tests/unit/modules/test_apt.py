@@ -1,0 +1,197 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What apt says, read; package sources beside those that are there; and keys by their fingerprints."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils._apt import (
+    Change,
+    PackageProblem,
+    Source,
+    errors_of,
+    name_of_file,
+    parse_available,
+    parse_simulation,
+    parse_status,
+    pins,
+    plan_source,
+    read_sources,
+    unneeded_lists,
+    upstream,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._openpgp import KeyProblem, check, fingerprints
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages"))
+
+import nvidia
+
+HEAD = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n"
+END = "\n-----END PGP PUBLIC KEY BLOCK-----\n"
+#: The sample keys of RFC 9580, A.1 and A.3, the primary key of the latter alone.
+FOURTH = f"{HEAD}xjMEU/NfCxYJKwYBBAHaRw8BAQdAPwmJlL3ZFu1AUxl5NOSofIBzOhKA1i+AEJku\nQ+47JAY={END}"
+SIXTH = f"{HEAD}xioGY4d/4xsAAAAg+U2nu0jWCmHlZ3BqZYfQMxmZu52JGggkLq2EVD34laM={END}"
+FOURTH_PRINT = "C959BDBAFA32A2F89A153B678CFDE12197965A9A"
+
+SIMULATION = """Reading package lists...
+The following packages will be REMOVED:
+  nvidia-kernel-dkms
+Remv nvidia-kernel-dkms [535.261.03-1]
+Inst libcuda1:i386 (535.261.03-1 Debian:12.15/oldstable [i386])
+Inst dkms [3.0.10-8] (3.0.10-8+deb12u1 Debian:12.15/oldstable [all]) []
+Conf dkms (3.0.10-8+deb12u1 Debian:12.15/oldstable [all])
+Purg gcc [4:12.2.0-3]
+"""
+
+
+def test_a_simulation_is_read_in_its_order() -> None:
+    assert parse_simulation(SIMULATION) == (
+        Change("remove", "nvidia-kernel-dkms", "535.261.03-1"),
+        Change("install", "libcuda1:i386", "", "535.261.03-1"),
+        Change("install", "dkms", "3.0.10-8", "3.0.10-8+deb12u1"),
+        Change("purge", "gcc", "4:12.2.0-3"),
+    )
+
+
+def test_what_is_installed_and_what_is_half_way_are_told_apart() -> None:
+    text = "bash\tamd64\t5.2\tinstalled\nlibcuda1\ti386\t1\tinstalled\nx\tall\t1\thalf-configured\ny\tamd64\t1\tconfig-files\n"
+    assert parse_status(text, "amd64") == ({"bash": "5.2", "libcuda1:i386": "1"}, ["x"])
+
+
+def test_versions_of_several_sources_are_listed_once() -> None:
+    text = " nvidia-smi | 580.1-1 | http://a ./ Packages\n nvidia-smi | 580.1-1 | http://b ./ Packages\n nvidia-smi | 535.1-1 | http://a stable/main amd64 Packages\n"
+    assert parse_available(text) == {"nvidia-smi": ("580.1-1", "535.1-1")}
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("580.95.05-1", "580.95.05"),
+        ("1:580.95.05-0ubuntu1", "580.95.05"),
+        ("535.171.04-1~deb12u1", "535.171.04"),
+        ("12", "12"),
+    ],
+)
+def test_the_upstream_part_of_a_version(version: str, expected: str) -> None:
+    assert upstream(version) == expected
+
+
+def test_a_files_name_says_package_and_version() -> None:
+    assert name_of_file("/x/libcuda1_1%3a580.95.05-1_amd64.deb") == ("libcuda1", "1:580.95.05-1")
+    assert name_of_file("/x/readme.txt") is None
+
+
+def test_pins_name_versions_exactly() -> None:
+    text = pins("nvidia", ["580.95.05"])
+    assert "Pin: version /^([0-9]+:)?580\\.95\\.05(-|$)/" in text and "Pin-Priority: 1001" in text
+
+
+def test_apts_reasons_are_found() -> None:
+    text = "x\n nvidia-open : Depends: libcuda1 (= 2) but 1 is to be installed\nE: Unable to correct problems, you have held broken packages.\n"
+    assert (
+        "libcuda1 (= 2)" in errors_of(text) and "held broken" in errors_of(text) and errors_of("") == "it said nothing"
+    )
+
+
+ONE_LINE = "# deb http://off/ x y\ndeb [arch=amd64 signed-by=/usr/share/keyrings/a.gpg] http://mirror/debian bookworm main contrib # why\ndeb-src http://mirror/debian bookworm main\n"
+STANZAS = "Types: deb deb-src\nURIs: http://mirror/debian/\nSuites: bookworm bookworm-updates\nComponents: main\nSigned-By: /usr/share/keyrings/a.gpg\n\nEnabled: no\nTypes: deb\nURIs: http://off\nSuites: x\n"
+
+
+def test_sources_of_both_forms_are_read() -> None:
+    (line,) = read_sources("/etc/apt/sources.list", ONE_LINE)
+    assert line == Source(
+        ("http://mirror/debian",),
+        ("bookworm",),
+        ("main", "contrib"),
+        "/usr/share/keyrings/a.gpg",
+        "/etc/apt/sources.list",
+    )
+    (stanza,) = read_sources("/x.sources", STANZAS)
+    assert stanza.suites == ("bookworm", "bookworm-updates") and stanza.signed_by == line.signed_by
+    assert read_sources("/x.sources", stanza.stanza())[0].uris == stanza.uris
+
+
+def test_a_distributions_further_components_come_from_its_own_mirror_with_its_own_keys() -> None:
+    present = read_sources("/x.sources", STANZAS)
+    wanted = Source((), ("bookworm",), ("contrib", "non-free"), path="/ours.sources")
+    found = plan_source(wanted, present)
+    assert (
+        found is not None
+        and found.uris == ("http://mirror/debian/",)
+        and found.signed_by == "/usr/share/keyrings/a.gpg"
+    )
+    assert plan_source(Source((), ("bookworm",), ("main",), path="/ours.sources"), present) is None, (
+        "it is there already"
+    )
+    again = [*present, Source(found.uris, found.suites, found.components, found.signed_by, "/ours.sources")]
+    assert plan_source(wanted, again) == found, "what was written by ourselves is no rival"
+    with pytest.raises(PackageProblem) as caught:
+        plan_source(Source((), ("trixie",), ("contrib",)), present)
+    assert caught.value.code == "no-mirror"
+
+
+def test_a_source_that_is_defined_with_other_keys_is_named() -> None:
+    present = [
+        Source(
+            ("https://vendor/debian12/",),
+            ("/",),
+            (),
+            "/usr/share/keyrings/cuda.gpg",
+            "/etc/apt/sources.list.d/cuda.list",
+        )
+    ]
+    with pytest.raises(PackageProblem) as caught:
+        plan_source(Source(("https://vendor/debian12",), ("/",), (), "/ours.asc", "/ours.sources"), present)
+    assert caught.value.code == "source-twice" and "cuda.list" in str(caught.value)
+
+
+def test_lists_that_nobody_needs_go_and_shared_ones_stay() -> None:
+    main = {"/l/m_dists_b_main_binary-amd64_Packages": "main/binary-amd64/Packages"}
+    before = {
+        **main,
+        "/l/m_dists_b_contrib_binary-amd64_Packages": "contrib/binary-amd64/Packages",
+        "/l/v_Packages": "Packages",
+    }
+    assert unneeded_lists(before, main) == [
+        "/l/m_dists_b_contrib_binary-amd64_Packages",
+        "/l/v_Packages",
+        "/l/v_InRelease",
+        "/l/v_Release",
+        "/l/v_Release.gpg",
+    ]
+
+
+def test_fingerprints_are_those_of_the_standards_samples() -> None:
+    assert fingerprints(FOURTH) == (FOURTH_PRINT,)
+    assert fingerprints(SIXTH) == ("CB186C4F0609A697E4D52DFA6C722B0C1F1E27C18A56708F6525EC27BAD9ACC9",)
+    assert len(fingerprints(FOURTH + SIXTH)) == 2
+
+
+def test_a_key_of_the_stand_in_source_has_the_fingerprint_that_it_says() -> None:
+    key = {"n": (1 << 2047) + 12345, "e": 65537, "d": 3, "made": 1700000000}
+    assert fingerprints(nvidia.public_key(key)) == (nvidia._fingerprint(key).hex().upper(),)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (FOURTH, ["0" * 40]),
+        (FOURTH, []),
+        (FOURTH + SIXTH, [FOURTH_PRINT]),  # a second key beside the right one
+        ("not a key", [FOURTH_PRINT]),
+        (FOURTH.replace("xjME", "xj"), [FOURTH_PRINT]),
+        (f"{HEAD}AAAA{END}", [FOURTH_PRINT]),
+    ],
+)
+def test_any_other_key_is_refused(text: str, expected: list[str]) -> None:
+    with pytest.raises(KeyProblem) as caught:
+        check(text, expected, "https://vendor")
+    assert caught.value.code == "repository-key"
+
+
+def test_the_right_key_is_taken_however_its_fingerprint_is_written() -> None:
+    check(FOURTH, ["c959 bdba fa32 a2f8 9a15  3b67 8cfd e121 9796 5a9a"], "https://vendor")

@@ -1,0 +1,436 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""NVIDIA's driver: which packages, what stands in their way, and what becomes of a node where one fails or a run is cut short."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils._apt import Change
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver import (
+    DriverError,
+    Offer,
+    Wanted,
+    choose,
+    modules_text,
+    read_offers,
+    refuse_removals,
+    secure_boot_problem,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_record import Kept, Record, read_record
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
+from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.generations import BusGpu
+from ansible_collections.dra.accelerators.plugins.modules import nvidia_driver
+from driver_store import claim
+from hypothesis import given
+from hypothesis import strategies as st
+from nvidia_machine import B200, H100, OPEN, PROPRIETARY, V100, FakeApt, Machine
+
+CATALOG = [
+    {
+        "modules": kind,
+        "build": "dkms",
+        "components": "compute",
+        "packages": ["nvidia-driver-cuda", name],
+        "persistence": ["nvidia-persistenced"],
+    }
+    for kind, name in (("open", OPEN), ("proprietary", PROPRIETARY))
+]
+OLDER, NEWER, FAILING, UNLOADABLE = "580.65.06", "580.95.05", "590.48.66", "590.48.99"
+RECORD = "var/lib/dra-accelerators/nvidia"
+
+
+class Node:
+    """A node on which the module is run."""
+
+    def __init__(self, root: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.machine = Machine(root)
+        self.machine.gpu("0000:3b:00.0", H100)
+        self.apt = FakeApt(self.machine, [UNLOADABLE, FAILING, NEWER, OLDER])
+        self.apt.fails.add(FAILING)
+        self.machine.broken_loads.add(UNLOADABLE)
+        self._run = run_here
+        monkeypatch.setattr(nvidia_driver, "System", lambda: self.machine)
+        monkeypatch.setattr(nvidia_driver, "Apt", lambda system, timeout: self.apt)
+
+    def run(self, version: str = "", *, check: bool = False, **options: Any) -> dict[str, Any]:
+        fixed = {
+            "catalog": CATALOG,
+            "state_path": "",
+            "services": ["dra-accelerators-driver.service", "nvidia-persistenced.service"],
+        }
+        return self._run("nvidia_driver", {"version": version, **fixed, **options}, check=check, diff=True)
+
+    def versions(self) -> set[str]:
+        return {version for name, version in self.apt.installed.items() if "nvidia" in name or "cuda" in name}
+
+    def record(self) -> dict[str, Any]:
+        path = self.machine.path(f"/{RECORD}/record.json")
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def use(self) -> None:
+        """Have a program hold a GPU."""
+        self.machine.put_file("/dev/nvidia0", "")
+        self.machine.put_file("/proc/4711/comm", "training\n")
+        self.machine.path("/proc/4711/fd").mkdir()
+        self.machine.path("/proc/4711/fd/5").symlink_to("/dev/null")
+
+
+@pytest.fixture
+def node(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(tmp_path, run_here, monkeypatch)
+
+
+def test_a_driver_comes_is_loaded_and_stays(node: Node) -> None:
+    said = node.run("580", check=True)
+    assert said["changed"] and not node.versions() and node.apt.updates == [] and not node.record()
+    done = node.run("580")
+    assert done["steps"] == said["steps"], done
+    assert (
+        node.versions() == {f"{NEWER}-1"} and PROPRIETARY not in node.apt.installed and node.machine.loaded() == NEWER
+    )
+    assert done["after"] == said["after"] == {"version": NEWER, "kernel_modules": "open", "loaded": NEWER}
+    assert {OPEN, "libcuda1"} <= node.apt.held and "nvidia-persistenced.service" in node.machine.running
+    assert "blacklist nouveau" in node.machine.read_text("/etc/modprobe.d/dra-accelerators-nvidia.conf")
+    assert "initramfs" in node.machine.log
+    again = node.run("580")
+    assert not again["changed"] and again["steps"] == [] and not again["reboot_required"], again
+    node.apt.versions = []
+    assert not node.run("580")["changed"], "what is there is enough, whatever the source has by now"
+
+
+def test_an_upgrade_stops_what_uses_gpus_unloads_installs_and_loads(node: Node) -> None:
+    node.machine.enabled.add("dra-accelerators-driver.service")
+    node.run(OLDER)
+    assert not node.run("580")["changed"]
+    node.machine.running.add("dra-accelerators-driver.service")
+    node.machine.log.clear()
+    done = node.run("580", latest=True)
+    assert done["after"]["version"] == NEWER and done["way_back"] and node.versions() == {f"{NEWER}-1"}
+    order = [line for line in node.machine.log if line != "initramfs"]
+    assert order == [
+        "stop dra-accelerators-driver.service",
+        "stop nvidia-persistenced.service",
+        "unload nvidia_uvm",
+        "unload nvidia",
+        f"load nvidia {NEWER}",
+        f"load nvidia_uvm {NEWER}",
+        "start nvidia-persistenced.service",
+        "start dra-accelerators-driver.service",
+    ]
+    assert {OPEN, "libcuda1"} <= node.apt.held
+    node.apt.versions = []
+    assert (
+        node.run(state="previous")["changed"] and node.machine.loaded() == OLDER and node.versions() == {f"{OLDER}-1"}
+    )
+    assert node.run(state="previous")["changed"] and node.machine.loaded() == NEWER, "and forward again"
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "words"),
+    [(FAILING, "no-module", "no member named foo"), (UNLOADABLE, "not-loaded", "does not load")],
+)
+def test_a_driver_that_fails_is_taken_back(node: Node, version: str, code: str, words: str) -> None:
+    first = node.run(version)
+    assert first["failed"] and first["error_code"] == code and words in first["msg"] and "removed again" in first["msg"]
+    assert not node.versions() and not node.apt.broken and not node.apt.held, "as before"
+    node.run(NEWER)
+    before = (dict(node.apt.installed), set(node.apt.held), node.record()["now"])
+    failed = node.run(version)
+    assert failed["failed"] and failed["error_code"] == code and f"has the driver {NEWER} again" in failed["msg"]
+    assert (dict(node.apt.installed), set(node.apt.held), node.record()["now"]) == before and not node.apt.broken
+    assert node.machine.loaded() == NEWER and not node.run(NEWER)["changed"]
+    assert not [path for path in (node.machine.path(f"/{RECORD}/packages")).iterdir() if version in path.name]
+
+
+@pytest.mark.parametrize("place", ["libcuda1", OPEN, "nvidia-persistenced"])
+@pytest.mark.parametrize("before", ["", OLDER])
+def test_a_run_that_was_killed_is_gone_on_with(node: Node, place: str, before: str) -> None:
+    if before:
+        node.run(before)
+    node.apt.killed_at = place
+    with pytest.raises(KeyboardInterrupt):
+        node.run(NEWER)
+    assert node.record()["doing"] == "install"
+    assert node.run(NEWER)["changed"] and node.versions() == {f"{NEWER}-1"} and node.machine.loaded() == NEWER
+    assert not node.run(NEWER)["changed"]
+    if before:
+        assert node.run(state="previous")["after"]["version"] == before
+    removed = node.run(state="absent")
+    assert removed["changed"] and node.apt.installed == {"bash": "5.2-1"}, (
+        "what a killed run had installed goes as well"
+    )
+
+
+def test_only_what_it_has_installed_goes_with_all_that_came_along(node: Node) -> None:
+    before = {path.relative_to(node.machine.root) for path in node.machine.path("/etc").rglob("*")}
+    node.run("580")
+    done = node.run(state="absent")
+    assert (
+        done["changed"] and node.apt.installed == {"bash": "5.2-1"} and not node.machine.loaded() and not node.record()
+    )
+    files = {path.relative_to(node.machine.root) for path in node.machine.path("/etc").rglob("*") if path.is_file()}
+    assert files == before
+    assert not node.run(state="absent")["changed"]
+    for name in ("nvidia-driver-cuda", OPEN):
+        node.apt.installed[name] = f"{OLDER}-1"
+    refused = node.run(state="absent")
+    assert refused["error_code"] == "foreign" and OPEN in refused["msg"]
+    assert node.run(state="absent", foreign=True)["changed"] and node.apt.installed == {"bash": "5.2-1"}
+
+
+def test_a_driver_of_somebody_else_is_replaced_and_can_be_gone_back_to(node: Node) -> None:
+    for name in ("nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", OPEN, "nvidia-persistenced"):
+        node.apt.installed[name] = f"{OLDER}-1"
+    done = node.run(NEWER)
+    assert done["before"]["version"] == OLDER and done["way_back"] and node.versions() == {f"{NEWER}-1"}
+    assert node.run(state="previous")["after"]["version"] == OLDER
+
+
+def test_who_has_gpus_is_named_and_is_not_disturbed(node: Node, tmp_path: Path) -> None:
+    node.run(OLDER)
+    store = tmp_path / "state.db"
+    claim(store, "GPU-1")
+    said = node.run(NEWER, check=True, state_path=str(store))
+    assert said["in_the_way"]["claims"] and not said.get("failed"), "check mode tells it"
+    for options in ({}, {"in_use": "restart"}, {"state": "absent"}):
+        refused = node.run(NEWER, state_path=str(store), **options)
+        assert refused["error_code"] == "in-use" and "team-a/training" in refused["msg"]
+    node.use()
+    refused = node.run(NEWER)
+    assert refused["error_code"] == "in-use" and refused["pids"] == [4711] and node.machine.loaded() == OLDER
+    assert node.versions() == {f"{OLDER}-1"} and "doing" in node.record() and not node.record()["doing"]
+
+    done = node.run(NEWER, in_use="restart")
+    assert done["reboot_required"] and node.versions() == {f"{NEWER}-1"} and node.machine.loaded() == OLDER
+    again = node.run(NEWER, in_use="restart")
+    assert not again["changed"] and again["reboot_required"], "nobody has started it again yet"
+    node.machine.boot = "boot-2"
+    node.machine.remove_tree("/sys/module/nvidia")
+    node.machine.remove_tree("/sys/module/nvidia_uvm")
+    done = node.run(NEWER)
+    assert not done["reboot_required"] and node.machine.loaded() == NEWER
+
+
+def test_a_module_that_cannot_be_unloaded_is_named_or_waits_for_a_restart(node: Node) -> None:
+    node.run(OLDER)
+    node.machine.held_modules.add("nvidia")
+    refused = node.run(NEWER)
+    assert (
+        refused["error_code"] == "in-use" and "module nvidia " in refused["msg"] and node.versions() == {f"{OLDER}-1"}
+    )
+    assert node.machine.loaded() == OLDER and node.machine.exists("/sys/module/nvidia_uvm"), (
+        "what was unloaded is loaded again"
+    )
+    assert node.run(NEWER, in_use="restart")["reboot_required"] and node.versions() == {f"{NEWER}-1"}
+
+
+def test_nouveau_goes_or_waits_for_a_restart(node: Node) -> None:
+    node.machine.put_file("/sys/module/nouveau/refcnt", "0")
+    assert not node.run("580")["reboot_required"] and not node.machine.exists("/sys/module/nouveau")
+    node.run(state="absent")
+    node.machine.put_file("/sys/module/nouveau/refcnt", "1")
+    node.machine.held_modules.add("nouveau")
+    done = node.run("580")
+    assert done["reboot_required"] and node.versions() and not node.machine.loaded()
+
+
+def test_kernel_modules_of_the_other_kind_take_the_place_of_those_there(node: Node) -> None:
+    node.run(NEWER)
+    done = node.run(
+        NEWER, kernel_modules="proprietary", parameters={"nvidia": {"NVreg_RestrictProfilingToAdminUsers": False}}
+    )
+    assert f"remove {OPEN}" in done["steps"] and done["after"]["kernel_modules"] == "proprietary"
+    assert OPEN not in node.apt.installed and PROPRIETARY in node.apt.installed
+    text = node.machine.read_text("/etc/modprobe.d/dra-accelerators-nvidia.conf")
+    assert "options nvidia NVreg_RestrictProfilingToAdminUsers=0\n" in text
+    assert not node.run(NEWER, parameters={"nvidia": {"NVreg_RestrictProfilingToAdminUsers": False}})["changed"], (
+        "auto leaves what fits"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "version", "options", "code"),
+    [
+        ([V100], "590", {}, "gpus"),
+        ([B200], "580", {"kernel_modules": "proprietary"}, "gpus"),
+        ([V100], "580", {"kernel_modules": "open"}, "gpus"),
+        ([V100, B200], "580", {}, "gpus"),
+        ([H100], "525", {}, "not-offered"),
+        ([H100], "580", {"build": "precompiled"}, "not-offered"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_words(
+    node: Node, gpus: list[str], version: str, options: dict[str, Any], code: str
+) -> None:
+    node.machine.remove_tree("/sys/bus/pci/devices/0000:3b:00.0")
+    for place, device in enumerate(gpus):
+        node.machine.gpu(f"0000:{place:02x}:00.0", device)
+    for check in (True, False):
+        refused = node.run(version, check=check, **options)
+        assert refused["failed"] and refused["error_code"] == code, refused
+    assert not node.versions()
+
+
+def test_old_and_new_gpus_get_the_kernel_modules_that_they_need(node: Node) -> None:
+    node.machine.gpu("0000:3b:00.0", V100)
+    assert node.run("580")["after"]["kernel_modules"] == "proprietary"
+    node.run(state="absent")
+    node.machine.gpu("0000:3b:00.0", B200)
+    assert node.run("580")["after"]["kernel_modules"] == "open"
+
+
+def test_without_headers_nothing_is_begun_and_an_image_needs_none(node: Node) -> None:
+    node.machine.remove_tree("/lib/modules")
+    said = node.run("580", check=True, headers=["linux-headers-{kernel}"])
+    assert "linux-headers-" in said["lacking"]["headers"] and not said.get("failed")
+    refused = node.run("580", headers=["linux-headers-{kernel}"])
+    assert refused["error_code"] == "headers" and not node.versions()
+    done = node.run("580", headers=["linux-headers-{kernel}"], load=False)
+    assert done["changed"] and done["after"]["loaded"] == "" and node.versions()
+
+
+def test_secure_boot_wants_a_key_that_the_firmware_knows(node: Node) -> None:
+    efi = "/sys/firmware/efi/efivars"
+    node.machine.put_file(f"{efi}/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c", "\x06\x00\x00\x00\x01")
+    node.machine.put_file(f"{efi}/MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23", "\x06\x00\x00\x00other")
+    assert node.run("580")["error_code"] == "secure-boot" and not node.versions()
+    keys = {"signing_key": "/keys/mok.key", "signing_certificate": "/keys/mok.der"}
+    assert "not on the node" in node.run("580", **keys)["msg"]
+    node.machine.put_file("/keys/mok.key", "key")
+    node.machine.put_file("/keys/mok.der", "certificate")
+    refused = node.run("580", **keys)
+    assert refused["error_code"] == "secure-boot" and "mokutil --import /keys/mok.der" in refused["msg"]
+    node.machine.put_file(f"{efi}/MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23", "\x06\x00\x00\x00 certificate ")
+    assert node.run("580", **keys)["changed"]
+    assert 'mok_certificate="/keys/mok.der"' in node.machine.read_text(
+        "/etc/dkms/framework.conf.d/dra-accelerators.conf"
+    )
+
+
+def test_packages_that_were_brought_are_looked_at_before(node: Node) -> None:
+    node.apt.versions = []
+    names = ("nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", OPEN, "nvidia-persistenced")
+    files = [f"/packages/{name}_{NEWER}-1_amd64.deb" for name in names]
+    assert node.run("580", files=files, check=True)["changed"], "what is not there yet is judged by its name"
+    assert node.run("580", files=files)["error_code"] == "package-missing"
+    for path in files:
+        node.machine.put_file(path, path)
+    refused = node.run("580", files=files, checksums={f"libcuda1_{NEWER}-1_amd64.deb": "0" * 64})
+    assert refused["error_code"] == "checksum" and not node.versions()
+
+
+def test_programs_that_need_the_drivers_version_come_along_or_stop_it(node: Node) -> None:
+    node.run(OLDER)
+    node.apt.installed["nvidia-fabricmanager"] = f"{OLDER}-1"
+    refused = node.run(NEWER)
+    assert (
+        refused["error_code"] == "companion"
+        and "nvidia-fabricmanager" in refused["msg"]
+        and node.versions() == {f"{OLDER}-1"}
+    )
+
+
+def test_a_run_file_of_the_vendor_is_no_ground_for_packages(node: Node) -> None:
+    node.machine.put_file("/usr/bin/nvidia-uninstall", "")
+    assert node.run("580")["error_code"] == "run-file" and not node.versions()
+
+
+# What is pure
+
+
+@given(
+    st.sampled_from(["", "580", "580.95.05", "580.95.05-1"]),
+    st.lists(st.sampled_from(["570.1-1", "580.65.06-1", "580.95.05-1", "590.1-1"]), unique=True),
+)
+def test_what_is_chosen_is_what_was_asked_for_whole_and_in_one_version(version: str, offered: list[str]) -> None:
+    offers = [Offer("open", "dkms", "compute", ("a", "b"))]
+    available = {"a": offered, "b": offered[1:]}
+    choice = choose(offers, Wanted(version, persistence=False), [], {}, available)
+    fitting = [each for each in offered[1:] if Wanted(version).takes(each)]
+    if not fitting:
+        assert choice is None
+    else:
+        assert choice is not None and choice.packages == dict.fromkeys(("a", "b"), fitting[0])
+        kept = choose(offers, Wanted(version, persistence=False), [], dict(choice.packages), {})
+        assert kept == choice, "what is there needs no source"
+
+
+def test_names_with_a_branch_are_filled_in_or_left_out() -> None:
+    catalog = [
+        {
+            "modules": "open",
+            "build": "dkms",
+            "components": "full",
+            "packages": ["nvidia-driver-{branch}-open"],
+            "to": 589,
+        },
+        {
+            "modules": "open",
+            "build": "precompiled",
+            "components": "compute",
+            "packages": ["nvidia-utils"],
+            "also": ["linux-modules-{flavour}"],
+            "from": 590,
+        },
+    ]
+    (old,) = read_offers(catalog, branch="580", kernel="6.8.0-45-generic")
+    assert old.packages == ("nvidia-driver-580-open",)
+    (new,) = read_offers(catalog, branch="", kernel="6.8.0-45-generic")
+    assert new.also == ("linux-modules-generic",)
+
+
+def test_other_peoples_packages_never_go_for_a_driver() -> None:
+    refuse_removals([Change("remove", "nvidia-kernel-dkms", "1"), Change("install", "bash", "", "1")])
+    with pytest.raises(DriverError) as caught:
+        refuse_removals([Change("remove", "postgresql", "15")])
+    assert caught.value.code == "would-remove" and "postgresql" in str(caught.value)
+
+
+def test_parameters_are_told_under_each_name_that_a_module_may_have() -> None:
+    text = modules_text({"nvidia_drm": {"modeset": False}, "nvidia": {"b": 2, "a": "x"}}, keep_rivals=True)
+    assert (
+        "options nvidia a=x b=2\n" in text
+        and "options nvidia-drm modeset=0\n" in text
+        and "options nvidia-current-drm modeset=0\n" in text
+    )
+    assert "nouveau" not in text and modules_text({}, keep_rivals=True) == ""
+
+
+def test_secure_boot_is_in_the_way_of_unsigned_modules_alone() -> None:
+    told = {"key": "", "enrolled": False, "certificate": ""}
+    assert secure_boot_problem(is_on=True, build="dkms", **told)
+    assert not secure_boot_problem(is_on=True, build="precompiled", **told)
+    assert not secure_boot_problem(is_on=False, build="dkms", **told)
+
+
+KEPT = st.builds(
+    Kept,
+    st.text(min_size=1),
+    st.sampled_from(["open", ""]),
+    st.dictionaries(st.text(), st.fixed_dictionaries({"version": st.text(), "path": st.text(), "checksum": st.text()})),
+)
+
+
+@given(st.none() | KEPT, st.none() | KEPT, st.lists(st.text()), st.text(), st.text())
+def test_a_record_is_read_as_it_was_written(
+    now: Kept | None, former: Kept | None, added: list[str], boot: str, doing: str
+) -> None:
+    record = Record(now, former, tuple(added), boot, doing)
+    assert read_record(record.to_text() or None) == record
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1, "now": {"version": 3}}'])
+def test_a_damaged_record_is_said_to_be_so(text: str) -> None:
+    with pytest.raises(AcceleratorError) as caught:
+        read_record(text)
+    assert caught.value.code == "damaged-record"
+
+
+def test_gpus_are_named_with_their_generation() -> None:
+    assert BusGpu("0000:3b:00.0", 0x2330).describe() == "0000:3b:00.0 (Hopper, 10de:2330)"
