@@ -21,7 +21,9 @@ _CHANGE = re.compile(
     r"(?P<verb>Inst|Remv|Purg) (?P<name>\S+)(?: \[(?P<before>[^\]]+)\])?(?: \((?P<after>\S+)[^)]*\))?(?: .*)?"
 )
 _VERBS = {"Inst": INSTALL, "Remv": REMOVE, "Purg": PURGE}
-_ONE_LINE = re.compile(r"deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)(?P<components>[^#]*)(?:#.*)?")
+_ONE_LINE = re.compile(
+    r"deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)(?P<components>[^#]*)(?:#.*)?"
+)
 
 
 class PackageProblem(AcceleratorError):

@@ -30,6 +30,8 @@ _ACTING = (
     "-o=Dpkg::Options::=--force-confold",
     "-o=DPkg::Lock::Timeout=300",
 )
+#: What an exact version takes: older ones, and packages that are held.
+OVER_HOLDS = ("--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages")
 #: What is recommended or suggested alone keeps no package that was installed for a driver.
 _NOT_NEEDED = ("-o=APT::AutoRemove::RecommendsImportant=false", "-o=APT::AutoRemove::SuggestsImportant=false")
 

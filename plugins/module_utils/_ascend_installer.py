@@ -32,7 +32,7 @@ from ._ascend_packages import (
     wants_restart,
     words,
 )
-from ._host import (
+from ._driver_install import (
     InTheWay,
     digest_of,
     in_the_way,

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ._apt import Change, PackageProblem, Source, name_of_file, unneeded_lists, upstream
-from ._apt_tool import LISTS, Apt, Packages
-from ._host import (
+from ._apt_tool import LISTS, OVER_HOLDS, Apt, Packages
+from ._driver_install import (
     COMMAND_SECONDS,
     InTheWay,
     digest_of,
@@ -50,7 +50,6 @@ _CDI_UNIT = "nvidia-cdi-refresh.service"
 _DKMS = "/var/lib/dkms"
 #: Whose words of a load tell that a signature was refused.
 _REFUSED_KEY = "Key was rejected by service"
-_OVER_HOLDS = ("--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages")
 
 
 @dataclass(frozen=True)
@@ -179,22 +178,23 @@ class Installer:
         packages = self.apt.packages()
         former = self._former(record, packages.installed, work)
         added = tuple(dict.fromkeys((*record.added, *work.added)))
-        self.write(replace(record, added=added, doing="install"))
         with standing_still(self.system, self.services if work.disturbs else ()):
             waits = self._make_room(work, record)
+            self.write(replace(record, added=added, doing="install"))
             try:
                 self._install(work, packages.broken)
                 now = self._prove(work)
                 waits = self._load(work) or waits
             except AcceleratorError as error:
                 self._go_back(error, work, record, former, packages)
-        changed = record.now is not None and record.now.version == now.version and record.now.modules == now.modules
-        kept_former = record.former if changed else (former or record.former)
-        boot = self.system.boot_id() if waits else ("" if work.load else record.boot)
-        gone = set(added) - set(self.apt.packages().installed)
-        done = Record(now, kept_former, tuple(name for name in added if name not in gone), boot, "")
-        self.write(done)
-        self._forget(done)
+            changed = record.now is None or (record.now.version, record.now.modules) != (now.version, now.modules)
+            boot = self.system.boot_id() if waits else ("" if work.load else record.boot)
+            there = self.apt.packages().installed
+            kept = tuple(name for name in added if name in there)
+            done = Record(now, (former or record.former) if changed else record.former, kept, boot, "")
+            self.write(done)
+            self._forget(done)
+            self._persist(work, waits=waits)
         return done
 
     def _former(self, record: Record, installed: Mapping[str, str], work: Work) -> Kept | None:
@@ -270,7 +270,7 @@ class Installer:
         if work.words:
             self._ready_folder()
             self.apt.mark("unhold", work.unhold)
-            self.apt.act("install", [*_OVER_HOLDS, *work.words], self._kept_here())
+            self.apt.act("install", [*OVER_HOLDS, *work.words], self._kept_here())
             for name, path in work.local.items():
                 target = f"{KEPT}/{posixpath.basename(path)}"
                 if name and target != path:
@@ -345,9 +345,7 @@ class Installer:
                 raise DriverError(f"{each['path']} is no longer the file that was kept", code="checksum")
 
     def _load(self, work: Work) -> bool:
-        """Load the modules and start the persistence daemon; return whether a restart has to do it. Raises DriverError."""
-        if work.persistence and property_of(self.system, PERSISTENCE_UNIT, "UnitFileState") == "disabled":
-            systemctl(self.system, "enable", PERSISTENCE_UNIT)
+        """Load the modules; return whether a restart has to do it. Raises DriverError."""
         machine = self.machine()
         if not work.load:
             return False
@@ -373,11 +371,24 @@ class Installer:
             raise DriverError(
                 f"The kernel has loaded {found or 'no version'}, expected {work.target.version}", code="not-loaded"
             )
-        if work.persistence and not is_running(self.system, PERSISTENCE_UNIT):
-            systemctl(self.system, "start", PERSISTENCE_UNIT)
         if property_of(self.system, _CDI_UNIT, "LoadState") == "loaded":
             systemctl(self.system, "restart", _CDI_UNIT)
         return False
+
+    def _persist(self, work: Work, *, waits: bool) -> None:
+        """Have the persistence daemon run, now and at each boot. Raises AcceleratorError; the driver stays all the same."""
+        if not work.persistence:
+            return
+        if property_of(self.system, PERSISTENCE_UNIT, "LoadState") == "not-found":
+            raise DriverError(
+                f"The driver {work.target.version} is installed, and there is no {PERSISTENCE_UNIT}",
+                hint="Set nvidia_driver_persistence to false, or name its package in a catalog of your own.",
+                code="no-persistence",
+            )
+        if property_of(self.system, PERSISTENCE_UNIT, "UnitFileState") == "disabled":
+            systemctl(self.system, "enable", PERSISTENCE_UNIT)
+        if not waits and not is_running(self.system, PERSISTENCE_UNIT):
+            systemctl(self.system, "start", PERSISTENCE_UNIT)
 
     def _go_back(
         self, error: AcceleratorError, work: Work, record: Record, former: Kept | None, packages: Packages
@@ -393,7 +404,7 @@ class Installer:
             self._purge_added(work)
             now = "What was installed for it was removed again"
         elif not former.complete:
-            now = f"The driver before, {former.version}, cannot be gone back to: its packages are in no source any more"
+            now = f"The driver before, {former.version}, cannot be gone back to: its packages were not kept, and are in no source any more"
         else:
             self.apply(former, packages)
             for name in unloads(self.system.list_directory(LOADED_MODULES)):
@@ -426,7 +437,7 @@ class Installer:
         """Install kept packages in place of what is there, marked as they were. Raises AcceleratorError."""
         self.verify(former)
         words = self.words_for(former, self.apt.packages())
-        self.apt.act("install", [*_OVER_HOLDS, *words])
+        self.apt.act("install", [*OVER_HOLDS, *words])
         self.apt.mark("auto", [name for name in former.packages if name in packages.automatic])
         self.apt.mark("hold", [name for name in former.packages if name in packages.held])
 
@@ -444,12 +455,11 @@ class Installer:
 
     def remove(self, purge: Sequence[str], files: Sequence[FileChange], record: Record) -> Record:
         """Remove packages and files with the services stopped; return the record afterwards. Raises AcceleratorError."""
-        self.write(replace(record, doing="remove"))
-        running = standing_still(self.system, self.services)
         work = Work(Kept("", ""), load=True, reload=True)
         before = self.apt.lists()
-        with running:
+        with standing_still(self.system, self.services):
             waits = self._make_room(work, record)
+            self.write(replace(record, doing="remove"))
             # Before the packages go, in whose folders they lie.
             self.write_files(files)
             there = self.apt.packages()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ._host import text_or_none
+from ._driver_install import text_or_none
 from ._nvidia_driver import RIVALS, unloads
 from .core.nvidia.generations import BusGpu, bus_gpus
 from .core.system import System

@@ -13,8 +13,8 @@ from typing import Any
 
 from . import _apt
 from ._apt import INSTALL, PURGE, Change, Source, name_of_file, upstream
-from ._apt_tool import Apt, Packages, View
-from ._host import InTheWay
+from ._apt_tool import OVER_HOLDS, Apt, Packages, View
+from ._driver_install import InTheWay
 from ._nvidia_driver import (
     KEY_FILE,
     MODULES_FILE,
@@ -217,7 +217,7 @@ class Planner:
         if any(not self.installer.system.exists(path) for path in local.values()):
             changes = tuple(self._foreseen(word) for word in words)
         else:
-            changes = self.apt.simulate(["install", *_OVER, *words], view.options) if words and not broken else ()
+            changes = self.apt.simulate(["install", *OVER_HOLDS, *words], view.options) if words and not broken else ()
         refuse_removals(changes)
         return Packed(choice, tuple(words), changes, local, lacking)
 
@@ -268,7 +268,7 @@ class Planner:
             )
         self.installer.verify(former)
         words = tuple(self.installer.words_for(former, self.packages))
-        changes = self.apt.simulate(["install", *_OVER, *words])
+        changes = self.apt.simulate(["install", *OVER_HOLDS, *words])
         refuse_removals(changes)
         wanted = {PIN_FILE: pin_text(former.version) if self.options.hold else ""}
         there = foreign(self.packages.installed, self.installer.kinds)
@@ -406,9 +406,6 @@ class Planner:
         ]
         in_the_way = self.installer.users() if loaded else InTheWay()
         return Decision(tuple(steps), None, purge, changes, files, {}, in_the_way, bool(purge))
-
-
-_OVER = ("--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages")
 
 
 def _options(text: str | None) -> list[str]:

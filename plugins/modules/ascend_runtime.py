@@ -139,7 +139,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._ascend_runtime i
     unfit,
     words,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._host import digest_of
+from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import digest_of
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.driver_files import RUNTIME_LISTS
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import InUse

@@ -232,7 +232,7 @@ EXAMPLES = r"""
 - name: Install the newest driver of a branch from a source that apt knows
   dra.accelerators.nvidia_driver:
     version: "580"
-    catalog:
+    catalog: &catalog
       - modules: open
         build: dkms
         components: compute
@@ -242,7 +242,7 @@ EXAMPLES = r"""
 - name: Go back to the driver of before
   dra.accelerators.nvidia_driver:
     state: previous
-    catalog: "{{ catalog }}"
+    catalog: *catalog
 """
 
 RETURN = r"""
@@ -328,7 +328,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils import _openpgp
 from ansible_collections.dra.accelerators.plugins.module_utils._apt import Source, upstream
 from ansible_collections.dra.accelerators.plugins.module_utils._apt_tool import Apt
-from ansible_collections.dra.accelerators.plugins.module_utils._host import digest_of
+from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import digest_of
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver import (
     KEY_FILE,

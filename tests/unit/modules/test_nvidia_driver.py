@@ -227,7 +227,19 @@ def test_a_module_that_cannot_be_unloaded_is_named_or_waits_for_a_restart(node: 
     assert node.machine.loaded() == OLDER and node.machine.exists("/sys/module/nvidia_uvm"), (
         "what was unloaded is loaded again"
     )
+    assert not node.run(OLDER)["changed"], "nothing was begun"
     assert node.run(NEWER, in_use="restart")["reboot_required"] and node.versions() == {f"{NEWER}-1"}
+
+
+def test_a_driver_without_the_daemon_stays_and_says_so(node: Node) -> None:
+    bare = [{**entry, "persistence": []} for entry in CATALOG]
+    refused = node.run("580", catalog=bare)
+    assert (
+        refused["error_code"] == "no-persistence"
+        and node.versions() == {f"{NEWER}-1"}
+        and node.machine.loaded() == NEWER
+    )
+    assert not node.run("580", catalog=bare, persistence=False)["changed"]
 
 
 def test_nouveau_goes_or_waits_for_a_restart(node: Node) -> None:
