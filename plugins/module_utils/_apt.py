@@ -156,8 +156,8 @@ def _stanzas(path: str, text: str) -> list[Source]:
                 name = name.strip().lower()
                 fields[name] = value.strip()
         if "deb" in fields.get("types", "").split() and fields.get("enabled", "yes").lower() != "no":
-            listed = (tuple(fields.get(key, "").split()) for key in ("uris", "suites", "components"))
-            found.append(Source(*listed, signed_by=fields.get("signed-by", ""), path=path))
+            uris, suites, components = (tuple(fields.get(key, "").split()) for key in ("uris", "suites", "components"))
+            found.append(Source(uris, suites, components, fields.get("signed-by", ""), path))
     return found
 
 

@@ -51,7 +51,11 @@ def keep_record(system: System, path: str, text: str) -> None:
     if text:
         system.write_atomic(path, text.encode(), mode=0o600, directory_mode=0o700)
     else:
-        system.remove_tree(posixpath.dirname(path))
+        folder = posixpath.dirname(path)
+        system.remove_tree(folder)
+        with contextlib.suppress(OSError):
+            # Others of this collection may keep something there.
+            system.path(posixpath.dirname(folder)).rmdir()
 
 
 def waits_for_restart(system: System, boot: str) -> bool:

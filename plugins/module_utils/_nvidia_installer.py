@@ -324,7 +324,7 @@ class Installer:
 
     def _files_of(self, packages: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """Return packages with the files that are kept of them."""
-        there = {found: f"{KEPT}/{name}" for name in self.system.list_directory(KEPT) if (found := name_of_file(name))}
+        there = {named: f"{KEPT}/{name}" for name in self.system.list_directory(KEPT) if (named := name_of_file(name))}
         found = {}
         for name, version in packages.items():
             path = there.get((name.partition(":")[0], version), "") if self.keep else ""

@@ -140,7 +140,6 @@ options:
         description: The key that signs it, in ASCII armour. Empty takes the keys that apt trusts for the same source.
         type: str
         default: ""
-        no_log: false
       fingerprints:
         description: The fingerprints that the key has to have. One with any other is refused.
         type: list
@@ -176,7 +175,6 @@ options:
     description: The private key with which dkms signs modules, on the node. For machines with Secure Boot.
     type: path
     default: ""
-    no_log: false
   signing_certificate:
     description: Its certificate, as DER, on the node. The firmware has to know it.
     type: path
@@ -418,8 +416,8 @@ def options_of(params: dict[str, Any]) -> Options:
         if key:
             _openpgp.check(key, given["fingerprints"], ", ".join(given["uris"]))
             key = key if key.endswith("\n") else f"{key}\n"
-        listed = (tuple(given[name]) for name in ("uris", "suites", "components"))
-        source = Source(*listed, signed_by=KEY_FILE if key else "", path=SOURCE_FILE)
+        uris, suites, components = (tuple(given[name]) for name in ("uris", "suites", "components"))
+        source = Source(uris, suites, components, KEY_FILE if key else "", SOURCE_FILE)
     wanted = Wanted(
         version=params["version"],
         latest=params["latest"],
