@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ._apt import Change, PackageProblem, Source, name_of_file, unneeded_lists, upstream
+from ._apt import Change, PackageProblem, name_of_file, unneeded_lists, upstream
 from ._apt_tool import LISTS, OVER_HOLDS, Apt, Packages
 from ._driver_install import (
     COMMAND_SECONDS,
@@ -31,7 +31,6 @@ from ._driver_install import (
 )
 from ._nvidia_driver import (
     FILES,
-    KEY_FILE,
     MODULE_FILES,
     PERSISTENCE_UNIT,
     SOURCE_FILE,
@@ -67,6 +66,7 @@ class Work:
     persistence: bool = False
     disturbs: bool = True
     local: Mapping[str, str] = field(default_factory=dict)
+    refresh: bool = False
 
     @property
     def added(self) -> tuple[str, ...]:
@@ -151,22 +151,9 @@ class Installer:
             else:
                 self.system.write_atomic(change.path, change.after.encode())
 
-    def set_up_source(self, source: Source, key: str, present: Mapping[str, str | None]) -> None:
-        """Have apt know a source, and ask it. One that does not answer is taken away again. Raises AcceleratorError."""
-        texts = {SOURCE_FILE: source.stanza(), **({KEY_FILE: key} if key else {})}
-        changes = [
-            FileChange(path, present.get(path), text) for path, text in texts.items() if present.get(path) != text
-        ]
-        self.write_files(reversed(changes))  # the key first
-        try:
-            self.apt.update(only=SOURCE_FILE)
-        except AcceleratorError:
-            self.write_files(FileChange(each.path, each.after, each.before) for each in changes)
-            raise
-
     def remove_source_lists(self, before: Mapping[str, str]) -> None:
         """Remove what apt has kept of sources that are gone."""
-        for path in unneeded_lists(before, self.apt.lists()):
+        for path in unneeded_lists(before, self.apt.lists()) if before else ():
             for name in (path, *(f"{path}.{ending}" for ending in ("lz4", "xz", "gz", "zst"))):
                 if path.startswith(f"{LISTS}/"):
                     self.system.remove(name)
@@ -268,6 +255,8 @@ class Installer:
         if broken:
             self.apt.finish()
         if work.words:
+            if work.refresh:
+                self.apt.update(only=SOURCE_FILE if self.system.exists(SOURCE_FILE) else "")
             self._ready_folder()
             self.apt.mark("unhold", work.unhold)
             self.apt.act("install", [*OVER_HOLDS, *work.words], self._kept_here())
@@ -396,7 +385,9 @@ class Installer:
         """Undo what has failed, and raise its error with what has become of the node."""
         build = self._dkms_said(work.target.version) if error.code == "apt-failed" else ""
         said, code = f"{error.message.rstrip('.')}{build}", "no-module" if build else error.code
+        lists = self.apt.lists() if any(each.path == SOURCE_FILE for each in work.files) else {}
         self.write_files(FileChange(each.path, each.after, each.before) for each in work.files)
+        self.remove_source_lists(lists)
         boot = record.boot
         if not work.words:
             now = "Its files are as before"

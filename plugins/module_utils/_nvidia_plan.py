@@ -91,16 +91,16 @@ class Packed:
     changes: tuple[Change, ...] = ()
     local: Mapping[str, str] = field(default_factory=dict)
     lacking: Mapping[str, str] = field(default_factory=dict)
+    refresh: bool = False
 
 
 class Planner:
-    """Decides for one node. ``check`` leaves apt's own lists alone."""
+    """Decides for one node, and changes nothing there."""
 
-    def __init__(self, installer: Installer, options: Options, *, check: bool) -> None:
+    def __init__(self, installer: Installer, options: Options) -> None:
         self.installer = installer
         self.apt: Apt = installer.apt
         self.options = options
-        self.check = check
         self.packages: Packages = self.apt.packages()
         self.record: Record = installer.record()
         self.machine: Machine = installer.machine()
@@ -165,14 +165,9 @@ class Planner:
     def _pack(self, offers: Sequence[Offer], source: Source | None) -> Packed:
         """Look for packages where they are to come from, and ask apt what they would bring along."""
         key = self.options.key if source and source.signed_by else ""
-        if source is not None and not self.check:
-            self.installer.set_up_source(source, key, self.texts)
-        elif source is None and not self.check and not self.options.files:
-            self.apt.update()
-        view_source = source if self.check else None
-        asks = self.check and not self.options.files
-        with self.apt.view(pin_path=PIN_FILE, source=view_source, key=key, refresh=asks) as view:
-            return self._pack_by(view, offers)
+        refresh = not self.options.files
+        with self.apt.view(pin_path=PIN_FILE, source=source, key=key, refresh=refresh) as view:
+            return replace(self._pack_by(view, offers), refresh=refresh)
 
     def _pack_by(self, view: View, offers: Sequence[Offer]) -> Packed:
         wanted, installed = self.options.wanted, self.packages.installed
@@ -340,6 +335,7 @@ class Planner:
             persistence=persistence,
             disturbs=disturbs,
             local=packed.local,
+            refresh=packed.refresh,
         )
         in_the_way = self.installer.users() if machine.modules and disturbs else InTheWay()
         return Decision(

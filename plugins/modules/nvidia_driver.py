@@ -494,7 +494,7 @@ def work(module: AnsibleModule, system: System | None = None, apt: Apt | None = 
     )
     if not check:
         verify_files(system, params)
-    planner = Planner(installer, options, check=check)
+    planner = Planner(installer, options)
     before = seen(planner)
     decision = {"present": planner.present, "previous": planner.previous, "absent": planner.absent}[params["state"]]()
     record = planner.record
@@ -510,7 +510,7 @@ def work(module: AnsibleModule, system: System | None = None, apt: Apt | None = 
         installer.write(record)
     if check and decision.disturbs:
         waits = waits or bool(decision.in_the_way.processes)
-    after = foretold(before, decision) if check else seen(Planner(installer, options, check=check))
+    after = foretold(before, decision) if check else seen(Planner(installer, options))
     shown = [change.describe() for change in decision.changes]
     return {
         "changed": bool(decision.steps),

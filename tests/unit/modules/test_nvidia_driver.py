@@ -301,8 +301,11 @@ def test_without_headers_nothing_is_begun_and_an_image_needs_none(node: Node) ->
     node.machine.remove_tree("/lib/modules")
     said = node.run("580", check=True, headers=["linux-headers-{kernel}"])
     assert "linux-headers-" in said["lacking"]["headers"] and not said.get("failed")
-    refused = node.run("580", headers=["linux-headers-{kernel}"])
-    assert refused["error_code"] == "headers" and not node.versions()
+    source = {"uris": ["http://vendor/debian12"], "suites": ["/"]}
+    refused = node.run("580", headers=["linux-headers-{kernel}"], source=source)
+    assert refused["error_code"] == "headers" and not node.versions() and not node.machine.exists("/etc/apt"), (
+        "nothing is left behind"
+    )
     done = node.run("580", headers=["linux-headers-{kernel}"], load=False)
     assert done["changed"] and done["after"]["loaded"] == "" and node.versions()
 
