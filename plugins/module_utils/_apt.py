@@ -88,8 +88,8 @@ def parse_available(text: str) -> dict[str, tuple[str, ...]]:
     return {name: tuple(versions) for name, versions in found.items()}
 
 
-def parse_simulation(text: str) -> tuple[Change, ...]:
-    """Read ``apt-get --simulate``: what would be done, in order."""
+def parse_foreseen(text: str) -> tuple[Change, ...]:
+    """Read ``apt-get -s``: what would be done, in order."""
     found = []
     for line in text.splitlines():
         match = _CHANGE.fullmatch(line.strip())

@@ -91,21 +91,21 @@ class Apt:
             return {}
         return _apt.parse_available(self._said(["apt-cache", *view, "madison", *names]))
 
-    def simulate(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
+    def foresee(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
         """Return what apt would do. Raises PackageProblem with its own reasons where it cannot."""
-        done = self.system.run(["apt-get", *view, "--simulate", *words], LOOK_SECONDS)
+        done = self.system.run(["apt-get", *view, "-s", *words], LOOK_SECONDS)
         if done.returncode:
             raise PackageProblem(
                 f"apt finds no way to {' '.join(words)}: {_apt.errors_of(done.stdout + chr(10) + done.stderr)}",
                 hint="Nothing was changed.",
                 code="no-way",
             )
-        return _apt.parse_simulation(done.stdout)
+        return _apt.parse_foreseen(done.stdout)
 
     def orphans(self, names: Sequence[str]) -> tuple[Change, ...]:
         """Return what would go with these packages: they themselves, and what was installed for others' sake and nobody needs any more."""
         return (
-            self.simulate([*_NOT_NEEDED, "--allow-change-held-packages", "--purge", "autoremove", *names])
+            self.foresee([*_NOT_NEEDED, "--allow-change-held-packages", "--purge", "autoremove", *names])
             if names
             else ()
         )

@@ -212,7 +212,7 @@ class Planner:
         if any(not self.installer.system.exists(path) for path in local.values()):
             changes = tuple(self._foreseen(word) for word in words)
         else:
-            changes = self.apt.simulate(["install", *OVER_HOLDS, *words], view.options) if words and not broken else ()
+            changes = self.apt.foresee(["install", *OVER_HOLDS, *words], view.options) if words and not broken else ()
         refuse_removals(changes)
         return Packed(choice, tuple(words), changes, local, lacking)
 
@@ -263,7 +263,7 @@ class Planner:
             )
         self.installer.verify(former)
         words = tuple(self.installer.words_for(former, self.packages))
-        changes = self.apt.simulate(["install", *OVER_HOLDS, *words])
+        changes = self.apt.foresee(["install", *OVER_HOLDS, *words])
         refuse_removals(changes)
         wanted = {PIN_FILE: pin_text(former.version) if self.options.hold else ""}
         there = foreign(self.packages.installed, self.installer.kinds)
@@ -384,7 +384,7 @@ class Planner:
         left = [name for name in self.record.added if name in self.packages.broken]
         orphans = self.apt.orphans([*top, *(name for name in left if name not in top)])
         purge = tuple(change.name for change in orphans if change.name in {*driver, *self.record.added})
-        changes = self.apt.simulate(["--allow-change-held-packages", "purge", *purge]) if purge else ()
+        changes = self.apt.foresee(["--allow-change-held-packages", "purge", *purge]) if purge else ()
         further = [change.name for change in changes if change.name not in purge]
         if further:
             raise DriverError(

@@ -158,7 +158,7 @@ class FakeApt:
         change = {"hold": self.held.update, "unhold": self.held.difference_update}
         change.get(verb, self.automatic.update)(names)
 
-    def simulate(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
+    def foresee(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
         words = [word for word in words if not word.startswith("--")]
         if words[0] == "purge":
             return tuple(Change("purge", name, self.installed.get(name, "")) for name in words[1:])
@@ -194,7 +194,7 @@ class FakeApt:
                 self._unbuild(name)
             self.broken = [name for name in self.broken if name not in words]
             return ""
-        for change in self.simulate(["install", *words]):
+        for change in self.foresee(["install", *words]):
             if change.verb == "remove":
                 self.installed.pop(change.name)
                 self._unbuild(change.name)

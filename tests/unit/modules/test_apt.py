@@ -16,7 +16,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._apt import (
     errors_of,
     name_of_file,
     parse_available,
-    parse_simulation,
+    parse_foreseen,
     parse_status,
     pins,
     plan_source,
@@ -37,7 +37,7 @@ FOURTH = f"{HEAD}xjMEU/NfCxYJKwYBBAHaRw8BAQdAPwmJlL3ZFu1AUxl5NOSofIBzOhKA1i+AEJk
 SIXTH = f"{HEAD}xioGY4d/4xsAAAAg+U2nu0jWCmHlZ3BqZYfQMxmZu52JGggkLq2EVD34laM={END}"
 FOURTH_PRINT = "C959BDBAFA32A2F89A153B678CFDE12197965A9A"
 
-SIMULATION = """Reading package lists...
+FORESEEN = """Reading package lists...
 The following packages will be REMOVED:
   nvidia-kernel-dkms
 Remv nvidia-kernel-dkms [535.261.03-1]
@@ -48,8 +48,8 @@ Purg gcc [4:12.2.0-3]
 """
 
 
-def test_a_simulation_is_read_in_its_order() -> None:
-    assert parse_simulation(SIMULATION) == (
+def test_what_apt_foresees_is_read_in_its_order() -> None:
+    assert parse_foreseen(FORESEEN) == (
         Change("remove", "nvidia-kernel-dkms", "535.261.03-1"),
         Change("install", "libcuda1:i386", "", "535.261.03-1"),
         Change("install", "dkms", "3.0.10-8", "3.0.10-8+deb12u1"),

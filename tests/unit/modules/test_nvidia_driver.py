@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible_collections.dra.accelerators.plugins.module_utils._apt import Change
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver import (
     DriverError,
     Offer,
     Wanted,
     choose,
+    kinds,
     modules_text,
     read_offers,
     refuse_removals,
@@ -398,6 +400,39 @@ def test_names_with_a_branch_are_filled_in_or_left_out() -> None:
     assert old.packages == ("nvidia-driver-580-open",)
     (new,) = read_offers(catalog, branch="", kernel="6.8.0-45-generic")
     assert new.also == ("linux-modules-generic",)
+
+
+ROLE = Path(__file__).resolve().parents[3] / "roles/nvidia_driver"
+
+
+@pytest.mark.parametrize("distribution", ["debian", "ubuntu"])
+@pytest.mark.parametrize("source", ["nvidia", "distribution"])
+@pytest.mark.parametrize("branch", ["535", "580", "595"])
+def test_the_roles_catalogs_have_one_way_to_each_driver(distribution: str, source: str, branch: str) -> None:
+    told = yaml.safe_load((ROLE / f"vars/{distribution}.yml").read_text())
+    offers = read_offers(told["__nvidia_driver_catalogs"][source], branch=branch, kernel="6.8.0-45-generic")
+    ways = [(offer.modules, offer.build, offer.components) for offer in offers]
+    assert len(ways) == len(set(ways))
+    assert {(kind, "dkms", what) for kind in ("open", "proprietary") for what in ("compute", "full")} <= set(ways)
+    # By the kernel modules' packages the module knows what is installed.
+    known = kinds(told["__nvidia_driver_catalogs"][source], "6.8.0-45-generic", [branch])
+    assert {kind for name, kind in known.items() if name in {each for offer in offers for each in offer.packages}} == {
+        "open",
+        "proprietary",
+    }
+
+
+def test_each_platform_has_its_keys_and_no_other_is_promised() -> None:
+    promised = yaml.safe_load((ROLE / "vars/main.yml").read_text())["__nvidia_driver_platforms"]
+    for platform in promised:
+        told: dict[str, Any] = {}
+        for layer in (platform.partition("_")[0], platform):
+            told.update(yaml.safe_load((ROLE / f"vars/{layer}.yml").read_text()))
+        (fingerprint,) = told["__nvidia_driver_fingerprints"]
+        assert len(fingerprint) == 40 and fingerprint.lower().endswith(told["__nvidia_driver_key_file"].lower()[:-4])
+        assert told["__nvidia_driver_name_at_vendor"].startswith(platform.partition("_")[0])
+    layers = {path.stem for path in (ROLE / "vars").glob("*.yml")} - {"main"}
+    assert layers == set(promised) | {platform.partition("_")[0] for platform in promised}
 
 
 def test_other_peoples_packages_never_go_for_a_driver() -> None:
