@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 from dra_driver.core.ascend.backend import AscendBackend
@@ -287,6 +289,50 @@ def a_card_that_does_not_tell_its_templates_costs_no_other(stage: Stage) -> None
     assert [bool(npu.profiles) for npu in stage.npus()][1:] == [True] * 7
     # What its neighbours tell is true of it as well.
     assert all(npu.profiles for npu in stage.npus())
+
+
+#: A container of its own with the nodes of the machine, where a program opens the library or the backend and says what became of it.
+_CONTAINER = (
+    "unshare",
+    "--pid",
+    "--fork",
+    "--mount-proc",
+    "setpriv",
+    "--bounding-set=-sys_admin",
+    "--inh-caps=-sys_admin",
+)
+_HOLD = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).dcmi_init(), flush=True); sys.stdin.read()"
+_OPEN = """
+import sys
+from dra_driver.core.ascend.backend import AscendBackend
+from dra_driver.core.errors import BackendUnavailable
+from dra_driver.core.system import System
+try:
+    AscendBackend(System(sys.argv[1])).open()
+except BackendUnavailable as error:
+    print(error, error.hint)
+else:
+    print("open")
+"""
+
+
+@on("8x310P-Pro")
+def what_another_container_has_is_named(stage: Stage) -> None:
+    """Two generations say it by two codes; who reads either is told what it means."""
+
+    def opened() -> str:
+        words = [*_CONTAINER, sys.executable, "-c", _OPEN, str(stage.root)]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+    assert opened() == "open\n"
+    words = [*_CONTAINER, sys.executable, "-c", _HOLD, str(stage.library)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin and holder.stdout and holder.stdout.readline() == "0\n"
+        said = opened()
+        code = "-8005" if stage.show()["occupied_is_internal"] else "-8020"
+        assert code in said and "another container" in said, said
+        holder.stdin.close()
+    assert opened() == "open\n"
 
 
 @on("8x310P-Pro")

@@ -82,6 +82,10 @@ class NpuMachine:
         assert answer.get("ok", True), f"{words}: {answer}"
         return answer
 
+    def show(self) -> Any:
+        """What the simulator says of the machine."""
+        return self.control("show")
+
     def smi(self, *words: str) -> str:
         """What npu-smi prints, to an administrator."""
         environment = {**os.environ, "LD_LIBRARY_PATH": str(self.library.parent)}

@@ -105,6 +105,7 @@ int control_show(int words, char **word, struct json *json, char *error, size_t 
     json_bool(json, "recover", machine->recover);
     json_bool(json, "share_recover", machine->share_recover);
     json_bool(json, "plus_rules", machine->plus_rules);
+    json_bool(json, "occupied_is_internal", machine->occupied_is_internal);
     json_number(json, "multi_die_policy", machine->multi_die_policy);
     json_number(json, "generation", (long long)state_copy_generation());
     json_number(json, "events", (long long)machine->events_written);

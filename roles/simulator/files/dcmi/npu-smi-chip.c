@@ -221,7 +221,7 @@ static void show_rates(const char *key, const double rates[], unsigned links)
 static void show_hccs_bandwidth(const struct place *place)
 {
     struct dcmi_hccs_bandwidth_info rates = { .profiling_time = MEASURED_MILLISECONDS };
-    if (second_interface()
+    if (second_interface() || !has_symbol("dcmi_get_hccs_link_bandwidth_info")
         || DCMI("dcmi_get_hccs_link_bandwidth_info", (int, int, struct dcmi_hccs_bandwidth_info *), place->card, place->chip, &rates) != OK) {
         puts("This device does not support querying hccs-bw.");
         return;

@@ -217,7 +217,7 @@ int show_mode(const struct options *options, bool *known)
         else
             pair("Work Mode", "%s", work_mode ? "SMP" : "AMP");
     } else if (strcmp(options->type, "multi-die-policy") == 0) {
-        if (DCMI("dcmi_get_multi_die_policy", (unsigned *), &value) != OK)
+        if (!has_symbol("dcmi_get_multi_die_policy") || DCMI("dcmi_get_multi_die_policy", (unsigned *), &value) != OK)
             puts("This device does not support querying multi-die-policy.");
         else
             pair("Multi Die Policy", "%u", value);
@@ -387,7 +387,8 @@ int set_something(const struct options *options)
         return result(control("device-share-recover %u", value), "Set device-share config recover mode success", "Failed");
     int code = mode ? DCMI("dcmi_set_vdevice_mode", (int), (int)value)
                : recover ? DCMI("dcmi_set_vnpu_config_recover_mode", (unsigned), value)
-                         : DCMI("dcmi_set_multi_die_policy", (unsigned), value);
+               : !has_symbol("dcmi_set_multi_die_policy") ? UNSUPPORTED
+                                                          : DCMI("dcmi_set_multi_die_policy", (unsigned), value);
     if (code == UNSUPPORTED || code == REFUSED_IN_CONTAINER) {
         puts(code == UNSUPPORTED ? "This device does not support this setting." : "This command is not supported in a container.");
         return OK;

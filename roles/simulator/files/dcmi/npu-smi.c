@@ -127,7 +127,11 @@ struct dcmi_chip_info_v2 chip_info(const struct place *place)
 {
     struct dcmi_chip_info_v2 info;
     memset(&info, 0, sizeof info);
-    ABOUT(place, "get_device_chip_info_v2", "get_device_chip_info", struct dcmi_chip_info_v2, &info);
+    /* An older library has the shorter structure alone, with which the longer one begins. */
+    if (!second && !has_symbol("dcmi_get_device_chip_info_v2"))
+        DCMI("dcmi_get_device_chip_info", (int, int, struct dcmi_chip_info_v2 *), place->card, place->chip, &info);
+    else
+        ABOUT(place, "get_device_chip_info_v2", "get_device_chip_info", struct dcmi_chip_info_v2, &info);
     return info;
 }
 
