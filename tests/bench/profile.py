@@ -21,7 +21,9 @@ from tests.chaos.__main__ import LIBRARY, enter, find_parts
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.bench.profile", description=__doc__)
-    made.add_argument("--vendor", default="nvidia", help="as for the chaos: nvidia, ascend or ascend-910a")
+    made.add_argument(
+        "--vendor", default="nvidia", help="as for the chaos: nvidia, ascend, ascend-910a or ascend-older"
+    )
     made.add_argument("--kind", default="whole", help="the kind of claims, one of the chaos'")
     made.add_argument("--claims", type=int, default=300, help="so many, one after the other: prepared and given back")
     made.add_argument("--top", type=int, default=40, help="so many functions are shown")

@@ -35,7 +35,9 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     number = os.environ.get
     made.add_argument(
-        "--vendor", default="nvidia", help="whose accelerators the node has: nvidia, ascend or ascend-910a"
+        "--vendor",
+        default="nvidia",
+        help="whose accelerators the node has: nvidia, ascend, ascend-910a or ascend-older",
     )
     made.add_argument(
         "--seed", type=int, default=int(number("CHAOS_SEED", "0")) or random.SystemRandom().randrange(10**9)
@@ -86,7 +88,9 @@ def enter(word: str) -> Vendor:
         sys.exit(f"There is no vendor {word}; expected one of {', '.join(VENDORS)}.")
     vendor = VENDORS[word]
     if LIBRARY not in os.environ:
-        os.environ[LIBRARY] = str(build(sources=vendor.sources).folder)  # before the namespaces: it stays in the cache
+        os.environ[LIBRARY] = str(
+            build("", *vendor.built, sources=vendor.sources).folder
+        )  # before the namespaces: it stays in the cache
     surroundings.enter()
     return vendor
 

@@ -21,6 +21,7 @@ from dra_driver.core.slices import FAILED_CONDITION, PREPARED_CONDITION
 from tests.chaos.errors import Broken
 from tests.chaos.kinds import SLICES, STATIC, Kind, opaque
 from tests.chaos.vendor import Base, Vendor
+from tests.simulator import older_driver
 from tests.simulator.nvml_builds import ROOT
 
 if TYPE_CHECKING:
@@ -178,6 +179,8 @@ VENDOR = Vendor(
     forget=forget,
     told_of_claims=frozenset({"cardFree", "cardChips", "ringFree", "ringChips"}),
 )
+#: The other generation of drivers.
+OLDER = replace(VENDOR, name="ascend-older", built=(older_driver.BUILT,), statements=older_driver.STATEMENTS)
 OF_NUMBERS = replace(
     VENDOR,
     name="ascend-910a",

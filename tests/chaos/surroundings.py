@@ -9,6 +9,7 @@ with its mount namespace. Nothing on the machine changes, so that several of the
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shutil
 import stat
@@ -18,6 +19,8 @@ import tempfile
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from accelerator_simulator.power import CONFIGURATION
 
 if TYPE_CHECKING:
     from tests.chaos.vendor import Vendor
@@ -92,6 +95,10 @@ def lay(library: Path, vendor: Vendor) -> None:
     bind(BOOT_ID, "/proc/sys/kernel/random/boot_id")
     _devices()
     _programs(library, vendor)
+    if vendor.statements:
+        configuration = Path(CONFIGURATION)
+        configuration.parent.mkdir(parents=True, exist_ok=True)
+        configuration.write_text(json.dumps({f"{vendor.word}_library": dict(vendor.statements)}), encoding="utf-8")
     simulator("power-on", "--machine", vendor.machine, "--identity", "chaos")
     for path in ("/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/etc/dra-accelerators"):
         Path(path).mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ All that is tried is the same for all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +82,9 @@ class Vendor:
     told_of_claims: frozenset[str] = frozenset()
     programs: bytes = b""
     leave_program: Callable[[str], None] | None = None
+    #: How the library is built that is older than the others, and what is said to it of the whole machine.
+    built: tuple[str, ...] = ()
+    statements: Mapping[str, Any] = field(default_factory=dict)
     #: Forgets partitions that would be there again after a start of the machine.
     forget: Callable[[Node], None] = nothing
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 from tests.chaos import ascend, nvidia
 from tests.chaos.vendor import Vendor
 
-VENDORS: dict[str, Vendor] = {each.name: each for each in (nvidia.VENDOR, ascend.VENDOR, ascend.OF_NUMBERS)}
+VENDORS: dict[str, Vendor] = {
+    each.name: each for each in (nvidia.VENDOR, ascend.VENDOR, ascend.OLDER, ascend.OF_NUMBERS)
+}
 
 for _vendor in VENDORS.values():
     assert {name for held, _load in _vendor.turns for name in held} == set(_vendor.by_name), (

@@ -24,7 +24,11 @@ from steps import ROOT, say
 
 DRIVER = "roles/dra_driver/files/dra_driver"
 CORE = "plugins/module_utils/core"
+ASCEND = f"{CORE}/ascend"
 NVML = "roles/simulator/files/nvml"
+DCMI = "roles/simulator/files/dcmi"
+#: One scenario of the backend on the simulated library, by its name.
+ON_DCMI = "tests/simulator/backend/ascend_test.py::test_on_dcmi[{}]"
 FORMS_TEST = "tests/unit/dra_driver/store_forms_test.py"
 
 
@@ -51,6 +55,7 @@ class Break:
 
 def _is_there(root: Path, test: str) -> bool:
     file, _colons, name = test.partition("::")
+    name = name.partition("[")[0]  # what it is run with is not looked for
     path = root / file
     return path.is_file() and (not name or f"def {name}(" in path.read_text(encoding="utf-8"))
 
@@ -249,6 +254,134 @@ BREAKS = (
         "    WRITE_CALL();\n    call.gpu_write->compute_mode = mode;\n",
         "    call.gpu_write->compute_mode = mode;\n",
         ("tests/simulator/nvml_mig_modes_test.py::test_only_administrators_change_and_list",),
+    ),
+    Break(
+        "whole-beside-slices",
+        "a whole NPU is published as if its slices took nothing from it",
+        f"{ASCEND}/offers.py",
+        "found.append(_whole(device, counter_set(device).counters))",
+        "found.append(_whole(device, {}))",
+        ("tests/unit/core/ascend_offers_test.py::test_the_whole_chip_excludes_every_slice",),
+    ),
+    Break(
+        "foreign-room",
+        "the room of slices that somebody else made is given away once more",
+        f"{ASCEND}/offers.py",
+        "    for partition in _adopted(device, owned) if owned is not None else ():\n",
+        "    for partition in _adopted(device, owned) if owned is None else ():\n",
+        ("tests/unit/core/ascend_offers_test.py::test_beside_slices_that_others_made_only_what_fits_is_offered",),
+    ),
+    Break(
+        "gone-by-word",
+        "a slice counts as gone because the driver says so, although the chip lists it",
+        f"{ASCEND}/slices.py",
+        "        if any(each.instance_id == slice_id for each in read().partitions):\n",
+        "        if any(each.instance_id != slice_id for each in read().partitions):\n",
+        ("tests/unit/core/ascend_destroy_test.py::test_a_slice_that_is_listed_still_is_not_taken_for_gone",),
+    ),
+    Break(
+        "good-by-exit",
+        "a command of npu-smi that exits with 0 counts as one that has done its work",
+        f"{ASCEND}/smi.py",
+        '    if status == 0 and said.get("status", "").upper() == "OK":\n',
+        "    if status == 0:\n",
+        ("tests/unit/core/ascend_smi_test.py::test_success_is_said_and_not_only_exited_with",),
+    ),
+    Break(
+        "chip-by-half",
+        "NPUs are told apart by a part of their die's id",
+        f"{ASCEND}/names.py",
+        '"".join(f"{word:08x}" for word in die)',
+        '"".join(f"{word:08x}" for word in die[:2])',
+        ("tests/unit/core/ascend_parts_test.py::test_a_chip_is_known_by_its_die",),
+    ),
+    Break(
+        "codes-unread",
+        "what the vendor's error codes ask for is not looked up",
+        f"{ASCEND}/codes.py",
+        "        kind = KINDS.get(code, Kind(of_level, _LOOK_UP))\n",
+        "        kind = Kind(of_level, _LOOK_UP)\n",
+        ("tests/unit/core/ascend_parts_test.py::test_what_codes_ask_for",),
+    ),
+    Break(
+        "node-of-the-host",
+        "a container gets the node of its slice under the name that the host has",
+        f"{ASCEND}/driver_files.py",
+        '(node(system, slice_node(number), f"/dev/davinci{number}"),)',
+        "(node(system, slice_node(number)),)",
+        (ON_DCMI.format("edits_carry_what_a_container_needs"),),
+    ),
+    Break(
+        "under-a-program",
+        "a slice is destroyed under the program that uses it",
+        f"{ASCEND}/slices.py",
+        '    if found.processes:\n        raise InUse(\n            f"Destroying',
+        '    if found.processes is None:\n        raise InUse(\n            f"Destroying',
+        (ON_DCMI.format("what_cannot_be_made_is_said"),),
+    ),
+    Break(
+        "counters-of-chips",
+        "the simulated NPU does not count its AICPU",
+        f"{DCMI}/vnpu.c",
+        "        if (left == ABSENT || (uint32_t)left >= template->amounts[resource])\n",
+        "        if (left == ABSENT || resource == AICPU || (uint32_t)left >= template->amounts[resource])\n",
+        ("tests/simulator/dcmi_property_test.py::test_every_maximal_set_of_the_310p_can_be_cut_and_nothing_added",),
+    ),
+    Break(
+        "groups-of-chips",
+        "the simulated NPU cuts where no vGroup has the room",
+        f"{DCMI}/vnpu.c",
+        "    return !board->groups || choose_group(chip, template, group) ? SUCCESS : PARTITION;\n",
+        "    return !board->groups || choose_group(chip, template, group) ? SUCCESS : SUCCESS;\n",
+        ("tests/simulator/dcmi_vnpu_test.py::test_groups_fragment_where_the_counters_would_allow",),
+    ),
+    Break(
+        "boot-without-slices",
+        "a boot of the simulated machine does not make its slices again",
+        f"{DCMI}/persist.c",
+        "        else if (section && machine->recover)\n",
+        "        else if (section && !machine->recover)\n",
+        ("tests/simulator/dcmi_vnpu_test.py::test_a_boot_makes_the_slices_again",),
+    ),
+    Break(
+        "nodes-for-nothing",
+        "a simulated NPU is there for who has no node of it",
+        f"{DCMI}/visibility.c",
+        '        bool found = node_openable(machine, "davinci", chip->board.physical);\n',
+        "        bool found = chip->board.card < CHIPS_MAX;\n",
+        ("tests/simulator/dcmi_chips_test.py::test_what_has_no_node_does_not_exist",),
+    ),
+    Break(
+        "one-chip-for-two",
+        "two containers have one simulated NPU",
+        f"{DCMI}/visibility.c",
+        "    if (!administrator(machine) && !take_all(machine))\n",
+        "    if (!administrator(machine) && !take_all(machine) && !device_count)\n",
+        ("tests/simulator/dcmi_chips_test.py::test_another_container_does_not_get_what_one_has",),
+    ),
+    Break(
+        "good-exit",
+        "the simulated npu-smi exits with 0 whatever it says",
+        f"{DCMI}/npu-smi.c",
+        "{ return code == OK ? 0 : (code - 1000) & 0xFF; }",
+        "{ return code == OK ? 0 : 0; }",
+        ("tests/simulator/npu_smi_test.py::test_what_is_refused_and_how",),
+    ),
+    Break(
+        "link-in-words",
+        "the simulated hccn_tool says that a link is up whatever the state is",
+        f"{DCMI}/control_show.c",
+        '        json_bool(json, "up", port_is_up(chip->network));\n',
+        '        json_bool(json, "up", true);\n',
+        ("tests/simulator/machine_npus_test.py::test_what_the_tool_says_of_a_port_follows_the_state",),
+    ),
+    Break(
+        "share-for-ever",
+        "a boot leaves simulated NPUs shared that nobody has asked to leave",
+        f"{DCMI}/control.c",
+        "        const bool share = machine->share_recover && machine->chips[index].share;\n",
+        "        const bool share = machine->chips[index].share;\n",
+        ("tests/simulator/npu_smi_links_test.py::test_a_share_is_kept_over_a_boot_only_where_the_setting_says_so",),
     ),
 )
 

@@ -11,20 +11,13 @@ from dra_driver.core.ascend.backend import AscendBackend
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.core.system import System
 
+from tests.simulator import older_driver
 from tests.simulator.backend.ascend_scenarios import SCENARIOS
 from tests.simulator.backend.npu_machine import NpuMachine
 from tests.simulator.dcmi_support import SOURCES
 from tests.simulator.nvml_builds import build
 
-#: What the library of an older driver does not have yet (chosen among what programs do without), how its npu-smi draws, and what it answers
-#: to whom another container keeps from a chip.
-LACKING = """
-dcmi_get_device_chip_info_v2 dcmi_get_multi_die_policy dcmi_set_multi_die_policy dcmi_get_hccs_link_bandwidth_info dcmi_get_mainboard_id
-dcmi_get_device_network_health dcmi_get_device_boot_status dcmi_get_spod_node_status dcmi_set_spod_node_status
-dcmi_get_device_multi_utilization_rate dcmi_get_device_multi_utilization_rate_period
-"""
-OLDER = {"plus_rules": True, "occupied_is_internal": True}
-#: What an older driver cannot have: chips that came later, and what is asked of what it lacks.
+#: What an older driver cannot have: chips that came later.
 LATER = {name for name, (machine, _library, _scenario) in SCENARIOS.items() if machine in ("8xA3", "1x950")}
 #: A scenario of each kind; the others are of the proof.
 BRIEF = {
@@ -44,7 +37,7 @@ def library() -> Path:
 
 @pytest.fixture(scope="session")
 def older() -> Path:
-    return build("", f"ABSENT={' '.join(LACKING.split())}", sources=SOURCES).folder
+    return build("", older_driver.BUILT, sources=SOURCES).folder
 
 
 @pytest.mark.parametrize(
@@ -54,7 +47,7 @@ def older() -> Path:
 def test_on_an_older_driver(scenario: str, older: Path, tmp_path: Path) -> None:
     """The same of both generations: what is missing is done without, tables are read with their other rules."""
     machine = NpuMachine(tmp_path / "root")
-    machine.power_on(SCENARIOS[scenario][0], older, **{**SCENARIOS[scenario][1], **OLDER})
+    machine.power_on(SCENARIOS[scenario][0], older, **SCENARIOS[scenario][1], **older_driver.STATEMENTS)
     machine.run(scenario)
 
 
