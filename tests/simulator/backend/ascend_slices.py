@@ -62,7 +62,7 @@ def counters_and_silicon_agree(stage: Stage) -> None:
             stage.backend.destroy_partition(npu.uuid, each.instance_id)
 
 
-for _machine in ("8x310P-Pro", "8x910A", "8x910B3", "8x910B4"):
+for _machine in ("8x310P-Pro", "8x910A", "8x910B3", "8x910B4", "8x910B4-1"):
     SCENARIOS[f"counters_and_silicon_agree_on_{_machine}"] = (_machine, {}, counters_and_silicon_agree)
 
 
