@@ -43,7 +43,9 @@ class Code:
     hint: str = ""
 
 
-_IN_CONTAINER = "Where this runs in a container the chip may be another container's, or its slice may have been destroyed."
+_IN_CONTAINER = (
+    "Where this runs in a container the chip may be another container's, or its slice may have been destroyed."
+)
 CODES: Mapping[int, Code] = MappingProxyType(
     {
         -8001: Code("a value is not valid", word="invalid-argument"),
@@ -54,7 +56,11 @@ CODES: Mapping[int, Code] = MappingProxyType(
         -8009: Code("the driver did not take the call", DeviceFaulty, INTERNAL, "Look at the kernel log."),
         -8012: Code("the chip is not ready", DeviceFaulty, NOT_READY, "It may be starting, or being reset. Try again."),
         -8013: Code("it cannot be done in a container", NotPermitted, hint="Run it on the host."),
-        -8020: Code("the chip is occupied", InUse, hint="End what uses it: a program, another container, or slices of another mode."),
+        -8020: Code(
+            "the chip is occupied",
+            InUse,
+            hint="End what uses it: a program, another container, or slices of another mode.",
+        ),
         -8022: Code("the chip's slices do not allow it", word="partition"),
         -8255: Code("the chip does not support it", Unsupported),
         # Not DCMI's own: its callers' for a library that lacks a function, or is not there.
