@@ -5,9 +5,26 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from tests.cluster.cluster import EXAMPLES, Cluster
+from tests.cluster.manifests import pod
+
+#: Where images for these chips look for the driver's libraries.
+LIBRARIES = "/usr/local/Ascend/driver/lib64/driver:/usr/local/Ascend/driver/lib64/common"
+LOOK_AND_STAY = "npu-smi info; trap 'exit 0' TERM; while :; do sleep 1; done"
+
+
+def npu_pod(name: str, *claims: str, node: str | None = None) -> dict[str, Any]:
+    """A pod that uses existing claims, prints what its own npu-smi shows, and stays until it is deleted."""
+    made = pod(name, *claims, node=node)
+    (container,) = made["spec"]["containers"]
+    container |= {
+        "command": ["sh", "-c", LOOK_AND_STAY],
+        "env": [{"name": "LD_LIBRARY_PATH", "value": LIBRARIES}],
+    }
+    return made
 
 
 class NpuCluster(Cluster):
@@ -34,3 +51,11 @@ class NpuCluster(Cluster):
         """The lines by which the vendor's driver makes slices again after a start of the machine, and the nodes of slices."""
         lines = self.shell(node, "cat /etc/vnpu.cfg 2>/dev/null; ls -d /dev/vdavinci* 2>/dev/null; true").splitlines()
         return sorted(line for line in lines if line[:1].isdigit() or line.startswith("/dev/vdavinci"))
+
+    def shown_to(self, name: str) -> list[str]:
+        """The names of the chips and slices, all of them well, that a pod's own npu-smi has listed at the pod's start."""
+
+        def shown() -> list[str]:
+            return re.findall(r"^\| \d+ +(\S+) +\| OK ", self.log(name), re.MULTILINE)
+
+        return self.wait(f"{name} printing its devices", shown, timeout=60)

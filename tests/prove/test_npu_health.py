@@ -1,0 +1,161 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of NPUs on a cluster: taint, eviction, pod status, Events and metrics follow, and all of it goes again when an NPU is well.
+
+And, since the node has slices and whole NPUs free side by side: one class serves both, by memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import Recap
+from tests.cluster.manifests import TOLERATED, claim
+from tests.cluster.npus import NpuCluster, npu_pod
+from tests.cluster.test_27_outside import info, scraped
+from tests.cluster.test_55_faults import taints
+from tests.cluster.test_56_health import ailments, events, health
+
+WORLD = os.environ.get("DRA_ACCELERATORS_NPU_HEALTH_WORLD", "npu-health")
+OF = "device.attributes['npu.huawei.com']"
+CUT = 3
+#: One slice is there before, one NPU is cut for claims; all others are whole.
+LAYOUT = [
+    {"match": {"index": 0}, "mode": "static", "partitions": {"vir04": 1}},
+    {"match": {"index": CUT}, "mode": "dynamic"},
+    {"match": {}, "mode": "whole"},
+]
+VARIABLES = {
+    "accelerator_layouts": [{"hosts": "accelerator_nodes", "layout": LAYOUT}],
+    "dra_driver_inventory_interval": 10,
+    "dra_driver_metrics_address": "0.0.0.0:9817",
+}
+
+
+@pytest.fixture(scope="module")
+def npus() -> Iterator[NpuCluster]:
+    """One bare node with eight NPUs."""
+    made = NpuCluster(WORLD, VARIABLES)
+    made.world("down")
+    made.world("up", "--nodes", "1", "--silicon", "8x310P-Pro", timeout=3000)
+    yield made
+    made.world("down")
+
+
+@pytest.fixture(scope="module")
+def first(npus: NpuCluster) -> Recap:
+    """The site playbook's run."""
+    return npus.playbook("site.yml")
+
+
+@pytest.fixture()
+def node(npus: NpuCluster, first: Recap) -> Iterator[str]:
+    """The node, with everything installed; afterwards all is well there and nobody's."""
+    assert not first.failed, first.output
+    (name,) = npus.nodes()
+    yield name
+    npus.run(name, "accelerator-simulator", "clear")
+    npus.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
+    npus.wait("no device is tainted", lambda: not taints(npus, name))
+    npus.wait("the layout's slice alone", lambda: len(npus.instances(name)) == 1 and not npus.cdi_files(name))
+
+
+def documents(name: str, device_class: str, expression: str, *, tolerates: bool) -> list[dict[str, Any]]:
+    """A claim, which may take a device whatever is wrong with it, and its pod."""
+    wanted = claim(name, device_class=device_class, expression=expression)
+    if tolerates:
+        wanted["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = TOLERATED
+    return [wanted, npu_pod(name, name)]
+
+
+def whole(physical: int, *, tolerates: bool = False) -> list[dict[str, Any]]:
+    """A claim for one whole NPU, and its pod."""
+    return documents(f"whole-{physical}", "npu.huawei.com", f"{OF}.physicId == {physical}", tolerates=tolerates)
+
+
+def quarter(name: str, *, tolerates: bool) -> list[dict[str, Any]]:
+    """A claim for a quarter of the NPU that is cut for claims, and its pod."""
+    return documents(name, "ascend-310p-1-4", f"{OF}.physicId == {CUT}", tolerates=tolerates)
+
+
+def waits(npus: NpuCluster, name: str) -> bool:
+    """Whether the scheduler has no device for a pod."""
+    conditions = npus.pod(name)["status"].get("conditions", ())
+    return any(each.get("reason") == "Unschedulable" for each in conditions)
+
+
+def on_chip(npus: NpuCluster, node: str, physical: int) -> set[str]:
+    """All that is published of an NPU: itself, what can be cut of it, and groups that it is in."""
+    found = set()
+    for name, device in npus.devices(node).items():
+        members = device["attributes"].get("physicIds", {}).get("string", "").split(",")
+        if re.fullmatch(rf"npu-{physical}(-.*)?", name) or str(physical) in members:
+            found.add(name)
+    return found
+
+
+def test_an_error_evicts_who_does_not_tolerate_it_and_goes_when_the_npu_is_well(npus: NpuCluster, node: str) -> None:
+    sick = on_chip(npus, node, CUT)
+    evicted, stays = quarter("evicted", tolerates=False), quarter("stays", tolerates=True)
+    npus.apply(*evicted, *stays, *whole(4))
+    npus.wait_running("evicted", "stays", "whole-4")
+    npus.wait("the kubelet shows healthy devices", lambda: health(npus, "stays") == {("Healthy", "")})
+    assert len(npus.instances(node)) == 3
+    npus.run(node, "accelerator-simulator", "fault", CUT, "error", "0x80E18402", "critical")
+    key = "npu.huawei.com/error-code"
+    npus.wait(
+        "all its devices are tainted, no others",
+        lambda: {name for name, keys in taints(npus, node).items() if key in keys} == sick,
+    )
+    npus.wait("the pod is gone", lambda: "NotFound" in npus.kubectl("get", "pod", "evicted", check=False, merge=True))
+    (taint,) = npus.devices(node)[f"npu-{CUT}"]["taints"]
+    assert (taint["key"], taint["value"], taint["effect"]) == (key, "80e18402", "NoExecute")
+    npus.wait("its slice is given back", lambda: len(npus.instances(node)) == 2)
+    (told,) = npus.wait("the kubelet shows an unhealthy device", lambda: health(npus, "stays") - {("Healthy", "")})
+    assert told[0] == "Unhealthy" and "error 0x80e18402" in told[1] and "replaced" in told[1], told
+    for kind, name in (("Pod", "stays"), ("ResourceClaim", "stays"), ("Node", node)):
+        assert ("DeviceUnhealthy", "Warning") in events(npus, kind, name), kind
+    assert ailments(npus, node, CUT) == {"error-code 80e18402"}
+    causes = {(each["cause"], each["effect"]) for each in info(scraped(npus, node), "device_fault")}
+    assert causes == {("error-code-80e18402", "NoExecute")}
+    assert "error-code 80e18402 (failed)" in npus.run(node, "dra-driver", "status")
+    npus.restart_driver(node)
+    npus.wait("the driver looked", lambda: npus.status(node)["published"])
+    assert set(taints(npus, node)) == sick
+    # Who would not tolerate it gets no slice of it, and its neighbour noticed nothing.
+    npus.apply(evicted[1])
+    npus.wait("the pod that comes again waits", lambda: waits(npus, "evicted"))
+    assert npus.pod("whole-4")["status"]["phase"] == "Running" and health(npus, "whole-4") == {("Healthy", "")}
+    assert events(npus, "Pod", "whole-4") & {("DeviceUnhealthy", "Warning")} == set()
+
+    npus.run(node, "accelerator-simulator", "clear", CUT)
+    npus.wait("no device is tainted", lambda: not taints(npus, node))
+    npus.wait("the kubelet shows a healthy device", lambda: health(npus, "stays") == {("Healthy", "")})
+    for kind, name in (("Pod", "stays"), ("ResourceClaim", "stays"), ("Node", node)):
+        npus.wait(
+            f"the {kind} is told",
+            lambda kind=kind, name=name: ("DeviceRecovered", "Normal") in events(npus, kind, name),
+        )
+    assert info(scraped(npus, node), "device_fault") == []
+    npus.wait_running("evicted")
+
+
+def test_one_class_serves_slices_and_whole_npus_by_memory(npus: NpuCluster, node: str) -> None:
+    """Claims that say the same: at least 10 GiB. NPU after NPU, and of each what can be cut before all of it."""
+    enough = "device.capacity['npu.huawei.com'].memory.compareTo(quantity('10Gi')) >= 0"
+    types, shown = [], []
+    for number in range(5):
+        name = f"any-{number}"
+        npus.apply(claim(name, device_class="any.npu.huawei.com", expression=enough), npu_pod(name, name))
+        npus.wait_running(name)
+        (held,) = npus.get("resourceclaim", name)["status"]["allocation"]["devices"]["results"]
+        types.append(npus.devices(node)[held["device"]]["attributes"]["type"]["string"])
+        shown += npus.shown_to(name)
+    assert types == ["vnpu", "npu", "npu", "vnpu", "vnpu"]
+    names = {"npu": "310P3", "vnpu": "310Pvir04"}
+    assert [re.sub(r"(vir04)\w*", r"\1", each) for each in shown] == [names[each] for each in types]
