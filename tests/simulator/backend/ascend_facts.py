@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,6 +19,7 @@ from dra_driver.core.model import Device, Placement, Version, devices_of, frozen
 from dra_driver.core.slices import build_pool
 
 from tests.simulator.backend.ascend_stage import SCENARIOS, Stage, on
+from tests.simulator.backend.npu_machine import NULL
 from tests.simulator.backend.stage import refused
 from tests.unit.core import chip_model
 
@@ -244,7 +247,7 @@ def both_ways_tell_the_same(stage: Stage) -> None:
         assert stage.backend.device(npus[2].uuid).partitions == ()
 
 
-for _machine in ("8x310P-Pro", "4x300I-Duo", "8x910A", "8x910B4", "1x950"):
+for _machine in ("8x310P-Pro", "4x300I-Duo", "8x910A", "8x910B3", "8x910B4", "16x910B", "8xA3", "1x950"):
     SCENARIOS[f"both_ways_tell_the_same_on_{_machine}"] = (_machine, {}, both_ways_tell_the_same)
 
 
@@ -333,6 +336,40 @@ def what_another_container_has_is_named(stage: Stage) -> None:
         assert code in said and "another container" in said, said
         holder.stdin.close()
     assert opened() == "open\n"
+
+
+@on("1x950")
+def edits_carry_the_nodes_of_the_unified_bus(stage: Stage) -> None:
+    common = stage.backend.driver_edits()
+    expected = ["davinci_manager", "hisi_hdc", "uburma/udma0", "uburma/udma1", "ummu/ummu0"]
+    assert [node.path for node in common.device_nodes] == [f"/dev/{name}" for name in expected]
+    (stage.root / "dev/uburma/udma1").unlink()
+    (stage.root / "dev/ummu/readme").write_text("no node")
+    assert [node.path for node in stage.backend.driver_edits().device_nodes] == [
+        f"/dev/{name}" for name in expected if name != "uburma/udma1"
+    ]
+
+
+@on("8x310P-Pro")
+def edits_carry_the_nodes_of_a_chip_that_is_a_computer(stage: Stage) -> None:
+    """A 310B's: the manager that it has for containers is the manager inside. Nodes with names so plain are nobody else's."""
+    dev = stage.root / "dev"
+    for name in ("ai", "sys", "svm0"):
+        os.mknod(dev / name, stat.S_IFCHR | 0o666, NULL)
+    assert not any(
+        node.path in ("/dev/ai", "/dev/sys", "/dev/svm0") for node in stage.backend.driver_edits().device_nodes
+    )
+    os.mknod(dev / "davinci_manager_docker", stat.S_IFCHR | 0o666, NULL)
+    found = [(node.path, node.host_path) for node in stage.backend.driver_edits().device_nodes]
+    assert found == [
+        ("/dev/davinci_manager", "/dev/davinci_manager_docker"),
+        ("/dev/svm0", ""),
+        ("/dev/sys", ""),
+        ("/dev/dvpp_cmdlist", ""),
+        ("/dev/ai", ""),
+    ]
+    (dev / "davinci_manager").unlink()
+    assert len(stage.backend.driver_edits().device_nodes) == 5
 
 
 @on("8x310P-Pro")

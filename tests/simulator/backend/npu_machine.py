@@ -52,7 +52,7 @@ class NpuMachine:
         (self.root / "etc/accelerator-simulator/machine.json").write_text(json.dumps(configuration))
         self.command("power-on")
         # Below a folder the simulator lays plain files where nodes would be, and a plain file is no node.
-        for path in (self.root / "dev").iterdir():
+        for path in list((self.root / "dev").rglob("*")):
             if path.is_file():
                 path.unlink()
                 os.mknod(path, stat.S_IFCHR | 0o666, NULL)  # whoever opens one succeeds

@@ -73,6 +73,10 @@ class Deadlines:
 class AscendBackend:
     """The NPUs of this machine. Safe for threads; each chip has a lane, and what concerns different chips runs side by side.
 
+    Two chips of one card have two lanes: each call names its chip, each chip has a node of its own, nothing that the vendor says of DCMI
+    asks for more, and a chip that hangs must not take its neighbour along. What chips share, the file of slices that outlive a start of
+    the machine, the vendor's library locks itself. Calls about no chip have a lane of their own.
+
     What stays about a chip is read once and kept until it is replaced, so that looking at a chip costs a few calls of the
     library. Nothing on the way of a claim starts a program. With ``by_runtime`` Huawei's container runtime brings chips into
     containers, and the edits only name them.

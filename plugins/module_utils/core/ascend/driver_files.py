@@ -23,6 +23,18 @@ _FOLDER = re.compile(r"/[A-Za-z0-9._/+-]*")
 #: Control nodes that all products have, and those that some have.
 MANAGER = "/dev/davinci_manager"
 CONTROL_NODES = ("/dev/devmm_svm", "/dev/hisi_hdc", "/dev/dvpp_cmdlist")
+#: A chip that is a computer by itself (310B) has a manager of its own for containers, which is the manager inside, and these nodes. Their
+#: names are so plain that they count only where that manager and the first of them are.
+SOC_MANAGER = "/dev/davinci_manager_docker"
+SOC_NODES = tuple(
+    f"/dev/{name}"
+    for name in (
+        *("svm0", "ts_aisle", "upgrade", "sys", "vdec", "vpc", "pngd", "venc", "dvpp_cmdlist"),
+        *("log_drv", "acodec", "ai", "ao", "vo", "hdmi"),
+    )
+)
+#: Folders of the nodes of the unified bus (950): one node for each of its devices.
+BUS_FOLDERS = ("/dev/uburma", "/dev/ummu")
 PROGRAM = "npu-smi"
 PROGRAM_FOLDERS = ("/usr/local/bin", "/usr/local/sbin")
 LIBRARIES = ("driver/lib64/driver", "driver/lib64/common")
@@ -89,7 +101,8 @@ def driver_edits(system: System) -> ContainerEdits:
     take what they have added. Raises BackendUnavailable, naming it, when something is not there that no program can do without.
     """
     folder = install_folder(system)
-    if system.device_number(MANAGER) is None:
+    is_soc = all(system.device_number(path) is not None for path in (SOC_MANAGER, SOC_NODES[0]))
+    if system.device_number(MANAGER) is None and not is_soc:
         raise BackendUnavailable(
             f"{MANAGER} is no device node of this machine, and no container can use an NPU without it",
             hint="Load the driver of the NPUs; a new installation needs a restart of the machine.",
@@ -101,7 +114,10 @@ def driver_edits(system: System) -> ContainerEdits:
             hint=f"Install the driver of the NPUs; where it is installed {INSTALL_INFO} tells.",
             code="driver-incomplete",
         )
-    nodes = [node(system, path) for path in (MANAGER, *CONTROL_NODES) if system.device_number(path) is not None]
+    nodes = [node(system, SOC_MANAGER, MANAGER)] if is_soc else [node(system, MANAGER)]
+    of_bus = (f"{folder}/{name}" for folder in BUS_FOLDERS for name in system.list_directory(folder))
+    beside = (*(SOC_NODES if is_soc else CONTROL_NODES), *of_bus)
+    nodes += [node(system, path) for path in beside if system.device_number(path) is not None]
     mounts = [Mount(path, path, MOUNT_OPTIONS) for path in _mounted(folder) if system.exists(path)]
     tool = next((f"{each}/{PROGRAM}" for each in PROGRAM_FOLDERS if system.exists(f"{each}/{PROGRAM}")), None)
     if tool is not None:
@@ -173,7 +189,8 @@ def _paths(system: System) -> tuple[str, ...]:
     """Return the paths where something that the edits would take can come or go."""
     folder = install_folder(system)
     tools = (f"{each}/{PROGRAM}" for each in PROGRAM_FOLDERS)
-    return (MANAGER, *CONTROL_NODES, INSTALL_INFO, f"{folder}/{LIBRARIES[0]}", *_mounted(folder), *tools)
+    control = dict.fromkeys((MANAGER, *CONTROL_NODES, SOC_MANAGER, *SOC_NODES, *BUS_FOLDERS))
+    return (*control, INSTALL_INFO, f"{folder}/{LIBRARIES[0]}", *_mounted(folder), *tools)
 
 
 def _says(system: System, path: str) -> str:

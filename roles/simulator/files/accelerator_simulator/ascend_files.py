@@ -27,6 +27,8 @@ CONTROL_NODES = ("davinci_manager", "devmm_svm", "hisi_hdc", "dvpp_cmdlist")
 # As the library makes them
 SLICE_NODE_MODE = 0o666
 SECOND_INTERFACE_LACKS = ("devmm_svm", "dvpp_cmdlist")
+# Of the unified bus that these have instead, in folders of their own; how many there are and what they are called is chosen
+SECOND_INTERFACE_BUS = (("uburma", "udma0"), ("uburma", "udma1"), ("ummu", "ummu0"))
 
 
 def installation_files(machine: Machine, settings: Settings) -> Tree:
@@ -64,6 +66,9 @@ def device_nodes(machine: Machine, majors: Majors) -> Tree:
     for name in CONTROL_NODES:
         if name not in lacking:
             tree[f"/dev/{name}"] = Node(majors.by_name[name], 0, 0o660, OWNER)
+    if machine.ascend.get("interface") == 2:
+        for minor, (folder, name) in enumerate(SECOND_INTERFACE_BUS):
+            tree[f"/dev/{folder}/{name}"] = Node(majors.by_name[folder], minor, 0o660, OWNER)
     return tree
 
 

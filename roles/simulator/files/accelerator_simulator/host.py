@@ -21,6 +21,8 @@ FIRST_MAJORS: Mapping[str, Mapping[str, int]] = {
         "devmm_svm": 231,
         "hisi_hdc": 230,
         "dvpp_cmdlist": 229,
+        "uburma": 228,
+        "ummu": 227,
     },
 }
 # A line of /proc/modules: a module's name, its size, and the modules that use it
