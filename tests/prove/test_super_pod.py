@@ -20,6 +20,7 @@ WORLD = os.environ.get("DRA_ACCELERATORS_SUPER_POD_WORLD", "superpod")
 KEPT = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
 JOB = "ascend/super-pod-job.yaml"
 ANNOTATION = "dra-accelerators/labels"
+MACHINES = "8xA3,8xA3"
 WHOLE = [{"hosts": "accelerator_nodes", "layout": [{"match": {}, "mode": "whole"}]}]
 
 
@@ -29,7 +30,7 @@ def npus() -> Iterator[NpuCluster]:
     made = NpuCluster(WORLD, {"accelerator_layouts": WHOLE})
     if not KEPT:
         made.world("down")
-    made.world("up", "--nodes", "2", "--silicon", "8xA3,8xA3", timeout=3000)
+    made.world("up", "--nodes", "2", "--silicon", MACHINES, timeout=3000)
     yield made
     if not KEPT:
         made.world("down")
