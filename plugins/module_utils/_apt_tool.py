@@ -211,6 +211,24 @@ class Apt:
                 code="half-configured",
             )
 
+    def mend(self, files: Sequence[str], purge: Sequence[str]) -> None:
+        """Bring what was cut short to an end: these packages take the place of what is half there, and these go. Raises PackageProblem."""
+        keep = ("--force-depends", "--force-confdef", "--force-confold")
+        calls = [
+            *([["dpkg", *keep, "--install", *files]] if files else []),
+            *([["dpkg", *keep, "--force-remove-reinstreq", "--purge", *purge]] if purge else []),
+            ["dpkg", *keep, "--configure", "-a"],
+            ["apt-get", *_ACTING, "--allow-change-held-packages", "--allow-downgrades", "--fix-broken", "install"],
+        ]
+        for call in calls:
+            done = self._act(call)
+            if done.returncode:
+                raise PackageProblem(
+                    f"What was cut short cannot be brought to an end: {_apt.errors_of(done.stdout + chr(10) + done.stderr)}",
+                    hint="Run `apt-get --fix-broken install`, and this again.",
+                    code="half-configured",
+                )
+
     def mark(self, verb: str, names: Sequence[str]) -> None:
         """Mark packages as hold, unhold, auto or manual."""
         if names:

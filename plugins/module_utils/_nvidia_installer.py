@@ -160,6 +160,22 @@ class Installer:
 
     # What is done
 
+    def mend(self) -> None:
+        """Bring an earlier run that was cut short to where this one can begin: to the driver before, or to none half there. Raises PackageProblem."""
+        record, packages = self.record(), self.apt.packages()
+        if not record.doing:
+            return
+        files: list[str] = []
+        purge: list[str] = []
+        if record.now is not None and record.now.complete and record.doing == "install":
+            self.verify(record.now)
+            files = [str(self.system.path(each["path"])) for each in record.now.packages.values()]
+        else:
+            ours = {*record.added, *(record.now.packages if record.now else ())}
+            purge = [name for name in packages.broken if name in ours]
+        self.apt.mend(files, purge)
+        self.write(replace(record, doing=""))
+
     def carry_out(self, work: Work, record: Record) -> Record:
         """Do the work with the services stopped; return the record afterwards. Raises AcceleratorError, saying what became of it."""
         packages = self.apt.packages()

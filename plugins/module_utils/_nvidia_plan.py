@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import _apt
-from ._apt import INSTALL, PURGE, Change, Source, name_of_file, upstream
+from ._apt import INSTALL, PURGE, Change, PackageProblem, Source, name_of_file, upstream
 from ._apt_tool import OVER_HOLDS, Apt, Packages, View
 from ._driver_install import InTheWay
 from ._nvidia_driver import (
@@ -109,7 +109,7 @@ class Planner:
     @property
     def unfinished(self) -> bool:
         """Whether an earlier run was cut short."""
-        return bool(self.record.doing or self.packages.broken)
+        return bool(self.record.doing or self.packages.broken or (self.record.added and self.record.now is None))
 
     # A driver that is wanted
 
@@ -212,7 +212,7 @@ class Planner:
         if any(not self.installer.system.exists(path) for path in local.values()):
             changes = tuple(self._foreseen(word) for word in words)
         else:
-            changes = self.apt.foresee(["install", *OVER_HOLDS, *words], view.options) if words and not broken else ()
+            changes = self._ask(words, view.options) if words and not broken else ()
         refuse_removals(changes)
         return Packed(choice, tuple(words), changes, local, lacking)
 
@@ -224,6 +224,15 @@ class Planner:
         standing = choose(offers, wanted, gpus, installed, {})
         same = replace(wanted, version=standing.version) if standing else wanted
         return choose(offers, same, gpus, {}, available) or standing
+
+    def _ask(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
+        """Ask apt what it would do. It has no word for packages that are half there; a real run mends them before."""
+        try:
+            return self.apt.foresee(["install", *OVER_HOLDS, *words], view)
+        except PackageProblem:
+            if not self.unfinished:
+                raise
+            return tuple(self._foreseen(word) for word in words)
 
     def _foreseen(self, word: str) -> Change:
         found = name_of_file(word)
@@ -263,7 +272,7 @@ class Planner:
             )
         self.installer.verify(former)
         words = tuple(self.installer.words_for(former, self.packages))
-        changes = self.apt.foresee(["install", *OVER_HOLDS, *words])
+        changes = self._ask(words)
         refuse_removals(changes)
         wanted = {PIN_FILE: pin_text(former.version) if self.options.hold else ""}
         there = foreign(self.packages.installed, self.installer.kinds)
@@ -382,7 +391,12 @@ class Planner:
         driver = {*there, *(self.record.now.packages if self.record.now else ())}
         top = sorted(name for name in driver if name in installed or name in self.packages.broken)
         left = [name for name in self.record.added if name in self.packages.broken]
-        orphans = self.apt.orphans([*top, *(name for name in left if name not in top)])
+        names = [*top, *(name for name in left if name not in top)]
+        if self.record.doing:
+            # Half of it may be there, of which apt says nothing; a real run mends that before.
+            purge = tuple(dict.fromkeys((*names, *(name for name in self.record.added if name in installed))))
+            return Decision(("finish what was cut short, and remove the driver",), None, purge, disturbs=True)
+        orphans = self.apt.orphans(names)
         purge = tuple(change.name for change in orphans if change.name in {*driver, *self.record.added})
         changes = self.apt.foresee(["--allow-change-held-packages", "purge", *purge]) if purge else ()
         further = [change.name for change in changes if change.name not in purge]

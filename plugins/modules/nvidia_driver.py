@@ -494,6 +494,7 @@ def work(module: AnsibleModule, system: System | None = None, apt: Apt | None = 
     )
     if not check:
         verify_files(system, params)
+        installer.mend()
     planner = Planner(installer, options)
     before = seen(planner)
     decision = {"present": planner.present, "previous": planner.previous, "absent": planner.absent}[params["state"]]()

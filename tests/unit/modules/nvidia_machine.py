@@ -184,6 +184,16 @@ class FakeApt:
             gone.append("gcc")
         return tuple(Change("purge", name, self.installed.get(name, "")) for name in gone if name in self.installed)
 
+    def mend(self, files: Sequence[str], purge: Sequence[str]) -> None:
+        for path in files:
+            found = name_of_file(path)
+            assert found is not None and Path(path).exists()
+            self.installed[found[0]] = found[1]
+            self._build(found[0], upstream(found[1]))
+        for name in purge:
+            self.installed.pop(name, None)
+        self.broken.clear()
+
     def finish(self) -> None:
         self.broken.clear()
 
