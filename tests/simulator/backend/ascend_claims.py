@@ -334,6 +334,60 @@ def a_start_of_the_machine_brings_slices_back(stage: Stage) -> None:
     acted(stage, scene)
 
 
+def exchange(stage: Stage, one: int, other: int) -> None:
+    """Put two cards into each other's slots, with the machine off: everything by which a machine numbers them stays, and they do not."""
+    path = stage.root / "var/lib/accelerator-simulator/ascend.txt"
+    lines = path.read_text().splitlines()
+    own = {
+        key: [at for at, line in enumerate(lines) if line.split()[:1] == [key]] for key in ("serial", "vdie", "ndie")
+    }
+    physical = [int(line.split()[1]) for line in lines if line.split()[:1] == ["physical"]]
+    for places in own.values():
+        first, second = (places[physical.index(number)] for number in (one, other))
+        lines[first], lines[second] = lines[second], lines[first]
+    path.write_text("\n".join(lines) + "\n")
+    stage.control("load", str(path))
+
+
+@on("8x310P-Pro")
+def a_card_that_is_moved_stays_what_it_is(stage: Stage) -> None:
+    """Its UUID, its card's name, its claims and what the store says follow the card, and not the number."""
+
+    async def scene(driver: Driver) -> None:
+        before = stage.npus()
+        assert await driver.prepare("whole", "npu-0") == "" and await driver.prepare("slice", "npu-1-vir02-2") == ""
+        exchange(stage, 0, 3)
+        exchange(stage, 1, 4)
+        stage.backend.close()
+        driver = await driver.again("boot-2")
+        now = stage.npus()
+        for number, former in {0: 3, 1: 4, 3: 0, 4: 1, 2: 2}.items():
+            assert (now[number].uuid, now[number].index) == (before[former].uuid, number)
+            for name in ("cardID", "vdie"):
+                assert now[number].attributes[name] == before[former].attributes[name], name
+        held = {record.name: record.devices[0] for record in driver.node.store.claims.values()}
+        assert (held["whole"].device_uuid, held["slice"].device_uuid) == (before[0].uuid, before[1].uuid)
+        # The containers that start from now on get the nodes that the card has now; its slice was made again on it.
+        assert driver.slices(4) == [("vir02", 2)] and driver.slices(1) == []
+        assert held["slice"].instance_id == 166
+        nodes = [
+            node.get("hostPath", node["path"])
+            for name in ("whole", "slice")
+            for device in driver.node.cdi(f"0uid-{name}")["devices"]
+            for node in device["containerEdits"]["deviceNodes"]
+        ]
+        assert nodes == ["/dev/davinci3", "/dev/vdavinci166"]
+        # Whoever is given the number that the card has now is told who has the card.
+        assert "is still prepared for claim default/whole" in await driver.prepare("other", "npu-3")
+        assert await driver.prepare("other", "npu-0") == ""
+        for name in ("whole", "slice", "other"):
+            assert await driver.unprepare(name) == ""
+        assert driver.slices(4) == [] and not driver.node.cdi_files()
+        driver.node.close()
+
+    acted(stage, scene)
+
+
 @on("8x310P-Pro")
 def what_is_owed_is_owed_over_a_start_of_the_machine(stage: Stage) -> None:
     """A slice that a sick chip did not let go of comes back with the boot, and is nobody's then."""
