@@ -304,6 +304,22 @@ BREAKS = (
         ("tests/unit/core/ascend_parts_test.py::test_what_codes_ask_for",),
     ),
     Break(
+        "node-of-the-host",
+        "a container gets the node of its slice under the name that the host has",
+        f"{ASCEND}/driver_files.py",
+        '(node(system, slice_node(number), f"/dev/davinci{number}"),)',
+        "(node(system, slice_node(number)),)",
+        (ON_DCMI.format("edits_carry_what_a_container_needs"),),
+    ),
+    Break(
+        "under-a-program",
+        "a slice is destroyed under the program that uses it",
+        f"{ASCEND}/slices.py",
+        '    if found.processes:\n        raise InUse(\n            f"Destroying',
+        '    if found.processes is None:\n        raise InUse(\n            f"Destroying',
+        (ON_DCMI.format("what_cannot_be_made_is_said"),),
+    ),
+    Break(
         "counters-of-chips",
         "the simulated NPU does not count its AICPU",
         f"{DCMI}/vnpu.c",
@@ -326,6 +342,30 @@ BREAKS = (
         "        else if (section && machine->recover)\n",
         "        else if (section && !machine->recover)\n",
         ("tests/simulator/dcmi_vnpu_test.py::test_a_boot_makes_the_slices_again",),
+    ),
+    Break(
+        "nodes-for-nothing",
+        "a simulated NPU is there for who has no node of it",
+        f"{DCMI}/visibility.c",
+        '        bool found = node_openable(machine, "davinci", chip->board.physical);\n',
+        "        bool found = chip->board.card < CHIPS_MAX;\n",
+        ("tests/simulator/dcmi_chips_test.py::test_what_has_no_node_does_not_exist",),
+    ),
+    Break(
+        "one-chip-for-two",
+        "two containers have one simulated NPU",
+        f"{DCMI}/visibility.c",
+        "    if (!administrator(machine) && !take_all(machine))\n",
+        "    if (!administrator(machine) && !take_all(machine) && !device_count)\n",
+        ("tests/simulator/dcmi_chips_test.py::test_another_container_does_not_get_what_one_has",),
+    ),
+    Break(
+        "good-exit",
+        "the simulated npu-smi exits with 0 whatever it says",
+        f"{DCMI}/npu-smi.c",
+        "{ return code == OK ? 0 : (code - 1000) & 0xFF; }",
+        "{ return code == OK ? 0 : 0; }",
+        ("tests/simulator/npu_smi_test.py::test_what_is_refused_and_how",),
     ),
 )
 
