@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""When a fault of a GPU is seen where people and programs look for it, and when it is gone again.
+"""When a fault of a GPU or an NPU is seen where people and programs look for it, and when it is gone again.
 
 Each place is listened to, so that what is there for a moment is not missed: slices, pods and Events by watches of the API, what
 the driver says and its metrics by a program on the node that asks both again and again. Times are those of this machine, which
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.cluster.cluster import DRIVER, PLUGIN_DIRECTORY, Cluster
+from tests.cluster.cluster import Cluster
 
 PLACES = ("status", "metric", "taint", "pod status", "Event")
 HEALTHY = ("Healthy", "")
@@ -26,35 +26,37 @@ HEALTHY = ("Healthy", "")
 NO_TAINT = "None"
 PORT = 9817
 
-#: On the node: one line of JSON whenever what the driver says of a GPU, or its metric, is another.
-ASK = f"""
+#: On the node: one line of JSON whenever what the driver says of a device, or its metric, is another.
+ASK = """
 import json, re, socket, sys, threading, time, urllib.request
+
+DRIVER, PORT = sys.argv[1:]
 
 def status():
     with socket.socket(socket.AF_UNIX) as asked:
         asked.settimeout(5)
-        asked.connect("{PLUGIN_DIRECTORY}/status.sock")
+        asked.connect(f"/var/lib/kubelet/plugins/{DRIVER}/status.sock")
         with asked.makefile() as answer:
             devices = json.loads(answer.read())["devices"]
     keys = ("cause", "value", "severity", "message", "remedy")
-    return {{"status " + device["uuid"]: [[each[key] for key in keys] for each in device["ailments"]] for device in devices}}
+    return {"status " + device["uuid"]: [[each[key] for key in keys] for each in device["ailments"]] for device in devices}
 
 def metric():
-    text = urllib.request.urlopen("http://127.0.0.1:{PORT}/metrics", timeout=5).read().decode()
-    found = {{}}
-    for name, line in re.findall("^dra_accelerators_device_(info|fault){{(.*)}}", text, re.M):
+    text = urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=5).read().decode()
+    found = {}
+    for name, line in re.findall("^dra_accelerators_device_(info|fault){(.*)}", text, re.M):
         labels = dict(re.findall('(\\w+)="([^"]*)"', line))
         told = found.setdefault("metric " + labels["uuid"], [])
         told += [[labels["cause"], labels["effect"]]] if name == "fault" else []
     return found
 
 def follow(ask):
-    before = {{}}
+    before = {}
     while True:
         try:
-            new = {{key: value for key, value in ask().items() if before.get(key) != value}}
+            new = {key: value for key, value in ask().items() if before.get(key) != value}
         except (OSError, ValueError):
-            new = {{}}  # the driver is being started
+            new = {}  # the driver is being started
         if new:
             sys.stdout.write(json.dumps(new) + "\\n")
             sys.stdout.flush()
@@ -67,14 +69,16 @@ sys.stdin.read()  # whoever listens has gone
 """
 
 
-def start_listening(cluster: Cluster, node: str) -> None:
-    """Have a new process of the driver, which has told nobody of anything yet, and wait until it hears what GPUs tell.
-
-    The same Event is written once in five minutes, and an Xid from before the driver listened is never heard.
-    """
-    cluster.run(node, "accelerator-simulator", "calls", "--reset")
+def start_anew(cluster: Cluster, node: str) -> None:
+    """Have a new process of the driver, which has told nobody of anything yet: the same Event is written once in five minutes."""
     cluster.restart_driver(node)
     cluster.wait("the driver looked", lambda: cluster.status(node)["published"])
+
+
+def start_listening(cluster: Cluster, node: str) -> None:
+    """Have a new process of the driver of GPUs, and wait until it hears what they tell: an Xid from before is never heard."""
+    cluster.run(node, "accelerator-simulator", "calls", "--reset")
+    start_anew(cluster, node)
 
     def listens() -> bool:
         calls = json.loads(cluster.run(node, "accelerator-simulator", "calls"))["functions"]
@@ -130,8 +134,8 @@ class Ailment:
 
     @property
     def taint(self) -> tuple[str, str, str]:
-        """Key, value and effect."""
-        return (f"{DRIVER}/{self.cause}", self.value, self.effect)
+        """Key without the driver's name, value and effect."""
+        return (self.cause, self.value, self.effect)
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Holder:
-    """A GPU with the claim and the pod that have it; ``device`` is what of it the claim holds, by its published name."""
+    """A GPU or an NPU with the claim and the pod that have it; ``device`` is what of it the claim holds, by its published name."""
 
     uuid: str
     device: str
@@ -159,7 +163,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Sick:
-    """A GPU with a fault: how the table calls it, what it is to be seen as, and when it began (seconds since the epoch)."""
+    """A GPU or an NPU with a fault: how the table calls it, what it is to be seen as, and when it began (seconds since the epoch)."""
 
     name: str
     holder: Holder
@@ -168,11 +172,11 @@ class Sick:
 
 
 class Surfaces:
-    """One node's GPUs, in all places at once; to be ended by ``close``."""
+    """One node's devices of one driver, in all places at once; to be ended by ``close``."""
 
     def __init__(self, cluster: Cluster, node: str) -> None:
         self.record = Record()
-        self._node = node
+        self._node, self._driver = node, cluster.driver
         kubectl = [*cluster._command("kubectl"), "get", "--raw"]
         resource = f"/apis/resource.k8s.io/v1/resourceslices?watch=1&fieldSelector=spec.nodeName%3D{node}"
         python = "/opt/dra-accelerators/venv/bin/python"
@@ -180,7 +184,9 @@ class Surfaces:
             self._follow([*kubectl, resource], self._slice),
             self._follow([*kubectl, "/api/v1/namespaces/default/pods?watch=1"], self._pod),
             self._follow([*kubectl, "/api/v1/events?watch=1"], self._event),
-            self._follow([*cluster._command(f"run {node}"), python, "-u", "-c", ASK], self._asked),
+            self._follow(
+                [*cluster._command(f"run {node}"), python, "-u", "-c", ASK, self._driver, str(PORT)], self._asked
+            ),
         ]
 
     def close(self) -> None:
@@ -194,7 +200,7 @@ class Surfaces:
         asking.wait(timeout=60)
 
     def all_well(self, holders: Iterable[Holder]) -> bool:
-        """Whether every place has told of these GPUs, and of nothing that is wrong."""
+        """Whether every place has told of these devices, and of nothing that is wrong."""
         last = {key: known[-1][1] for key, known in self.record.history.items()}
         return all(
             last.get(f"status {each.uuid}") == [] == last.get(f"metric {each.uuid}")
@@ -321,7 +327,10 @@ class Surfaces:
 
     def _slice(self, change: Mapping[str, Any]) -> None:
         for device in change["object"]["spec"].get("devices") or ():
-            found = frozenset((each["key"], each.get("value", ""), each["effect"]) for each in device.get("taints", ()))
+            found = frozenset(
+                (each["key"].removeprefix(f"{self._driver}/"), each.get("value", ""), each["effect"])
+                for each in device.get("taints", ())
+            )
             self.record.put(f"taint {device['name']}", found)
 
     def _pod(self, change: Mapping[str, Any]) -> None:

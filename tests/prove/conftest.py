@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import bare, before, checked_run, clean, cluster, first_run, world
+from tests.cluster.conftest import bare, before, checked_run, clean, cluster, first_run, times, world
 
-__all__ = ["bare", "before", "checked_run", "clean", "cluster", "first_run", "world"]
+__all__ = ["bare", "before", "checked_run", "clean", "cluster", "first_run", "times", "world"]
 
 HERE = Path(__file__).parent
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,9 +18,11 @@ import pytest
 from tests.cluster.cluster import Recap
 from tests.cluster.manifests import TOLERATED, claim
 from tests.cluster.npus import NpuCluster, npu_pod
+from tests.cluster.surfaces import Ailment, Holder, Sick, Surfaces, Times, start_anew
 from tests.cluster.test_27_outside import info, scraped
 from tests.cluster.test_55_faults import taints
 from tests.cluster.test_56_health import ailments, events, health
+from tests.cluster.test_58_each_fault import AT_ONCE, Case, case
 
 WORLD = os.environ.get("DRA_ACCELERATORS_NPU_HEALTH_WORLD", "npu-health")
 OF = "device.attributes['npu.huawei.com']"
@@ -35,6 +38,31 @@ VARIABLES = {
     "dra_driver_inventory_interval": 10,
     "dra_driver_metrics_address": "0.0.0.0:9817",
 }
+CALL = "call dcmi_get_device_health"
+#: What an NPU can have, in four at a time: codes of each kind of the vendor's list and one that is not in it, its health alone, and calls
+#: that fail. The codes' own words for a chip's health are chosen, so that the code decides.
+CASES = (
+    case("error 0x80E18402 critical", told=(Ailment("error-code", "80e18402", "NoExecute"),)),
+    case("error 0x80E18005 critical", told=(Ailment("error-code", "80e18005", "NoExecute"),)),
+    case("error 0x8C044E00 alarm", told=(Ailment("error-code", "8c044e00"),)),
+    case("error 0x8FFF0000 alarm", told=(Ailment("error-code", "8fff0000"),)),
+    case("error 0x80E01801 ok", told=(Ailment("error-code", "80e01801", ""),)),
+    case("error 0x80818C06 warning", told=(Ailment("error-code", "80818c06", ""),)),
+    case(
+        "error 0x80E01801 critical",
+        told=(Ailment("error-code", "80e01801", ""), Ailment("health", "critical", "NoExecute")),
+    ),
+    case("health warning", told=(Ailment("health", "warning", ""),)),
+    case("health alarm", told=(Ailment("health", "alarm"),)),
+    case("health critical", told=(Ailment("health", "critical", "NoExecute"),)),
+    case(f"{CALL} fail -8005", told=(Ailment("internal-error"),)),
+    case(f"{CALL} fail -8012", told=(Ailment("not-ready"),)),
+    case(f"{CALL} fail -8002", told=(Ailment("no-permission"),)),
+    case(f"{CALL} fail -7", told=(Ailment("unknown-error"),)),
+    case(f"{CALL} hang", told=(Ailment("no-answer"),)),
+    case("lost", told=(Ailment("npu-lost", "", "NoExecute"),)),
+)
+TOGETHER = [CASES[place : place + AT_ONCE] for place in range(0, len(CASES), AT_ONCE)]
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +171,54 @@ def test_an_error_evicts_who_does_not_tolerate_it_and_goes_when_the_npu_is_well(
         )
     assert info(scraped(npus, node), "device_fault") == []
     npus.wait_running("evicted")
+
+
+@pytest.fixture()
+def holders(npus: NpuCluster, node: str) -> list[Holder]:
+    """Some whole NPUs, each with a pod that stays whatever happens to it."""
+    numbers = range(8 - AT_ONCE, 8)
+    npus.apply(*(each for number in numbers for each in whole(number, tolerates=True)))
+    npus.wait_running(*(f"whole-{number}" for number in numbers))
+    published = npus.devices(node)
+    return [
+        Holder(
+            str(published[f"npu-{number}"]["attributes"]["uuid"]["string"]),
+            f"npu-{number}",
+            f"whole-{number}",
+            f"whole-{number}",
+        )
+        for number in numbers
+    ]
+
+
+@pytest.fixture()
+def surfaces(npus: NpuCluster, node: str, holders: list[Holder]) -> Iterator[Surfaces]:
+    """All places, listened to."""
+    start_anew(npus, node)
+    listening = Surfaces(npus, node)
+    npus.wait("all is well", lambda: listening.all_well(holders))
+    yield listening
+    listening.close()
+
+
+@pytest.mark.parametrize("cases", TOGETHER, ids=lambda cases: f"{cases[0].name} to {cases[-1].name}")
+def test_it_is_told_in_every_place_and_goes_again(
+    npus: NpuCluster, node: str, holders: list[Holder], surfaces: Surfaces, times: Times, cases: tuple[Case, ...]
+) -> None:
+    sick = []
+    for each, holder in zip(cases, holders):
+        sick.append(Sick(each.name, holder, each.ailments, time.time()))
+        number = holder.device.rpartition("-")[2]
+        npus.shell(node, " && ".join(f"accelerator-simulator fault {number} {words}" for words in each.faults))
+    seen = surfaces.wait_seen(sick)
+    ended = time.time()
+    npus.run(node, "accelerator-simulator", "clear")
+    gone = surfaces.wait_gone(sick, ended)
+    for one in sick:
+        times.add(one, seen[one.name], ended, gone[one.name])
+        for place in surfaces.expected(one.ailments):
+            assert one.began <= (seen[one.name][place] or 0.0) <= ended <= (gone[one.name][place] or 0.0), (one, place)
+    assert all(npus.pod(holder.pod)["status"]["phase"] == "Running" for holder in holders), "all is tolerated"
 
 
 def test_one_class_serves_slices_and_whole_npus_by_memory(npus: NpuCluster, node: str) -> None:
