@@ -53,7 +53,8 @@ find /etc -xdev \( -path /etc/alternatives -o -path /etc/python3.11 -o -path /et
 # What bears our name or a driver's lies nowhere afterwards, be the folder left out above or not.
 OWN_FOOTPRINT = r"""
 find / /run /tmp /dev/shm -xdev \( -path /proc -o -path /sys \) -prune \
-    -o \( -iname '*dra-accelerators*' -o -iname '*dra_accelerators*' -o -name '*gpu.nvidia.com*' -o -name '*npu.huawei.com*' -o -path '/run/cdi*' \) -printf '%p\t%y\n'
+    -o \( -iname '*dra-accelerators*' -o -iname '*dra_accelerators*' -o -name '*gpu.nvidia.com*' -o -name '*npu.huawei.com*' \
+       -o -path '/run/cdi*' \) -printf '%p\t%y\n'
 systemctl list-units --all --plain --no-legend '*dra-accelerators*' | cut -d' ' -f1
 """
 

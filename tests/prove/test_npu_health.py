@@ -98,7 +98,7 @@ def documents(name: str, device_class: str, expression: str, *, tolerates: bool)
     wanted = claim(name, device_class=device_class, expression=expression)
     if tolerates:
         wanted["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = TOLERATED
-    return [wanted, npu_pod(name, name)]
+    return [wanted, npu_pod(name, wanted["metadata"]["name"])]
 
 
 def whole(physical: int, *, tolerates: bool = False) -> list[dict[str, Any]]:
@@ -227,7 +227,8 @@ def test_one_class_serves_slices_and_whole_npus_by_memory(npus: NpuCluster, node
     types, shown = [], []
     for number in range(5):
         name = f"any-{number}"
-        npus.apply(claim(name, device_class="any.npu.huawei.com", expression=enough), npu_pod(name, name))
+        asked = claim(name, device_class="any.npu.huawei.com", expression=enough)
+        npus.apply(asked, npu_pod(name, asked["metadata"]["name"]))
         npus.wait_running(name)
         (held,) = npus.get("resourceclaim", name)["status"]["allocation"]["devices"]["results"]
         types.append(npus.devices(node)[held["device"]]["attributes"]["type"]["string"])

@@ -149,7 +149,7 @@ class FakeApt:
 
     def download(self, words: Sequence[str], folder: str) -> None:
         for word in words:
-            name, _, version = word.partition("=")
+            name, _equals, version = word.partition("=")
             if upstream(version) not in self.versions:
                 raise PackageProblem("gone", code="download")
             (Path(folder) / f"{name}_{version}_amd64.deb").write_text(word)

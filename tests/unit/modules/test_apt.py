@@ -63,7 +63,11 @@ def test_what_is_installed_and_what_is_half_way_are_told_apart() -> None:
 
 
 def test_versions_of_several_sources_are_listed_once() -> None:
-    text = " nvidia-smi | 580.1-1 | http://a ./ Packages\n nvidia-smi | 580.1-1 | http://b ./ Packages\n nvidia-smi | 535.1-1 | http://a stable/main amd64 Packages\n"
+    text = (
+        " nvidia-smi | 580.1-1 | http://a ./ Packages\n"
+        " nvidia-smi | 580.1-1 | http://b ./ Packages\n"
+        " nvidia-smi | 535.1-1 | http://a stable/main amd64 Packages\n"
+    )
     assert parse_available(text) == {"nvidia-smi": ("580.1-1", "535.1-1")}
 
 
@@ -97,8 +101,21 @@ def test_apts_reasons_are_found() -> None:
     )
 
 
-ONE_LINE = "# deb http://off/ x y\ndeb [arch=amd64 signed-by=/usr/share/keyrings/a.gpg] http://mirror/debian bookworm main contrib # why\ndeb-src http://mirror/debian bookworm main\n"
-STANZAS = "Types: deb deb-src\nURIs: http://mirror/debian/\nSuites: bookworm bookworm-updates\nComponents: main\nSigned-By: /usr/share/keyrings/a.gpg\n\nEnabled: no\nTypes: deb\nURIs: http://off\nSuites: x\n"
+ONE_LINE = """# deb http://off/ x y
+deb [arch=amd64 signed-by=/usr/share/keyrings/a.gpg] http://mirror/debian bookworm main contrib # why
+deb-src http://mirror/debian bookworm main
+"""
+STANZAS = """Types: deb deb-src
+URIs: http://mirror/debian/
+Suites: bookworm bookworm-updates
+Components: main
+Signed-By: /usr/share/keyrings/a.gpg
+
+Enabled: no
+Types: deb
+URIs: http://off
+Suites: x
+"""
 
 
 def test_sources_of_both_forms_are_read() -> None:

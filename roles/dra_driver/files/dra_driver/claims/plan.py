@@ -434,8 +434,8 @@ def plan_undo(
     """Decide how to take back a claim from what is stored of it.
 
     Only partitions that the record says the driver made are destroyed, wherever they are now; a partition that is not
-    there needs nothing, and one with another id than the driver chose is somebody else's. Where the driver had switched partitioning on and nothing else remains, it goes off again.
-    What cannot be looked at, because its device is one of the ``faulty``, is owed.
+    there needs nothing, and one with another id than the driver chose is somebody else's. Where the driver had switched
+    partitioning on and nothing else remains, it goes off again. What cannot be looked at, because its device is one of the ``faulty``, is owed.
     """
     destructions: list[Destruction] = []
     doomed: set[tuple[str, int]] = set()
