@@ -178,6 +178,12 @@ def prove(work: Path) -> list[Step]:
         usual="10 min",
         command=[*chaos.command, "--vendor", "ascend-910a", "--seconds", "20", "--fuzz-seconds", "30"],
     )
+    of_older = replace(
+        of_numbers,
+        name="chaos of an older NPU driver",
+        usual="6 min",
+        command=[*chaos.command, "--vendor", "ascend-older", "--seconds", "10", "--fuzz-seconds", "15"],
+    )
     long = molecule_steps([name for name in scenarios() if name in LONG_SCENARIOS])
     fleet = pytest_step(
         *("fleet", "6 min alone, 20 beside the others", "tests/bench/test_fleet.py"),
@@ -186,7 +192,7 @@ def prove(work: Path) -> list[Step]:
         lane=MACHINES_LANE,
     )
     fleet = replace(fleet, command=[*fleet.command, "-s"], show=FIGURES, after=(build.name,))
-    return [build, breaks, chaos, of_npus, of_numbers, *long, replace(step, after=(build.name,)), fleet]
+    return [build, breaks, chaos, of_npus, of_numbers, of_older, *long, replace(step, after=(build.name,)), fleet]
 
 
 def bench(work: Path) -> list[Step]:
