@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import claim, dynamic, pod
 
+#: How the kubelet's gRPC client ends a call whose driver died: the connection broke, or the kubelet, which saw the socket
+#: go first, closed it.
+DIED = ("rpc error: code = Unavailable", "rpc error: code = Canceled desc = grpc: the client connection is closing")
+
 
 class Stream:
     """Pods with claims that come and go on a node, one after the other; ``rounds`` counts those that ran and have gone."""
@@ -63,3 +67,8 @@ def failures(cluster: Cluster) -> list[str]:
     """What the kubelets say of claims that could not be prepared or unprepared."""
     events = cluster.get("events", "-n", "default")["items"]
     return [each["message"] for each in events if "DynamicResources" in each["reason"]]
+
+
+def failures_but_of_a_death(cluster: Cluster) -> list[str]:
+    """The same without the calls that a driver which ended without a word has taken with it; the kubelet makes those again."""
+    return [each for each in failures(cluster) if not any(died in each for died in DIED)]

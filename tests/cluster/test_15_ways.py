@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.cluster.cluster import DRIVER_UNIT, Cluster, copy_of_the_collection, execute
-from tests.cluster.streams import failures, streaming
+from tests.cluster.streams import failures_but_of_a_death, streaming
 
 USER = "fleet-operator"
 
@@ -105,7 +105,7 @@ def test_a_release_that_does_not_start_stops_at_the_first_node_which_is_put_back
     assert release(cluster, first) == release(cluster, second) == before
     assert [cluster.driver_pid(node) for node in (first, second)] == pids
     assert cluster.status(first)["ready"] and stream.rounds
-    assert [each for each in failures(cluster) if "rpc error: code = Unavailable" not in each] == []
+    assert failures_but_of_a_death(cluster) == []
 
 
 @pytest.mark.prove

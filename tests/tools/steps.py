@@ -291,6 +291,18 @@ def slowest(reports: Sequence[Path], number: int) -> list[tuple[float, str]]:
     return sorted(found, reverse=True)[:number]
 
 
+def failed(reports: Sequence[Path]) -> list[tuple[str, str]]:
+    """The tests of these JUnit reports that did not pass: name, and the first line of why."""
+    found = []
+    for report in reports:
+        for case in ElementTree.parse(report).getroot().iter("testcase"):
+            for problem in (each for tag in ("failure", "error") for each in case.findall(tag)):
+                module = case.get("classname", "").rpartition(".")[2]
+                why = (problem.get("message") or "no message").strip().partition("\n")[0]
+                found.append((f"{module}::{case.get('name')}", why))
+    return found
+
+
 def _tail(log: Path, lines: int) -> list[str]:
     text = log.read_text(encoding="utf-8", errors="replace")
     return [line for line in text.splitlines() if line.strip()][-lines:]
@@ -334,6 +346,16 @@ def print_slowest(results: Sequence[Result], number: int = 10) -> None:
         say(f"The {len(lines)} slowest tests, with what was set up for them")
     for seconds, name in lines:
         say(f"  {duration(seconds):>12}  {name}")
+
+
+def print_failed(results: Sequence[Result]) -> None:
+    """What to look at when a run is over: each step that failed, and the tests of its report that did."""
+    for result in (each for each in results if each.problem):
+        say(f"FAILED {result.step.name}: {result.problem}")
+        report = result.step.junit
+        for name, why in failed([report] if report and report.exists() else []):
+            say(f"  {name}")
+            say(f"    {why}")
 
 
 def total(results: Sequence[Result]) -> Counts:

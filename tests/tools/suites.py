@@ -26,6 +26,7 @@ from steps import (
     Step,
     cache,
     duration,
+    print_failed,
     print_slowest,
     print_table,
     run_steps,
@@ -275,9 +276,7 @@ def main(names: Sequence[str]) -> int:
     counts = total(results)
     say()
     say(f"{', '.join(names)}: {duration(time.monotonic() - started)}; logs are under {work}")
-    if counts.failed:
-        failed = ", ".join(result.step.name for result in results if result.problem)
-        say(f"What failed: {failed}")
+    print_failed(results)
     summary = f"{counts.passed} passed, {counts.failed} failed"
     (work / "summary").write_text(f"{summary}\n", encoding="utf-8")
     say(summary)

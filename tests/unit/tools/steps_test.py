@@ -20,7 +20,7 @@ from steps import Counts, Step, run_steps
 REPORT = """<?xml version="1.0"?>
 <testsuites><testsuite>
 <testcase classname="tests.cluster.test_40_kill" name="test_a[one]" time="12.5"/>
-<testcase classname="tests.cluster.test_40_kill" name="test_b" time="0.5"><failure message="no"/></testcase>
+<testcase classname="tests.cluster.test_40_kill" name="test_b" time="0.5"><failure message="assert 1 == 2&#10;  at length"/></testcase>
 <testcase classname="tests.unit.core.cdi_test" name="test_c" time="3.25"><skipped/></testcase>
 </testsuite></testsuites>
 """
@@ -97,6 +97,25 @@ def test_tests_are_counted_and_the_slowest_named(tmp_path: Path) -> None:
         (12.5, "test_40_kill::test_a[one]"),
         (12.5, "test_40_kill::test_a[one]"),
         (3.25, "cdi_test::test_c"),
+    ]
+
+
+def test_a_run_ends_with_what_failed_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who reads the end of it alone knows where to begin."""
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT)
+    red = Step("cluster", "no time", ["false"], junit=report)
+    results = [
+        steps.Result(red, 1.0, "exit status 1", Counts(1, 1, 1), None),
+        steps.Result(shell("lint", "false"), 1.0, "exit status 1", Counts(failed=1), None),
+        steps.Result(shell("unit", "true"), 1.0, "", Counts(passed=1), None),
+    ]
+    steps.print_failed(results)
+    assert capsys.readouterr().out.splitlines() == [
+        "FAILED cluster: exit status 1",
+        "  test_40_kill::test_b",
+        "    assert 1 == 2",
+        "FAILED lint: exit status 1",
     ]
 
 
