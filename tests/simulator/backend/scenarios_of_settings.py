@@ -178,6 +178,22 @@ def what_the_node_has_set_is_there_after_a_reset_and_a_change_of_the_mode(stage:
     assert (graphics_lock(stage), now(gpu.uuid)["computeMode"]) == ((210, 1095), 3)
 
 
+@on("8xA100-40")
+def a_setting_that_does_not_come_back_is_in_nobodys_way(stage: Stage) -> None:
+    """What changes the mode, or resets, has done what it was asked for; the others of the settings come back all the same."""
+    gpu = stage.first()
+    node = {"powerLimit": 300, "graphicsClocks": {"minimum": 210, "maximum": 1095}}
+    stage.backend.set_knobs(gpu.uuid, node)
+    noted(stage, **node)
+    stage.control("fault", "0", "call", "nvmlDeviceSetPowerManagementLimit", "fail", "4")
+    stage.lay_out(Rule(Match(), "static"))  # which takes a reset on these boards
+    assert stage.backend.device(gpu.uuid).partitioning.enabled
+    assert graphics_lock(stage) == (210, 1095), "a reset takes locked clocks along; they are set after the power limit"
+    stage.control("fault", "0", "call", "nvmlDeviceSetGpuLockedClocks", "fail", "4")
+    stage.backend.reset([gpu.uuid])
+    assert graphics_lock(stage) == (0, 0)
+
+
 @on("8xH100")
 def ecc_is_read_set_and_in_force_after_a_reset(stage: Stage) -> None:
     gpu = stage.first()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -36,7 +37,7 @@ from ..model import (
     Surroundings,
 )
 from ..settings import Knob
-from ..settings_record import noted_values, record_path
+from ..settings_record import record_path
 from ..system import System
 from ..telemetry import Telemetry
 from . import discover, edits, faults, mps, names, offers, partition, settings, telemetry
@@ -44,11 +45,13 @@ from .boards import Boards
 from .common_edits import CommonEdits
 from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
 from .discover import BoardFacts
+from .knobs import Knobs
 from .nvml import Nvml
 from .vendor import FACTS, labels
 from .watch import Watch
 
 Answer = TypeVar("Answer")
+LOG = logging.getLogger(__name__)
 
 LIBRARY = "library"  # the lane of calls about no GPU; no UUID is spelled so
 
@@ -89,9 +92,9 @@ class NvidiaBackend:
 
     def __init__(self, system: System | None = None, deadlines: Deadlines | None = None, record: str = "") -> None:
         self._system = system or System()
-        self._settings_record = record or record_path(self.vendor)
         self._deadlines = deadlines or Deadlines()
         self._nvml = Nvml()
+        self._knobs = Knobs(self._nvml, self._system, record or record_path(self.vendor))
         self._lanes = Lanes(self.vendor)
         self._watch = Watch(self._nvml, self._lanes)
         self._boards = Boards(self._nvml, self._system, self._watch)
@@ -221,8 +224,8 @@ class NvidiaBackend:
 
         def change() -> None:
             board, now = self._settled(uuid)
-            partition.set_mode(self._nvml, board, now, partial(self._read, uuid), enabled)
-            self._set_again(uuid)
+            if partition.set_mode(self._nvml, board, now, partial(self._read, uuid), enabled):
+                self._set_again(uuid)
 
         self._change(uuid, change, f"Switching MIG {'on' if enabled else 'off'} on GPU {uuid}")
 
@@ -276,8 +279,7 @@ class NvidiaBackend:
             mig = self._read(uuid).partitioning.enabled
             if self._boards.is_away(uuid) is not None:
                 return settings.of_none(names)
-            noted = self._noted(uuid)
-            return settings.read(self._nvml, self._system, self._boards.board(uuid), names, noted, mig=mig)
+            return self._knobs.read(self._boards.board(uuid), names, mig=mig)
 
         return self._lanes.run(uuid, read, self._deadlines.look, doing=f"Reading the settings of GPU {uuid}")
 
@@ -288,9 +290,7 @@ class NvidiaBackend:
             self._read(uuid)
             if self._boards.is_away(uuid) is not None and set(values) <= settings.WHILE_AWAY:
                 return
-            noted = self._noted(uuid) if None in values.values() else {}
-            meant = {name: noted.get(name) if value is None else value for name, value in values.items()}
-            settings.apply(self._nvml, self._system, self._boards.board(uuid), meant)
+            self._knobs.set(self._boards.board(uuid), values)
 
         self._lanes.run(uuid, change, self._deadlines.change, doing=f"Setting {', '.join(values)} of GPU {uuid}")
 
@@ -467,20 +467,19 @@ class NvidiaBackend:
         board, _now = self._settled(uuid)
         partition.destroy(self._nvml, board, partial(self._read, uuid), instance_id)
 
-    def _noted(self, uuid: str) -> Mapping[str, Any]:
-        return noted_values(self._system, self._settings_record, uuid)
-
     def _set_again(self, uuid: str) -> None:
         """Set again what the node has set on a GPU, after what takes settings along; on its lane."""
-        noted = self._noted(uuid)
-        if noted:
+        if self._knobs.are_noted(uuid):
             board, now = self._settled(uuid)
-            settings.again(self._nvml, self._system, board, noted, mig=now.enabled)
+            self._knobs.set_again(board, mig=now.enabled)
 
     def _after_loss(self, uuids: Iterable[str]) -> None:
         for uuid in uuids:
-            again = partial(self._set_again, uuid)
-            self._lanes.run(uuid, again, self._deadlines.change, doing=f"Setting again what GPU {uuid} had")
+            doing = f"Setting again what GPU {uuid} had"
+            try:
+                self._lanes.run(uuid, partial(self._set_again, uuid), self._deadlines.change, doing=doing)
+            except AcceleratorError as error:  # what took the settings along is done, and looks tell of a GPU's fault
+                LOG.warning("%s: %s", doing, error)
 
     def _read(self, uuid: str) -> Device:
         """Read what changes about a GPU, on its lane."""

@@ -27,9 +27,10 @@ def pids(processes: Iterable[Process]) -> str:
 Read = Callable[[], Device]
 
 
-def set_mode(nvml: Nvml, board: BoardFacts, now: Partitioning, read: Read, enabled: bool) -> None:
-    """Ask for a MIG mode, where it is not the one wanted; judge the answer by the activation status and by current and pending mode read afterwards.
+def set_mode(nvml: Nvml, board: BoardFacts, now: Partitioning, read: Read, enabled: bool) -> bool:
+    """Ask for a MIG mode, where it is not the one wanted, and return whether that changed anything.
 
+    The answer is judged by the activation status and by current and pending mode read afterwards.
     Raises InUse, NotPermitted, Unsupported, DeviceFaulty, AcceleratorError.
     """
     word = "on" if enabled else "off"
@@ -37,7 +38,7 @@ def set_mode(nvml: Nvml, board: BoardFacts, now: Partitioning, read: Read, enabl
     if not now.supported:
         raise Unsupported(f"GPU {board.uuid} ({board.product}) does not support MIG")
     if now.enabled == now.pending == enabled:
-        return
+        return False
     if not enabled and now.enabled:
         _refuse_partitions(read(), doing)
     try:
@@ -49,10 +50,8 @@ def set_mode(nvml: Nvml, board: BoardFacts, now: Partitioning, read: Read, enabl
     handle = nvml.call("nvmlDeviceGetHandleByUUID", board.uuid, doing=f"Finding GPU {board.uuid} again")
     board.handle = handle
     current, pending = nvml.call("nvmlDeviceGetMigMode", handle, doing=f"Reading the MIG mode of {board.uuid}")
-    if bool(current) == enabled:
-        return
-    if bool(pending) == enabled and board.needs_reset:
-        return
+    if bool(current) == enabled or (bool(pending) == enabled and board.needs_reset):
+        return True
     if bool(pending) == enabled:
         # Nothing half-done stays: what could not be activated now must not come with the next reset.
         with contextlib.suppress(AcceleratorError):

@@ -186,21 +186,18 @@ _READERS: Mapping[str, Callable[[Nvml, BoardFacts], Knob]] = {
     ECC: _ecc,
 }
 
+#: All of them, in the order in which they are set: the compute mode goes before the time slice.
+ORDER = tuple(_READERS)
+
 
 def apply(nvml: Nvml, system: System, board: BoardFacts, values: Mapping[str, Any]) -> None:
     """Set knobs of a GPU; None is what the GPU has after a reset.
 
     Raises NotPermitted, Unsupported, DeviceFaulty, AcceleratorError; what was set before the one that fails stays set.
     """
-    for name in _READERS:  # the compute mode goes before the time slice
+    for name in ORDER:
         if name in values:
             _set(nvml, system, board, name, values[name])
-
-
-def again(nvml: Nvml, system: System, board: BoardFacts, noted: Mapping[str, Any], *, mig: bool) -> None:
-    """Set again what the node has set, after something that takes settings along. Raises as ``apply`` does."""
-    blocked = NOT_WITH_MIG if mig else frozenset()
-    apply(nvml, system, board, {name: value for name, value in noted.items() if name != ECC and name not in blocked})
 
 
 def _set(nvml: Nvml, system: System, board: BoardFacts, name: str, value: Any) -> None:
