@@ -33,11 +33,12 @@ backend.open()
 before = devices_of(backend.discover())[0]
 backend.set_partitioning(before.uuid, True)
 made = backend.create_partition(before.uuid, 9, Placement(4, 4))
+claimed = [node.path for node in backend.device_edits(before, made).device_nodes]
 gpu = backend.device(before.uuid)
 ids = sorted(profile.profile_id for profile in gpu.profiles)
 assert [partition.uuid for partition in gpu.partitions] == [made.uuid]
 paths = [node.path for node in backend.device_edits(gpu, made).device_nodes]
-print(json.dumps([ids, made.instance_id, before.minor, gpu.minor, paths]))
+print(json.dumps([ids, made.instance_id, before.minor, gpu.minor, paths, claimed]))
 """
 
 
@@ -92,7 +93,8 @@ def test_the_backend_partitions_on_such_a_driver(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    ids, instance, before, after, paths = json.loads(done.stdout)
+    ids, instance, before, after, paths, claimed = json.loads(done.stdout)
     assert (ids, instance, before, after) == ([0, 5, 9, 14, 15, 19, 20], 1, 0, 8)
     assert "/dev/nvidia8" in paths
     assert "/dev/nvidia0" not in paths
+    assert claimed == paths, "the facts that a claim was planned with are from before the change"

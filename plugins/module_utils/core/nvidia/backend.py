@@ -225,6 +225,7 @@ class NvidiaBackend:
         def change() -> None:
             board, now = self._settled(uuid)
             if partition.set_mode(self._nvml, board, now, partial(self._read, uuid), enabled):
+                self._boards.read_minor(board)
                 self._set_again(uuid)
 
         self._change(uuid, change, f"Switching MIG {'on' if enabled else 'off'} on GPU {uuid}")
@@ -423,8 +424,8 @@ class NvidiaBackend:
         return offers.attributes_for_machine(device) if is_for_machine else offers.attributes_of(device, partition)
 
     def device_edits(self, device: Device, partition: Partition | None, monitoring: bool = False) -> ContainerEdits:
-        """Return what one GPU or one MIG device needs in a container."""
-        return edits.device_edits(self._system, device, partition, monitoring)
+        """Return what one GPU or one MIG device needs in a container; its node is the one that it has now."""
+        return edits.device_edits(self._system, self._boards.with_present_minor(device), partition, monitoring)
 
     def share_edits(self, device: Device, consumed: Mapping[str, int]) -> ContainerEdits:  # noqa: ARG002  MPS sets limits
         """Return nothing. Pure."""

@@ -159,6 +159,15 @@ class Boards:
 
         return self._use(self._get(uuid), lambda: self._find(uuid), ask)
 
+    def read_minor(self, board: BoardFacts) -> None:
+        """Read the minor number of a GPU's node, after a change of its MIG mode, which can move it."""
+        board.minor = discover.read_minor(self._nvml, board.handle, f"Reading the minor number of GPU {board.uuid}")
+
+    def with_present_minor(self, device: Device) -> Device:
+        """Return facts of a GPU with the minor number that its node was seen to have last. Asks nothing."""
+        board = self._get(device.uuid)
+        return device if board is None or board.minor == device.minor else replace(device, minor=board.minor)
+
     def look(self, position: int, by_index: bool, full: bool) -> Device:
         """Look at the GPU at this position of NVML's list: ask it something, and read what changes, or with ``full`` everything.
 
@@ -224,7 +233,7 @@ class Boards:
             health = former.health
         device = replace(device, health=health or Health())
         if former is not None and former.partitioning.enabled != device.partitioning.enabled:
-            board.minor = discover.read_minor(self._nvml, board.handle, f"Reading the minor number of GPU {board.uuid}")
+            self.read_minor(board)
             device = replace(device, minor=board.minor)
         with self._lock:
             self._last[board.uuid] = device
