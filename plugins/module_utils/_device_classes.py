@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from ._kubernetes import Api, ApiError, served_version
+from ._kubernetes import Api, ApiError, PartlyWritten, served_version
 from .core.errors import AcceleratorError
 
 GROUP = "resource.k8s.io"
@@ -54,28 +54,6 @@ class Done:
     after: Mapping[str, Any]
     left: tuple[str, ...]
     dropped: tuple[str, ...]
-
-
-class PartlyWritten(AcceleratorError):
-    """The server refused a write after others had been made; ``steps`` are those."""
-
-    default_code = "partly-written"
-
-    def __init__(self, cause: ApiError, steps: Sequence[dict[str, str]]) -> None:
-        super().__init__(
-            f"{cause} This was after {len(steps)} writes", hint="Correct the cause and run the module again."
-        )
-        self.cause = cause
-        self.steps = tuple(steps)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the error with the writes that were made, and the server's refusal."""
-        return {
-            **super().to_dict(),
-            "status": self.cause.status,
-            "reason": self.cause.reason,
-            "steps": list(self.steps),
-        }
 
 
 def document(wanted: Mapping[str, Any], version: str) -> dict[str, Any]:

@@ -65,6 +65,29 @@ class ApiError(AcceleratorError):
         return {**super().to_dict(), "status": self.status, "reason": self.reason}
 
 
+class PartlyWritten(AcceleratorError):
+    """The server refused a write after others had been made; ``steps`` are those, ``consequence`` what that leaves, as a clause."""
+
+    default_code = "partly-written"
+
+    def __init__(self, cause: ApiError, steps: Sequence[Mapping[str, Any]], consequence: str = "") -> None:
+        super().__init__(
+            f"{cause} This was after {len(steps)} writes{consequence}",
+            hint="Correct the cause and run the module again.",
+        )
+        self.cause = cause
+        self.steps = tuple(dict(step) for step in steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the error with the writes that were made, and the server's refusal."""
+        return {
+            **super().to_dict(),
+            "status": self.cause.status,
+            "reason": self.cause.reason,
+            "steps": list(self.steps),
+        }
+
+
 _HINTS = {
     401: "See that the token or the certificate is valid for this API server.",
     403: "Grant the user the permission that the message names.",

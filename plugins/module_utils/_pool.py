@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ._kubernetes import ApiError
+from ._kubernetes import ApiError, PartlyWritten
 from .core.errors import AcceleratorError
 from .core.slices import (
     COMBINED,
@@ -32,6 +32,7 @@ MANAGER = "dra.accelerators.resource-slices"
 # From this minor version of Kubernetes on, counter sets lie in slices of their own.
 SEPARATE_COUNTERS_SINCE = 35
 ATTEMPTS = 3
+INCOMPLETE = ", so the pool may be incomplete, and nothing is allocated from it until it is whole"
 
 
 class Connection(Protocol):
@@ -60,30 +61,6 @@ class Published:
     before: dict[str, Any]
     after: dict[str, Any]
     dropped: tuple[str, ...]
-
-
-class PartlyWritten(AcceleratorError):
-    """The server refused a write after others had been made; ``steps`` are those."""
-
-    default_code = "partly-written"
-
-    def __init__(self, cause: ApiError, steps: Sequence[dict[str, Any]]) -> None:
-        super().__init__(
-            f"{cause} This was after {len(steps)} writes, so the pool may be incomplete, and nothing is allocated from "
-            "it until it is whole",
-            hint="Correct the cause and run the module again.",
-        )
-        self.cause = cause
-        self.steps = tuple(steps)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the error with the writes that were made, and the server's refusal."""
-        return {
-            **super().to_dict(),
-            "status": self.cause.status,
-            "reason": self.cause.reason,
-            "steps": list(self.steps),
-        }
 
 
 def counter_layout(version: Mapping[str, Any]) -> str:
@@ -256,7 +233,7 @@ class Pools:
                     existing = self.find(driver, pool)
                     continue
                 if steps:
-                    raise PartlyWritten(error, steps) from error
+                    raise PartlyWritten(error, steps, INCOMPLETE) from error
                 raise
             break
         after = summary(self.find(driver, pool)) if steps else summary(first)

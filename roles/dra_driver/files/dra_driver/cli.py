@@ -123,20 +123,17 @@ def _node(options: argparse.Namespace) -> int:
 def _layout(options: argparse.Namespace) -> int:
     from .layout_command import run_layout
 
-    return run_layout(
-        options.file,
-        options.config,
-        apply=options.apply,
-        wait=options.wait,
-        as_json=options.json,
-        vendors=options.vendor or (),
-    )
+    return _brought(run_layout, options)
 
 
 def _settings(options: argparse.Namespace) -> int:
     from .settings_command import run_settings
 
-    return run_settings(
+    return _brought(run_settings, options)
+
+
+def _brought(run: Callable[..., int], options: argparse.Namespace) -> int:
+    return run(
         options.file,
         options.config,
         apply=options.apply,
