@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from nvidia_ctk_test import FILES, ON_A_NODE, PARTITION
+from nvidia_ctk_test import generated
 
 # The module looks for libraries where they are on a node, so it is told where they are here.
 OURS = """
@@ -32,25 +31,14 @@ def nodes(edits: Json) -> set[str]:
 
 
 def test_the_same_devices_with_the_same_nodes(nvidia_ctk: Path, library: Path, tmp_path: Path) -> None:
-    (tmp_path / "partition.py").write_text(PARTITION)
     (tmp_path / "ours.py").write_text(OURS)
-    machine = {"machine": "8xH100", "identity": "oracle", "library": {"cap-nodes": True}}
-    (tmp_path / "machine.json").write_text(json.dumps(machine))
-    script = ON_A_NODE.format(
-        files=FILES,
-        python=sys.executable,
-        configuration=tmp_path / "machine.json",
-        library=library,
-        partition=tmp_path / "partition.py",
-        uuids=tmp_path / "uuids",
-        ctk=nvidia_ctk,
-    )
     ours = f"{sys.executable} {tmp_path / 'ours.py'} {library} {tmp_path / 'cdi'}"
-    script = script.replace("exec ", f"{ours} > {tmp_path / 'said'}\n{ours} > {tmp_path / 'again'}\nexec ")
-    run = subprocess.run(["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True, check=False)
-    said = (tmp_path / "said").read_text() if (tmp_path / "said").exists() else ""
-    assert run.returncode == 0, f"{run.stderr}\n{said}"
-    theirs: Json = json.loads(run.stdout)
+    # What the module says of a failure is on its standard output.
+    before = "\n".join(
+        f"{ours} > {tmp_path / name} || {{ cat {tmp_path / name} >&2; exit 1; }}" for name in ("said", "again")
+    )
+    theirs: Json = generated(nvidia_ctk, library, tmp_path, before)
+    said = (tmp_path / "said").read_text()
     assert json.loads(said)["changed"] and not json.loads((tmp_path / "again").read_text())["changed"]
     (spec,) = json.loads(said)["specs"]
     written: Json = json.loads(Path(spec["path"]).read_text())

@@ -39,31 +39,40 @@ simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from accelerator_simu
 simulator --configuration {configuration} --library-folder {library} power-on >&2
 export LD_LIBRARY_PATH={library}
 {python} {partition} > {uuids}
+{before}
 exec {ctk} --quiet cdi generate --mode=nvml --format=json --library-search-path={library} \
     --nvidia-cdi-hook-path=/usr/bin/nvidia-cdi-hook
 """
 
 
-@pytest.fixture
-def described(nvidia_ctk: Path, library: Path, tmp_path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """The CDI specification, and the UUIDs of the MIG devices with their GPU instances."""
-    (tmp_path / "partition.py").write_text(PARTITION)
-    (tmp_path / "machine.json").write_text(
+def generated(nvidia_ctk: Path, library: Path, folder: Path, before: str = "") -> dict[str, Any]:
+    """What nvidia-ctk says of a simulated node with partitions; ``before`` are commands that are run there before it is asked."""
+    (folder / "partition.py").write_text(PARTITION)
+    (folder / "machine.json").write_text(
         json.dumps({"machine": "8xH100", "identity": "oracle", "library": {"cap-nodes": True}})
     )
     script = ON_A_NODE.format(
         files=FILES,
         python=sys.executable,
-        configuration=tmp_path / "machine.json",
+        configuration=folder / "machine.json",
         library=library,
-        partition=tmp_path / "partition.py",
-        uuids=tmp_path / "uuids",
+        partition=folder / "partition.py",
+        uuids=folder / "uuids",
+        before=before,
         ctk=nvidia_ctk,
     )
     run = subprocess.run(["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+@pytest.fixture
+def described(nvidia_ctk: Path, library: Path, tmp_path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """The CDI specification, and the UUIDs of the MIG devices with their GPU instances."""
+    specification = generated(nvidia_ctk, library, tmp_path)
     made = dict(line.split() for line in (tmp_path / "uuids").read_text().splitlines())
-    return json.loads(run.stdout), {uuid: int(instance) for uuid, instance in made.items()}
+    return specification, {uuid: int(instance) for uuid, instance in made.items()}
 
 
 def paths(device: dict[str, Any]) -> set[str]:

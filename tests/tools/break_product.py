@@ -102,7 +102,7 @@ BREAKS = (
         f"{DRIVER}/claims/store.py",
         '                self._answer(group, StoreError(f"The store {self.path} could not write a change: {error!r}"))\n',
         "",
-        ("tests/unit/dra_driver/store_test.py::test_a_change_that_cannot_be_written_down_fails_alone",),
+        ("tests/unit/dra_driver/store_writing_test.py::test_a_change_that_cannot_be_written_down_fails_alone",),
     ),
     Break(
         "turned-bit",

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Who writes to the store: one for all that wait, each with an answer of its own, and nobody waits for who has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver.claims.store import Change, Store
+from dra_driver.claims.store_files import StoreError
+from store_model import commit, record
+
+
+def test_many_changes_at_once_share_transactions(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+    transactions = []
+    real = store._transaction
+    store._transaction = lambda changes: (transactions.append(len(list(changes))), real(changes))  # type: ignore
+    commit(store, *(Change(put=record(f"u{number}")) for number in range(64)))
+    assert sum(transactions) == 64
+    assert len(transactions) <= 10
+    assert len(store.claims) == 64
+    store.close()
+
+
+def test_threads_write_beside_the_loop_and_each_sees_what_it_has_written(tmp_path: Path) -> None:
+    """Whoever writes takes along what others wait for; nobody is forgotten, and the loop knows of a change before it goes on."""
+    store = Store.open(str(tmp_path / "state.db"))
+    transactions = []
+    real = store._transaction
+    store._transaction = lambda changes: (transactions.append(len(list(changes))), real(changes))  # type: ignore
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def on_a_thread(uid: str) -> None:
+            await asyncio.to_thread(store.write, Change(put=record(uid)), loop)
+            assert uid in store.claims
+            await asyncio.to_thread(store.write, Change(delete=uid, meta={uid: "gone"}), loop)
+            assert uid not in store.claims
+            assert store.meta[uid] == "gone"
+
+        async def on_the_loop(uid: str) -> None:
+            await store.commit(Change(put=record(uid)))
+            assert uid in store.claims
+
+        work = [on_a_thread(f"t{number}") for number in range(40)] + [on_the_loop(f"l{number}") for number in range(40)]
+        await asyncio.wait_for(asyncio.gather(*work), 60)
+
+    asyncio.run(main())
+    assert sum(transactions) == 120
+    assert set(store.claims) == {f"l{number}" for number in range(40)}
+    store.close()
+    again = Store.open(str(tmp_path / "state.db"))
+    assert (again.claims, again.meta) == (store.claims, store.meta)
+    again.close()
+
+
+def test_what_comes_while_a_thread_writes_is_written_without_another_call(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+    writes, go_on = threading.Event(), threading.Event()
+    real = store._write_now
+
+    def slowly(changes: Any) -> None:
+        if not writes.is_set():
+            writes.set()
+            assert go_on.wait(60)
+        real(changes)
+
+    store._write_now = slowly  # type: ignore[method-assign]
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        first = asyncio.ensure_future(asyncio.to_thread(store.write, Change(put=record("first")), loop))
+        assert await asyncio.to_thread(writes.wait, 60)
+        others = [asyncio.ensure_future(store.commit(Change(put=record("of the loop"))))]
+        others += [asyncio.ensure_future(asyncio.to_thread(store.write, Change(put=record("of a thread")), loop))]
+        await asyncio.sleep(0.2)
+        assert not any(each.done() for each in (first, *others))
+        go_on.set()
+        await asyncio.wait_for(asyncio.gather(first, *others), 60)
+
+    asyncio.run(main())
+    assert set(store.claims) == {"first", "of the loop", "of a thread"}
+    store.close()
+
+
+@pytest.mark.parametrize("is_leading", [True, False])
+def test_what_a_thread_cannot_write_is_its_error_and_changes_nothing(tmp_path: Path, is_leading: bool) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+    bad = Change(put=replace(record("bad"), created_at=float("nan")))
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        if not is_leading:
+            store._writing.acquire()
+        work = asyncio.gather(
+            *(asyncio.to_thread(store.write, change, loop) for change in (bad, Change(put=record("u1")))),
+            return_exceptions=True,
+        )
+        if not is_leading:
+            while store._queue.qsize() < 2:
+                await asyncio.sleep(0.01)
+            store._writing.release()
+            store._wake.put(True)
+        failed, done = await asyncio.wait_for(work, 60)
+        assert isinstance(failed, StoreError)
+        assert done is None
+
+    asyncio.run(main())
+    assert set(store.claims) == {"u1"}
+    store.close()
+
+
+def test_a_change_that_cannot_be_written_down_fails_alone(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+
+    async def main() -> list[Any]:
+        changes = (Change(put=record("u1")), Change(put=replace(record("bad"), created_at=float("nan"))))
+        async with asyncio.timeout(10) if hasattr(asyncio, "timeout") else contextlib.AsyncExitStack():
+            return await asyncio.gather(
+                *(store.commit(change) for change in (*changes, Change(put=record("u2")))), return_exceptions=True
+            )
+
+    good, bad, also_good = asyncio.run(main())
+    assert (good, also_good) == (None, None)
+    assert isinstance(bad, StoreError)
+    commit(store, Change(put=record("later")))
+    assert set(store.claims) == {"u1", "u2", "later"}
+    store.close()
+
+
+def test_when_the_writer_ends_nothing_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+
+    def ends(changes: Any) -> None:
+        raise SystemExit("out of memory")
+
+    monkeypatch.setattr(store, "_write_now", ends)
+
+    async def main() -> None:
+        for number in range(3):
+            with pytest.raises(StoreError, match="can no longer be written"):
+                await asyncio.wait_for(store.commit(Change(put=record(f"u{number}"))), 10)
+            with pytest.raises(StoreError, match="can no longer be written"):
+                await asyncio.wait_for(
+                    asyncio.to_thread(store.write, Change(put=record()), asyncio.get_running_loop()), 10
+                )
+
+    asyncio.run(main())
+    store.close()
+
+
+def test_when_the_thread_that_writes_for_all_ends_nothing_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+
+    def ends(changes: Any) -> None:
+        raise SystemExit("out of memory")
+
+    monkeypatch.setattr(store, "_write_now", ends)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        work = [asyncio.to_thread(store.write, Change(put=record(f"u{number}")), loop) for number in range(5)]
+        failed = await asyncio.wait_for(asyncio.gather(*work, return_exceptions=True), 10)
+        assert [type(each) for each in failed] == [StoreError] * 5
+        with pytest.raises(StoreError, match="can no longer be written"):
+            await asyncio.wait_for(store.commit(Change(put=record())), 10)
+
+    asyncio.run(main())
+    store.close()
+
+
+def test_a_change_that_comes_while_the_writer_is_ending_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer has refused what waited, and its thread has not ended yet: what comes then must not wait for it."""
+    store = Store.open(str(tmp_path / "state.db"))
+    refuse, refused, end = store._refuse_queued, threading.Event(), threading.Event()
+
+    def lingers() -> None:
+        refuse()
+        if threading.current_thread() is store._thread:
+            refused.set()
+            assert end.wait(60)
+
+    def ends(changes: Any) -> None:
+        raise SystemExit("out of memory")
+
+    monkeypatch.setattr(store, "_write_now", ends)
+    monkeypatch.setattr(store, "_refuse_queued", lingers)
+
+    async def main() -> None:
+        with pytest.raises(StoreError, match="can no longer be written"):
+            await store.commit(Change(put=record("u0")))
+        assert await asyncio.to_thread(refused.wait, 60)
+        late = asyncio.ensure_future(store.commit(Change(put=record("u1"))))
+        done, _waiting = await asyncio.wait([late], timeout=10)
+        assert done and isinstance(late.exception(), StoreError)
+
+    try:
+        asyncio.run(main())
+    finally:
+        end.set()
+        store.close()
+
+
+def test_a_closed_store_refuses_changes(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+    store.close()
+
+    async def main() -> None:
+        with pytest.raises(StoreError, match="closed"):
+            await asyncio.wait_for(store.commit(Change(put=record())), 10)
+        with pytest.raises(StoreError, match="closed"):
+            await asyncio.wait_for(asyncio.to_thread(store.write, Change(put=record()), asyncio.get_running_loop()), 10)
+
+    asyncio.run(main())
