@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -42,6 +43,10 @@ class Stage(NpuMachine):
         backend = AscendBackend(self.system, Deadlines(**deadlines), by_runtime=by_runtime)
         backend.open()
         return backend
+
+    def has(self, function: str) -> bool:
+        """Whether this machine's driver has a function: an older one lacks some."""
+        return hasattr(ctypes.CDLL(str(self.library)), function)
 
     def npus(self, full: bool = False) -> tuple[Device, ...]:
         """All NPUs, every one of them well."""
