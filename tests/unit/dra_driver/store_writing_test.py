@@ -37,12 +37,11 @@ def test_threads_write_beside_the_loop_and_each_sees_what_it_has_written(tmp_pat
     store._transaction = lambda changes: (transactions.append(len(list(changes))), real(changes))  # type: ignore
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
 
         async def on_a_thread(uid: str) -> None:
-            await asyncio.to_thread(store.write, Change(put=record(uid)), loop)
+            await asyncio.to_thread(store.write, Change(put=record(uid)))
             assert uid in store.claims
-            await asyncio.to_thread(store.write, Change(delete=uid, meta={uid: "gone"}), loop)
+            await asyncio.to_thread(store.write, Change(delete=uid, meta={uid: "gone"}))
             assert uid not in store.claims
             assert store.meta[uid] == "gone"
 
@@ -62,6 +61,23 @@ def test_threads_write_beside_the_loop_and_each_sees_what_it_has_written(tmp_pat
     again.close()
 
 
+def test_what_was_read_stays_as_it_was_while_a_thread_writes(tmp_path: Path) -> None:
+    """Whoever goes through the claims meets no change half-way, and needs no lock; the next look finds it, on any thread."""
+    store = Store.open(str(tmp_path / "state.db"))
+    commit(store, *(Change(put=record(f"u{number}"), meta={f"m{number}": "1"}) for number in range(8)))
+    claims, meta = store.claims, store.meta
+    seen = []
+    for uid in claims:
+        writing = threading.Thread(target=store.write, args=(Change(delete=uid, meta={f"m{uid[1:]}": None}),))
+        writing.start()
+        writing.join(60)
+        assert uid not in store.claims and f"m{uid[1:]}" not in store.meta
+        seen.append(uid)
+    assert len(seen) == len(claims) == 8 and set(meta) >= {f"m{number}" for number in range(8)}
+    assert not store.claims
+    store.close()
+
+
 def test_what_comes_while_a_thread_writes_is_written_without_another_call(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "state.db"))
     writes, go_on = threading.Event(), threading.Event()
@@ -76,11 +92,10 @@ def test_what_comes_while_a_thread_writes_is_written_without_another_call(tmp_pa
     store._write_now = slowly  # type: ignore[method-assign]
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        first = asyncio.ensure_future(asyncio.to_thread(store.write, Change(put=record("first")), loop))
+        first = asyncio.ensure_future(asyncio.to_thread(store.write, Change(put=record("first"))))
         assert await asyncio.to_thread(writes.wait, 60)
         others = [asyncio.ensure_future(store.commit(Change(put=record("of the loop"))))]
-        others += [asyncio.ensure_future(asyncio.to_thread(store.write, Change(put=record("of a thread")), loop))]
+        others += [asyncio.ensure_future(asyncio.to_thread(store.write, Change(put=record("of a thread"))))]
         await asyncio.sleep(0.2)
         assert not any(each.done() for each in (first, *others))
         go_on.set()
@@ -97,11 +112,10 @@ def test_what_a_thread_cannot_write_is_its_error_and_changes_nothing(tmp_path: P
     bad = Change(put=replace(record("bad"), created_at=float("nan")))
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
         if not is_leading:
             store._writing.acquire()
         work = asyncio.gather(
-            *(asyncio.to_thread(store.write, change, loop) for change in (bad, Change(put=record("u1")))),
+            *(asyncio.to_thread(store.write, change) for change in (bad, Change(put=record("u1")))),
             return_exceptions=True,
         )
         if not is_leading:
@@ -149,9 +163,7 @@ def test_when_the_writer_ends_nothing_waits_for_it(tmp_path: Path, monkeypatch: 
             with pytest.raises(StoreError, match="can no longer be written"):
                 await asyncio.wait_for(store.commit(Change(put=record(f"u{number}"))), 10)
             with pytest.raises(StoreError, match="can no longer be written"):
-                await asyncio.wait_for(
-                    asyncio.to_thread(store.write, Change(put=record()), asyncio.get_running_loop()), 10
-                )
+                await asyncio.wait_for(asyncio.to_thread(store.write, Change(put=record())), 10)
 
     asyncio.run(main())
     store.close()
@@ -168,8 +180,7 @@ def test_when_the_thread_that_writes_for_all_ends_nothing_waits_for_it(
     monkeypatch.setattr(store, "_write_now", ends)
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        work = [asyncio.to_thread(store.write, Change(put=record(f"u{number}")), loop) for number in range(5)]
+        work = [asyncio.to_thread(store.write, Change(put=record(f"u{number}"))) for number in range(5)]
         failed = await asyncio.wait_for(asyncio.gather(*work, return_exceptions=True), 10)
         assert [type(each) for each in failed] == [StoreError] * 5
         with pytest.raises(StoreError, match="can no longer be written"):
@@ -221,6 +232,6 @@ def test_a_closed_store_refuses_changes(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="closed"):
             await asyncio.wait_for(store.commit(Change(put=record())), 10)
         with pytest.raises(StoreError, match="closed"):
-            await asyncio.wait_for(asyncio.to_thread(store.write, Change(put=record()), asyncio.get_running_loop()), 10)
+            await asyncio.wait_for(asyncio.to_thread(store.write, Change(put=record())), 10)
 
     asyncio.run(main())

@@ -7,7 +7,6 @@ To go from one thread to another costs a claim as much as most of what is done t
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,14 +23,12 @@ class Work:
     """A plan that is carried out, with the facts that it was made from.
 
     ``before`` goes into the store's meta table first; ``has_begun`` is set once there is something that may have to be undone.
-    ``loop`` is the event loop whose the store's memory is.
     """
 
     plan: PreparePlan
     facts: Mapping[str, Device]
     before: Mapping[str, str]
     watch: Stopwatch
-    loop: asyncio.AbstractEventLoop
     has_begun: bool = False
 
 
@@ -49,14 +46,14 @@ class Doing:
         # Files alone need no word in the store before: they tell a start what is prepared.
         if plan.changes_hardware or work.before:
             with watch.stage("record"):
-                self.store.write(Change(put=plan.record, meta=work.before), work.loop)
+                self.store.write(Change(put=plan.record, meta=work.before))
         work.has_begun = True
         self.hands.reached("recorded-preparing")
         with watch.stage("hardware"):
             record = self.make(plan, work.facts)
         done = record.as_prepared(record.devices, self.boot_id)
         with watch.stage("record"):
-            self.store.write(Change(put=done), work.loop)
+            self.store.write(Change(put=done))
         return done
 
     def make(self, plan: PreparePlan, facts: Mapping[str, Device]) -> ClaimRecord:

@@ -296,7 +296,7 @@ class ClaimService:
         plan, notes = await self._with_settings(await self._with_handovers(plan))
         self._ownership.note(plan.record)
         before = {**self._switched_on(plan), **notes}
-        work = Work(plan, facts, before, watch, asyncio.get_running_loop())
+        work = Work(plan, facts, before, watch)
         try:
             done = await self.thread(self._doing.carry_out, work)
         except Exception:

@@ -5,7 +5,8 @@
 A claim is written as *preparing* before its first side effect and as *prepared* after its last one. One at a time writes;
 changes that wait while it syncs go into the next transaction together, so that 64 claims at once cost a few syncs and
 not 128. Who has a thread of its own writes on that, and for whoever waits beside it; the event loop has a thread that does it.
-Reads are served from memory: the store is the only writer of its file, which a lock guards elsewhere.
+Reads are served from memory: the store is the only writer of its file, which a lock guards elsewhere. What is in memory is never
+changed but replaced, so that any thread reads a whole state, and nobody is woken to bring it up to date.
 
 Each row of claims and of the meta table has a checksum (core/prepared.py), which is held against it when the store is
 opened: SQLite notices that a file's pages are broken, not that a bit of a value has turned. What does not fit makes the
@@ -55,13 +56,10 @@ class Change:
 
 
 class _Pending:
-    """A change that is to be written; ``loop`` is whose memory it changes, and ``future`` who waits there, if anybody does."""
+    """A change that is to be written; ``future`` is who waits for it on an event loop, if anybody does."""
 
-    def __init__(
-        self, change: Change, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None] | None = None
-    ) -> None:
+    def __init__(self, change: Change, future: asyncio.Future[None] | None = None) -> None:
         self.change = change
-        self.loop = loop
         self.future = future
         self.error: AcceleratorError | None = None
         self._open = threading.Lock()
@@ -82,7 +80,7 @@ class _Pending:
 class Store:
     """The claims that are prepared or being prepared on this node.
 
-    ``claims`` and ``meta`` are the committed content; read them on the event loop, change them through commit() only.
+    ``claims`` and ``meta`` are the committed content, each as it was at the moment of reading; they change by commit() and write() only.
     ``former`` is the name under which a damaged store was set aside when this one was rebuilt.
     """
 
@@ -91,10 +89,8 @@ class Store:
     ) -> None:
         self.path = path
         self.former = former
-        self.claims: dict[str, ClaimRecord] = dict(content.claims)
-        self.meta: dict[str, str] = dict(content.meta)
+        self._content = Content(dict(content.claims), dict(content.meta))
         self._connection = connection
-        self._shadow = Content(dict(content.claims), dict(content.meta))
         self._queue: queue.SimpleQueue[_Pending] = queue.SimpleQueue()
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # there is something to write, or never again
         self._writing = threading.Lock()
@@ -150,25 +146,31 @@ class Store:
         store.former = former
         return store
 
+    @property
+    def claims(self) -> Mapping[str, ClaimRecord]:
+        """The claims by UID."""
+        return self._content.claims
+
+    @property
+    def meta(self) -> Mapping[str, str]:
+        """The values by key."""
+        return self._content.meta
+
     async def commit(self, change: Change) -> None:
         """Write one change and return when it is on disk. Raises StoreError; the change has then not been made.
 
         Cancelling the caller does not undo a change that is under way.
         """
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        self._queue.put(_Pending(change, loop, future))
+        future = asyncio.get_running_loop().create_future()
+        self._queue.put(_Pending(change, future))
         self._wake.put(True)
         if self._over.is_set():  # nobody will take it: closed, or writing has come to an unforeseen end
             self._refuse_queued()
         await future
 
-    def write(self, change: Change, loop: asyncio.AbstractEventLoop) -> None:
-        """Write one change from any thread but the loop's, and return when it is on disk. Raises StoreError, as ``commit`` does.
-
-        What the loop is told afterwards it is told when ``claims`` and ``meta`` hold the change.
-        """
-        pending = _Pending(change, loop)
+    def write(self, change: Change) -> None:
+        """Write one change from any thread but an event loop's, and return when it is on disk. Raises StoreError, as ``commit`` does."""
+        pending = _Pending(change)
         self._queue.put(pending)
         if self._over.is_set():
             self._refuse_queued()
@@ -262,25 +264,15 @@ class Store:
             self._answer(group, None)
 
     def _answer(self, group: Iterable[_Pending], error: AcceleratorError | None) -> None:
-        by_loop: dict[asyncio.AbstractEventLoop, list[_Pending]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
         for pending in group:
-            by_loop.setdefault(pending.loop, []).append(pending)
-        for loop, members in by_loop.items():
+            if pending.future is not None:
+                by_loop.setdefault(pending.future.get_loop(), []).append(pending.future)
+        for loop, futures in by_loop.items():
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits there any more
-                loop.call_soon_threadsafe(self._settle, members, error)
+                loop.call_soon_threadsafe(_settle, futures, error)
         for pending in group:
             pending.answer(error)
-
-    def _settle(self, group: list[_Pending], error: AcceleratorError | None) -> None:
-        for pending in group:
-            if error is None:
-                _apply(pending.change, self.claims, self.meta)
-            if pending.future is None or pending.future.done():
-                continue
-            if error is None:
-                pending.future.set_result(None)
-            else:
-                pending.future.set_exception(StoreError(error.message, hint=error.hint))
 
     def _write_now(self, changes: list[Change]) -> None:
         try:
@@ -289,8 +281,14 @@ class Store:
             if isinstance(error, (sqlite3.OperationalError, sqlite3.IntegrityError)) and "malformed" not in str(error):
                 raise unwritable(self.path, error) from error
             self._start_again(error, changes)
+        self._content = self._with(changes)
+
+    def _with(self, changes: Iterable[Change]) -> Content:
+        """What is in memory, with changes."""
+        content = Content(dict(self.claims), dict(self.meta))
         for change in changes:
-            _apply(change, self._shadow.claims, self._shadow.meta)
+            _apply(change, content.claims, content.meta)
+        return content
 
     def _transaction(self, changes: Iterable[Change]) -> None:
         self._connection.execute("BEGIN IMMEDIATE")
@@ -308,12 +306,19 @@ class Store:
         LOG.error("the store %s is damaged (%s); it is set aside and written anew from memory", self.path, error)
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
-        content = Content(dict(self._shadow.claims), dict(self._shadow.meta))
-        for change in changes:
-            _apply(change, content.claims, content.meta)
-        former = replace(self.path, partial(_fill, content))
+        former = replace(self.path, partial(_fill, self._with(changes)))
         self._connection = _connect(self.path)
         LOG.warning("the store %s was written anew; the damaged one is %s", self.path, former)
+
+
+def _settle(futures: Iterable[asyncio.Future[None]], error: AcceleratorError | None) -> None:
+    for future in futures:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(StoreError(error.message, hint=error.hint))
 
 
 def refuse_other_releases(path: str) -> None:

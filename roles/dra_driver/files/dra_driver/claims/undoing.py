@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -82,7 +81,7 @@ class Undoing:
         gone = self.went_with_the_boot(record)
         settings = () if gone else restorations(record, self.store.claims.values(), self.store.meta, self.boot_id)
         take_back = partial(self._take_back, record, dict(self.store.meta), settings, self.needs_hardware(record), gone)
-        await self.thread(self._undo, record, take_back, asyncio.get_running_loop())
+        await self.thread(self._undo, record, take_back)
 
     async def pay(self, device: Device) -> None:
         """Undo and set back what is owed on a device that answers.
@@ -114,7 +113,7 @@ class Undoing:
     def _owed_settings(self) -> tuple[Restoration, ...]:
         return owed(self.store.meta, self.boot_id, self.store.claims.values())
 
-    def _undo(self, record: ClaimRecord, take_back: Callable[[], Undone], loop: asyncio.AbstractEventLoop) -> Undone:
+    def _undo(self, record: ClaimRecord, take_back: Callable[[], Undone]) -> Undone:
         """Take back, and forget in one transaction, on one thread."""
         undone = take_back()
         meta = {
@@ -122,7 +121,7 @@ class Undoing:
             **incurred(undone.debts, None if self.hands.backend.partitions_outlive_boot else self.boot_id),
             **still_owed(undone.unrestored, self.boot_id),
         }
-        self.store.write(Change(delete=record.uid, meta=meta), loop)
+        self.store.write(Change(delete=record.uid, meta=meta))
         return undone
 
     def _take_back(
