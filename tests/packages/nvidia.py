@@ -2,17 +2,19 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Makes a signed package source with packages that are called and laid out as those of NVIDIA's repository for Debian, and hold nothing of the vendor's.
 
-    python3 nvidia.py FOLDER VERSION ...
+    python3 nvidia.py [--files FILES] FOLDER VERSION ...
 
 Needs dpkg-deb and nothing else, so that it runs on a node. FOLDER gets the packages, Packages, Release, Release.gpg, the public key
 3bf863cc.pub and its fingerprint in FINGERPRINT. A key that is there already is used again.
 
 Of the versions, one that ends in .66 is not built (its dkms ends with an error and leaves a log), and one that ends in .99 is built and not loaded.
-A kernel module is a text, which the stand-ins of modprobe and modinfo in this folder (kmod) read.
+A kernel module is a text, which the stand-ins of modprobe and modinfo in this folder (kmod) read. Of a version that FILES has a folder for, the
+libraries and programs are those in it: what the simulator's Makefile builds for it.
 """
 
 from __future__ import annotations
 
+import argparse
 import base64
 import gzip
 import hashlib
@@ -20,11 +22,12 @@ import json
 import secrets
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 ARCHITECTURE = "amd64"
+LINK = "-> "
+PROGRAMS = ("nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 UNIT = """[Unit]
 Description=NVIDIA Persistence Daemon, a stand-in
@@ -59,17 +62,23 @@ def package(
     version: str,
     *,
     fields: str = "",
-    files: dict[str, str] | None = None,
+    files: dict[str, str | Path] | None = None,
     scripts: dict[str, str] | None = None,
 ) -> None:
-    """Make one package."""
+    """Make one package; a file is given by its text or by another file that it is a copy of, and a link by where it leads, with ``-> `` before."""
     root = folder / "root"
     shutil.rmtree(root, ignore_errors=True)
     (root / "DEBIAN").mkdir(parents=True)
     (root / "DEBIAN").chmod(0o755)
-    for path, text in (files or {}).items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
+    for where, what in (files or {}).items():
+        target = root / where
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(what, Path):
+            shutil.copy2(what, target)
+        elif what.startswith(LINK):
+            target.symlink_to(what.removeprefix(LINK))
+        else:
+            target.write_text(what)
     for script, text in (scripts or {}).items():
         (root / "DEBIAN" / script).write_text(f"#!/bin/sh\nset -e\n{text}\n")
         (root / "DEBIAN" / script).chmod(0o755)
@@ -82,14 +91,28 @@ def package(
     shutil.rmtree(root)
 
 
-def driver(folder: Path, version: str) -> None:
-    """Make the packages of one version."""
+def driver(folder: Path, version: str, built: Path | None = None) -> None:
+    """Make the packages of one version; ``built`` has its libraries and programs."""
     full = f"{version}-1"
     for name, library in (("libnvidia-ml1", "libnvidia-ml"), ("libcuda1", "libcuda")):
-        package(folder, name, full, files={f"{LIBRARIES}/{library}.so.{version}": "a stand-in\n"})
+        files: dict[str, str | Path] = {f"{LIBRARIES}/{library}.so.{version}": "a stand-in\n"}
+        scripts = {}
+        if built is not None:
+            files = {
+                f"{LIBRARIES}/{library}.so.{version}": built / f"{library}.so.{version}",
+                f"{LIBRARIES}/{library}.so.1": f"{LINK}{library}.so.{version}",
+            }
+            # The state of the boards is in a file of the library's folder.
+            state = f"rm -f /{LIBRARIES}/libnvidia-gpusim.so.{version}" if name == "libnvidia-ml1" else ""
+            scripts = {"postinst": "ldconfig", "postrm": f"{state}\nldconfig"}
+        package(folder, name, full, files=files, scripts=scripts)
     kernel = f"nvidia-kernel-open-dkms (= {full}) | nvidia-kernel-dkms (= {full})"
     package(
-        folder, "nvidia-driver-cuda", full, fields=f"Depends: libcuda1 (= {full}), libnvidia-ml1 (= {full}), {kernel}\n"
+        folder,
+        "nvidia-driver-cuda",
+        full,
+        fields=f"Depends: libcuda1 (= {full}), libnvidia-ml1 (= {full}), {kernel}\n",
+        files={f"usr/bin/{program}": built / program for program in PROGRAMS} if built is not None else {},
     )
     for name, kind, other in (
         ("nvidia-kernel-open-dkms", "open", "nvidia-kernel-dkms"),
@@ -207,11 +230,16 @@ def index(folder: Path) -> None:
 
 def main() -> None:
     """Make the packages of the versions that are named, and the index of all that are there."""
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    for version in sys.argv[2:]:
-        driver(folder, version)
-    index(folder)
+    parser = argparse.ArgumentParser(description="Make packages that are called as NVIDIA's, and their index.")
+    parser.add_argument("--files", type=Path, help="where a version has a folder with its libraries and programs")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("versions", nargs="+")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for version in given.versions:
+        built = given.files / version if given.files is not None else None
+        driver(given.folder, version, built if built is not None and built.is_dir() else None)
+    index(given.folder)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from accelerator_simulator.cli import main, parser, run, table
 from accelerator_simulator.entries import File
-from accelerator_simulator.errors import DescriptionError, LibraryError
+from accelerator_simulator.errors import DescriptionError, LibraryError, SimulatorError
 from accelerator_simulator.library import Library, find_library
 from accelerator_simulator.power import Configuration, Plan, Power, capability_files, plan_power_on, read_configuration
 
@@ -133,3 +133,80 @@ def test_machines_are_listed() -> None:
     listed = {row["machine"]: row["gpus"] for row in json.loads(output.getvalue())}
     assert (listed["8xH100"], listed["mixed"]) == (8, 5)
     assert table([["A", "B"], ["longer", "x"]]) == "A       B\nlonger  x\n"
+
+
+class Bare:
+    """A machine that comes without NVIDIA's driver, below a folder."""
+
+    module = "/lib/modules/6.1/updates/dkms/nvidia.ko"
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def install(self, text: str) -> None:
+        path = Path(f"{self.root}{self.module}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def power(self) -> Power:
+        return Power(Configuration(identity="n", nvidia_module=self.module), self.root, use_library=False)
+
+    def boot(self) -> Plan:
+        Path(f"{self.root}/run/accelerator-simulator-nvidia").unlink(missing_ok=True)
+        return self.power().power_on()
+
+    def driver(self) -> str:
+        """What the driver shows of itself; empty where nothing shows it."""
+        version = self.root / "sys/module/nvidia/version"
+        shown = {
+            (self.root / "proc/driver/nvidia/version").exists(),
+            (self.root / "dev/nvidiactl").exists(),
+            (self.root / "dev/nvidia0").exists(),
+            (self.root / "sys/bus/pci/devices/0000:18:00.0/driver").is_symlink(),
+            "nvidia-uvm" in (self.root / "proc/devices").read_text(),
+            "nvidia_uvm " in (self.root / "proc/modules").read_text(),
+            version.exists(),
+        }
+        assert len(shown) == 1, "half a driver"
+        assert (self.root / "sys/bus/pci/devices/0000:18:00.0/vendor").read_text() == "0x10de\n"
+        return version.read_text().strip() if version.exists() else ""
+
+
+def test_a_driver_that_is_installed_by_itself_is_loaded_and_unloaded(tmp_path: Path) -> None:
+    bare = Bare(tmp_path)
+    assert bare.boot().place and bare.driver() == ""
+    with pytest.raises(SimulatorError, match=r"nvidia\.ko does not exist: no kernel module is installed"):
+        bare.power().load_driver()
+    bare.install("version=580.95.05\nkind=open\nloads=yes\n")
+    assert not bare.power().power_on().changes and bare.driver() == "", "it is installed, and nobody has loaded it"
+    assert bare.power().load_driver().changes and bare.driver() == "580.95.05"
+    assert "580.95.05" in (tmp_path / "proc/driver/nvidia/version").read_text()
+    assert not bare.power().load_driver().changes
+    bare.install("version=580.105.08\nkind=open\nloads=yes\n")
+    assert not bare.power().power_on().changes and bare.driver() == "580.95.05", "the one that is loaded stays"
+    assert bare.power().unload_driver().changes and bare.driver() == ""
+    assert not bare.power().unload_driver().changes
+    assert bare.power().load_driver().changes and bare.driver() == "580.105.08"
+
+
+def test_a_start_of_the_machine_loads_the_driver_that_is_installed(tmp_path: Path) -> None:
+    bare = Bare(tmp_path)
+    bare.install("version=580.95.05\nloads=yes\n")
+    assert bare.power().power_on(check=True).place and not (tmp_path / "run").exists()
+    bare.boot()
+    assert bare.driver() == "580.95.05"
+    bare.install("version=595.45.99\nloads=no\n")
+    assert not bare.power().power_on().changes and bare.driver() == "580.95.05"
+    bare.boot()
+    assert bare.driver() == ""
+    with pytest.raises(SimulatorError, match=r"the kernel does not take version 595\.45\.99"):
+        bare.power().load_driver()
+    bare.install("")
+    with pytest.raises(SimulatorError, match=r"has no line version="):
+        bare.power().load_driver()
+
+
+def test_a_driver_that_is_always_loaded_is_not_unloaded(tmp_path: Path) -> None:
+    power = Power(Configuration(machine="1xL4"), tmp_path, use_library=False)
+    with pytest.raises(SimulatorError, match="is always loaded; name a kernel module with nvidia_module"):
+        power.unload_driver()

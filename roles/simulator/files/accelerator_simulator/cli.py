@@ -106,6 +106,10 @@ def parser() -> argparse.ArgumentParser:
     unplug.add_argument("gpu", metavar="DEVICE", help="as for a fault, several by commas")
     plug = commands.add_parser("plug", help="put devices in again that were taken out")
     plug.add_argument("gpu", metavar="DEVICE", help="as for a fault, several by commas")
+    driver = commands.add_parser(
+        "driver", help="load or unload NVIDIA's driver, on a machine that has it installed by itself"
+    )
+    driver.add_argument("change", choices=("load", "unload"))
     calls = commands.add_parser(
         "calls", help="count the libraries' calls since the machine was loaded, or since the last reset"
     )
@@ -198,6 +202,10 @@ def run(arguments: argparse.Namespace, output: TextIO) -> None:
     if arguments.command in ("unplug", "plug"):
         move = power.unplug if arguments.command == "unplug" else power.plug
         output.write(json.dumps({arguments.command: move(arguments.gpu, arguments.vendor)}) + "\n")
+        return
+    if arguments.command == "driver":
+        plan = power.load_driver() if arguments.change == "load" else power.unload_driver()
+        output.write(json.dumps({"changed": plan.changes, "driver": power.nvidia_version}) + "\n")
         return
     if arguments.command == "power-off":
         done = [power.power_off(), arguments.forget and power.forget()]

@@ -10,6 +10,7 @@ from .hardware import Catalogue, Machine
 from .host import NVIDIA_MAJOR, Majors, Module
 
 PCI_DRIVER = "nvidia"
+PCI_DRIVERS = (PCI_DRIVER, "nvidia-nvswitch")
 CONTROL_MINOR, MODESET_MINOR = 255, 254
 MIG_CONFIG_MINOR, MIG_MONITOR_MINOR = 1, 2
 # nvidia-modprobe's numbering: 32 GPUs, 15 GPU instances each, 8 compute instances in each of those

@@ -20,7 +20,8 @@ from .entries import Node, Tree
 from .errors import DescriptionError, SimulatorError
 from .hardware import Catalogue, Device, Machine, load_catalogue, load_machine
 from .host import Majors, Surroundings, choose_majors
-from .library import NVIDIA, VENDORS, Library, find_library, folder_of, library_of, loaded_libraries
+from .kernel_module import KernelModule
+from .library import NVIDIA, VENDORS, Library, Vendor, find_library, folder_of, library_of, loaded_libraries
 from .npu_description import NpuSettings, render_npus
 from .nvidia_files import MIG_CONFIG_MINOR, MIG_MONITOR_MINOR, capability
 from .place import Folder, System, write_tree
@@ -37,7 +38,8 @@ DATA = Path(__file__).resolve().parent.parent
 class Configuration:
     """What an administrator chooses. ``library`` are further statements for the library (``operation-delay`` …).
 
-    What begins with ``ascend`` is of NPUs, the rest of GPUs or of both.
+    What begins with ``ascend`` is of NPUs, the rest of GPUs or of both. ``nvidia_module`` is where the stand-in of NVIDIA's kernel module is
+    (kernel_module.py), by which the driver is loaded or not, and its version; empty: ``driver_version`` is loaded, always.
     """
 
     machine: str = "8xH100"
@@ -50,6 +52,7 @@ class Configuration:
     library: Mapping[str, Any] = field(default_factory=dict)
     ascend_driver_version: str = "25.2.0"
     ascend_library: Mapping[str, Any] = field(default_factory=dict)
+    nvidia_module: str = ""
 
 
 @dataclass(frozen=True)
@@ -160,17 +163,23 @@ class Power:
         self.machine = shift_domain(
             load_machine(data, configuration.machine, self.catalogue), configuration.pci_domain_offset
         )
+        self.module = KernelModule(self.root, configuration.nvidia_module) if configuration.nvidia_module else None
         self.record_path = Path(self.root + RECORD)
         self.description_paths = {
             vendor: Path(self.root + STATE_FOLDER) / f"{vendor}.txt" for vendor in self.machine.vendors
         }
+
+    @property
+    def nvidia_version(self) -> str:
+        """The version of NVIDIA's driver that is loaded; empty where none is."""
+        return self.configuration.driver_version if self.module is None else self.module.version()
 
     def settings(self, majors: Majors) -> Settings:
         """The configuration as the description needs it."""
         chosen = self.configuration
         return Settings(
             identity=chosen.identity or os.uname().nodename,
-            driver_version=chosen.driver_version,
+            driver_version=self.nvidia_version,
             cuda_version=chosen.cuda_version,
             proc_root=self.root + "/proc/driver/nvidia",
             dev_root=self.root + "/dev",
@@ -185,7 +194,7 @@ class Power:
     def descriptions(self, majors: Majors) -> dict[str, str]:
         """What each vendor's library is to load."""
         settings, texts = self.settings(majors), {}
-        if self.machine.gpus:
+        if self.machine.gpus and settings.driver_version:
             texts["nvidia"] = render(self.machine, self.catalogue, settings)
         if self.machine.npus:
             npu_settings = NpuSettings(
@@ -201,19 +210,29 @@ class Power:
         return texts
 
     def libraries(self) -> dict[str, Library]:
-        """The libraries of this machine's vendors, where they are used at all."""
+        """The libraries of this machine's vendors, where they are used at all.
+
+        NVIDIA's comes with its driver: where that is not loaded, or its library is not installed, there is none.
+        """
         if not self.use_library:
             return {}
-        vendors = [VENDORS[word] for word in self.machine.vendors]
+        vendors = [VENDORS[word] for word in self.machine.vendors if self.has_library(VENDORS[word])]
         return {
             vendor.word: Library(find_library(folder_of(vendor, self.root, self.library_folder), vendor), vendor)
             for vendor in vendors
         }
 
+    def has_library(self, vendor: Vendor) -> bool:
+        """Whether a vendor's library can be used: it always can, but for that of a driver that is installed by itself."""
+        if vendor is not NVIDIA or self.module is None:
+            return True
+        folder = folder_of(vendor, self.root, self.library_folder)
+        return bool(self.nvidia_version) and (folder / f"libnvidia-ml.so.{self.nvidia_version}").exists()
+
     def is_loaded(self, library: Library) -> bool:
         """Whether a library of this version has a machine."""
         chosen = self.configuration
-        version = chosen.driver_version if library.vendor is NVIDIA else chosen.ascend_driver_version
+        version = self.nvidia_version if library.vendor is NVIDIA else chosen.ascend_driver_version
         folder = folder_of(library.vendor, self.root, self.library_folder)
         return (folder / (library.vendor.state % version)).exists() and library.loaded() is not None
 
@@ -256,7 +275,11 @@ class Power:
         plan = plan_power_on(previous, fingerprint, described, boot_id, placed, loaded)
         if not libraries:
             plan = dataclasses.replace(plan, library=None)
-        if check or not plan.changes:
+        if check:
+            return plan
+        if self.module is not None:
+            self.module.begin()
+        if not plan.changes:
             return plan
         if plan.withdraw:
             self.placer.remove()
@@ -282,6 +305,7 @@ class Power:
             "machine": self.machine.name,
             "majors": dict(majors.by_name),
         }
+        self.record_path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.record_path.with_suffix(".new")
         temporary.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
         temporary.replace(self.record_path)
@@ -320,6 +344,32 @@ class Power:
         """The majors of the machine that is on."""
         first = choose_majors("", vendors=self.machine.vendors).by_name
         return Majors({**first, **self.record().get("majors", {})})
+
+    def load_driver(self) -> Plan:
+        """Load NVIDIA's driver, as modprobe does. A SimulatorError where that cannot be."""
+        self._module().load()
+        return self.power_on()
+
+    def unload_driver(self) -> Plan:
+        """Unload NVIDIA's driver, as rmmod does. A SimulatorError where a GPU is in use."""
+        module = self._module()
+        library = self.libraries().get("nvidia")
+        held = (
+            [short_address(gpu) for gpu in library.devices() if gpu.get("open") or gpu.get("processes")]
+            if library
+            else []
+        )
+        if held:
+            raise SimulatorError(f"NVIDIA's driver is in use: programs have {', '.join(held)} open")
+        module.unload()
+        return self.power_on()
+
+    def _module(self) -> KernelModule:
+        if self.module is None:
+            raise SimulatorError(
+                "the driver of this machine's GPUs is always loaded; name a kernel module with nvidia_module in its configuration"
+            )
+        return self.module
 
     def unplug(self, selection: str, vendor: str | None = None) -> list[str]:
         """Take devices out of the machine while it runs; what is selected is as for a fault. Returns their addresses."""

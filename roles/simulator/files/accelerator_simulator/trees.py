@@ -171,6 +171,8 @@ def sys_tree(machine: Machine, catalogue: Catalogue, settings: Settings, around:
         tree[here + "/power/control"] = text("auto", 0o644)
     for position, device in enumerate(machine.devices):
         pci, driver = catalogue.pci(device)
+        if driver in nvidia_files.PCI_DRIVERS and not settings.driver_version:
+            driver = ""
         # Functions of one slot share a group: what goes from one to the other does not pass the IOMMU.
         grouped = device.kind in (*ACCELERATORS, "nic", "audio")
         slot = device.address.partition(".")[0]
@@ -188,7 +190,7 @@ def sys_tree(machine: Machine, catalogue: Catalogue, settings: Settings, around:
             )
         )
     for vendor, version in (("nvidia", settings.driver_version), ("ascend", settings.ascend_driver_version)):
-        if vendor in machine.vendors:
+        if vendor in machine.vendors and version:
             tree.update(_module_tree(vendor, version))
     if around.vfio:
         tree["/sys/bus/pci/drivers_probe"] = File(b"", 0o200)
@@ -219,10 +221,10 @@ def _module_tree(vendor: str, version: str) -> Tree:
     return tree
 
 
-def device_nodes(machine: Machine, majors: Majors, vfio: bool = True) -> Tree:
-    """Everything under /dev."""
+def device_nodes(machine: Machine, majors: Majors, vfio: bool = True, gpus: bool = True) -> Tree:
+    """Everything under /dev; ``gpus`` is whether NVIDIA's driver is loaded."""
     tree: Tree = {}
-    if machine.gpus:
+    if machine.gpus and gpus:
         tree.update(nvidia_files.device_nodes(machine, majors))
     if machine.npus:
         tree.update(ascend_files.device_nodes(machine, majors))
@@ -239,11 +241,11 @@ def device_nodes(machine: Machine, majors: Majors, vfio: bool = True) -> Tree:
     return tree
 
 
-def proc_tree(machine: Machine, majors: Majors, around: Surroundings) -> Tree:
-    """The kernel's own files under /proc, with the drivers' lines in them."""
+def proc_tree(machine: Machine, majors: Majors, around: Surroundings, gpus: bool = True) -> Tree:
+    """The kernel's own files under /proc, with the drivers' lines in them; ``gpus`` is whether NVIDIA's driver is loaded."""
     characters = [(number, name) for name, number in majors.of("vfio").items()]
     modules: list[Module] = []
-    if machine.gpus:
+    if machine.gpus and gpus:
         characters = nvidia_files.characters(machine, majors) + characters
         modules += nvidia_files.KERNEL_MODULES
     if machine.npus:
@@ -259,11 +261,12 @@ def whole_tree(
     machine: Machine, catalogue: Catalogue, settings: Settings, majors: Majors, around: Surroundings
 ) -> Tree:
     """/proc, /sys and /dev together, and what the drivers' installations left."""
-    tree = proc_tree(machine, majors, around)
-    if machine.gpus:
+    gpus = bool(settings.driver_version)
+    tree = proc_tree(machine, majors, around, gpus)
+    if machine.gpus and gpus:
         tree.update(nvidia_files.proc_tree(machine, catalogue, settings))
     if machine.npus:
         tree.update(ascend_files.installation_files(machine, settings))
     tree.update(sys_tree(machine, catalogue, settings, around))
-    tree.update(device_nodes(machine, majors, around.vfio))
+    tree.update(device_nodes(machine, majors, around.vfio, gpus))
     return tree

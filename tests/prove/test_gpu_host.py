@@ -1,0 +1,254 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""A node with GPUs and no driver: the site playbook brings driver and settings, pods claim; the driver is exchanged, taken back where it does not
+load, and goes with everything else.
+
+The packages are stand-ins (tests/packages/nvidia.py) from a signed source on the node; their libraries and programs are the simulator's, built for
+each version.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import sys
+import tarfile
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.cluster import ROOT, Cluster, Recap, execute
+from tests.cluster.manifests import claim, dynamic, pod
+from tests.simulator.nvml_builds import build
+
+WORLD = os.environ.get("DRA_ACCELERATORS_GPU_HOST_WORLD", "gpu-host")
+KEPT = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
+OLDER, NEWER, NOT_LOADED = "580.95.05", "580.105.08", "595.45.99"
+#: The kernel is the one of whoever runs the test.
+MODULE = f"/lib/modules/{os.uname().release}/updates/dkms/nvidia.ko"
+REPOSITORY = "/srv/packages/debian12"
+#: What a machine has on which dkms builds modules, and a server of packages; none of it is the collection's.
+FURNISH = f"""set -eu
+mkdir -p {REPOSITORY} /lib/modules/$(uname -r)/build
+base64 -d | tar -C {REPOSITORY} -x
+cat >/etc/systemd/system/packages.service <<'END'
+[Service]
+ExecStart=/usr/bin/python3 -m http.server 8099 --bind 127.0.0.1 --directory /srv/packages
+[Install]
+WantedBy=multi-user.target
+END
+systemctl daemon-reload
+systemctl enable --now --quiet packages.service
+apt-get -q update
+"""
+SETTINGS = [{"match": {"index": 0}, "power_limit": 450}, {"match": {}, "persistence": True}]
+
+
+@pytest.fixture(scope="module")
+def fingerprint(tmp_path_factory: pytest.TempPathFactory, gpus: Cluster, node: str) -> str:
+    """The key that has signed the packages which the node serves to itself."""
+    folder = tmp_path_factory.mktemp("packages")
+    for version in (OLDER, NEWER, NOT_LOADED):
+        shutil.copytree(build("", f"DRIVER_VERSION={version}").folder, folder / "files" / version, symlinks=True)
+    packages = folder / "debian12"
+    program = ROOT / "tests/packages/nvidia.py"
+    execute([sys.executable, "-B", program, "--files", folder / "files", packages, OLDER, NEWER, NOT_LOADED])
+    archive = folder / "packages.tar"
+    with tarfile.open(archive, "w") as made:
+        for path in sorted(packages.iterdir()):
+            made.add(path, path.name)
+    gpus.run(node, "sh", "-c", FURNISH, text=base64.b64encode(archive.read_bytes()).decode(), timeout=600)
+    return (packages / "FINGERPRINT").read_text().strip()
+
+
+@pytest.fixture(scope="module")
+def gpus() -> Iterator[Cluster]:
+    """One node with eight GPUs on its bus, for which nobody has installed anything."""
+    made = Cluster(WORLD)
+    if not KEPT:
+        made.world("down")
+    os.environ["DRA_ACCELERATORS_NVIDIA_MODULE"] = MODULE
+    try:
+        made.world("up", "--nodes", "1", "--silicon", "8xH100", timeout=3000)
+    finally:
+        del os.environ["DRA_ACCELERATORS_NVIDIA_MODULE"]
+    (name,) = made.nodes()
+    for program in ("modprobe", "rmmod", "modinfo"):
+        path = f"/usr/local/sbin/{program}"
+        made.run(name, "tee", path, text=(ROOT / "tests/packages/kmod").read_text(encoding="utf-8"))
+        made.run(name, "chmod", "755", path)
+    yield made
+    if not KEPT:
+        made.world("down")
+
+
+@pytest.fixture(scope="module")
+def node(gpus: Cluster) -> str:
+    """The node's name."""
+    (found,) = gpus.nodes()
+    return found
+
+
+@pytest.fixture(scope="module")
+def before(gpus: Cluster, node: str, fingerprint: str) -> dict[str, str]:
+    """Everything that is there before the first run, but for what the distribution's own packages are: files, objects, packages."""
+    return everything(gpus, node)
+
+
+@pytest.fixture(scope="module")
+def first(gpus: Cluster, fingerprint: str, before: dict[str, str]) -> Recap:
+    """The site playbook's first run with both doors open."""
+    gpus.variables = {
+        "accelerator_nvidia_driver": True,
+        "nvidia_driver_version": OLDER,
+        "nvidia_driver_repository": "http://127.0.0.1:8099/debian12",
+        "nvidia_driver_repository_fingerprints": [fingerprint],
+        "accelerator_nvidia_settings": True,
+        "nvidia_settings_rules": SETTINGS,
+    }
+    return gpus.playbook("site.yml", check=False)
+
+
+def everything(gpus: Cluster, node: str) -> dict[str, str]:
+    packages = gpus.run(
+        node, "dpkg-query", "--show", "--showformat", "package ${Package}\t${Version} ${db:Status-Abbrev}\n"
+    )
+    vendors = {
+        name: facts
+        for name, _tab, facts in (line.partition("\t") for line in packages.splitlines())
+        if any(word in name for word in ("nvidia", "cuda"))
+    }
+    libraries = gpus.shell(node, "find /usr -xdev -name '*nvidia*' -o -name 'libcuda*' | sort")
+    return {**gpus.footprint(), **vendors, "below /usr": libraries}
+
+
+def loaded(gpus: Cluster, node: str) -> str:
+    """The version of the driver that the node's kernel has; empty for none."""
+    return gpus.shell(node, "cat /sys/module/nvidia/version 2>/dev/null || true").strip()
+
+
+def published_version(gpus: Cluster, node: str) -> set[str]:
+    """The versions of the driver that the node's devices are published with."""
+    found = (device["attributes"].get("driverVersion", {}) for device in gpus.devices(node).values())
+    return {str(each.get("version", "")) for each in found}
+
+
+def power_limit(gpus: Cluster, node: str) -> float:
+    said = gpus.run(node, "nvidia-smi", "-i", "0", "--query-gpu=power.limit", "--format=csv,noheader,nounits")
+    return float(said.strip())
+
+
+def boot_id(gpus: Cluster, node: str) -> str:
+    return gpus.run(node, "cat", "/proc/sys/kernel/random/boot_id").strip()
+
+
+def runs(gpus: Cluster, name: str) -> None:
+    """A pod claims a partition, sees it and nothing else, and goes."""
+    wanted = claim(name, device_class="mig.nvidia.com", expression=dynamic("1g.10gb"))
+    user = pod(name, name)
+    gpus.apply(wanted, user)
+    gpus.wait_running(name)
+    seen = gpus.wait(f"{name} printing its devices", lambda: gpus.log(name), timeout=60)
+    assert seen.count("MIG-") == 1, seen
+    gpus.delete(user, wanted)
+
+
+def test_a_node_without_a_driver_is_refused_by_name(gpus: Cluster, node: str) -> None:
+    refused = gpus.playbook("site.yml", "--tags", "preflight", check=False)
+    assert refused.failed and "NVIDIA driver" in refused.output, refused.output
+    assert loaded(gpus, node) == ""
+
+
+def test_check_mode_says_what_would_be_installed_and_touches_nothing(
+    gpus: Cluster, node: str, fingerprint: str, before: dict[str, str]
+) -> None:
+    arguments = {
+        "accelerator_nvidia_driver": True,
+        "nvidia_driver_version": OLDER,
+        "nvidia_driver_repository": "http://127.0.0.1:8099/debian12",
+        "nvidia_driver_repository_fingerprints": [fingerprint],
+    }
+    told = gpus.playbook("site.yml", "--check", "--diff", "--tags", "vendor_driver", "-e", json.dumps(arguments))
+    assert not told.failed and told.changed and OLDER in told.output, told.output
+    assert everything(gpus, node) == before
+
+
+def test_the_site_brings_driver_and_settings_to_a_bare_node(gpus: Cluster, node: str, first: Recap) -> None:
+    assert not first.failed, first.output
+    assert loaded(gpus, node) == OLDER and published_version(gpus, node) == {OLDER}
+    assert power_limit(gpus, node) == 450
+    runs(gpus, "on-the-first-driver")
+
+
+def test_a_second_run_changes_nothing(gpus: Cluster, node: str, first: Recap) -> None:
+    assert not first.failed
+    process, boot = gpus.driver_pid(node), boot_id(gpus, node)
+    again = gpus.playbook("site.yml")
+    assert (again.failed, again.changed) == (0, 0), again.output
+    assert (gpus.driver_pid(node), boot_id(gpus, node)) == (process, boot)
+
+
+def test_a_start_of_the_node_brings_all_of_it_back(gpus: Cluster, node: str, first: Recap) -> None:
+    assert not first.failed
+    boot, instances = boot_id(gpus, node), gpus.instances(node)
+    gpus.world("reboot", node)
+    gpus.wait_registered(node)
+    assert boot_id(gpus, node) != boot
+    assert (loaded(gpus, node), power_limit(gpus, node)) == (OLDER, 450)
+    assert gpus.instances(node) == instances and instances
+    runs(gpus, "after-the-start")
+
+
+def test_a_newer_driver_is_not_installed_under_pods_that_have_gpus(gpus: Cluster, node: str, first: Recap) -> None:
+    assert not first.failed
+    wanted = claim("holds-a-gpu", device_class="gpu.nvidia.com")
+    user = pod("holds-a-gpu", "holds-a-gpu")
+    gpus.apply(wanted, user)
+    gpus.wait_running("holds-a-gpu")
+    refused = gpus.playbook("site.yml", "--tags", "vendor_driver", "-e", f"nvidia_driver_version={NEWER}", check=False)
+    assert refused.failed and "holds-a-gpu" in refused.output, refused.output
+    assert loaded(gpus, node) == OLDER
+    gpus.delete(user, wanted)
+    gpus.wait("the claim is given back", lambda: not gpus.cdi_files(node))
+
+
+def test_a_newer_driver_takes_its_place_without_a_restart_and_goes_back(gpus: Cluster, node: str, first: Recap) -> None:
+    assert not first.failed
+    process, boot = gpus.driver_pid(node), boot_id(gpus, node)
+    words = ("-e", f"nvidia_driver_version={NEWER}")
+    done = gpus.playbook("site.yml", *words)
+    assert not done.failed and loaded(gpus, node) == NEWER, done.output
+    assert gpus.driver_pid(node) != process and boot_id(gpus, node) == boot
+    gpus.wait("the newer version is published", lambda: published_version(gpus, node) == {NEWER})
+    assert power_limit(gpus, node) == 450
+    runs(gpus, "on-the-newer-driver")
+    again = gpus.playbook("site.yml", *words)
+    assert (again.failed, again.changed) == (0, 0), again.output
+    back = gpus.playbook("site.yml", "-e", f"nvidia_driver_version={OLDER}")
+    assert not back.failed and loaded(gpus, node) == OLDER, back.output
+    runs(gpus, "on-the-former-driver")
+
+
+def test_a_driver_that_does_not_load_is_taken_back_without_a_hand(gpus: Cluster, node: str, first: Recap) -> None:
+    assert not first.failed
+    failed = gpus.playbook("site.yml", "-e", f"nvidia_driver_version={NOT_LOADED}", check=False)
+    assert failed.failed and NOT_LOADED in failed.output, failed.output
+    assert loaded(gpus, node) == OLDER
+    gpus.wait_registered(node)
+    runs(gpus, "after-one-that-does-not-load")
+
+
+def test_removal_brings_back_what_was(gpus: Cluster, node: str, first: Recap, before: dict[str, str]) -> None:
+    """Files, objects of the API, and packages: all that was there before, and nothing more."""
+    assert not first.failed
+    arguments = ("-e", "accelerator_remove_reset_layout=true", "-e", "accelerator_remove_drivers=true")
+    done = gpus.playbook("remove.yml", *arguments)
+    assert not done.failed, done.output
+    assert loaded(gpus, node) == ""
+    after = everything(gpus, node)
+    differs = {key: (before.get(key), after.get(key)) for key in before.keys() | after.keys()}
+    assert {key: both for key, both in differs.items() if both[0] != both[1]} == {}
+    again = gpus.playbook("remove.yml", *arguments)
+    assert (again.failed, again.changed) == (0, 0), again.output
