@@ -207,6 +207,12 @@ class Backend(Protocol):
         What is not the same for all of them is not among them.
         """
 
+    def resource_name(self, device: Device, profile: str | None) -> str:
+        """Return what pods ask for, through the kubelet's device-plugin API, to get such a whole device (no profile) or a partition of it.
+
+        Pure. The names are those of the vendor's own device plugin, so that pods written for that one need no change.
+        """
+
     def parts(self, device: Device) -> Mapping[str, int]:
         """Return the capacities of a whole device that are shared out among claims which have it at the same time. Pure."""
 

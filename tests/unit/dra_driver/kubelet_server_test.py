@@ -425,7 +425,7 @@ def test_one_process_at_a_time(short: Path) -> None:
 
 def test_generated_code_is_current(tmp_path: Path) -> None:
     written = generate.generate(tmp_path)
-    assert len(written) == 18
+    assert len(written) == 21
     for name in written:
         assert (tmp_path / name).read_text() == (generate.SOURCES / name).read_text(), f"generate {name} again"
 

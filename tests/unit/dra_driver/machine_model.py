@@ -59,7 +59,7 @@ from dra_driver.core.model import (
     Process,
     Surroundings,
 )
-from dra_driver.core.nvidia import edits, mps, offers
+from dra_driver.core.nvidia import edits, mps, offers, vendor
 from dra_driver.core.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES, INTERVALS
 from dra_driver.core.settings import COMPUTE_MODES, Knob, clocks
 from dra_driver.core.signs import Severity, Sign
@@ -159,6 +159,7 @@ class ModelGpus:
 class ModelBackend:
     """Implements the core's Backend on ModelGpus. ``failures`` holds errors to raise, by method name."""
 
+    facts = vendor.FACTS
     vendor = "nvidia"
     driver_name = DRIVER
     partitions_outlive_boot = False
@@ -269,6 +270,9 @@ class ModelBackend:
 
     def remember(self, devices: Iterable[Device]) -> None:
         self.away.update({device.uuid: device for device in devices})
+
+    def resource_name(self, device: Device, profile: str | None) -> str:
+        return vendor.resource_name(device, profile)
 
     def device_nodes(self, device: Device) -> tuple[str, ...]:
         return (f"/dev/nvidia{device.minor}",)

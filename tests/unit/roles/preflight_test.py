@@ -33,15 +33,22 @@ def node(*, selinux: str = "disabled", devices: dict[str, list[str]] | None = No
     }
 
 
-def cluster(*, runtime: str = "containerd://2.3.7", allocatable: dict[str, str] | None = None) -> dict[str, Any]:
+def cluster(
+    *,
+    runtime: str = "containerd://2.3.7",
+    allocatable: dict[str, str] | None = None,
+    kubelet: str = "v1.37.0",
+    **more: Any,
+) -> dict[str, Any]:
     """What its cluster says of it."""
-    known = {"exists": True, "ready": "True", "kubelet": "v1.37.0", "runtime": runtime}
+    known = {"exists": True, "ready": "True", "kubelet": kubelet, "runtime": runtime}
     return {
         "reached": True,
         "problem": "",
         "versions": ["v1"],
         "counters": {"kept": True, "problem": ""},
         "nodes": {"n": {**known, "labels": {}, "allocatable": allocatable or {}, "slices": []}},
+        **more,
     }
 
 
@@ -51,7 +58,9 @@ def host(layout: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, A
         "preflight_node_name": "n",
         "preflight_node_info": node(selinux=more.pop("selinux", "disabled"), **more.pop("node", {})),
         "preflight_cluster_info": cluster(
-            runtime=more.pop("runtime", "containerd://2.3.7"), allocatable=more.pop("allocatable", None)
+            runtime=more.pop("runtime", "containerd://2.3.7"),
+            allocatable=more.pop("allocatable", None),
+            **more.pop("cluster", {}),
         ),
         "preflight_layout": layout or [],
         **more,
@@ -64,6 +73,18 @@ WELL = {"ascend": {"answers": True, "version": "24.1.rc1", "library": "/l/libdcm
 NO_GPU = {"nvidia": {"answers": False, "version": "", "problem": "no nvidia-smi", "toolkit": []}}
 FLEET = {"accelerator_vendors": ["nvidia", "ascend"]}
 POD = {"dra_driver_form": "daemonset"}
+PLUGIN = {"dra_driver_kubelet_interface": "device-plugin"}
+WITHOUT_CLAIMS = {"versions": [], "kubelet": "v1.32.4", "counters": {"kept": None, "problem": ""}}
+OWN_SOCKETS = {
+    "kubelet": {
+        "folders": True,
+        "sockets": [],
+        "device_plugins": [
+            "/var/lib/kubelet/device-plugins/dra-nvidia.com_gpu.sock",
+            "/var/lib/kubelet/device-plugins/dra-nvidia.com_mig-1g.10gb.sock",
+        ],
+    }
+}
 HOSTS = {
     "plain": host(**POD),
     "service": host(AHEAD + MACHINES, selinux="enforcing", runtime="cri-o://1.33.0"),
@@ -83,6 +104,17 @@ HOSTS = {
     "gpus-of-a-fleet": host(allocatable={"huawei.com/Ascend310P": "8"}, **FLEET),
     "gpus-beside-npus-that-are-left": host(node=BOTH),
     "both": host(node=BOTH | WELL, **FLEET),
+    # A device plugin needs no claims, and what it offers itself is nobody else's.
+    "plugin": host(AHEAD + MACHINES, cluster=WITHOUT_CLAIMS, **PLUGIN),
+    "plugin-again": host(
+        node=OWN_SOCKETS,
+        allocatable={"nvidia.com/gpu": "7", "nvidia.com/mig-1g.10gb": "7"},
+        cluster=WITHOUT_CLAIMS,
+        **PLUGIN,
+    ),
+    "plugin-beside-another": host(node=OWN_SOCKETS, allocatable={"nvidia.com/gpu.shared": "7"}, **PLUGIN),
+    "plugin-on-too-old-a-kubelet": host(cluster={"kubelet": "v1.31.9"}, **PLUGIN),
+    "claims-where-there-are-none": host(cluster={"versions": []}),
     # As ever: where nothing shows what there is, the driver of GPUs is asked for.
     "nothing": host(node={"devices": {}} | NO_GPU),
 }
@@ -95,6 +127,9 @@ REFUSED = {
     "ahead": ("prepared_before_binding", "daemonset", "dra_driver_pod_lists_claims"),
     "machines": ("passthrough", "daemonset", "dra_driver_pod_passthrough"),
     "crio": ("cri-o://1.33.0", "daemonset", "dra_driver_form to service"),
+    "plugin-beside-another": ("Other managers of GPUs", "7 nvidia.com/gpu.shared", "preflight_allow_other_managers"),
+    "plugin-on-too-old-a-kubelet": ("Kubelet: version v1.31.9", "1.32 or newer"),
+    "claims-where-there-are-none": ("DRA API", "dra_driver_kubelet_interface: device-plugin"),
     "selinux": ("SELinux", "daemonset", "dra_driver_form to service", "dra_driver_pod_selinux_type"),
 }
 

@@ -45,7 +45,7 @@ from .driver_files import CommonEdits, device_edits, runtime_device_edits, runti
 from .library import Library
 from .program import Program
 from .readings import Source
-from .vendor import FACTS, labels
+from .vendor import FACTS, labels, resource_name
 from .watch import Watch
 
 Answer = TypeVar("Answer")
@@ -313,6 +313,10 @@ class AscendBackend:
     def labels(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """Return the labels of a Node with these chips. Pure."""
         return labels(devices)
+
+    def resource_name(self, device: Device, profile: str | None) -> str:
+        """Return what pods ask for to get a whole NPU, or a slice of a template. Pure."""
+        return resource_name(device, profile)
 
     def parts(self, device: Device) -> Mapping[str, int]:
         """Return what of a whole chip is shared out among claims: its memory and its AI cores. Pure."""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from types import MappingProxyType
 
@@ -36,6 +37,27 @@ FACTS = VendorFacts(
     exporter=Exporter("npu-exporter", 8082, ("npu_chip_", "machine_npu_", "container_npu_", "vnpu_pod_")),
     fabric=Fabric("npu", "superPodID", "serverID", "rackID", SUPER_POD),
 )
+
+
+_CORES = re.compile(r"vir(\d+)")
+_AMOUNTS = {"c": "cpu", "g": "g"}
+_VIDEO = {"m": "dvpp", "dvpp": "dvpp", "nm": "ndvpp", "ndvpp": "ndvpp"}
+
+
+def resource_name(device: Device, profile: str | None) -> str:
+    """Return what pods ask for to get a whole NPU, or a slice of a template: the names of Huawei's device plugin.
+
+    A template ``vir05_1c_8g`` of a 910 is ``huawei.com/Ascend910-5c.1cpu.8g``; one that is spelled in another way goes by its own name.
+    """
+    whole = f"{_DOMAIN}/{family_of(device.pci_device_id).device_type}"
+    if profile is None:
+        return whole
+    first, *others = profile.lower().replace("-", "_").split("_")
+    cores = _CORES.fullmatch(first)
+    words = [_VIDEO.get(each) or f"{each[:-1]}{_AMOUNTS.get(each[-1:], each[-1:])}" for each in others]
+    return (
+        f"{whole}-{'.'.join([f'{int(cores.group(1))}c', *words])}" if cores else f"{whole}-{profile.replace('_', '-')}"
+    )
 
 
 def labels(devices: Sequence[Device]) -> dict[str, str]:

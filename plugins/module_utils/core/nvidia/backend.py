@@ -47,7 +47,7 @@ from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
 from .discover import BoardFacts
 from .knobs import Knobs
 from .nvml import Nvml
-from .vendor import FACTS, labels
+from .vendor import FACTS, labels, resource_name
 from .watch import Watch
 
 Answer = TypeVar("Answer")
@@ -396,6 +396,10 @@ class NvidiaBackend:
     def labels(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """Return the labels of a Node with these GPUs. Pure."""
         return labels(devices)
+
+    def resource_name(self, device: Device, profile: str | None) -> str:
+        """Return what pods ask for to get a whole GPU, or a MIG device of a profile. Pure."""
+        return resource_name(device, profile)
 
     def parts(self, device: Device) -> Mapping[str, int]:
         """Return what of a whole GPU is shared out among claims. Pure."""

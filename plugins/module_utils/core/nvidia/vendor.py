@@ -37,6 +37,11 @@ FACTS = VendorFacts(
 )
 
 
+def resource_name(device: Device, profile: str | None) -> str:  # noqa: ARG001  all GPUs are one resource
+    """Return what pods ask for to get a whole GPU, or a MIG device of a profile: the names of NVIDIA's device plugin (strategy mixed)."""
+    return f"{_DOMAIN}/mig-{profile.replace('+', '.')}" if profile else FACTS.extended_resources[FACTS.driver_name]
+
+
 def labels(devices: Sequence[Device]) -> dict[str, str]:
     """Return the labels of a Node with these GPUs. What is not the same for all of them is not among them."""
     if not devices:

@@ -25,6 +25,9 @@ DEFAULT_PATH = "/etc/dra-accelerators/driver.yaml"
 POD_PATH = "/etc/dra-accelerators/driver-pod.yaml"
 # The environment variable that tells an instance of the driver from another one beside it: in a pod, the pod's UID.
 INSTANCE_VARIABLE = "DRA_DRIVER_INSTANCE"
+# How the kubelet has the node's devices given to pods: for claims, or as resources that a device plugin offers.
+DRA, DEVICE_PLUGIN = "dra", "device-plugin"
+INTERFACES = (DRA, DEVICE_PLUGIN)
 
 
 class InvalidConfiguration(AcceleratorError):
@@ -50,6 +53,7 @@ class Configuration:
     changes of the devices, ``full_inventory_interval`` between looks at everything, and ``token_lifetime``, which the
     driver asks for when it renews its token. ``health_effects`` is what a published device's taint does, by the severity of
     what is wrong with it; "" for no taint. ``health_reset`` says that devices which ask for a reset get one while they are idle.
+    ``kubelet_interface`` is how devices are given to pods, one of INTERFACES.
     ``vendor_runtimes`` are the backends whose devices the vendor's own container runtime brings into containers.
     ``instance`` tells this process from another driver of the same name beside it; "" where none is to be expected.
     ``digest`` is that of the file's text.
@@ -64,6 +68,7 @@ class Configuration:
     pool_name: str = ""
     backends: tuple[str, ...] = tuple(BACKENDS)
     vendor_runtimes: tuple[str, ...] = ()
+    kubelet_interface: str = DRA
     layout: tuple[Rule, ...] = ()
     layout_rules: tuple[Mapping[str, Any], ...] = ()
     metrics_address: str = ""
@@ -87,6 +92,16 @@ class Configuration:
     def state_directory_of(self, driver_name: str) -> str:
         """Return the folder of one driver's state and DRA socket."""
         return self.state_directory or f"{self.kubelet_root}/plugins/{driver_name}"
+
+    @property
+    def serves_claims(self) -> bool:
+        """Whether devices are given to claims; else a device plugin offers them."""
+        return self.kubelet_interface == DRA
+
+    @property
+    def plugins_directory(self) -> str:
+        """The folder of the kubelet's socket for device plugins, and of theirs."""
+        return f"{self.kubelet_root}/device-plugins"
 
     @property
     def registry_directory(self) -> str:
@@ -153,6 +168,7 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
         | {
             "backends",
             "vendor_runtimes",
+            "kubelet_interface",
             "layout",
             *_INTERVALS,
             "token_lifetime",
@@ -178,6 +194,7 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
         _backends(document["backends"], source) if "backends" in document else vendors_there() or tuple(BACKENDS)
     )
     values["vendor_runtimes"] = _vendor_runtimes(document.get("vendor_runtimes"), source)
+    values["kubelet_interface"] = _interface(document.get("kubelet_interface"), source)
     if len(values["backends"]) > 1 and (values.get("driver_name") or values.get("state_directory")):
         raise InvalidConfiguration(
             f"{source} sets driver_name or state_directory with {len(values['backends'])} backends",
@@ -244,6 +261,17 @@ def _vendor_runtimes(value: Any, source: str) -> tuple[str, ...]:
             f"vendor_runtimes in {source} is {value!r}; expected a list of any of {', '.join(sorted(BY_RUNTIME))}"
         )
     return tuple(dict.fromkeys(value))
+
+
+def _interface(value: Any, source: str) -> str:
+    if value is None:
+        return DRA
+    if value not in INTERFACES:
+        raise InvalidConfiguration(
+            f"kubelet_interface in {source} is {value!r}; expected {' or '.join(INTERFACES)}",
+            hint="With dra pods have devices by claims, with device-plugin by resources in their limits.",
+        )
+    return str(value)
 
 
 def _interval(document: Mapping[str, Any], key: str, source: str) -> float:

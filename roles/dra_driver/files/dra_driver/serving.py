@@ -18,13 +18,17 @@ from .claims.service import ClaimService
 from .claims.store import Store, refuse_other_releases
 from .config import Configuration
 from .core.backend import Backend
+from .core.cdi import spec_path
 from .core.device_locks import REQUEST, DeviceLocks
 from .core.errors import AcceleratorError
+from .core.plugin_devices import PLUGIN_FILE, cdi_kind
 from .core.system import System
+from .kubelet.pod_resources import socket_path
 from .metrics import Metrics
 from .publish.publisher import Publisher
 from .supervisors import hardware, recovery, sockets, storage
 from .supervisors.ahead import PreparingAhead
+from .supervisors.device_plugin import PluginKeeper
 from .supervisors.hardware import AWAIT_SECONDS, HardwareWatch
 from .supervisors.health import HealthKeeper, Picture
 from .supervisors.intake import Intake
@@ -38,6 +42,7 @@ from .supervisors.reports import Reports
 from .supervisors.shared import Conditions, Shared, Snapshot, keep
 from .supervisors.statuses import ClaimStatuses
 from .supervisors.storage import StoreKeeper
+from .supervisors.ways import ClaimsLeft, Ways
 
 # Calls to the hardware wait; this many devices are worked on at once, those that do not answer among them.
 THREADS = 32
@@ -88,6 +93,8 @@ class Serving:
         self.pictures = pictures
         self.conditions = conditions
         self.service: ClaimService | None = None
+        #: Who offers the devices where that is not done for claims.
+        self.plugin: PluginKeeper | None = None
         self.publisher = Publisher(
             api=api,
             driver=driver,
@@ -96,6 +103,11 @@ class Serving:
             metrics=metrics,
             report_problem=reports.problem,
         )
+
+    @property
+    def _plugin_file(self) -> str:
+        """The CDI file of what pods have without a claim."""
+        return spec_path(self._configuration.cdi_directory, cdi_kind(self._backend.cdi_kind), PLUGIN_FILE)
 
     async def rehearse(self) -> None:
         """See whether this instance could serve: it reads the store's form and the hardware, and changes nothing.
@@ -259,22 +271,71 @@ class Serving:
                 uuid for record in store.claims.values() for each in record.devices for uuid in each.device_uuids
             ),
         )
-        intake.open(service)
+        ways = Ways(
+            directory=directory,
+            system=self._system,
+            driver=self._driver,
+            node_name=configuration.node_name,
+            api=self._api,
+            pod_resources=socket_path(configuration.kubelet_root),
+            cdi_file=self._plugin_file,
+            conditions=self.conditions,
+        )
+
+        async def publish_what_there_is() -> None:
+            await ways.end_plugin()
+            await pool.run()
+
+        if configuration.serves_claims:
+            intake.open(service)
+            offering = {
+                **({"remedy": remedy.run} if configuration.health_reset else {}),
+                "pool": publish_what_there_is,
+                "publish": self.publisher.run,
+                "ahead": ahead.run,
+            }
+        else:
+            # A device that a pod has without a claim is in no record, so that none is reset here.
+            self.plugin = self._plugin(ways, service, executor)
+            intake.open(ClaimsLeft(service, lambda: store.claims))
+            offering = {"device-plugin": self.plugin.run}
         try:
             await face()
             await asyncio.gather(
                 keep("hardware", watch.run),
                 keep("listen", listener.run),
                 keep("health", keeper.run),
-                *([keep("remedy", remedy.run)] if configuration.health_reset else []),
                 keep("recovery", recovering.run),
-                keep("pool", pool.run),
-                keep("publish", self.publisher.run),
                 keep("reconcile", reconciler.run),
                 keep("statuses", statuses.run),
-                keep("ahead", ahead.run),
+                *(keep(name, work) for name, work in offering.items()),
             )
         finally:
+            if self.plugin is not None:
+                await self.plugin.close()
             await service.drain(DRAIN_SECONDS)
             watch.close()
             locks.drop_all()
+
+    def _plugin(self, ways: Ways, service: ClaimService, executor: ThreadPoolExecutor) -> PluginKeeper:
+        """Return who offers the devices without claims; what claims of an earlier time have, or owe, is left out."""
+
+        def held() -> frozenset[str]:
+            records = service.store.claims.values()
+            return service.undoing.owing | {
+                uuid for record in records for each in record.devices for uuid in each.device_uuids
+            }
+
+        return PluginKeeper(
+            backend=self._backend,
+            driver=self._driver,
+            folder=self._configuration.plugins_directory,
+            cdi_file=self._plugin_file,
+            system=self._system,
+            pictures=self.pictures,
+            held=held,
+            ways=ways,
+            conditions=self.conditions,
+            executor=executor,
+            metrics=self._metrics,
+        )

@@ -168,7 +168,9 @@ def _table(entry: dict[str, Any]) -> str:
     if entry["refused"]:
         lines.append(f"  a later configuration is refused: {entry['refused']['problem']}")
     lines += [f"  {device['name']}: {said}" for device in entry["devices"] for said in troubles_of(device)]
-    lines.append(entry["answer"]["message"])
+    lines += [_resource(each) for each in entry["resources"]]
+    if entry["kubelet_interface"] == config.DRA or entry["claims"]:
+        lines.append(entry["answer"]["message"])
     rows = [("CLAIM", "STATE", "REQUEST", "DEVICE", "UUID")]
     for claim in entry["claims"]:
         name = f"{claim['namespace']}/{claim['name']}"
@@ -188,8 +190,16 @@ def _state(entry: dict[str, Any]) -> str:
     words = ["ready" if entry["ready"] else "not ready", f"version {entry['version']}", f"pid {entry['pid']}"]
     words += [f"instance {entry['instance']}"] if entry["instance"] else []
     words.append(f"{len(entry['devices'])} devices")
-    words.append("published" if entry["published"] else "not published")
+    if entry["kubelet_interface"] == config.DRA:
+        words.append("published" if entry["published"] else "not published")
+    else:
+        words.append("offered by the device plugin" if entry["published"] else "not offered")
     return ", ".join(words)
+
+
+def _resource(told: Mapping[str, Any]) -> str:
+    connected = "the kubelet follows it" if told["connected"] else "the kubelet is not connected"
+    return f"  {told['resource']}: {told['healthy']} of {told['devices']} can be given to pods, {connected}"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:

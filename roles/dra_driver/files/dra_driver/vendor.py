@@ -53,6 +53,8 @@ REGISTER_SECONDS = 15.0
 POLL_SECONDS = 0.05
 # So many looks in a row may be missed until the health of devices counts as unknown.
 STALE_LOOKS = 4
+# How often it is looked whether claims are left, where a device plugin offers the devices.
+LEFT_SECONDS = 1.0
 # How long calls under way may take when another instance is to take over: the kubelet waits no longer.
 HAND_OVER_SECONDS = 40.0
 # How long calls are still taken after the registration was withdrawn, when another instance is to take over.
@@ -154,13 +156,23 @@ class VendorDriver:
             serving.pictures.value,
             [*serving.conditions.problems, *(f"{part}: {text}" for part, text in found.items() if text)],
             boot_id=self._boot_id,
-            published=serving.publisher.is_current,
-            registered=self._server is not None and self._server.registered,
+            published=serving.publisher.is_current if serving.plugin is None else serving.plugin.is_current,
+            registered=self._is_known_to_kubelet,
             instance=self._configuration.instance,
             role=self._role,
             configuration="" if self._reload.is_set() else self._configuration.digest,
             refused=self._refused(),
+            kubelet_interface=self._configuration.kubelet_interface,
+            resources=serving.plugin.resources if serving.plugin is not None else (),
         )
+
+    @property
+    def _is_known_to_kubelet(self) -> bool:
+        """Whether the kubelet can have devices given to pods: for claims, or as the resources that are offered."""
+        if self._configuration.serves_claims:
+            return self._server is not None and self._server.registered
+        plugin = self._serving.plugin
+        return plugin is not None and plugin.is_connected
 
     async def answers(self) -> None:
         """See that this driver's own socket answers, by a call that the kubelet would make. Raises NotAlive.
@@ -186,6 +198,7 @@ class VendorDriver:
             behind_seconds=0.0 if behind is None else time.monotonic() - behind,
             owing=service.undoing.owing if service is not None else frozenset(),
             under_way=service.under_way if service is not None else 0,
+            resources=self._serving.plugin.resources if self._serving.plugin is not None else (),
         )
 
     def telemetry(self, seconds: float) -> tuple[Telemetry, ...]:
@@ -238,6 +251,10 @@ class VendorDriver:
 
         async def face_the_kubelet() -> None:
             await wanted.wait()
+            if not self._configuration.serves_claims:
+                started.set()
+                calls.set()
+                await self._see_claims_out(server, served)
             self._server = server
             await served.start()
             started.set()
@@ -296,6 +313,29 @@ class VendorDriver:
             await _end(working)
         await self._hand_over(turn)
 
+    async def _see_claims_out(self, server: PluginServer, served: SocketKeeper) -> None:
+        """Serve the kubelet for claims as long as some are left of the time when they were this node's way. Never returns."""
+        conditions = self._serving.conditions
+        conditions.report(sockets.PART)
+        while True:
+            service = self._serving.service
+            if service is not None and service.store.claims and self._server is None:
+                LOG.info("serving the claims that are left", extra=fields(driver=self.driver))
+                self._server = server
+                await served.start()
+                serving = asyncio.ensure_future(keep("sockets", served.run))
+                try:
+                    while service.store.claims and not serving.done():
+                        await asyncio.sleep(LEFT_SECONDS)
+                    if serving.done():
+                        serving.result()
+                finally:
+                    await _end(serving)
+                await served.stop()
+                self._server = None
+                conditions.report(sockets.PART)
+            await asyncio.sleep(LEFT_SECONDS)
+
     def _tidy(self) -> None:
         """Remove the sockets that instances which were killed have left."""
         registry = self._configuration.registry_directory
@@ -328,7 +368,7 @@ class VendorDriver:
         self._serving.conditions.report(TURN, "another instance serves, and is asked to hand over")
         await face()
         deadline = time.monotonic() + REGISTER_SECONDS
-        while not server.registered and time.monotonic() < deadline:
+        while self._configuration.serves_claims and not server.registered and time.monotonic() < deadline:
             await asyncio.sleep(POLL_SECONDS)
         LOG.info("asking to take over", extra=fields(driver=self.driver, registered=server.registered))
         await turn.ask()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..config import DEVICE_PLUGIN
 from ..core.errors import AcceleratorError
 from ..kubelet.sockets import LIMIT
 from ..supervisors.status import Role
@@ -22,9 +23,11 @@ class NotAlive(AcceleratorError):
 def look(what: str, status: dict[str, Any], path: str, seconds: float) -> list[str]:
     """Return what is wrong with a driver that says ``status`` of itself and serves at ``path``; nothing where nothing is.
 
-    An instance that is coming up, or stands by for another one, serves nobody: it lives where it says so.
+    An instance that is coming up, or stands by for another one, serves nobody: it lives where it says so. So does one whose way is the
+    kubelet's device-plugin API, which knows no call that asks for nothing.
     """
-    if status["role"] in (Role.WAITING, Role.SERVING) or not status["pid"]:
+    is_plugin = status["pid"] and status.get("kubelet_interface") == DEVICE_PLUGIN
+    if not is_plugin and (status["role"] in (Role.WAITING, Role.SERVING) or not status["pid"]):
         try:
             call(path, seconds)
         except NotAlive as error:
@@ -55,5 +58,10 @@ def problems_of(status: dict[str, Any]) -> list[str]:
     """Return what keeps a driver from preparing claims, by what it says of itself."""
     found = [str(each) for each in status["problems"]]
     if not status["published"] and not found:
-        found.append("publish: the API server does not show the devices yet")
+        is_plugin = status.get("kubelet_interface") == DEVICE_PLUGIN
+        found.append(
+            "device-plugin: the devices are not offered yet"
+            if is_plugin
+            else "publish: the API server does not show the devices yet"
+        )
     return found

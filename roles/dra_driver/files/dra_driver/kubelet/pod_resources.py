@@ -7,7 +7,9 @@ Facts: the kubelet answers with claims from 1.34 on by default (KubeletPodResour
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from ..core.errors import AcceleratorError
 from .sockets import LIMIT
@@ -36,6 +38,17 @@ class ContainerDevice:
     share_id: str
 
 
+@dataclass(frozen=True)
+class PluginHolding:
+    """Devices of one resource that a container has from a device plugin."""
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    ids: tuple[str, ...]
+
+
 def socket_path(kubelet_root: str) -> str:
     """Return where the kubelet tells."""
     return f"{kubelet_root}/pod-resources/kubelet.sock"
@@ -43,22 +56,6 @@ def socket_path(kubelet_root: str) -> str:
 
 def container_devices(path: str, seconds: float) -> tuple[ContainerDevice, ...]:
     """Ask the kubelet; blocks for so many seconds at most. Raises PodResourcesUnreachable."""
-    import grpc
-
-    from ..protocol import pod_resources_pb2, pod_resources_pb2_grpc
-
-    if len(path) > LIMIT:
-        raise PodResourcesUnreachable(f"The socket path {path} is longer than {LIMIT} bytes")
-    options = [("grpc.max_receive_message_length", _LARGEST_ANSWER)]
-    with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
-        stub = pod_resources_pb2_grpc.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            answer = stub.List(pod_resources_pb2.ListPodResourcesRequest(), timeout=seconds)
-        except grpc.RpcError as error:
-            raise PodResourcesUnreachable(
-                f"The kubelet does not answer at {path}: {error.code().name}",
-                hint="Which pods have a device is in the claims' status as well.",
-            ) from error
     return tuple(
         ContainerDevice(
             namespace=pod.namespace,
@@ -70,8 +67,38 @@ def container_devices(path: str, seconds: float) -> tuple[ContainerDevice, ...]:
             device=resource.device_name,
             share_id=resource.share_id,
         )
-        for pod in answer.pod_resources
+        for pod in _asked(path, seconds).pod_resources
         for container in pod.containers
         for claim in container.dynamic_resources
         for resource in claim.claim_resources
     )
+
+
+def plugin_holdings(path: str, resources: Collection[str], seconds: float) -> tuple[PluginHolding, ...]:
+    """Ask the kubelet who has devices of these resources from a device plugin. Raises PodResourcesUnreachable."""
+    return tuple(
+        PluginHolding(pod.namespace, pod.name, container.name, given.resource_name, tuple(given.device_ids))
+        for pod in _asked(path, seconds).pod_resources
+        for container in pod.containers
+        for given in container.devices
+        if given.resource_name in resources and given.device_ids
+    )
+
+
+def _asked(path: str, seconds: float) -> Any:
+    import grpc
+
+    from ..protocol import pod_resources_pb2, pod_resources_pb2_grpc
+
+    if len(path) > LIMIT:
+        raise PodResourcesUnreachable(f"The socket path {path} is longer than {LIMIT} bytes")
+    options = [("grpc.max_receive_message_length", _LARGEST_ANSWER)]
+    with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
+        stub = pod_resources_pb2_grpc.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            return stub.List(pod_resources_pb2.ListPodResourcesRequest(), timeout=seconds)
+        except grpc.RpcError as error:
+            raise PodResourcesUnreachable(
+                f"The kubelet does not answer at {path}: {error.code().name}",
+                hint="Which pods have a device is in the claims' status as well.",
+            ) from error

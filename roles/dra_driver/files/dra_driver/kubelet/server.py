@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -263,18 +262,7 @@ class PluginServer:
             sockets.remove(path, made)
 
     async def _listen(self, server: grpc.aio.Server, path: str) -> None:
-        sockets.make_room(path)
-        private = sockets.private_path(path)
-        try:
-            server.add_insecure_port(f"unix:{private}")
-            await server.start()
-            self._made[path] = sockets.put_in_place(private, path)
-        except (RuntimeError, OSError) as error:
-            sockets.remove(private)
-            read_only = not os.access(Path(path).parent, os.W_OK)  # not even for root: out of this process's reach
-            raise (sockets.FolderReplaced if read_only else sockets.SocketError)(
-                f"The socket {path} cannot be served: {error}", hint="The driver must run as root; check its folder."
-            ) from error
+        self._made[path] = await sockets.listen(server, path)
         folder = str(Path(path).parent)
         self._made[folder] = sockets.identity_of(folder)
 

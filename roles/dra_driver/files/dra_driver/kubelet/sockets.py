@@ -22,7 +22,7 @@ import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from ..core.errors import AcceleratorError
 
@@ -200,6 +200,32 @@ def put_in_place(private: str, path: str) -> Identity | None:
     restrict(private)
     Path(private).rename(path)
     return identity_of(path)
+
+
+class Listening(Protocol):
+    """A server that is not started yet, such as grpc's."""
+
+    def add_insecure_port(self, address: str) -> int:
+        """Listen at an address."""
+
+    async def start(self) -> None:
+        """Begin to serve."""
+
+
+async def listen(server: Listening, path: str) -> Identity | None:
+    """Have a server listen at a path and nowhere else, and return the socket's identity. Raises SocketError, FolderReplaced."""
+    make_room(path)
+    private = private_path(path)
+    try:
+        server.add_insecure_port(f"unix:{private}")
+        await server.start()
+        return put_in_place(private, path)
+    except (RuntimeError, OSError) as error:
+        remove(private)
+        read_only = not os.access(Path(path).parent, os.W_OK)  # not even for root: out of this process's reach
+        raise (FolderReplaced if read_only else SocketError)(
+            f"The socket {path} cannot be served: {error}", hint="The driver must run as root; check its folder."
+        ) from error
 
 
 def restrict(path: str) -> None:

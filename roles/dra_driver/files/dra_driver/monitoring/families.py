@@ -118,6 +118,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "share_id",
             ),
         ),
+        "plugin_devices": Family(
+            GAUGE,
+            "Devices that pods can have without a claim, by what they ask for and by how the devices are",
+            ("driver", "resource", "state"),
+        ),
+        "plugin_connected": Family(
+            GAUGE, "Whether the kubelet follows the devices of a resource", ("driver", "resource")
+        ),
         "identity_token_expiry_timestamp_seconds": Family(
             GAUGE,
             "When the token with which the driver speaks to the API server ends; none for one that does not end",
@@ -165,6 +173,10 @@ def of_view(samples: Samples, view: View, containers: Iterable[ContainerDevice])
     for state in ("prepared", "preparing"):
         samples.add("claims", sum(record.state == state for record in view.records), driver, state)
     samples.add("operations_under_way", view.under_way, driver)
+    for resource in view.resources:
+        samples.add("plugin_devices", resource.healthy, driver, resource.resource, "healthy")
+        samples.add("plugin_devices", resource.devices - resource.healthy, driver, resource.resource, "unhealthy")
+        samples.add("plugin_connected", resource.connected, driver, resource.resource)
     held = holdings(view.records)
     for each in held:
         of_holding(samples, driver, each)

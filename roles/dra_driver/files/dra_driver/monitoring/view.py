@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ..claims.records import ClaimRecord, DeviceRecord
 from ..core.health import severity
 from ..core.model import DEVICE, PARTITION, Finding
+from ..core.plugin_devices import ResourceStatus
 from ..core.signs import Severity
 from ..inventory import Survey
 from ..kubelet.pod_resources import ContainerDevice
@@ -20,7 +21,10 @@ from ..supervisors.shared import Snapshot
 
 @dataclass(frozen=True)
 class View:
-    """How one driver is. ``problems`` says by part what is wrong; ``owing`` are devices on which something is to be undone."""
+    """How one driver is. ``problems`` says by part what is wrong; ``owing`` are devices on which something is to be undone.
+
+    ``resources`` are what pods can ask for without a claim, where the kubelet's device-plugin API is the node's way.
+    """
 
     driver: str
     pool: str
@@ -32,6 +36,7 @@ class View:
     behind_seconds: float
     owing: frozenset[str]
     under_way: int = 0
+    resources: tuple[ResourceStatus, ...] = ()
 
     @property
     def snapshot(self) -> Snapshot:

@@ -31,24 +31,28 @@ DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
     b"\x0cPodResources\x12\x0c\n\x04name\x18\x01 "
     b"\x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12*"
     b"\n\ncontainers\x18\x03 \x03(\x0b2\x16.v1."
-    b'ContainerResources"R\n\x12Co'
+    b'ContainerResources"y\n\x12Co'
     b"ntainerResources\x12\x0c\n\x04name"
-    b"\x18\x01 \x01(\t\x12.\n\x11dynamic_resour"
-    b"ces\x18\x05 \x03(\x0b2\x13.v1.DynamicRe"
-    b'source"j\n\x0fDynamicResourc'
-    b"e\x12\x12\n\nclaim_name\x18\x02 \x01(\t\x12\x17\n"
-    b"\x0fclaim_namespace\x18\x03 \x01(\t\x12*"
-    b"\n\x0fclaim_resources\x18\x04 \x03(\x0b2"
-    b'\x11.v1.ClaimResource"p\n\rCl'
-    b"aimResource\x12\x13\n\x0bdriver_na"
-    b"me\x18\x02 \x01(\t\x12\x11\n\tpool_name\x18\x03 "
-    b"\x01(\t\x12\x13\n\x0bdevice_name\x18\x04 \x01(\t"
-    b"\x12\x15\n\x08share_id\x18\x05 \x01(\tH\x00\x88\x01\x01B"
-    b"\x0b\n\t_share_id2Y\n\x12PodResou"
-    b"rcesLister\x12C\n\x04List\x12\x1b.v1."
-    b"ListPodResourcesRequest\x1a"
-    b"\x1c.v1.ListPodResourcesRes"
-    b'ponse"\x00b\x06proto3'
+    b"\x18\x01 \x01(\t\x12%\n\x07devices\x18\x02 \x03(\x0b2"
+    b"\x14.v1.ContainerDevices\x12.\n"
+    b"\x11dynamic_resources\x18\x05 \x03(\x0b"
+    b'2\x13.v1.DynamicResource"=\n'
+    b"\x10ContainerDevices\x12\x15\n\rres"
+    b"ource_name\x18\x01 \x01(\t\x12\x12\n\ndevi"
+    b'ce_ids\x18\x02 \x03(\t"j\n\x0fDynamicR'
+    b"esource\x12\x12\n\nclaim_name\x18\x02 "
+    b"\x01(\t\x12\x17\n\x0fclaim_namespace\x18\x03"
+    b" \x01(\t\x12*\n\x0fclaim_resources\x18"
+    b"\x04 \x03(\x0b2\x11.v1.ClaimResource"
+    b'"p\n\rClaimResource\x12\x13\n\x0bdri'
+    b"ver_name\x18\x02 \x01(\t\x12\x11\n\tpool_n"
+    b"ame\x18\x03 \x01(\t\x12\x13\n\x0bdevice_name"
+    b"\x18\x04 \x01(\t\x12\x15\n\x08share_id\x18\x05 \x01(\t"
+    b"H\x00\x88\x01\x01B\x0b\n\t_share_id2Y\n\x12Po"
+    b"dResourcesLister\x12C\n\x04List"
+    b"\x12\x1b.v1.ListPodResourcesRe"
+    b"quest\x1a\x1c.v1.ListPodResour"
+    b'cesResponse"\x00b\x06proto3'
 )
 
 _globals = globals()
@@ -63,11 +67,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
     _globals["_PODRESOURCES"]._serialized_start = 143
     _globals["_PODRESOURCES"]._serialized_end = 234
     _globals["_CONTAINERRESOURCES"]._serialized_start = 236
-    _globals["_CONTAINERRESOURCES"]._serialized_end = 318
-    _globals["_DYNAMICRESOURCE"]._serialized_start = 320
-    _globals["_DYNAMICRESOURCE"]._serialized_end = 426
-    _globals["_CLAIMRESOURCE"]._serialized_start = 428
-    _globals["_CLAIMRESOURCE"]._serialized_end = 540
-    _globals["_PODRESOURCESLISTER"]._serialized_start = 542
-    _globals["_PODRESOURCESLISTER"]._serialized_end = 631
+    _globals["_CONTAINERRESOURCES"]._serialized_end = 357
+    _globals["_CONTAINERDEVICES"]._serialized_start = 359
+    _globals["_CONTAINERDEVICES"]._serialized_end = 420
+    _globals["_DYNAMICRESOURCE"]._serialized_start = 422
+    _globals["_DYNAMICRESOURCE"]._serialized_end = 528
+    _globals["_CLAIMRESOURCE"]._serialized_start = 530
+    _globals["_CLAIMRESOURCE"]._serialized_end = 642
+    _globals["_PODRESOURCESLISTER"]._serialized_start = 644
+    _globals["_PODRESOURCESLISTER"]._serialized_end = 733
 # @@protoc_insertion_point(module_scope)

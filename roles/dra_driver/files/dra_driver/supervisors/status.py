@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, Callable
 
 from .. import __version__
+from ..config import DRA
 from ..core.health import to_data
+from ..core.plugin_devices import ResourceStatus
 from ..kubelet.sockets import check_length, remove
 from ..logs import StateLog
 from .health import Picture
@@ -55,7 +57,8 @@ class Status:
     the driver's. ``looked_at`` is when the hardware was last seen (seconds since the epoch, 0 for never), ``published``
     whether the API server holds what was seen then. ``instance`` is which one it is, "" for the one that is no pod;
     ``configuration`` the digest of the file that it works by. ``refused`` is what keeps it from working by a later one: the ``digest``
-    of that, and the ``problem``.
+    of that, and the ``problem``. ``kubelet_interface`` is how devices are given to pods; ``resources`` what pods can ask for where that is
+    the device-plugin API: ``published`` and ``registered`` are then about these.
     """
 
     driver: str
@@ -72,6 +75,8 @@ class Status:
     role: Role = Role.STARTING
     configuration: str = ""
     refused: Mapping[str, str] = field(default_factory=dict)
+    kubelet_interface: str = DRA
+    resources: tuple[ResourceStatus, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as data."""
@@ -90,6 +95,8 @@ def status_of(
     role: Role = Role.SERVING,
     configuration: str = "",
     refused: Mapping[str, str] | None = None,
+    kubelet_interface: str = DRA,
+    resources: Sequence[ResourceStatus] = (),
 ) -> Status:
     """Put a status together."""
     found = list(problems)
@@ -111,6 +118,8 @@ def status_of(
         role=role,
         configuration=configuration,
         refused=refused or {},
+        kubelet_interface=kubelet_interface,
+        resources=tuple(resources),
     )
 
 

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Offers one vendor's devices through the kubelet's device-plugin API, in the place of claims, and goes on whatever becomes of the kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from ..core.backend import Backend
+from ..core.cdi import ContainerEdits, write_spec
+from ..core.errors import AcceleratorError
+from ..core.model import Device
+from ..core.nearness import Level, levels
+from ..core.plugin_devices import (
+    Given,
+    NotGiven,
+    PluginDevice,
+    ResourceStatus,
+    by_resource,
+    cdi_kind,
+    given,
+    partition_of,
+    plugin_devices,
+    preferred,
+    specification,
+)
+from ..core.system import System
+from ..deadlines import within
+from ..kubelet import sockets
+from ..kubelet.device_plugin import REGISTRATION, ResourceServer
+from ..kubelet.sockets import FolderReplaced, SocketError
+from ..logs import StateLog, fields
+from ..metrics import Metrics
+from . import shared
+from .health import Picture
+from .shared import Conditions, Shared
+from .ways import Ways
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+PART = "device-plugin"
+# How often it is looked whether sockets are there and the kubelet is connected, and whether claims have ended.
+LOOK_SECONDS = 0.5
+# How often it is tried again to do what could not be done.
+RETRY_SECONDS = 2.0
+# So long the kubelet gets to connect after it has taken a registration.
+CONNECT_SECONDS = 5.0
+
+
+@dataclass
+class _Kept:
+    """A server, and when the kubelet is told of it next, on the loop's clock."""
+
+    server: ResourceServer
+    due: float = 0.0
+    delay: float = shared.RETRY_FIRST
+    kubelet: sockets.Identity | None = None
+
+
+class PluginKeeper:
+    """Follows ``pictures``. ``held`` are the UUIDs of the devices that claims still have, ``folder`` is the kubelet's of device plugins.
+
+    ``cdi_file`` is that of all that it gives.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        driver: str,
+        folder: str,
+        cdi_file: str,
+        system: System,
+        pictures: Shared[Picture],
+        held: Callable[[], frozenset[str]],
+        ways: Ways,
+        conditions: Conditions,
+        executor: ThreadPoolExecutor,
+        metrics: Metrics,
+    ) -> None:
+        self._backend = backend
+        self._driver = driver
+        self._folder = folder
+        self._kind = cdi_kind(backend.cdi_kind)
+        self._file = cdi_file
+        self._system = system
+        self._pictures = pictures
+        self._held = held
+        self._ways = ways
+        self._conditions = conditions
+        self._executor = executor
+        self._metrics = metrics
+        self._state, self._lacking = StateLog(LOG), StateLog(LOG)
+        self._kept: dict[str, _Kept] = {}
+        self._devices: tuple[PluginDevice, ...] = ()
+        self._edits: dict[str, ContainerEdits] = {}
+        self._levels: tuple[Level, ...] = ()
+        self._written: Mapping[str, Any] | None = None
+        self._writing = asyncio.Lock()
+        self._change = asyncio.Event()
+        self._running: asyncio.Task[Any] | None = None
+        self._problems: dict[str, str] = {}
+        #: Whether what was last seen of the hardware is what the kubelet is told.
+        self.is_current = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the kubelet follows the devices of all resources."""
+        return self.is_current and all(self._is_connected(each) for each in by_resource(self._devices))
+
+    @property
+    def resources(self) -> tuple[ResourceStatus, ...]:
+        """What pods can ask for, and could before."""
+        found = by_resource(self._devices)
+        return tuple(
+            ResourceStatus(
+                resource,
+                len(found.get(resource, ())),
+                sum(each.is_healthy for each in found.get(resource, ())),
+                self._is_connected(resource),
+            )
+            for resource in sorted({*found, *self._kept})
+        )
+
+    async def run(self) -> None:
+        """Offer until cancelled; ``close`` ends it in order. Raises FolderReplaced: the process has to begin anew."""
+        self._running = asyncio.current_task()
+        await self._ways.end_claims()
+        tasks = [asyncio.ensure_future(each()) for each in (self._follow, self._face)]
+        try:
+            done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Withdraw from the kubelet: nothing is given any more, and what was given stays with its containers."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait((self._running,))
+        await asyncio.gather(*(each.server.stop() for each in self._kept.values()))
+        self._kept.clear()
+
+    # ------------------------------------------------------------------ what the kubelet asks
+
+    def devices(self, resource: str) -> Sequence[PluginDevice]:
+        """Return the devices of a resource at this moment."""
+        return [each for each in self._devices if each.resource == resource]
+
+    def change(self) -> asyncio.Event:
+        """Return what is set as soon as any of them may be another than now."""
+        return self._change
+
+    def preferred(self, resource: str, available: Collection[str], must: Collection[str], size: int) -> Sequence[str]:
+        """Return the ids of the devices to take. Raises ValueError."""
+        return preferred(self.devices(resource), available, must, size, self._levels)
+
+    async def allocate(self, resource: str, ids: Sequence[str]) -> Given:
+        """Return what a container with these devices is told, by what is on the machine now. Raises AcceleratorError."""
+        known = {each.id: each for each in self.devices(resource)}
+        for name in ids:
+            if name not in known:
+                raise NotGiven(f"{name} is no device of {resource} any more", hint="A new pod gets another one.")
+            if known[name].barred:
+                raise NotGiven(
+                    f"{known[name].name} ({name}) is given to nobody: {known[name].barred}",
+                    hint="`dra-driver status` on the node says what is wrong and what to do; a new pod gets another device.",
+                )
+        fresh, common = await self._thread(self._fresh, [known[name] for name in ids])
+        told = given(self._kind, ids, fresh, common)
+        async with self._writing:
+            await self._write({**self._edits, **fresh}, common)
+        LOG.info("given to a container", extra=fields(driver=self._driver, resource=resource, devices=list(ids)))
+        return told
+
+    # ------------------------------------------------------------------ what is offered
+
+    async def _follow(self) -> None:
+        told: tuple[Picture, frozenset[str]] | None = None
+        while True:
+            picture, held = self._pictures.value, self._held()
+            if told is None or picture is not told[0] or held != told[1]:
+                told = picture, held
+                if not await self._take(picture, held):
+                    told = None
+            await self._pictures.changed(RETRY_SECONDS if told is None else LOOK_SECONDS)
+
+    async def _take(self, picture: Picture, held: frozenset[str]) -> bool:
+        """Offer what a picture shows. Returns whether it could be done; a device that cannot be given is its own matter."""
+        survey, problem = picture.snapshot.survey, ""
+        if survey is None:
+            if picture.snapshot.given_up:
+                self._offer(tuple(replace(each, barred="no-answer") for each in self._devices))
+            return True
+        wanted = plugin_devices(
+            self._backend, self._driver, survey.devices, picture.ailments, picture.effects, held=held
+        )
+        try:
+            edits, lacking, common = await self._thread(self._read, wanted, survey.devices)
+            async with self._writing:
+                await self._write(edits, common)
+        except (AcceleratorError, OSError) as error:
+            problem = f"nothing is given to pods until this is mended: {error}"
+            wanted = tuple(replace(each, barred=each.barred or "not-prepared") for each in wanted)
+        else:
+            self._edits = edits
+            wanted = tuple(replace(each, barred=each.barred or lacking.get(each.id, "")) for each in wanted)
+            self._lacking.report(
+                "; ".join(f"{name} is given to no pod: {why}" for name, why in lacking.items()) or "all can be given"
+            )
+        self._levels = levels(survey.devices, self._backend.grouping)
+        self._offer(wanted)
+        self._report("devices", problem)
+        self.is_current = not problem
+        return not problem
+
+    def _offer(self, devices: tuple[PluginDevice, ...]) -> None:
+        if devices == self._devices:
+            return
+        self._devices = devices
+        change, self._change = self._change, asyncio.Event()
+        change.set()
+
+    def _read(
+        self, wanted: Collection[PluginDevice], devices: Mapping[str, Device]
+    ) -> tuple[dict[str, ContainerEdits], dict[str, str], ContainerEdits]:
+        """Return what containers need for each device, why that is not known of others, and what all need; on a thread."""
+        common = self._backend.driver_edits()
+        edits: dict[str, ContainerEdits] = {}
+        lacking: dict[str, str] = {}
+        for each in wanted:
+            try:
+                edits[each.id] = self._edits_of(each, devices[each.device_uuid])
+            except AcceleratorError as error:
+                # A container that has it already may be started again by what was known before.
+                lacking[each.id] = str(error)
+                if each.id in self._edits:
+                    edits[each.id] = self._edits[each.id]
+        return edits, lacking, common
+
+    def _fresh(self, wanted: Collection[PluginDevice]) -> tuple[dict[str, ContainerEdits], ContainerEdits]:
+        """Return the same by fresh facts, on a thread. Raises AcceleratorError for a device that is not as it was."""
+        found = {each.id: self._edits_of(each, self._backend.device(each.device_uuid)) for each in wanted}
+        return found, self._backend.driver_edits()
+
+    def _edits_of(self, wanted: PluginDevice, device: Device) -> ContainerEdits:
+        return self._backend.device_edits(device, partition_of(wanted, device))
+
+    async def _write(self, edits: Mapping[str, ContainerEdits], common: ContainerEdits) -> None:
+        """Have the CDI file say this. One without devices stays as it was: containers may be started again by it. Raises OSError."""
+        spec = specification(self._kind, edits, common)
+        if spec is None or (spec == self._written and self._system.exists(self._file)):
+            return
+        await self._thread(write_spec, self._system, self._file, spec)
+        self._written = spec
+
+    # ------------------------------------------------------------------ the kubelet
+
+    async def _face(self) -> None:
+        """Serve each resource and have the kubelet connected to it, until cancelled. Raises FolderReplaced."""
+        while True:
+            change = self._change
+            problems: list[str] = []
+            for resource in sorted({*by_resource(self._devices), *self._kept}):
+                try:
+                    await self._serve(resource)
+                except FolderReplaced:
+                    raise
+                except (OSError, AcceleratorError) as error:
+                    problems.append(str(error))
+            self._report("kubelet", "; ".join(dict.fromkeys(problems)))
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(change.wait(), LOOK_SECONDS)
+
+    async def _serve(self, resource: str) -> None:
+        kept = self._kept.get(resource)
+        if kept is None:
+            await asyncio.to_thread(self._ways.note, [resource])
+            kept = _Kept(ResourceServer(self, resource=resource, folder=self._folder, metrics=self._metrics))
+            self._kept[resource] = kept
+        if not kept.server.is_served:
+            await kept.server.start()
+            kept.due = 0.0
+        if kept.server.is_connected:
+            return
+        now, kubelet = asyncio.get_running_loop().time(), sockets.identity_of(f"{self._folder}/{REGISTRATION}")
+        if kubelet is None:
+            return  # it is not running; the driver's status says that nobody is connected
+        if kubelet != kept.kubelet:
+            kept.kubelet, kept.due, kept.delay = kubelet, 0.0, shared.RETRY_FIRST
+        if now < kept.due:
+            return
+        await asyncio.to_thread(self._refuse_others)
+        kept.due, kept.delay = now + kept.delay, min(kept.delay * 2, shared.RETRY_LIMIT)
+        await kept.server.register()
+        LOG.info("the kubelet has registered a resource", extra=fields(driver=self._driver, resource=resource))
+        kept.due, kept.delay = asyncio.get_running_loop().time() + CONNECT_SECONDS, shared.RETRY_FIRST
+
+    def _refuse_others(self) -> None:
+        """Refuse where the vendor's own device plugin offers the same devices; on a thread. Raises SocketError."""
+        for name in sorted(os.listdir(self._folder)):  # noqa: PTH208  names alone are looked at
+            path = f"{self._folder}/{name}"
+            if name.startswith(self._backend.facts.device_plugins) and name.endswith(".sock"):
+                server = sockets.server_of(path)
+                if server is not None:
+                    raise SocketError(
+                        f"Another device plugin offers the same devices: {path} is served by {server}",
+                        hint="Take it away from this node, or have this node's driver serve claims.",
+                        code="another-plugin",
+                    )
+
+    def _is_connected(self, resource: str) -> bool:
+        return resource in self._kept and self._kept[resource].server.is_connected
+
+    def _report(self, what: str, problem: str) -> None:
+        """Take note of what stands in the way; two loops report, each its own."""
+        self._problems[what] = problem
+        found = "; ".join(each for each in self._problems.values() if each)
+        self._conditions.report(PART, found)
+        self._state.report(
+            found or "devices are offered by the device plugin", level=logging.WARNING if found else logging.INFO
+        )
+
+    async def _thread(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)

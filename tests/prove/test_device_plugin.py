@@ -1,0 +1,155 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""A node whose devices pods have without claims, with a real kubelet: what they see, faults, restarts, and the way there and back.
+
+A world of its own with one node. The tests go on from one to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import DRIVER_UNIT, PLUGIN_DIRECTORY, Cluster, Recap
+from tests.cluster.manifests import claim, example, pod
+
+LAYOUT: list[dict[str, Any]] = [
+    {"match": {"index": 0}, "mode": "static", "partitions": {"1g.10gb": 4}},
+    {"match": {}, "mode": "whole"},
+]
+GPUS, PARTITIONS = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
+FOLDER = "/var/lib/kubelet/device-plugins"
+CALL = "nvmlDeviceGetMemoryInfo"
+
+
+def site(cluster: Cluster, interface: str, *arguments: str) -> Recap:
+    """The site playbook with one way for all nodes."""
+    variables = {
+        "accelerator_layouts": [{"hosts": "all", "layout": LAYOUT}],
+        "dra_driver_kubelet_interface": interface,
+        "dra_driver_inventory_interval": 10,
+    }
+    return cluster.playbook("site.yml", "-e", json.dumps(variables), *arguments, check=False)
+
+
+def offered(cluster: Cluster, what: str = "allocatable") -> dict[str, int]:
+    """What the Node offers of our resources."""
+    (node,) = cluster.get("nodes")["items"]
+    found = node["status"].get(what, {})
+    return {name: int(number) for name, number in found.items() if name.startswith("nvidia.com/")}
+
+
+def seen(cluster: Cluster, name: str) -> list[str]:
+    """The UUIDs of the GPUs and MIG devices that a pod's own NVML shows."""
+    log = cluster.wait("the pod's list", lambda: cluster.log(name))
+    return re.findall(r"UUID: ((?:GPU|MIG)-[0-9a-f-]+)", log)
+
+
+@pytest.fixture(scope="module")
+def plugged() -> Iterator[Cluster]:
+    """A node that was set up with the plugin from the first run on."""
+    cluster, kept = Cluster("plugin"), os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
+    if not kept:
+        cluster.world("down")
+    cluster.world("up", "--nodes", "1", "--silicon", "8xH100", timeout=3000)
+    yield cluster
+    if not kept:
+        cluster.world("down")
+
+
+def test_site_sets_it_up_and_its_second_run_changes_nothing(plugged: Cluster) -> None:
+    recap = site(plugged, "device-plugin")
+    assert not recap.failed, recap.output
+    plugged.wait("the kubelet offers them", lambda: offered(plugged) == {GPUS: 7, PARTITIONS: 4})
+    assert plugged.slices() == []
+    again = site(plugged, "device-plugin")
+    assert (again.failed, again.changed) == (0, 0), again.output
+
+
+def test_a_pod_that_asks_for_one_gpu_sees_exactly_one(plugged: Cluster) -> None:
+    (node,) = plugged.nodes()
+    plugged.apply(*example("extended-resource.yaml", node), *example("device-plugin.yaml", node))
+    plugged.wait_running("extended-resource", "two-gpus", "one-partition")
+    one, two, part = (seen(plugged, name) for name in ("extended-resource", "two-gpus", "one-partition"))
+    assert [each[:4] for each in one] == ["GPU-"] and len({*one, *two}) == 3, (one, two)
+    assert [each for each in part if each.startswith("MIG-")] == part[-1:], part
+    assert plugged.get("resourceclaims")["items"] == [], "nobody has made a claim"
+    # The kubelet knows who has what by the ids that NVML knows.
+    told = plugged.run(node, "cat", f"{FOLDER}/kubelet_internal_checkpoint")
+    assert all(uuid in told for uuid in (*one, *two, part[-1]))
+
+
+def test_a_fault_takes_a_gpu_out_and_its_end_brings_it_back(plugged: Cluster) -> None:
+    (node,) = plugged.nodes()
+    plugged.run(node, "accelerator-simulator", "fault", "7", "call", CALL, "fail", "999")
+    try:
+        plugged.wait("one fewer", lambda: offered(plugged)[GPUS] == 6)
+        assert offered(plugged, "capacity")[GPUS] == 7
+    finally:
+        plugged.run(node, "accelerator-simulator", "clear")
+    plugged.wait("it is back", lambda: offered(plugged)[GPUS] == 7)
+
+
+def test_restarts_of_kubelet_and_driver_disturb_no_pod(plugged: Cluster) -> None:
+    (node,) = plugged.nodes()
+    for unit in ("kubelet.service", DRIVER_UNIT):
+        plugged.run(node, "systemctl", "restart", unit)
+        plugged.wait(f"offered after a restart of {unit}", lambda: offered(plugged) == {GPUS: 7, PARTITIONS: 4})
+        plugged.wait("the status is good", lambda: plugged.status(node)["ready"])
+        plugged.wait_running("extended-resource", "two-gpus", "one-partition")
+        restarts = [
+            status["restartCount"]
+            for name in ("extended-resource", "two-gpus", "one-partition")
+            for status in plugged.pod(name)["status"]["containerStatuses"]
+        ]
+        assert restarts == [0, 0, 0]
+
+
+def test_back_to_claims_nothing_is_published_before_the_last_pod_has_gone(plugged: Cluster) -> None:
+    (node,) = plugged.nodes()
+    plugged.kubectl("delete", "pod", "two-gpus", "one-partition")
+    # The run waits for what it is to see, and says what stands in the way.
+    refused = site(plugged, "dra", "-e", "dra_driver_publish_timeout=30")
+    assert refused.failed == 1 and "default/extended-resource" in refused.output, refused.output
+    assert plugged.slices() == [] or not plugged.devices(node)
+    plugged.kubectl("delete", "pod", "extended-resource")
+    recap = site(plugged, "dra")
+    assert not recap.failed, recap.output
+    plugged.wait("eleven devices", lambda: len(plugged.devices(node)) == 11)
+    plugged.wait("the plugin's resources are gone or empty", lambda: not any(offered(plugged).values()))
+    assert plugged.run(node, "sh", "-c", f"ls {FOLDER} | grep ^dra- || true").split() == []
+
+
+def test_there_again_a_claim_is_seen_to_its_end(plugged: Cluster) -> None:
+    (node,) = plugged.nodes()
+    documents = [claim("held", device_class="gpu.nvidia.com"), pod("held", "held", node=node)]
+    plugged.apply(*documents)
+    plugged.wait_running("held")
+    (uuid,) = seen(plugged, "held")
+    recap = site(plugged, "device-plugin")
+    assert not recap.failed, recap.output
+    plugged.wait("all but the claim's", lambda: offered(plugged).get(GPUS) == 6)
+    assert plugged.slices() == []
+    told = plugged.run(node, "cat", "/var/run/cdi/k8s.gpu.nvidia.com-device_plugin.json")
+    assert uuid not in told
+    plugged.delete(*documents)
+    plugged.wait("the claim's as well", lambda: offered(plugged).get(GPUS) == 7)
+    plugged.wait(
+        "nothing is served for claims",
+        lambda: not plugged.shell(node, f"ls {PLUGIN_DIRECTORY}/dra.sock || true").strip(),
+    )
+
+
+def test_the_removal_leaves_nothing_of_it(plugged: Cluster) -> None:
+    (node,) = plugged.nodes()
+    recap = plugged.playbook("remove.yml", check=False)
+    assert not recap.failed, recap.output
+    assert (
+        plugged.shell(node, f"ls {FOLDER} /var/run/cdi 2>/dev/null | grep -E '^dra-|device_plugin' || true").split()
+        == []
+    )
