@@ -29,6 +29,7 @@ NVML = "roles/simulator/files/nvml"
 DCMI = "roles/simulator/files/dcmi"
 #: One scenario of the backend on the simulated library, by its name.
 ON_DCMI = "tests/simulator/backend/ascend_test.py::test_on_dcmi[{}]"
+PLUGIN_TEST = "tests/unit/dra_driver/device_plugin_test.py"
 FORMS_TEST = "tests/unit/dra_driver/store_forms_test.py"
 
 
@@ -68,6 +69,30 @@ BREAKS = (
         "    if set(one.device_uuids).isdisjoint(other.device_uuids):\n        return False\n",
         "    if not set(one.device_uuids).isdisjoint(other.device_uuids):\n        return False\n",
         ("tests/unit/dra_driver/service_test.py::test_overlap_is_refused_naming_the_other_claim",),
+    ),
+    Break(
+        "both-ways",
+        "devices are offered by the device plugin while they are published for claims",
+        f"{DRIVER}/supervisors/ways.py",
+        "                await self._api.delete_slice(item[\"metadata\"][\"name\"])\n",
+        "                pass\n",
+        (f"{PLUGIN_TEST}::test_what_is_published_for_claims_goes_before_the_first_device_is_offered",),
+    ),
+    Break(
+        "plugin-forgets-claims",
+        "a device that a claim has is offered to pods without a claim",
+        f"{CORE}/plugin_devices.py",
+        "        if device.uuid in held:\n            continue\n",
+        "",
+        (f"{PLUGIN_TEST}::test_what_is_published_for_claims_goes_before_the_first_device_is_offered",),
+    ),
+    Break(
+        "claims-forget-plugin",
+        "devices are published for claims while containers have them from the device plugin",
+        f"{DRIVER}/supervisors/ways.py",
+        "        if held:\n            who",
+        "        if not held:\n            who",
+        (f"{PLUGIN_TEST}::test_nothing_is_published_while_a_container_has_a_device_from_the_plugin",),
     ),
     Break(
         "half-prepared",

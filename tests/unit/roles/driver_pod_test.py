@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,48 @@ def test_of_a_fleet_with_several_vendors_each_node_serves_what_it_has(tmp_path: 
         policy = next(each for each in told[fleet]["objects"] if each["metadata"]["name"].endswith("driver-slices"))
         said = [each["expression"] for each in policy["spec"]["validations"]]
         assert f"variables.slice.spec.driver in {json.dumps(names)}".replace('"', "'") in said
+
+
+OFFERED = (
+    "{{ {'settings': __dra_driver_settings, 'paths': __dra_driver_pod_paths | map(attribute='path'), 'print': __dra_driver_fingerprint,"
+    " 'unit': lookup('ansible.builtin.template', __dra_driver_unit ~ '.j2'), 'absent': __dra_driver_absent_plugin_files} | to_json | b64encode }}"
+)
+
+
+def test_a_node_whose_devices_are_resources_has_the_kubelets_folder_for_them_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "templates").symlink_to(ROLE / "templates")
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
+    ways = {"claims": {}, "plugin": {"dra_driver_kubelet_interface": "device-plugin"}}
+    hosts = {name: {**defaults, **UNIT, **host(**FLEET), **more} for name, more in ways.items()}
+    read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
+    played = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": OFFERED}}], hosts)
+    assert set(played.told) == set(ways), played.output
+    claims, plugin = played.told["claims"], played.told["plugin"]
+    # A release that does not know the word is not told it.
+    assert "kubelet_interface" not in claims["settings"]
+    assert plugin["settings"]["kubelet_interface"] == "device-plugin"
+    assert claims["print"] != plugin["print"], "the driver is started again for it"
+    folder = "/var/lib/kubelet/device-plugins"
+    assert folder not in claims["paths"] and "device-plugins" not in claims["unit"]
+    assert set(plugin["paths"]) - set(claims["paths"]) == {folder}
+    lines = plugin["unit"].splitlines()
+    assert [line for line in lines if folder in line and not line.startswith("#")] == [
+        f"ExecStartPre=+/bin/mkdir -p -m 0750 /var/lib/kubelet/plugins /var/lib/kubelet/plugins_registry {folder}",
+        f"ReadWritePaths={folder}",
+    ]
+    alike = [
+        [
+            line
+            for line in each["unit"].splitlines()
+            if not re.search("FINGERPRINT|device-plugins|ExecStartPre|^# Devices are", line)
+        ]
+        for each in (claims, plugin)
+    ]
+    assert alike[0] == alike[1], "no other right"
+    # What it leaves for its containers goes with it, whichever way it was.
+    wanted = {
+        "/var/run/cdi/k8s.gpu.nvidia.com-device_plugin.json": "k8s.gpu.nvidia.com/device",
+        "/var/run/cdi/k8s.npu.huawei.com-device_plugin.json": "k8s.npu.huawei.com/device",
+    }
+    assert {each["path"]: each["marker"] for each in claims["absent"]} == wanted
+    assert {each["state"] for each in plugin["absent"]} == {"absent"}
