@@ -202,10 +202,12 @@ def test_what_is_published_for_claims_goes_before_the_first_device_is_offered(sh
         await scene.until(lambda: kubelet.lists.get(GPUS))
         assert scene.api.slices == {}
         # The claim is served to its end, and its device is given to nobody else meanwhile.
-        assert kubelet.states(GPUS) == {SECOND: "Healthy"} and SLICES not in kubelet.lists
+        assert kubelet.states(GPUS) == {SECOND: "Healthy"}
         await scene.until(lambda: Path(scene.paths.registration).exists())
         assert "device-plugin" in await scene.prepare("b", "gpu-1")
         assert await scene.prepare("a") == "", "a container of its pod is started again"
+        await scene.until(lambda: scene.driver.status().ready)
+        assert kubelet.registrations == [GPUS], "the claim's partition is no resource"
         assert await scene.unprepare("a") == ""
         await scene.until(lambda: set(kubelet.states(GPUS)) == {FIRST, SECOND})
         await scene.until(lambda: not Path(scene.paths.registration).exists())
