@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from .core.errors import AcceleratorError
 
 INSTALL, REMOVE, PURGE = "install", "remove", "purge"
+#: How the names of all files begin that this collection writes for apt.
+OWN_FILES = "dra-accelerators-"
 MARK = "# Written by dra.accelerators; what is changed here is lost."
 #: Above it a version is taken even where it is older than what is installed.
 _PIN_PRIORITY = 1001
@@ -52,6 +54,11 @@ def upstream(version: str) -> str:
     """Return a Debian version without its epoch and its revision: ``580.95.05`` of ``1:580.95.05-0ubuntu1``."""
     whole = version.rpartition(":")[2]
     return whole.rpartition("-")[0] or whole
+
+
+def takes(wanted: str, version: str) -> bool:
+    """Whether a package's version is one that is asked for: any, the package's whole, the upstream one, or one that begins so (``1.17``)."""
+    return wanted in ("", version, upstream(version)) or upstream(version).startswith(f"{wanted}.")
 
 
 def name_of_file(path: str) -> tuple[str, str] | None:
@@ -197,13 +204,15 @@ def plan_source(wanted: Source, present: Iterable[Source]) -> Source | None:
         wanted = Source(uris, wanted.suites, wanted.components, wanted.signed_by, wanted.path)
     rivals = [source for source in same_suite if any(_same(a, b) for a in source.uris for b in wanted.uris)]
     has = {component for source in rivals for component in source.components}
-    if rivals and set(wanted.components) <= has and not wanted.signed_by:
+    # What another role of this collection has defined has a key that is pinned as well.
+    is_ours = all(posixpath.basename(source.path).startswith(OWN_FILES) for source in rivals)
+    if rivals and set(wanted.components) <= has and (not wanted.signed_by or is_ours):
         return None
     keys = {source.signed_by for source in rivals}
     if wanted.signed_by and rivals:
         raise PackageProblem(
             f"{rivals[0].path} defines {wanted.uris[0]} already, with other keys",
-            hint="Remove that definition, or take the source that is there: nvidia_driver_source: configured.",
+            hint="Remove that definition, or have the source that is there be used, with `configured` as the source.",
             code="source-twice",
         )
     return Source(wanted.uris, wanted.suites, wanted.components, wanted.signed_by or min(keys, default=""), wanted.path)

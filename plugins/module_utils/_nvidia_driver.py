@@ -378,33 +378,6 @@ def pin_text(version: str) -> str:
     return _apt.pins(NAMES, [version]) if version else ""
 
 
-@dataclass(frozen=True)
-class FileChange:
-    """A file on its way from one text to another; None where there is none."""
-
-    path: str
-    before: str | None
-    after: str | None
-
-    def describe(self) -> str:
-        """Say what is done."""
-        return f"{'remove' if self.after is None else 'write'} {self.path}"
-
-    def to_diff(self) -> dict[str, str]:
-        """Return it as Ansible shows it; keys are long and say nothing."""
-        shown = [("(a key)\n" if text and self.path == KEY_FILE else text or "") for text in (self.before, self.after)]
-        return {"before_header": self.path, "after_header": self.path, "before": shown[0], "after": shown[1]}
-
-
-def file_changes(present: Mapping[str, str | None], wanted: Mapping[str, str]) -> tuple[FileChange, ...]:
-    """Return which files change; an empty text is a file that is not to be there."""
-    return tuple(
-        FileChange(path, present.get(path), text or None)
-        for path, text in wanted.items()
-        if (present.get(path) or "") != text
-    )
-
-
 # What stands in the way
 
 

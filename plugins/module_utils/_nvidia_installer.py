@@ -6,19 +6,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import posixpath
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ._apt import Change, PackageProblem, name_of_file, unneeded_lists, upstream
-from ._apt_tool import LISTS, OVER_HOLDS, Apt, Packages
+from ._apt import Change, upstream
+from ._apt_tool import OVER_HOLDS, Apt, Packages
 from ._driver_install import (
     COMMAND_SECONDS,
     InTheWay,
-    digest_of,
     in_the_way,
     is_running,
     keep_record,
@@ -35,13 +31,14 @@ from ._nvidia_driver import (
     PERSISTENCE_UNIT,
     SOURCE_FILE,
     DriverError,
-    FileChange,
+    companion_names,
     driver_packages,
     loads,
     unloads,
 )
 from ._nvidia_machine import LOADED_MODULES, Machine, look
-from ._nvidia_record import KEPT, RECORD, Kept, Record, read_record
+from ._nvidia_record import KEPT, RECORD, Record, read_record
+from ._package_files import FileChange, Keeper, Kept, remove_source_lists, write_files
 from .core.errors import AcceleratorError, InUse
 from .core.system import System
 
@@ -92,7 +89,14 @@ class Installer:
         self.apt = apt
         self.services = tuple(services)
         self.state_path = state_path
-        self.keep = keep
+        self.keeper = Keeper(
+            system,
+            apt,
+            KEPT,
+            keep=keep,
+            title="the driver",
+            hint="Name that version in nvidia_driver_version, where a source still has it.",
+        )
         self.restart_allowed = restart_allowed
         self.kinds = kinds
 
@@ -141,23 +145,6 @@ class Installer:
             and property_of(self.system, PERSISTENCE_UNIT, "UnitFileState") != "disabled"
         )
 
-    # Files
-
-    def write_files(self, changes: Iterable[FileChange]) -> None:
-        """Bring files to what they are to be."""
-        for change in changes:
-            if change.after is None:
-                self.system.remove(change.path)
-            else:
-                self.system.write_atomic(change.path, change.after.encode())
-
-    def remove_source_lists(self, before: Mapping[str, str]) -> None:
-        """Remove what apt has kept of sources that are gone."""
-        for path in unneeded_lists(before, self.apt.lists()) if before else ():
-            for name in (path, *(f"{path}.{ending}" for ending in ("lz4", "xz", "gz", "zst"))):
-                if path.startswith(f"{LISTS}/"):
-                    self.system.remove(name)
-
     # What is done
 
     def mend(self) -> None:
@@ -168,7 +155,7 @@ class Installer:
         files: list[str] = []
         purge: list[str] = []
         if record.now is not None and record.now.complete and record.doing == "install":
-            self.verify(record.now)
+            self.keeper.verify(record.now)
             files = [str(self.system.path(each["path"])) for each in record.now.packages.values()]
         else:
             ours = {*record.added, *(record.now.packages if record.now else ())}
@@ -196,7 +183,7 @@ class Installer:
             kept = tuple(name for name in added if name in there)
             done = Record(now, (former or record.former) if changed else record.former, kept, boot, "")
             self.write(done)
-            self._forget(done)
+            self.keeper.forget((done.now, done.former))
             self._persist(work, waits=waits)
         return done
 
@@ -205,7 +192,7 @@ class Installer:
         if not work.words:
             return record.now
         if record.now is not None and record.now.complete:
-            return record.now
+            return self._with_companions(record.now, installed)
         replaced = {
             change.name: change.before for change in work.changes if change.before and change.before != change.after
         }
@@ -213,19 +200,18 @@ class Installer:
         found = {name: version for each in versions for name, version in driver_packages(installed, each).items()}
         if not found:
             return None
-        self._fetch(found)
+        self.keeper.fetch(found)
         modules = next((self.kinds[name] for name in found if name in self.kinds), "")
-        return Kept(max(versions), modules, self._files_of(found))
+        return Kept(max(versions), modules, self.keeper.files_of(found))
 
-    def _fetch(self, packages: Mapping[str, str]) -> None:
-        """Fetch the files of packages that are not kept yet, as far as a source has them."""
-        there = self._files_of(packages) if self.keep else {}
-        words = [f"{name}={each['version']}" for name, each in there.items() if not each["path"]]
-        if words:
-            self._ready_folder()
-            with contextlib.suppress(PackageProblem):
-                # Where its source has moved on there is no way back. It is still what the operator asks for, and the result says so.
-                self.apt.download(words, str(self.system.path(KEPT)))
+    def _with_companions(self, kept: Kept, installed: Mapping[str, str]) -> Kept:
+        """Return a driver that was kept with the programs of its version that have come since, by which it is gone back to as a whole."""
+        names = [name for name in companion_names(installed) if name not in kept.packages]
+        more = {name: installed[name] for name in names if upstream(installed[name]) == kept.version}
+        if not more:
+            return kept
+        self.keeper.fetch(more)
+        return replace(kept, packages={**kept.packages, **self.keeper.files_of(more)})
 
     def _make_room(self, work: Work, record: Record) -> bool:
         """Unload what is loaded, where something else is to be; return whether that has to wait for a restart. Raises InUse."""
@@ -259,27 +245,18 @@ class Installer:
             )
         return waits
 
-    def _ready_folder(self) -> None:
-        self.system.path(f"{KEPT}/partial").mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def _kept_here(self) -> list[str]:
-        return [f"-o=Dir::Cache::Archives={self.system.path(KEPT)}/", "-o=APT::Sandbox::User=root"]
-
     def _install(self, work: Work, broken: Sequence[str]) -> None:
         """Write files, and have apt do what was decided."""
-        self.write_files(work.files)
+        write_files(self.system, work.files)
         if broken:
             self.apt.finish()
         if work.words:
             if work.refresh:
                 self.apt.update(only=SOURCE_FILE if self.system.exists(SOURCE_FILE) else "")
-            self._ready_folder()
+            self.keeper.ready()
             self.apt.mark("unhold", work.unhold)
-            self.apt.act("install", [*OVER_HOLDS, *work.words], self._kept_here())
-            for name, path in work.local.items():
-                target = f"{KEPT}/{posixpath.basename(path)}"
-                if name and target != path:
-                    shutil.copyfile(self.system.path(path), self.system.path(target))
+            self.apt.act("install", [*OVER_HOLDS, *work.words], self.keeper.options())
+            self.keeper.take(work.local)
         elif work.unhold:
             self.apt.mark("unhold", work.unhold)
         self.apt.mark("hold", work.hold)
@@ -315,8 +292,8 @@ class Installer:
                     code="no-module",
                 )
         names = driver_packages(packages.installed, target.version, target.packages)
-        self._fetch(names)
-        return Kept(target.version, target.modules, self._files_of(names))
+        self.keeper.fetch(names)
+        return Kept(target.version, target.modules, self.keeper.files_of(names))
 
     def _dkms_said(self, version: str) -> str:
         """Return the end of what the build of a module has said."""
@@ -326,28 +303,6 @@ class Installer:
                 if text:
                     return f". {path} ends with: {last_words(text)}"
         return ""
-
-    def _files_of(self, packages: Mapping[str, str]) -> dict[str, dict[str, str]]:
-        """Return packages with the files that are kept of them."""
-        there = {named: f"{KEPT}/{name}" for name in self.system.list_directory(KEPT) if (named := name_of_file(name))}
-        found = {}
-        for name, version in packages.items():
-            path = there.get((name.partition(":")[0], version), "") if self.keep else ""
-            checksum = digest_of(self.system, path) if path else ""
-            found[name] = {"version": version, "path": path, "checksum": checksum}
-        return found
-
-    def verify(self, kept: Kept) -> None:
-        """See that kept packages are still what they were. Raises DriverError."""
-        for name, each in kept.packages.items():
-            if not each["path"] or not self.system.exists(each["path"]):
-                raise DriverError(
-                    f"No file of {name} {each['version']} was kept, so that the driver {kept.version} cannot be gone back to",
-                    hint="Name that version in nvidia_driver_version, where a source still has it.",
-                    code="no-former",
-                )
-            if digest_of(self.system, each["path"]) != each["checksum"]:
-                raise DriverError(f"{each['path']} is no longer the file that was kept", code="checksum")
 
     def _load(self, work: Work) -> bool:
         """Load the modules; return whether a restart has to do it. Raises DriverError."""
@@ -376,7 +331,8 @@ class Installer:
             raise DriverError(
                 f"The kernel has loaded {found or 'no version'}, expected {work.target.version}", code="not-loaded"
             )
-        if property_of(self.system, _CDI_UNIT, "LoadState") == "loaded":
+        switched_off = property_of(self.system, _CDI_UNIT, "UnitFileState") == "disabled"
+        if property_of(self.system, _CDI_UNIT, "LoadState") == "loaded" and not switched_off:
             systemctl(self.system, "restart", _CDI_UNIT)
         return False
 
@@ -402,8 +358,8 @@ class Installer:
         build = self._dkms_said(work.target.version) if error.code == "apt-failed" else ""
         said, code = f"{error.message.rstrip('.')}{build}", "no-module" if build else error.code
         lists = self.apt.lists() if any(each.path == SOURCE_FILE for each in work.files) else {}
-        self.write_files(FileChange(each.path, each.after, each.before) for each in work.files)
-        self.remove_source_lists(lists)
+        write_files(self.system, [FileChange(each.path, each.after, each.before) for each in work.files])
+        remove_source_lists(self.system, self.apt, lists)
         boot = record.boot
         if not work.words:
             now = "Its files are as before"
@@ -421,7 +377,7 @@ class Installer:
             now = f"The node has the driver {former.version} again{', once it was started again' if waits else ''}"
         if former is None or former.complete or not work.words:
             self.write(replace(record, doing="", boot=boot))
-            self._forget(record)
+            self.keeper.forget((record.now, record.former))
         raise DriverError(f"{said}. {now}.", hint=error.hint, code=code) from error
 
     def _purge_added(self, work: Work) -> None:
@@ -442,23 +398,11 @@ class Installer:
 
     def apply(self, former: Kept, packages: Packages) -> None:
         """Install kept packages in place of what is there, marked as they were. Raises AcceleratorError."""
-        self.verify(former)
+        self.keeper.verify(former)
         words = self.words_for(former, self.apt.packages())
         self.apt.act("install", [*OVER_HOLDS, *words])
         self.apt.mark("auto", [name for name in former.packages if name in packages.automatic])
         self.apt.mark("hold", [name for name in former.packages if name in packages.held])
-
-    def _forget(self, record: Record) -> None:
-        """Remove the files that nothing can be gone back to with."""
-        needed = {
-            posixpath.basename(each["path"])
-            for kept in (record.now, record.former)
-            if kept is not None
-            for each in kept.packages.values()
-        }
-        for name in self.system.list_directory(KEPT):
-            if name not in needed and name not in ("partial", "lock"):
-                self.system.remove(f"{KEPT}/{name}")
 
     def remove(self, purge: Sequence[str], files: Sequence[FileChange], record: Record) -> Record:
         """Remove packages and files with the services stopped; return the record afterwards. Raises AcceleratorError."""
@@ -468,13 +412,13 @@ class Installer:
             waits = self._make_room(work, record)
             self.write(replace(record, doing="remove"))
             # Before the packages go, in whose folders they lie.
-            self.write_files(files)
+            write_files(self.system, files)
             there = self.apt.packages()
             self.apt.mark("unhold", [name for name in there.held if name in purge])
             if purge:
                 self.apt.act("purge", [*purge])
         if any(change.path == SOURCE_FILE for change in files):
-            self.remove_source_lists(before)
+            remove_source_lists(self.system, self.apt, before)
         if any("/modprobe.d/" in change.path for change in files) and self.system.finds("update-initramfs"):
             self.system.run(["update-initramfs", "-u"], self.apt.timeout)
         done = Record(boot=self.system.boot_id() if waits else "")

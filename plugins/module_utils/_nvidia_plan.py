@@ -23,7 +23,6 @@ from ._nvidia_driver import (
     SOURCE_FILE,
     Choice,
     DriverError,
-    FileChange,
     Offer,
     Wanted,
     after_changes,
@@ -31,7 +30,6 @@ from ._nvidia_driver import (
     companion_names,
     companions,
     driver_packages,
-    file_changes,
     followers,
     foreign,
     install_words,
@@ -46,7 +44,8 @@ from ._nvidia_driver import (
 )
 from ._nvidia_installer import Installer, Work
 from ._nvidia_machine import Machine, is_enrolled
-from ._nvidia_record import Kept, Record
+from ._nvidia_record import Record
+from ._package_files import FileChange, Kept, file_changes
 
 
 @dataclass(frozen=True)
@@ -270,7 +269,7 @@ class Planner:
                 hint="Name the version that is wanted, where a source still has it.",
                 code="no-former",
             )
-        self.installer.verify(former)
+        self.installer.keeper.verify(former)
         words = tuple(self.installer.words_for(former, self.packages))
         changes = self._ask(words)
         refuse_removals(changes)
@@ -385,7 +384,9 @@ class Planner:
         if there and others and not self.options.foreign:
             raise DriverError(
                 f"Not installed by this collection: {', '.join(f'{name} {there[name]}' for name in others[:6])}",
-                hint="Set foreign to true to remove it all the same.",
+                hint="They need this driver: remove them first, as the role nvidia_fabric_manager does; or set foreign to true."
+                if companion_names(others) == others
+                else "Set foreign to true to remove it all the same.",
                 code="foreign",
             )
         driver = {*there, *(self.record.now.packages if self.record.now else ())}

@@ -6,47 +6,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from . import _record
+from ._package_files import Kept, kept_of
 
 FOLDER = "/var/lib/dra-accelerators/nvidia"
 RECORD = f"{FOLDER}/record.json"
 KEPT = f"{FOLDER}/packages"
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A driver that was installed: its version, its kernel modules, and its packages.
-
-    Each package has its version, the file that is kept of it (empty for none), and that file's digest.
-    """
-
-    version: str
-    modules: str
-    packages: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as the record has it."""
-        packages = {name: dict(each) for name, each in self.packages.items()}
-        return {"version": self.version, "modules": self.modules, "packages": packages}
-
-    @property
-    def complete(self) -> bool:
-        """Whether every package of it was kept."""
-        return bool(self.packages) and all(each["path"] for each in self.packages.values())
-
-
-def _kept(content: Any) -> Kept | None:
-    if not content:
-        return None
-    packages = {
-        str(name): {key: str(each[key]) for key in ("version", "path", "checksum")}
-        for name, each in content["packages"].items()
-    }
-    return Kept(str(content["version"]), str(content["modules"]), packages)
 
 
 @dataclass(frozen=True)
@@ -86,4 +54,6 @@ def read_record(text: str | None) -> Record:
 
 def _record_of(content: Any) -> Record:
     added = tuple(str(name) for name in content["added"])
-    return Record(_kept(content["now"]), _kept(content["former"]), added, str(content["boot"]), str(content["doing"]))
+    return Record(
+        kept_of(content["now"]), kept_of(content["former"]), added, str(content["boot"]), str(content["doing"])
+    )

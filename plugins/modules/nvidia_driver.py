@@ -323,10 +323,8 @@ error_code:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils import _openpgp
-from ansible_collections.dra.accelerators.plugins.module_utils._apt import Source, upstream
+from ansible_collections.dra.accelerators.plugins.module_utils._apt import upstream
 from ansible_collections.dra.accelerators.plugins.module_utils._apt_tool import Apt
-from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import digest_of
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver import (
     KEY_FILE,
@@ -344,6 +342,11 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_plan impo
     kernel_release,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_record import Record
+from ansible_collections.dra.accelerators.plugins.module_utils._package_options import (
+    read_source,
+    source_spec,
+    verify_files,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 SERVICES = [
@@ -372,13 +375,6 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "from": {"type": "int", "default": 0},
         "to": {"type": "int", "default": 100000},
     }
-    source = {
-        "uris": {**names, "default": []},
-        "suites": {**names, "required": True},
-        "components": {**names, "default": []},
-        "key": {"type": "str", "default": "", "no_log": False},
-        "fingerprints": {**names, "default": []},
-    }
     return {
         "state": {"type": "str", "choices": ["present", "previous", "absent"], "default": "present"},
         "version": {"type": "str", "default": ""},
@@ -387,7 +383,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "build": {**build, "default": "dkms"},
         "components": {**components, "default": "compute"},
         "catalog": {"type": "list", "elements": "dict", "required": True, "options": entry},
-        "source": {"type": "dict", "options": source},
+        "source": {"type": "dict", "options": source_spec()},
         "files": {"type": "list", "elements": "path", "default": []},
         "checksums": {"type": "dict", "default": {}},
         "headers": {**names, "default": []},
@@ -409,15 +405,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 def options_of(params: dict[str, Any]) -> Options:
     """Read what is asked for. Raises KeyProblem for a key with another fingerprint."""
-    source, key = None, ""
-    if params["source"]:
-        given = params["source"]
-        key = given["key"]
-        if key:
-            _openpgp.check(key, given["fingerprints"], ", ".join(given["uris"]))
-            key = key if key.endswith("\n") else f"{key}\n"
-        uris, suites, components = (tuple(given[name]) for name in ("uris", "suites", "components"))
-        source = Source(uris, suites, components, KEY_FILE if key else "", SOURCE_FILE)
+    source, key = read_source(params["source"], path=SOURCE_FILE, key_path=KEY_FILE)
     wanted = Wanted(
         version=params["version"],
         latest=params["latest"],
@@ -441,22 +429,6 @@ def options_of(params: dict[str, Any]) -> Options:
         load=params["load"],
         foreign=params["foreign"],
     )
-
-
-def verify_files(system: System, params: dict[str, Any]) -> None:
-    """See that packages that were brought are what they should be. Raises DriverError."""
-    for path in params["files"]:
-        expected = params["checksums"].get(path.rpartition("/")[2], "")
-        if not system.exists(path):
-            raise DriverError(
-                f"{path} is not on the node", hint="Copy it there; the role does.", code="package-missing"
-            )
-        if expected and digest_of(system, path) != expected.lower():
-            raise DriverError(
-                f"{path} has another SHA-256 digest than the one that was given",
-                hint="Nothing was changed.",
-                code="checksum",
-            )
 
 
 def refuse(decision: Decision, params: dict[str, Any]) -> None:

@@ -79,6 +79,7 @@ def package(
             target.symlink_to(what.removeprefix(LINK))
         else:
             target.write_text(what)
+            target.chmod(0o755 if where.startswith("usr/bin/") else 0o644)
     for script, text in (scripts or {}).items():
         (root / "DEBIAN" / script).write_text(f"#!/bin/sh\nset -e\n{text}\n")
         (root / "DEBIAN" / script).chmod(0o755)

@@ -49,7 +49,16 @@ GIVING_WAY = (ROOT / "tests/tools/give_way",)
 #: The steps that give no way: clusters, and the build that they wait for.
 FIRST = frozenset({"world build", "cluster", "prove"})
 #: Molecule scenarios that are long: for `make prove`.
-LONG_SCENARIOS = frozenset({"ascend_runtime", "container_runtime", "nvidia_driver", "nvidia_settings"})
+LONG_SCENARIOS = frozenset(
+    {
+        "ascend_runtime",
+        "container_runtime",
+        "nvidia_container_toolkit",
+        "nvidia_driver",
+        "nvidia_fabric_manager",
+        "nvidia_settings",
+    }
+)
 #: Those that run programs which no world is made of.
 NEED_ORACLES = frozenset({"ascend_runtime", "container_runtime"})
 

@@ -36,6 +36,7 @@ class Machine(System):
         self.boot = "boot-1"
         self.running: set[str] = set()
         self.enabled: set[str] = set()
+        self.switched_off: set[str] = set()
         self.held_modules: set[str] = set()
         self.broken_loads: set[str] = set()
         self.log: list[str] = []
@@ -98,7 +99,8 @@ class Machine(System):
         verb, unit = words[0], words[-1]
         if verb == "show":
             exists = unit in self.enabled
-            answers = {"LoadState": "loaded" if exists else "not-found", "UnitFileState": "enabled", "MainPID": "0"}
+            file = "disabled" if unit in self.switched_off else "enabled"
+            answers = {"LoadState": "loaded" if exists else "not-found", "UnitFileState": file, "MainPID": "0"}
             return Completed(0, answers[words[1].partition("=")[2]] + "\n", "")
         if verb == "is-active":
             return Completed(0, "active\n" if unit in self.running else "inactive\n", "")
@@ -113,6 +115,8 @@ class FakeApt:
     def __init__(self, machine: Machine, versions: Sequence[str]) -> None:
         self.machine = machine
         self.system = machine
+        self.names = set(NAMES)
+        self.needs: dict[str, tuple[str, ...]] = dict(NEEDS)
         self.timeout = 1.0
         self.versions = list(versions)
         self.installed: dict[str, str] = {"bash": "5.2-1"}
@@ -133,7 +137,7 @@ class FakeApt:
 
     def available(self, names: Sequence[str], view: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
         mine = tuple(f"{version}-1" for version in self.versions)
-        return {name: mine for name in names if name in NAMES} if mine else {}
+        return {name: mine for name in names if name in self.names} if mine else {}
 
     @contextlib.contextmanager
     def view(self, **_: Any) -> Iterator[View]:
@@ -171,7 +175,7 @@ class FakeApt:
             found = name_of_file(word)
             name, version = found or (word.partition("=")[0], word.partition("=")[2] or f"{self.versions[0]}-1")
             wanted[name] = version
-            for other in NEEDS.get(name, ()):
+            for other in self.needs.get(name, ()):
                 wanted.setdefault(other, "12" if other == "gcc" else version)
         changes += [
             Change("install", n, self.installed.get(n, ""), v) for n, v in wanted.items() if self.installed.get(n) != v

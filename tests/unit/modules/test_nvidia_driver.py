@@ -24,7 +24,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver im
     refuse_removals,
     secure_boot_problem,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_record import Kept, Record, read_record
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_record import Record, read_record
+from ansible_collections.dra.accelerators.plugins.module_utils._package_files import Kept
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.generations import BusGpu
 from ansible_collections.dra.accelerators.plugins.modules import nvidia_driver
@@ -351,6 +352,33 @@ def test_programs_that_need_the_drivers_version_come_along_or_stop_it(node: Node
         and "nvidia-fabricmanager" in refused["msg"]
         and node.versions() == {f"{OLDER}-1"}
     )
+
+
+def test_programs_that_came_after_the_driver_go_back_with_it(node: Node) -> None:
+    node.run(OLDER)
+    node.apt.names.add("nvidia-fabricmanager")
+    node.apt.installed["nvidia-fabricmanager"] = f"{OLDER}-1"
+    done = node.run(NEWER)
+    assert done["way_back"] and node.apt.installed["nvidia-fabricmanager"] == f"{NEWER}-1"
+    node.apt.versions = []
+    node.run(state="previous")
+    assert node.apt.installed["nvidia-fabricmanager"] == f"{OLDER}-1" and node.machine.loaded() == OLDER
+
+
+def test_programs_that_came_after_the_driver_are_told_apart_where_it_goes(node: Node) -> None:
+    node.run(OLDER)
+    node.apt.installed["nvidia-fabricmanager"] = f"{OLDER}-1"
+    refused = node.run(state="absent")
+    assert refused["error_code"] == "foreign" and "nvidia_fabric_manager" in refused["msg"]
+
+
+@pytest.mark.parametrize("is_off", [False, True])
+def test_the_vendors_cdi_file_is_made_anew_unless_that_is_switched_off(node: Node, is_off: bool) -> None:
+    unit = "nvidia-cdi-refresh.service"
+    node.machine.enabled.add(unit)
+    node.machine.switched_off |= {unit} if is_off else set()
+    node.run(NEWER)
+    assert (f"restart {unit}" in node.machine.log) != is_off
 
 
 def test_a_run_file_of_the_vendor_is_no_ground_for_packages(node: Node) -> None:

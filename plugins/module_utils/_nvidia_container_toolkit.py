@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""The NVIDIA Container Toolkit as a group of packages, and the proof that it works."""
+
+from __future__ import annotations
+
+from ._apt import PackageProblem, upstream
+from ._apt_tool import Apt
+from ._driver_install import COMMAND_SECONDS, last_words, systemctl
+from ._package_group import Group, Part, Unit
+from .core.system import System
+
+BASE = "nvidia-container-toolkit-base"
+FULL = (BASE, "nvidia-container-toolkit", "libnvidia-container-tools", "libnvidia-container1")
+PATH_UNIT, SERVICE_UNIT = "nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service"
+#: What the service writes.
+SPECIFICATION = "/var/run/cdi/nvidia.yaml"
+_PATTERN = (
+    r"nvidia-container-toolkit(-base|-operator-extensions|-cdi-refresh)?|libnvidia-container(-tools|-dev|1|1-dbg)"
+)
+#: What the packages' scripts make, which goes with no package.
+_TRACES = (
+    "/etc/nvidia-container-runtime/config.toml",
+    "/etc/nvidia-container-runtime/",
+    "/etc/nvidia-container-toolkit/",
+    SPECIFICATION,
+)
+_LOADED = "/sys/module/nvidia/version"
+_PROGRAM = "/usr/bin/nvidia-ctk"
+
+
+def group_of(components: str, cdi_refresh: str) -> Group:
+    """Return the packages and units for what is asked for: ``base`` or ``full``; ``keep``, ``enabled`` or ``disabled``."""
+    on = None if cdi_refresh == "keep" else cdi_refresh == "enabled"
+    return Group(
+        name="nvidia-container-toolkit",
+        title="the NVIDIA Container Toolkit",
+        pattern=_PATTERN,
+        parts=tuple(Part((name,)) for name in (FULL if components == "full" else (BASE,))),
+        variable="nvidia_container_toolkit_version",
+        # In the order in which they are switched off: nothing starts the service again.
+        units=(Unit(PATH_UNIT, on), Unit(SERVICE_UNIT, on, stays=False, makes=SPECIFICATION)),
+        traces=_TRACES,
+    )
+
+
+def prove(system: System, apt: Apt, *, refreshes: bool) -> None:
+    """See that the toolkit's program runs and is of the version that is installed, and that the CDI file is made where it is to be.
+
+    Without a driver that is loaded there is nothing for the file to tell of. Raises PackageProblem.
+    """
+    expected = upstream(apt.packages().installed.get(BASE, "")).replace("~", "-")
+    done = system.run([_PROGRAM, "--version"], COMMAND_SECONDS)
+    if done.returncode or expected not in done.stdout.split():
+        raise PackageProblem(
+            f"{_PROGRAM} --version says: {last_words(done.stdout + done.stderr)}; expected {expected}",
+            code="not-proved",
+        )
+    if not refreshes or not system.exists(_LOADED):
+        return
+    systemctl(system, "restart", SERVICE_UNIT)
+    if not system.exists(SPECIFICATION):
+        raise PackageProblem(
+            f"{SERVICE_UNIT} has run, and there is no {SPECIFICATION}",
+            hint=f"Look at `journalctl -u {SERVICE_UNIT}`.",
+            code="no-specification",
+        )

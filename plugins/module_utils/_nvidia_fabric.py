@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""NVIDIA's fabric manager, NVLSM and IMEX as a group of packages: which of them a node needs, in which version, and the proof that they work."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ._apt import PackageProblem, upstream
+from ._driver_install import InTheWay, in_the_way, is_running, last_words
+from ._nvidia_driver import branch_of
+from ._package_group import Group, Part, Unit
+from .core.nvidia.nvml import Nvml
+from .core.nvidia.switches import Joining, Switches, not_joined, read_query
+from .core.system import System
+
+MANAGER, SUBNET, IMEX = "nvidia-fabricmanager", "nvlsm", "nvidia-imex"
+MANAGER_UNIT, IMEX_UNIT = f"{MANAGER}.service", f"{IMEX}.service"
+AUTO, ALWAYS, NEVER = "auto", "always", "never"
+NONE, INSTALLED, ENABLED = "none", "installed", "enabled"
+_TRACES = ("/var/tmp/fabricmanager.state",)  # noqa: S108
+_LOADED = "/sys/module/nvidia/version"
+#: Packages by whose version a driver is known, as the vendor and the distributions call them.
+_OF_DRIVER = re.compile(r"libnvidia-ml1|libnvidia-compute(-\d+)?(-server)?|nvidia-driver-cuda")
+_QUERY_SECONDS = 120.0
+_PAUSE_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Which of the three a node gets, and why."""
+
+    manager: bool
+    subnet: bool
+    imex: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.manager or self.imex
+
+    def words(self) -> list[str]:
+        """Return the packages by their plain names."""
+        chosen = {MANAGER: self.manager, SUBNET: self.subnet, IMEX: self.imex}
+        return [name for name, is_needed in chosen.items() if is_needed]
+
+
+def needs_of(found: Switches, *, manager: str, subnet: str, imex: str) -> Needs:
+    """Decide what a node needs from its switches, and from what is asked for: auto, always or never; none, installed or enabled."""
+    has_manager = manager == ALWAYS or (manager == AUTO and bool(found))
+    # Switches on no bus are managed by it, and by nothing else.
+    has_subnet = has_manager and (subnet == ALWAYS or (subnet == AUTO and bool(found.managed)))
+    reason = f"The node has {found.describe()}"
+    if not found and not has_manager:
+        reason += ", so it gets no fabric manager"
+    return Needs(has_manager, has_subnet, imex != NONE, reason)
+
+
+def driver_version(installed: Mapping[str, str], recorded: str, loaded: str) -> str:
+    """Return the version of the driver that is installed, which is the one that counts where it waits for a restart; empty for none."""
+    found = sorted({upstream(version) for name, version in installed.items() if _OF_DRIVER.fullmatch(name)})
+    if recorded and (recorded in found or not found):
+        return recorded
+    if loaded in found or not found:
+        return loaded
+    return found[-1]
+
+
+def loaded_version(system: System) -> str:
+    """Return the version of the driver that the kernel has loaded; empty for none."""
+    return system.read_text(_LOADED).strip() if system.exists(_LOADED) else ""
+
+
+def group_of(needs: Needs, *, version: str, loaded: bool, imex: str) -> Group:
+    """Return the packages and units for what a node needs. Packages of older drivers have the branch in their names."""
+    branch = branch_of(version)
+
+    def part(name: str) -> Part:
+        return Part((name, f"{name}-{branch}") if branch else (name,), replaces=rf"{name}(-\d+)?")
+
+    parts = [
+        *([part(MANAGER)] if needs.manager else []),
+        *([Part((SUBNET,), own_version=True)] if needs.subnet else []),
+        *([part(IMEX)] if needs.imex else []),
+    ]
+    return Group(
+        name="nvidia-fabric-manager",
+        title="the fabric manager" if needs.manager or not needs.imex else "IMEX",
+        pattern=rf"{MANAGER}(-\d+)?|{SUBNET}|{IMEX}(-\d+)?",
+        parts=tuple(parts),
+        variable="nvidia_fabric_manager_driver_version",
+        units=(
+            # Without the driver of its version it does not start.
+            Unit(MANAGER_UNIT, True if needs.manager else None, stays=loaded),
+            Unit(IMEX_UNIT, {INSTALLED: False, ENABLED: True}.get(imex), stays=loaded),
+        ),
+        traces=_TRACES,
+        # The driver's own pin has the same version, and changes with it.
+        pinned=False,
+    )
+
+
+# Who would be disturbed
+
+
+def users_of(system: System, *, state_path: str, services: list[str]) -> InTheWay:
+    """Return who has GPUs while a fabric manager runs: without it, no new program can use them, and on older boards those that run are ended."""
+    if not is_running(system, MANAGER_UNIT):
+        return InTheWay()
+    names = [f"/dev/{name}" for name in system.list_directory("/dev") if name.startswith("nvidia")]
+    return in_the_way(system, state_path=state_path, paths=names, services=services)
+
+
+# The proof
+
+
+def ask(system: System, *, binding: bool) -> dict[str, Joining]:
+    """Return how far each GPU is, by its UUID: through NVML's binding where it can be imported, and else by nvidia-smi. Raises AcceleratorError."""
+    if not binding:
+        done = system.run(["nvidia-smi", "-q"], _QUERY_SECONDS)
+        if done.returncode:
+            raise PackageProblem(
+                f"nvidia-smi -q ended with {done.returncode}: {last_words(done.stdout + done.stderr)}", code="fabric"
+            )
+        return read_query(done.stdout)
+    nvml = Nvml()
+    nvml.open()
+    try:
+        found = {}
+        for index in range(int(nvml.call("nvmlDeviceGetCount"))):
+            handle = nvml.call("nvmlDeviceGetHandleByIndex", index)
+            told = nvml.filled("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t", handle)
+            uuid = str(nvml.call("nvmlDeviceGetUUID", handle))
+            found[uuid] = Joining(int(told.state), int(told.status)) if told is not None else Joining(0)
+        return found
+    finally:
+        nvml.close()
+
+
+def wait(
+    answers: Callable[[], Mapping[str, Joining]],
+    seconds: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until all GPUs have joined the fabric. Raises PackageProblem, naming those that have not."""
+    end = clock() + seconds
+    while left := not_joined(found := answers()):
+        if clock() >= end:
+            raise PackageProblem(
+                f"After {seconds:g} seconds {len(left)} of {len(found)} GPUs have not joined the NVLink fabric: {'; '.join(left)}",
+                hint=f"Look at `journalctl -u {MANAGER_UNIT}` and at /var/log/fabricmanager.log.",
+                code="fabric",
+            )
+        sleep(_PAUSE_SECONDS)

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""What modules that install a vendor's packages share: files on their way, and the packages that are kept on a node for the way back."""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._apt import PackageProblem, name_of_file, unneeded_lists
+from ._apt_tool import LISTS, Apt
+from ._driver_install import digest_of
+from .core.system import System
+
+_KEYS = "/etc/apt/keyrings/"
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """A file on its way from one text to another; None where there is none."""
+
+    path: str
+    before: str | None
+    after: str | None
+
+    def describe(self) -> str:
+        """Say what is done."""
+        return f"{'remove' if self.after is None else 'write'} {self.path}"
+
+    def to_diff(self) -> dict[str, str]:
+        """Return it as Ansible shows it; keys are long and say nothing."""
+        is_key = self.path.startswith(_KEYS)
+        shown = ["(a key)\n" if text and is_key else text or "" for text in (self.before, self.after)]
+        return {"before_header": self.path, "after_header": self.path, "before": shown[0], "after": shown[1]}
+
+
+def file_changes(present: Mapping[str, str | None], wanted: Mapping[str, str]) -> tuple[FileChange, ...]:
+    """Return which files change; an empty text is a file that is not to be there."""
+    return tuple(
+        FileChange(path, present.get(path), text or None)
+        for path, text in wanted.items()
+        if (present.get(path) or "") != text
+    )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What was installed of one thing: its version, its kernel modules if it is a driver, and its packages.
+
+    Each package has its version, the file that is kept of it (empty for none), and that file's digest.
+    """
+
+    version: str
+    modules: str
+    packages: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as the record has it."""
+        packages = {name: dict(each) for name, each in self.packages.items()}
+        return {"version": self.version, "modules": self.modules, "packages": packages}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every package of it was kept."""
+        return bool(self.packages) and all(each["path"] for each in self.packages.values())
+
+
+def kept_of(content: Any) -> Kept | None:
+    """Read what a record has of it. Raises KeyError, TypeError, AttributeError for what lacks something."""
+    if not content:
+        return None
+    packages = {
+        str(name): {key: str(each[key]) for key in ("version", "path", "checksum")}
+        for name, each in content["packages"].items()
+    }
+    return Kept(str(content["version"]), str(content["modules"]), packages)
+
+
+def write_files(system: System, changes: Iterable[FileChange]) -> None:
+    """Bring files to what they are to be."""
+    for change in changes:
+        if change.after is None:
+            system.remove(change.path)
+        else:
+            system.write_atomic(change.path, change.after.encode())
+
+
+def remove_source_lists(system: System, apt: Apt, before: Mapping[str, str]) -> None:
+    """Remove what apt has kept of sources that are gone; ``before`` are its lists as they were with them."""
+    for path in unneeded_lists(before, apt.lists()) if before else ():
+        for name in (path, *(f"{path}.{ending}" for ending in ("lz4", "xz", "gz", "zst"))):
+            if path.startswith(f"{LISTS}/"):
+                system.remove(name)
+
+
+class Keeper:
+    """The folder with the packages that are kept. ``title`` is what they are of, ``hint`` what helps where one is missing."""
+
+    def __init__(self, system: System, apt: Apt, folder: str, *, keep: bool, title: str, hint: str) -> None:
+        self.system = system
+        self.apt = apt
+        self.folder = folder
+        self.keep = keep
+        self.title = title
+        self.hint = hint
+
+    def ready(self) -> None:
+        """Make the folder."""
+        self.system.path(f"{self.folder}/partial").mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def options(self) -> list[str]:
+        """Return what apt-get is told so that it leaves here what it fetches."""
+        return [f"-o=Dir::Cache::Archives={self.system.path(self.folder)}/", "-o=APT::Sandbox::User=root"]
+
+    def fetch(self, packages: Mapping[str, str]) -> None:
+        """Fetch the files of packages that are not kept yet, as far as a source has them."""
+        if self.keep:
+            self._take_from_others(packages)
+        there = self.files_of(packages) if self.keep else {}
+        words = [f"{name}={each['version']}" for name, each in there.items() if not each["path"]]
+        if words:
+            self.ready()
+            with contextlib.suppress(PackageProblem):
+                # Where its source has moved on there is no way back. It is still what the operator asks for, and the result says so.
+                self.apt.download(words, str(self.system.path(self.folder)))
+
+    def _take_from_others(self, packages: Mapping[str, str]) -> None:
+        """Take what another role of this collection has kept already: a driver goes back with the programs that need its version."""
+        wanted = {(name.partition(":")[0], each) for name, each in packages.items()}
+        base, own = posixpath.dirname(posixpath.dirname(self.folder)), set(self.system.list_directory(self.folder))
+        for other in self.system.list_directory(base):
+            folder = f"{base}/{other}/{posixpath.basename(self.folder)}"
+            for name in self.system.list_directory(folder) if folder != self.folder else ():
+                if name_of_file(name) in wanted and name not in own:
+                    self.ready()
+                    shutil.copyfile(self.system.path(f"{folder}/{name}"), self.system.path(f"{self.folder}/{name}"))
+
+    def take(self, local: Mapping[str, str]) -> None:
+        """Keep packages that were brought, by their names."""
+        for name, path in local.items():
+            target = f"{self.folder}/{posixpath.basename(path)}"
+            if name and target != path:
+                shutil.copyfile(self.system.path(path), self.system.path(target))
+
+    def files_of(self, packages: Mapping[str, str]) -> dict[str, dict[str, str]]:
+        """Return packages, given with their versions, with the files that are kept of them."""
+        names = self.system.list_directory(self.folder)
+        there = {named: f"{self.folder}/{name}" for name in names if (named := name_of_file(name))}
+        found = {}
+        for name, version in packages.items():
+            path = there.get((name.partition(":")[0], version), "") if self.keep else ""
+            checksum = digest_of(self.system, path) if path else ""
+            found[name] = {"version": version, "path": path, "checksum": checksum}
+        return found
+
+    def verify(self, kept: Kept) -> None:
+        """See that kept packages are still what they were. Raises PackageProblem."""
+        for name, each in kept.packages.items():
+            if not each["path"] or not self.system.exists(each["path"]):
+                raise PackageProblem(
+                    f"No file of {name} {each['version']} was kept, so that {self.title} {kept.version} cannot be gone back to",
+                    hint=self.hint,
+                    code="no-former",
+                )
+            if digest_of(self.system, each["path"]) != each["checksum"]:
+                raise PackageProblem(f"{each['path']} is no longer the file that was kept", code="checksum")
+
+    def forget(self, needed: Iterable[Kept | None]) -> None:
+        """Remove the files that nothing can be gone back to with."""
+        names = {
+            posixpath.basename(each["path"]) for kept in needed if kept is not None for each in kept.packages.values()
+        }
+        for name in self.system.list_directory(self.folder):
+            if name not in names and name not in ("partial", "lock"):
+                self.system.remove(f"{self.folder}/{name}")

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""From what is asked of a group of packages, and what a node has of it, to the work on it: asks apt and systemd, changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from . import _apt
+from ._apt import INSTALL, Change, PackageProblem, Source, name_of_file, upstream
+from ._apt_tool import OVER_HOLDS, Apt, Packages, View
+from ._driver_install import InTheWay, text_or_none
+from ._package_files import FileChange, Kept, file_changes
+from ._package_group import (
+    Choice,
+    Group,
+    Origin,
+    Record,
+    UnitState,
+    choose,
+    install_words,
+    not_offered,
+    read_record,
+    refuse_removals,
+    standing,
+    unit_words,
+)
+from .core.system import System
+
+_STATES = ("LoadState", "UnitFileState", "ActiveState")
+_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a module is told of a group."""
+
+    version: str = ""
+    latest: bool = False
+    source: Source | None = None
+    key: str = ""
+    files: Sequence[str] = ()
+    hold: bool = True
+    foreign: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done, decided. ``target`` is None for a removal."""
+
+    target: Kept | None = None
+    words: tuple[str, ...] = ()
+    purge: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    files: tuple[FileChange, ...] = ()
+    hold: tuple[str, ...] = ()
+    unhold: tuple[str, ...] = ()
+    local: Mapping[str, str] = field(default_factory=dict)
+    refresh: bool = False
+    to_origin: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The work in words, who is in the way of it, what the node lacks for it, and what stays because somebody else has installed it."""
+
+    steps: tuple[str, ...] = ()
+    work: Work = field(default_factory=Work)
+    in_the_way: InTheWay = field(default_factory=InTheWay)
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    left: tuple[str, ...] = ()
+
+
+def unit_states(system: System, group: Group) -> dict[str, UnitState]:
+    """Return what systemd says of a group's units."""
+    found = {}
+    for unit in group.units:
+        said = [
+            system.run(["systemctl", "show", f"--property={name}", "--value", unit.name], _SECONDS).stdout.strip()
+            for name in _STATES
+        ]
+        found[unit.name] = UnitState(*said)
+    return found
+
+
+class Planner:
+    """Decides for one node. ``users`` says who would be disturbed by an exchange."""
+
+    def __init__(
+        self, system: System, apt: Apt, group: Group, options: Options, users: Callable[[], InTheWay] = InTheWay
+    ) -> None:
+        self.system = system
+        self.apt = apt
+        self.group = group
+        self.options = options
+        self.users = users
+        self.packages: Packages = apt.packages()
+        self.record: Record = read_record(text_or_none(system, group.record), group.record)
+        self.units = unit_states(system, group)
+        self.texts = {path: text_or_none(system, path) for path in (group.key_file, group.source_file, group.pin_file)}
+
+    @property
+    def broken(self) -> list[str]:
+        """The group's packages that were left half-way."""
+        ours = {*self.record.added, *self.group.of_it(dict.fromkeys(self.packages.broken, ""))}
+        return [name for name in self.packages.broken if name in ours]
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether an earlier run was cut short."""
+        return self.record.unfinished or bool(self.broken)
+
+    @property
+    def version(self) -> str:
+        """The version that is there, of the group's first part; empty for none."""
+        names = self.group.parts[0].names if self.group.parts else ()
+        return next((upstream(self.packages.installed[name]) for name in names if name in self.packages.installed), "")
+
+    # Wanted
+
+    def present(self) -> Decision:
+        """Decide how the wanted version comes to the node. Raises AcceleratorError."""
+        group, options = self.group, self.options
+        source = _apt.plan_source(options.source, self.apt.sources()) if options.source else None
+        there = standing(group, options.version, self.packages.installed)
+        words: tuple[str, ...] = ()
+        changes: tuple[Change, ...] = ()
+        local: dict[str, str] = {}
+        if there is not None and not options.latest and not self.unfinished:
+            choice = there
+        else:
+            choice, words, changes, local = self._pack(source)
+        wanted = {
+            group.key_file: options.key if source else "",
+            group.source_file: source.stanza() if source else "",
+            group.pin_file: self._pins(choice.version) if options.hold else "",
+        }
+        packages = {name: {"version": each, "path": "", "checksum": ""} for name, each in choice.packages.items()}
+        hold, unhold = self._holds(choice.exact, bool(words))
+        work = Work(
+            target=Kept(choice.version, "", packages),
+            words=words,
+            changes=changes,
+            files=file_changes(self.texts, wanted),
+            hold=hold,
+            unhold=unhold,
+            local=local,
+            refresh=bool(words) and not options.files,
+        )
+        return self._decided(work)
+
+    def _pins(self, version: str) -> str:
+        return _apt.pins(f"^({self.group.pattern})$", [version]) if self.group.pinned else ""
+
+    def _holds(self, exact: Mapping[str, str], exchanges: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return which packages are held from now on, and which no longer are: apt forgets a hold that it is told to pass over."""
+        held = self.packages.held
+        group = self.group.of_it(self.packages.installed)
+        recorded = self.record.now.packages if self.record.now else {}
+        ours = {*recorded} - {*(self.record.origin.held if self.record.origin else ())}
+        if exchanges:
+            hold = set(exact) if self.options.hold else (held & {*exact}) - ours
+            return tuple(sorted(hold)), tuple(sorted(held & {*group, *exact}))
+        if self.options.hold:
+            return tuple(sorted(set(exact) - held)), ()
+        return (), tuple(sorted(held & {*exact} & ours))
+
+    def _pack(self, source: Source | None) -> tuple[Choice, tuple[str, ...], tuple[Change, ...], dict[str, str]]:
+        """Look for packages where they are to come from, and ask apt what it would do."""
+        options = self.options
+        key = options.key if source and source.signed_by else ""
+        with self.apt.view(pin_path=self.group.pin_file, source=source, key=key, refresh=not options.files) as view:
+            return self._pack_by(view)
+
+    def _pack_by(self, view: View) -> tuple[Choice, tuple[str, ...], tuple[Change, ...], dict[str, str]]:
+        group, wanted, installed = self.group, self.options.version, self.packages.installed
+        brought = {path: found for path in self.options.files if (found := name_of_file(path))}
+        files = {name: path for path, (name, _version) in brought.items()}
+        available = dict(self.apt.available([*group.names, *group.of_it(installed)], view.options))
+        available.update({name: (version,) for name, version in brought.values()})
+        there = standing(group, wanted, installed)
+        # What an earlier run has left half-way is brought to the same version again.
+        same = there.version if there is not None and self.unfinished and not self.options.latest else wanted
+        choice = choose(group, same, installed, available) or there
+        if choice is None:
+            raise not_offered(group, wanted, available)
+        words, gone = install_words(group, choice, installed, files)
+        view.pin(self._pins(choice.version))
+        local = {name: path for name, path in files.items() if path in words}
+        if any(not self.system.exists(path) for path in local.values()):
+            changes = tuple(self._foreseen(word) for word in words)
+        else:
+            changes = self._ask(words, view.options) if words else ()
+        refuse_removals(group, changes, gone)
+        return choice, tuple(words), changes, local
+
+    def _ask(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
+        """Ask apt what it would do. It has no word for packages that are half there; a real run mends them before."""
+        try:
+            return self.apt.foresee(["install", *OVER_HOLDS, *words], view)
+        except PackageProblem:
+            if not self.unfinished:
+                raise
+            return tuple(self._foreseen(word) for word in words)
+
+    def _foreseen(self, word: str) -> Change:
+        found = name_of_file(word)
+        name, version = found or (word.partition("=")[0].rstrip("-"), word.partition("=")[2])
+        before = self.packages.installed.get(name, "")
+        gone = word.endswith("-") and not found
+        return Change(_apt.REMOVE if gone else INSTALL, name, before, "" if gone else version)
+
+    # What was there before the last change
+
+    def previous(self) -> Decision:
+        """Decide how the version of before comes back. Raises AcceleratorError."""
+        former = self.record.former
+        if former is None:
+            raise PackageProblem(
+                f"Nothing is known of a version of {self.group.title} before this one",
+                hint=f"Name the version in {self.group.variable}, where a source still has it.",
+                code="no-former",
+            )
+        words, gone = self.words_for(former)
+        changes = self._ask(words)
+        refuse_removals(self.group, changes, gone)
+        exact = {name: each["version"] for name, each in former.packages.items()}
+        hold, unhold = self._holds({n: v for n, v in exact.items() if upstream(v) == former.version}, exchanges=True)
+        pins = self._pins(former.version) if self.options.hold else ""
+        files = file_changes(self.texts, {self.group.pin_file: pins})
+        return self._decided(Work(former, tuple(words), changes=changes, files=files, hold=hold, unhold=unhold))
+
+    def words_for(self, former: Kept) -> tuple[list[str], list[str]]:
+        """Return what apt-get is told so that kept packages take the place of what is there, and which ones go for it."""
+        there = self.group.of_it(self.packages.installed)
+        gone = sorted({*there, *self.broken} - set(former.packages))
+        words = [str(self.system.path(each["path"])) for each in former.packages.values()]
+        return [*words, *(f"{name}-" for name in gone)], gone
+
+    def _decided(self, work: Work) -> Decision:
+        target = work.target
+        version = target.version if target else ""
+        steps = [
+            *(each.describe() for each in work.files),
+            *self._package_words(version, work.changes),
+            *(["finish what was cut short"] if self.unfinished and not work.words else []),
+            *([f"hold {', '.join(work.hold)} at {version}"] if work.hold and (work.words or not work.unhold) else []),
+            *([f"hold {', '.join(work.unhold)} no longer"] if work.unhold and not work.hold else []),
+            *unit_words(self.group.units, self.units, exchanged=bool(work.words)),
+        ]
+        disturbs = bool(work.words) or any(word.startswith("switch ") for word in steps)
+        return Decision(tuple(steps), work, self.users() if disturbs else InTheWay())
+
+    def _package_words(self, version: str, changes: Sequence[Change]) -> list[str]:
+        """Say in a few lines what would be done with packages."""
+        installs = [change for change in changes if change.verb == INSTALL]
+        gone = [change for change in changes if change.verb != INSTALL]
+        if not changes:
+            return []
+        own = self.group.of_it({change.name: "" for change in installs})
+        named = [change for change in installs if change.name in own]
+        before = sorted({upstream(change.before) for change in named if change.before} - {version})
+        words = f"install {self.group.title} {version}" + (f" in place of {', '.join(before)}" if before else "")
+        others = len(installs) - len(named)
+        further = f", and {others} packages for it" if others else ""
+        found = [f"{words}: {', '.join(change.name for change in named)}{further}"] if installs else []
+        return found + ([f"remove {', '.join(change.name for change in gone)}"] if gone else [])
+
+    # None, or what was there before this collection came
+
+    def absent(self) -> Decision:
+        """Decide what is removed; what somebody else has installed is left. Raises PackageProblem."""
+        group, record = self.group, self.record
+        there = group.of_it(self.packages.installed)
+        if not record and not self.options.foreign:
+            return Decision(left=tuple(f"{name} {each}" for name, each in there.items()))
+        files = file_changes(self.texts, dict.fromkeys(self.texts, ""))
+        origin = record.origin or Origin()
+        if origin.kept is not None and not self.options.foreign:
+            return self._to_origin(origin, origin.kept, there, files)
+        if record.doing:
+            # Half of it may be there, of which apt says nothing; a real run mends that before.
+            ours = {*there, *self.broken, *(name for name in record.added if name in self.packages.installed)}
+            work = Work(purge=tuple(sorted(ours)), files=files)
+            return Decision((f"finish what was cut short, and remove {group.title}",), work, self._disturbed(there))
+        top = sorted({*there, *self.broken})
+        orphans = self.apt.orphans(top)
+        purge = tuple(change.name for change in orphans if change.name in {*top, *record.added})
+        changes = self.apt.foresee(["--allow-change-held-packages", "purge", *purge]) if purge else ()
+        further = [change.name for change in changes if change.name not in purge]
+        if further:
+            raise PackageProblem(
+                f"{', '.join(further)} need {group.title} and would go with it",
+                hint="Nothing was removed. Remove them yourself before.",
+                code="would-remove",
+            )
+        versions = ", ".join(sorted({upstream(each) for each in there.values()}))
+        steps = [
+            *([f"remove {group.title} {versions}: {', '.join(purge)}"] if purge else []),
+            *(each.describe() for each in files),
+            *(["forget what was installed"] if record and not purge else []),
+        ]
+        return Decision(tuple(steps), Work(purge=purge, changes=changes, files=files), self._disturbed(there))
+
+    def _disturbed(self, there: Mapping[str, str]) -> InTheWay:
+        return self.users() if there else InTheWay()
+
+    def _to_origin(
+        self, origin: Origin, kept: Kept, there: Mapping[str, str], files: tuple[FileChange, ...]
+    ) -> Decision:
+        """Decide how what was there before this collection comes back."""
+        versions = {name: each["version"] for name, each in kept.packages.items()}
+        words: list[str] = []
+        gone: list[str] = []
+        changes: tuple[Change, ...] = ()
+        if dict(there) != versions or self.unfinished:
+            words, gone = self.words_for(kept)
+            changes = self._ask(words) if kept.complete else ()
+            refuse_removals(self.group, changes, gone)
+        unhold = tuple(sorted((self.packages.held & {*there, *versions}) - {*origin.held}))
+        back = f"go back to {self.group.title} {kept.version}, which was here before"
+        units = [
+            f"switch {name} {'on' if state == 'enabled' else 'off'}"
+            for name, state in origin.units.items()
+            if (now := self.units.get(name)) is not None and now.exists and now.is_on != (state == "enabled")
+        ]
+        steps = [
+            *([back] if words else []),
+            *(each.describe() for each in files),
+            *([f"hold {', '.join(unhold)} no longer"] if unhold else []),
+            *units,
+        ]
+        work = Work(
+            target=kept,
+            words=tuple(words),
+            changes=changes,
+            files=files,
+            hold=origin.held,
+            unhold=unhold,
+            to_origin=True,
+        )
+        steps = steps or ["forget what was changed"]
+        return Decision(tuple(steps), work, self._disturbed(there) if words else InTheWay())

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Makes signed package sources with packages that are called and laid out as NVIDIA's Container Toolkit, fabric manager, NVLSM and IMEX, and hold nothing of theirs.
+
+    python3 nvidia_parts.py toolkit FOLDER VERSION ...
+    python3 nvidia_parts.py fabric FOLDER VERSION ...
+
+Stands beside nvidia.py, whose key and index it takes. For the fabric manager FOLDER may be one that has drivers already.
+
+Of the toolkit's versions, one that ends in .66 has a program that does not run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import nvidia
+
+TOOLKIT = "nvidia-container-toolkit"
+CTK = """#!/bin/sh
+case {version} in *.66) echo "nvidia-ctk: cannot execute" >&2; exit 127;; esac
+case "$1 $2" in
+"--version ") echo "NVIDIA Container Toolkit CLI version {version}";;
+"cdi generate") mkdir -p /var/run/cdi; echo "cdiVersion: 0.5.0" > "${{NVIDIA_CTK_CDI_OUTPUT_FILE_PATH:-/dev/stdout}}";;
+esac
+"""
+RUNTIME = '#!/bin/sh\nexec runc "$@"\n'
+REFRESH_SERVICE = """[Unit]
+Description=Refresh the CDI file, a stand-in
+[Service]
+Type=oneshot
+Environment=NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=/var/run/cdi/nvidia.yaml
+ExecStart=/usr/bin/nvidia-ctk cdi generate
+RemainAfterExit=yes
+[Install]
+WantedBy=multi-user.target
+"""
+REFRESH_PATH = """[Unit]
+Description=Refresh the CDI file when the driver changes, a stand-in
+[Path]
+PathChanged=/lib/modules/modules.dep
+[Install]
+WantedBy=multi-user.target
+"""
+#: As the vendor's: a configuration that dpkg does not know, and units that are switched on at each installation.
+BASE_SCRIPT = """
+mkdir -p /etc/nvidia-container-runtime
+test -e /etc/nvidia-container-runtime/config.toml || echo "# a stand-in" > /etc/nvidia-container-runtime/config.toml
+systemctl daemon-reload
+systemctl enable --now nvidia-cdi-refresh.path || true
+systemctl enable --now nvidia-cdi-refresh.service || true
+"""
+DAEMON = """[Unit]
+Description={name}, a stand-in
+[Service]
+ExecStart=/bin/sleep infinity
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def toolkit(folder: Path, version: str) -> None:
+    """Make the toolkit's packages of one version."""
+    full = f"{version}-1"
+    library = f"{nvidia.LIBRARIES}/libnvidia-container.so.{version}"
+    nvidia.package(folder, "libnvidia-container1", full, files={library: "a stand-in\n"})
+    nvidia.package(
+        folder,
+        "libnvidia-container-tools",
+        full,
+        fields=f"Depends: libnvidia-container1 (>= {full})\n",
+        files={"usr/bin/nvidia-container-cli": "#!/bin/sh\n"},
+    )
+    nvidia.package(
+        folder,
+        f"{TOOLKIT}-base",
+        full,
+        files={
+            "usr/bin/nvidia-ctk": CTK.format(version=version),
+            "usr/bin/nvidia-cdi-hook": "#!/bin/sh\n",
+            "usr/bin/nvidia-container-runtime": RUNTIME,
+            "lib/systemd/system/nvidia-cdi-refresh.service": REFRESH_SERVICE,
+            "lib/systemd/system/nvidia-cdi-refresh.path": REFRESH_PATH,
+        },
+        scripts={"postinst": BASE_SCRIPT},
+    )
+    nvidia.package(
+        folder,
+        TOOLKIT,
+        full,
+        fields=f"Depends: {TOOLKIT}-base (= {full}), libnvidia-container-tools (>= {full})\n",
+        files={"usr/bin/nvidia-container-runtime-hook": "#!/bin/sh\n"},
+    )
+
+
+def fabric(folder: Path, version: str) -> None:
+    """Make the fabric manager, NVLSM and IMEX for a driver of one version."""
+    for name, full in (
+        ("nvidia-fabricmanager", f"{version}-1"),
+        ("nvidia-imex", f"{version}-1"),
+        ("nvlsm", "2025.06.5-1"),
+    ):
+        unit = {} if name == "nvlsm" else {f"lib/systemd/system/{name}.service": DAEMON.format(name=name)}
+        stop = "" if name == "nvlsm" else f'if [ "$1" = remove ]; then systemctl stop {name}.service || true; fi'
+        nvidia.package(
+            folder,
+            name,
+            full,
+            files={f"usr/share/doc/{name}/stand-in": "a stand-in\n", **unit},
+            scripts={
+                "postinst": "systemctl daemon-reload",
+                "prerm": stop or "true",
+                "postrm": "systemctl daemon-reload",
+            },
+        )
+
+
+def main() -> None:
+    """Make the packages of the versions that are named, and the index of all that are there."""
+    what, folder = sys.argv[1], Path(sys.argv[2])
+    folder.mkdir(parents=True, exist_ok=True)
+    for version in sys.argv[3:]:
+        {"toolkit": toolkit, "fabric": fabric}[what](folder, version)
+    nvidia.index(folder)
+    # Where the toolkit's vendor has it.
+    shutil.copyfile(folder / "3bf863cc.pub", folder / "gpgkey")
+
+
+if __name__ == "__main__":
+    main()

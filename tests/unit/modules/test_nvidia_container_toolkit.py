@@ -1,0 +1,299 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The NVIDIA Container Toolkit: which packages, its units, the way back, and what is there again when it goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils._apt import Change, upstream
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_container_toolkit import (
+    BASE,
+    FULL,
+    PATH_UNIT,
+    SERVICE_UNIT,
+    SPECIFICATION,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed
+from ansible_collections.dra.accelerators.plugins.modules import nvidia_container_toolkit
+from package_machine import GroupApt, UnitMachine
+
+OLD, OLDER, NEWER, FAILING = "1.16.2", "1.18.0", "1.18.1", "1.19.0"
+CONFIG = "/etc/nvidia-container-runtime/config.toml"
+RECORD = "/var/lib/dra-accelerators/nvidia-container-toolkit"
+NEEDS = {
+    "nvidia-container-toolkit": (BASE, "libnvidia-container-tools"),
+    "libnvidia-container-tools": ("libnvidia-container1",),
+}
+
+
+def base_script(machine: UnitMachine, version: str) -> None:
+    """What the vendor's scripts do: a configuration that dpkg knows nothing of, and units that are switched on each time."""
+    if not version:
+        for unit in (PATH_UNIT, SERVICE_UNIT):
+            assert not machine.units.pop(unit, False), f"{unit} was left switched on"
+        return
+    if not machine.exists(CONFIG):
+        machine.put_file(CONFIG, f"# of {version}\n")
+    if version == OLD:
+        return
+    for unit in (PATH_UNIT, SERVICE_UNIT):
+        machine.units[unit] = True
+        machine.running.add(unit)
+    machine.put_file(SPECIFICATION, "cdiVersion: 0.5.0\n")
+
+
+class Node:
+    """A node on which the module is run."""
+
+    def __init__(self, root: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.machine = UnitMachine(root)
+        versions = [f"{version}-1" for version in (FAILING, NEWER, OLDER, OLD)]
+        self.apt = GroupApt(self.machine, {name: list(versions) for name in FULL}, NEEDS)
+        self.apt.scripts[BASE] = base_script
+        self.machine.programs["/usr/bin/nvidia-ctk"] = self._ctk
+        self.machine.started[SERVICE_UNIT] = lambda: self.machine.put_file(SPECIFICATION, "cdiVersion: 0.5.0\n")
+        self._run = run_here
+        monkeypatch.setattr(nvidia_container_toolkit, "System", lambda: self.machine)
+        monkeypatch.setattr(nvidia_container_toolkit, "Apt", lambda system, timeout: self.apt)
+
+    def _ctk(self, words: list[str]) -> Completed:
+        version = upstream(self.apt.installed.get(BASE, ""))
+        if version in ("", FAILING):
+            return Completed(127, "", "nvidia-ctk: cannot execute")
+        return Completed(0, f"NVIDIA Container Toolkit CLI version {version}\ncommit: abc\n", "")
+
+    def run(self, version: str = "", *, check: bool = False, **options: Any) -> dict[str, Any]:
+        return self._run("nvidia_container_toolkit", {"version": version, **options}, check=check, diff=True)
+
+    def has(self, version: str) -> bool:
+        """Whether the whole toolkit is there in a version, and nothing of another one."""
+        mine = {name: each for name, each in self.apt.installed.items() if name != "bash"}
+        return mine == (dict.fromkeys(FULL, f"{version}-1") if version else {})
+
+    def files(self) -> dict[str, str]:
+        """All files that could have come, with their texts."""
+        root = self.machine.path("/")
+        return {
+            str(path.relative_to(root)): path.read_text() if path.is_file() else ""
+            for folder in ("etc", "var")
+            for path in sorted((root / folder).rglob("*"))
+            if "kept" not in path.name
+            and path.name not in ("lib", "run", "cdi", "apt", "preferences.d", "sources.list.d")
+        }
+
+    def record(self) -> dict[str, Any]:
+        path = self.machine.path(f"{RECORD}/record.json")
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def install_by_hand(self, version: str) -> None:
+        for name in FULL:
+            self.apt.installed[name] = f"{version}-1"
+        base_script(self.machine, version)
+
+
+@pytest.fixture
+def node(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(tmp_path, run_here, monkeypatch)
+
+
+def test_the_toolkit_comes_in_one_version_and_stays(node: Node) -> None:
+    said = node.run("1.18", check=True)
+    assert said["changed"] and node.has("") and not node.record() and node.apt.updates == []
+    done = node.run("1.18")
+    assert done["steps"] == said["steps"] and done["after"]["packages"] == said["after"]["packages"], done
+    assert node.has(NEWER) and node.apt.held == set(FULL)
+    assert "Pin: version" in node.machine.read_text("/etc/apt/preferences.d/dra-accelerators-nvidia-container-toolkit")
+    again = node.run("1.18")
+    assert not again["changed"] and again["steps"] == [] and again["diff"] == []
+    assert not node.run()["changed"], "without a version it is what is there that is wanted"
+
+
+def test_a_newer_version_comes_where_it_is_asked_for_and_the_one_before_comes_back(node: Node) -> None:
+    node.run(OLDER)
+    assert not node.run("1.18")["changed"], "it is one of these already"
+    done = node.run("1.18", latest=True)
+    assert done["before"]["version"] == OLDER and node.has(NEWER) and done["way_back"]
+    assert f"in place of {OLDER}" in " ".join(done["steps"])
+    node.apt.source.clear()
+    for expected in (OLDER, NEWER, OLDER):
+        said = node.run(state="previous", check=True)
+        done = node.run(state="previous")
+        assert done["changed"] and done["steps"] == said["steps"]
+        assert node.has(expected) and node.apt.held == set(FULL), "no source is needed for that"
+
+
+def test_without_a_version_before_there_is_no_way_back(node: Node) -> None:
+    node.run(NEWER)
+    for check in (True, False):
+        refused = node.run(state="previous", check=check)
+        assert refused["error_code"] == "no-former" and node.has(NEWER)
+
+
+def test_removal_leaves_nothing(node: Node) -> None:
+    before = node.files()
+    node.run(NEWER, cdi_refresh="enabled")
+    assert node.files() != before
+    said = node.run(state="absent", check=True)
+    assert node.has(NEWER)
+    done = node.run(state="absent")
+    assert done["changed"] and done["steps"] == said["steps"] and done["after"] == said["after"]
+    assert node.has("") and not node.apt.held and not node.machine.units
+    assert node.files() == before
+    assert not node.run(state="absent")["changed"]
+
+
+def test_what_somebody_else_has_installed_is_there_again_when_this_goes(node: Node) -> None:
+    node.install_by_hand(OLDER)
+    node.machine.put_file(CONFIG, "# by hand\n")
+    node.apt.held.add(BASE)
+    node.machine.units[SERVICE_UNIT] = False
+    before = node.files()
+    node.run(NEWER, cdi_refresh="enabled")
+    assert node.has(NEWER) and node.machine.units[SERVICE_UNIT]
+    node.machine.put_file(CONFIG, "# changed since\n")
+    said = node.run(state="absent", check=True)
+    assert node.has(NEWER)
+    done = node.run(state="absent")
+    assert done["steps"] == said["steps"], done
+    assert node.has(OLDER) and node.apt.held == {BASE} and node.files() == before
+    assert node.machine.units == {PATH_UNIT: True, SERVICE_UNIT: False}
+    again = node.run(state="absent")
+    assert not again["changed"] and f"{BASE} {OLDER}-1" in again["left"], "it is not this collection's"
+    assert node.run(state="absent", foreign=True)["changed"] and node.has("")
+
+
+def test_units_alone_are_put_back_where_nothing_else_was_changed(node: Node) -> None:
+    node.install_by_hand(NEWER)
+    done = node.run(cdi_refresh="disabled", hold=False)
+    assert done["steps"] == [f"switch {PATH_UNIT} off", f"switch {SERVICE_UNIT} off"]
+    assert node.machine.units == {PATH_UNIT: False, SERVICE_UNIT: False} and not node.machine.exists(SPECIFICATION)
+    assert not node.run(cdi_refresh="disabled", hold=False)["changed"]
+    node.run(state="absent")
+    assert node.machine.units == {PATH_UNIT: True, SERVICE_UNIT: True} and node.has(NEWER)
+
+
+@pytest.mark.parametrize("was", ["", OLDER])
+def test_a_version_that_does_not_work_is_taken_back(node: Node, was: str) -> None:
+    if was:
+        node.run(was)
+    before, units = node.files(), dict(node.machine.units)
+    refused = node.run(FAILING)
+    assert refused["failed"] and refused["error_code"] == "not-proved" and "cannot execute" in refused["msg"]
+    assert ("again" in refused["msg"]) and node.has(was) and node.machine.units == units
+    assert node.files() == before and node.apt.held == (set(FULL) if was else set())
+    assert node.run(NEWER)["changed"] and node.has(NEWER), "the next one comes all the same"
+
+
+@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("was", ["", OLDER])
+@pytest.mark.parametrize("then", ["present", "absent"])
+def test_a_run_that_was_cut_short_is_gone_on_with_or_undone(node: Node, name: str, was: str, then: str) -> None:
+    before = node.files()
+    if was:
+        node.run(was)
+    node.apt.killed_at = name
+    with pytest.raises(KeyboardInterrupt):
+        node.run(NEWER)
+    assert node.record()["doing"] == "install"
+    node.apt.broken.append(name)
+    if then == "present":
+        assert node.run(NEWER)["changed"] and node.has(NEWER) and not node.record()["doing"]
+        assert not node.run(NEWER)["changed"]
+    node.run(state="absent")
+    assert node.has("") and node.files() == before and not node.machine.units
+
+
+@pytest.mark.parametrize(
+    ("refresh", "is_on"), [("keep", True), ("enabled", True), ("disabled", False)], ids=lambda value: str(value)
+)
+def test_the_units_are_as_asked_for_also_after_an_exchange(node: Node, refresh: str, is_on: bool) -> None:
+    for version in (OLDER, NEWER):
+        node.run(version, cdi_refresh=refresh)
+        assert node.machine.units == {PATH_UNIT: is_on, SERVICE_UNIT: is_on}
+        assert node.machine.exists(SPECIFICATION) == is_on
+        assert not node.run(version, cdi_refresh=refresh)["changed"]
+    for other, on in (("disabled", False), ("enabled", True)):
+        node.run(cdi_refresh=other)
+        assert node.machine.units == {PATH_UNIT: on, SERVICE_UNIT: on}
+
+
+def test_the_file_is_made_where_there_is_a_driver_and_its_absence_is_a_failure(node: Node) -> None:
+    node.machine.put_file("/sys/module/nvidia/version", "580.95.05\n")
+    node.run(NEWER, cdi_refresh="disabled")
+    node.run(cdi_refresh="enabled")
+    assert node.machine.exists(SPECIFICATION) and f"restart {SERVICE_UNIT}" in node.machine.log
+    node.run(cdi_refresh="disabled")
+    node.machine.started.clear()
+    refused = node.run(cdi_refresh="enabled")
+    assert refused["error_code"] == "no-specification" and node.machine.units == {PATH_UNIT: False, SERVICE_UNIT: False}
+
+
+def test_a_version_without_the_units_is_told_apart(node: Node) -> None:
+    refused = node.run(OLD, cdi_refresh="enabled")
+    assert refused["error_code"] == "no-unit" and node.has("")
+    assert node.run(OLD, cdi_refresh="disabled")["changed"] and node.has(OLD)
+
+
+def test_a_unit_that_somebody_has_masked_is_not_forced(node: Node) -> None:
+    node.install_by_hand(NEWER)
+    node.machine.masked.add(PATH_UNIT)
+    refused = node.run(cdi_refresh="enabled")
+    assert refused["error_code"] == "masked" and PATH_UNIT in refused["msg"]
+
+
+def test_the_programs_alone_come_alone_and_what_is_there_besides_goes_with_them(node: Node) -> None:
+    node.run(OLDER, components="base")
+    assert node.apt.installed == {"bash": "5.2-1", BASE: f"{OLDER}-1"}
+    node.run(OLDER)
+    assert node.has(OLDER), "the rest comes besides"
+    node.run(NEWER, components="base")
+    assert node.has(NEWER), "one version for all"
+
+
+def test_what_no_source_has_is_said_with_what_there_is(node: Node) -> None:
+    node.apt.source["libnvidia-container1"] = [f"{OLDER}-1"]
+    for check in (True, False):
+        refused = node.run(NEWER, check=check)
+        assert refused["error_code"] == "not-offered" and f"libnvidia-container1: {OLDER}-1" in refused["msg"]
+    assert node.run()["changed"] and node.has(OLDER), "the newest that is there whole"
+
+
+def test_packages_that_others_need_do_not_go(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.run(NEWER)
+    all_of_it = [Change("purge", name, "1") for name in (*FULL, "nvidia-docker2")]
+    monkeypatch.setattr(node.apt, "foresee", lambda *_: tuple(all_of_it))
+    refused = node.run(state="absent")
+    assert refused["error_code"] == "would-remove" and "nvidia-docker2" in refused["msg"] and node.has(NEWER)
+
+
+def test_a_source_is_set_up_and_goes_again(node: Node) -> None:
+    source = {"uris": ["http://mirror/toolkit"], "suites": ["/"]}
+    node.run(NEWER, source=source)
+    path = "/etc/apt/sources.list.d/dra-accelerators-nvidia-container-toolkit.sources"
+    assert "URIs: http://mirror/toolkit" in node.machine.read_text(path) and node.apt.updates == [path]
+    assert not node.run(NEWER, source=source)["changed"]
+    node.run(NEWER)
+    assert not node.machine.exists(path), "without it, what apt knows counts"
+
+
+def test_packages_that_were_brought_are_looked_at_before(node: Node) -> None:
+    node.apt.source.clear()
+    files = [f"/packages/{name}_{NEWER}-1_amd64.deb" for name in FULL]
+    assert node.run(files=files, check=True)["changed"], "what is not there yet is judged by its name"
+    assert node.run(files=files)["error_code"] == "package-missing"
+    for path in files:
+        node.machine.put_file(path, path)
+    refused = node.run(files=files, checksums={files[0].rpartition("/")[2]: "0" * 64})
+    assert refused["error_code"] == "checksum" and node.has("")
+    assert node.run(files=files)["changed"] and node.has(NEWER) and node.apt.updates == []
+
+
+def test_a_key_with_another_fingerprint_is_refused(node: Node) -> None:
+    source = {"uris": ["http://mirror/toolkit"], "suites": ["/"], "key": "none", "fingerprints": ["0" * 40]}
+    assert node.run(NEWER, source=source)["error_code"] == "repository-key" and node.has("")

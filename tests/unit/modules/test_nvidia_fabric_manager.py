@@ -1,0 +1,339 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""NVIDIA's fabric manager: which node needs it, in which version, who is in its way, and when it counts as working."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils import _nvidia_fabric
+from ansible_collections.dra.accelerators.plugins.module_utils._apt import PackageProblem
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric import (
+    IMEX,
+    IMEX_UNIT,
+    MANAGER,
+    MANAGER_UNIT,
+    SUBNET,
+    driver_version,
+    needs_of,
+    wait,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import (
+    COMPLETED,
+    IN_PROGRESS,
+    NOT_STARTED,
+    NOT_SUPPORTED,
+    Joining,
+    Switches,
+    not_joined,
+    read_query,
+    switches,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed
+from ansible_collections.dra.accelerators.plugins.modules import nvidia_fabric_manager
+from driver_store import claim
+from package_machine import GroupApt, UnitMachine
+
+OLDER, NEWER = "575.57.08", "580.95.05"
+QUERY = """
+==============NVSMI LOG==============
+Driver Version                            : 580.95.05
+GPU 00000000:1B:00.0
+    GPU UUID                              : GPU-1
+    GPU Recovery Action                   : None
+    ECC Mode
+        State                             : Enabled
+    Fabric
+        State                             : {state}
+        Status                            : {status}
+        CliqueId                          : 0
+        Health
+            Bandwidth                     : N/A
+    Processes                             : None
+"""
+
+
+class Node:
+    """A node with a driver, a source that has packages for it, and a fabric manager that GPUs join by."""
+
+    def __init__(self, root: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.machine = UnitMachine(root)
+        both = [f"{NEWER}-1", f"{OLDER}-1"]
+        source = {MANAGER: both, IMEX: both, SUBNET: ["2025.06.5-1"], f"{MANAGER}-575": [f"{OLDER}-1"]}
+        self.apt = GroupApt(self.machine, source, {})
+        for name, unit in ((MANAGER, MANAGER_UNIT), (f"{MANAGER}-575", MANAGER_UNIT), (IMEX, IMEX_UNIT)):
+            self.apt.scripts[name] = self._script_of(unit, gives_way=name.endswith("-575"))
+        self.machine.programs["nvidia-smi"] = self._smi
+        self.state, self.status = "Completed", "Success"
+        self.driver(NEWER)
+        self._run = run_here
+        monkeypatch.setattr(nvidia_fabric_manager, "System", lambda: self.machine)
+        monkeypatch.setattr(nvidia_fabric_manager, "Apt", lambda system, timeout: self.apt)
+        monkeypatch.setattr(nvidia_fabric_manager, "find_binding", lambda name, interpreter: "none")
+        monkeypatch.setattr(self.machine, "finds", lambda name: True)
+        monkeypatch.setattr(_nvidia_fabric.time, "sleep", lambda seconds: None)
+
+    @staticmethod
+    def _script_of(unit: str, *, gives_way: bool) -> Callable[[UnitMachine, str], None]:
+        def script(machine: UnitMachine, version: str) -> None:
+            if version:
+                # As Debian's packages do: switched off, unless it was there before.
+                machine.units.setdefault(unit, False)
+            else:
+                assert not machine.units.pop(unit, False) or gives_way, f"{unit} was left switched on"
+
+        return script
+
+    def _smi(self, words: list[str]) -> Completed:
+        runs = MANAGER_UNIT in self.machine.running
+        state = self.state if runs or self.state == "N/A" else "In Progress"
+        return Completed(0, QUERY.format(state=state, status=self.status if state == "Completed" else "N/A"), "")
+
+    def driver(self, version: str, loaded: str | None = None) -> None:
+        self.apt.installed["libnvidia-ml1"] = f"{version}-1"
+        self.machine.put_file("/sys/module/nvidia/version", f"{version if loaded is None else loaded}\n")
+
+    def switch(self, address: str = "0000:05:00.0") -> None:
+        for name, text in (("vendor", "0x10de"), ("class", "0x068000"), ("device", "0x22a3")):
+            self.machine.put_file(f"/sys/bus/pci/devices/{address}/{name}", f"{text}\n")
+
+    def adapter(self, name: str, data: str) -> None:
+        self.machine.put_file(f"/sys/class/infiniband/{name}/device/vpd", data)
+
+    def run(self, *, check: bool = False, **options: Any) -> dict[str, Any]:
+        fixed = {"state_path": "", "fabric_timeout": 0}
+        return self._run("nvidia_fabric_manager", {**fixed, **options}, check=check, diff=True)
+
+    def has(self) -> dict[str, str]:
+        return {name: each for name, each in self.apt.installed.items() if name not in ("bash", "libnvidia-ml1")}
+
+    def record(self) -> dict[str, Any]:
+        path = self.machine.path("/var/lib/dra-accelerators/nvidia-fabric-manager/record.json")
+        return json.loads(path.read_text()) if path.exists() else {}
+
+
+@pytest.fixture
+def node(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(tmp_path, run_here, monkeypatch)
+
+
+def test_a_node_without_switches_gets_nothing_and_is_told_why(node: Node) -> None:
+    node.machine.gpu("0000:1b:00.0", "0x2330")
+    for check in (True, False):
+        done = node.run(check=check)
+        assert not done["changed"] and done["needs"] == [] and "no NVSwitch" in done["reason"]
+    assert node.has() == {} and not node.record()
+
+
+def test_a_node_with_switches_gets_the_drivers_version_running(node: Node) -> None:
+    node.switch()
+    node.adapter("mlx5_0", "an adapter like others")
+    said = node.run(check=True)
+    assert said["changed"] and node.has() == {} and said["needs"] == [MANAGER] and "0000:05:00.0" in said["reason"]
+    done = node.run()
+    assert done["steps"] == said["steps"] and done["after"] == said["after"], done
+    assert node.has() == {MANAGER: f"{NEWER}-1"} and node.apt.held == {MANAGER}
+    assert node.machine.units == {MANAGER_UNIT: True} and MANAGER_UNIT in node.machine.running
+    assert done["fabric"] == {"GPU-1": "has joined"}
+    again = node.run()
+    assert not again["changed"] and again["fabric"] == {"GPU-1": "has joined"} and again["diff"] == []
+
+
+def test_switches_on_no_bus_need_the_subnet_manager(node: Node) -> None:
+    node.adapter("mlx5_4", "..SMDL=SW_MNG..")
+    assert node.run()["needs"] == [MANAGER, SUBNET]
+    assert node.has() == {MANAGER: f"{NEWER}-1", SUBNET: "2025.06.5-1"} and node.apt.held == {MANAGER}
+    assert not node.run()["changed"]
+
+
+def test_a_new_driver_takes_the_fabric_manager_of_its_version(node: Node) -> None:
+    node.switch()
+    node.driver(OLDER)
+    node.apt.source[MANAGER] = [f"{NEWER}-1"]
+    node.run()
+    assert node.has() == {f"{MANAGER}-575": f"{OLDER}-1"}, "older drivers have the branch in the name"
+    node.driver(NEWER)
+    done = node.run()
+    assert done["changed"] and node.has() == {MANAGER: f"{NEWER}-1"} and node.machine.units[MANAGER_UNIT]
+
+
+def test_without_its_driver_it_is_installed_and_not_started(node: Node) -> None:
+    node.switch()
+    node.driver(NEWER, loaded=OLDER)
+    done = node.run()
+    assert done["reboot_required"] and done["fabric"] == {} and node.has() == {MANAGER: f"{NEWER}-1"}
+    assert node.machine.units == {MANAGER_UNIT: True} and not node.machine.running
+    assert not node.run()["changed"]
+    node.driver(NEWER)
+    assert node.run()["steps"] == [f"switch {MANAGER_UNIT} on"] and MANAGER_UNIT in node.machine.running
+
+
+def test_without_a_driver_nothing_is_done(node: Node) -> None:
+    node.switch()
+    node.apt.installed.pop("libnvidia-ml1")
+    node.machine.remove_tree("/sys/module/nvidia")
+    said = node.run(check=True)
+    assert said["changed"] and "driver" in said["lacking"] and not said.get("failed")
+    assert node.run()["error_code"] == "driver" and node.has() == {}
+    assert node.run(driver_version=NEWER)["changed"] and node.has() == {MANAGER: f"{NEWER}-1"}
+
+
+def test_a_version_that_no_source_has_is_refused(node: Node) -> None:
+    node.switch()
+    node.driver("590.10.01")
+    refused = node.run()
+    assert refused["error_code"] == "not-offered" and "590.10.01" in refused["msg"] and node.has() == {}
+
+
+@pytest.mark.parametrize("state", ["Not Started", "In Progress"])
+def test_a_fabric_that_gpus_do_not_join_is_a_failure_and_undone(node: Node, state: str) -> None:
+    node.switch()
+    node.state = state
+    refused = node.run()
+    assert refused["error_code"] == "fabric" and "GPU-1" in refused["msg"] and "removed again" in refused["msg"]
+    assert node.has() == {} and not node.machine.units and not node.record()
+    node.state = "Completed"
+    node.run()
+    node.status = "Insufficient Resources"
+    refused = node.run()
+    assert refused["error_code"] == "fabric" and "could not join" in refused["msg"], "it is asked each time"
+    assert node.has(), "and what was there before stays"
+
+
+def test_boards_that_do_not_tell_have_the_unit_for_a_proof(node: Node) -> None:
+    node.switch()
+    node.state = "N/A"
+    assert node.run()["fabric"] == {"GPU-1": "does not tell"}
+    node.machine.failing.add(MANAGER_UNIT)
+    node.machine.running.discard(MANAGER_UNIT)
+    refused = node.run()
+    assert refused["error_code"] == "unit" and "it said why" in refused["msg"] and node.has()
+
+
+def test_who_has_gpus_is_named_and_not_disturbed(node: Node, tmp_path: Path) -> None:
+    node.switch()
+    store = tmp_path / "state.db"
+    claim(store, "GPU-1")
+    node.driver(OLDER)
+    assert node.run(state_path=str(store))["changed"], "where none runs nobody is disturbed"
+    node.driver(NEWER)
+    said = node.run(state_path=str(store), check=True)
+    assert said["in_the_way"]["claims"] and not said.get("failed")
+    for state in ("present", "absent"):
+        refused = node.run(state_path=str(store), state=state)
+        assert refused["error_code"] == "in-use" and node.has() == {MANAGER: f"{OLDER}-1"}
+
+
+@pytest.mark.parametrize(("imex", "is_on"), [("installed", False), ("enabled", True)])
+def test_imex_comes_where_it_is_asked_for_and_runs_only_then(node: Node, imex: str, is_on: bool) -> None:
+    said = node.run(imex=imex, check=True)
+    done = node.run(imex=imex)
+    assert done["needs"] == [IMEX] and node.has() == {IMEX: f"{NEWER}-1"} and done["after"] == said["after"]
+    assert node.machine.units == {IMEX_UNIT: is_on} and (IMEX_UNIT in node.machine.running) == is_on
+    assert not node.run(imex=imex)["changed"]
+
+
+def test_removal_leaves_nothing_and_keeps_what_others_have_installed(node: Node) -> None:
+    node.switch()
+    node.run()
+    said = node.run(state="absent", check=True)
+    done = node.run(state="absent")
+    assert done["steps"] == said["steps"] and node.has() == {} and not node.record() and not node.machine.units
+    assert not node.run(state="absent")["changed"]
+    node.apt.installed[MANAGER] = f"{OLDER}-1"
+    node.machine.units[MANAGER_UNIT] = True
+    left = node.run(state="absent")
+    assert not left["changed"] and left["left"] == [f"{MANAGER} {OLDER}-1"]
+    node.run()
+    assert node.has() == {MANAGER: f"{NEWER}-1"}
+    node.run(state="absent")
+    assert node.has() == {MANAGER: f"{OLDER}-1"} and node.machine.units == {MANAGER_UNIT: True}
+
+
+# What is pure
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_one"), [("0x068000", True), ("0x030200", False), ("0x020700", False)], ids=lambda value: str(value)
+)
+def test_a_switch_is_a_bridge_of_the_vendors(tmp_path: Path, kind: str, is_one: bool) -> None:
+    machine = UnitMachine(tmp_path)
+    for address, vendor in (("0000:05:00.0", "0x10de"), ("0000:06:00.0", "0x8086")):
+        machine.put_file(f"/sys/bus/pci/devices/{address}/vendor", f"{vendor}\n")
+        machine.put_file(f"/sys/bus/pci/devices/{address}/class", f"{kind}\n")
+    assert switches(machine) == Switches(("0000:05:00.0",) if is_one else ())
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "expected"),
+    [
+        (Switches(), {}, []),
+        (Switches(("a",)), {}, [MANAGER]),
+        (Switches((), ("b",)), {}, [MANAGER, SUBNET]),
+        (Switches(("a",)), {"manager": "never", "subnet": "always"}, []),
+        (Switches(), {"manager": "always", "imex": "enabled"}, [MANAGER, IMEX]),
+        (Switches((), ("b",)), {"subnet": "never", "imex": "installed"}, [MANAGER, IMEX]),
+    ],
+)
+def test_what_a_node_needs(found: Switches, asked: dict[str, str], expected: list[str]) -> None:
+    needs = needs_of(found, **{"manager": "auto", "subnet": "auto", "imex": "none", **asked})
+    assert needs.words() == expected and bool(needs) == bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("installed", "recorded", "loaded", "expected"),
+    [
+        ({}, "", "", ""),
+        ({}, "", NEWER, NEWER),
+        ({"libnvidia-ml1": f"{NEWER}-1"}, "", OLDER, NEWER),
+        ({"libnvidia-compute-580-server": f"{NEWER}-0ubuntu0.24.04.1"}, NEWER, OLDER, NEWER),
+        ({"libnvidia-ml1": f"{OLDER}-1"}, NEWER, OLDER, OLDER),
+        ({"libnvidia-ml1": f"{OLDER}-1"}, NEWER, "", OLDER),
+        ({"libnvidia-container1": "1.18.1-1"}, "", NEWER, NEWER),
+    ],
+)
+def test_the_driver_that_counts_is_the_one_installed(
+    installed: dict[str, str], recorded: str, loaded: str, expected: str
+) -> None:
+    assert driver_version(installed, recorded, loaded) == expected
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "expected"),
+    [
+        ("Completed", "Success", Joining(COMPLETED)),
+        ("Completed", "Unknown Error", Joining(COMPLETED, -1)),
+        ("In Progress", "N/A", Joining(IN_PROGRESS)),
+        ("Not Started", "N/A", Joining(NOT_STARTED)),
+        ("N/A", "N/A", Joining(NOT_SUPPORTED)),
+    ],
+)
+def test_what_the_vendors_program_says_is_read(state: str, status: str, expected: Joining) -> None:
+    second = QUERY.format(state="Completed", status="Success").replace("GPU-1", "GPU-2").replace("1B:00", "2B:00")
+    found = read_query(QUERY.format(state=state, status=status) + second)
+    assert found == {"GPU-1": expected, "GPU-2": Joining(COMPLETED)}
+    assert [each.split()[0] for each in not_joined(found)] == ([] if expected.is_well else ["GPU-1"])
+    assert read_query("") == {}
+
+
+def test_gpus_are_waited_for_until_the_time_is_over() -> None:
+    answers = iter([{"a": Joining(NOT_STARTED)}, {"a": Joining(IN_PROGRESS)}, {"a": Joining(COMPLETED)}])
+    now = iter(range(100))
+    wait(lambda: next(answers), 10, clock=lambda: float(next(now)), sleep=lambda seconds: None)
+    with pytest.raises(PackageProblem) as caught:
+        wait(
+            lambda: {"a": Joining(IN_PROGRESS), "b": Joining(COMPLETED)},
+            3,
+            clock=lambda: float(next(now)),
+            sleep=lambda seconds: None,
+        )
+    assert (
+        caught.value.code == "fabric"
+        and "1 of 2 GPUs" in str(caught.value)
+        and "a is still joining" in str(caught.value)
+    )
