@@ -280,15 +280,29 @@ def companions(installed: Mapping[str, str], version: str, available: Mapping[st
     for name, before in installed.items():
         if not _COMPANIONS.fullmatch(name) or upstream(before) == version:
             continue
-        fitting = next((each for each in available.get(name, ()) if upstream(each) == version), "")
+        fitting, new = next(
+            (
+                (each, other)
+                for other in companion_heirs(name, version.partition(".")[0])
+                for each in available.get(other, ())
+                if upstream(each) == version
+            ),
+            ("", ""),
+        )
         if not fitting:
             raise DriverError(
                 f"{name} {before} is installed and has to have the driver's exact version, and no source has {version} of it",
                 hint="Nothing was changed. Take a version that the source has of both, or remove it first.",
                 code="companion",
             )
-        found[name] = fitting
+        found[new] = fitting
     return found
+
+
+def companion_heirs(name: str, branch: str) -> list[str]:
+    """Return what a program that needs the driver's version may be called beside a driver of another branch, the same name first."""
+    base = name.rstrip("0123456789").rstrip("-")
+    return list(dict.fromkeys((name, base, *([f"{base}-{branch}"] if branch else []))))
 
 
 def companion_names(installed: Iterable[str]) -> list[str]:

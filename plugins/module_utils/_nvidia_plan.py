@@ -27,6 +27,7 @@ from ._nvidia_driver import (
     Wanted,
     after_changes,
     choose,
+    companion_heirs,
     companion_names,
     companions,
     driver_packages,
@@ -174,7 +175,9 @@ class Planner:
         headers = self._headers()
         own = {name for offer in offers for name in offer.packages} if self.unfinished else set()
         there = foreign(installed, {*self.installer.kinds, *own})
-        names = [*names_of(offers, wanted), *headers, *companion_names(installed), *there]
+        programs = companion_names(installed)
+        heirs = [heir for name in programs for heir in companion_heirs(name, wanted.branch)]
+        names = [*names_of(offers, wanted), *headers, *heirs, *there]
         available = dict(self.apt.available(names, view.options))
         for path in self.options.files:
             found = name_of_file(path)
@@ -205,6 +208,8 @@ class Planner:
             else:
                 further = {**dict.fromkeys(headers, ""), **further}
         words = install_words(choice, offers, installed, further, files)
+        # One whose name has another branch gives way to the one that takes its place.
+        words += [f"{n}-" for n in programs if n not in further and upstream(installed[n]) != choice.version]
         broken = not words and bool(self.packages.broken)
         view.pin(pin_text(choice.version))
         local = {name: path for name, path in files.items() if path in words}

@@ -63,8 +63,7 @@ class GroupInstaller:
         else:
             ours = {*record.added, *self.group.of_it(dict.fromkeys(packages.broken, ""))}
             purge = [name for name in packages.broken if name in ours]
-        if packages.broken:
-            self.apt.mend(files, purge)
+        self.apt.mend(files, purge)
         self.write(replace(record, doing=""))
 
     # To a version

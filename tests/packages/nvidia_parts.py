@@ -102,7 +102,9 @@ def fabric(folder: Path, version: str) -> None:
         ("nvidia-imex", f"{version}-1"),
         ("nvlsm", "2025.06.5-1"),
     ):
-        unit = {} if name == "nvlsm" else {f"lib/systemd/system/{name}.service": DAEMON.format(name=name)}
+        unit: dict[str, str | Path] = (
+            {} if name == "nvlsm" else {f"lib/systemd/system/{name}.service": DAEMON.format(name=name)}
+        )
         stop = "" if name == "nvlsm" else f'if [ "$1" = remove ]; then systemctl stop {name}.service || true; fi'
         nvidia.package(
             folder,

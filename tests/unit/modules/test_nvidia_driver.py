@@ -365,6 +365,18 @@ def test_programs_that_came_after_the_driver_go_back_with_it(node: Node) -> None
     assert node.apt.installed["nvidia-fabricmanager"] == f"{OLDER}-1" and node.machine.loaded() == OLDER
 
 
+def test_a_program_whose_name_has_its_branch_gives_way_to_its_heir(node: Node) -> None:
+    node.run(OLDER)
+    node.apt.names.add("nvidia-fabricmanager")
+    node.apt.installed["nvidia-fabricmanager-575"] = f"{OLDER}-1"
+    node.run(NEWER)
+    programs = {name: version for name, version in node.apt.installed.items() if "fabric" in name}
+    assert programs == {"nvidia-fabricmanager": f"{NEWER}-1"}
+    node.run(state="previous")
+    programs = {name: version for name, version in node.apt.installed.items() if "fabric" in name}
+    assert programs == {"nvidia-fabricmanager-575": f"{OLDER}-1"}
+
+
 def test_programs_that_came_after_the_driver_are_told_apart_where_it_goes(node: Node) -> None:
     node.run(OLDER)
     node.apt.installed["nvidia-fabricmanager"] = f"{OLDER}-1"

@@ -17,10 +17,11 @@ MIG: list[dict[str, Any]] = [{"match": {}, "mode": "dynamic"}]
 NPUS: list[dict[str, Any]] = [{"match": {"index": 0}, "mode": "static", "partitions": {"vir02": 1}}]
 FLEET = [{"hosts": "named", "layout": [{"match": {}, "mode": "whole"}]}]
 BOTH = {"accelerator_vendors": ["nvidia", "ascend"]}
+RUNTIMES = {"accelerator_ascend_runtime": True, "accelerator_nvidia_container_toolkit": True}
 HOSTS: dict[str, dict[str, Any]] = {
     "bare": {"has": {}},
-    "gpus": {"has": {"nvidia": ["0"]}, "nvidia_mig_layout": MIG, **BOTH, "accelerator_ascend_runtime": True},
-    "npus": {"has": {"ascend": ["1"]}, "ascend_vnpu_layout": NPUS, **BOTH, "accelerator_ascend_runtime": True},
+    "gpus": {"has": {"nvidia": ["0"]}, "nvidia_mig_layout": MIG, **BOTH, **RUNTIMES},
+    "npus": {"has": {"ascend": ["1"]}, "ascend_vnpu_layout": NPUS, **BOTH, **RUNTIMES},
     "mixed": {"has": {"nvidia": ["0"], "ascend": ["1"]}, "nvidia_mig_layout": MIG, "ascend_vnpu_layout": NPUS, **BOTH},
     "named": {
         "has": {"ascend": ["1"]},
@@ -61,7 +62,7 @@ def test_the_layout_of_a_node_and_its_vendors(tmp_path: Path) -> None:
     # The vendor's own runtime comes only where it is asked for and the node has a use for it.
     assert {name: each["runtimes"] for name, each in played.told.items()} == {
         "bare": ["container_runtime"],
-        "gpus": ["container_runtime"],
+        "gpus": ["container_runtime", "nvidia_container_toolkit"],
         "npus": ["container_runtime", "ascend_runtime"],
         "mixed": ["container_runtime"],
         "named": [],
@@ -73,3 +74,8 @@ def test_removal_takes_the_vendors_runtime_before_the_settings_that_were_there_b
     loops = re.findall(r"'loop': \"(.*?)\", 'loop_control'", str(plays))
     (loop,) = (each for each in loops if "container_runtime" in each)
     assert loop.index("ascend_runtime'") < loop.index("'container_runtime'")
+    assert loop.index("'nvidia_container_toolkit'") < loop.index("'container_runtime'")
+    (drivers,) = (each for each in loops if "nvidia_driver" in each)
+    assert drivers.index("'nvidia_fabric_manager'") < drivers.index("'nvidia_driver'"), (
+        "what needs the driver goes first"
+    )

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The roles of NVIDIA's packages: which platforms they refuse by name, which nodes they pass over, and where packages and keys come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from playing import play
+
+ROLES = Path(__file__).resolve().parents[3] / "roles"
+DEBIAN = {"id": "debian", "version_id": "12", "pretty_name": "Debian GNU/Linux 12 (bookworm)"}
+ROCKY = {"id": "rocky", "version_id": "9.5", "pretty_name": "Rocky Linux 9.5 (Blue Onyx)"}
+SUSE = {"id": "sles", "version_id": "15.6", "pretty_name": "SUSE Linux Enterprise Server 15 SP6"}
+DIGEST = {"a_1_amd64.deb": "0" * 64}
+
+
+def node(release: dict[str, str], *, gpus: bool = True, machine: str = "x86_64") -> dict[str, Any]:
+    return {"platform": {"os_release": release, "machine": machine}, "devices": {"nvidia": ["0"]} if gpus else {}}
+
+
+@pytest.mark.parametrize("role", ["nvidia_container_toolkit", "nvidia_fabric_manager"])
+def test_other_platforms_are_refused_by_name_and_so_are_packages_without_a_digest(role: str, tmp_path: Path) -> None:
+    brought = {
+        f"{role}_source": "files",
+        f"{role}_files": ["/srv/a_1_amd64.deb", "/srv/b_1_amd64.deb"],
+        f"{role}_checksums": DIGEST,
+    }
+    hosts = {"rocky": {"on": ROCKY}, "suse": {"on": SUSE}, "debian": {"on": DEBIAN, **brought}}
+    # The first two tasks refuse; the third one would look at the machine.
+    tasks = yaml.safe_load((ROLES / role / "tasks/apply.yml").read_text("utf-8"))[:2]
+    given = {name: {f"__{role}_node": node(each.pop("on")), **each} for name, each in hosts.items()}
+    defaults = yaml.safe_load((ROLES / role / "defaults/main.yml").read_text("utf-8"))
+    read = {"ansible.builtin.include_vars": str(ROLES / role / "vars/main.yml")}
+    played = play(tmp_path, [read, *tasks], {name: {**defaults, **each} for name, each in given.items()})
+    said = {name: each["msg"] for name, each in played.failed.items()}
+    assert set(said) == set(hosts), played.output
+    assert "Rocky Linux 9.5 (Blue Onyx)" in said["rocky"] and "SUSE Linux Enterprise Server 15 SP6" in said["suse"]
+    assert "b_1_amd64.deb" in said["debian"] and "a_1_amd64.deb" not in said["debian"].partition("Write")[0]
+
+
+def test_where_the_toolkit_comes_from_and_who_gets_none(tmp_path: Path) -> None:
+    role = ROLES / "nvidia_container_toolkit"
+    defaults = yaml.safe_load((role / "defaults/main.yml").read_text("utf-8"))
+    given: dict[str, dict[str, Any]] = {
+        "vendor": {"node": node(DEBIAN)},
+        "arm": {"node": node(DEBIAN, machine="aarch64")},
+        "mirror": {
+            "node": node(DEBIAN),
+            "nvidia_container_toolkit_repository": "http://mirror/nvidia/stable/deb/amd64/",
+        },
+        "flat": {"node": node(DEBIAN), "nvidia_container_toolkit_repository": "http://mirror/toolkit/"},
+        "bare": {"node": node(DEBIAN, gpus=False), "nvidia_container_toolkit_source": "configured"},
+        "leaving": {"node": node(DEBIAN, gpus=False), "nvidia_container_toolkit_state": "absent"},
+    }
+    names = ("repository", "key_url", "skipped", "source")
+    told = ", ".join(f"'{name}': __nvidia_container_toolkit_{name}" for name in names)
+    tasks = [
+        {"ansible.builtin.include_vars": str(role / "vars/main.yml")},
+        {"ansible.builtin.debug": {"msg": f"{{{{ {{{told}}} | to_json | b64encode }}}}"}},
+    ]
+    hosts = {
+        name: {**defaults, "__nvidia_container_toolkit_node": each.pop("node"), **each} for name, each in given.items()
+    }
+    played = play(tmp_path, tasks, hosts)
+    assert set(played.told) == set(hosts), played.output
+    vendor = "https://nvidia.github.io/libnvidia-container"
+    assert {name: (each["repository"].strip(), each["key_url"].strip()) for name, each in played.told.items()} == {
+        "vendor": (f"{vendor}/stable/deb/amd64", f"{vendor}/gpgkey"),
+        "arm": (f"{vendor}/stable/deb/arm64", f"{vendor}/gpgkey"),
+        "mirror": ("http://mirror/nvidia/stable/deb/amd64/", "http://mirror/nvidia/gpgkey"),
+        "flat": ("http://mirror/toolkit/", "http://mirror/toolkit/gpgkey"),
+        "bare": (f"{vendor}/stable/deb/amd64", f"{vendor}/gpgkey"),
+        "leaving": (f"{vendor}/stable/deb/amd64", f"{vendor}/gpgkey"),
+    }
+    assert {name for name, each in played.told.items() if str(each["skipped"]).strip() == "True"} == {"bare"}
+    (fingerprint,) = played.told["vendor"]["source"]["fingerprints"]
+    assert len(fingerprint) == 40 and not played.told["bare"]["source"] and not played.told["leaving"]["source"]
