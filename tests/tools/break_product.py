@@ -74,7 +74,7 @@ BREAKS = (
         "both-ways",
         "devices are offered by the device plugin while they are published for claims",
         f"{DRIVER}/supervisors/ways.py",
-        "                await self._api.delete_slice(item[\"metadata\"][\"name\"])\n",
+        '                await self._api.delete_slice(item["metadata"]["name"])\n',
         "                pass\n",
         (f"{PLUGIN_TEST}::test_what_is_published_for_claims_goes_before_the_first_device_is_offered",),
     ),

@@ -20,6 +20,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._apt import (
     parse_status,
     pins,
     plan_source,
+    takes,
     read_sources,
     unneeded_lists,
     upstream,
@@ -164,6 +165,32 @@ def test_a_source_that_is_defined_with_other_keys_is_named() -> None:
     with pytest.raises(PackageProblem) as caught:
         plan_source(Source(("https://vendor/debian12",), ("/",), (), "/ours.asc", "/ours.sources"), present)
     assert caught.value.code == "source-twice" and "cuda.list" in str(caught.value)
+
+
+def test_a_source_that_another_role_of_this_collection_has_defined_is_enough() -> None:
+    ours = "/etc/apt/sources.list.d/dra-accelerators-nvidia.sources"
+    present = [Source(("https://vendor/debian12/",), ("/",), (), "/etc/apt/keyrings/dra-accelerators-nvidia.asc", ours)]
+    wanted = Source(
+        ("https://vendor/debian12",), ("/",), (), "/ours.asc", "/etc/apt/sources.list.d/dra-accelerators-other.sources"
+    )
+    assert plan_source(wanted, present) is None
+    assert plan_source(wanted, []) == wanted
+
+
+@pytest.mark.parametrize(
+    ("wanted", "version", "expected"),
+    [
+        ("", "1.18.1-1", True),
+        ("1.18", "1.18.1-1", True),
+        ("1.1", "1.18.1-1", False),
+        ("1.18.1", "1:1.18.1-1", True),
+        ("1.18.1-1", "1.18.1-1", True),
+        ("1.18.1-2", "1.18.1-1", False),
+        ("1.18", "1.18~rc.1-1", False),
+    ],
+)
+def test_a_version_is_asked_for_whole_or_by_its_beginning(wanted: str, version: str, expected: bool) -> None:
+    assert takes(wanted, version) == expected
 
 
 def test_lists_that_nobody_needs_go_and_shared_ones_stay() -> None:
