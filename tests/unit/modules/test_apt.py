@@ -20,8 +20,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._apt import (
     parse_status,
     pins,
     plan_source,
-    takes,
     read_sources,
+    takes,
     unneeded_lists,
     upstream,
 )
