@@ -96,7 +96,12 @@ class GroupApt(FakeApt):
                 raise PackageProblem("gone", code="download")
             (Path(folder) / f"{name}_{version}_amd64.deb").write_text(word)
 
+    def finish(self) -> None:
+        """What was not even unpacked cannot be configured."""
+
     def foresee(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
+        if self.broken:
+            raise PackageProblem(f"unmet dependencies: {self.broken}", code="no-way")
         if "purge" in words:
             return tuple(Change("purge", name, self.installed[name]) for name in words if name in self.installed)
         return super().foresee(words, view)
