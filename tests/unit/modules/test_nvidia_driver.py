@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,60 +27,11 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_record im
 from ansible_collections.dra.accelerators.plugins.module_utils._package_files import Kept
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.generations import BusGpu
-from ansible_collections.dra.accelerators.plugins.modules import nvidia_driver
+from driver_node import CATALOG, FAILING, NEWER, OLDER, RECORD, UNLOADABLE, Node
 from driver_store import claim
 from hypothesis import given
 from hypothesis import strategies as st
-from nvidia_machine import B200, H100, OPEN, PROPRIETARY, V100, FakeApt, Machine
-
-CATALOG = [
-    {
-        "modules": kind,
-        "build": "dkms",
-        "components": "compute",
-        "packages": ["nvidia-driver-cuda", name],
-        "persistence": ["nvidia-persistenced"],
-    }
-    for kind, name in (("open", OPEN), ("proprietary", PROPRIETARY))
-]
-OLDER, NEWER, FAILING, UNLOADABLE = "580.65.06", "580.95.05", "590.48.66", "590.48.99"
-RECORD = "var/lib/dra-accelerators/nvidia"
-
-
-class Node:
-    """A node on which the module is run."""
-
-    def __init__(self, root: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.machine = Machine(root)
-        self.machine.gpu("0000:3b:00.0", H100)
-        self.apt = FakeApt(self.machine, [UNLOADABLE, FAILING, NEWER, OLDER])
-        self.apt.fails.add(FAILING)
-        self.machine.broken_loads.add(UNLOADABLE)
-        self._run = run_here
-        monkeypatch.setattr(nvidia_driver, "System", lambda: self.machine)
-        monkeypatch.setattr(nvidia_driver, "Apt", lambda system, timeout: self.apt)
-
-    def run(self, version: str = "", *, check: bool = False, **options: Any) -> dict[str, Any]:
-        fixed = {
-            "catalog": CATALOG,
-            "state_path": "",
-            "services": ["dra-accelerators-driver.service", "nvidia-persistenced.service"],
-        }
-        return self._run("nvidia_driver", {"version": version, **fixed, **options}, check=check, diff=True)
-
-    def versions(self) -> set[str]:
-        return {version for name, version in self.apt.installed.items() if "nvidia" in name or "cuda" in name}
-
-    def record(self) -> dict[str, Any]:
-        path = self.machine.path(f"/{RECORD}/record.json")
-        return json.loads(path.read_text()) if path.exists() else {}
-
-    def use(self) -> None:
-        """Have a program hold a GPU."""
-        self.machine.put_file("/dev/nvidia0", "")
-        self.machine.put_file("/proc/4711/comm", "training\n")
-        self.machine.path("/proc/4711/fd").mkdir()
-        self.machine.path("/proc/4711/fd/5").symlink_to("/dev/null")
+from nvidia_machine import B200, H100, OPEN, PROPRIETARY, V100
 
 
 @pytest.fixture
@@ -352,45 +302,6 @@ def test_programs_that_need_the_drivers_version_come_along_or_stop_it(node: Node
         and "nvidia-fabricmanager" in refused["msg"]
         and node.versions() == {f"{OLDER}-1"}
     )
-
-
-def test_programs_that_came_after_the_driver_go_back_with_it(node: Node) -> None:
-    node.run(OLDER)
-    node.apt.names.add("nvidia-fabricmanager")
-    node.apt.installed["nvidia-fabricmanager"] = f"{OLDER}-1"
-    done = node.run(NEWER)
-    assert done["way_back"] and node.apt.installed["nvidia-fabricmanager"] == f"{NEWER}-1"
-    node.apt.versions = []
-    node.run(state="previous")
-    assert node.apt.installed["nvidia-fabricmanager"] == f"{OLDER}-1" and node.machine.loaded() == OLDER
-
-
-def test_a_program_whose_name_has_its_branch_gives_way_to_its_heir(node: Node) -> None:
-    node.run(OLDER)
-    node.apt.names.add("nvidia-fabricmanager")
-    node.apt.installed["nvidia-fabricmanager-575"] = f"{OLDER}-1"
-    node.run(NEWER)
-    programs = {name: version for name, version in node.apt.installed.items() if "fabric" in name}
-    assert programs == {"nvidia-fabricmanager": f"{NEWER}-1"}
-    node.run(state="previous")
-    programs = {name: version for name, version in node.apt.installed.items() if "fabric" in name}
-    assert programs == {"nvidia-fabricmanager-575": f"{OLDER}-1"}
-
-
-def test_programs_that_came_after_the_driver_are_told_apart_where_it_goes(node: Node) -> None:
-    node.run(OLDER)
-    node.apt.installed["nvidia-fabricmanager"] = f"{OLDER}-1"
-    refused = node.run(state="absent")
-    assert refused["error_code"] == "foreign" and "nvidia_fabric_manager" in refused["msg"]
-
-
-@pytest.mark.parametrize("is_off", [False, True])
-def test_the_vendors_cdi_file_is_made_anew_unless_that_is_switched_off(node: Node, is_off: bool) -> None:
-    unit = "nvidia-cdi-refresh.service"
-    node.machine.enabled.add(unit)
-    node.machine.switched_off |= {unit} if is_off else set()
-    node.run(NEWER)
-    assert (f"restart {unit}" in node.machine.log) != is_off
 
 
 def test_a_run_file_of_the_vendor_is_no_ground_for_packages(node: Node) -> None:
