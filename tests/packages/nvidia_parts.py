@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Makes signed package sources with packages that are called and laid out as NVIDIA's Container Toolkit, fabric manager, NVLSM and IMEX, and hold nothing of theirs.
+"""Makes signed sources of packages that are called as NVIDIA's Container Toolkit, fabric manager, NVLSM and IMEX, and hold nothing of theirs.
 
     python3 nvidia_parts.py toolkit FOLDER VERSION ...
     python3 nvidia_parts.py fabric FOLDER VERSION ...
