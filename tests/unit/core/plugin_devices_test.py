@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -242,6 +243,13 @@ def test_devices_that_lie_together_are_taken_together(free: set[int], size: int,
     assert {devices[uuid].index for uuid in found} == expected
 
 
+def test_in_a_place_that_has_more_whole_places_are_taken_first() -> None:
+    devices = {uuid: replace(each, numa_node=0) for uuid, each in eight().items()}
+    names = {each.index: uuid for uuid, each in devices.items()}
+    found = nearest([names[index] for index in (0, 2, 4, 5, 6, 7)], (), 4, levels(devices, None))
+    assert {devices[uuid].index for uuid in found} == {4, 5, 6, 7}
+
+
 def test_partitions_are_taken_from_as_few_devices_as_possible_and_from_those_with_the_least_left() -> None:
     devices = by_uuid(cut(0), cut(1), replace(board_model.device("h100-80", 2, places=((19, 0),))))
     found = [each for each in offered(*devices.values()) if each.resource == "nvidia.com/mig-1g.10gb"]
@@ -260,11 +268,11 @@ def test_partitions_are_taken_from_as_few_devices_as_possible_and_from_those_wit
 @st.composite
 def scenes(draw: Any) -> tuple[list[str], frozenset[str], int, tuple[Level, ...]]:
     """Things on devices, the devices behind roots, the roots at nodes; some must be taken."""
-    count = draw(st.integers(1, 12))
+    count = draw(st.integers(1, 14))
     things = [f"t{number}" for number in range(count)]
-    device_of = {thing: f"d{draw(st.integers(0, 5))}" for thing in things}
-    root_of = {f"d{number}": f"r{draw(st.integers(0, 3))}" for number in range(6)}
-    node_of = {f"r{number}": draw(st.integers(0, 1)) for number in range(4)}
+    device_of = {thing: f"d{draw(st.integers(0, 7))}" for thing in things}
+    root_of = {f"d{number}": f"r{draw(st.integers(0, 3))}" for number in range(8)}
+    node_of = {f"r{number}": draw(st.integers(0, 3)) for number in range(4)}
     near: list[Level] = [{device: device for device in root_of}, root_of]
     near.append({device: node_of[root] for device, root in root_of.items()})
     size = draw(st.integers(0, count))
@@ -291,20 +299,21 @@ def test_as_many_as_are_wanted_with_those_that_must_be_and_as_near_as_can_be(
     assert len(found) == len(set(found)) == size and must <= set(found) <= set(things)
     assert list(found) == [each for each in things if each in found], "the order is the pool's"
     best = nearest_level(things, must, size, near)
+    here = list(things)
     if size and best is not None:
         assert len({near[best][each] for each in found}) == 1
-        sizes = [
-            len(here)
-            for place in set(near[best].values())
-            if len(here := {each for each in things if near[best][each] == place}) >= size and must <= here
+        places = [
+            [each for each in things if near[best][each] == place] for place in dict.fromkeys(near[best].values())
         ]
-        chosen = near[best][found[0]]
-        assert len([each for each in things if near[best][each] == chosen]) == min(sizes), "what is larger stays whole"
-    if size and best is None and not must:
-        # As few places of the farthest level as can be.
-        counts = sorted((list(near[-1].values()).count(place) for place in set(near[-1].values())), reverse=True)
+        fitting = [each for each in places if len(each) >= size and must <= set(each)]
+        here = [each for each in things if near[best][each] == near[best][found[0]]]
+        assert len(here) == min(len(each) for each in fitting), "what is larger stays whole"
+    if size and best != 0 and not must:
+        # Inside of that place, or of all, as few places of the next nearer level as can be.
+        inner = near[-1 if best is None else best - 1]
+        counts = sorted(Counter(inner[each] for each in here).values(), reverse=True)
         fewest = next(number for number in range(1, len(counts) + 1) if sum(counts[:number]) >= size)
-        assert len({near[-1][each] for each in found}) == fewest
+        assert len({inner[each] for each in found}) == fewest
 
 
 @for_all(st.integers(-1, 4), st.sets(st.sampled_from("abcd")), st.sets(st.sampled_from("abcd")))
