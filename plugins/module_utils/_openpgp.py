@@ -18,7 +18,12 @@ _ARMOUR = re.compile(
     r"-----BEGIN PGP PUBLIC KEY BLOCK-----\r?\n(?:[^\r\n:]+: ?[^\r\n]*\r?\n)*\r?\n(?P<body>.*?)-----END PGP PUBLIC KEY BLOCK-----",
     re.DOTALL,
 )
-_PUBLIC_KEY = 6
+_SIGNATURES = re.compile(
+    r"-----BEGIN PGP SIGNATURE-----\r?\n(?:[^\r\n:]+: ?[^\r\n]*\r?\n)*\r?\n(?P<body>.*?)-----END PGP SIGNATURE-----",
+    re.DOTALL,
+)
+_SIGNATURE, _PUBLIC_KEY = 2, 6
+_ISSUER, _ISSUER_FINGERPRINT = 16, 33
 
 
 class KeyProblem(AcceleratorError):
@@ -31,11 +36,8 @@ def fingerprints(text: str) -> tuple[str, ...]:
     """Return the fingerprints of the primary keys in ASCII armour, in capital letters. Raises KeyProblem for what holds none."""
     found = []
     for block in _ARMOUR.finditer(text):
-        # The checksum stands on a line of its own, after an equals sign.
-        lines = [line for line in block["body"].split() if not line.startswith("=")]
         try:
-            data = base64.b64decode("".join(lines), validate=True)
-            found += [_fingerprint(body) for tag, body in _packets(data) if tag == _PUBLIC_KEY]
+            found += [_fingerprint(body) for tag, body in _packets(_decoded(block["body"])) if tag == _PUBLIC_KEY]
         except (binascii.Error, IndexError, ValueError) as error:
             raise KeyProblem(f"The repository's key cannot be read: {error}", hint="Fetch it once more.") from error
     if not found:
@@ -44,6 +46,53 @@ def fingerprints(text: str) -> tuple[str, ...]:
             hint="It begins with BEGIN PGP PUBLIC KEY BLOCK. A binary one becomes that by `gpg --enarmor`.",
         )
     return tuple(found)
+
+
+def signers(text: str) -> tuple[str, ...]:
+    """Return whose keys the signatures of a signed text say they are by: fingerprints, or the ids of keys in older ones.
+
+    Nothing is verified here: that is apt's work. Raises KeyProblem for signatures that cannot be read.
+    """
+    found: dict[str, None] = {}
+    for block in _SIGNATURES.finditer(text):
+        try:
+            for tag, body in _packets(_decoded(block["body"])):
+                if tag == _SIGNATURE:
+                    found[_issuer(body)] = None
+        except (binascii.Error, IndexError, ValueError) as error:
+            raise KeyProblem(f"A signature cannot be read: {error}", hint="Fetch what it signs once more.") from error
+    return tuple(found)
+
+
+def _decoded(body: str) -> bytes:
+    # The checksum stands on a line of its own, after an equals sign.
+    return base64.b64decode("".join(line for line in body.split() if not line.startswith("=")), validate=True)
+
+
+def _issuer(body: bytes) -> str:
+    version = body[0]
+    if version not in (4, 6):
+        raise ValueError(f"a signature of version {version}, expected 4 or 6")
+    width, at, found = (2, 4)[version == 6], 4, ""
+    for _part in ("hashed", "not hashed"):
+        size = int.from_bytes(body[at : at + width], "big")
+        at += width
+        for kind, content in _subpackets(body[at : at + size]):
+            if kind == _ISSUER_FINGERPRINT:
+                return content[1:].hex().upper()
+            found = content.hex().upper() if kind == _ISSUER else found
+        at += size
+    if not found:
+        raise ValueError("it does not say by which key")
+    return found
+
+
+def _subpackets(data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at < len(data):
+        at, size = _size(data, at)
+        yield data[at] & 0x7F, data[at + 1 : at + size]
+        at += size
 
 
 def check(text: str, expected: Sequence[str], what: str) -> None:

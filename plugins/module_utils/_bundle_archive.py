@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Writes a bundle as one archive, and takes it apart again where every file is what the manifest says."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from . import _bundle_manifest
+from ._bundle_manifest import NAME, WHEEL, BundleError, Differences, Found, Manifest
+
+_BLOCK = 1 << 20
+#: Below the folder of a bundle: for each Python the wheels that it needs, and no others.
+WHEELHOUSES = "wheelhouses"
+
+
+def write(folder: Path, manifest: Manifest, archive: Path) -> None:
+    """Write the archive, the manifest first. What is the same is written the same; a run that is cut short leaves the former archive."""
+    aside = archive.with_name(f"{archive.name}.partial")
+    text = manifest.to_text().encode()
+    with tarfile.open(aside, "w", format=tarfile.PAX_FORMAT) as file:
+        for path, size in [(NAME, len(text)), *((item.path, item.size) for item in _sorted(manifest))]:
+            member = tarfile.TarInfo(path)
+            member.size, member.mode = size, 0o644
+            if path == NAME:
+                file.addfile(member, io.BytesIO(text))
+            else:
+                with (folder / path).open("rb") as content:
+                    file.addfile(member, content)
+    with aside.open("rb") as written:
+        os.fsync(written.fileno())
+    aside.replace(archive)
+
+
+def _sorted(manifest: Manifest) -> list[_bundle_manifest.Item]:
+    return sorted(manifest.items, key=lambda item: item.path)
+
+
+def read_manifest(archive: Path) -> tuple[str, Manifest]:
+    """Return the manifest of an archive, as text and as data. Raises BundleError."""
+    with _readable(archive):
+        for member, content in _members(archive):
+            if member.name == NAME and content is not None:
+                text = content.read().decode("utf-8", "replace")
+                return text, _bundle_manifest.read(text, str(archive))
+            break
+    raise BundleError(
+        f"{archive} does not begin with {NAME}",
+        hint="It is no bundle, or not the whole of one. The playbook bundle.yml makes one.",
+        code="manifest",
+    )
+
+
+def _members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+    """Yield the members of an archive in its order. Raises BundleError for what is no archive, or ends too early."""
+    if not archive.is_file():
+        raise BundleError(
+            f"There is no bundle {archive} on the machine that runs Ansible",
+            hint="Make it on a connected machine with the playbook bundle.yml, and carry it here.",
+            code="no-bundle",
+        )
+    with _readable(archive), tarfile.open(archive, "r:") as file:
+        for member in file:
+            yield member, file.extractfile(member) if member.isreg() else None
+
+
+@contextlib.contextmanager
+def _readable(archive: Path) -> Iterator[None]:
+    """Say of an archive that is damaged, or cut short, that it is."""
+    try:
+        yield
+    except (tarfile.TarError, EOFError) as error:
+        raise BundleError(
+            f"{archive} cannot be read as a bundle: {error}",
+            hint="Carry it over once more, and compare its SHA-256 digest on both sides.",
+            code="bundle-differs",
+        ) from error
+
+
+def verify(archive: Path, manifest: Manifest, target: Path | None = None) -> None:
+    """Compare all files of an archive with its manifest, and put them into a folder where one is given.
+
+    Only what the manifest names, with the size that it says, is ever written. Raises BundleError, naming what differs.
+    """
+    sizes = {item.path: item.size for item in manifest.items}
+    found: dict[str, Found] = {}
+    strange: list[str] = []
+    with _readable(archive):
+        for number, (member, content) in enumerate(_members(archive)):
+            if number == 0 and member.name == NAME:
+                continue
+            if member.name not in sizes or content is None or member.name in found:
+                strange.append(member.name)
+            elif member.size != sizes[member.name]:
+                found[member.name] = Found(member.size, "")
+            else:
+                found[member.name] = _copied(content, target / member.name if target else None)
+    differences = _bundle_manifest.compare(manifest, found)
+    Differences(differences.missing, differences.changed, tuple(sorted(set(strange)))).refuse(str(archive))
+
+
+def _copied(content: IO[bytes], target: Path | None) -> Found:
+    if target is None:
+        return _hashed(content)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as file:
+        return _hashed(content, file)
+
+
+def look(folder: Path, manifest: Manifest) -> Differences:
+    """Compare a folder that a bundle was taken apart into with its manifest, the folders of wheels too."""
+    found: dict[str, Found] = {}
+    for item in manifest.items:
+        path = folder / item.path
+        if path.is_file():
+            with path.open("rb") as content:
+                found[item.path] = _hashed(content)
+    differences = _bundle_manifest.compare(manifest, found)
+    odd = [
+        str(link.relative_to(folder))
+        for link, item in wheel_links(folder, manifest)
+        if not link.is_file() or not link.samefile(folder / item)
+    ]
+    wanted = {str(link) for link, _item in wheel_links(folder, manifest)}
+    strange = [str(path.relative_to(folder)) for path in (folder / WHEELHOUSES).glob("*/*") if str(path) not in wanted]
+    return Differences(differences.missing, (*differences.changed, *sorted(odd)), tuple(sorted(strange)))
+
+
+def _hashed(content: IO[bytes], copy: IO[bytes] | None = None) -> Found:
+    digest = hashlib.sha256()
+    size = 0
+    while block := content.read(_BLOCK):
+        digest.update(block)
+        size += len(block)
+        if copy is not None:
+            copy.write(block)
+    return Found(size, digest.hexdigest())
+
+
+def wheel_links(folder: Path, manifest: Manifest) -> list[tuple[Path, str]]:
+    """Return the folders of wheels: each file there, and the item that it is."""
+    return [
+        (folder / WHEELHOUSES / place / item.path.rpartition("/")[2], item.path)
+        for item in manifest.of(WHEEL)
+        for place in item.places
+    ]
+
+
+def is_taken(folder: Path, text: str, manifest: Manifest) -> bool:
+    """Whether a folder has all that the archive with this manifest has, and as it is there."""
+    own = folder / NAME
+    return own.is_file() and own.read_text(encoding="utf-8") == text and not look(folder, manifest)
+
+
+def take(archive: Path, text: str, manifest: Manifest, folder: Path) -> None:
+    """Take an archive apart into a folder, which has all of it or is as it was before. Raises BundleError, naming what differs."""
+    aside = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        verify(archive, manifest, aside)
+        for link, item in wheel_links(aside, manifest):
+            link.parent.mkdir(parents=True, exist_ok=True)
+            os.link(aside / item, link)
+        (aside / NAME).write_text(text, encoding="utf-8")
+        if folder.exists():
+            if not (folder / NAME).is_file() and any(folder.iterdir()):
+                raise BundleError(
+                    f"{folder} is there, and is no bundle that was taken apart",
+                    hint="Name another folder in accelerator_offline_folder.",
+                    code="folder",
+                )
+            shutil.rmtree(folder)
+        aside.replace(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""What the hosts of a fleet need from outside, as their roles say it; the plan of all, and what a bundle lacks of it. No side effects.
+
+A need is one of ``packages``, ``driver``, ``wheels``, ``image`` and ``file``. Each has ``of``, the role that says it.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._bundle_manifest import FILE, IMAGE, BundleError, Manifest, digest_of_text
+from ._nvidia_driver import AUTO, Choice, DriverError, Offer, Wanted, choose, names_of, read_offers
+
+PACKAGES, DRIVER, WHEELS = "packages", "driver", "wheels"
+_KEYS = {
+    PACKAGES: ("of", "platform", "names"),
+    DRIVER: ("of", "platform", "wanted", "catalog"),
+    WHEELS: ("of", "python", "machine", "requirements"),
+    IMAGE: ("of", "reference"),
+    FILE: ("of", "path"),
+}
+_CREDENTIALS = re.compile(r"://[^/@\s]+@")
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+#: The releases of which packages are gathered, with the names of their suites.
+SUITES = {
+    "debian_12": "bookworm",
+    "debian_13": "trixie",
+    "ubuntu_22": "jammy",
+    "ubuntu_24": "noble",
+}
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A distribution's release on a kind of machine."""
+
+    distribution: str
+    release: str
+    machine: str
+
+    @property
+    def system(self) -> str:
+        """Distribution and release in a word, as roles name their files of variables."""
+        return f"{self.distribution}_{self.release}"
+
+    @property
+    def key(self) -> str:
+        """The platform in a word."""
+        return f"{self.system}_{self.machine}"
+
+    @property
+    def architecture(self) -> str:
+        """The machine, as dpkg calls it. Raises BundleError for one that it is not known of."""
+        if self.machine not in _ARCHITECTURES:
+            raise BundleError(
+                f"The machine {self.machine} is known by no package name, expected {' or '.join(_ARCHITECTURES)}",
+                code="platform",
+            )
+        return _ARCHITECTURES[self.machine]
+
+    @property
+    def suite(self) -> str:
+        """The release's own name. Raises BundleError where packages are gathered of no such distribution."""
+        if self.system not in SUITES:
+            raise BundleError(
+                f"No packages can be gathered for {self.distribution} {self.release}, only for {', '.join(SUITES)}".replace(
+                    "_", " "
+                ),
+                hint="Packages of other distributions have to be on the nodes beforehand, or come from a mirror of the site's.",
+                code="platform",
+            )
+        return SUITES[self.system]
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.release} ({self.machine})"
+
+
+def read_platform(content: Any, whose: str) -> Platform:
+    """Read a platform. Raises BundleError, naming whose it is."""
+    if not isinstance(content, Mapping) or not all(content.get(key) for key in ("distribution", "release", "machine")):
+        raise BundleError(
+            f"The platform of {whose} is {content!r}, expected a distribution, a release and a machine",
+            hint="Write it down as accelerator_platform: {distribution: debian, release: 13, machine: x86_64}.",
+            code="platform",
+        )
+    release = str(content["release"]).partition(".")[0]
+    return Platform(str(content["distribution"]).lower(), release, str(content["machine"]))
+
+
+def wheelhouse_key(python: str, machine: str) -> str:
+    """Return the word for the wheels of a Python (``3.13`` or ``3.13.5``) on a machine."""
+    parts = str(python).split(".")
+    if len(parts) < 2 or not all(part.isdigit() for part in parts[:2]):
+        raise BundleError(f"{python!r} is no version of Python, expected one such as 3.13", code="platform")
+    return f"cp{parts[0]}{parts[1]}-{machine}"
+
+
+@dataclass(frozen=True)
+class DriverNeed:
+    """A driver that is wanted on a platform, by the package plan of its role."""
+
+    of: str
+    wanted: Wanted
+    catalog: tuple[Mapping[str, Any], ...]
+    kernel: str
+    headers: tuple[str, ...]
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Return the ways to have it."""
+        return read_offers(self.catalog, branch=self.wanted.branch, kernel=self.kernel)
+
+    def names(self) -> list[str]:
+        """Return all names that sources are asked for."""
+        return [*names_of(self.offers(), self.wanted), *self.headers]
+
+    def choices(self, available: Mapping[str, Sequence[str]]) -> tuple[Choice, ...]:
+        """Choose packages as the role does; with AUTO for either kind of kernel modules, because the GPUs are not known here."""
+        kinds = ("open", "proprietary") if self.wanted.modules == AUTO else (self.wanted.modules,)
+        return tuple(choice for kind in kinds if (choice := self._choice(kind, available)) is not None)
+
+    def _choice(self, kind: str, available: Mapping[str, Sequence[str]]) -> Choice | None:
+        try:
+            return choose(self.offers(), self._of(kind), (), {}, available)
+        except DriverError:
+            # There are no modules of this kind in the branch. The other kind is looked for as well, or what is missing is said.
+            return None
+
+    def _of(self, kind: str) -> Wanted:
+        wanted = self.wanted
+        return Wanted(wanted.version, wanted.latest, kind, wanted.build, wanted.components, wanted.persistence)
+
+    def __str__(self) -> str:
+        wanted = self.wanted
+        version = f" {wanted.version}" if wanted.version else ""
+        return f"the driver{version} with {wanted.modules} kernel modules ({wanted.build}, {wanted.components})"
+
+
+@dataclass(frozen=True)
+class SourceNeed:
+    """A vendor's package source: addresses, suites, the key (its text, or where it is fetched) and the fingerprints that it may have."""
+
+    uris: tuple[str, ...]
+    suites: tuple[str, ...]
+    components: tuple[str, ...] = ()
+    key: str = ""
+    key_url: str = ""
+    fingerprints: tuple[str, ...] = ()
+
+
+@dataclass
+class PlatformPlan:
+    """What is needed of one platform's packages: groups that are installed together, drivers, and sources besides the distribution's."""
+
+    platform: Platform
+    groups: list[tuple[str, ...]] = field(default_factory=list)
+    drivers: list[DriverNeed] = field(default_factory=list)
+    sources: list[SourceNeed] = field(default_factory=list)
+    components: set[str] = field(default_factory=set)
+    mirrors: list[str] = field(default_factory=list)
+    status: str = ""
+
+
+@dataclass(frozen=True)
+class WheelsPlan:
+    """The wheels of one Python: all lists of requirements that are installed with them."""
+
+    key: str
+    python: str
+    machine: str
+    requirements: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a fleet needs from outside."""
+
+    needs: tuple[Mapping[str, Any], ...]
+    platforms: tuple[PlatformPlan, ...]
+    wheels: tuple[WheelsPlan, ...]
+    image: str
+    files: tuple[tuple[str, str], ...]
+
+    def describe(self) -> list[str]:
+        """Say in words what is gathered."""
+        lines = []
+        for each in self.platforms:
+            words = [name for group in each.groups for name in group] + [str(driver) for driver in each.drivers]
+            lines.append(f"gather packages for {each.platform}: {', '.join(dict.fromkeys(words))}")
+        lines += [f"gather wheels for Python {each.python} ({each.machine})" for each in self.wheels]
+        lines += [f"save the image {self.image}"] if self.image else []
+        return lines + [f"take {path}" for path, _checksum in self.files]
+
+
+def redacted(value: Any) -> Any:
+    """Return data without the names and passwords of addresses: a bundle tells nobody how its maker signs in."""
+    if isinstance(value, str):
+        return _CREDENTIALS.sub("://", value)
+    if isinstance(value, Mapping):
+        return {key: redacted(each) for key, each in value.items()}
+    return [redacted(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def normalized(needs: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Return needs in one order, each once: what several hosts need alike is gathered once. Raises BundleError for what is no need."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for need in needs:
+        kind = need.get("kind") if isinstance(need, Mapping) else None
+        if kind not in _KEYS:
+            raise BundleError(f"{need!r} is no need, expected one of {', '.join(_KEYS)}", code="need")
+        lacking = [key for key in _KEYS[kind] if key not in need]
+        if lacking:
+            raise BundleError(f"The need {kind} has no {' and no '.join(lacking)}: {need!r}", code="need")
+        found.setdefault(json.dumps(need, sort_keys=True), need)
+    return tuple(found[key] for key in sorted(found))
+
+
+def plan(needs: Iterable[Mapping[str, Any]]) -> Plan:
+    """Make the plan of all that a fleet needs. Raises BundleError for needs that contradict each other, or are none."""
+    all_needs = normalized(needs)
+    platforms: dict[str, PlatformPlan] = {}
+    wheels: dict[str, tuple[str, str, set[str]]] = {}
+    images: dict[str, None] = {}
+    files: dict[str, tuple[str, str]] = {}
+    for need in all_needs:
+        if need["kind"] in (PACKAGES, DRIVER):
+            platform = read_platform(need["platform"], need["of"])
+            _add_packages(platforms.setdefault(platform.key, PlatformPlan(platform)), need)
+        elif need["kind"] == WHEELS:
+            key = wheelhouse_key(need["python"], need["machine"])
+            python = ".".join(str(need["python"]).split(".")[:2])
+            wheels.setdefault(key, (python, str(need["machine"]), set()))[2].add(str(need["requirements"]))
+        elif need["kind"] == IMAGE:
+            images[str(need["reference"])] = None
+        else:
+            _add_file(files, need)
+    if len(images) > 1:
+        raise BundleError(
+            f"The fleet needs several images, {', '.join(images)}, and a bundle holds one",
+            hint="Give all hosts the same driver_image_repository and the same base.",
+            code="need",
+        )
+    return Plan(
+        tuple(redacted(need) for need in all_needs),
+        tuple(platforms[key] for key in sorted(platforms)),
+        tuple(
+            WheelsPlan(key, python, machine, tuple(sorted(texts)))
+            for key, (python, machine, texts) in sorted(wheels.items())
+        ),
+        next(iter(images), ""),
+        tuple(files[name] for name in sorted(files)),
+    )
+
+
+def _add_packages(found: PlatformPlan, need: Mapping[str, Any]) -> None:
+    # Both refuse platforms of which no packages are gathered.
+    _known = (found.platform.suite, found.platform.architecture)
+    if need["kind"] == PACKAGES:
+        group = tuple(map(str, need["names"]))
+        if group and group not in found.groups:
+            found.groups.append(group)
+    else:
+        found.drivers.append(driver_of(need))
+    source = need.get("source") or {}
+    if source.get("suites"):
+        each = SourceNeed(
+            tuple(source["uris"]),
+            tuple(source["suites"]),
+            tuple(source.get("components") or ()),
+            source.get("key") or "",
+            source.get("key_url") or "",
+            tuple(source.get("fingerprints") or ()),
+        )
+        if each not in found.sources:
+            found.sources.append(each)
+    found.components.update(source.get("more_components") or ())
+    for mirror in source.get("mirrors") or ():
+        if mirror not in found.mirrors:
+            found.mirrors.append(str(mirror))
+    found.status = found.status or str(need.get("status") or "")
+
+
+def driver_of(need: Mapping[str, Any]) -> DriverNeed:
+    """Read a need of a driver."""
+    wanted, kernel = need["wanted"], str(need.get("kernel") or "")
+    return DriverNeed(
+        str(need["of"]),
+        Wanted(
+            version=str(wanted.get("version") or ""),
+            modules=str(wanted.get("kernel_modules") or AUTO),
+            build=str(wanted.get("build") or "dkms"),
+            components=str(wanted.get("components") or "compute"),
+            persistence=bool(wanted.get("persistence", True)),
+        ),
+        tuple(need["catalog"]),
+        kernel,
+        tuple(str(name).replace("{kernel}", kernel) for name in need.get("headers") or ()) if kernel else (),
+    )
+
+
+def _add_file(files: dict[str, tuple[str, str]], need: Mapping[str, Any]) -> None:
+    path, checksum = str(need["path"]), str(need.get("sha256") or "").lower()
+    name = posixpath.basename(path)
+    there = files.setdefault(name, (path, checksum))
+    if there != (path, checksum):
+        raise BundleError(
+            f"Two files are called {name}: {there[0]} and {path}"
+            if there[0] != path
+            else f"Two digests are given for {path}: {there[1] or 'none'} and {checksum or 'none'}",
+            hint="A bundle holds one file of a name.",
+            code="need",
+        )
+
+
+# What a bundle lacks
+
+
+def missing(needs: Iterable[Mapping[str, Any]], manifest: Manifest) -> list[str]:
+    """Return in words what a bundle has not of what is needed; nothing where it has all. Raises BundleError for what is no need."""
+    found: list[str] = []
+    for need in normalized(needs):
+        found += _LACKS[need["kind"]](need, manifest)
+    return list(dict.fromkeys(found))
+
+
+def refuse_missing(needs: Iterable[Mapping[str, Any]], manifest: Manifest, where: str, whose: str) -> None:
+    """Refuse a bundle that has not all. Raises BundleError, saying what is missing and of which role it is."""
+    lacking = missing(needs, manifest)
+    if lacking:
+        raise BundleError(
+            f"{where} does not have what {whose} needs: {'; '.join(lacking)}",
+            hint="Nothing was changed. Make the bundle once more, of an inventory that describes these hosts as they are (docs/offline.md).",
+            code="bundle-lacks",
+        )
+
+
+def _lacks_packages(need: Mapping[str, Any], manifest: Manifest) -> list[str]:
+    platform = read_platform(need["platform"], need["of"])
+    there = manifest.versions(platform.key)
+    return [f"the package {name} for {platform} ({need['of']})" for name in need["names"] if name not in there]
+
+
+def _lacks_driver(need: Mapping[str, Any], manifest: Manifest) -> list[str]:
+    platform = read_platform(need["platform"], need["of"])
+    there = manifest.versions(platform.key)
+    driver = driver_of(need)
+    found = [] if driver.choices(there) else [f"{driver} for {platform} ({need['of']})"]
+    return found + [f"the package {name} for {platform} ({need['of']})" for name in driver.headers if name not in there]
+
+
+def _lacks_wheels(need: Mapping[str, Any], manifest: Manifest) -> list[str]:
+    key = wheelhouse_key(need["python"], need["machine"])
+    if key not in manifest.wheelhouses:
+        has = ", ".join(sorted(manifest.wheelhouses)) or "none"
+        return [f"the wheels of {key} ({need['of']}), it has those of {has}"]
+    if digest_of_text(str(need["requirements"])) not in manifest.wheelhouses[key]:
+        return [f"the wheels of {key} by the present list of requirements ({need['of']}), it has those of another list"]
+    return []
+
+
+def _lacks_image(need: Mapping[str, Any], manifest: Manifest) -> list[str]:
+    there = [item.name for item in manifest.of(IMAGE)]
+    if need["reference"] in there:
+        return []
+    return [f"the image {need['reference']} ({need['of']}), it has {', '.join(there) or 'none'}"]
+
+
+def _lacks_file(need: Mapping[str, Any], manifest: Manifest) -> list[str]:
+    name, wanted = posixpath.basename(str(need["path"])), str(need.get("sha256") or "").lower()
+    there = {item.name: item.sha256 for item in manifest.of(FILE)}
+    if name not in there:
+        return [f"the file {name} ({need['of']})"]
+    if wanted and there[name] != wanted:
+        return [f"the file {name} with the digest {wanted} ({need['of']}), it has {there[name]}"]
+    return []
+
+
+_LACKS = {
+    PACKAGES: _lacks_packages,
+    DRIVER: _lacks_driver,
+    WHEELS: _lacks_wheels,
+    IMAGE: _lacks_image,
+    FILE: _lacks_file,
+}

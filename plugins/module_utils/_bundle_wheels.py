@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Wheels of a bundle: what pip is told for another Python than its own, and what it says. No side effects."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ._bundle_manifest import BundleError
+
+#: Wheels say which C library they were built for: from the newest that the oldest of our platforms has (RHEL 8) down to the oldest in use.
+_GLIBC = range(28, 16, -1)
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """One wheel that pip would install: where it is, and what the index says of it."""
+
+    name: str
+    version: str
+    url: str
+    sha256: str
+    requires: tuple[str, ...] = ()
+
+    @property
+    def file(self) -> str:
+        """The file's name."""
+        return posixpath.basename(urllib.parse.unquote(urllib.parse.urlsplit(self.url).path))
+
+    @property
+    def source(self) -> str:
+        """Where it comes from, without a name or a password."""
+        parts = urllib.parse.urlsplit(self.url)
+        return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def target_words(python: str, machine: str) -> list[str]:
+    """Return what pip is told of the Python that wheels are for, such as 3.13 on x86_64."""
+    abi = f"cp{python.replace('.', '')}"
+    tags = [*(f"manylinux_2_{minor}_{machine}" for minor in _GLIBC), f"manylinux2014_{machine}", "any"]
+    return [
+        "--only-binary=:all:",
+        "--implementation=cp",
+        f"--python-version={python}",
+        *(f"--abi={each}" for each in (abi, "abi3", "none")),
+        *(f"--platform={each}" for each in tags),
+    ]
+
+
+def canonical(name: str) -> str:
+    """Return a package's name in the form by which names are compared."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def read_report(text: str) -> tuple[Wheel, ...]:
+    """Read pip's report of what it would install. Raises BundleError."""
+    try:
+        return tuple(_wheel(each) for each in json.loads(text)["install"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleError(
+            f"pip's report cannot be read: {error!r}", hint="Expected pip 23 or newer.", code="pip"
+        ) from error
+
+
+def _wheel(content: Mapping[str, Any]) -> Wheel:
+    metadata, download = content["metadata"], content["download_info"]
+    archive = download.get("archive_info") or {}
+    sha256 = (archive.get("hashes") or {}).get("sha256") or archive.get("hash", "").partition("sha256=")[2]
+    if not str(download["url"]).partition("#")[0].endswith(".whl"):
+        raise BundleError(f"pip would install {metadata['name']} from {download['url']}, which is no wheel", code="pip")
+    return Wheel(
+        metadata["name"], metadata["version"], download["url"], sha256, tuple(metadata.get("requires_dist") or ())
+    )
+
+
+def environment(python: str, machine: str) -> dict[str, str]:
+    """Return what markers of requirements are judged by: this Python on this machine, and no extra."""
+    return {
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "platform_machine": machine,
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "os_name": "posix",
+        "extra": "",
+    }
+
+
+def requirement_lines(text: str) -> list[str]:
+    """Return the requirements of a list, without comments."""
+    lines = (re.sub(r"(^|\s)#.*$", "", line).strip() for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def applying(requirements: Iterable[str], marks: Mapping[str, str]) -> list[str]:
+    """Return the requirements that count for a Python, without their markers: pip judges markers by the Python that it runs in.
+
+    Raises BundleError for one that is none.
+    """
+    try:
+        from packaging.requirements import InvalidRequirement, Requirement
+    except ImportError as error:
+        raise BundleError(
+            "The Python module packaging, which ansible-core brings, cannot be imported",
+            hint="Run the module with the Python that runs Ansible.",
+            code="packaging",
+        ) from error
+    found = []
+    for each in requirements:
+        try:
+            requirement = Requirement(each)
+        except InvalidRequirement as error:
+            raise BundleError(f"{each!r} is no requirement of a Python package: {error}", code="requirement") from error
+        if requirement.marker is None or requirement.marker.evaluate(dict(marks)):
+            extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+            found.append(f"{requirement.name}{extras}{requirement.specifier}")
+    return found
+
+
+def still_lacking(wheels: Sequence[Wheel], marks: Mapping[str, str]) -> list[str]:
+    """Return the requirements of wheels that count for their Python, and that pip has left out by its own."""
+    there = {canonical(wheel.name) for wheel in wheels}
+    found: dict[str, None] = {}
+    for wheel in wheels:
+        for each in applying(wheel.requires, marks):
+            name = _NAME.match(each)
+            if name and canonical(name[0]) not in there:
+                found[each] = None
+    return sorted(found)

@@ -1,0 +1,395 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A bundle for sites without a way out: what a fleet needs, the manifest and its check, and the archive taken apart again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils import _bundle_archive as archives
+from ansible_collections.dra.accelerators.plugins.module_utils import _bundle_manifest as manifests
+from ansible_collections.dra.accelerators.plugins.module_utils import _bundle_needs as needs
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle_manifest import (
+    BundleError,
+    Found,
+    Item,
+    Manifest,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+Result = dict[str, Any]
+DEBIAN = {"distribution": "debian", "release": "13", "machine": "x86_64"}
+PLACE = "debian_13_x86_64"
+CATALOG = [
+    {"modules": kind, "build": "dkms", "components": "compute", "packages": ["nvidia-driver-cuda", name]}
+    for kind, name in (("open", "nvidia-kernel-open-dkms"), ("proprietary", "nvidia-kernel-dkms"))
+]
+PYTHON = {"kind": "packages", "of": "python_environment", "platform": DEBIAN, "names": ["python3-venv"]}
+DRIVER = {
+    "kind": "driver",
+    "of": "nvidia_driver",
+    "platform": DEBIAN,
+    "wanted": {"version": "580", "kernel_modules": "auto", "persistence": False},
+    "catalog": CATALOG,
+    "headers": ["linux-headers-{kernel}"],
+    "kernel": "6.12.48-amd64",
+}
+WHEELS = {"kind": "wheels", "of": "python_environment", "python": "3.13.5", "machine": "x86_64", "requirements": "a\n"}
+IMAGE = {"kind": "image", "of": "driver_image", "reference": "localhost/driver:1"}
+FILE = {"kind": "file", "of": "ascend_driver", "path": "/srv/x/driver.run", "sha256": "ab" * 32}
+ALL = [PYTHON, DRIVER, WHEELS, IMAGE, FILE]
+
+
+def item(path: str, kind: str = "file", name: str = "", version: str = "", content: bytes = b"x", **more: Any) -> Item:
+    digest = hashlib.sha256(content).hexdigest()
+    return Item(path, kind, name or path.rpartition("/")[2], version, len(content), digest, **more)
+
+
+def package(name: str, version: str) -> Item:
+    return item(f"packages/{PLACE}/{name}_{version}_amd64.deb", "package", name, version, places=(PLACE,))
+
+
+def whole() -> Manifest:
+    """A manifest of all that the needs above name."""
+    names = ["nvidia-driver-cuda", "nvidia-kernel-open-dkms"]
+    return Manifest(
+        (
+            package("python3-venv", "3.13.5-1"),
+            *(package(name, "580.95.05-1") for name in names),
+            package("linux-headers-6.12.48-amd64", "6.12.48-1"),
+            item("wheels/a-1-py3-none-any.whl", "wheel", "a", "1", places=("cp313-x86_64",)),
+            item("images/image.tar", "image", "localhost/driver:1"),
+            Item("files/driver.run", "file", "driver.run", "", 1, "ab" * 32),
+        ),
+        wheelhouses={"cp313-x86_64": (manifests.digest_of_text("a\n"),)},
+    )
+
+
+def without(path: str) -> Manifest:
+    found = whole()
+    kept = tuple(each for each in found.items if path not in each.path)
+    assert len(kept) == len(found.items) - 1
+    return Manifest(kept, wheelhouses=found.wheelhouses)
+
+
+# The plan
+
+
+def test_what_hosts_need_alike_is_gathered_once() -> None:
+    plan = needs.plan([*ALL, *ALL])
+    assert [each.platform.key for each in plan.platforms] == [PLACE]
+    assert plan.platforms[0].groups == [("python3-venv",)]
+    assert len(plan.platforms[0].drivers) == 1
+    assert [(each.key, each.requirements) for each in plan.wheels] == [("cp313-x86_64", ("a\n",))]
+    assert plan.image == "localhost/driver:1"
+    assert plan.files == (("/srv/x/driver.run", "ab" * 32),)
+    assert plan.describe()[0].startswith("gather packages for debian 13 (x86_64): python3-venv, the driver 580")
+
+
+@given(st.permutations(ALL), st.lists(st.sampled_from(ALL), max_size=4))
+def test_the_order_of_hosts_changes_nothing(order: list[dict[str, Any]], more: list[dict[str, Any]]) -> None:
+    assert needs.plan([*order, *more]) == needs.plan(ALL)
+
+
+@pytest.mark.parametrize(
+    ("need", "words"),
+    [
+        ({"kind": "rpm"}, "is no need"),
+        ({"kind": "wheels", "of": "x", "machine": "x86_64"}, "no python and no requirements"),
+        ({**PYTHON, "platform": {}}, "the platform of python_environment|expected a distribution"),
+        ({**PYTHON, "platform": {**DEBIAN, "distribution": "rocky"}}, "no packages can be gathered for rocky 13"),
+        ({**PYTHON, "platform": {**DEBIAN, "machine": "riscv64"}}, "riscv64 is known by no package name"),
+        ({**WHEELS, "python": "three"}, "'three' is no version of python"),
+    ],
+)
+def test_what_is_no_need_is_refused_with_words(need: dict[str, Any], words: str) -> None:
+    with pytest.raises(BundleError, match=f"(?i){words}"):
+        needs.plan([need])
+
+
+def test_one_bundle_holds_one_image_and_one_file_of_a_name() -> None:
+    with pytest.raises(BundleError, match="several images"):
+        needs.plan([IMAGE, {**IMAGE, "reference": "localhost/driver:2"}])
+    with pytest.raises(BundleError, match=r"Two files are called driver\.run"):
+        needs.plan([FILE, {**FILE, "path": "/other/driver.run"}])
+    with pytest.raises(BundleError, match="Two digests"):
+        needs.plan([FILE, {**FILE, "sha256": ""}])
+
+
+def test_passwords_of_addresses_are_not_in_the_manifest() -> None:
+    source = {"uris": ["https://me:secret@mirror.example/x"], "suites": ["/"], "fingerprints": ["A"], "key": "k"}
+    plan = needs.plan([{**DRIVER, "source": source}])
+    assert "secret" not in json.dumps(plan.needs)
+    assert plan.platforms[0].sources[0].uris == ("https://me:secret@mirror.example/x",)
+
+
+# What is missing
+
+
+def test_a_bundle_with_all_lacks_nothing() -> None:
+    assert needs.missing(ALL, whole()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("python3-venv", "the package python3-venv for debian 13 (x86_64) (python_environment)"),
+        ("nvidia-driver-cuda", "the driver 580 with auto kernel modules (dkms, compute) for debian 13 (x86_64)"),
+        ("nvidia-kernel-open", "the driver 580 with auto kernel modules (dkms, compute) for debian 13 (x86_64)"),
+        ("linux-headers", "the package linux-headers-6.12.48-amd64 for debian 13 (x86_64) (nvidia_driver)"),
+        ("image.tar", "the image localhost/driver:1 (driver_image), it has none"),
+        ("driver.run", "the file driver.run (ascend_driver)"),
+    ],
+)
+def test_what_is_missing_is_said(path: str, words: str) -> None:
+    found = needs.missing(ALL, without(path))
+    assert len(found) == 1
+    assert found[0].startswith(words)
+
+
+def test_wheels_of_another_python_or_another_list_are_not_those() -> None:
+    other = {**WHEELS, "python": "3.12"}
+    assert needs.missing([other], whole()) == [
+        "the wheels of cp312-x86_64 (python_environment), it has those of cp313-x86_64"
+    ]
+    other = {**WHEELS, "requirements": "b\n"}
+    assert "of another list" in needs.missing([other], whole())[0]
+
+
+def test_a_file_with_another_digest_is_not_that_file() -> None:
+    assert "it has abab" in needs.missing([{**FILE, "sha256": "cd" * 32}], whole())[0]
+    assert needs.missing([{**FILE, "sha256": ""}], whole()) == []
+
+
+def test_a_driver_of_another_branch_is_not_that_driver() -> None:
+    assert needs.missing([{**DRIVER, "wanted": {"version": "570", "persistence": False}}], whole())
+    assert not needs.missing([{**DRIVER, "wanted": {"persistence": False}}], whole())
+
+
+def test_the_refusal_names_the_bundle_and_what_to_do() -> None:
+    with pytest.raises(BundleError, match=r"/x does not have what gpu-1 needs: the image .*docs/offline"):
+        needs.refuse_missing(ALL, without("image.tar"), "/x", "gpu-1")
+
+
+@given(st.sets(st.integers(0, len(whole().items) - 1)))
+def test_a_bundle_lacks_something_exactly_where_an_item_is_gone(gone: set[int]) -> None:
+    found = whole()
+    kept = tuple(each for number, each in enumerate(found.items) if number not in gone)
+    # A wheelhouse without its wheels is found by the check of the files.
+    wanted = [need for need in ALL if need is not WHEELS]
+    relevant = {number for number in gone if found.items[number].kind != "wheel"}
+    assert bool(needs.missing(wanted, Manifest(kept, wheelhouses=found.wheelhouses))) == bool(relevant)
+
+
+# The manifest
+
+PATHS = st.from_regex(r"[a-z0-9][a-z0-9._+~-]{0,8}(/[a-z0-9][a-z0-9.%=-]{0,8}){0,2}", fullmatch=True)
+TEXTS = st.text(max_size=12)
+ITEMS = st.builds(
+    Item,
+    PATHS.filter(lambda path: path != manifests.NAME),
+    st.sampled_from(manifests.KINDS),
+    TEXTS,
+    TEXTS,
+    st.integers(0, 1 << 40),
+    st.binary(max_size=8).map(lambda content: hashlib.sha256(content).hexdigest()),
+    st.lists(TEXTS, max_size=2).map(tuple),
+    TEXTS,
+    st.lists(TEXTS, max_size=2).map(tuple),
+    TEXTS,
+)
+MANIFESTS = st.builds(
+    Manifest,
+    st.lists(ITEMS, max_size=5, unique_by=lambda each: each.path).map(
+        lambda each: tuple(sorted(each, key=lambda one: one.path))
+    ),
+    st.lists(st.dictionaries(TEXTS, TEXTS, max_size=2), max_size=2).map(tuple),
+    st.dictionaries(TEXTS, st.lists(TEXTS, max_size=2).map(tuple), max_size=2),
+    TEXTS,
+)
+
+
+@given(MANIFESTS)
+def test_a_manifest_that_is_written_is_read_again(manifest: Manifest) -> None:
+    text = manifest.to_text()
+    assert manifests.read(text, "/x") == manifest
+    assert manifests.read(text, "/x").to_text() == text
+
+
+@given(MANIFESTS, st.dictionaries(PATHS, st.builds(Found, st.integers(0, 9), st.just("a" * 64)), max_size=4))
+def test_every_difference_is_found_and_nothing_else(manifest: Manifest, others: Mapping[str, Found]) -> None:
+    same = {each.path: Found(each.size, each.sha256) for each in manifest.items}
+    assert not manifests.compare(manifest, same)
+    found = manifests.compare(manifest, others)
+    named = {*found.missing, *found.changed, *found.unexpected}
+    assert named == {path for path in {*same, *others} if same.get(path) != others.get(path)}
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../b", "a//b", ".hidden", "manifest.json", "", "a\nb"])
+def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
+    content = json.loads(whole().to_text())
+    content["items"][0]["path"] = path
+    with pytest.raises(BundleError, match="is none of a bundle"):
+        manifests.read(json.dumps(content), "/x")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "cannot be read"),
+        ("[]", "no format"),
+        ('{"format": 2}', "the format 2, and this collection reads 1"),
+        ('{"format": 1}', "no 'items'"),
+        ('{"format": 1, "items": [{"path": "a", "kind": "b", "sha256": ""}]}', "of the kind 'b'"),
+        ('{"format": 1, "items": [{"path": "a", "kind": "file", "sha256": "x"}]}', "no SHA-256 digest"),
+    ],
+)
+def test_what_is_no_manifest_is_refused(text: str, words: str) -> None:
+    with pytest.raises(BundleError, match=words):
+        manifests.read(text, "/x")
+
+
+def test_the_digest_that_was_written_down_is_compared() -> None:
+    text = whole().to_text()
+    manifests.check_pin(text, "", "/x")
+    manifests.check_pin(text, f"sha256:{manifests.digest_of_text(text).upper()} ", "/x")
+    with pytest.raises(BundleError, match="expected " + "0" * 64):
+        manifests.check_pin(text, "0" * 64, "/x")
+
+
+# The archive
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """An archive with two wheels, one of them for two Pythons, and a file."""
+    contents = {"wheels/a-1.whl": b"wheel a", "wheels/b-1.whl": b"wheel b", "files/driver.run": b"driver"}
+    places = {"wheels/a-1.whl": ("cp312-x86_64", "cp313-x86_64"), "wheels/b-1.whl": ("cp313-x86_64",)}
+    items = []
+    for path, content in contents.items():
+        (tmp_path / "parts" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "parts" / path).write_bytes(content)
+        kind = "wheel" if "wheels" in path else "file"
+        items.append(item(path, kind, content=content, places=places.get(path, ())))
+    digest = manifests.digest_of_text("a\n")
+    houses = {"cp312-x86_64": (digest,), "cp313-x86_64": (digest,)}
+    archives.write(tmp_path / "parts", Manifest(tuple(items), wheelhouses=houses), tmp_path / "fleet.bundle")
+    return tmp_path / "fleet.bundle"
+
+
+def again(bundle: Path, change: Callable[[str, bytes], list[tuple[str, bytes]]]) -> None:
+    """Write the archive once more, with each member as ``change`` has it."""
+    with tarfile.open(bundle) as old:
+        contents = [(member.name, old.extractfile(member).read()) for member in old]  # type: ignore[union-attr]
+    source = bundle.with_name("source")
+    with tarfile.open(bundle, "w") as new:
+        for name, content in contents:
+            for path, each in change(name, content):
+                source.write_bytes(each)
+                new.add(source, path)
+
+
+def taken(run_here: Callable[..., Result], bundle: Path, **options: Any) -> Result:
+    check = options.pop("check", False)
+    return run_here(
+        "bundle_folder", {"archive": str(bundle), "folder": f"{bundle}.d", **options}, check=check, diff=True
+    )
+
+
+def test_a_bundle_is_taken_apart_once(run_here: Callable[..., Result], bundle: Path) -> None:
+    foreseen = taken(run_here, bundle, check=True)
+    assert foreseen["changed"] is True
+    assert not Path(f"{bundle}.d").exists()
+    first = taken(run_here, bundle, needs=[WHEELS])
+    assert {key: foreseen[key] for key in foreseen if key != "invocation"} == {
+        key: first[key] for key in first if key != "invocation"
+    }
+    houses = {key: sorted(each.name for each in Path(path).iterdir()) for key, path in first["wheelhouses"].items()}
+    assert houses == {"cp312-x86_64": ["a-1.whl"], "cp313-x86_64": ["a-1.whl", "b-1.whl"]}
+    assert Path(first["files"], "driver.run").read_bytes() == b"driver"
+    again_taken = taken(run_here, bundle)
+    assert again_taken["changed"] is False
+    assert again_taken["steps"] == []
+    assert not list(bundle.parent.glob("*.partial"))
+
+
+def test_the_same_content_is_the_same_archive(bundle: Path) -> None:
+    before = bundle.read_bytes()
+    _text, manifest = archives.read_manifest(bundle)
+    archives.write(bundle.parent / "parts", manifest, bundle)
+    assert bundle.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda n, c: [(n, c + b"!")] if "b-1" in n else [(n, c)], "changed: wheels/b-1.whl"),
+        (lambda n, c: [(n, c[::-1])] if "b-1" in n else [(n, c)], "changed: wheels/b-1.whl"),
+        (lambda n, c: [] if "driver" in n else [(n, c)], "missing: files/driver.run"),
+        (
+            lambda n, c: [(n, c), ("wheels/evil.whl", b"x")] if "b-1" in n else [(n, c)],
+            "not in the manifest: wheels/evil",
+        ),
+        (lambda n, c: [(n, c), (n, b"other")] if "b-1" in n else [(n, c)], "not in the manifest: wheels/b-1.whl"),
+        (lambda n, c: [(n, c), ("../../evil", b"x")] if "b-1" in n else [(n, c)], r"not in the manifest: ../../evil"),
+        (lambda n, c: [] if "manifest" in n else [(n, c)], "does not begin with manifest.json"),
+    ],
+)
+@pytest.mark.parametrize("check", [False, True])
+def test_a_changed_archive_is_refused_by_names(
+    run_here: Callable[..., Result], bundle: Path, change: Any, words: str, *, check: bool
+) -> None:
+    again(bundle, change)
+    found = taken(run_here, bundle, check=check)
+    assert found["failed"] is True
+    assert words in found["msg"]
+    assert not Path(f"{bundle}.d").exists()
+    assert sorted(each.name for each in bundle.parent.iterdir()) == ["fleet.bundle", "parts", "source"]
+
+
+def test_an_archive_that_was_cut_short_is_refused(run_here: Callable[..., Result], bundle: Path) -> None:
+    content = bundle.read_bytes()
+    for size in (0, 100, 700, content.rindex(b"wheel b")):
+        bundle.write_bytes(content[:size])
+        found = taken(run_here, bundle)
+        assert found["failed"] is True, size
+        assert found["error_code"] in ("bundle-differs", "manifest"), found
+
+
+def test_a_folder_that_was_tampered_with_is_made_anew(run_here: Callable[..., Result], bundle: Path) -> None:
+    taken(run_here, bundle)
+    folder = Path(f"{bundle}.d")
+    for path, what in (("files/driver.run", "changed"), ("wheelhouses/cp312-x86_64/a-1.whl", "replaced")):
+        (folder / path).unlink()
+        (folder / path).write_bytes(b"other")
+        assert taken(run_here, bundle)["changed"] is True, what
+        assert b"other" not in (folder / path).read_bytes()
+    (folder / "wheelhouses/cp312-x86_64/evil.whl").write_bytes(b"x")
+    assert taken(run_here, bundle)["changed"] is True
+    assert not (folder / "wheelhouses/cp312-x86_64/evil.whl").exists()
+
+
+def test_a_folder_of_somebody_elses_is_left_alone(run_here: Callable[..., Result], bundle: Path) -> None:
+    folder = Path(f"{bundle}.d")
+    folder.mkdir()
+    (folder / "own").write_text("mine")
+    found = taken(run_here, bundle)
+    assert "is no bundle that was taken apart" in found["msg"]
+    assert (folder / "own").read_text() == "mine"
+
+
+def test_no_bundle_and_a_wrong_pin_and_a_lack_are_said(run_here: Callable[..., Result], bundle: Path) -> None:
+    assert "There is no bundle" in taken(run_here, bundle.with_name("other"))["msg"]
+    assert taken(run_here, bundle, checksum="0" * 64)["error_code"] == "bundle-pin"
+    found = taken(run_here, bundle, needs=[IMAGE], whose="gpu-1")
+    assert found["error_code"] == "bundle-lacks"
+    assert "gpu-1 needs: the image localhost/driver:1" in found["msg"]
+    assert not Path(f"{bundle}.d").exists()

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What a fleet needs from outside, as its roles say it of hosts that nobody asks; and a host that takes it from a bundle and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from playing import Played, play
+
+ROOT = Path(__file__).resolve().parents[3]
+REQUIREMENTS = (ROOT / "roles/python_environment/files/requirements.txt").read_text("utf-8").rstrip("\n")
+TELL = {"ansible.builtin.debug": {"msg": "{{ offline_needs | to_json | b64encode }}"}}
+RUN_FILE = "/srv/Ascend-hdk-910b-npu-driver_25.2.0_linux-x86-64.run"
+DEBIAN = {"distribution": "debian", "release": "13", "machine": "x86_64", "kernel": "6.12.48+deb13-amd64"}
+HOSTS: dict[str, dict[str, Any]] = {
+    "plain": {"accelerator_platform": DEBIAN},
+    "vendor": {
+        "accelerator_platform": {**DEBIAN, "release": 13},
+        "accelerator_nvidia_driver": True,
+        "nvidia_driver_version": "580",
+    },
+    "ubuntu": {
+        "accelerator_platform": {"distribution": "ubuntu", "release": "24.04", "machine": "x86_64", "status": "/x"},
+        "accelerator_nvidia_driver": True,
+        "nvidia_driver_source": "distribution",
+        "nvidia_driver_version": 580,
+        "accelerator_bundle_packages": ["tmux"],
+    },
+    "files": {
+        "accelerator_platform": DEBIAN,
+        "accelerator_nvidia_driver": True,
+        "nvidia_driver_source": "files",
+        "nvidia_driver_files": ["/srv/nvidia-driver-cuda_580.95.05-1_amd64.deb"],
+        "nvidia_driver_checksums": {"nvidia-driver-cuda_580.95.05-1_amd64.deb": "ab" * 32},
+    },
+    "ascend": {
+        "accelerator_platform": {"distribution": "openEuler", "release": "24.03", "machine": "aarch64", "python": 3.11},
+        "accelerator_ascend_driver": True,
+        "accelerator_ascend_runtime": True,
+        "ascend_driver_package": RUN_FILE,
+        "ascend_runtime_package": "/srv/runtime.run",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """The needs of all these hosts, by one run that asks none of them."""
+    tasks = next(each for each in yaml.safe_load((ROOT / "playbooks/bundle.yml").read_text("utf-8")))["tasks"]
+    find = next(task for task in tasks if task["name"] == "Find out what each host needs")
+    played = play(tmp_path_factory.mktemp("needs"), [find, TELL], HOSTS)
+    assert set(played.told) == set(HOSTS), played.output
+    return played.told
+
+
+def of(needs: list[dict[str, Any]], role: str, kind: str) -> list[dict[str, Any]]:
+    return [need for need in needs if (need["of"], need["kind"]) == (role, kind)]
+
+
+def test_every_host_needs_wheels_of_its_python(said: dict[str, list[dict[str, Any]]]) -> None:
+    for host, python, machine in (
+        ("plain", "3.13", "x86_64"),
+        ("ubuntu", "3.12", "x86_64"),
+        ("ascend", "3.11", "aarch64"),
+    ):
+        (wheels,) = of(said[host], "python_environment", "wheels")
+        assert (wheels["python"], wheels["machine"]) == (python, machine)
+        assert wheels["requirements"].rstrip("\n") == REQUIREMENTS
+
+
+def test_a_platform_without_packages_has_wheels_and_files_alone(said: dict[str, list[dict[str, Any]]]) -> None:
+    assert {need["kind"] for need in said["ascend"]} == {"wheels", "file"}
+    assert [need["path"] for need in said["ascend"] if need["kind"] == "file"] == [RUN_FILE, "/srv/runtime.run"]
+    (packages,) = of(said["plain"], "python_environment", "packages")
+    assert packages["names"] == ["python3-venv", "ca-certificates"]
+    assert packages["platform"] == {"distribution": "debian", "release": "13", "machine": "x86_64"}
+
+
+def test_the_driver_is_needed_by_its_own_plan(said: dict[str, list[dict[str, Any]]]) -> None:
+    (driver,) = of(said["vendor"], "nvidia_driver", "driver")
+    assert driver["wanted"]["version"] == "580"
+    assert driver["platform"] == {"distribution": "debian", "release": "13", "machine": "x86_64"}
+    assert (driver["headers"], driver["kernel"]) == (["linux-headers-{kernel}"], DEBIAN["kernel"])
+    source = driver["source"]
+    assert source["uris"] == ["https://developer.download.nvidia.com/compute/cuda/repos/debian13/x86_64"]
+    assert source["key_url"].endswith("/debian13/x86_64/8793F200.pub")
+    assert source["fingerprints"] == ["02182E60104FCDC26EAE1B8597A5D4CB8793F200"]
+    assert ["nvidia-driver-cuda", "nvidia-kernel-open-dkms"] in [each["packages"] for each in driver["catalog"]]
+
+
+def test_a_distribution_s_driver_comes_from_its_further_components(said: dict[str, list[dict[str, Any]]]) -> None:
+    (driver,) = of(said["ubuntu"], "nvidia_driver", "driver")
+    assert driver["source"] == {"more_components": ["restricted"], "mirrors": []}
+    assert (driver["status"], driver["wanted"]["version"]) == ("/x", "580")
+    (more,) = of(said["ubuntu"], "accelerator_bundle_packages", "packages")
+    assert more["names"] == ["tmux"]
+
+
+def test_files_are_taken_with_their_digests(said: dict[str, list[dict[str, Any]]]) -> None:
+    (file,) = of(said["files"], "nvidia_driver", "file")
+    assert (file["path"], file["sha256"]) == ("/srv/nvidia-driver-cuda_580.95.05-1_amd64.deb", "ab" * 32)
+    (packages,) = of(said["files"], "nvidia_driver", "packages")
+    assert packages["names"] == ["dkms", f"linux-headers-{DEBIAN['kernel']}"]
+
+
+# A host takes from a bundle
+
+
+def bundle(folder: Path, *, requirements: str = REQUIREMENTS) -> Path:
+    """A bundle with one wheel for this machine's Python, as the module writes it."""
+    major, minor, _patch = platform.python_version_tuple()
+    key = f"cp{major}{minor}-{platform.machine()}"
+    content = b"wheel"
+    item = {
+        "path": "wheels/a-1-py3-none-any.whl",
+        "kind": "wheel",
+        "name": "a",
+        "version": "1",
+        "size": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "for": [key],
+        "from": "",
+        "signed_by": [],
+        "verified": "",
+    }
+    digest = hashlib.sha256(requirements.encode()).hexdigest()
+    manifest = {"format": 1, "collection": "x", "wheelhouses": {key: [digest]}, "items": [item], "needs": []}
+    archive = folder / "fleet.bundle"
+    source = folder / "source"
+    with tarfile.open(archive, "w") as file:
+        for name, each in (("manifest.json", json.dumps(manifest).encode()), (item["path"], content)):
+            source.write_bytes(each)
+            file.add(source, str(name))
+    return archive
+
+
+def take(folder: Path, archive: Path, *arguments: str, **variables: Any) -> Played:
+    tell = {
+        "ansible.builtin.debug": {
+            "msg": "{{ [offline_content, python_environment_wheelhouse] | to_json | b64encode }}",
+        },
+        "vars": {"python_environment_wheelhouse": defaults("python_environment")["python_environment_wheelhouse"]},
+    }
+    role = {"ansible.builtin.include_role": {"name": "dra.accelerators.offline"}}
+    options = {"accelerator_offline": str(archive), "python_environment_interpreter": sys.executable, **variables}
+    return play(folder, [role, tell], {"node": options}, *arguments)
+
+
+def defaults(role: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / f"roles/{role}/defaults/main.yml").read_text("utf-8"))
+    return found
+
+
+@pytest.fixture
+def as_venv() -> None:
+    """The interpreter of the tests can make environments; else the bundle would have to have packages."""
+    done = subprocess.run([sys.executable, "-c", "import venv, ensurepip"], check=False, env=dict(os.environ))
+    assert done.returncode == 0
+
+
+@pytest.mark.usefixtures("as_venv")
+def test_a_host_is_told_where_its_wheels_are(tmp_path: Path) -> None:
+    archive = bundle(tmp_path)
+    played = take(tmp_path, archive, "--check")
+    assert played.status == 0 and "changed=0" in played.output, played.output
+    content, wheelhouse = played.told["node"]
+    assert wheelhouse == content["wheels"]
+    assert [path.name for path in Path(wheelhouse).iterdir()] == ["a-1-py3-none-any.whl"]
+    assert (content["packages"], content["environment"], content["files"]) == ({}, {}, "")
+
+
+@pytest.mark.usefixtures("as_venv")
+def test_what_a_bundle_does_not_have_is_refused_beforehand(tmp_path: Path) -> None:
+    archive = bundle(tmp_path, requirements="another list")
+    played = take(tmp_path, archive)
+    assert "does not have what node needs: the wheels of cp" in played.failed["node"]["msg"], played.output
+    assert not Path(f"{archive}.d").exists()
