@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -290,7 +290,7 @@ class PackageGatherer:
         """Return which packages are needed, as ``name=version``."""
         asked = {name: None for group in self.plan.groups for name in group}
         asked.update({name: None for driver in self.plan.drivers for name in driver.names()})
-        available = _apt.parse_available(self._said(["apt-cache", "madison", *asked], "apt-cache has failed"))
+        available = self._available(asked)
         lacking = [name for group in self.plan.groups for name in group if name not in available]
         lacking += [name for driver in self.plan.drivers for name in driver.headers if name not in available]
         if lacking:
@@ -300,17 +300,47 @@ class PackageGatherer:
                 code="not-offered",
             )
         groups = [list(group) for group in self.plan.groups]
+        versions: list[str] = []
         for driver in self.plan.drivers:
-            groups += self._driver_groups(driver, available)
+            groups += self._driver_groups(driver, available, versions)
+        groups += self._companion_groups(versions)
         found: dict[str, None] = {}
         for group in groups:
             found.update(dict.fromkeys(_bundle_packages.wanted_words(self._foreseen(group), group, available)))
         return sorted(found)
 
-    def _driver_groups(self, driver: DriverNeed, available: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    def _available(self, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """Return which versions of packages the sources have, the newest first."""
+        asked = list(names)
+        if not asked:
+            return {}
+        return _apt.parse_available(self._said(["apt-cache", "madison", *asked], "apt-cache has failed"))
+
+    def _companion_groups(self, of_drivers: Sequence[str]) -> list[list[str]]:
+        """Return the packages that have one version, which may be that of the drivers that were chosen."""
+        found = []
+        for need in self.plan.companions:
+            for version in need.versions(of_drivers):
+                available = self._available(need.names(version))
+                words = need.words(version, available)
+                if not words:
+                    has = "; ".join(f"{name}: {', '.join(each[:4])}" for name, each in available.items())
+                    raise BundleError(
+                        f"No source of {self.plan.platform} has {need} {version}".rstrip()
+                        + f"; there is {has or 'none'}",
+                        hint=f"Look at the variables of the role {need.of}.",
+                        code="not-offered",
+                    )
+                found.append(words)
+        return found
+
+    def _driver_groups(
+        self, driver: DriverNeed, available: Mapping[str, Sequence[str]], versions: list[str]
+    ) -> list[list[str]]:
         choices = driver.choices(available)
         if not choices:
             raise not_offered(driver.offers(), driver.wanted, available)
+        versions += [choice.version for choice in choices]
         return [
             [*(f"{name}={version}" if version else name for name, version in choice.packages.items()), *driver.headers]
             for choice in choices

@@ -4,7 +4,7 @@
 # This file is private to the collection: it can change in any release.
 """What the hosts of a fleet need from outside, as their roles say it; the plan of all, and what a bundle lacks of it. No side effects.
 
-A need is one of ``packages``, ``driver``, ``wheels``, ``image`` and ``file``. Each has ``of``, the role that says it.
+A need is one of ``packages``, ``driver``, ``group``, ``wheels``, ``image`` and ``file``. Each has ``of``, the role that says it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import _package_group
 from ._bundle_manifest import FILE, IMAGE, BundleError, Manifest, digest_of_text
 from ._nvidia_driver import AUTO, Choice, DriverError, Offer, Wanted, choose, names_of, read_offers
 
-PACKAGES, DRIVER, WHEELS = "packages", "driver", "wheels"
+PACKAGES, DRIVER, GROUP, WHEELS = "packages", "driver", "group", "wheels"
 _KEYS = {
     PACKAGES: ("of", "platform", "names"),
     DRIVER: ("of", "platform", "wanted", "catalog"),
+    GROUP: ("of", "platform", "parts"),
     WHEELS: ("of", "python", "machine", "requirements"),
     IMAGE: ("of", "reference"),
     FILE: ("of", "path"),
@@ -144,6 +146,46 @@ class DriverNeed:
 
 
 @dataclass(frozen=True)
+class GroupNeed:
+    """Packages of one version, each by the names that it may have; ``{branch}`` in them is the version's.
+
+    Without a version it is any, or with ``follows`` that of the drivers of the same platform. ``also`` are packages of versions of their own, which a
+    source need not have.
+    """
+
+    of: str
+    parts: tuple[tuple[str, ...], ...]
+    version: str = ""
+    follows: bool = False
+    also: tuple[str, ...] = ()
+
+    def versions(self, of_drivers: Sequence[str]) -> tuple[str, ...]:
+        """Return the versions that are looked for."""
+        return tuple(dict.fromkeys(of_drivers)) if self.follows and of_drivers else (self.version,)
+
+    def names(self, version: str) -> list[str]:
+        """Return all names that sources are asked for."""
+        return [*(name for part in self._filled(version) for name in part), *self.also]
+
+    def words(self, version: str, available: Mapping[str, Sequence[str]]) -> list[str]:
+        """Choose packages as the role does, as ``name=version``; nothing where a source has not all of one version."""
+        parts = tuple(_package_group.Part(names) for names in self._filled(version))
+        group = _package_group.Group(self.of, self.of, "", parts, "")
+        found = _package_group.choose(group, version, {}, available)
+        also = {name: available[name][0] for name in self.also if available.get(name)}
+        return [f"{name}={each}" for name, each in {**found.packages, **also}.items()] if found else []
+
+    def _filled(self, version: str) -> tuple[tuple[str, ...], ...]:
+        branch = version.partition(".")[0]
+        filled = (tuple(name.replace("{branch}", branch) for name in part) for part in self.parts)
+        return tuple(tuple(name for name in part if not name.endswith("-") and "{" not in name) for part in filled)
+
+    def __str__(self) -> str:
+        names = ", ".join(part[0] for part in self.parts)
+        return names + (f" {self.version}" if self.version else " of the driver's version" if self.follows else "")
+
+
+@dataclass(frozen=True)
 class SourceNeed:
     """A vendor's package source: addresses, suites, the key (its text, or where it is fetched) and the fingerprints that it may have."""
 
@@ -162,6 +204,7 @@ class PlatformPlan:
     platform: Platform
     groups: list[tuple[str, ...]] = field(default_factory=list)
     drivers: list[DriverNeed] = field(default_factory=list)
+    companions: list[GroupNeed] = field(default_factory=list)
     sources: list[SourceNeed] = field(default_factory=list)
     components: set[str] = field(default_factory=set)
     mirrors: list[str] = field(default_factory=list)
@@ -192,7 +235,8 @@ class Plan:
         """Say in words what is gathered."""
         lines = []
         for each in self.platforms:
-            words = [name for group in each.groups for name in group] + [str(driver) for driver in each.drivers]
+            words = [name for group in each.groups for name in group]
+            words += map(str, (*each.drivers, *each.companions))
             lines.append(f"gather packages for {each.platform}: {', '.join(dict.fromkeys(words))}")
         lines += [f"gather wheels for Python {each.python} ({each.machine})" for each in self.wheels]
         lines += [f"save the image {self.image}"] if self.image else []
@@ -230,7 +274,7 @@ def plan(needs: Iterable[Mapping[str, Any]]) -> Plan:
     images: dict[str, None] = {}
     files: dict[str, tuple[str, str]] = {}
     for need in all_needs:
-        if need["kind"] in (PACKAGES, DRIVER):
+        if need["kind"] in (PACKAGES, DRIVER, GROUP):
             platform = read_platform(need["platform"], need["of"])
             _add_packages(platforms.setdefault(platform.key, PlatformPlan(platform)), need)
         elif need["kind"] == WHEELS:
@@ -266,8 +310,10 @@ def _add_packages(found: PlatformPlan, need: Mapping[str, Any]) -> None:
         group = tuple(map(str, need["names"]))
         if group and group not in found.groups:
             found.groups.append(group)
-    else:
+    elif need["kind"] == DRIVER:
         found.drivers.append(driver_of(need))
+    else:
+        found.companions.append(group_of(need))
     source = need.get("source") or {}
     if source.get("suites"):
         each = SourceNeed(
@@ -305,6 +351,17 @@ def driver_of(need: Mapping[str, Any]) -> DriverNeed:
     )
 
 
+def group_of(need: Mapping[str, Any]) -> GroupNeed:
+    """Read a need of packages of one version."""
+    return GroupNeed(
+        str(need["of"]),
+        tuple(tuple(map(str, part)) for part in need["parts"]),
+        str(need.get("version") or ""),
+        bool(need.get("follows")),
+        tuple(map(str, need.get("also") or ())),
+    )
+
+
 def _add_file(files: dict[str, tuple[str, str]], need: Mapping[str, Any]) -> None:
     path, checksum = str(need["path"]), str(need.get("sha256") or "").lower()
     name = posixpath.basename(path)
@@ -325,8 +382,11 @@ def _add_file(files: dict[str, tuple[str, str]], need: Mapping[str, Any]) -> Non
 def missing(needs: Iterable[Mapping[str, Any]], manifest: Manifest) -> list[str]:
     """Return in words what a bundle has not of what is needed; nothing where it has all. Raises BundleError for what is no need."""
     found: list[str] = []
-    for need in normalized(needs):
-        found += _LACKS[need["kind"]](need, manifest)
+    all_needs = normalized(needs)
+    for need in all_needs:
+        found += (
+            _lacks_group(need, manifest, all_needs) if need["kind"] == GROUP else _LACKS[need["kind"]](need, manifest)
+        )
     return list(dict.fromkeys(found))
 
 
@@ -353,6 +413,19 @@ def _lacks_driver(need: Mapping[str, Any], manifest: Manifest) -> list[str]:
     driver = driver_of(need)
     found = [] if driver.choices(there) else [f"{driver} for {platform} ({need['of']})"]
     return found + [f"the package {name} for {platform} ({need['of']})" for name in driver.headers if name not in there]
+
+
+def _lacks_group(need: Mapping[str, Any], manifest: Manifest, all_needs: Sequence[Mapping[str, Any]]) -> list[str]:
+    platform = read_platform(need["platform"], need["of"])
+    there = manifest.versions(platform.key)
+    group = group_of(need)
+    drivers = [driver_of(each) for each in all_needs if each["kind"] == DRIVER and each["platform"] == need["platform"]]
+    of_drivers = [choice.version for driver in drivers for choice in driver.choices(there)]
+    if group.follows and drivers and not of_drivers:
+        # That the driver is missing is said of the driver.
+        return []
+    versions = group.versions(of_drivers)
+    return [] if any(group.words(each, there) for each in versions) else [f"{group} for {platform} ({need['of']})"]
 
 
 def _lacks_wheels(need: Mapping[str, Any], manifest: Manifest) -> list[str]:

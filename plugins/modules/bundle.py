@@ -57,14 +57,14 @@ options:
       kind:
         description: What is needed.
         type: str
-        choices: [packages, driver, wheels, image, file]
+        choices: [packages, driver, group, wheels, image, file]
         required: true
       of:
         description: The role that needs it.
         type: str
         required: true
       platform:
-        description: For V(packages) and V(driver), a distribution, its release and the kind of machine.
+        description: For V(packages), V(driver) and V(group), a distribution, its release and the kind of machine.
         type: dict
       names:
         description: For V(packages), names of packages that are installed together.
@@ -77,6 +77,20 @@ options:
         description: For V(driver), the ways to have it, as O(dra.accelerators.nvidia_driver#module:catalog).
         type: list
         elements: dict
+      parts:
+        description: For V(group), packages that have one version, each by the names that it may have. C({branch}) in them is the version's.
+        type: list
+        elements: list
+      version:
+        description: For V(group), the version, or the beginning of one. Empty is the newest.
+        type: str
+      follows:
+        description: For V(group), whether it has the version of the platform's drivers.
+        type: bool
+      also:
+        description: For V(group), packages with versions of their own, which a source need not have.
+        type: list
+        elements: str
       headers:
         description: For V(driver), packages with a kernel's headers.
         type: list
@@ -229,9 +243,13 @@ KEY_SECONDS = 60
 
 def needs_spec() -> dict[str, dict[str, Any]]:
     """Return the options of a need."""
-    texts = ("status", "kernel", "python", "machine", "requirements", "reference", "path", "sha256")
+    texts = ("version", "status", "kernel", "python", "machine", "requirements", "reference", "path", "sha256")
     return {
-        "kind": {"type": "str", "choices": ["packages", "driver", "wheels", "image", "file"], "required": True},
+        "kind": {
+            "type": "str",
+            "choices": ["packages", "driver", "group", "wheels", "image", "file"],
+            "required": True,
+        },
         "of": {"type": "str", "required": True},
         "platform": {"type": "dict"},
         "names": {"type": "list", "elements": "str"},
@@ -239,6 +257,9 @@ def needs_spec() -> dict[str, dict[str, Any]]:
         "catalog": {"type": "list", "elements": "dict"},
         "headers": {"type": "list", "elements": "str"},
         "source": {"type": "dict"},
+        "parts": {"type": "list", "elements": "list"},
+        "follows": {"type": "bool"},
+        "also": {"type": "list", "elements": "str"},
         **{name: {"type": "str"} for name in texts},
     }
 

@@ -45,7 +45,16 @@ DRIVER = {
 WHEELS = {"kind": "wheels", "of": "python_environment", "python": "3.13.5", "machine": "x86_64", "requirements": "a\n"}
 IMAGE = {"kind": "image", "of": "driver_image", "reference": "localhost/driver:1"}
 FILE = {"kind": "file", "of": "ascend_driver", "path": "/srv/x/driver.run", "sha256": "ab" * 32}
-ALL = [PYTHON, DRIVER, WHEELS, IMAGE, FILE]
+TOOLKIT = {"kind": "group", "of": "nvidia_container_toolkit", "platform": DEBIAN, "parts": [["toolkit"], ["base"]]}
+FABRIC = {
+    "kind": "group",
+    "of": "nvidia_fabric_manager",
+    "platform": DEBIAN,
+    "parts": [["nvidia-fabricmanager", "nvidia-fabricmanager-{branch}"]],
+    "follows": True,
+    "also": ["nvlsm"],
+}
+ALL = [PYTHON, DRIVER, TOOLKIT, FABRIC, WHEELS, IMAGE, FILE]
 
 
 def item(path: str, kind: str = "file", name: str = "", version: str = "", content: bytes = b"x", **more: Any) -> Item:
@@ -65,6 +74,8 @@ def whole() -> Manifest:
             package("python3-venv", "3.13.5-1"),
             *(package(name, "580.95.05-1") for name in names),
             package("linux-headers-6.12.48-amd64", "6.12.48-1"),
+            *(package(name, "1.18.1-1") for name in ("toolkit", "base")),
+            package("nvidia-fabricmanager-580", "580.95.05-1"),
             item("wheels/a-1-py3-none-any.whl", "wheel", "a", "1", places=("cp313-x86_64",)),
             item("images/image.tar", "image", "localhost/driver:1"),
             Item("files/driver.run", "file", "driver.run", "", 1, "ab" * 32),
@@ -144,6 +155,9 @@ def test_a_bundle_with_all_lacks_nothing() -> None:
         ("python3-venv", "the package python3-venv for debian 13 (x86_64) (python_environment)"),
         ("nvidia-driver-cuda", "the driver 580 with auto kernel modules (dkms, compute) for debian 13 (x86_64)"),
         ("nvidia-kernel-open", "the driver 580 with auto kernel modules (dkms, compute) for debian 13 (x86_64)"),
+        ("/toolkit", "toolkit, base for debian 13 (x86_64) (nvidia_container_toolkit)"),
+        ("/base", "toolkit, base for debian 13 (x86_64) (nvidia_container_toolkit)"),
+        ("fabricmanager", "nvidia-fabricmanager of the driver's version for debian 13 (x86_64)"),
         ("linux-headers", "the package linux-headers-6.12.48-amd64 for debian 13 (x86_64) (nvidia_driver)"),
         ("image.tar", "the image localhost/driver:1 (driver_image), it has none"),
         ("driver.run", "the file driver.run (ascend_driver)"),
@@ -172,6 +186,13 @@ def test_a_file_with_another_digest_is_not_that_file() -> None:
 def test_a_driver_of_another_branch_is_not_that_driver() -> None:
     assert needs.missing([{**DRIVER, "wanted": {"version": "570", "persistence": False}}], whole())
     assert not needs.missing([{**DRIVER, "wanted": {"persistence": False}}], whole())
+
+
+def test_packages_of_one_version_are_looked_for_by_it() -> None:
+    for version, fits in (("1.18", True), ("1.18.1", True), ("1.18.1-1", True), ("1.17", False), ("1.1", False)):
+        assert (needs.missing([{**TOOLKIT, "version": version}], whole()) == []) == fits, version
+    assert needs.missing([{**FABRIC, "version": "580.95.05", "follows": False}], whole()) == []
+    assert needs.missing([{**FABRIC, "version": "570.1", "follows": False}], whole())
 
 
 def test_the_refusal_names_the_bundle_and_what_to_do() -> None:

@@ -21,7 +21,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._openpgp import K
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed, System
 from ansible_collections.dra.accelerators.plugins.modules import bundle as module
 from test_apt import FOURTH, FOURTH_PRINT
-from test_bundle import DEBIAN, DRIVER, FILE, PLACE, PYTHON, WHEELS
+from test_bundle import DEBIAN, DRIVER, FABRIC, FILE, PLACE, PYTHON, WHEELS
 
 MIRROR = "http://mirror.example/debian"
 VENDOR = "https://vendor.example/repo"
@@ -38,6 +38,8 @@ VERSIONS = {
     "nvidia-kernel-dkms": "580.95.05-1",
     "linux-headers-6.12.48-amd64": "6.12.48-1",
     "dkms": "1:3.2.2-1",
+    "nvidia-fabricmanager-580": "580.95.05-1",
+    "nvlsm": "2025.10.1-1",
 }
 BRINGS = {"python3-venv": ["python3.13-venv"], "nvidia-kernel-open-dkms": ["dkms"], "nvidia-kernel-dkms": ["dkms"]}
 
@@ -174,7 +176,7 @@ def gathered(machine: Machine, folder: Path, needs: Sequence[Mapping[str, Any]],
 
 
 def test_packages_come_with_what_they_need_and_with_who_vouches(machine: Machine, tmp_path: Path) -> None:
-    found = gathered(machine, tmp_path, [PYTHON, {**DRIVER, "source": SOURCE}])
+    found = gathered(machine, tmp_path, [PYTHON, {**DRIVER, "source": SOURCE}, FABRIC])
     names = {item.name for item in found.values() if item.kind == "package"}
     assert names == set(VERSIONS)
     driver = found[f"packages/{PLACE}/nvidia-driver-cuda_580.95.05-1_amd64.deb"]
@@ -194,6 +196,14 @@ def test_both_kinds_of_modules_are_asked_for_apart(machine: Machine, tmp_path: P
         ["nvidia-driver-cuda", "nvidia-kernel-dkms"],
     ]
     assert all("linux-headers-6.12.48-amd64" in each for each in asked)
+
+
+def test_what_has_the_driver_s_version_is_looked_for_by_it(machine: Machine, tmp_path: Path) -> None:
+    gathered(machine, tmp_path, [FABRIC, {**DRIVER, "source": SOURCE}])
+    assert ["nvidia-fabricmanager", "nvidia-fabricmanager-580", "nvlsm"] in [call[2:] for call in machine.calls]
+    other = {**FABRIC, "follows": False, "version": "570.86"}
+    with pytest.raises(BundleError, match=r"has nvidia-fabricmanager 570\.86.*there is nvlsm: 2025"):
+        gathered(machine, tmp_path, [other])
 
 
 def test_apt_works_in_a_root_of_its_own(machine: Machine, tmp_path: Path) -> None:

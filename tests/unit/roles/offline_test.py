@@ -29,6 +29,9 @@ HOSTS: dict[str, dict[str, Any]] = {
         "accelerator_platform": {**DEBIAN, "release": 13},
         "accelerator_nvidia_driver": True,
         "nvidia_driver_version": "580",
+        "accelerator_nvidia_container_toolkit": True,
+        "nvidia_container_toolkit_version": "1.18",
+        "accelerator_nvidia_fabric_manager": True,
     },
     "ubuntu": {
         "accelerator_platform": {"distribution": "ubuntu", "release": "24.04", "machine": "x86_64", "status": "/x"},
@@ -97,6 +100,16 @@ def test_the_driver_is_needed_by_its_own_plan(said: dict[str, list[dict[str, Any
     assert source["key_url"].endswith("/debian13/x86_64/8793F200.pub")
     assert source["fingerprints"] == ["02182E60104FCDC26EAE1B8597A5D4CB8793F200"]
     assert ["nvidia-driver-cuda", "nvidia-kernel-open-dkms"] in [each["packages"] for each in driver["catalog"]]
+
+
+def test_what_goes_with_the_driver_is_needed_in_its_version(said: dict[str, list[dict[str, Any]]]) -> None:
+    (toolkit,) = of(said["vendor"], "nvidia_container_toolkit", "group")
+    assert (toolkit["version"], len(toolkit["parts"])) == ("1.18", 4)
+    assert toolkit["source"]["uris"] == ["https://nvidia.github.io/libnvidia-container/stable/deb/amd64"]
+    assert toolkit["source"]["key_url"] == "https://nvidia.github.io/libnvidia-container/gpgkey"
+    (fabric,) = of(said["vendor"], "nvidia_fabric_manager", "group")
+    assert (fabric["follows"], fabric["also"], fabric["source"]) == (True, ["nvlsm"], {})
+    assert fabric["parts"] == [["nvidia-fabricmanager", "nvidia-fabricmanager-{branch}"]]
 
 
 def test_a_distribution_s_driver_comes_from_its_further_components(said: dict[str, list[dict[str, Any]]]) -> None:
