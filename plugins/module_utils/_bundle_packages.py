@@ -15,8 +15,6 @@ from ._apt import INSTALL, Change, Source
 from ._bundle_manifest import BundleError
 from ._bundle_needs import Platform, PlatformPlan
 
-#: Where a bundle's packages lie on a node, with apt's settings for them and nothing else.
-FOLDER = "/var/lib/dra-accelerators/offline"
 _KEYRINGS = {
     "debian": ("/usr/share/keyrings/debian-archive-keyring.gpg", "debian-archive-keyring"),
     "ubuntu": ("/usr/share/keyrings/ubuntu-archive-keyring.gpg", "ubuntu-keyring"),
@@ -136,26 +134,6 @@ def root_settings(root: str, architecture: str) -> str:
             "Acquire::Languages": "none",
         }
     )
-
-
-def node_settings(folder: str = FOLDER) -> str:
-    """Return apt's settings by which it knows a bundle's packages and no other source. Nothing of the node's own settings is changed."""
-    return _settings(
-        {
-            "Dir::Etc::SourceList": f"{folder}/sources.list",
-            "Dir::Etc::SourceParts": "/dev/null",
-            "Dir::State::Lists": f"{folder}/lists",
-            "Dir::Cache::pkgcache": "",
-            "Dir::Cache::srcpkgcache": "",
-            "APT::Sandbox::User": "root",
-            "Acquire::Languages": "none",
-        }
-    )
-
-
-def node_source(folder: str = FOLDER) -> str:
-    """Return the one source. Its files were compared with the manifest; the index has their digests, which apt compares once more."""
-    return f"deb [trusted=yes] file:{folder}/packages ./\n"
 
 
 def _settings(values: Mapping[str, str]) -> str:

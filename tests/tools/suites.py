@@ -57,6 +57,7 @@ LONG_SCENARIOS = frozenset(
         "nvidia_driver",
         "nvidia_fabric_manager",
         "nvidia_settings",
+        "offline",
     }
 )
 #: Those that run programs which no world is made of.
