@@ -63,7 +63,12 @@ class Island:
 
     def bundle(self, *words: str, **variables: Any) -> Recap:
         """Make the bundle, on this side."""
-        platform = {"distribution": "debian", "release": "12", "machine": os.uname().machine, "kernel": os.uname().release}
+        platform = {
+            "distribution": "debian",
+            "release": "12",
+            "machine": os.uname().machine,
+            "kernel": os.uname().release,
+        }
         given = {"accelerator_bundle": str(self.archive), "accelerator_platform": platform, **variables}
         return self.cluster.playbook("bundle.yml", "-e", json.dumps(given), *words, tree=self.tree)
 
@@ -145,7 +150,9 @@ def test_a_bare_node_becomes_ready_with_no_route(island: Island) -> None:
 
 def test_a_pod_s_image_comes_from_the_bundle_too(island: Island) -> None:
     base = "localhost/driver-base:1"
-    reference = execute(["docker", "images", "--format", "{{.Repository}}:{{.Tag}}", "localhost/dra-accelerators-driver"])
+    reference = execute(
+        ["docker", "images", "--format", "{{.Repository}}:{{.Tag}}", "localhost/dra-accelerators-driver"]
+    )
     # Nothing is built here: the builder has no image any more, and no way to one.
     for name in reference.stdout.split():
         execute(["docker", "rmi", "--force", name])
