@@ -20,7 +20,7 @@ _KEYRINGS = {
     "ubuntu": ("/usr/share/keyrings/ubuntu-archive-keyring.gpg", "ubuntu-keyring"),
 }
 _URI = re.compile(r"'(?P<uri>[^']+)' (?P<name>\S+) (?P<size>\d+)")
-_SCHEME = re.compile(r"^[a-z0-9+]+:/*")
+_SCHEME = re.compile(r"^[a-z0-9+]+:(//)?")
 
 
 @dataclass(frozen=True)
@@ -214,9 +214,11 @@ def wanted_words(changes: Iterable[Change], roots: Iterable[str], available: Map
 
 
 def list_prefix(uri: str) -> str:
-    """Return how the names of apt's lists of a source begin."""
-    bare = _SCHEME.sub("", uri).partition("@")[2] if "@" in uri else _SCHEME.sub("", uri)
-    return bare.strip("/").replace("_", "%5f").replace("/", "_")
+    """Return how the names of apt's lists of a source begin: the address, and not that of another one that begins alike."""
+    bare = _SCHEME.sub("", uri)
+    host, slash, path = bare.partition("/")
+    bare = f"{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
+    return bare.replace("_", "%5f").replace("/", "_") + "_"
 
 
 def archive_of(uri: str, found: Sequence[Archive]) -> Archive | None:

@@ -109,7 +109,7 @@ class Machine(System):
         named = [word.partition("=")[0] for word in words if word.partition("=")[0] in VERSIONS]
         if "update" in words:
             for uri in (MIRROR, VENDOR):
-                name = f"{packages.list_prefix(uri)}_InRelease"
+                name = f"{packages.list_prefix(uri)}InRelease"
                 (root / "var/lib/apt/lists" / name).write_text(SIGNED)
             return ""
         if "madison" in words:
@@ -273,6 +273,20 @@ def test_the_usual_sources_follow_from_the_platform() -> None:
     assert usual("ubuntu", "22", "aarch64") == [
         (("http://ports.ubuntu.com/ubuntu-ports",), ("jammy", "jammy-updates", "jammy-security"))
     ]
+
+
+@pytest.mark.parametrize(
+    ("uri", "prefix"),
+    [
+        ("http://deb.debian.org/debian", "deb.debian.org_debian_"),
+        ("https://me:secret@mirror.example/x_y/", "mirror.example_x%5fy_"),
+        ("file:/srv/x", "_srv_x_"),
+        ("file:///srv/x", "_srv_x_"),
+    ],
+)
+def test_the_lists_of_a_source_are_known_by_its_address(uri: str, prefix: str) -> None:
+    assert packages.list_prefix(uri) == prefix
+    assert not "deb.debian.org_debian-security_dists_x_InRelease".startswith(prefix)
 
 
 def test_who_signed_is_read_of_either_form() -> None:
