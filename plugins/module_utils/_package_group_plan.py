@@ -115,9 +115,10 @@ class Planner:
 
     @property
     def version(self) -> str:
-        """The version that is there, of the group's first part; empty for none."""
-        names = self.group.parts[0].names if self.group.parts else ()
-        return next((upstream(self.packages.installed[name]) for name in names if name in self.packages.installed), "")
+        """The version that is there, of the group's first part, or of what there is where no part is asked for; empty for none."""
+        there = self.group.of_it(self.packages.installed)
+        names = self.group.parts[0].names if self.group.parts else tuple(there)
+        return next((upstream(there[name]) for name in names if name in there), "")
 
     # Wanted
 

@@ -304,7 +304,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     recorded = record.now.version if record.now else ""
     version = params["driver_version"] or driver_version(apt.packages().installed, recorded, loaded)
     runs = bool(version) and version == loaded
-    told |= {"driver_version": version, "reboot_required": bool(is_wanted and loaded and loaded != version)}
+    told.update(driver_version=version, reboot_required=bool(is_wanted and loaded and loaded != version))
     # From here on it may run in another process, which has the binding.
     asks = is_wanted and needs.manager and runs
     binding = asks and find_binding("pynvml", params["interpreter"]) is None
