@@ -42,8 +42,8 @@ def views(draw: Any) -> View:
     return View(nodes, draw(st.lists(some_slices, max_size=6)))
 
 
-def node(name: str, release: str = "1", *, ready: bool = True) -> NodeFacts:
-    return NodeFacts(name, f"uid-{name}", ready, False, release)
+def node(name: str, release: str = "1", *, ready: bool = True, is_plugin: bool = False) -> NodeFacts:
+    return NodeFacts(name, f"uid-{name}", ready, False, release, is_plugin)
 
 
 def a_slice(name: str, at: str = "a", generation: int = 1, count: int = 1, **more: Any) -> SliceFacts:
@@ -69,6 +69,8 @@ def kinds(view: View, changed_at: float | None = None) -> list[tuple[str, str]]:
         (view_of([node("a")], []), [(drift.NO_SLICES, "a")]),
         (view_of([node("a")], [a_slice("s", ours=False)]), [(drift.NO_SLICES, "a")]),
         (view_of([node("a", release="")], []), []),
+        (view_of([node("a", is_plugin=True)], []), []),
+        (view_of([node("a", is_plugin=True, ready=False)], []), [(drift.NODE_NOT_READY, "a")]),
         (view_of([node("a")], [a_slice("s", count=2)]), [(drift.POOL_INCOMPLETE, "a")]),
         (
             view_of([node("a")], [a_slice("s", generation=2, count=2), a_slice("t", count=2)]),

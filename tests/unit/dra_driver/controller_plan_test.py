@@ -176,6 +176,8 @@ def test_reading_objects() -> None:
         "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]},
     }
     assert node_facts(node) == NodeFacts("a", "n", False, True)
+    node["metadata"]["labels"] = {"dra.accelerators/kubelet-interface": "device-plugin"}
+    assert node_facts(node) == NodeFacts("a", "n", False, True, is_plugin=True)
     assert node_facts(
         {"metadata": {"name": "b"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
     ).ready

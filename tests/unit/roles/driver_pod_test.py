@@ -158,7 +158,8 @@ def test_of_a_fleet_with_several_vendors_each_node_serves_what_it_has(tmp_path: 
 
 OFFERED = (
     "{{ {'settings': __dra_driver_settings, 'paths': __dra_driver_pod_paths | map(attribute='path'), 'print': __dra_driver_fingerprint,"
-    " 'unit': lookup('ansible.builtin.template', __dra_driver_unit ~ '.j2'), 'absent': __dra_driver_absent_plugin_files} | to_json | b64encode }}"
+    " 'unit': lookup('ansible.builtin.template', __dra_driver_unit ~ '.j2'), 'absent': __dra_driver_absent_plugin_files,"
+    " 'label': {__dra_driver_interface_label: __dra_driver_interface_said}} | to_json | b64encode }}"
 )
 
 
@@ -175,6 +176,8 @@ def test_a_node_whose_devices_are_resources_has_the_kubelets_folder_for_them_and
     assert "kubelet_interface" not in claims["settings"]
     assert plugin["settings"]["kubelet_interface"] == "device-plugin"
     assert claims["print"] != plugin["print"], "the driver is started again for it"
+    label = "dra.accelerators/kubelet-interface"
+    assert (claims["label"], plugin["label"]) == ({label: ""}, {label: "device-plugin"})
     folder = "/var/lib/kubelet/device-plugins"
     assert folder not in claims["paths"] and "device-plugins" not in claims["unit"]
     assert set(plugin["paths"]) - set(claims["paths"]) == {folder}

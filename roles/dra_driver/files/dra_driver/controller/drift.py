@@ -87,7 +87,7 @@ def findings(
             found.append(Finding(NODE_ABSENT, node, since=(absent_since or {}).get(node)))
         elif not facts.ready:
             found.append(Finding(NODE_NOT_READY, node))
-        elif node not in with_slices:
+        elif node not in with_slices and not facts.is_plugin:
             found.append(Finding(NO_SLICES, node, detail=facts.release))
     found += _of_pools(ours)
     if changed_at is not None:

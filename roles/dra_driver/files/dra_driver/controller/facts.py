@@ -19,6 +19,8 @@ OUR_LABEL, OURS = "app.kubernetes.io/managed-by", "dra-accelerators"
 NODE_LABEL = "dra.accelerators/node"
 #: The label of a Node that says of which release its node driver is; the role dra_driver writes it.
 RELEASE_LABEL = "dra.accelerators/release"
+#: The label of a Node whose devices pods have without claims, and its value; the same role writes it.
+INTERFACE_LABEL, PLUGIN = "dra.accelerators/kubelet-interface", "device-plugin"
 #: Effects of taints for which a device is not given out; what has another effect is only told.
 KEEPING_AWAY = ("NoSchedule", "NoExecute")
 
@@ -26,7 +28,7 @@ KEEPING_AWAY = ("NoSchedule", "NoExecute")
 class NodeFacts(NamedTuple):
     """A Node: whether its kubelet says that it is ready, and whether somebody has said that it is out of service.
 
-    ``release`` is that of its node driver, "" where it has none.
+    ``release`` is that of its node driver, "" where it has none; ``is_plugin`` says that this publishes nothing, and is meant to.
     """
 
     name: str
@@ -34,6 +36,7 @@ class NodeFacts(NamedTuple):
     ready: bool
     out_of_service: bool
     release: str = ""
+    is_plugin: bool = False
 
 
 class SliceFacts(NamedTuple):
@@ -101,6 +104,7 @@ def node_facts(item: Mapping[str, Any]) -> NodeFacts:
         any(one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or ()),
         any(taint.get("key") == OUT_OF_SERVICE for taint in spec.get("taints") or ()),
         sys.intern(str((metadata.get("labels") or {}).get(RELEASE_LABEL) or "")),
+        (metadata.get("labels") or {}).get(INTERFACE_LABEL) == PLUGIN,
     )
 
 
