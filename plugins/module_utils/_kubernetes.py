@@ -108,8 +108,9 @@ class Api:
         *,
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
     ) -> dict[str, Any]:
-        """Send one request and return the answer. Raises ApiError for every answer other than success."""
+        """Send one request and return the answer; ``content_type`` says which kind of patch a body is. Raises ApiError for every answer other than success."""
         url = self._configuration.host.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
         headers = {"Accept": "application/json", "User-Agent": "dra.accelerators"}
         for setting in self._configuration.auth_settings().values():
@@ -117,7 +118,7 @@ class Api:
                 headers[setting["key"]] = setting["value"]
         data = None
         if body is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = content_type
             data = json.dumps(body).encode("utf-8")
         try:
             response = self._pool.request(

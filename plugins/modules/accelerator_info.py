@@ -64,6 +64,30 @@ options:
         published.
     type: bool
     default: false
+  partition_labels:
+    description:
+      - How RV(drivers[].labels) speak of partitions, as the strategies of the vendor's own program; for GPUs those of gpu-feature-discovery.
+      - V(none) leaves them out. V(mixed) has labels for each profile beside those of the devices. V(single) lets the labels of the devices speak
+        of partitions that are all alike. V(auto) is V(mixed) where there are partitions and V(none) elsewhere.
+      - Partitions that claims have at the moment are among them.
+    type: str
+    default: none
+    choices:
+      - none
+      - single
+      - mixed
+      - auto
+  pci_label_fields:
+    description:
+      - With any of these, RV(drivers[].pci_labels) has what Node Feature Discovery would say of the devices, its labels named by these fields.
+        V([class, vendor]) is what it takes by itself, V([vendor]) what it takes where NVIDIA's GPU operator has set it up.
+    type: list
+    elements: str
+    choices:
+      - class
+      - vendor
+      - device
+    default: []
   fail_without_driver:
     description:
       - Fail if a vendor's driver, or the library that it brings, is missing or does not answer.
@@ -92,6 +116,11 @@ EXAMPLES = r"""
       index: [0, 1]
     offers: true
     dynamic: true
+
+- name: Ask what the labels of the node would be, with the profiles of its partitions, and with those of Node Feature Discovery
+  dra.accelerators.accelerator_info:
+    partition_labels: mixed
+    pci_label_fields: [class, vendor]
 
 - name: Insist on a working driver
   dra.accelerators.accelerator_info:
@@ -270,6 +299,13 @@ drivers:
       type: dict
       returned: success
       sample: {"huawei.com/npu.chip.name": "910B3", "huawei.com/topotree.superpodid": "7"}
+    pci_labels:
+      description:
+        - What Node Feature Discovery would say of the devices on the PCI bus, where O(pci_label_fields) asks for that.
+        - A device that did not answer makes it empty.
+      type: dict
+      returned: success
+      sample: {"feature.node.kubernetes.io/pci-0302_10de.present": "true"}
     unanswered:
       description:
         - The devices that are there and could not be read, each with the reason, for example that it is lost, needs a reset, or
@@ -293,6 +329,13 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import (
 from ansible_collections.dra.accelerators.plugins.module_utils.core import health
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend, vendors_there
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, NotFound
+from ansible_collections.dra.accelerators.plugins.module_utils.core.labels import (
+    BUS_FIELDS,
+    NO_PARTITIONS,
+    STRATEGIES,
+    bus_labels,
+    read_machine,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules, wanted_for
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, Finding, devices_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
@@ -305,6 +348,8 @@ def argument_spec() -> dict[str, Any]:
         "match": {"type": "dict"},
         "offers": {"type": "bool", "default": False},
         "dynamic": {"type": "bool", "default": False},
+        "partition_labels": {"type": "str", "default": NO_PARTITIONS, "choices": list(STRATEGIES)},
+        "pci_label_fields": {"type": "list", "elements": "str", "choices": list(BUS_FIELDS), "default": []},
         "fail_without_driver": {"type": "bool", "default": False},
     }
 
@@ -336,13 +381,16 @@ def ask(backend: Backend, params: dict[str, Any]) -> tuple[dict[str, Any], list[
         unanswered = [finding.describe() for finding in findings if finding.device is None]
     finally:
         backend.close()
+    # A label speaks for all devices of the node, those that the caller does not ask for among them.
+    spoken_of = devices_of(findings) if not unanswered else ()
+    machine = read_machine(System(), spoken_of)
     driver = {
         "vendor": backend.vendor,
         "driver_name": backend.driver_name,
         "available": True,
         "reason": "",
-        # A label speaks for all devices of the node, those that the caller does not ask for among them.
-        "labels": dict(backend.labels(devices_of(findings))) if not unanswered else {},
+        "labels": dict(backend.labels(spoken_of, machine, params["partition_labels"])),
+        "pci_labels": bus_labels(spoken_of, machine, params["pci_label_fields"]),
         "unanswered": unanswered,
     }
     return driver, devices
@@ -388,6 +436,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
                 "available": False,
                 "reason": str(reason),
                 "labels": {},
+                "pci_labels": {},
                 "unanswered": [],
             }
         )

@@ -13,6 +13,7 @@ from .cdi import ContainerEdits
 from .companions import Companion, SharedDevice
 from .composed import Grouping
 from .configuration import ConfigKind
+from .labels import NO_PARTITIONS, UNKNOWN_MACHINE, MachineFacts
 from .lanes import Call
 from .model import (
     Arranged,
@@ -201,10 +202,13 @@ class Backend(Protocol):
         have the device: what is published beside the whole device takes all that this takes of the same counters.
         """
 
-    def labels(self, devices: Sequence[Device]) -> Mapping[str, str]:
+    def labels(
+        self, devices: Sequence[Device], machine: MachineFacts = UNKNOWN_MACHINE, strategy: str = NO_PARTITIONS
+    ) -> Mapping[str, str]:
         """Return the labels of a Node with these devices, of those that ``facts`` names. Pure.
 
-        What is not the same for all of them is not among them.
+        What is not the same for all of them is not among them. ``strategy``, one of ``labels.STRATEGIES``, says how labels speak of
+        partitions, where the vendor's own do.
         """
 
     def resource_name(self, device: Device, profile: str | None) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .model import AttributeValue, Device, Partitioning, Passthrough, Placement, Profile, Version, frozen
+from .model import AttributeValue, Clique, Device, Partitioning, Passthrough, Placement, Profile, Version, frozen
 
 _PLAIN = (
     "vendor",
@@ -38,13 +38,15 @@ def document_of(device: Device) -> dict[str, Any]:
     found["profiles"] = [_profile_document(profile) for profile in device.profiles]
     found["linked"] = list(device.linked)
     found["passthrough"] = dict(vars(device.passthrough)) if device.passthrough is not None else None
+    found["driver_version"] = device.driver_version
+    found["clique"] = dict(vars(device.clique)) if device.clique is not None else None
     return found
 
 
 def device_of(document: Mapping[str, Any]) -> Device:
     """Read what ``document_of`` has made. Raises ValueError."""
     try:
-        passthrough = document["passthrough"]
+        passthrough, clique = document["passthrough"], document.get("clique")
         return Device(
             **{name: document[name] for name in _PLAIN},
             attributes=_attributes(document["attributes"]),
@@ -53,6 +55,9 @@ def device_of(document: Mapping[str, Any]) -> Device:
             profiles=tuple(_profile(each) for each in document["profiles"]),
             linked=tuple(document["linked"]),
             passthrough=Passthrough(**passthrough) if passthrough is not None else None,
+            # Documents of former releases have neither of these.
+            driver_version=document.get("driver_version", ""),
+            clique=Clique(**clique) if clique is not None else None,
         )
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"the facts of a device cannot be read: {error!r}") from error

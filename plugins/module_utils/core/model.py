@@ -246,6 +246,17 @@ class Passthrough:
 
 
 @dataclass(frozen=True)
+class Clique:
+    """Devices, of one machine or of several, that reach each other over a fabric: the fabric's name, and a number in it."""
+
+    fabric: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.fabric}.{self.number}"
+
+
+@dataclass(frozen=True)
 class Device:
     """One physical device with all facts that slices, labels, reports and plans need.
 
@@ -253,7 +264,8 @@ class Device:
     ``pci_subsystem_id`` are 0xDDDDVVVV, device in the high half, as vendors print them. ``linked`` are the PCI addresses
     of devices that have to be reset together with this one. ``passthrough`` is None for a device that cannot be given to a
     virtual machine: one without an IOMMU group. ``unshareable`` says why claims cannot have it beside each other at present, and
-    what to do; None where they can.
+    what to do; None where they can. ``driver_version`` is the driver's as it spells it, empty where that is not known, and ``clique`` is
+    None for a device that has joined no fabric, or does not tell.
     """
 
     vendor: str
@@ -278,6 +290,8 @@ class Device:
     linked: tuple[str, ...] = ()
     passthrough: Passthrough | None = None
     unshareable: Sign | None = None
+    driver_version: str = ""
+    clique: Clique | None = None
 
     def profile(self, profile_id: int) -> Profile | None:
         """Return the profile with that published id, or None."""

@@ -83,6 +83,12 @@ def virtual_functions(system: System, address: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
+def most_virtual_functions(system: System, address: str) -> int:
+    """Return how many virtual functions a device could have; 0 where it can have none, or sysfs does not tell."""
+    text = _says(system, f"{DEVICES}/{address}/sriov_totalvfs")
+    return int(text) if text.isdigit() else 0
+
+
 def memory_regions(system: System, address: str) -> int:
     """Return how much memory a device's regions take in the address space, rounded up to a power of two; 0 if unknown."""
     total = 0

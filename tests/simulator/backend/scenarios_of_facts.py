@@ -13,6 +13,7 @@ from dra_driver.core.errors import (
     DoesNotFit,
     Unsupported,
 )
+from dra_driver.core.labels import bus_labels, read_machine
 from dra_driver.core.layout import (
     Match,
     Rule,
@@ -20,8 +21,9 @@ from dra_driver.core.layout import (
     execute,
     plan_layout,
 )
-from dra_driver.core.model import Partition, Placement, Version
+from dra_driver.core.model import Clique, Partition, Placement, Version
 from dra_driver.core.slices import build_pool
+from dra_driver.core.system import System
 
 from tests.simulator.backend.gpu_machine import LIBRARY_FOLDER
 from tests.simulator.backend.stage import SCENARIOS, Stage, on, places, raw_instance, recorded, refused, same_profiles
@@ -55,6 +57,41 @@ def facts_of_a_server(stage: Stage) -> None:
     assert [gpu.numa_node for gpu in gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert [gpu.pcie_root for gpu in gpus] == sorted(["pci0000:15", "pci0000:48", "pci0000:97", "pci0000:c7"] * 2)
     assert stage.backend.driver_version == "580.95.05"
+
+
+@on("8xH100")
+def labels_of_a_server(stage: Stage) -> None:
+    """What gpu-feature-discovery would ask NVML and sysfs for is what labels are made of."""
+    gpus = stage.gpus()
+    stage.lay_out(Rule(Match(), "static", (WantedPartition("3g.40gb", 1), WantedPartition("1g.10gb", 2))))
+    gpus = stage.gpus()
+    machine = read_machine(System(str(stage.root)), gpus)
+    assert {seat.bus_class for seat in machine.seats.values()} == {"0x030200"} and len(machine.seats) == 8
+    found = stage.backend.labels(gpus, machine, "mixed")
+    said = {name.rpartition("/")[2]: value for name, value in found.items()}
+    assert said["gpu.count"] == "8" and said["gpu.product"] == "NVIDIA-H100-80GB-HBM3" and said["gpu.mode"] == "compute"
+    assert [said[f"cuda.driver-version.{part}"] for part in ("full", "revision")] == ["580.95.05", "05"]
+    assert said["cuda.runtime-version.full"] == "13.0" and said["gpu.memory"] == str(gpus[0].memory_bytes >> 20)
+    assert [said[f"mig-1g.10gb.{part}"] for part in ("count", "slices.gi", "engines.copy")] == ["2", "1", "1"]
+    assert said["mig-3g.40gb.multiprocessors"] == "60" and said["mig-3g.40gb.count"] == "1"
+    assert "gpu.clique" not in said
+    assert bus_labels(gpus, machine, ("class", "vendor"))["feature.node.kubernetes.io/pci-0302_10de.present"] == "true"
+
+
+@on("4xGB200")
+def labels_of_a_server_in_a_fabric(stage: Stage) -> None:
+    gpus = stage.gpus()
+    clique = Clique("5d6c1a52-7e0b-4c3f-9a41-2b8f0c6d7e10", 1)
+    assert {gpu.clique for gpu in gpus} == {clique}
+    assert stage.backend.labels(gpus)["nvidia.com/gpu.clique"] == "5d6c1a52-7e0b-4c3f-9a41-2b8f0c6d7e10.1"
+    # It is read with the condition, at looks: a claim asks for nothing more, and has what the last look found.
+    calls = recorded(stage)
+    assert stage.backend.device(gpus[0].uuid).clique == clique
+    assert "nvmlDeviceGetGpuFabricInfoV" not in {call for call, _argument in calls}
+    stage.control("fault", "0", "fabric", "joining")
+    assert [gpu.clique for gpu in stage.gpus()] == [None, clique, clique, clique]
+    stage.control("clear")
+    assert stage.gpus()[0].clique == clique
 
 
 @on("mixed")

@@ -14,7 +14,7 @@ from board_model import device
 from dra_driver.core import passthrough, pci
 from dra_driver.core.errors import AcceleratorError, InUse, NotFound, Unsupported
 from dra_driver.core.facts import device_of, document_of
-from dra_driver.core.model import Passthrough
+from dra_driver.core.model import Clique, Passthrough
 from dra_driver.core.passthrough import DRIVER, IOMMUFD, LEGACY, Handover, handover_of
 from dra_driver.core.system import DeviceNumber, System
 from hypothesis import given
@@ -228,6 +228,14 @@ def test_regions_are_counted_up_to_a_power_of_two(tmp_path: Path) -> None:
 def test_facts_outlive_the_process(board: str, index: int, passable: bool, iommufd: bool) -> None:
     facts = replace(device(board, index), passthrough=Passthrough(index, 1 << 37, iommufd) if passable else None)
     assert device_of(json.loads(json.dumps(document_of(facts)))) == facts
+
+
+def test_facts_of_former_releases_say_less() -> None:
+    facts = device("h100-80", driver_version="580.95.05", clique=Clique("7b968a6d-c8aa-45e1-9e07-e1e51be99c31", 1))
+    document = json.loads(json.dumps(document_of(facts)))
+    assert device_of(document) == facts
+    del document["driver_version"], document["clique"]
+    assert device_of(document) == replace(facts, driver_version="", clique=None)
 
 
 @pytest.mark.parametrize("document", [{}, {"vendor": 1}, {**document_of(device("l4", 0)), "profiles": [{}]}])

@@ -26,7 +26,7 @@ def test_facts_of_all_devices(node: Node) -> None:
     driver = {"vendor": "nvidia", "driver_name": "gpu.nvidia.com", "available": True, "reason": "", "unanswered": []}
     (told,) = result["drivers"]
     labels = told.pop("labels")
-    assert told == driver
+    assert told == {**driver, "pci_labels": {}}
     assert labels["nvidia.com/gpu.count"] == "8" and labels["nvidia.com/gpu.product"] == "NVIDIA-H100-80GB-HBM3"
     assert [device["index"] for device in result["devices"]] == list(range(8))
     first, second = result["devices"][:2]
@@ -39,6 +39,21 @@ def test_facts_of_all_devices(node: Node) -> None:
     assert second["partitioning"]["enabled"] is True
     assert [one["profile"] for one in second["partitions"]].count("1g.10gb") == 2
     assert node.module("accelerator_info", {}, check=True)["devices"] == result["devices"]
+
+
+def test_labels_as_the_vendors_own_program_has_them(node: Node) -> None:
+    """What NVML tells of driver, CUDA and partitions, in labels."""
+    node.layout(LAYOUT)
+    (told,) = node.module("accelerator_info", {"partition_labels": "mixed"})["drivers"]
+    labels = told["labels"]
+    assert labels["nvidia.com/mig.strategy"] == "mixed" and labels["nvidia.com/mig-1g.10gb.count"] == "2"
+    assert labels["nvidia.com/mig-3g.40gb.product"] == "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb"
+    assert labels["nvidia.com/mig-3g.40gb.slices.gi"] == labels["nvidia.com/mig-3g.40gb.slices.ci"] == "3"
+    full = labels["nvidia.com/cuda.driver-version.full"]
+    assert full.split(".")[:2] == [labels[f"nvidia.com/cuda.driver-version.{part}"] for part in ("major", "minor")]
+    # None of it is said where nobody asks.
+    (plain,) = node.module("accelerator_info", {})["drivers"]
+    assert not [name for name in plain["labels"] if "/mig-" in name or (name.endswith("strategy") and "mig" in name)]
 
 
 def test_what_is_returned_is_what_is_documented(node: Node) -> None:

@@ -1,72 +1,77 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which labels a Node gets, which go again, and when none is touched."""
+"""Which labels the role wants on a Node, when it touches none, and what becomes of the feature file. What is written: test_node_labels.py."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import yaml
 from playing import play
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/node_features"
-NAME, POD = "huawei.com/npu.chip.name", "huawei.com/topotree.superpodid"
-MARK = "dra-accelerators/labels"
+NAME, POD, BUS = (
+    "huawei.com/npu.chip.name",
+    "huawei.com/topotree.superpodid",
+    "feature.node.kubernetes.io/pci-1200_19e5.present",
+)
+FILE = "/etc/kubernetes/node-feature-discovery/features.d/dra-accelerators"
 
 
 def driver(labels: dict[str, str], **changes: Any) -> dict[str, Any]:
-    return {"vendor": "ascend", "available": True, "reason": "", "unanswered": [], "labels": labels, **changes}
+    said = {"vendor": "ascend", "available": True, "reason": "", "unanswered": [], "labels": labels, "pci_labels": {}}
+    return {**said, **changes}
 
 
-def host(
-    drivers: list[dict[str, Any]], labels: dict[str, str], annotations: dict[str, str], state: str = "present"
-) -> dict[str, Any]:
-    known = {"exists": True, "labels": {"kubernetes.io/os": "linux", **labels}, "annotations": annotations}
-    return {
-        "node_features_node_name": "n",
-        "node_features_state": state,
-        "node_features_cluster_info": {"nodes": {"n": known}},
-        "__node_features_asked": {"drivers": drivers},
-    }
+def host(drivers: list[dict[str, Any]], state: str = "present", **answer: Any) -> dict[str, Any]:
+    found = {"node_features_state": state, "__node_features_asked": {"drivers": drivers}}
+    return {**found, "__node_features_labelled": answer} if answer else found
 
 
 THERE = {NAME: "Ascend910", POD: "7"}
-BOTH = driver(THERE)
-MARKED = {MARK: f"{NAME},{POD}"}
+BOTH = driver(THERE, pci_labels={BUS: "true"})
+TEXT = f"{NAME}=Ascend910\n"
 HOSTS = {
-    "new": host([BOTH], {}, {}),
-    "right": host([BOTH], THERE, MARKED),
-    "moved": host([BOTH], {**THERE, POD: "6"}, MARKED),
-    "left": host([driver({NAME: "Ascend910"})], THERE, MARKED),
-    "others": host([driver({NAME: "Ascend910"})], {POD: "7", "nvidia.com/gpu.count": "8"}, {}),
-    "silent": host([driver({}, available=False)], THERE, MARKED),
-    "ill": host([driver({}, unanswered=["NPU 3: lost"])], THERE, MARKED),
-    "two": host([BOTH, driver({"nvidia.com/gpu.count": "2"}, vendor="nvidia")], THERE, MARKED),
-    "absent": host([BOTH], THERE, MARKED, state="absent"),
-    "never": host([], {POD: "7"}, {}, state="absent"),
+    "new": host([BOTH], way="api", had_file=False, file_content=""),
+    "two": host([BOTH, driver({"nvidia.com/gpu.count": "2"}, vendor="nvidia")]),
+    "silent": host([driver({}, available=False)]),
+    "ill": host([driver({}, unanswered=["NPU 3: lost"])]),
+    "filed": host([BOTH], way="file", had_file=False, file_content=TEXT),
+    "left": host([BOTH], way="api", had_file=True, file_content=""),
+    "nowhere": host([BOTH], way="", had_file=False, file_content=""),
+    "absent": host([], "absent", way="api", had_file=True, file_content=""),
 }
-TASKS = [
-    {"include_vars": {"file": str(ROLE / "vars/main.yml")}},
-    {
-        "debug": {
-            "msg": "{{ {'labels': __node_features_labels, 'said': __node_features_said, 'writes':"
-            " (__node_features_known | bool and __node_features_differs | bool)} | to_json | b64encode }}"
-        }
-    },
-]
+EXPRESSION = (
+    "{{ {'labels': __node_features_wanted, 'alone': __node_features_without_nfd, 'known': __node_features_known | bool,"
+    " 'files': __node_features_files, 'leaves': __node_features_leaves_file | bool} | to_json | b64encode }}"
+)
+TASKS = [{"include_vars": {"file": str(ROLE / "vars/main.yml")}}, {"debug": {"msg": EXPRESSION}}]
 
 
-def test_labels_are_written_kept_and_removed(tmp_path: Path) -> None:
+def test_what_is_wanted_and_what_becomes_of_the_file(tmp_path: Path) -> None:
     played = play(tmp_path, TASKS, HOSTS)
     assert played.status == 0, played.output
     told = played.told
-    assert told["new"] == {"labels": THERE, "said": f"{NAME},{POD}", "writes": True}
-    assert not told["right"]["writes"] and not told["silent"]["writes"] and not told["ill"]["writes"]
-    assert told["moved"] == {"labels": THERE, "said": f"{NAME},{POD}", "writes": True}
-    assert told["left"] == {"labels": {NAME: "Ascend910", POD: None}, "said": NAME, "writes": True}
-    # What somebody else has written is left alone, though it is no longer true.
-    assert told["others"]["labels"] == {NAME: "Ascend910"} and told["others"]["writes"]
-    assert told["two"]["labels"] == {**THERE, "nvidia.com/gpu.count": "2"} and told["two"]["writes"]
-    assert told["absent"] == {"labels": {NAME: None, POD: None}, "said": "", "writes": True}
-    assert told["never"] == {"labels": {}, "said": "", "writes": False}
+    assert told["new"] == {"labels": THERE, "alone": {BUS: "true"}, "known": True, "files": [], "leaves": False}
+    assert told["two"]["labels"] == {**THERE, "nvidia.com/gpu.count": "2"}
+    # What a driver that does not answer would say is not known, so that nothing is touched.
+    assert not told["silent"]["known"] and not told["ill"]["known"]
+    folders, file = told["filed"]["files"][:-1], told["filed"]["files"][-1]
+    assert file == {"path": FILE, "content": TEXT, "mode": "0644"} and not told["filed"]["leaves"]
+    assert [each["state"] for each in folders] == ["directory"] * 3 and folders[-1]["path"] == str(Path(FILE).parent)
+    assert told["left"]["files"] == [{"path": FILE, "state": "absent"}] and told["left"]["leaves"]
+    assert told["nowhere"]["files"] == [] and not told["nowhere"]["leaves"]
+    # It is gone already, before the Node is asked.
+    assert told["absent"] == {"labels": {}, "alone": {}, "known": True, "files": [], "leaves": False}
+
+
+def test_the_file_goes_before_the_note_of_it() -> None:
+    """A run that is cut short leaves a note without a file, never a file that nobody knows of."""
+    tasks = yaml.safe_load((ROLE / "tasks/main.yml").read_text(encoding="utf-8"))
+    kinds = [next(key.rpartition(".")[2] for key in task if "." in key) for task in tasks]
+    assert kinds == ["accelerator_info", "file_set", "node_labels", "file_set", "node_labels"]
+    assert tasks[1]["when"] == "node_features_state == 'absent'"
+    assert "state == 'absent'" in tasks[2]["dra.accelerators.node_labels"]["file_gone"]
+    assert tasks[4]["dra.accelerators.node_labels"]["file_gone"] is True

@@ -19,6 +19,7 @@ from ..cdi import ContainerEdits
 from ..companions import Companion, SharedDevice
 from ..composed import Grouping
 from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, Unsupported
+from ..labels import NO_PARTITIONS, UNKNOWN_MACHINE, MachineFacts
 from ..lanes import Call, Lanes
 from ..looking import findings, gather
 from ..model import (
@@ -310,7 +311,12 @@ class AscendBackend:
         """Return what is published of a chip. Pure."""
         return offers.offers(device, dynamic, owned)
 
-    def labels(self, devices: Sequence[Device]) -> Mapping[str, str]:
+    def labels(
+        self,
+        devices: Sequence[Device],
+        machine: MachineFacts = UNKNOWN_MACHINE,
+        strategy: str = NO_PARTITIONS,
+    ) -> Mapping[str, str]:
         """Return the labels of a Node with these chips. Pure."""
         return labels(devices)
 

@@ -18,6 +18,7 @@ from ..cdi import ContainerEdits
 from ..companions import Companion, SharedDevice
 from ..composed import Grouping
 from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, NotFound
+from ..labels import NO_PARTITIONS, UNKNOWN_MACHINE, MachineFacts
 from ..lanes import Call, Lanes
 from ..looking import Looked, findings, gather
 from ..model import (
@@ -393,9 +394,11 @@ class NvidiaBackend:
         """Return what is published of a GPU. Pure."""
         return offers.offers(device, dynamic, owned, passthrough)
 
-    def labels(self, devices: Sequence[Device]) -> Mapping[str, str]:
+    def labels(
+        self, devices: Sequence[Device], machine: MachineFacts = UNKNOWN_MACHINE, strategy: str = NO_PARTITIONS
+    ) -> Mapping[str, str]:
         """Return the labels of a Node with these GPUs. Pure."""
-        return labels(devices)
+        return labels(devices, machine, strategy)
 
     def resource_name(self, device: Device, profile: str | None) -> str:
         """Return what pods ask for to get a whole GPU, or a MIG device of a profile. Pure."""

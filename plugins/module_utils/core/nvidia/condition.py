@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from uuid import UUID
 
-from ..model import Health
+from ..model import Clique, Health
 from ..signs import Severity, Sign
 from .discover import BoardFacts
 from .nvml import Nvml
@@ -72,7 +73,7 @@ _CAUSES: Mapping[int, str] = MappingProxyType(
 
 
 def read(nvml: Nvml, board: BoardFacts) -> Health:
-    """Return what a GPU says of itself. Raises DeviceFaulty, AcceleratorError."""
+    """Return what a GPU says of itself, and have its place in the fabric in the board's facts. Raises DeviceFaulty, AcceleratorError."""
     doing = f"Asking GPU {board.uuid} for its condition"
     fields = _fields(nvml, board, doing)
     signs = [*_of_fields(fields)]
@@ -80,8 +81,11 @@ def read(nvml: Nvml, board: BoardFacts) -> Health:
         fabric = nvml.filled("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t", board.handle, doing=doing)
         if fabric is None or not int(fabric.state):
             board.unanswered.add("fabric")
+            board.clique = None
         else:
-            signs.extend(_of_fabric(int(fabric.state), int(fabric.status), int(fabric.healthMask)))
+            state, status = int(fabric.state), int(fabric.status)
+            signs.extend(_of_fabric(state, status, int(fabric.healthMask)))
+            board.clique = clique_of(state, status, bytes(fabric.clusterUuid), int(fabric.cliqueId))
     if "clocks" not in board.unanswered:
         reasons = nvml.optional("nvmlDeviceGetCurrentClocksEventReasons", board.handle, doing=doing)
         if reasons is None:
@@ -131,6 +135,13 @@ def _of_fields(fields: Mapping[int, int]) -> Iterator[Sign]:
         )
     if fields.get(REMAP_FAILURE):
         yield Sign(_CAUSES[REMAP_FAILURE], Severity.DEGRADED, "Rows of its memory could not be remapped.", _REPLACE)
+
+
+def clique_of(state: int, status: int, cluster: bytes, number: int) -> Clique | None:
+    """Return which GPUs a GPU reaches over NVLink; None while it has not joined a fabric, and for a fabric without a name. Pure."""
+    if state != COMPLETED or status or not any(cluster):
+        return None
+    return Clique(str(UUID(bytes=cluster[:16].ljust(16, b"\0"))), number)
 
 
 def _of_clocks(reasons: int) -> Iterator[Sign]:

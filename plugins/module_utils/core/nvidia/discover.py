@@ -13,6 +13,7 @@ from .. import pci
 from ..errors import AcceleratorError, InvalidLayout, NotFound, NotPermitted, Unsupported
 from ..model import (
     AttributeValue,
+    Clique,
     Device,
     Partition,
     Partitioning,
@@ -73,7 +74,8 @@ class BoardFacts:
 
     ``profiles`` are those of the MIG mode ``mode``, because some drivers tell of them only in one of the two; those of the
     other mode, if they were read, wait in ``of_mode``. ``compute_profiles`` is filled per profile id as GPU instances are
-    seen, because NVML tells it of instances only. ``unanswered`` names what the GPU has no answer to about its condition.
+    seen, because NVML tells it of instances only. ``unanswered`` names what the GPU has no answer to about its condition, and
+    ``clique`` is what it said last of its fabric.
     """
 
     handle: Any
@@ -96,6 +98,8 @@ class BoardFacts:
     compute_profiles: dict[int, tuple[ComputeProfile, ...]] = field(default_factory=dict)
     of_mode: dict[bool, tuple[tuple[Profile, ...], dict[int, tuple[ComputeProfile, ...]]]] = field(default_factory=dict)
     unanswered: set[str] = field(default_factory=set)
+    driver_version: str = ""
+    clique: Clique | None = None
 
 
 @dataclass(frozen=True)
@@ -171,6 +175,7 @@ def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> 
         attributes=MappingProxyType(attributes),
         linked=read_links(nvml, handle, doing) if (major, minor) < _FIRST_WITHOUT_RESET else (),
         passthrough=read_passthrough(system, bus_id),
+        driver_version=driver.driver_version,
     )
 
 
@@ -279,6 +284,8 @@ def read_device(nvml: Nvml, system: System, board: BoardFacts, known: Sequence[P
         pci_subsystem_id=board.pci_subsystem_id,
         linked=board.linked,
         passthrough=board.passthrough,
+        driver_version=board.driver_version,
+        clique=board.clique,
     )
 
 

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Labels of a Node: which are ours, which way they go there, what is written, and the writing.
+
+Facts: Kubernetes' server-side apply (metadata.managedFields); Node Feature Discovery's customization guide (source local, label namespaces).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from ._cluster import found_or_none
+from ._kubernetes import Api, ApiError
+from .core.labels import FEATURES
+
+MANAGER = "dra-accelerators-node-features"
+#: On the Node, the names of what we have written through the API, and of what is in our feature file, joined by commas.
+WRITTEN, IN_FILE = "dra-accelerators/labels", "dra-accelerators/feature-file"
+AUTO, API, FILE = "auto", "api", "file"
+WAYS = (AUTO, API, FILE)
+GROUP = "nfd.k8s-sigs.io"
+#: What NFD puts on its objects, and on nodes.
+NODE_LABEL, NODE_ANNOTATIONS = "nfd.node.kubernetes.io/node-name", "nfd.node.kubernetes.io/"
+CHART, WORKERS = ("app.kubernetes.io/name", "node-feature-discovery"), ("nfd-worker", "node-feature-discovery-worker")
+ATTEMPTS = 3
+_RESERVED, _NFDS_OWN = "kubernetes.io", (FEATURES, "profile.node.kubernetes.io")
+_APPLY, _MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """What there is of NFD: whether its API is served, its DaemonSets that have pods, and whether it knows the node."""
+
+    served: bool = False
+    daemons: tuple[str, ...] = ()
+    knows_node: bool = False
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs on the node. Its API and its objects outlive it, and its pods may be on other nodes alone."""
+        return self.served and bool(self.daemons) and self.knows_node
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What labels a Node is to have. ``where_alone`` are those that NFD writes itself where it runs."""
+
+    labels: Mapping[str, str]
+    where_alone: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be ours on the Node, what of the file, and what is left to others.
+
+    ``labels`` and ``annotations`` are all that our manager is to have, ``removed`` and ``forgotten`` are those of ours that go. ``left``
+    are labels that are wanted or were ours, and are somebody else's, with who that is.
+    """
+
+    way: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    in_file: Mapping[str, str]
+    removed: tuple[str, ...]
+    forgotten: tuple[str, ...]
+    left: Mapping[str, tuple[str, ...]]
+    changes: bool
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of the Node; in check mode what would have. ``plan`` is None where there is no such Node."""
+
+    plan: Plan | None
+    changed: bool
+    before: Mapping[str, str]
+    after: Mapping[str, str]
+    had_file: bool
+
+
+def taken_by_discovery(name: str) -> bool:
+    """Whether NFD writes a label of this name for others: none below kubernetes.io but in its own namespaces. Pure."""
+    domain = name.partition("/")[0]
+    if any(domain == own or domain.endswith(f".{own}") for own in _NFDS_OWN):
+        return True
+    return domain != _RESERVED and not domain.endswith(f".{_RESERVED}")
+
+
+def file_content(labels: Mapping[str, str]) -> str:
+    """Return labels as NFD's source local reads them. Pure."""
+    return "".join(f"{name}={labels[name]}\n" for name in sorted(labels))
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(each for each in text.split(",") if each)
+
+
+def _entries(node: Json, name: str) -> list[tuple[str, str]]:
+    """Manager and operation of all that have this label."""
+    return [
+        (str(each.get("manager", "")), str(each.get("operation", "")))
+        for each in node["metadata"].get("managedFields") or ()
+        if f"f:{name}" in _fields(each)
+    ]
+
+
+def _fields(entry: Json) -> Json:
+    found: Json = ((entry.get("fieldsV1") or {}).get("f:metadata") or {}).get("f:labels") or {}
+    return found
+
+
+def _applied(node: Json) -> Json | None:
+    """What our manager has applied; None where it never has, or has nothing any more."""
+    return next(
+        (
+            each
+            for each in node["metadata"].get("managedFields") or ()
+            if each.get("manager") == MANAGER and each.get("operation") == "Apply"
+        ),
+        None,
+    )
+
+
+def ours(node: Json) -> frozenset[str]:
+    """Return the names of the labels that we have written through the API. Pure.
+
+    Versions before this one have patched them, and have noted their names.
+    """
+    entry = _applied(node)
+    if entry is not None:
+        return frozenset(str(key)[2:] for key in _fields(entry) if str(key).startswith("f:"))
+    return _names((node["metadata"].get("annotations") or {}).get(WRITTEN, ""))
+
+
+def plan(node: Json, wanted: Wanted, way: str, *, file_gone: bool = False) -> Plan:
+    """Decide what is written, by API or file. Pure. With ``file_gone`` there is no file of ours any more, and it is not noted."""
+    present: Mapping[str, str] = node["metadata"].get("labels") or {}
+    noted: Mapping[str, str] = node["metadata"].get("annotations") or {}
+    mine, filed = ours(node), _names(noted.get(IN_FILE, ""))
+    all_wanted = dict(wanted.labels) if way == FILE else {**wanted.where_alone, **wanted.labels}
+    left: dict[str, tuple[str, ...]] = {}
+    free: dict[str, str] = {}
+    for name, value in sorted(all_wanted.items()):
+        is_ours = name in filed or (
+            name in mine and (present.get(name) == value or not _is_applied_by_others(node, name))
+        )
+        if name in present and not is_ours:
+            left[name] = _others(node, name)
+        else:
+            free[name] = value
+    in_file = {name: value for name, value in free.items() if way == FILE and taken_by_discovery(name)}
+    labels = {name: value for name, value in free.items() if name not in in_file}
+    going = sorted((mine & set(present)) - set(labels))
+    left.update({name: _others(node, name) for name in going if _is_applied_by_others(node, name)})
+    annotations = {WRITTEN: ",".join(labels)} if labels else {}
+    if way == FILE or (filed and not file_gone):
+        # What is noted is there or was: a run that is cut short leaves no file that nobody knows of.
+        annotations[IN_FILE] = ",".join(in_file if way == FILE else sorted(filed))
+    former = {key: noted[key] for key in (WRITTEN, IN_FILE) if key in noted}
+    return Plan(
+        way,
+        labels,
+        annotations,
+        in_file,
+        removed=tuple(name for name in going if name not in left),
+        forgotten=tuple(key for key in former if key not in annotations),
+        left=dict(sorted(left.items())),
+        changes=bool(going)
+        or annotations != former
+        or any(present.get(name) != value for name, value in labels.items())
+        or (bool(labels) and _applied(node) is None),
+    )
+
+
+def _is_applied_by_others(node: Json, name: str) -> bool:
+    """Whether somebody else keeps a label as we do. Who has patched it once does not."""
+    return any(verb == "Apply" and manager != MANAGER for manager, verb in _entries(node, name))
+
+
+def _others(node: Json, name: str) -> tuple[str, ...]:
+    return tuple(sorted({manager for manager, _verb in _entries(node, name) if manager and manager != MANAGER}))
+
+
+def has_pods(item: Json) -> bool:
+    """Whether a DaemonSet is NFD's worker and has pods on nodes. Pure."""
+    metadata = item["metadata"]
+    labels = metadata.get("labels") or {}
+    is_worker = any(name in str(metadata["name"]) for name in WORKERS) or (
+        labels.get(CHART[0]) == CHART[1] and labels.get("role", "worker") == "worker"
+    )
+    return is_worker and int((item.get("status") or {}).get("currentNumberScheduled") or 0) > 0
+
+
+def knows(node: Json, features: Iterable[Json]) -> bool:
+    """Whether NFD's worker tells of a node: by an object of the node's name, or in versions before these by annotations. Pure."""
+    metadata = node["metadata"]
+    return any(each["metadata"]["name"] == metadata["name"] for each in features) or any(
+        str(key).startswith(NODE_ANNOTATIONS) for key in metadata.get("annotations") or {}
+    )
+
+
+def discovery(api: Api, node: Json) -> Discovery:
+    """Return what there is of NFD. Raises ApiError."""
+    group = found_or_none(api, f"/apis/{GROUP}")
+    versions = [str(each["version"]) for each in (group or {}).get("versions") or ()]
+    if not versions:
+        return Discovery()
+    selector = {"labelSelector": f"{NODE_LABEL}={node['metadata']['name']}"}
+    try:
+        features = api.list_all(f"/apis/{GROUP}/{versions[0]}/nodefeatures", selector)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        features = []  # a version that has rules alone
+    found = [each for each in api.list_all("/apis/apps/v1/daemonsets", {}) if has_pods(each)]
+    daemons = sorted(f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in found)
+    return Discovery(True, tuple(daemons), knows(node, features))
+
+
+class NodeLabels:
+    """The labels of one Node."""
+
+    def __init__(self, api: Api, name: str) -> None:
+        self._api = api
+        self._name = name
+        self._path = f"/api/v1/nodes/{quote(name, safe='')}"
+        #: What was found of NFD; None where nobody asked.
+        self.discovery: Discovery | None = None
+
+    def bring_about(self, wanted: Wanted, way: str, *, file_gone: bool = False, dry: bool = False) -> Done:
+        """Bring the Node's labels to what is wanted. Raises ApiError."""
+        first: Json | None = None
+        changed = False
+        attempt = 0
+        while True:
+            attempt += 1
+            node = found_or_none(self._api, self._path)
+            if node is None:
+                return Done(None, changed, {}, {}, False)
+            first = first or node
+            if way == AUTO and self.discovery is None:
+                self.discovery = discovery(self._api, node)
+            there = (FILE if self.discovery is not None and self.discovery.runs else API) if way == AUTO else way
+            decided = plan(node, wanted, there, file_gone=file_gone)
+            try:
+                if decided.changes:
+                    changed = True
+                    self._write(node, decided, dry=dry)
+            except ApiError as error:
+                # Somebody wrote the Node since it was read, as its kubelet often does: plan again from what is there now.
+                if error.status == 409 and attempt < ATTEMPTS:
+                    continue
+                raise
+            return _told(first, decided, changed)
+
+    def _write(self, node: Json, decided: Plan, *, dry: bool) -> None:
+        query = {"fieldManager": MANAGER, **({"dryRun": "All"} if dry else {})}
+        version = node["metadata"]["resourceVersion"]
+        if decided.removed or decided.forgotten:
+            # Said outright: to let go of one that somebody else has patched as well would leave it there.
+            gone = {"labels": dict.fromkeys(decided.removed), "annotations": dict.fromkeys(decided.forgotten)}
+            body: dict[str, Any] = {"metadata": {"resourceVersion": version, **gone}}
+            answer = self._api.request("PATCH", self._path, query=query, body=body, content_type=_MERGE)
+            if not dry:  # what was not stored has no version that the next write could be based on
+                version = answer["metadata"]["resourceVersion"]
+        if not (decided.labels or decided.annotations or _applied(node)):
+            return
+        metadata: dict[str, Any] = {"name": self._name, "resourceVersion": version}
+        metadata.update(labels=dict(decided.labels), annotations=dict(decided.annotations))
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+        # By force, for what versions before this one have patched. What is others' is not in it, as of this version of the Node.
+        query["force"] = "true"
+        self._api.request("PATCH", self._path, query=query, body=body, content_type=_APPLY)
+
+
+def _told(node: Json, decided: Plan, changed: bool) -> Done:
+    present: Mapping[str, str] = node["metadata"].get("labels") or {}
+    names = ours(node) | set(decided.labels)
+    before = {name: present[name] for name in sorted(names) if name in present}
+    after = {name: value for name, value in before.items() if name not in decided.removed}
+    had_file = IN_FILE in (node["metadata"].get("annotations") or {})
+    return Done(decided, changed, before, dict(sorted({**after, **decided.labels}.items())), had_file)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The labels of a Node with GPUs: those of NVIDIA's gpu-feature-discovery, by the same names and with the same values. Pure.
+
+Facts: NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery/README.md and internal/lm. docs/labels.md has them side by side.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..labels import AUTO, MIXED, NO_PARTITIONS, SINGLE, UNKNOWN_MACHINE, MachineFacts, agreed, value_of, written
+from ..model import Device, Partition, Version
+
+DOMAIN = "nvidia.com"
+GPU = f"{DOMAIN}/gpu"
+_NOT_SPELLED = re.compile(r"[^A-Za-z0-9_. -]")
+_MEBIBYTE = 1024 * 1024
+_MODES = {"0x030000": "graphics", "0x030200": "compute"}
+_UNKNOWN = "unknown"
+#: By the names of their labels, the engines of a partition as a profile has them.
+_ENGINES = {
+    "multiprocessors": "multiprocessors",
+    "engines.copy": "copyEngines",
+    "engines.decoder": "decoders",
+    "engines.encoder": "encoders",
+    "engines.jpeg": "jpegEngines",
+    "engines.ofa": "ofaEngines",
+}
+#: What is said of partitions: after the name of their profile, or with the strategy single after that of the GPU.
+OF_PARTITIONS = (
+    "count",
+    "product",
+    "replicas",
+    "sharing-strategy",
+    "memory",
+    "slices.gi",
+    "slices.ci",
+    *_ENGINES,
+)
+#: All labels but those by profile, for whoever has to know them beforehand.
+NAMES = (
+    *(
+        f"{GPU}.{name}"
+        for name in (
+            "count",
+            "product",
+            "memory",
+            "family",
+            "compute.major",
+            "compute.minor",
+            "machine",
+            "mode",
+            "clique",
+            "replicas",
+            "sharing-strategy",
+            "slices.gi",
+            "slices.ci",
+            *_ENGINES,
+        )
+    ),
+    *(
+        f"{DOMAIN}/cuda.{name}"
+        for name in (
+            "driver-version.full",
+            "driver-version.major",
+            "driver-version.minor",
+            "driver-version.revision",
+            "runtime-version.full",
+            "runtime-version.major",
+            "runtime-version.minor",
+            "driver.major",
+            "driver.minor",
+            "driver.rev",
+            "runtime.major",
+            "runtime.minor",
+        )
+    ),
+    f"{DOMAIN}/mig.capable",
+    f"{DOMAIN}/mig.strategy",
+    f"{DOMAIN}/mps.capable",
+)
+
+
+def partition_resource(profile: str) -> str:
+    """Return what pods ask for to get a partition of a profile, and how the labels about such partitions begin."""
+    return f"{DOMAIN}/mig-{profile.replace('+', '.')}"
+
+
+def spelled(text: str) -> str:
+    """Return a name as GFD spells it in a label: what may not be there goes, and each gap becomes one dash."""
+    return value_of("-".join(_NOT_SPELLED.sub("", text).split()))
+
+
+def labels(
+    devices: Sequence[Device], machine: MachineFacts = UNKNOWN_MACHINE, strategy: str = NO_PARTITIONS
+) -> dict[str, str]:
+    """Return the labels of a Node with these GPUs. What is not the same for all of them is not among them.
+
+    ``strategy`` says how partitions are spoken of. With AUTO that is MIXED where there are any: what the kubelet's interface offers of them
+    has those names.
+    """
+    if not devices:
+        return {}
+    there = [(device, each) for device in devices if device.partitioning.enabled for each in device.partitions]
+    parts = [(device, each) for device, each in there if each.uuid]
+    if strategy == AUTO:
+        strategy = MIXED if parts else NO_PARTITIONS
+    found = {**_versions(devices), **written(_of_node(devices, machine)), **written(_of_gpus(devices))}
+    if strategy != NO_PARTITIONS:
+        found[f"{DOMAIN}/mig.strategy"] = strategy
+    if strategy == MIXED:
+        for profile in sorted({each.profile for _device, each in parts}):
+            those = [(device, each) for device, each in parts if each.profile == profile]
+            found.update(written(_of_partitions(partition_resource(profile), those)))
+    elif strategy == SINGLE and any(device.partitioning.enabled for device in devices):
+        found.update(written(_as_gpus(devices, parts)))
+    return dict(sorted(found.items()))
+
+
+def _versions(devices: Iterable[Device]) -> dict[str, str]:
+    """The versions of the driver and of the CUDA that it brings. A driver of two numbers has a revision that says nothing."""
+    found: dict[str, str] = {}
+    driver = agreed(each.driver_version or None for each in devices)
+    numbers = driver.split(".")
+    if 2 <= len(numbers) <= 3:
+        major, minor, revision = (*numbers, "")[:3]
+        found[f"{DOMAIN}/cuda.driver-version.full"] = driver
+        for name, value in (("major", major), ("minor", minor), ("revision", revision)):
+            found[f"{DOMAIN}/cuda.driver-version.{name}"] = value
+        for name, value in (("major", major), ("minor", minor), ("rev", revision)):
+            found[f"{DOMAIN}/cuda.driver.{name}"] = value
+    runtime = agreed(each.attributes.get("cudaDriverVersion") for each in devices).split(".")
+    if len(runtime) == 3:
+        found[f"{DOMAIN}/cuda.runtime-version.full"] = ".".join(runtime[:2])
+        for name, value in (("major", runtime[0]), ("minor", runtime[1])):
+            found[f"{DOMAIN}/cuda.runtime-version.{name}"] = found[f"{DOMAIN}/cuda.runtime.{name}"] = value
+    return found
+
+
+def _of_node(devices: Sequence[Device], machine: MachineFacts) -> dict[str, str]:
+    joined = {each.clique for each in devices if each.clique is not None}
+    classes = [machine.seats[each.pci_address].bus_class for each in devices if each.pci_address in machine.seats]
+    return {
+        f"{GPU}.machine": spelled(machine.product) or _UNKNOWN,
+        f"{GPU}.mode": _MODES.get(agreed(classes), _UNKNOWN),
+        # Who has joined none says nothing of the others; of two there is none that is the node's.
+        f"{GPU}.clique": str(joined.pop()) if len(joined) == 1 else "",
+        f"{DOMAIN}/mig.capable": str(any(each.partitioning.supported for each in devices)).lower(),
+        f"{DOMAIN}/mps.capable": "false",
+    }
+
+
+def _of_gpus(devices: Sequence[Device]) -> dict[str, str]:
+    capabilities = [each.attributes.get("cudaComputeCapability") for each in devices]
+    versions = [each.text.split(".") if isinstance(each, Version) else ["", ""] for each in capabilities]
+    families = [str(each.attributes.get("architecture", "")).lower() for each in devices]
+    family = agreed(families)
+    whole = any(not each.partitioning.enabled for each in devices)
+    return {
+        f"{GPU}.count": str(len(devices)),
+        f"{GPU}.product": agreed(spelled(each.product) for each in devices),
+        f"{GPU}.memory": agreed(each.memory_bytes // _MEBIBYTE or None for each in devices),
+        f"{GPU}.family": "undefined" if family == _UNKNOWN else family,
+        f"{GPU}.compute.major": agreed(each[0] for each in versions),
+        f"{GPU}.compute.minor": agreed(each[1] for each in versions),
+        f"{GPU}.replicas": "1" if whole else "0",
+        f"{GPU}.sharing-strategy": "none",
+    }
+
+
+def _of_partitions(name: str, parts: Sequence[tuple[Device, Partition]]) -> dict[str, str]:
+    """What is said of partitions of one profile, after this name."""
+    slices = [_slices(device, each) for device, each in parts]
+    found = {
+        "count": str(len(parts)),
+        "product": agreed(f"{spelled(device.product)}-MIG-{_profile_name(each)}" for device, each in parts),
+        "replicas": "1",
+        "sharing-strategy": "none",
+        "memory": agreed(each.memory_bytes // _MEBIBYTE for _device, each in parts),
+        "slices.gi": agreed(slices),
+        "slices.ci": agreed(slices),  # it has a handle of its own where one compute instance fills it
+    }
+    for label, capacity in _ENGINES.items():
+        found[label] = agreed(each.capacities.get(capacity) for _device, each in parts)
+    return {f"{name}.{label}": value for label, value in found.items()}
+
+
+def _as_gpus(devices: Sequence[Device], parts: Sequence[tuple[Device, Partition]]) -> Mapping[str, str]:
+    """What the labels about GPUs say where each partition counts as one; that there is no such thing, where they are not alike."""
+    full = {device.uuid for device, _each in parts}
+    alike = len({each.profile for _device, each in parts}) == 1
+    if alike and all(device.partitioning.enabled and device.uuid in full for device in devices):
+        return _of_partitions(GPU, parts)
+    first = next(device for device in devices if device.partitioning.enabled)
+    return {
+        f"{GPU}.product": f"{spelled(first.product)}-MIG-INVALID",
+        **{f"{GPU}.{name}": "0" for name in ("count", "replicas", "memory")},
+    }
+
+
+def _profile_name(part: Partition) -> str:
+    return spelled(part.profile.replace("+", "."))
+
+
+def _slices(device: Device, part: Partition) -> int | None:
+    profile = device.profile(part.profile_id)
+    return profile.compute_slices or None if profile is not None else None

@@ -1,0 +1,191 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Labels of a Node on the real API server: written, left to others, taken back, and handed to Node Feature Discovery where that runs.
+
+Node Feature Discovery itself is not there: its API, a DaemonSet of its name with pods and its object for the node are put there by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster.cluster import Cluster, execute
+
+pytestmark = pytest.mark.prove
+
+Play = Callable[..., str]
+COUNT, PRODUCT = "nvidia.com/gpu.count", "nvidia.com/gpu.product"
+FILE = "/etc/kubernetes/node-feature-discovery/features.d/dra-accelerators"
+BUS = "feature.node.kubernetes.io/pci-0302_10de.present"
+MANAGER = "dra-accelerators-node-features"
+GROUP = "nfd.k8s-sigs.io"
+
+
+@pytest.fixture(scope="module")
+def play(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Play:
+    """Runs the role on the first node with these variables; returns what was printed."""
+    folder = tmp_path_factory.mktemp("labels")
+    (folder / "hosts.yml").write_text(cluster.world("inventory"), encoding="utf-8")
+    node = cluster.nodes()[0]
+    tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.node_features"}}]
+    document = [{"hosts": node, "gather_facts": False, "become": True, "tasks": tasks}]
+    (folder / "play.yml").write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+
+    def run(*arguments: str, **variables: Any) -> str:
+        words = ["ansible-playbook", "--inventory", folder / "hosts.yml", "--diff", *arguments]
+        words += ["--extra-vars", json.dumps({"node_features_node_name": node, **variables}), folder / "play.yml"]
+        return execute(words, env={**os.environ, "ANSIBLE_PIPELINING": "true"}).stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def node(cluster: Cluster, play: Play) -> Iterator[str]:
+    name = cluster.nodes()[0]
+    before = labels(cluster, name)
+    yield name
+    play(node_features_state="absent")
+    assert labels(cluster, name) == before
+
+
+@pytest.fixture
+def discovery(cluster: Cluster, node: str) -> Iterator[None]:
+    """As much of Node Feature Discovery as the role asks for."""
+    any_object = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    definition = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"nodefeatures.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "names": {"kind": "NodeFeature", "plural": "nodefeatures", "singular": "nodefeature"},
+            "scope": "Namespaced",
+            "versions": [
+                {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": any_object}}
+            ],
+        },
+    }
+    pods = {
+        "metadata": {"labels": {"app": "nfd-worker"}},
+        "spec": {
+            "tolerations": [{"operator": "Exists"}],
+            "terminationGracePeriodSeconds": 1,
+            "containers": [
+                {
+                    "name": "worker",
+                    "image": "localhost/accelerator-probe:latest",
+                    "imagePullPolicy": "Never",
+                    "command": ["sleep", "infinity"],
+                }
+            ],
+        },
+    }
+    daemon = {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": "nfd-worker", "namespace": "default"},
+        "spec": {"selector": {"matchLabels": {"app": "nfd-worker"}}, "template": pods},
+    }
+    feature = {
+        "apiVersion": f"{GROUP}/v1alpha1",
+        "kind": "NodeFeature",
+        "metadata": {
+            "name": node,
+            "namespace": "default",
+            "labels": {"nfd.node.kubernetes.io/node-name": node},
+        },
+        "spec": {},
+    }
+    cluster.apply(definition)
+    cluster.kubectl("wait", "--for=condition=Established", f"crd/nodefeatures.{GROUP}", "--timeout=60s")
+    cluster.apply(daemon)
+    cluster.apply(feature)
+    cluster.wait(
+        "the DaemonSet has pods",
+        lambda: cluster.get("daemonset", "nfd-worker")["status"].get("currentNumberScheduled", 0) > 0,
+    )
+    yield
+    cluster.kubectl("delete", "daemonset", "nfd-worker", "-n", "default", "--wait=true")
+    cluster.kubectl("delete", "crd", f"nodefeatures.{GROUP}", "--wait=true")
+
+
+def labels(cluster: Cluster, node: str) -> dict[str, str]:
+    found: dict[str, str] = cluster.get("node", node)["metadata"]["labels"]
+    return found
+
+
+def annotations(cluster: Cluster, node: str) -> set[str]:
+    return {
+        name for name in cluster.get("node", node)["metadata"]["annotations"] if name.startswith("dra-accelerators/")
+    }
+
+
+def test_through_the_api_and_back(cluster: Cluster, node: str, play: Play) -> None:
+    before, noted = labels(cluster, node), annotations(cluster, node)
+    rehearsed = play("--check", node_features_pci_label_fields=["class", "vendor"])
+    assert "changed=1" in rehearsed and COUNT in rehearsed and labels(cluster, node) == before
+    assert "changed=1" in play(node_features_pci_label_fields=["class", "vendor"])
+    found = labels(cluster, node)
+    assert found[COUNT] == "8" and found[BUS] == "true" and found["nvidia.com/gpu.mode"] == "compute"
+    managers = json.loads(cluster.kubectl("get", "node", node, "-o", "json", "--show-managed-fields"))["metadata"]
+    mine = [each for each in managers["managedFields"] if each["manager"] == MANAGER]
+    assert [each["operation"] for each in mine] == ["Apply"]
+    assert "changed=0" in play(node_features_pci_label_fields=["class", "vendor"])
+    # A fact that goes takes its label along.
+    assert "changed=1" in play()
+    assert BUS not in labels(cluster, node)
+    assert "changed=1" in play(node_features_state="absent")
+    assert labels(cluster, node) == before and annotations(cluster, node) == noted
+    assert "changed=0" in play(node_features_state="absent")
+
+
+def test_what_others_have_written_is_left_and_named(cluster: Cluster, node: str, play: Play) -> None:
+    cluster.kubectl("label", "node", node, f"{PRODUCT}=somebody-elses")
+    try:
+        printed = play()
+        assert f"{PRODUCT} of {node} is left as it is: kubectl" in " ".join(printed.split())
+        assert labels(cluster, node)[PRODUCT] == "somebody-elses" and labels(cluster, node)[COUNT] == "8"
+        assert "changed=0" in play()
+        play(node_features_state="absent")
+        assert labels(cluster, node)[PRODUCT] == "somebody-elses" and COUNT not in labels(cluster, node)
+    finally:
+        cluster.kubectl("label", "node", node, f"{PRODUCT}-")
+
+
+def test_what_was_patched_by_versions_before_is_taken_over(cluster: Cluster, node: str, play: Play) -> None:
+    before = labels(cluster, node)
+    cluster.kubectl("label", "node", node, f"{COUNT}=8", f"{PRODUCT}=gone")
+    cluster.kubectl("annotate", "node", node, f"dra-accelerators/labels={COUNT},{PRODUCT}")
+    play()
+    assert labels(cluster, node)[PRODUCT] == "NVIDIA-H100-80GB-HBM3"
+    play(node_features_state="absent")
+    assert labels(cluster, node) == before and "dra-accelerators/labels" not in annotations(cluster, node)
+
+
+@pytest.mark.usefixtures("discovery")
+def test_a_feature_file_where_discovery_runs(cluster: Cluster, node: str, play: Play) -> None:
+    before = labels(cluster, node)
+    assert FILE in play("--check")
+    assert cluster.shell(node, f"test -e {FILE} && echo there || echo none").strip() == "none"
+    play(node_features_pci_label_fields=["class", "vendor"])
+    said = dict(line.split("=", 1) for line in cluster.run(node, "cat", FILE).splitlines())
+    assert said[COUNT] == "8" and said["nvidia.com/gpu.family"] == "hopper" and BUS not in said
+    assert labels(cluster, node) == before and "dra-accelerators/feature-file" in annotations(cluster, node)
+    assert "changed=0" in play(node_features_pci_label_fields=["class", "vendor"])
+    # To the API and back again.
+    play(node_features_way="api")
+    assert labels(cluster, node)[COUNT] == "8" and "dra-accelerators/feature-file" not in annotations(cluster, node)
+    assert cluster.shell(node, f"test -e {FILE} && echo there || echo none").strip() == "none"
+    play()
+    assert cluster.run(node, "cat", FILE) and labels(cluster, node) == before
+    play(node_features_state="absent")
+    assert cluster.shell(node, f"test -e {FILE} && echo there || echo none").strip() == "none"
+    assert not annotations(cluster, node) & {"dra-accelerators/labels", "dra-accelerators/feature-file"}

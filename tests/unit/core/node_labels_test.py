@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The labels of a Node with GPUs against docs/labels.md, row by row, and those of devices on the bus.
+
+The page has one table for each machine below: what gpu-feature-discovery documents and what this collection writes. The first column is a
+label, the last one what it is on that machine, or in the table of what is not written why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import board_model
+import pytest
+from chip_model import device as chip_device
+from dra_driver.core.backend import create
+from dra_driver.core.labels import (
+    AUTO,
+    MIXED,
+    NO_PARTITIONS,
+    SINGLE,
+    STRATEGIES,
+    UNKNOWN_MACHINE,
+    MachineFacts,
+    Seat,
+    bus_labels,
+    read_machine,
+)
+from dra_driver.core.model import Clique, Device, Partitioning, Version
+from dra_driver.core.nvidia.condition import clique_of
+from dra_driver.core.nvidia.node_labels import GPU, NAMES, OF_PARTITIONS, labels, partition_resource, spelled
+from dra_driver.core.system import System
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "labels.md"
+CLIQUE = Clique("7b968a6d-c8aa-45e1-9e07-e1e51be99c31", 1)
+THIRD, EIGHTH = (9, 0), (19, 4)  # 3g.40gb in the first half, 1g.10gb in the second
+
+
+def gpu(index: int = 0, **changes: Any) -> Device:
+    facts = {"product": "NVIDIA H100 80GB HBM3", "driver_version": "580.95.05", "clique": CLIQUE, **changes}
+    return board_model.device("h100-80", index, **facts)
+
+
+def machine(devices: Sequence[Device], bus_class: str = "0x030200") -> MachineFacts:
+    return MachineFacts("NVIDIA DGX H100", {each.pci_address: Seat(bus_class) for each in devices})
+
+
+WHOLE = [gpu(0), gpu(1)]
+ALIKE = [gpu(each, places=((19, 0), (19, 1))) for each in range(2)]
+MANY = [gpu(0), gpu(1, places=(THIRD, EIGHTH))]
+MACHINES = {
+    "Whole GPUs": (WHOLE, NO_PARTITIONS),
+    "Partitions as GPUs": (ALIKE, SINGLE),
+    "Partitions by profile": (MANY, MIXED),
+}
+
+
+def table(title: str) -> list[list[str]]:
+    """The rows of the table below a title of the page, without the marks of code."""
+    below = PAGE.read_text(encoding="utf-8").split(f"## {title}\n")[1].split("\n## ")[0]
+    rows = [line for line in below.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip().replace("`", "") for cell in row.strip("|").split("|")] for row in rows]
+
+
+def said(title: str) -> dict[str, str]:
+    devices, strategy = MACHINES[title]
+    return labels(devices, machine(devices), strategy)
+
+
+@pytest.mark.parametrize("title", MACHINES)
+def test_each_row_of_the_page_is_what_is_written(title: str) -> None:
+    rows = table(title)
+    documented = {row[0]: row[-1] for row in rows}
+    assert len(documented) == len(rows)
+    found = said(title)
+    whole = said("Whole GPUs")
+    # Tables of partitions have what is other than for whole GPUs.
+    expected = found if title == "Whole GPUs" else {key: text for key, text in found.items() if whole.get(key) != text}
+    assert {key: "" if text == "(empty)" else text for key, text in documented.items()} == expected
+
+
+def test_no_label_is_written_that_the_page_does_not_have() -> None:
+    everywhere = {row[0] for title in MACHINES for row in table(title)}
+    assert set(NAMES) <= everywhere
+    by_profile = {f"{partition_resource('3g.40gb')}.{name}" for name in OF_PARTITIONS}
+    assert by_profile <= {row[0] for row in table("Partitions by profile")}
+
+
+def test_what_is_not_written_is_not_written() -> None:
+    rows = table("What is not written")
+    assert len(rows) > 4 and all(row[-1].endswith(".") for row in rows)
+    written = {key for title in MACHINES for key in said(title)}
+    assert not written & {row[0] for row in rows}
+
+
+def test_a_driver_of_two_numbers_has_a_revision_that_says_nothing() -> None:
+    found = labels([gpu(driver_version="615.43")])
+    assert found["nvidia.com/cuda.driver-version.revision"] == found["nvidia.com/cuda.driver.rev"] == ""
+    assert found["nvidia.com/cuda.driver-version.full"] == "615.43"
+    unknown = labels([gpu(driver_version="")])
+    assert not [name for name in unknown if "driver" in name]
+
+
+def test_a_machine_that_does_not_tell() -> None:
+    found = labels(WHOLE, UNKNOWN_MACHINE)
+    assert (found[f"{GPU}.machine"], found[f"{GPU}.mode"]) == ("unknown", "unknown")
+    assert labels(WHOLE, machine(WHOLE, "0x030000"))[f"{GPU}.mode"] == "graphics"
+    torn = machine(WHOLE)
+    torn = replace(torn, seats={**torn.seats, WHOLE[0].pci_address: Seat("0x030000")})
+    assert labels(WHOLE, torn)[f"{GPU}.mode"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("text", "spelling"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "NVIDIA-A100-SXM4-40GB"),
+        ("Ubuntu 24.04 PC (Q35 + ICH9, 2009)", "Ubuntu-24.04-PC-Q35-ICH9-2009"),
+        ("  DGX   H100 ", "DGX-H100"),
+        ("(none)", "none"),
+        ("", ""),
+    ],
+)
+def test_spelling(text: str, spelling: str) -> None:
+    assert spelled(text) == spelling
+
+
+def test_of_two_fabrics_none_is_the_nodes() -> None:
+    assert labels([gpu(0), gpu(1, clique=None)])[f"{GPU}.clique"] == str(CLIQUE)
+    for other in (replace(CLIQUE, number=2), replace(CLIQUE, fabric="another")):
+        assert f"{GPU}.clique" not in labels([gpu(0), gpu(1, clique=other)])
+    assert f"{GPU}.clique" not in labels([gpu(clique=None)])
+
+
+def test_the_clique_of_a_gpu() -> None:
+    name = bytes(range(16))
+    assert str(clique_of(3, 0, name, 7)) == "00010203-0405-0607-0809-0a0b0c0d0e0f.7"
+    assert clique_of(2, 0, name, 7) is clique_of(3, 1, name, 7) is clique_of(3, 0, bytes(16), 7) is None
+
+
+def test_of_different_gpus_only_what_they_share() -> None:
+    other = gpu(1, product="NVIDIA A30", memory_bytes=24 << 30, driver_version="580.95.05")
+    found = labels([gpu(0), other])
+    assert not {f"{GPU}.product", f"{GPU}.memory"} & set(found) and found[f"{GPU}.count"] == "2"
+    old = gpu(partitioning=Partitioning(supported=False))
+    assert labels([old])["nvidia.com/mig.capable"] == "false"
+    assert labels([old, gpu(1)])["nvidia.com/mig.capable"] == "true"
+
+
+@pytest.mark.parametrize(("architecture", "family"), [("Ada Lovelace", "ada-lovelace"), ("Unknown", "undefined")])
+def test_families(architecture: str, family: str) -> None:
+    one = gpu()
+    one = replace(one, attributes={**one.attributes, "architecture": architecture})
+    assert labels([one])[f"{GPU}.family"] == family
+
+
+def test_gpus_in_partitions_alone_have_no_replicas() -> None:
+    assert labels(ALIKE)[f"{GPU}.replicas"] == "0"
+    assert labels(MANY)[f"{GPU}.replicas"] == "1"
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        MANY,
+        [gpu(0, places=((19, 0),)), gpu(1, enabled=True)],
+        [gpu(0, places=(THIRD, EIGHTH))],
+        [gpu(0, enabled=True)],
+    ],
+    ids=["one whole", "one empty", "two profiles", "empty"],
+)
+def test_partitions_that_are_not_alike_are_no_gpus(devices: list[Device]) -> None:
+    found = labels(devices, strategy=SINGLE)
+    told = [found[f"{GPU}.{name}"] for name in ("product", "count", "replicas", "memory")]
+    assert told == ["NVIDIA-H100-80GB-HBM3-MIG-INVALID", "0", "0", "0"]
+    assert f"{GPU}.slices.gi" not in found and found["nvidia.com/mig.strategy"] == "single"
+
+
+def test_strategies() -> None:
+    assert "nvidia.com/mig.strategy" not in labels(MANY)
+    assert labels(MANY, strategy=AUTO) == labels(MANY, strategy=MIXED)
+    assert labels(WHOLE, strategy=AUTO) == labels(WHOLE, strategy=NO_PARTITIONS)
+    assert labels(WHOLE, strategy=SINGLE) == {**labels(WHOLE), "nvidia.com/mig.strategy": "single"}
+    assert all(labels([], UNKNOWN_MACHINE, strategy) == {} for strategy in STRATEGIES)
+
+
+def test_names_of_profiles_with_more_or_less() -> None:
+    (device,) = [gpu(places=((20, 0),))]
+    (part,) = device.partitions
+    assert part.profile == "1g.10gb+me"
+    found = labels([device], strategy=MIXED)
+    assert found["nvidia.com/mig-1g.10gb.me.product"] == "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb.me"
+    # What has no handle, for want of a compute instance or with several, is nothing that a container can have.
+    bare = replace(device, partitions=(replace(part, uuid=""),))
+    assert not [name for name in labels([bare], strategy=MIXED) if "/mig-" in name]
+
+
+def test_a_backend_says_the_same() -> None:
+    backend = create("nvidia")
+    assert backend.labels(MANY, machine(MANY), MIXED) == said("Partitions by profile")
+    npu = chip_device("A3")
+    assert create("ascend").labels([npu], UNKNOWN_MACHINE, MIXED) == create("ascend").labels([npu])
+
+
+def test_labels_of_the_bus() -> None:
+    facts = replace(machine(WHOLE), seats={each.pci_address: Seat("0x030200", True) for each in WHOLE})
+    name = "feature.node.kubernetes.io/pci-"
+    assert bus_labels(WHOLE, facts, ["vendor", "class"]) == {
+        f"{name}0302_10de.present": "true",
+        f"{name}0302_10de.sriov.capable": "true",
+    }
+    assert bus_labels(WHOLE, machine(WHOLE), ["vendor"]) == {f"{name}10de.present": "true"}
+    assert bus_labels(WHOLE, machine(WHOLE), []) == bus_labels(WHOLE, UNKNOWN_MACHINE, ["vendor"]) == {}
+    npu = replace(chip_device("A3"), pci_device_id=0xD80319E5)
+    seats = MachineFacts("", {npu.pci_address: Seat("0x120000")})
+    assert bus_labels([npu], seats, ["class", "vendor", "device"]) == {f"{name}1200_19e5_d803.present": "true"}
+
+
+def test_what_a_machine_shows(tmp_path: Path) -> None:
+    files = {"sys/class/dmi/id/product_name": "PowerEdge XE9680\n"}
+    for each in WHOLE[:1]:
+        files[f"sys/bus/pci/devices/{each.pci_address}/class"] = "0x030200\n"
+        files[f"sys/bus/pci/devices/{each.pci_address}/sriov_totalvfs"] = "16\n"
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    found = read_machine(System(root=str(tmp_path)), WHOLE)
+    assert found.product == "PowerEdge XE9680"
+    assert [found.seats[each.pci_address] for each in WHOLE] == [Seat("0x030200", True), Seat()]
+    assert read_machine(System(root=str(tmp_path / "nowhere")), ()) == UNKNOWN_MACHINE
+
+
+def test_versions_that_differ_are_nobodys() -> None:
+    other = gpu(1)
+    other = replace(other, attributes={**other.attributes, "cudaDriverVersion": Version("12.4.0")})
+    assert "nvidia.com/cuda.runtime-version.full" not in labels([gpu(0), other])

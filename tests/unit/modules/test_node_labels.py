@@ -1,0 +1,336 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module node_labels against as much of an API server as labels need: field managers, applying, merging and versions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils import _node_labels as labels
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import ApiError
+from ansible_collections.dra.accelerators.plugins.modules import node_labels
+
+Json = dict[str, Any]
+COUNT, PRODUCT, CHIP = "nvidia.com/gpu.count", "nvidia.com/gpu.product", "node.kubernetes.io/npu.chip.name"
+BUS = "feature.node.kubernetes.io/pci-0302_10de.present"
+WANTED = labels.Wanted({COUNT: "8", PRODUCT: "H100"})
+NODE = "/api/v1/nodes/n"
+NFD = f"/apis/{labels.GROUP}"
+WORKER = {
+    "metadata": {
+        "namespace": "nfd",
+        "name": "nfd-worker",
+        "labels": {"app.kubernetes.io/name": "node-feature-discovery"},
+    },
+    "status": {"currentNumberScheduled": 3},
+}
+
+
+class Server:
+    """One Node, and what there is of NFD."""
+
+    def __init__(self, **present: str) -> None:
+        self.version = 1
+        self.metadata: Json = {"name": "n", "labels": {}, "annotations": {}}
+        # Who has which label or annotation: manager, operation → names.
+        self.owned: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        self.requests: list[tuple[str, str, Json]] = []
+        self.conflicts = 0
+        self.lists: dict[str, list[Json]] = {}
+        self.patch("kubelet", {"kubernetes.io/os": "linux", **present})
+
+    def patch(self, manager: str, changed: Mapping[str, str | None], kind: str = "labels") -> None:
+        """Write as somebody that patches: what is changed is theirs then."""
+        self._write((manager, "Update"), kind, changed)
+
+    def apply(self, manager: str, wanted: Mapping[str, str], kind: str = "labels") -> None:
+        former = {name for each, name in self.owned.get((manager, "Apply"), set()) if each == kind}
+        self.owned.setdefault((manager, "Apply"), set())
+        for name in former - set(wanted):
+            self.owned[manager, "Apply"].discard((kind, name))
+            if not any((kind, name) in names for names in self.owned.values()):
+                self.metadata[kind].pop(name, None)
+        self._write((manager, "Apply"), kind, wanted)
+        self.owned[manager, "Apply"] |= {(kind, name) for name in wanted}
+
+    def _write(self, who: tuple[str, str], kind: str, changed: Mapping[str, str | None]) -> None:
+        for name, value in changed.items():
+            if self.metadata[kind].get(name) == value:
+                continue
+            for names in self.owned.values():
+                names.discard((kind, name))
+            if value is None:
+                self.metadata[kind].pop(name, None)
+            else:
+                self.metadata[kind][name] = value
+                self.owned.setdefault(who, set()).add((kind, name))
+        self.version += 1
+
+    def node(self) -> Json:
+        fields = [
+            {
+                "manager": manager,
+                "operation": verb,
+                "fieldsV1": {
+                    "f:metadata": {
+                        f"f:{kind}": {f"f:{name}": {} for each, name in names if each == kind}
+                        for kind in ("labels", "annotations")
+                    }
+                },
+            }
+            for (manager, verb), names in self.owned.items()
+            if names
+        ]
+        return copy.deepcopy(
+            {"metadata": {**self.metadata, "resourceVersion": str(self.version), "managedFields": fields}}
+        )
+
+    def request(self, method: str, path: str, *, query: Any = None, body: Any = None, content_type: str = "") -> Json:
+        self.requests.append((method, path, {**(query or {}), "type": content_type}))
+        if method == "GET" and path == NODE:
+            return self.node()
+        if method == "GET" and path == NFD and self.lists:
+            return {"versions": [{"version": "v1alpha1"}]}
+        if method == "GET":
+            raise ApiError("not found", status=404)
+        assert path == NODE and query["fieldManager"] == labels.MANAGER
+        if self.conflicts:
+            self.conflicts -= 1
+            self.version += 1  # its kubelet was faster
+        if str(self.version) != body["metadata"]["resourceVersion"]:
+            raise ApiError("the object has been modified", status=409)
+        before = copy.deepcopy((self.version, self.metadata, self.owned))
+        for kind in ("labels", "annotations"):
+            changed = body["metadata"][kind]
+            if content_type.startswith("application/apply-patch"):
+                assert query["force"] == "true"
+                self.apply(labels.MANAGER, changed, kind)
+            else:
+                assert content_type.startswith("application/merge-patch")
+                self.patch(labels.MANAGER, changed, kind)
+        answer = self.node()
+        if query.get("dryRun"):
+            self.version, self.metadata, self.owned = before
+        return answer
+
+    def list_all(self, path: str, query: Any) -> list[Json]:
+        self.requests.append(("LIST", path, dict(query)))
+        return self.lists[path]
+
+    @property
+    def writes(self) -> int:
+        return sum(method == "PATCH" for method, _path, _query in self.requests)
+
+    def bring(self, wanted: labels.Wanted, way: str = labels.API, **more: Any) -> labels.Done:
+        return labels.NodeLabels(self, "n").bring_about(wanted, way, **more)  # type: ignore[arg-type]
+
+    @property
+    def present(self) -> dict[str, str]:
+        return {name: value for name, value in self.metadata["labels"].items() if name != "kubernetes.io/os"}
+
+
+def with_discovery(server: Server, *, knows: bool = True, pods: bool = True) -> Server:
+    features = [{"metadata": {"name": "n"}}] if knows else [{"metadata": {"name": "nvidia-features-for-n"}}]
+    server.lists = {
+        f"{NFD}/v1alpha1/nodefeatures": features,
+        "/apis/apps/v1/daemonsets": [WORKER] if pods else [{**WORKER, "status": {"currentNumberScheduled": 0}}],
+    }
+    return server
+
+
+def test_labels_are_written_kept_changed_and_removed() -> None:
+    server = Server()
+    done = server.bring(WANTED)
+    assert done.changed and server.present == dict(WANTED.labels) and done.after == dict(WANTED.labels)
+    assert server.metadata["annotations"] == {labels.WRITTEN: f"{COUNT},{PRODUCT}"}
+    once = server.writes
+    assert not server.bring(WANTED).changed and server.writes == once
+    assert server.bring(labels.Wanted({COUNT: "7", PRODUCT: "H100"})).changed and server.present[COUNT] == "7"
+    done = server.bring(labels.Wanted({COUNT: "7"}))
+    assert done.changed and server.present == {COUNT: "7"} and done.before == {COUNT: "7", PRODUCT: "H100"}
+    assert server.bring(labels.Wanted({})).changed and server.present == {}
+    assert server.metadata["annotations"] == {} and not server.bring(labels.Wanted({})).changed
+    assert server.metadata["labels"] == {"kubernetes.io/os": "linux"}
+
+
+def test_an_empty_value_is_one() -> None:
+    server = Server()
+    wanted = labels.Wanted({"nvidia.com/cuda.driver.rev": ""})
+    assert server.bring(wanted).changed and server.present == dict(wanted.labels) and not server.bring(wanted).changed
+
+
+@pytest.mark.parametrize("value", ["4", "8"])
+@pytest.mark.parametrize("verb", ["patch", "apply"])
+def test_what_somebody_else_has_written_is_left_and_named(verb: str, value: str) -> None:
+    server = Server()
+    getattr(server, verb)("gpu-feature-discovery", {COUNT: value})
+    done = server.bring(WANTED)
+    assert done.plan is not None and done.plan.left == {COUNT: ("gpu-feature-discovery",)}
+    assert server.present == {COUNT: value, PRODUCT: "H100"} and not server.bring(WANTED).changed
+    assert server.bring(labels.Wanted({})).changed and server.present == {COUNT: value}
+
+
+def test_what_somebody_else_has_changed_is_theirs() -> None:
+    server = Server()
+    server.bring(WANTED)
+    server.patch("kubectl-label", {COUNT: "2"})
+    done = server.bring(WANTED)
+    assert done.plan is not None and done.plan.left == {COUNT: ("kubectl-label",)} and server.present[COUNT] == "2"
+    server.bring(labels.Wanted({}))
+    assert server.present == {COUNT: "2"}
+
+
+def test_what_somebody_else_keeps_as_well_stays_theirs() -> None:
+    server = Server()
+    server.bring(WANTED)
+    server.apply("helm", {COUNT: "8"})
+    done = server.bring(labels.Wanted({COUNT: "7"}))
+    assert done.plan is not None and done.plan.left == {COUNT: ("helm",)}
+    assert server.present == {COUNT: "8"} and not server.bring(labels.Wanted({COUNT: "7"})).changed
+
+
+def test_what_was_patched_before_is_ours() -> None:
+    """Versions before this one have patched labels, and have noted their names on the Node."""
+    server = Server()
+    server.patch("OpenAPI-Generator", {COUNT: "6", PRODUCT: "H100"})
+    server.patch("OpenAPI-Generator", {labels.WRITTEN: f"{COUNT},{PRODUCT}"}, "annotations")
+    assert server.bring(WANTED).changed and server.present == dict(WANTED.labels)
+    assert not server.bring(WANTED).changed
+    # The label that was right is the other manager's too, and goes all the same.
+    assert server.bring(labels.Wanted({COUNT: "8"})).changed and server.present == {COUNT: "8"}
+    server.bring(labels.Wanted({}))
+    assert server.present == {} and server.metadata["annotations"] == {}
+
+
+def test_what_was_patched_before_is_removed_at_once() -> None:
+    server = Server()
+    server.patch("OpenAPI-Generator", dict(WANTED.labels))
+    server.patch("OpenAPI-Generator", {labels.WRITTEN: f"{COUNT},{PRODUCT}"}, "annotations")
+    assert server.bring(labels.Wanted({})).changed
+    assert server.present == {} and server.metadata["annotations"] == {}
+
+
+def test_check_mode_asks_and_writes_nothing() -> None:
+    server = Server()
+    done = server.bring(WANTED, dry=True)
+    assert done.changed and done.after == dict(WANTED.labels) and server.present == {} and server.writes == 1
+    server.bring(WANTED)
+    done = server.bring(labels.Wanted({COUNT: "8"}), dry=True)
+    assert done.changed and server.present == dict(WANTED.labels)
+    assert {query.get("dryRun") for method, _path, query in server.requests[-2:] if method == "PATCH"} == {"All"}
+
+
+def test_a_node_that_is_written_meanwhile_is_read_again() -> None:
+    server = Server()
+    server.conflicts = 2
+    assert server.bring(WANTED).changed and server.present == dict(WANTED.labels)
+    server.conflicts = 3
+    with pytest.raises(ApiError):
+        server.bring(labels.Wanted({}))
+
+
+def test_no_node() -> None:
+    server = Server()
+    done = labels.NodeLabels(server, "other").bring_about(WANTED, labels.API)  # type: ignore[arg-type]
+    assert done.plan is None and not done.changed and server.writes == 0
+
+
+def test_without_discovery_one_question_is_asked() -> None:
+    server = Server()
+    wanted = labels.Wanted({COUNT: "8"}, {BUS: "true"})
+    done = server.bring(wanted, labels.AUTO)
+    assert done.plan is not None and done.plan.way == labels.API and server.present == {COUNT: "8", BUS: "true"}
+    assert [path for method, path, _query in server.requests if method != "PATCH"] == [NODE, NFD]
+
+
+@pytest.mark.parametrize(("knows", "pods"), [(False, True), (True, False)])
+def test_discovery_elsewhere_or_gone(knows: bool, pods: bool) -> None:
+    server = with_discovery(Server(), knows=knows, pods=pods)
+    done = server.bring(WANTED, labels.AUTO)
+    assert done.plan is not None and done.plan.way == labels.API and server.present == dict(WANTED.labels)
+
+
+def test_an_older_discovery_knows_nodes_by_annotations() -> None:
+    server = with_discovery(Server(), knows=False)
+    server.patch("nfd-master", {"nfd.node.kubernetes.io/feature-labels": "x"}, "annotations")
+    done = server.bring(WANTED, labels.AUTO)
+    assert done.plan is not None and done.plan.way == labels.FILE
+
+
+def test_labels_go_into_a_file_where_discovery_runs() -> None:
+    server = with_discovery(Server())
+    wanted = labels.Wanted({**WANTED.labels, CHIP: "910"}, {BUS: "true"})
+    done = server.bring(wanted, labels.AUTO)
+    assert done.plan is not None and done.plan.in_file == dict(WANTED.labels) and not done.had_file
+    # What discovery takes from nobody goes the other way, and what it writes itself nowhere.
+    assert server.present == {CHIP: "910"}
+    assert server.metadata["annotations"] == {labels.WRITTEN: CHIP, labels.IN_FILE: f"{COUNT},{PRODUCT}"}
+    # It reads the file and writes them: they are ours, and what it has from others is not.
+    server.patch("nfd-master", {**WANTED.labels, "nvidia.com/gpu.family": "hopper"})
+    done = server.bring(labels.Wanted({**wanted.labels, "nvidia.com/gpu.family": "x"}), labels.AUTO)
+    assert done.had_file and not done.changed and done.plan is not None
+    assert done.plan.in_file == dict(WANTED.labels) and list(done.plan.left) == ["nvidia.com/gpu.family"]
+
+
+def test_from_the_file_to_the_api_and_back() -> None:
+    server = with_discovery(Server())
+    server.bring(WANTED, labels.AUTO)
+    server.lists = {}
+    # The note stays until the file is gone: a run that is cut short finds it again.
+    done = server.bring(WANTED, labels.AUTO)
+    assert done.had_file and labels.IN_FILE in server.metadata["annotations"] and server.present == dict(WANTED.labels)
+    assert server.bring(WANTED, labels.AUTO, file_gone=True).changed
+    assert list(server.metadata["annotations"]) == [labels.WRITTEN]
+    with_discovery(server)
+    assert server.bring(WANTED, labels.AUTO).changed and server.present == {}
+
+
+def test_all_of_it_goes() -> None:
+    server = with_discovery(Server())
+    server.bring(labels.Wanted({COUNT: "8", CHIP: "910"}), labels.AUTO)
+    done = server.bring(labels.Wanted({}), labels.API, file_gone=True)
+    assert done.had_file and server.present == {} and server.metadata["annotations"] == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        (COUNT, True),
+        (BUS, True),
+        ("vendor.feature.node.kubernetes.io/x", True),
+        ("profile.node.kubernetes.io/x", True),
+        (CHIP, False),
+        ("kubernetes.io/x", False),
+        ("myfeature.node.kubernetes.io/x", False),
+    ],
+)
+def test_what_discovery_takes(name: str, taken: bool) -> None:
+    assert labels.taken_by_discovery(name) is taken
+
+
+def test_a_file() -> None:
+    assert labels.file_content({"b/x": "", "a/y": "1"}) == "a/y=1\nb/x=\n"
+
+
+def test_the_module(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
+    server = with_discovery(Server(), pods=False)
+    server.patch("nfd-master", {PRODUCT: "x"})
+    monkeypatch.setattr(node_labels, "connect", lambda _module: server)
+    options = {"node": "n", "labels": {COUNT: 8, PRODUCT: "H100"}, "labels_without_nfd": {BUS: "true"}}
+    rehearsed = run_here("node_labels", options, check=True, diff=True)
+    done = run_here("node_labels", options, diff=True)
+    assert rehearsed["diff"] == done["diff"] == {"before": {}, "after": {COUNT: "8", BUS: "true"}}
+    assert done["changed"] and done["labels"] == {COUNT: "8", BUS: "true"} and done["left"] == {PRODUCT: ["nfd-master"]}
+    assert PRODUCT in done["warnings"][0] and done["nfd"] == {"served": True, "daemons": [], "knows_node": True}
+    assert not run_here("node_labels", options)["changed"]
+    by_file = run_here("node_labels", {**options, "way": "file"})
+    assert by_file["file_content"] == f"{COUNT}=8\n" and by_file["way"] == "file" and server.present == {PRODUCT: "x"}
+    gone = run_here("node_labels", {"node": "n", "state": "absent", "file_gone": True})
+    assert gone["changed"] and gone["had_file"] and server.metadata["annotations"] == {}
+    assert not run_here("node_labels", {"node": "n", "state": "absent", "file_gone": True})["changed"]
+    missing = run_here("node_labels", {**options, "node": "m"})
+    assert not missing["exists"] and not missing["changed"] and "no Node m" in missing["warnings"][0]
