@@ -80,22 +80,19 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Ask for the labels of the node's devices
-  dra.accelerators.accelerator_info:
-  register: accelerators
-
-- name: Have them on the Node, through the API
+- name: Keep two labels on a Node, through the API
   dra.accelerators.node_labels:
-    node: "{{ inventory_hostname }}"
-    labels: "{{ accelerators.drivers | map(attribute='labels') | combine }}"
+    node: gpu-node-1
+    labels:
+      nvidia.com/gpu.count: "8"
+      nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3
     way: api
   delegate_to: localhost
 
 - name: Remove them
   dra.accelerators.node_labels:
-    node: "{{ inventory_hostname }}"
+    node: gpu-node-1
     state: absent
-    way: api
   delegate_to: localhost
 """
 
@@ -194,13 +191,14 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     params = module.params
     wanted = Wanted({})
     if params["state"] == "present":
-        wanted = Wanted(*(_texts(params[name]) for name in ("labels", "labels_without_nfd")))
+        wanted = Wanted(_texts(params["labels"]), _texts(params["labels_without_nfd"]))
     kept = NodeLabels(connect(module), params["node"])
     done = kept.bring_about(wanted, _way(params), file_gone=params["file_gone"], dry=module.check_mode)
     plan = done.plan
     if plan is None:
         module.warn(f"There is no Node {params['node']}, so that nothing was labelled.")
-    for name, managers in plan.left.items() if plan is not None else ():
+    left = dict(plan.left) if plan is not None else {}
+    for name, managers in left.items():
         module.warn(
             f"The label {name} of {params['node']} is left as it is: {', '.join(managers) or 'somebody'} has it."
         )
@@ -212,7 +210,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         "file_labels": dict(plan.in_file) if plan is not None else {},
         "file_content": file_content(plan.in_file) if plan is not None else "",
         "had_file": done.had_file,
-        "left": {name: list(managers) for name, managers in plan.left.items()} if plan is not None else {},
+        "left": {name: list(managers) for name, managers in left.items()},
         "nfd": asdict(kept.discovery) if kept.discovery is not None else {},
         "diff": {"before": dict(done.before), "after": dict(done.after)},
     }
@@ -224,7 +222,8 @@ def _way(params: dict[str, Any]) -> str:
 
 
 def _texts(labels: dict[str, Any]) -> dict[str, str]:
-    return {str(name): str(value) for name, value in labels.items()}
+    """Return what YAML has read as numbers and truth values as the texts that they were."""
+    return {str(name): str(value).lower() if isinstance(value, bool) else str(value) for name, value in labels.items()}
 
 
 def main() -> None:

@@ -48,8 +48,12 @@ UNKNOWN_MACHINE = MachineFacts()
 
 def read_machine(system: System, devices: Iterable[Device]) -> MachineFacts:
     """Return what sysfs shows of the machine and of these devices. Asks no device and no library."""
+    try:
+        product = system.read_text(MACHINE_PRODUCT).strip()
+    except OSError:
+        product = ""  # virtual and small machines have no such table
     return MachineFacts(
-        product=system.read_text(MACHINE_PRODUCT).strip() if system.exists(MACHINE_PRODUCT) else "",
+        product=product,
         seats={
             each.pci_address: Seat(
                 pci.class_of(system, each.pci_address), pci.most_virtual_functions(system, each.pci_address) > 0

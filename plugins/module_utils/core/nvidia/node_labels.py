@@ -8,7 +8,7 @@ Facts: NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery/README.md and intern
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ..labels import AUTO, MIXED, NO_PARTITIONS, SINGLE, UNKNOWN_MACHINE, MachineFacts, agreed, value_of, written
 from ..model import Device, Partition, Version
@@ -119,7 +119,7 @@ def labels(
     return dict(sorted(found.items()))
 
 
-def _versions(devices: Iterable[Device]) -> dict[str, str]:
+def _versions(devices: Sequence[Device]) -> dict[str, str]:
     """The versions of the driver and of the CUDA that it brings. A driver of two numbers has a revision that says nothing."""
     found: dict[str, str] = {}
     driver = agreed(each.driver_version or None for each in devices)
