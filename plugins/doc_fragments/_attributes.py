@@ -55,3 +55,12 @@ attributes:
     details:
       - This module never changes anything.
 """
+
+    FACTS = r"""
+options: {}
+attributes:
+  facts:
+    description:
+      - Returns an C(ansible_facts) dictionary that is kept for later plays.
+    support: full
+"""

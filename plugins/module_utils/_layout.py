@@ -305,13 +305,17 @@ def apply(backend: Backend, assignments: Sequence[Assignment]) -> None:
 def _put_back(
     backend: Backend, assignments: Sequence[Assignment], failed: Assignment, error: AcceleratorError
 ) -> LayoutFailed:
-    """Give the devices that were finished before their former layout, and say what became of everything."""
-    former = {one.device.uuid: former_rule(one.device) for one in assignments if one is not failed}
+    """Give the devices that were finished before their former layout, and say what became of everything.
+
+    Partitions that were made by hand, in a form of their own, and are still there stay: nobody could make them again.
+    """
+    changed = concerned(assignments)
+    former = {one.device.uuid: one.device for one in assignments if one is not failed and one.device.uuid in changed}
     undone = list(getattr(error, "undone", ()))
     not_undone = list(getattr(error, "not_undone", ()))
     text = f"{failed.device.describe()}: {error}"
     findings = backend.discover()
-    wanted = [(device, former.get(device.uuid)) for device in well(findings)]
+    wanted = [_former_of(device, former.get(device.uuid)) for device in well(findings)]
     for (device, _rule), outcome in reversed(tuple(zip(wanted, plan_layouts(wanted)))):
         try:
             if isinstance(outcome, AcceleratorError):
@@ -329,3 +333,16 @@ def _put_back(
             not_undone.append(finding.describe())
             text += f" {finding.name} could not be put back: {finding.fault}"
     return LayoutFailed(text, undone=undone, not_undone=not_undone, code=error.code)
+
+
+def _former_of(device: Device, before: Device | None) -> tuple[Device, Rule | None]:
+    """Return a device without the partitions made by hand that are there as before, and the rule for the others."""
+    if before is None:
+        return device, None
+    by_hand = {each.key for each in before.partitions if not each.uuid}
+    stay = {each.key for each in device.partitions if not each.uuid and each.key in by_hand}
+
+    def others(one: Device) -> Device:
+        return replace(one, partitions=tuple(each for each in one.partitions if each.uuid or each.key not in stay))
+
+    return others(device), former_rule(others(before))

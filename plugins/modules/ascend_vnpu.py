@@ -32,6 +32,7 @@ author:
 extends_documentation_fragment:
   - dra.accelerators._attributes
   - dra.accelerators._attributes.actiongroup
+  - dra.accelerators._layout_states
 requirements:
   - The driver of the NPUs on the node, with C(libdcmi.so) and C(npu-smi).
 attributes:
@@ -53,9 +54,9 @@ options:
     description:
       - Rules that say what the NPUs are to become. For each NPU the first rule that matches counts. An NPU that no rule matches is not
         touched.
+      - It is needed for O(state=present), O(state=asserted) and O(state=valid), and not taken by the others.
     type: list
     elements: dict
-    required: true
     suboptions:
       match:
         description:
@@ -171,12 +172,35 @@ EXAMPLES = r"""
       - match: {}
         mode: whole
     recover: false
+
+- name: Fail where the NPUs are not as the layout wants
+  dra.accelerators.ascend_vnpu:
+    state: asserted
+    layout:
+      - match: {}
+        mode: static
+        partitions:
+          vir02: 4
+
+- name: Describe the NPUs as they are
+  dra.accelerators.ascend_vnpu:
+    state: exported
+
+- name: Keep what the NPUs are, before the driver is changed
+  dra.accelerators.ascend_vnpu:
+    state: checkpointed
+    checkpoint_file: /var/lib/dra-accelerators/before-upgrade.json
+
+- name: Bring it back afterwards
+  dra.accelerators.ascend_vnpu:
+    state: restored
+    checkpoint_file: /var/lib/dra-accelerators/before-upgrade.json
 """
 
 RETURN = r"""
 steps:
   description: What was done, or would be done in check mode, in order.
-  returned: success
+  returned: O(state=present) and O(state=restored)
   type: list
   elements: dict
   contains:
@@ -229,7 +253,7 @@ steps:
       sample: create vir02 at 4:2 on NPU-4b1d9c6a00c8e5f3720d6a5500000000000000b1
 before:
   description: The slices of each NPU of RV(devices), before.
-  returned: success
+  returned: O(state=present) and O(state=restored)
   type: list
   elements: dict
   contains:
@@ -266,7 +290,7 @@ after:
   description:
     - The same NPUs in the form of RV(before), afterwards. In check mode as it would be; slices yet to be made have
       an empty UUID.
-  returned: success
+  returned: O(state=present) and O(state=restored)
   type: list
   elements: dict
   sample:
@@ -277,7 +301,7 @@ after:
       partitions: []
 devices:
   description: What happens to each NPU that a rule matches.
-  returned: success
+  returned: O(state=present) and O(state=restored)
   type: list
   elements: dict
   contains:
@@ -306,6 +330,120 @@ devices:
       type: int
       returned: success
       sample: 2
+matches:
+  description: Whether every NPU that a rule matches is as it wants.
+  returned: O(state=asserted), success or failure for a difference
+  type: bool
+  sample: false
+differences:
+  description: The NPUs that are not as the layout wants, and how they differ.
+  returned: O(state=asserted), success or failure for a difference
+  type: list
+  elements: dict
+  contains:
+    index:
+      description: The number that the driver gives the NPU.
+      type: int
+      returned: success
+      sample: 0
+    uuid:
+      description: The UUID of the NPU.
+      type: str
+      returned: success
+      sample: NPU-4b1d9c6a00c8e5f3720d6a5500000000000000b1
+    product:
+      description: The product name; empty for a NPU that could not be read.
+      type: str
+      returned: success
+      sample: Atlas 300I Pro
+    pci_address:
+      description: The PCI address; empty for a NPU that could not be read.
+      type: str
+      returned: success
+      sample: "0000:18:00.0"
+    wanted:
+      description: What the rule wants, in words.
+      type: str
+      returned: success
+      sample: "static: 1 × vir02"
+    mode:
+      description: It is null, because NPUs have no mode that is switched.
+      type: dict
+      returned: success
+      sample: {"found": false, "wanted": true}
+    missing:
+      description: The partitions that would be made, with C(profile) and C(placement).
+      type: list
+      elements: dict
+      returned: success
+      sample:
+        - profile: vir02
+          placement: {"start": 4, "size": 4}
+    surplus:
+      description:
+        - The partitions that would go, with C(profile), C(placement), C(uuid), the C(claims) that hold them, and the C(owner), as in
+          RV(checkpoint).
+      type: list
+      elements: dict
+      returned: success
+      sample: []
+    held_by:
+      description: Processes and claims that hold what would have to go.
+      type: list
+      elements: str
+      returned: success
+      sample: []
+    error:
+      description: Why the NPU cannot become what is wanted, or could not be read, with C(code), C(message) and C(hint). Otherwise null.
+      type: dict
+      returned: success
+      sample: {"code": "does-not-fit", "message": "it does not fit", "hint": ""}
+    message:
+      description: The difference in words.
+      type: str
+      returned: success
+      sample: "Atlas 300I Pro 0 is not as wanted (static: 1 × vir02): missing: vir02 at 4"
+exported:
+  description: The present layout.
+  returned: O(state=exported)
+  type: dict
+  contains:
+    layout:
+      description:
+        - Rules for O(layout), with every place, that bring about what is there. NPUs that are alike share a rule. A NPU with partitions
+          that the node driver has made for claims is C(dynamic).
+      type: list
+      elements: dict
+      returned: success
+      sample:
+        - match: {"vendor": "ascend", "index": [0]}
+          mode: static
+          partitions: [{"profile": "vir02", "placement": 4}]
+checkpoint:
+  description: What the checkpoint says, in the form of RV(before).
+  returned: O(state=checkpointed)
+  type: list
+  elements: dict
+  contains:
+    partitions:
+      description:
+        - The partitions, each with the C(claims) that hold it and its C(owner), which is V(claim) where the node driver has made it for one,
+          V(administrator) where somebody else has made it, and V(foreign) where it was made by hand in a form that no profile has.
+      type: list
+      elements: dict
+      returned: success
+      sample:
+        - profile: vir02
+          placement: {"start": 4, "size": 4}
+          uuid: NPU-4b1d9c6a00c8e5f3720d6a5500000000000000b1-104
+          owner: administrator
+          claims: []
+left_out:
+  description: What an export cannot say, a checkpoint could not bring back, or was not brought back. Each is a warning as well.
+  returned: O(state=exported), O(state=checkpointed) and O(state=restored)
+  type: list
+  elements: str
+  sample: []
 error_code:
   description: A stable word for the kind of the error, or V(several).
   returned: failure
@@ -353,8 +491,23 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils._layout import Assignment
-from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import Layouts, partition_devices
-from ansible_collections.dra.accelerators.plugins.module_utils._module import run
+from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import (
+    ASSERTED,
+    CHECKPOINTED,
+    EXPORTED,
+    RESTORED,
+    STATE_OPTIONS,
+    STATE_REQUIRED_IF,
+    VALID,
+    WITH_LAYOUT,
+    Layouts,
+    assert_devices,
+    checkpoint_devices,
+    export_devices,
+    partition_devices,
+    restore_devices,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._module import end, run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.families import DIES_AS_ONE, family_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.names import VENDOR
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.switches import (
@@ -364,7 +517,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.switc
     Switches,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.tool import Tool
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import create
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import Backend, create
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import (
     AcceleratorError,
     InvalidLayout,
@@ -393,11 +546,15 @@ NEEDED = {
 def argument_spec() -> dict[str, Any]:
     # What a rule may hold is checked by the core, which names the rule, and which the node driver shares.
     return {
-        "layout": {"type": "list", "elements": "dict", "required": True},
+        "layout": {"type": "list", "elements": "dict"},
         "recover": {"type": "bool"},
         "device_share": {"type": "bool"},
         "state_path": {"type": "path", "default": STATE_PATH},
+        **STATE_OPTIONS,
     }
+
+
+CONSTRAINTS: dict[str, Any] = {"required_if": STATE_REQUIRED_IF}
 
 
 def wanted_switches(params: dict[str, Any], assignments: Sequence[Assignment]) -> tuple[Switch, ...]:
@@ -489,10 +646,10 @@ def partition_npus(
         Layouts(
             "ascend_vnpu",
             "NPU",
-            lambda _devices, _unread: parse_rules(module.params["layout"]),
-            agree,
-            explain,
-            turn,
+            lambda _look: parse_rules(module.params["layout"]),
+            agree=agree,
+            explain=explain,
+            before=turn,
         )
     )
     if not module.check_mode:
@@ -511,21 +668,53 @@ def partition_npus(
     return {**answer, "changed": answer["changed"] or bool(turned), "steps": [*turned, *answer["steps"]]}
 
 
+def check_parameters(module: AnsibleModule) -> None:
+    """End the module for parameters that do not go together with its state, and for rules that are none."""
+    params = module.params
+    if params["state"] in WITH_LAYOUT:
+        if params["layout"] is None:
+            end(module, msg="missing required arguments: layout")
+        parse_rules(params["layout"])
+        return
+    given = [name for name in ("layout", RECOVER, SHARE) if params[name] is not None]
+    if given:
+        end(module, msg=f"state {params['state']} takes no {given[0]}, but one is given")
+
+
+def bring_about(module: AnsibleModule, backend: Backend, system: System) -> dict[str, Any]:
+    """Do what the state asks for, with a backend that is open; returns the result."""
+    state = module.params["state"]
+    layouts = Layouts("ascend_vnpu", "NPU", lambda _look: parse_rules(module.params["layout"]))
+    if state == ASSERTED:
+        return assert_devices(module, backend, layouts)
+    if state == EXPORTED:
+        return export_devices(module, backend)
+    if state == CHECKPOINTED:
+        return checkpoint_devices(module, backend, system)
+
+    def partition(layouts: Layouts) -> dict[str, Any]:
+        if state == RESTORED:
+            return restore_devices(module, backend, layouts, system)
+        return partition_devices(module, backend, layouts)
+
+    return partition_npus(module, Switches(Tool(system)), partition)
+
+
 def work(module: AnsibleModule) -> dict[str, Any]:
-    parse_rules(module.params["layout"])
+    check_parameters(module)
+    if module.params["state"] == VALID:
+        return {"changed": False}
     system = System()
     backend = create(VENDOR, system)
     backend.open()
     try:
-        return partition_npus(
-            module, Switches(Tool(system)), lambda layouts: partition_devices(module, backend, layouts)
-        )
+        return bring_about(module, backend, system)
     finally:
         backend.close()
 
 
 def main() -> None:
-    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True), work)
+    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, **CONSTRAINTS), work)
 
 
 if __name__ == "__main__":

@@ -312,23 +312,17 @@ reason:
 """
 
 from typing import Any
-from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils import _claims as claims
-from ansible_collections.dra.accelerators.plugins.module_utils._inventory import devices, key_of, results
+from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import facts_of, list_claims, pods_by_name
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
     Api,
     connect,
-    served_version,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-
-GROUP = "resource.k8s.io"
-#: Best first.
-VERSIONS = ("v1", "v1beta2", "v1beta1")
 
 CONSTRAINTS: dict[str, Any] = {"required_together": API_REQUIRED_TOGETHER}
 
@@ -354,34 +348,13 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-def pods_by_name(api: Api, found: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Ask for the pods that claims are reserved for, one list for each namespace. Raises ApiError."""
-    namespaces = {one["metadata"]["namespace"] for one in found if claims.pods_of(one)}
-    return {
-        (namespace, pod["metadata"]["name"]): pod
-        for namespace in sorted(namespaces)
-        for pod in api.list_all(f"/api/v1/namespaces/{quote(namespace)}/pods", {})
-    }
-
-
 def ask(api: Api, params: dict[str, Any]) -> list[dict[str, Any]]:
     """Ask the cluster and return the claims that the filters leave. Raises ApiError."""
-    base = f"/apis/{GROUP}/{served_version(api, GROUP, VERSIONS)}"
-    place = f"{base}/namespaces/{quote(params['namespace'])}" if params["namespace"] else base
     selectors = {"labelSelector": ",".join(params["label_selectors"])} if params["label_selectors"] else {}
-    found = api.list_all(f"{place}/resourceclaims", selectors)
-    drivers = sorted({key_of(one)[0] for claim in found for one in results(claim)})
-    slices = [
-        each
-        for driver in drivers
-        for each in api.list_all(f"{base}/resourceslices", {"fieldSelector": f"spec.driver={driver}"})
-    ]
-    published = {(one["driver"], one["pool"], one["name"]): one for one in devices(slices)}
+    found, slices = list_claims(api, namespace=params["namespace"], selectors=selectors)
     pods = pods_by_name(api, found) if params["health"] else {}
     filters = ("names", "nodes", "drivers", "devices", "pods", "device_classes", "allocated", "healthy")
-    return claims.select(
-        [claims.claim_facts(claim, published, pods) for claim in found], **{name: params[name] for name in filters}
-    )
+    return claims.select(facts_of(found, slices, pods), **{name: params[name] for name in filters})
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:

@@ -20,6 +20,8 @@ description:
   - GPUs that change are locked against the node driver from the look to the last step. Claims on them wait, claims on
     others go on. If a claim is being worked on for longer than a minute, the module fails and says who has the lock.
   - For a reset the node driver lets go of the NVIDIA library and takes it up again afterwards.
+  - With other values of O(state) it compares, describes, keeps and brings back layouts, as C(nvidia-mig-parted) does with its commands
+    C(assert), C(export), C(checkpoint) and C(restore). Its hooks are tasks before and after, and handlers.
 notes:
   - No partition survives a reboot, and from the Hopper generation on neither does the MIG mode. The role
     P(dra.accelerators.nvidia_mig#role) has the layout applied again at every boot.
@@ -29,6 +31,7 @@ author:
 extends_documentation_fragment:
   - dra.accelerators._attributes
   - dra.accelerators._attributes.actiongroup
+  - dra.accelerators._layout_states
   - dra.accelerators._nvml
 attributes:
   check_mode:
@@ -49,7 +52,8 @@ options:
     description:
       - Rules that say what the GPUs are to become. For each GPU the first rule that matches counts. A GPU that no rule
         matches is not touched.
-      - Exactly one of O(layout), O(config) and O(config_file) is needed.
+      - Exactly one of O(layout), O(config) and O(config_file) is needed for O(state=present), O(state=asserted) and
+        O(state=valid), and none for the others.
     type: list
     elements: dict
     suboptions:
@@ -123,8 +127,14 @@ options:
     type: path
   config_name:
     description:
-      - The name of the configuration in O(config) or O(config_file).
+      - The name of the configuration in O(config) or O(config_file), or for O(state=exported) of the one in RV(exported.config).
     type: str
+  mode_only:
+    description:
+      - Whether the MIG mode alone is brought about, or compared with O(state=asserted). No partition is made, and none goes where the mode
+        stays. Where MIG is turned off, the GPU's partitions go.
+    type: bool
+    default: false
   reset:
     description:
       - Whether GPUs may be reset. Boards of the Ampere generation change the MIG mode only by a reset; later ones need
@@ -203,12 +213,61 @@ EXAMPLES = r"""
           - devices: [2, 3]
             mig-enabled: false
     config_name: half
+
+- name: Turn MIG on where the layout has partitions, and make none yet
+  dra.accelerators.nvidia_mig:
+    layout:
+      - match: {}
+        mode: static
+        partitions:
+          1g.10gb: 7
+    mode_only: true
+
+- name: Fail where the GPUs are not as the layout wants
+  dra.accelerators.nvidia_mig:
+    state: asserted
+    layout:
+      - match: {}
+        mode: static
+        partitions:
+          1g.10gb: 7
+
+- name: Look what differs from a configuration of nvidia-mig-parted
+  dra.accelerators.nvidia_mig:
+    state: asserted
+    config_file: /etc/nvidia-mig-manager/config.yaml
+    config_name: all-balanced
+    on_difference: report
+  register: compared
+
+- name: Describe the GPUs as they are
+  dra.accelerators.nvidia_mig:
+    state: exported
+    config_name: of-today
+  register: present
+
+- name: Write that down as a file of nvidia-mig-parted
+  ansible.builtin.copy:
+    content: "{{ present.exported.config | to_nice_yaml }}"
+    dest: /etc/nvidia-mig-manager/of-today.yaml
+    mode: "0644"
+
+- name: Keep what the GPUs are, before the driver is changed
+  dra.accelerators.nvidia_mig:
+    state: checkpointed
+    checkpoint_file: /var/lib/dra-accelerators/before-upgrade.json
+
+- name: Bring it back afterwards
+  dra.accelerators.nvidia_mig:
+    state: restored
+    checkpoint_file: /var/lib/dra-accelerators/before-upgrade.json
+    reset: when_needed
 """
 
 RETURN = r"""
 steps:
   description: What was done, or would be done in check mode, in order.
-  returned: success
+  returned: O(state=present) and O(state=restored)
   type: list
   elements: dict
   contains:
@@ -268,7 +327,7 @@ steps:
       sample: create 3g.40gb at 4:4 on GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
 before:
   description: The mode and the partitions of each GPU of RV(devices), before.
-  returned: success
+  returned: O(state=present) and O(state=restored)
   type: list
   elements: dict
   contains:
@@ -315,7 +374,7 @@ after:
   description:
     - The same GPUs in the form of RV(before), afterwards. In check mode as it would be; partitions yet to be made have
       an empty UUID.
-  returned: success
+  returned: O(state=present) and O(state=restored)
   type: list
   elements: dict
   sample:
@@ -328,7 +387,7 @@ after:
       partitions: []
 devices:
   description: What happens to each GPU that a rule matches, or that has to be reset along with one of them.
-  returned: success
+  returned: O(state=present) and O(state=restored)
   type: list
   elements: dict
   contains:
@@ -364,9 +423,148 @@ devices:
       sample: false
 reset_required:
   description: Whether any GPU reaches the wanted layout only after a reset that was not allowed.
-  returned: success
+  returned: O(state=present) and O(state=restored)
   type: bool
   sample: false
+matches:
+  description: Whether every GPU that a rule matches is as it wants.
+  returned: O(state=asserted), success or failure for a difference
+  type: bool
+  sample: false
+differences:
+  description: The GPUs that are not as the layout wants, and how they differ.
+  returned: O(state=asserted), success or failure for a difference
+  type: list
+  elements: dict
+  contains:
+    index:
+      description: The number that the driver gives the GPU.
+      type: int
+      returned: success
+      sample: 0
+    uuid:
+      description: The UUID of the GPU.
+      type: str
+      returned: success
+      sample: GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
+    product:
+      description: The product name; empty for a GPU that could not be read.
+      type: str
+      returned: success
+      sample: NVIDIA H100 80GB HBM3
+    pci_address:
+      description: The PCI address; empty for a GPU that could not be read.
+      type: str
+      returned: success
+      sample: "0000:18:00.0"
+    wanted:
+      description: What the rule wants, in words.
+      type: str
+      returned: success
+      sample: "static: 1 × 3g.40gb"
+    mode:
+      description: Whether MIG is on (C(found)), and is to be (C(wanted)); null for a GPU that could not be read.
+      type: dict
+      returned: success
+      sample: {"found": false, "wanted": true}
+    missing:
+      description: The partitions that would be made, with C(profile) and C(placement).
+      type: list
+      elements: dict
+      returned: success
+      sample:
+        - profile: 3g.40gb
+          placement: {"start": 4, "size": 4}
+    surplus:
+      description:
+        - The partitions that would go, with C(profile), C(placement), C(uuid), the C(claims) that hold them, and the C(owner), as in
+          RV(checkpoint).
+      type: list
+      elements: dict
+      returned: success
+      sample: []
+    held_by:
+      description: Processes and claims that hold what would have to go.
+      type: list
+      elements: str
+      returned: success
+      sample: []
+    error:
+      description: Why the GPU cannot become what is wanted, or could not be read, with C(code), C(message) and C(hint). Otherwise null.
+      type: dict
+      returned: success
+      sample: {"code": "does-not-fit", "message": "it does not fit", "hint": ""}
+    message:
+      description: The difference in words.
+      type: str
+      returned: success
+      sample: "NVIDIA H100 80GB HBM3 0 is not as wanted (static: 1 × 3g.40gb): missing: 3g.40gb at 4"
+exported:
+  description: The present layout.
+  returned: O(state=exported)
+  type: dict
+  contains:
+    layout:
+      description:
+        - Rules for O(layout), with every place, that bring about what is there. GPUs that are alike share a rule. A GPU with partitions
+          that the node driver has made for claims is C(dynamic).
+      type: list
+      elements: dict
+      returned: success
+      sample:
+        - match: {"vendor": "nvidia", "index": [0]}
+          mode: static
+          partitions: [{"profile": "3g.40gb", "placement": 4}]
+    config:
+      description:
+        - The same as the content of a file of C(nvidia-mig-parted), with one configuration that is called as O(config_name) says,
+          V(current) without it. Such files have no places.
+      type: dict
+      returned: success
+      sample:
+        version: v1
+        mig-configs:
+          current:
+            - devices: all
+              mig-enabled: false
+    possible:
+      description:
+        - What the GPUs could be, as the content of another such file. It has the configurations that C(nvidia-mig-parted generate-config) writes,
+          V(all-disabled), V(all-enabled), V(all-balanced) and for each profile V(all-1g.10gb) and the like.
+      type: dict
+      returned: success
+      sample:
+        version: v1
+        mig-configs:
+          all-1g.10gb:
+            - devices: all
+              mig-enabled: true
+              mig-devices: {"1g.10gb": 7}
+checkpoint:
+  description: What the checkpoint says, in the form of RV(before).
+  returned: O(state=checkpointed)
+  type: list
+  elements: dict
+  contains:
+    partitions:
+      description:
+        - The partitions, each with the C(claims) that hold it and its C(owner), which is V(claim) where the node driver has made it for one,
+          V(administrator) where somebody else has made it, and V(foreign) where it was made by hand in a form that no profile has.
+      type: list
+      elements: dict
+      returned: success
+      sample:
+        - profile: 3g.40gb
+          placement: {"start": 4, "size": 4}
+          uuid: MIG-0c1d0c5e-6b1b-5d6f-9f50-1c5d8f2f7a10
+          owner: administrator
+          claims: []
+left_out:
+  description: What an export cannot say, a checkpoint could not bring back, or was not brought back. Each is a warning as well.
+  returned: O(state=exported), O(state=checkpointed) and O(state=restored)
+  type: list
+  elements: str
+  sample: []
 error_code:
   description: A stable word for the kind of the error, or V(several).
   returned: failure
@@ -411,21 +609,45 @@ not_undone:
 
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
 from ansible_collections.dra.accelerators.plugins.module_utils._layout import consent
-from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import Layouts, partition_devices
+from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import (
+    ASSERTED,
+    CHECKPOINTED,
+    EXPORTED,
+    PRESENT,
+    RESTORED,
+    STATE_OPTIONS,
+    STATE_REQUIRED_IF,
+    VALID,
+    WITH_LAYOUT,
+    Assigned,
+    Layouts,
+    Look,
+    assert_devices,
+    checkpoint_devices,
+    export_devices,
+    partition_devices,
+    restore_devices,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._layout_states import assign_modes
 from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     INTERPRETER_OPTION,
+    end,
     find_binding,
     run,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, InvalidLayout
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import Rule, parse_rules
-from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
-from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.mig_parted import rules_from_mig_parted
+from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.mig_parted import (
+    configuration_of,
+    possible_configurations,
+    rules_from_mig_parted,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 try:
@@ -450,12 +672,15 @@ def argument_spec() -> dict[str, Any]:
         "config_name": {"type": "str"},
         "reset": {"type": "str", "choices": ["never", "when_needed"]},
         "state_path": {"type": "path", "default": STATE_PATH},
+        "mode_only": {"type": "bool", "default": False},
+        **STATE_OPTIONS,
     }
 
 
+LAYOUT_OPTIONS = ("layout", "config", "config_file")
 CONSTRAINTS: dict[str, Any] = {
-    "mutually_exclusive": [("layout", "config", "config_file")],
-    "required_one_of": [("layout", "config", "config_file")],
+    "mutually_exclusive": [LAYOUT_OPTIONS],
+    "required_if": STATE_REQUIRED_IF,
     "required_by": {"config": ("config_name",), "config_file": ("config_name",)},
 }
 
@@ -482,16 +707,64 @@ def read_config(module: AnsibleModule) -> dict[str, Any]:
     return content
 
 
-def read_rules(module: AnsibleModule, devices: Sequence[Device], unread: Sequence[int]) -> tuple[Rule, ...]:
-    """Return the rules that the parameters stand for on these devices; ``unread`` are the numbers of those with a fault."""
+def read_rules(module: AnsibleModule, look: Look) -> tuple[Rule, ...]:
+    """Return the rules that the parameters stand for on the devices of a look."""
     if module.params["layout"] is not None:
         return parse_rules(module.params["layout"])
-    return rules_from_mig_parted(read_config(module), module.params["config_name"], devices, unread)
+    return rules_from_mig_parted(read_config(module), module.params["config_name"], look.devices, look.unread)
+
+
+def check_parameters(module: AnsibleModule) -> None:
+    """End the module for parameters that do not go together with its state, and for rules that are none."""
+    params = module.params
+    given = [name for name in LAYOUT_OPTIONS if params[name] is not None]
+    if params["state"] in WITH_LAYOUT and not given:
+        end(module, msg=f"one of the following is required: {', '.join(LAYOUT_OPTIONS)}")
+    if params["state"] not in WITH_LAYOUT and given:
+        end(module, msg=f"state {params['state']} takes no layout, but {given[0]} is given")
+    if params["mode_only"] and params["state"] not in (PRESENT, ASSERTED):
+        end(module, msg=f"mode_only goes together with the states {PRESENT} and {ASSERTED}, not with {params['state']}")
+    if params["layout"] is not None:
+        parse_rules(params["layout"])
+
+
+def modes(look: Look, rules: tuple[Rule, ...]) -> Assigned:
+    """Plan the modes alone."""
+    return assign_modes(look.devices, rules, look.prepared)
+
+
+def exported_config(look: Look, name: str) -> tuple[dict[str, Any], Sequence[str]]:
+    """Return the devices as a document of nvidia-mig-parted, another with what they could be, and what the first cannot say."""
+    document, left_out = configuration_of(look.devices, name, look.unread)
+    return {"config": document, "possible": possible_configurations(look.devices)}, left_out
+
+
+def bring_about(module: AnsibleModule, backend: Backend) -> dict[str, Any]:
+    """Do what the state asks for, with a backend that is open; returns the result."""
+    params, state = module.params, module.params["state"]
+    layouts = Layouts(
+        "nvidia_mig",
+        "GPU",
+        lambda look: read_rules(module, look),
+        agree=lambda assignments: consent(assignments, params["reset"]),
+    )
+    if state == ASSERTED:
+        return assert_devices(module, backend, layouts, mode_only=params["mode_only"])
+    if state == EXPORTED:
+        name = params["config_name"] or "current"
+        return export_devices(module, backend, lambda look: exported_config(look, name))
+    if state == CHECKPOINTED:
+        return checkpoint_devices(module, backend, System())
+    if state == RESTORED:
+        return restore_devices(module, backend, layouts, System())
+    return partition_devices(module, backend, replace(layouts, plan=modes) if params["mode_only"] else layouts)
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    if module.params["layout"] is not None:
-        parse_rules(module.params["layout"])
+    check_parameters(module)
+    if module.params["state"] == VALID:
+        read_rules(module, Look((), (), ()))
+        return {"changed": False}
     missing = find_binding("pynvml", module.params["interpreter"])
     if missing is not None:
         raise BackendUnavailable(
@@ -503,16 +776,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     backend = BACKENDS["nvidia"](System())
     backend.open()
     try:
-        return partition_devices(
-            module,
-            backend,
-            Layouts(
-                "nvidia_mig",
-                "GPU",
-                lambda devices, unread: read_rules(module, devices, unread),
-                lambda assignments: consent(assignments, module.params["reset"]),
-            ),
-        )
+        return bring_about(module, backend)
     finally:
         backend.close()
 

@@ -134,6 +134,43 @@ def test_a_file_of_mig_parted(cluster: Cluster, node: str, ansible: Module) -> N
     assert instances(cluster, node) == ["3g.40gb", "3g.40gb"]
 
 
+def test_what_is_there_is_compared_kept_and_brought_back(cluster: Cluster, node: str, ansible: Module) -> None:
+    kept = {"checkpoint_file": "/run/dra-accelerators-test-checkpoint.json"}
+    ansible(node, "nvidia_mig", static(MIXED))
+    before = instances(cluster, node)
+    try:
+        assert ansible(node, "nvidia_mig", {**static(MIXED), "state": "asserted"})["matches"]
+        exported = ansible(node, "nvidia_mig", {"state": "exported"})["exported"]
+        assert not ansible(node, "nvidia_mig", {"layout": exported["layout"]})["changed"]
+        assert ansible(node, "nvidia_mig", {"state": "checkpointed", **kept})["changed"]
+        ansible(node, "nvidia_mig", {"layout": [{"match": {"index": GPU}, "mode": "whole"}]})
+        differs = ansible(node, "nvidia_mig", {**static(MIXED), "state": "asserted"})
+        assert differs["failed"] and differs["error_code"] == "layout-differs"
+        assert instances(cluster, node) == []
+        assert ansible(node, "nvidia_mig", {"state": "restored", **kept})["changed"]
+        assert instances(cluster, node) == before
+    finally:
+        cluster.run(node, "rm", "-f", kept["checkpoint_file"])
+        ansible(node, "nvidia_mig", {"layout": [{"match": {"index": GPU}, "mode": "whole"}]})
+
+
+def test_a_fleet_answers_how_its_accelerators_are(cluster: Cluster, inventory: Path, tmp_path: Path) -> None:
+    variables = {
+        "accelerator_report_file": str(tmp_path / "accelerators.md"),
+        "accelerator_kubeconfig": cluster.world("kubeconfig").strip(),
+    }
+    execute(
+        ["ansible-playbook", "--inventory", inventory, "dra.accelerators.report", "-e", json.dumps(variables)],
+        env={**os.environ, "ANSIBLE_PIPELINING": "true"},
+    )
+    text = (tmp_path / "accelerators.md").read_text(encoding="utf-8")
+    for name in cluster.nodes():
+        assert f"## {name}\n" in text
+    assert "| 0 | NVIDIA H100 80GB HBM3 |" in text
+    for code in ("node-silent", "driver-unavailable", "not-published", "published-and-gone"):
+        assert f"(`{code}`)" not in text, text
+
+
 def test_a_process_is_not_disturbed(cluster: Cluster, node: str, ansible: Module) -> None:
     ansible(node, "nvidia_mig", static({"3g.40gb": 2}))
     device = ansible(node, "accelerator_info", {"match": {"index": GPU}})["devices"][0]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""nvidia-mig-parted, which nobody here wrote, partitions simulated boards and finds them partitioned.
+"""nvidia-mig-parted, which nobody here wrote, partitions simulated boards and finds them partitioned, also by our own files.
 
 It runs in a root of its own that is made of the simulator's trees: it reads /proc/modules and sysfs at fixed places and resets GPUs through
 nvidia-smi. That needs root.
@@ -8,11 +8,15 @@ nvidia-smi. That needs root.
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "roles/simulator/files"
@@ -79,3 +83,105 @@ def test_what_it_applies_is_there(mig_parted: Path, tmp_path: Path, machine: str
     assert dict(line.split() for line in run.stdout.splitlines()) == {
         name: str(count) for name, count in EXPECTED.items()
     }
+
+
+# The module nvidia_mig makes a layout and exports it; the program reads the file, finds it there, and leaves it as it is.
+EXPORTED_ROOT = """
+set -eu
+mount --make-rprivate /
+simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from accelerator_simulator.cli import main; sys.exit(main())' "$@"; }}
+simulator --root {root} --library-folder {library} power-on --machine {machine} >&2
+export LD_LIBRARY_PATH={library} PATH={library}:$PATH
+ours() {{ {python} -c "$PROGRAM" "$1"; }}
+ours "$LAYOUT" >&2
+ours "$EXPORT" > {folder}/exported.json
+{python} -c 'import json, sys; json.dump(json.load(open(sys.argv[1]))["exported"]["config"], open(sys.argv[2], "w"))' \
+    {folder}/exported.json {folder}/config.yaml
+for folder in usr etc tmp; do mkdir -p {root}/$folder; mount --rbind /$folder {root}/$folder; done
+ln -s usr/bin {root}/bin; ln -s usr/lib {root}/lib; ln -s usr/lib64 {root}/lib64
+mkdir -p {root}/proc/self {root}/oracle; mount --bind {binary} {root}/oracle
+touch {root}/dev/null; mount --bind /dev/null {root}/dev/null
+export PATH={library}:/usr/sbin:/usr/bin:/sbin:/bin
+theirs() {{ chroot {root} /oracle/nvidia-mig-parted "$@"; }}
+theirs assert --valid-config -f {folder}/config.yaml -c current >&2
+theirs assert -f {folder}/config.yaml -c current >&2
+theirs export > {folder}/theirs.yaml
+theirs apply -f {folder}/config.yaml -c current >&2
+theirs assert -f {folder}/config.yaml -c current >&2
+nvidia-smi -L | grep '^  MIG ' > {folder}/after || true
+theirs export > {folder}/theirs-after.yaml
+"""
+PROGRAM = """
+import importlib, json, sys
+from ansible.module_utils.testing import patch_module_args
+with patch_module_args(json.loads(sys.argv[1])):
+    importlib.import_module("ansible_collections.dra.accelerators.plugins.modules.nvidia_mig").main()
+"""
+WAYS = {
+    "mixed": [
+        {"match": {"index": [0, 3]}, "mode": "static", "partitions": {"{large}": 1, "{small}": 2}},
+        {"match": {"index": 5}, "mode": "static", "partitions": {}},
+        {"match": {}, "mode": "whole"},
+    ],
+    "off": [{"match": {}, "mode": "whole"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("machine", "way"),
+    [
+        ("8xH100", "mixed"),
+        *(
+            pytest.param(machine, way, marks=pytest.mark.prove)
+            for machine, way in (("8xH100", "off"), ("8xA100-40", "mixed"))
+        ),
+    ],
+)
+def test_what_we_export_it_accepts_and_finds_there(mig_parted: Path, tmp_path: Path, machine: str, way: str) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    subprocess.run(["make", "-s", "-C", FILES / "nvml", f"OUT={library}"], check=True)
+    (tmp_path / "root").mkdir()
+    names = MACHINES[machine]
+    rules = [
+        {**rule, "partitions": {name.format(**names): count for name, count in rule["partitions"].items()}}
+        if rule["mode"] == "static"
+        else rule
+        for rule in WAYS[way]
+    ]
+    common = {"state_path": str(tmp_path / "none.db")}
+    environment = {
+        **os.environ,
+        "PROGRAM": PROGRAM,
+        "LAYOUT": json.dumps({**common, "layout": rules, "reset": "when_needed"}),
+        "EXPORT": json.dumps({**common, "state": "exported"}),
+    }
+    script = EXPORTED_ROOT.format(
+        files=FILES,
+        python=sys.executable,
+        root=tmp_path / "root",
+        library=library,
+        machine=machine,
+        binary=mig_parted,
+        folder=tmp_path,
+    )
+    run = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True, check=False, env=environment
+    )
+    assert run.returncode == 0, run.stderr
+    exported = json.loads((tmp_path / "exported.json").read_text())["exported"]["config"]["mig-configs"]["current"]
+    theirs = yaml.safe_load((tmp_path / "theirs.yaml").read_text())["mig-configs"]["current"]
+    assert by_gpu(exported) == by_gpu(theirs)
+    assert by_gpu(theirs) == by_gpu(
+        yaml.safe_load((tmp_path / "theirs-after.yaml").read_text())["mig-configs"]["current"]
+    )
+    assert len((tmp_path / "after").read_text().splitlines()) == (6 if way == "mixed" else 0)
+
+
+def by_gpu(entries: list[dict[str, Any]]) -> dict[int, tuple[bool, dict[str, int]]]:
+    """What the entries of a configuration say of each of eight GPUs of one kind."""
+    found = {}
+    for entry in entries:
+        for number in range(8) if entry["devices"] == "all" else entry["devices"]:
+            found[number] = (entry["mig-enabled"], entry.get("mig-devices") or {})
+    return found

@@ -46,6 +46,7 @@ __all__ = [
     "Step",
     "StepResult",
     "WantedPartition",
+    "claims_on",
     "execute",
     "parse_rules",
     "plan_layout",
@@ -203,7 +204,7 @@ def plan_layout(
     keeping: tuple[Partition, ...] = ()
     if rule.mode == DYNAMIC:
         made = tuple(each for each in mine if each.created)
-        keeping = tuple(partition for partition in device.partitions if _claims(partition, made))
+        keeping = tuple(partition for partition in device.partitions if claims_on(partition, made))
         enabled = state.needs_reset or state.enabled
     if rule.mode == STATIC and rule.partitions:
         if not device.profiles:
@@ -211,7 +212,7 @@ def plan_layout(
                 f"The driver of {device.describe()} reports no profiles in the device's present mode",
                 hint="Switch partitioning on with a layout without partitions first.",
             )
-        held = {each.key for each in device.partitions if _claims(each, mine) or each.processes}
+        held = {each.key for each in device.partitions if claims_on(each, mine) or each.processes}
         places = packing.arrange(device, rule.partitions, held)
         keeping = packing.kept(device, places)
         there = {partition.key for partition in keeping}
@@ -349,7 +350,8 @@ def _mode_steps(device: Device, enabled: bool) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _claims(partition: Partition, prepared: Sequence[PreparedPartition]) -> tuple[str, ...]:
+def claims_on(partition: Partition, prepared: Sequence[PreparedPartition]) -> tuple[str, ...]:
+    """Return the claims that hold a partition, of those that hold anything of its device; pure."""
     found = [
         each.claim
         for each in prepared
@@ -365,9 +367,9 @@ def _blockers(
     if activates:
         claims = tuple(dict.fromkeys(each.claim for each in prepared))
         held_partitions = tuple(
-            Blocker(device.uuid, each, each.processes, _claims(each, prepared))
+            Blocker(device.uuid, each, each.processes, claims_on(each, prepared))
             for each in device.partitions
-            if each.processes or _claims(each, prepared)
+            if each.processes or claims_on(each, prepared)
         )
         named_claims = {claim for blocker in held_partitions for claim in blocker.claims}
         named_pids = {process.pid for blocker in held_partitions for process in blocker.processes}
@@ -379,9 +381,9 @@ def _blockers(
         )
         return (*held_partitions, rest) if rest.processes or rest.claims else held_partitions
     return tuple(
-        Blocker(device.uuid, each, each.processes, _claims(each, prepared))
+        Blocker(device.uuid, each, each.processes, claims_on(each, prepared))
         for each in destroyed
-        if each.processes or _claims(each, prepared)
+        if each.processes or claims_on(each, prepared)
     )
 
 

@@ -18,7 +18,11 @@ from dra_driver.core.layout import (
     plan_layout,
     wanted_for,
 )
-from dra_driver.core.nvidia.mig_parted import rules_from_mig_parted
+from dra_driver.core.nvidia.mig_parted import (
+    configuration_of,
+    possible_configurations,
+    rules_from_mig_parted,
+)
 from dra_driver.core.nvidia.profiles import parse_name
 from hypothesis import given
 from hypothesis import strategies as st
@@ -248,6 +252,69 @@ def test_all_passes_over_gpus_without_mig_and_an_index_does_not() -> None:
     assert len(rules_from_mig_parted(parted(ALL_ENABLED), "chosen", gpus)) == 1
     with pytest.raises(Unsupported, match="names device 0, but NVIDIA L4"):
         rules_from_mig_parted(parted({**ALL_ENABLED, "devices": [0, 1]}), "chosen", gpus)
+
+
+def test_mig_may_be_off_on_gpus_without_it() -> None:
+    gpus = [device("l4", 0), device("h100-80", 1)]
+    rules = rules_from_mig_parted(parted({"devices": [0, 1], "mig-enabled": False}), "chosen", gpus)
+    assert [rule.match.uuid for rule in rules] == [(gpus[1].uuid,)]
+
+
+def test_gpus_are_described_as_a_file_that_leaves_them_as_they_are() -> None:
+    """Every GPU is in an entry, those without MIG among them: mig-parted's assert wants that."""
+    gpus = [device("l4", 3), device("h100-80", 0, places=((9, 4), (19, 0), (19, 1))), device("h100-80", 1)]
+    document, left_out = configuration_of(gpus, "mine")
+    assert left_out == ()
+    assert document == parted(
+        {"devices": [0], "mig-enabled": True, "mig-devices": {"1g.10gb": 2, "3g.40gb": 1}},
+        {"devices": [1, 2], "mig-enabled": False},
+        name="mine",
+    )
+    rules = rules_from_mig_parted(document, "mine", gpus)
+    assert len(rules) == 2
+    for gpu in gpus[1:]:
+        (rule,) = (rule for rule in rules if rule.match.matches(gpu))
+        assert plan_layout(gpu, rule).steps == ()
+
+
+def test_gpus_that_are_alike_need_no_numbers_and_one_that_is_silent_keeps_its_own() -> None:
+    gpus = [device("h100-80", 0), device("h100-80", 1)]
+    assert configuration_of(gpus, "off")[0] == parted(ALL_DISABLED, name="off")
+    assert configuration_of([], "off")[0] == parted(ALL_DISABLED, name="off")
+    assert configuration_of(gpus, "off", [1])[0] == parted({"devices": [0, 2], "mig-enabled": False}, name="off")
+
+
+def test_what_a_board_can_be_fits_on_it() -> None:
+    """Each configuration, on every board: what the rules of it want can be planned, and fills what it says."""
+    for name in board_names():
+        gpu = device(name)
+        document = possible_configurations([gpu])
+        for chosen in document["mig-configs"]:
+            (rule,) = rules_from_mig_parted(document, chosen, [gpu])
+            plan_layout(gpu, rule)
+    balanced = possible_configurations([device("h100-80")])["mig-configs"]["all-balanced"]
+    assert balanced == [
+        {"devices": "all", "mig-enabled": True, "mig-devices": {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}}
+    ]
+    assert "all-1g.10gb.me" in possible_configurations([device("h100-80")])["mig-configs"]
+
+
+def test_boards_of_several_kinds_are_told_apart_by_filters() -> None:
+    gpus = [device("h100-80", 0), device("a30", 1), device("l4", 2), device("h100-80", 3)]
+    document = possible_configurations(gpus)
+    assert all(len(entries) == 1 for name, entries in document["mig-configs"].items() if "g." in name)
+    rules = rules_from_mig_parted(document, "all-balanced", gpus)
+    assert [sum(each.count for each in rule.partitions) for rule in rules] == [4, 3, 4]
+    assert len(rules_from_mig_parted(document, "all-1g.6gb", gpus)) == 1
+    assert list(possible_configurations([device("l4")])["mig-configs"]) == ["all-disabled", "all-enabled"]
+
+
+def test_partitions_made_by_hand_are_in_no_file() -> None:
+    gpu = device("h100-80", places=((19, 0), (19, 1)))
+    odd = replace(gpu.partitions[0], uuid="", compute_instances=0)
+    document, left_out = configuration_of([replace(gpu, partitions=(odd, gpu.partitions[1]))], "mine")
+    assert document["mig-configs"]["mine"][0]["mig-devices"] == {"1g.10gb": 1}
+    assert "1g.10gb at 0:1 (without compute instance)" in left_out[0]
 
 
 def test_spellings_of_one_profile_are_added_up() -> None:

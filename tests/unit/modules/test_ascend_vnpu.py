@@ -285,3 +285,32 @@ def test_accelerator_info_tells_of_npus_in_the_same_form(power_on: Callable[...,
     assert driver["driver_name"] == "npu.huawei.com" and driver["available"]
     assert {each["kind"] for each in device["offers"]} == {"partition"}
     json.dumps(said)
+
+
+def test_a_layout_is_compared_described_kept_and_brought_back(power_on: Callable[..., Node]) -> None:
+    node = power_on("8x310P-Pro")
+    layout = [*static(COMPLETE, index=0), {"match": {}, "mode": "whole"}]
+    failed = node.run(state="asserted", layout=layout)
+    assert failed["failed"] and failed["error_code"] == "layout-differs"
+    assert [each["index"] for each in failed["differences"]] == [0] and failed["differences"][0]["mode"] is None
+    node.run(layout=layout)
+    assert node.run(state="asserted", layout=layout)["matches"]
+    exported = node.run(state="exported")["exported"]["layout"]
+    assert exported[0]["match"] == {"vendor": "ascend", "index": [0]}
+    assert not node.run(layout=exported)["changed"]
+    made = node.run(state="checkpointed", checkpoint_file="/kept.json")
+    assert made["changed"] and not node.run(state="checkpointed", checkpoint_file="/kept.json")["changed"]
+    assert {each["owner"] for each in made["checkpoint"][0]["partitions"]} == {"administrator"}
+    node.run(layout=[{"match": {}, "mode": "whole"}])
+    back = node.run(state="restored", checkpoint_file="/kept.json")
+    assert back["changed"] and "reset_required" not in back
+    assert node.slices(0) == ["vir02", "vir02", "vir02", "vir02_1c"] and node.slices(1) == []
+    assert not node.run(state="restored", checkpoint_file="/kept.json")["changed"]
+
+
+def test_parameters_that_do_not_go_together(power_on: Callable[..., Node]) -> None:
+    node = power_on("8x310P-Pro")
+    assert "missing required arguments: layout" in node.run()["msg"]
+    assert "takes no layout" in node.run(state="exported", layout=static(COMPLETE))["msg"]
+    assert "takes no recover" in node.run(state="restored", checkpoint_file="/kept.json", recover=True)["msg"]
+    assert not node.run(state="valid", layout=static(COMPLETE)).get("failed")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Reads the configuration files of nvidia-mig-parted, unchanged, as layout rules.
+"""Reads the configuration files of nvidia-mig-parted, unchanged, as layout rules, and describes GPUs as such a file does.
 
-Facts: NVIDIA/mig-parted (api/spec/v1, internal), restated in reference form: entries are walked for each GPU, every
-entry that matches is applied in turn, so that a later one wins; ``devices: all`` passes over GPUs without MIG silently.
+Facts: NVIDIA/mig-parted (api/spec/v1, internal, pkg/mig/builder), restated in reference form: entries are walked for each GPU, every
+entry that matches is applied in turn, so that a later one wins; ``devices: all`` passes over GPUs without MIG silently, and so does
+``mig-enabled: false``; ``assert`` wants every GPU of the node matched by an entry, those without MIG by one that switches it off.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Any
 
 from ..errors import InvalidLayout, Unsupported
 from ..layout_rules import STATIC, WHOLE, Match, Rule, WantedPartition
-from ..model import Device
+from ..model import Device, Profile
 from .profiles import parse_name
 
 _DOCUMENT_KEYS = ("version", "mig-configs")
 _ENTRY_KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
+# By the slices of a board, how many partitions of how many slices are in its balanced layout.
+_BALANCED: Mapping[int, Mapping[int, int]] = {7: {1: 2, 2: 1, 3: 1}, 4: {1: 2, 2: 1}}
 _FILTER = re.compile(r"0x([0-9a-fA-F]{8})(?::0x([0-9a-fA-F]{8}))?")
 
 
@@ -29,7 +32,7 @@ def rules_from_mig_parted(
 
     GPUs that no entry matches have no rule and are not touched. ``unread`` are the numbers of GPUs that are there and could
     not be read: the files go by numbers, and those of the others are no others for it. Raises InvalidLayout that names the configuration, the
-    entry (counted from 1) and the key; Unsupported for an entry that names a GPU without MIG by its index, or for
+    entry (counted from 1) and the key; Unsupported for an entry that switches MIG on for a GPU without it, by its index, or for
     compute instances that do not fill their GPU instance.
     """
     entries = _entries(document, config_name)
@@ -42,11 +45,99 @@ def rules_from_mig_parted(
             if not _matches(entry, index, device):
                 continue
             if not device.partitioning.supported:
-                if entry["devices"] == "all":
+                if entry["devices"] == "all" or not entry["mig-enabled"]:
                     continue
                 raise Unsupported(f"{where} names device {index}, but {device.describe()} does not support MIG")
             chosen[device.uuid] = _rule(where, entry, device)
     return tuple(chosen[device.uuid] for device in ordered if device.uuid in chosen)
+
+
+def configuration_of(
+    devices: Sequence[Device], config_name: str, unread: Collection[int] = ()
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return GPUs as they are as a document of nvidia-mig-parted with one configuration, and what such a file cannot say.
+
+    GPUs that are alike share an entry, which names them by number: no filter is needed. Places are in no such file, nor are partitions
+    without the compute instance that fills them. ``unread`` as in ``rules_from_mig_parted``.
+    """
+    ordered = sorted(devices, key=lambda device: device.pci_address)
+    numbers = [number for number in range(len(ordered) + len(unread)) if number not in unread]
+    groups: list[tuple[bool, dict[str, int], list[int]]] = []
+    left_out: list[str] = []
+    for number, device in zip(numbers, ordered):
+        enabled = device.partitioning.enabled
+        counts: dict[str, int] = {}
+        for partition in device.partitions:
+            if partition.uuid:
+                counts[partition.profile] = counts.get(partition.profile, 0) + 1
+            else:
+                left_out.append(
+                    f"{partition.describe()} on {device.describe()}: a file of nvidia-mig-parted has no partitions made by hand"
+                )
+        same = next((group for group in groups if group[:2] == (enabled, counts)), None)
+        if same is None:
+            groups.append((enabled, counts, [number]))
+        else:
+            same[2].append(number)
+    alone = len(groups) <= 1 and not unread
+    entries: list[dict[str, Any]] = [
+        {
+            "devices": "all" if alone else members,
+            "mig-enabled": enabled,
+            **({"mig-devices": dict(sorted(counts.items()))} if enabled else {}),
+        }
+        for enabled, counts, members in groups or [(False, {}, [])]  # a configuration without an entry is none
+    ]
+    return {"version": "v1", "mig-configs": {config_name: entries}}, tuple(left_out)
+
+
+def possible_configurations(devices: Sequence[Device]) -> dict[str, Any]:
+    """Return a document of nvidia-mig-parted with what GPUs of these kinds can be: the names and contents of its ``generate-config``.
+
+    ``all-disabled``, ``all-enabled``, for each profile so many of it as a GPU takes (``all-1g.10gb``, with a dot for the plus of a suffix), and
+    ``all-balanced`` on boards with four or seven slices. Filters tell several kinds of boards apart.
+    """
+    kinds = {device.pci_device_id << 32 | device.pci_subsystem_id: device for device in devices if device.profiles}
+    boards = [kinds[key] for key in sorted(kinds)]
+    found: dict[str, list[dict[str, Any]]] = {
+        "all-disabled": [{"devices": "all", "mig-enabled": False}],
+        "all-enabled": [{"devices": "all", "mig-enabled": True, "mig-devices": {}}],
+    }
+    for name in sorted({profile.name for board in boards for profile in board.profiles}):
+        by_count: dict[int, list[Device]] = {}
+        for board in boards:
+            profile = next((each for each in board.profiles if each.name == name), None)
+            if profile is not None:
+                by_count.setdefault(profile.maximum, []).append(board)
+        found[f"all-{name.replace('+', '.')}"] = [
+            _for_boards(members, boards, {name: count}) for count, members in sorted(by_count.items())
+        ]
+    balanced = [(board, _balanced(board)) for board in boards]
+    if any(counts for _board, counts in balanced):
+        found["all-balanced"] = [_for_boards([board], boards, counts) for board, counts in balanced if counts]
+    return {"version": "v1", "mig-configs": found}
+
+
+def _for_boards(members: Sequence[Device], boards: Sequence[Device], counts: Mapping[str, int]) -> dict[str, Any]:
+    filters = {"device-filter": [_filter_of(board) for board in members]} if len(boards) > 1 else {}
+    return {**filters, "devices": "all", "mig-enabled": True, "mig-devices": dict(counts)}
+
+
+def _filter_of(device: Device) -> str:
+    subsystem = f":0x{device.pci_subsystem_id:08X}" if device.pci_subsystem_id else ""
+    return f"0x{device.pci_device_id:08X}{subsystem}"
+
+
+def _balanced(device: Device) -> dict[str, int]:
+    """Return how many of each profile are in a balanced GPU; nothing for a board that has no such layout."""
+    plain: dict[int, Profile] = {}
+    for profile in device.profiles:
+        name = parse_name(profile.name)
+        known = plain.get(name.slices)
+        if not name.suffixes and (known is None or profile.maximum > known.maximum):
+            plain[name.slices] = profile
+    counts = _BALANCED.get(max(plain, default=0), {})
+    return {plain[slices].name: count for slices, count in counts.items()} if counts.keys() <= plain.keys() else {}
 
 
 def _entries(document: Any, config_name: str) -> list[Mapping[str, Any]]:

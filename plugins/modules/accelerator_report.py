@@ -1,0 +1,359 @@
+#!/usr/bin/python
+
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: accelerator_report
+version_added: 0.1.0
+short_description: Answer for a node or a fleet how its accelerators are
+description:
+  - Without O(nodes) it looks at the node that it runs on. The devices with their partitions and whose these are, how they differ from the node's
+    layout and what of that layout would be refused, their health, the claims that the node has prepared, and versions.
+  - With O(nodes), which are such answers of many nodes, it asks the cluster what is published and who has claims, and joins both. No device is
+    looked at then, and it runs where the API server can be reached.
+  - Everything that somebody should look at is listed once more in C(attention), with a stable word for what it is.
+  - The playbook C(dra.accelerators.report) asks all nodes of a fleet so, and writes what they answer as Markdown.
+notes:
+  - On a node it needs root.
+  - With O(nodes) it needs the permissions to list C(resourceclaims) and C(resourceslices) in the API group C(resource.k8s.io), and with O(health) to
+    list C(pods).
+author:
+  - The dra.accelerators authors (@dra-accelerators)
+extends_documentation_fragment:
+  - dra.accelerators._attributes
+  - dra.accelerators._attributes.actiongroup
+  - dra.accelerators._attributes.facts
+  - dra.accelerators._attributes.info_module
+  - dra.accelerators._kubernetes
+  - dra.accelerators._nvml
+attributes:
+  platform:
+    support: full
+    platforms: linux
+options:
+  vendor:
+    description:
+      - Ask only the drivers of these vendors. Without it, of those of whose devices the machine shows any.
+    type: list
+    elements: str
+  layout:
+    description:
+      - The rules that the node's devices should follow. Without it, those of O(layout_file).
+    type: list
+    elements: dict
+  layout_file:
+    description:
+      - The file with the rules that are applied at boot. Where it is not there the node has no layout, and nothing is compared.
+    type: path
+    default: /etc/dra-accelerators/layout.json
+  kubelet_root:
+    description: The kubelet's folder, below which the node drivers keep the claims that they have prepared.
+    type: path
+    default: /var/lib/kubelet
+  root:
+    description: The folder of the collection's programs on the node.
+    type: path
+    default: /opt/dra-accelerators
+  nodes:
+    description:
+      - By the name that a node has in the cluster, what this module has answered there. Where a node did not answer, an empty dictionary.
+    type: dict
+  cluster:
+    description: With O(nodes), whether the cluster is asked. Without it the report is of the nodes' answers alone.
+    type: bool
+    default: true
+  health:
+    description: With O(nodes), whether the pods are asked what the kubelet says of the health of their devices.
+    type: bool
+    default: true
+seealso:
+  - module: dra.accelerators.accelerator_info
+  - module: dra.accelerators.claim_info
+"""
+
+EXAMPLES = r"""
+- name: Ask a node
+  dra.accelerators.accelerator_report:
+
+- name: Say what somebody should look at
+  ansible.builtin.debug:
+    msg: "{{ accelerator_report.attention | map(attribute='message') }}"
+
+- name: Ask a node how far it is from a layout that it does not have yet
+  dra.accelerators.accelerator_report:
+    layout:
+      - match: {}
+        mode: static
+        partitions:
+          1g.10gb: 7
+
+- name: Ask the cluster, and join what the nodes have answered
+  dra.accelerators.accelerator_report:
+    nodes: "{{ answers }}"
+  delegate_to: localhost
+
+- name: Join what the nodes have answered, without a cluster
+  dra.accelerators.accelerator_report:
+    nodes: "{{ answers }}"
+    cluster: false
+  delegate_to: localhost
+"""
+
+RETURN = r"""
+ansible_facts:
+  description: The answer, for later tasks, plays and templates.
+  returned: success
+  type: dict
+  contains:
+    accelerator_report:
+      description: The answer of a node, or with O(nodes) of the fleet.
+      returned: success
+      type: dict
+      contains:
+        devices:
+          description:
+            - The devices, with C(vendor), C(index), C(uuid), C(product), C(pci_address), C(numa_node), C(memory_bytes), C(partitioning),
+              C(processes) and C(health) as M(dra.accelerators.accelerator_info) has them, and the C(claims) that the node has prepared.
+            - Each of its C(partitions) has C(profile), C(placement), C(uuid), C(claims) and C(owner), which is V(claim) where the node driver has made
+              it for one, V(administrator) where somebody else has, and V(foreign) where it was made by hand in a form that no profile has.
+          returned: without O(nodes)
+          type: list
+          elements: dict
+          sample:
+            - index: 0
+              uuid: GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
+              product: NVIDIA H100 80GB HBM3
+              partitions: []
+              claims: []
+        unread:
+          description: The devices that are there and could not be read, each with the reason.
+          returned: without O(nodes)
+          type: list
+          elements: str
+          sample: []
+        drivers:
+          description: The vendors that were asked, whether their driver answered (C(available)), and why not (C(reason)).
+          returned: without O(nodes)
+          type: list
+          elements: dict
+          sample:
+            - {vendor: nvidia, driver_name: gpu.nvidia.com, available: true, reason: ""}
+        layout:
+          description:
+            - Whether a layout is C(known) and from where (C(source)), whether everything C(matches) it, and the C(differences), as
+              M(dra.accelerators.nvidia_mig) has them with O(dra.accelerators.nvidia_mig#module:state=asserted).
+            - Further what would be C(refused) if it were applied now, each with C(code), C(message) and C(hint), and the UUIDs of the devices that would
+              need C(resets).
+          returned: without O(nodes)
+          type: dict
+          sample: {known: true, source: /etc/dra-accelerators/layout.json, matches: true, differences: [], refused: [], resets: []}
+        claims:
+          description:
+            - Of a node, the claims that it has prepared, with C(namespace), C(name), C(uid), C(state), C(driver) and the names of their C(devices).
+            - Of a fleet, all claims of the cluster as M(dra.accelerators.claim_info) has them.
+          returned: success
+          type: list
+          elements: dict
+          sample: []
+        versions:
+          description:
+            - Of a node, the versions of the C(kernel), of the C(release) and C(environment) of the collection's programs, and of the vendors' C(drivers).
+            - Of a fleet, by what has a version and by version, the nodes that have it.
+          returned: success
+          type: dict
+          sample: {kernel: 6.1.0-37-amd64, release: 0.1.0-1a2b3c4d, environment: 0123456789ab, drivers: {nvidia: 580.95.5}}
+        attention:
+          description:
+            - What somebody should look at, each with a C(code), a C(message), a C(remedy) and, where it is of one, the UUID of the C(device). Of a fleet
+              also with the C(node), which is empty for what is of no one node.
+            - The codes of a node are V(driver-unavailable), V(device-unread), V(device-unhealthy), V(mode-pending), V(made-by-hand),
+              V(layout-differs) and V(layout-refused); of a fleet also V(node-silent), V(node-unknown), V(not-published),
+              V(published-and-gone), V(tainted), V(claim-waits), V(claim-unhealthy), V(claim-of-the-past) and V(versions-differ).
+          returned: success
+          type: list
+          elements: dict
+          sample:
+            - code: device-unhealthy
+              device: GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
+              message: It asks for a reset.
+              remedy: The GPU has to be reset (nvidia-smi --gpu-reset) once nothing uses it.
+        nodes:
+          description:
+            - By name, what each node has answered. With C(cluster_claims), the claims with a device of it; with C(published), how many C(devices) of it
+              are published, C(available) and C(held), and which are C(tainted); with C(unpublished), its devices that nobody publishes, and with
+              C(vanished), what is published and not there.
+          returned: with O(nodes)
+          type: dict
+          sample: {}
+        silent:
+          description: The nodes that have not answered.
+          returned: with O(nodes)
+          type: list
+          elements: str
+          sample: []
+        totals:
+          description: How many there are of everything in the fleet.
+          returned: with O(nodes)
+          type: dict
+          sample:
+            nodes: 2
+            devices: 16
+            unhealthy: 0
+            unread: 0
+            partitions: 40
+            made_by_hand: 0
+            memory_bytes: 1368332943360
+            drifting: 0
+            published: 120
+            available: 90
+            claims: 12
+            waiting: 1
+        products:
+          description: By product, how many of it the fleet has.
+          returned: with O(nodes)
+          type: dict
+          sample: {"NVIDIA H100 80GB HBM3": 16}
+        cluster:
+          description: Whether the cluster was asked.
+          returned: with O(nodes)
+          type: bool
+          sample: true
+error_code:
+  description: A stable word for the kind of the error.
+  returned: failure
+  type: str
+  sample: layout-unreadable
+"""
+
+import json
+import os
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import facts_of, list_claims, pods_by_name
+from ansible_collections.dra.accelerators.plugins.module_utils._inventory import devices
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
+    API_OPTIONS,
+    API_REQUIRED_TOGETHER,
+    connect,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import look_at
+from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, find_binding, run
+from ansible_collections.dra.accelerators.plugins.module_utils._node import ask_root
+from ansible_collections.dra.accelerators.plugins.module_utils._report import Answer, fleet_report, node_report
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, vendors_there
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import (
+    AcceleratorError,
+    BackendUnavailable,
+    NotFound,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import Rule, parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import prepared_claims
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+
+FACT = "accelerator_report"
+CONSTRAINTS: dict[str, Any] = {
+    "mutually_exclusive": [("nodes", "layout"), ("nodes", "vendor")],
+    "required_together": API_REQUIRED_TOGETHER,
+}
+
+
+def argument_spec() -> dict[str, Any]:
+    return {
+        **INTERPRETER_OPTION,
+        **API_OPTIONS,
+        "vendor": {"type": "list", "elements": "str"},
+        "layout": {"type": "list", "elements": "dict"},
+        "layout_file": {"type": "path", "default": "/etc/dra-accelerators/layout.json"},
+        "kubelet_root": {"type": "path", "default": "/var/lib/kubelet"},
+        "root": {"type": "path", "default": "/opt/dra-accelerators"},
+        "nodes": {"type": "dict"},
+        "cluster": {"type": "bool", "default": True},
+        "health": {"type": "bool", "default": True},
+    }
+
+
+def read_layout(system: System, params: dict[str, Any]) -> tuple[tuple[Rule, ...] | None, str]:
+    """Return the rules of the node's layout, None where it has none, and where they are from. Raises AcceleratorError."""
+    if params["layout"] is not None:
+        return parse_rules(params["layout"]), "the option layout"
+    path = params["layout_file"]
+    if not system.exists(path):
+        return None, ""
+    try:
+        document = json.loads(system.read_text(path))
+    except (OSError, ValueError) as error:
+        raise AcceleratorError(
+            f"layout_file {path} cannot be read: {error}",
+            hint="Expected a JSON list of rules. The roles nvidia_mig and ascend_vnpu write it.",
+            code="layout-unreadable",
+        ) from error
+    return parse_rules(document.get("layout") if isinstance(document, dict) else document), path
+
+
+def ask(vendor: str, system: System, kubelet_root: str) -> Answer:
+    """Ask one vendor's driver for its devices, and the node driver's store for their claims. Raises AcceleratorError."""
+    backend = BACKENDS[vendor](system)
+    state_path = f"{kubelet_root}/plugins/{backend.driver_name}/state.db"
+    claims = prepared_claims(state_path)
+    try:
+        backend.open()
+    except BackendUnavailable as error:
+        return Answer(vendor, backend.driver_name, None, claims, str(error))
+    try:
+        return Answer(vendor, backend.driver_name, look_at(backend, state_path), claims)
+    finally:
+        backend.close()
+
+
+def of_node(params: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer of the node that this runs on. Raises AcceleratorError."""
+    system = System()
+    unknown = sorted(set(params["vendor"] or ()) - set(BACKENDS))
+    if unknown:
+        raise NotFound(
+            f"There is no vendor {', '.join(unknown)}",
+            hint=f"The vendors known are {', '.join(sorted(BACKENDS))}.",
+            code="unknown-vendor",
+        )
+    rules, source = read_layout(system, params)
+    vendors = tuple(dict.fromkeys(params["vendor"] or vendors_there(system)))
+    if "nvidia" in vendors:
+        # A binding that is nowhere to be found is a driver that is not there: the backend says so when it is opened.
+        find_binding("pynvml", params["interpreter"])
+    programs = ask_root(system, params["root"])
+    versions = {
+        "kernel": os.uname().release,
+        "release": programs["release"],
+        "environment": programs["environment"],
+    }
+    return node_report([ask(each, system, params["kubelet_root"]) for each in vendors], rules, source, versions)
+
+
+def of_fleet(module: AnsibleModule) -> dict[str, Any]:
+    """Return the answer of a fleet, of what its nodes have answered. Raises AcceleratorError."""
+    nodes = module.params["nodes"]
+    if not module.params["cluster"]:
+        return fleet_report(nodes, None, [])
+    api = connect(module)
+    drivers = {each["driver_name"] for report in nodes.values() for each in (report or {}).get("drivers", ())}
+    found, slices = list_claims(api, drivers)
+    pods = pods_by_name(api, found) if module.params["health"] else {}
+    return fleet_report(nodes, devices(slices, found), facts_of(found, slices, pods))
+
+
+def work(module: AnsibleModule) -> dict[str, Any]:
+    report = of_node(module.params) if module.params["nodes"] is None else of_fleet(module)
+    return {"changed": False, "ansible_facts": {FACT: report}}
+
+
+def main() -> None:
+    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, **CONSTRAINTS), work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module accelerator_report: what a node answers, what a fleet answers, and the report that is written of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from ansible_collections.dra.accelerators.plugins.module_utils import _inventory, _report
+from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import facts_of
+from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import Look
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Fault, Finding, Health
+from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import PreparedPartition
+from ansible_collections.dra.accelerators.plugins.module_utils.core.signs import Severity, Sign
+from ansible_collections.dra.accelerators.plugins.modules import accelerator_report
+from driver_store import claim
+
+from tests.unit.core import board_model
+
+if TYPE_CHECKING:
+    from conftest import Node
+
+Json = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[3]
+DRIVER = "gpu.nvidia.com"
+SMALL, LARGE = 19, 9
+VERSIONS = {"kernel": "6.1", "release": "0.1.0-1a2b3c4d", "environment": "0123456789ab"}
+STATIC = {"match": {}, "mode": "static", "partitions": {"3g.40gb": 1}}
+
+
+def gpu(index: int = 0, *places: tuple[int, int], **changes: Any) -> Any:
+    return board_model.device("h100-80", index, places=places, **changes)
+
+
+def report(
+    *devices: Any, rules: Any = None, faulty: Any = (), prepared: Any = (), versions: Any = VERSIONS
+) -> dict[str, Any]:
+    answer = _report.Answer("nvidia", DRIVER, Look(devices, tuple(faulty), tuple(prepared)))
+    return _report.node_report([answer], None if rules is None else parse_rules(rules), "test", versions)
+
+
+def codes(found: dict[str, Any]) -> list[str]:
+    return [one["code"] for one in found["attention"]]
+
+
+# ---- one node
+
+
+def test_a_node_on_which_all_is_well() -> None:
+    found = report(gpu(0, (LARGE, 4)), gpu(1, (LARGE, 0)), rules=[STATIC])
+    assert found["attention"] == []
+    assert found["layout"]["matches"] and found["layout"]["known"]
+    assert [each["partitions"][0]["owner"] for each in found["devices"]] == ["administrator"] * 2
+    assert found["versions"]["drivers"] == {"nvidia": "580.95.5"}
+
+
+def test_a_node_without_a_layout_differs_from_none() -> None:
+    found = report(gpu(0, (LARGE, 4)))
+    assert not found["layout"]["known"] and found["attention"] == []
+
+
+def test_what_differs_and_what_would_be_refused_are_told() -> None:
+    device = gpu(0, (SMALL, 0))
+    held = PreparedPartition(
+        "team-a/training", device.uuid, device.partitions[0].uuid, SMALL, device.partitions[0].placement
+    )
+    found = report(device, rules=[{"match": {}, "mode": "whole"}], prepared=[held])
+    assert codes(found) == ["layout-differs", "layout-refused"]
+    assert found["layout"]["refused"][0]["code"] == "in-use"
+    assert found["devices"][0]["claims"] == ["team-a/training"]
+    assert found["devices"][0]["partitions"][0]["claims"] == ["team-a/training"]
+    found = report(board_model.device("a100-40"), rules=[{"match": {}, "mode": "static", "partitions": {}}])
+    assert found["layout"]["resets"] == [found["devices"][0]["uuid"]]
+
+
+def test_what_is_not_well_is_told_with_its_remedy() -> None:
+    sick = replace(
+        gpu(), health=Health((Sign("lost", Severity.FAILED, "It has fallen off the bus", "Start it again."),))
+    )
+    odd = gpu(1, (SMALL, 0))
+    odd = replace(odd, partitions=(replace(odd.partitions[0], uuid="", compute_instances=2),))
+    waiting = board_model.device("a100-40", 2, pending=True)
+    silent = Finding(3, "GPU 3", "GPU-3", None, Fault("no-answer", "It does not answer"))
+    found = report(sick, odd, waiting, faulty=[silent])
+    assert codes(found) == ["device-unhealthy", "made-by-hand", "mode-pending", "device-unread"]
+    assert found["attention"][0]["remedy"] == "Start it again." and found["attention"][0]["device"] == sick.uuid
+    assert found["unread"] == ["GPU 3: It does not answer"]
+
+
+def test_a_driver_that_does_not_answer_is_told() -> None:
+    found = _report.node_report([_report.Answer("nvidia", DRIVER, None, (), "no library")], None, "", VERSIONS)
+    assert codes(found) == ["driver-unavailable"]
+    assert found["drivers"][0]["reason"] == "no library"
+
+
+# ---- a fleet
+
+
+def slices(node: str, *devices: Json) -> Json:
+    spec = {"driver": DRIVER, "nodeName": node, "pool": {"name": node, "generation": 1, "resourceSliceCount": 1}}
+    return {"metadata": {"name": f"{node}-1"}, "spec": {**spec, "devices": list(devices)}}
+
+
+def published(name: str, uuid: str, parent: str = "", **more: Any) -> Json:
+    own = {"uuid": {"string": uuid}, "parentUUID": {"string": parent}}
+    return {"name": name, "attributes": {key: each for key, each in own.items() if each["string"]}, **more}
+
+
+def allocated(name: str, node: str, *devices: str, pods: tuple[str, ...] = ()) -> Json:
+    results = [{"request": "r", "driver": DRIVER, "pool": node, "device": each} for each in devices]
+    status: Json = {"reservedFor": [{"resource": "pods", "name": each} for each in pods]}
+    if devices:
+        status["allocation"] = {"devices": {"results": results}}
+    return {"metadata": {"name": name, "namespace": "default"}, "status": status}
+
+
+def fleet(nodes: Json, objects: list[Json], claims: list[Json]) -> Json:
+    return _report.fleet_report(nodes, _inventory.devices(objects, claims), facts_of(claims, objects, {}))
+
+
+def test_a_fleet_on_which_all_is_well() -> None:
+    first, second = gpu(0, (LARGE, 4)), gpu(1)
+    nodes = {"node-1": report(first), "node-2": report(second)}
+    # A partition that could be made is known by its GPU.
+    objects = [
+        slices("node-1", published("gpu-0-mig", first.partitions[0].uuid, first.uuid)),
+        slices("node-2", published("gpu-1", second.uuid), published("gpu-1-mig", "", second.uuid)),
+    ]
+    found = fleet(nodes, objects, [allocated("training", "node-2", "gpu-1")])
+    assert found["attention"] == []
+    assert found["totals"]["nodes"] == 2 and found["totals"]["published"] == 3 and found["totals"]["partitions"] == 1
+    assert found["nodes"]["node-2"]["cluster_claims"] == ["default/training"]
+    assert found["nodes"]["node-2"]["published"]["held"] == 1
+    assert found["products"] == {first.product: 2}
+    assert found["versions"]["driver of nvidia"] == {"580.95.5": ["node-1", "node-2"]}
+
+
+def test_what_nodes_and_cluster_say_of_each_other_is_compared() -> None:
+    first, second = gpu(0), gpu(1)
+    nodes = {"node-1": report(first, second), "node-2": {}}
+    taint = {"key": "broken", "value": "yes", "effect": "NoSchedule"}
+    objects = [
+        slices("node-1", published("gpu-0", first.uuid, taints=[taint]), published("gpu-9", "GPU-gone")),
+        slices("node-3", published("gpu-0", "GPU-third")),
+    ]
+    claims = [allocated("old", "node-1", "gpu-8"), allocated("waiting", "node-1", pods=("worker",))]
+    found = fleet(nodes, objects, claims)
+    assert {one["code"]: one["node"] for one in found["attention"]} == {
+        "node-silent": "node-2",
+        "not-published": "node-1",
+        "published-and-gone": "node-1",
+        "tainted": "node-1",
+        "node-unknown": "node-3",
+        "claim-of-the-past": "",
+        "claim-waits": "",
+    }
+    assert found["silent"] == ["node-2"]
+    assert found["totals"]["waiting"] == 1
+    assert second.uuid in found["nodes"]["node-1"]["unpublished"][0]
+
+
+def test_nodes_that_differ_in_a_version_are_named() -> None:
+    nodes = {"node-1": report(gpu()), "node-2": report(gpu(1), versions={**VERSIONS, "release": "0.2.0-00000000"})}
+    found = _report.fleet_report(nodes, None, [])
+    assert codes(found) == ["versions-differ"] and not found["cluster"]
+    assert "0.2.0-00000000 on node-2" in found["attention"][0]["message"]
+
+
+# ---- the module, and the playbook
+
+
+def test_a_node_with_gpus(node: Node, tmp_path: Path) -> None:
+    done = node.layout({**STATIC, "match": {"index": 0}})
+    state = done["after"][0]
+    store = tmp_path / "plugins" / DRIVER / "state.db"
+    store.parent.mkdir(parents=True)
+    claim(store, state["uuid"], state["partitions"][0], created=True)
+    layout = tmp_path / "layout.json"
+    layout.write_text(json.dumps([{"match": {}, "mode": "whole"}]))
+    options = {
+        "vendor": ["nvidia"],
+        "layout_file": str(layout),
+        "kubelet_root": str(tmp_path),
+        "root": str(tmp_path / "none"),
+    }
+    found = node.module("accelerator_report", options)["ansible_facts"]["accelerator_report"]
+    assert found["claims"][0]["name"] == "training" and found["devices"][0]["partitions"][0]["owner"] == "claim"
+    assert found["layout"]["source"] == str(layout) and not found["layout"]["matches"]
+    assert codes(found) == ["layout-differs", "layout-refused"]
+    contains = yaml.safe_load(accelerator_report.RETURN)["ansible_facts"]["contains"]["accelerator_report"]["contains"]
+    assert set(found) <= set(contains)
+    assert set(_report.fleet_report({"node-1": found}, None, [])) <= set(contains)
+
+    layout.write_text("[")
+    assert node.module("accelerator_report", options)["error_code"] == "layout-unreadable"
+    node.driver = False
+    layout.unlink()
+    found = node.module("accelerator_report", options)["ansible_facts"]["accelerator_report"]
+    assert codes(found) == ["driver-unavailable"] and not found["drivers"][0]["available"]
+
+
+def test_a_vendor_that_nobody_knows(run_here: Callable[..., dict[str, Any]]) -> None:
+    assert run_here("accelerator_report", {"vendor": ["nobody"]})["error_code"] == "unknown-vendor"
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_a_report_is_written(tmp_path: Path, well: bool) -> None:
+    """The second play of the playbook, with answers that are given."""
+    first = report(gpu(0, (LARGE, 4)), rules=[STATIC])
+    answers = {"node-1": first, **({} if well else {"node-2": {}})}
+    play = yaml.safe_load((ROOT / "playbooks/report.yml").read_text())[1]
+    del play["vars"]
+    (tmp_path / "templates").symlink_to(ROOT / "playbooks/templates")
+    (tmp_path / "report.yml").write_text(yaml.safe_dump([play], sort_keys=False))
+    variables = {
+        "accelerator_answers": answers,
+        "accelerator_report_cluster": False,
+        "accelerator_report_file": str(tmp_path / "out.md"),
+        "ansible_python_interpreter": sys.executable,
+    }
+    (tmp_path / "vars.json").write_text(json.dumps(variables))
+    subprocess.run(
+        [Path(sys.executable).with_name("ansible-playbook"), tmp_path / "report.yml", "-e", f"@{tmp_path}/vars.json"],
+        env={**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path / "l"), "ANSIBLE_REMOTE_TEMP": str(tmp_path / "r")},
+        check=True,
+        capture_output=True,
+    )
+    text = (tmp_path / "out.md").read_text()
+    assert text.startswith("# Accelerators\n\n1 nodes with 1 devices")
+    assert "| 0 | NVIDIA H100" in text and "3g.40gb | none | well |" in text
+    assert "Layout (test): as wanted." in text
+    assert ("Nothing." in text) is well
+    assert ("**node-2**: node-2 has not answered. See why it could not be asked. (`node-silent`)" in text) is not well

@@ -1,0 +1,369 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How devices differ from a layout, how they are described, modes alone, and checkpoints: plans without any device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils import _layout_checkpoint as checkpoint
+from ansible_collections.dra.accelerators.plugins.module_utils import _layout_states as states
+from ansible_collections.dra.accelerators.plugins.module_utils._layout import LayoutFailed, apply
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import (
+    AcceleratorError,
+    NotFound,
+    Unsupported,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Fault, Finding
+from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import PreparedPartition
+
+from tests.unit.core import board_model, chip_model
+
+# Profile ids of an H100 with 80 GB.
+SMALL, LARGE = 19, 9
+STATIC = {"match": {}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 1}}
+
+
+def gpu(index: int = 0, *places: tuple[int, int], **changes: Any) -> Any:
+    return board_model.device("h100-80", index, places=places, **changes)
+
+
+def by_hand(device: Any, profile: str, instances: int = 0) -> Any:
+    """The device with its partitions of a profile in a form that nobody but their maker knows."""
+    return replace(
+        device,
+        partitions=tuple(
+            replace(each, uuid="", compute_instances=instances) if each.profile == profile else each
+            for each in device.partitions
+        ),
+    )
+
+
+def held(device: Any, number: int, *, created: bool) -> Any:
+    each = device.partitions[number]
+    return PreparedPartition("team-a/training", device.uuid, each.uuid, each.profile_id, each.placement, created)
+
+
+def compared(devices: list[Any], *rules: dict[str, Any], prepared: Any = (), **more: Any) -> list[dict[str, Any]]:
+    return states.compare(devices, parse_rules(list(rules)), prepared, **more)
+
+
+def kinds(assigned: Any) -> list[list[str]]:
+    return [[step.to_dict()["step"] for step in one.plan.steps] for one in assigned]
+
+
+# ---- comparing
+
+
+def test_what_is_as_wanted_differs_in_nothing() -> None:
+    assert compared([gpu(0, (LARGE, 4), (SMALL, 0))], STATIC) == []
+
+
+def test_a_device_that_no_rule_matches_differs_in_nothing() -> None:
+    assert compared([gpu(1)], {**STATIC, "match": {"index": 0}}) == []
+
+
+def test_what_is_missing_and_what_is_not_wanted_are_named() -> None:
+    device = gpu(0, (SMALL, 0), (SMALL, 1))
+    (found,) = compared([device], STATIC, prepared=[held(device, 1, created=False)])
+    assert [each["profile"] for each in found["missing"]] == ["3g.40gb"]
+    # The one that a claim holds is the one that could stay.
+    assert [(each["placement"]["start"], each["owner"]) for each in found["surplus"]] == [(0, "administrator")]
+    assert found["mode"] == {"found": True, "wanted": True}
+    assert "missing: 3g.40gb at 4; not wanted: 1g.10gb at 0" in found["message"]
+    assert device.uuid in found["message"] and found["error"] is None
+
+
+def test_the_mode_is_a_difference_with_what_it_takes() -> None:
+    (found,) = compared([gpu()], STATIC)
+    assert found["mode"] == {"found": False, "wanted": True}
+    assert "partitioning is off and is to be on;" in found["message"]
+    (found,) = compared([board_model.device("a100-40")], {"match": {}, "mode": "static", "partitions": {}})
+    assert "partitioning is off and is to be on, which takes a reset" in found["message"]
+
+
+def test_who_holds_what_is_not_wanted_is_told_and_no_refusal() -> None:
+    device = gpu(0, (SMALL, 0))
+    (found,) = compared([device], {"match": {}, "mode": "whole"}, prepared=[held(device, 0, created=False)])
+    assert "team-a/training" in found["held_by"][0]
+    assert found["surplus"][0]["claims"] == ["team-a/training"]
+
+
+def test_a_layout_that_cannot_be_there_is_a_difference() -> None:
+    (found,) = compared([gpu()], {**STATIC, "partitions": {"3g.40gb": 3}})
+    assert found["error"]["code"] == "does-not-fit"
+    assert "does not fit" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("enabled", "mode", "differs"),
+    [(True, "static", False), (False, "static", True), (True, "whole", True), (False, "whole", False)],
+)
+def test_modes_alone_are_compared(enabled: bool, mode: str, differs: bool) -> None:
+    rule = STATIC if mode == "static" else {"match": {}, "mode": mode}
+    assert bool(compared([gpu(enabled=enabled)], rule, mode_only=True)) is differs
+
+
+# ---- modes alone
+
+
+def assigned_modes(devices: list[Any], *rules: dict[str, Any], prepared: Any = ()) -> Any:
+    return states.assign_modes(devices, parse_rules(list(rules)), prepared)
+
+
+def test_the_mode_is_switched_and_no_partition_is_made() -> None:
+    assigned, errors = assigned_modes([gpu(), gpu(1, (SMALL, 0)), gpu(2)], STATIC)
+    assert errors == ()
+    assert kinds(assigned) == [["set_partitioning"], [], ["set_partitioning"]]
+    assert [one.rule.mode for one in assigned] == ["static"] * 3
+
+
+def test_partitions_stay_where_the_mode_stays_whoever_made_them_and_holds_them() -> None:
+    device = by_hand(gpu(0, (SMALL, 0), (LARGE, 4)), "1g.10gb")
+    assigned, errors = assigned_modes([device], STATIC, prepared=[held(device, 1, created=True)])
+    assert (kinds(assigned), errors) == ([[]], ())
+
+
+def test_a_mode_that_goes_takes_its_partitions_along_unless_they_are_held() -> None:
+    device = gpu(0, (SMALL, 0))
+    assigned, _errors = assigned_modes([device], {"match": {}, "mode": "whole"})
+    assert kinds(assigned) == [["destroy_partition", "set_partitioning"]]
+    assigned, errors = assigned_modes(
+        [device], {"match": {}, "mode": "whole"}, prepared=[held(device, 0, created=True)]
+    )
+    assert assigned == ()
+    assert [error.code for error in errors] == ["in-use"]
+
+
+def test_a_pending_change_of_the_mode_is_taken_back() -> None:
+    device = board_model.device("a100-40", enabled=True, pending=False)
+    assigned, _errors = assigned_modes([device], {"match": {}, "mode": "static", "partitions": {}})
+    assert [step.to_dict()["enabled"] for step in assigned[0].plan.steps] == [True]
+
+
+def test_dynamic_wants_the_mode_where_it_takes_a_reset() -> None:
+    assigned, _errors = assigned_modes([gpu(), board_model.device("a100-40", 1)], {"match": {}, "mode": "dynamic"})
+    assert kinds(assigned) == [[], ["set_partitioning", "reset_device"]]
+    assert {one.rule.mode for one in assigned} == {"dynamic"}
+
+
+def test_a_mode_that_a_device_does_not_have_is_refused() -> None:
+    _assigned, errors = assigned_modes([board_model.device("l4")], STATIC)
+    assert [error.code for error in errors] == ["unsupported"]
+
+
+# ---- descriptions
+
+
+def test_devices_are_described_so_that_nothing_changes() -> None:
+    devices = [gpu(0, (LARGE, 4), (SMALL, 0)), gpu(1), gpu(2, (LARGE, 4), (SMALL, 0)), board_model.device("l4", 3)]
+    rules, left_out = states.describe_devices(devices)
+    assert rules == [
+        {
+            "match": {"vendor": "nvidia", "index": [0, 2]},
+            "mode": "static",
+            "partitions": [{"profile": "1g.10gb", "placement": 0}, {"profile": "3g.40gb", "placement": 4}],
+        },
+        {"match": {"vendor": "nvidia", "index": [1, 3]}, "mode": "whole"},
+    ]
+    assert left_out == []
+    assert states.compare(devices, parse_rules(rules)) == []
+
+
+def test_devices_that_are_all_alike_need_no_numbers() -> None:
+    rules, _left_out = states.describe_devices([gpu(), gpu(1)])
+    assert rules == [{"match": {"vendor": "nvidia"}, "mode": "whole"}]
+
+
+def test_a_device_with_partitions_of_claims_is_the_drivers() -> None:
+    device = gpu(0, (SMALL, 0), (LARGE, 4))
+    rules, left_out = states.describe_devices([device], [held(device, 1, created=True)])
+    assert rules == [{"match": {"vendor": "nvidia"}, "mode": "dynamic"}]
+    assert len(left_out) == 1
+    assert left_out[0].startswith(
+        f"{device.partitions[0].describe()} on {device.describe()}: the device has partitions of claims"
+    )
+
+
+def test_what_was_made_by_hand_is_in_no_description() -> None:
+    device = by_hand(gpu(0, (SMALL, 0), (LARGE, 4)), "1g.10gb", instances=2)
+    rules, left_out = states.describe_devices([device])
+    assert rules[0]["partitions"] == [{"profile": "3g.40gb", "placement": 4}]
+    assert "1g.10gb at 0:1, made by hand with 2 compute instances, on NVIDIA H100" in left_out[0]
+
+
+def test_numbers_are_described_by_how_many_there_are() -> None:
+    profile = min(
+        (each for each in chip_model.profiles("910B3") if each.is_numbered), key=lambda each: each.memory_bytes
+    )
+    slices = [chip_model.partition("910B3", profile.name, place) for place in profile.placements[:2]]
+    chip = chip_model.device("910B3", slices)
+    rules, _left_out = states.describe_devices([chip])
+    assert rules[0]["partitions"] == [{"profile": profile.name, "count": 2}]
+    assert rules[0]["match"] == {"vendor": "ascend"}
+    assert states.compare([chip], parse_rules(rules)) == []
+
+
+# ---- checkpoints
+
+
+def kept(devices: list[Any], prepared: Any = ()) -> Any:
+    return checkpoint.parse(checkpoint.to_text("nvidia", devices, prepared), "/checkpoint", "nvidia")
+
+
+def restored(before: list[Any], now: list[Any], *, then: Any = (), prepared: Any = (), **more: Any) -> Any:
+    found = checkpoint.restoration(kept(before, then), now, more.pop("faulty", ()), prepared, **more)
+    return (*checkpoint.assign_restoration(now, found, prepared), found.left_out)
+
+
+def test_a_checkpoint_brings_back_places_and_modes_and_touches_nothing_else() -> None:
+    before = [gpu(0, (LARGE, 0), (SMALL, 5)), gpu(1)]
+    now = [gpu(0), gpu(1, (SMALL, 0)), gpu(2, (SMALL, 3))]
+    assigned, errors, left_out = restored(before, now)
+    assert (errors, left_out) == ((), ())
+    assert kinds(assigned) == [
+        ["set_partitioning", "create_partition", "create_partition"],
+        ["destroy_partition", "set_partitioning"],
+    ]
+    made = [step.to_dict() for step in assigned[0].plan.steps[1:]]
+    assert [(step["profile"], step["start"]) for step in made] == [("3g.40gb", 0), ("1g.10gb", 5)]
+
+
+def test_a_checkpoint_of_what_is_there_changes_nothing() -> None:
+    device = by_hand(gpu(0, (LARGE, 4), (SMALL, 0)), "1g.10gb")
+    assert kinds(restored([device], [device])[0]) == [[]]
+
+
+def test_a_checkpoint_is_the_same_whatever_the_ids_are() -> None:
+    device = gpu(0, (LARGE, 4))
+    other = replace(device, partitions=tuple(replace(one, uuid="MIG-x", instance_id=9) for one in device.partitions))
+    assert checkpoint.to_text("nvidia", [device], ()) == checkpoint.to_text("nvidia", [other], ())
+
+
+def test_partitions_of_claims_come_back_while_the_claim_is_there() -> None:
+    device = gpu(0, (LARGE, 4), (SMALL, 0))
+    claim = held(device, 1, created=True)
+    (assigned,), _errors, left_out = restored([device], [gpu(0, enabled=True)], then=[claim], prepared=[claim])
+    assert [step.start for step in map(_placement, assigned.plan.steps)] == [4, 0]
+    assert left_out == ()
+    (assigned,), _errors, left_out = restored([device], [gpu(0, enabled=True)], then=[claim])
+    assert len(assigned.plan.steps) == 1
+    gone = device.partitions[1]
+    assert left_out == (
+        f"{gone.profile} at {gone.placement} on {device.describe()} was made for team-a/training, which is not prepared any more",
+    )
+
+
+def _placement(step: Any) -> Any:
+    return step.placement
+
+
+def test_partitions_of_later_claims_are_in_the_way() -> None:
+    now = gpu(0, (SMALL, 0))
+    assigned, errors, _left_out = restored([gpu(0)], [now], prepared=[held(now, 0, created=True)])
+    assert assigned == ()
+    assert [(error.code, error.claims) for error in errors] == [("in-use", ("team-a/training",))]
+
+
+def test_what_was_made_by_hand_stays_where_it_is_and_is_asked_for_where_it_is_gone() -> None:
+    before = by_hand(gpu(0, (LARGE, 4), (SMALL, 0)), "1g.10gb", instances=2)
+    there = by_hand(gpu(0, (SMALL, 0)), "1g.10gb", instances=2)
+    (assigned,), _errors, _left_out = restored([before], [there])
+    assert [step.to_dict()["step"] for step in assigned.plan.steps] == ["create_partition"]
+    # In another form it is another one.
+    for now in (gpu(0, (LARGE, 4)), gpu(0, (SMALL, 0)), by_hand(gpu(0, (SMALL, 0)), "1g.10gb")):
+        with pytest.raises(Unsupported, match=r"made by hand and are gone: 1g.10gb at 0:1 on NVIDIA H100") as raised:
+            restored([before], [now])
+        assert raised.value.code == "foreign-partition"
+    (assigned,), _errors, left_out = restored([before], [gpu(0, enabled=True)], leave_out_foreign=True)
+    assert len(assigned.plan.steps) == 1
+    assert "cannot be made again" in left_out[0]
+
+
+def test_what_was_made_by_hand_is_told_at_once() -> None:
+    (told,) = checkpoint.unrestorable([by_hand(gpu(0, (SMALL, 0)), "1g.10gb")])
+    assert "no compute instance" in told and "only who made it" in told
+    (told,) = checkpoint.unrestorable([board_model.device("a100-40", pending=True)])
+    assert "waits for a reset" in told
+
+
+def test_a_reset_takes_nothing_along_that_was_made_by_hand() -> None:
+    """Boards with a direct link: the reset of one destroys what is on the other."""
+    first, second = board_model.device("a30", 0), board_model.device("a30", 1, enabled=True)
+    profile = first.profiles[0]
+    odd = board_model.partition(profile, profile.placements[0].start, second.uuid, 1, uuid="", compute_instances=0)
+    first = replace(first, linked=(second.pci_address,))
+    second = replace(second, linked=(first.pci_address,), partitions=(odd,))
+    was_on = replace(first, partitioning=replace(first.partitioning, enabled=True, pending=True))
+    _assigned, errors, _left_out = restored([was_on, second], [first, second])
+    assert [error.code for error in errors] == ["foreign-partition"]
+    assert second.uuid in str(errors[0])
+
+
+def test_a_device_that_is_gone_or_silent_is_named() -> None:
+    before = [gpu(0), gpu(1)]
+    with pytest.raises(NotFound, match=r"is not there\. Nothing was changed") as raised:
+        restored(before, [gpu(0)])
+    assert raised.value.code == "device-missing" and before[1].uuid in str(raised.value)
+    other = replace(gpu(1), uuid="GPU-other", product="NVIDIA Other")
+    with pytest.raises(NotFound, match="at its PCI address is NVIDIA Other"):
+        restored(before, [gpu(0), other])
+    silent = Finding(1, "GPU 1", before[1].uuid, None, Fault("no-answer", "It does not answer"))
+    with pytest.raises(AcceleratorError, match="cannot be read: It does not answer"):
+        restored(before, [gpu(0)], faulty=[silent])
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", "damaged-record"),
+        ("{}", "damaged-record"),
+        ('{"version": 2, "vendor": "nvidia", "devices": []}', "damaged-record"),
+        ('{"version": 1, "vendor": "nvidia", "devices": [{}]}', "damaged-record"),
+        ('{"version": 1, "vendor": "ascend", "devices": []}', "other-vendor"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(text: str, code: str) -> None:
+    with pytest.raises(AcceleratorError, match="/checkpoint") as raised:
+        checkpoint.parse(text, "/checkpoint", "nvidia")
+    assert raised.value.code == code
+
+
+class Machine:
+    """Two GPUs, of which the second takes no partition."""
+
+    def __init__(self, devices: list[Any]) -> None:
+        self.devices = {device.uuid: device for device in devices}
+        self.destroyed: list[int] = []
+
+    def discover(self) -> tuple[Any, ...]:
+        return tuple(Finding(each.index, each.describe(), each.uuid, each) for each in self.devices.values())
+
+    def device(self, uuid: str) -> Any:
+        return self.devices[uuid]
+
+    def set_partitioning(self, uuid: str, enabled: bool) -> None:
+        state = replace(self.devices[uuid].partitioning, enabled=enabled, pending=enabled)
+        self.devices[uuid] = replace(self.devices[uuid], partitioning=state)
+
+    def create_partition(self, uuid: str, _profile: int, _placement: Any) -> Any:
+        if self.devices[uuid].index == 1:
+            raise AcceleratorError("It does not want to")
+
+    def destroy_partition(self, _uuid: str, instance_id: int) -> None:
+        self.destroyed.append(instance_id)
+
+
+def test_what_was_made_by_hand_outlives_a_failure_on_another_device() -> None:
+    odd = by_hand(gpu(0, (SMALL, 0)), "1g.10gb")
+    machine = Machine([odd, gpu(1, enabled=True)])
+    assigned, _errors, _left_out = restored(
+        [by_hand(gpu(0, (LARGE, 4), (SMALL, 0)), "1g.10gb"), gpu(1, (SMALL, 0))], list(machine.devices.values())
+    )
+    with pytest.raises(LayoutFailed):
+        apply(machine, assigned)
+    assert machine.destroyed == []

@@ -1,0 +1,193 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module nvidia_mig on simulated boards, beside layouts: modes alone, comparing, exports, checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from driver_store import claim
+
+if TYPE_CHECKING:
+    from conftest import Node
+
+MIXED = {"3g.40gb": 1, "1g.10gb": 4}
+PLACED = [("1g.10gb", 0), ("1g.10gb", 1), ("1g.10gb", 2), ("1g.10gb", 3), ("3g.40gb", 4)]
+RULE = {"match": {"index": [0, 1]}, "mode": "static", "partitions": MIXED}
+WHOLE = {"match": {}, "mode": "whole"}
+
+
+def run(node: Node, state: str, *, check: bool = False, **options: Any) -> dict[str, Any]:
+    options = {"state": state, "state_path": str(node.root / "state.db"), **options}
+    return node.module("nvidia_mig", options, check=check, diff=True)
+
+
+def test_modes_alone(node: Node) -> None:
+    said = node.layout(RULE, WHOLE, mode_only=True, check=True)
+    done = node.layout(RULE, WHOLE, mode_only=True)
+    assert [step["step"] for step in done["steps"]] == ["set_partitioning"] * 2
+    assert done["steps"] == said["steps"]
+    assert [state["enabled"] for state in done["after"]] == [True, True] + [False] * 6
+    assert node.partitions()[0] == []
+    assert not node.layout(RULE, WHOLE, mode_only=True)["changed"]
+
+    node.layout(RULE, WHOLE)
+    assert not node.layout({**RULE, "partitions": {}}, mode_only=True)["changed"]
+    assert node.partitions()[0] == PLACED
+    assert node.layout(WHOLE, mode_only=True)["changed"]
+    assert node.partitions()[0] == []
+
+
+def test_modes_alone_take_the_reset_that_is_agreed_to(make_node: Callable[[str], Node]) -> None:
+    node = make_node("8xA100-40")
+    rule = {"match": {"index": 0}, "mode": "static", "partitions": {"1g.5gb": 7}}
+    assert node.layout(rule, mode_only=True)["error_code"] == "reset-needs-consent"
+    done = node.layout(rule, mode_only=True, reset="when_needed")
+    assert [step["step"] for step in done["steps"]] == ["set_partitioning", "reset_device"]
+    assert node.partitions()[0] == []
+
+
+def test_a_layout_is_asserted(node: Node) -> None:
+    node.layout(RULE, WHOLE)
+    assert run(node, "asserted", layout=[RULE, WHOLE])["matches"]
+    before = node.partitions()
+    wanted = [{**RULE, "partitions": {"3g.40gb": 2}}, WHOLE]
+    for check in (True, False):
+        failed = run(node, "asserted", layout=wanted, check=check)
+        assert failed["failed"] and failed["error_code"] == "layout-differs"
+        assert [each["index"] for each in failed["differences"]] == [0, 1]
+        assert "missing: 3g.40gb at 0" in failed["msg"]
+    told = run(node, "asserted", layout=wanted, on_difference="report")
+    assert not told.get("failed") and not told["changed"] and told["matches"] is False
+    assert told["differences"] == failed["differences"]
+    assert run(node, "asserted", layout=wanted, mode_only=True)["matches"]
+    assert not run(node, "asserted", layout=[WHOLE], mode_only=True, on_difference="report")["matches"]
+    assert node.partitions() == before
+
+
+def test_a_gpu_that_does_not_answer_is_not_as_wanted(node: Node) -> None:
+    node.simulator("fault", "3", "lost")
+    failed = run(node, "asserted", layout=[WHOLE])
+    assert failed["error_code"] == "layout-differs"
+    assert [each["error"]["code"] for each in failed["differences"]] == ["unread"]
+    assert "could not be read" in failed["msg"]
+
+
+def test_what_is_exported_is_there(node: Node) -> None:
+    node.layout(
+        RULE,
+        {"match": {"index": 2}, "mode": "static", "partitions": [{"profile": "3g.40gb", "placement": 0}]},
+    )
+    exported = run(node, "exported")["exported"]
+    assert [rule["match"].get("index") for rule in exported["layout"]] == [[0, 1], [2], [3, 4, 5, 6, 7]]
+    assert run(node, "asserted", layout=exported["layout"])["matches"]
+    assert not node.layout(*exported["layout"])["changed"]
+    assert exported["config"] == {
+        "version": "v1",
+        "mig-configs": {
+            "current": [
+                {"devices": [0, 1], "mig-enabled": True, "mig-devices": {"1g.10gb": 4, "3g.40gb": 1}},
+                {"devices": [2], "mig-enabled": True, "mig-devices": {"3g.40gb": 1}},
+                {"devices": [3, 4, 5, 6, 7], "mig-enabled": False},
+            ]
+        },
+    }
+    options = {"config": exported["config"], "config_name": "current"}
+    assert run(node, "asserted", **options)["matches"]
+    assert not run(node, "present", **options)["changed"]
+    named = run(node, "exported", config_name="mine")["exported"]["config"]["mig-configs"]
+    assert list(named) == ["mine"]
+
+
+def test_a_checkpoint_brings_everything_back(node: Node, tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "layout.json"
+    node.layout(
+        {"match": {"index": 0}, "mode": "static", "partitions": [{"profile": "3g.40gb", "placement": 0}]},
+        {**RULE, "match": {"index": 1}},
+    )
+    before = node.partitions()
+    assert run(node, "checkpointed", checkpoint_file=str(path), check=True)["changed"]
+    assert not path.exists()
+    made = run(node, "checkpointed", checkpoint_file=str(path))
+    assert made["changed"] and path.stat().st_mode & 0o777 == 0o600
+    assert made["checkpoint"][0]["partitions"][0]["owner"] == "administrator"
+    assert not run(node, "checkpointed", checkpoint_file=str(path))["changed"]
+
+    node.layout(WHOLE)
+    said = run(node, "restored", checkpoint_file=str(path), check=True)
+    assert node.partitions()[0] == []
+    done = run(node, "restored", checkpoint_file=str(path))
+    assert done["changed"] and done["steps"] == said["steps"]
+    assert node.partitions() == before
+    assert done["left_out"] == []
+    assert not run(node, "restored", checkpoint_file=str(path))["changed"]
+    # Whatever starts the driver anew leaves no partition, and the same file brings them back.
+    node.reboot()
+    assert run(node, "restored", checkpoint_file=str(path))["changed"]
+    assert node.partitions() == before
+
+
+def test_a_partition_of_a_claim_is_named_and_does_not_come_back_for_nobody(node: Node, tmp_path: Path) -> None:
+    path = str(tmp_path / "layout.json")
+    done = node.layout(RULE)
+    state = done["after"][0]
+    claim(node.root / "state.db", state["uuid"], state["partitions"][4], created=True)
+    made = run(node, "checkpointed", checkpoint_file=path)
+    owners = [(each["profile"], each["owner"], each["claims"]) for each in made["checkpoint"][0]["partitions"]]
+    assert owners[4] == ("3g.40gb", "claim", ["team-a/training"])
+    (node.root / "state.db").unlink()
+    node.layout(WHOLE)
+    back = run(node, "restored", checkpoint_file=path)
+    assert "was made for team-a/training" in back["left_out"][0]
+    assert back["left_out"][0] in str(back["warnings"])
+    assert node.partitions()[0] == PLACED[:4]
+    assert node.partitions()[1] == PLACED
+
+
+def test_a_checkpoint_lacks_no_gpu(node: Node, tmp_path: Path) -> None:
+    path = tmp_path / "layout.json"
+    run(node, "checkpointed", checkpoint_file=str(path))
+    kept = path.read_text()
+    node.simulator("fault", "3", "lost")
+    for state in ("checkpointed", "restored"):
+        failed = run(node, state, checkpoint_file=str(path))
+        assert failed["error_code"] == "unread", failed
+    assert path.read_text() == kept
+
+
+def test_a_checkpoint_that_is_none(shared_node: Node, tmp_path: Path) -> None:
+    failed = run(shared_node, "restored", checkpoint_file=str(tmp_path / "nothing"))
+    assert failed["error_code"] == "no-checkpoint"
+    (tmp_path / "broken").write_text(json.dumps({"version": 1}))
+    failed = run(shared_node, "restored", checkpoint_file=str(tmp_path / "broken"))
+    assert failed["error_code"] == "damaged-record"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"state": "asserted"}, "one of the following"),
+        ({"state": "exported", "layout": []}, "takes no layout"),
+        ({"state": "checkpointed"}, "checkpoint_file"),
+        ({"state": "restored"}, "checkpoint_file"),
+        ({"state": "exported", "mode_only": True}, "mode_only"),
+        ({"state": "valid", "layout": [{"match": {}}]}, "Layout rule 1"),
+        ({"state": "valid", "config": {"version": "v1", "mig-configs": {"a": [{}]}}, "config_name": "a"}, "entry 1"),
+    ],
+)
+def test_parameters_that_do_not_go_together(shared_node: Node, options: dict[str, Any], named: str) -> None:
+    result = shared_node.module("nvidia_mig", options)
+    assert result["failed"]
+    assert named in result["msg"]
+
+
+def test_rules_are_read_without_a_gpu(run_here: Callable[..., dict[str, Any]]) -> None:
+    document = {"version": "v1", "mig-configs": {"off": [{"devices": "all", "mig-enabled": False}]}}
+    for options in ({"layout": [RULE]}, {"config": document, "config_name": "off"}):
+        result = run_here("nvidia_mig", {"state": "valid", **options})
+        assert not result["changed"] and not result.get("failed")
