@@ -16,6 +16,7 @@ from ._layout_module import Look
 from ._layout_states import FOREIGN, by_place, compare, name_of, owner_of, partition_facts
 from .core.layout import Rule
 from .core.model import Device
+from .core.prepared import PreparedClaim
 from .core.signs import Severity
 
 Json = dict[str, Any]
@@ -30,7 +31,7 @@ class Answer:
     vendor: str
     driver_name: str
     look: Look | None
-    claims: tuple[Any, ...] = ()
+    claims: tuple[PreparedClaim, ...] = ()
     reason: str = ""
 
 

@@ -93,12 +93,16 @@ EXAMPLES = r"""
 
 - name: Ask the cluster, and join what the nodes have answered
   dra.accelerators.accelerator_report:
-    nodes: "{{ answers }}"
+    nodes:
+      gpu-node-1: "{{ hostvars['gpu-node-1'].accelerator_report }}"
+      gpu-node-2: "{{ hostvars['gpu-node-2'].accelerator_report }}"
   delegate_to: localhost
 
 - name: Join what the nodes have answered, without a cluster
   dra.accelerators.accelerator_report:
-    nodes: "{{ answers }}"
+    nodes:
+      gpu-node-1: "{{ hostvars['gpu-node-1'].accelerator_report }}"
+      gpu-node-2: {}
     cluster: false
   delegate_to: localhost
 """
@@ -246,13 +250,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import IN
 from ansible_collections.dra.accelerators.plugins.module_utils._node import ask_root
 from ansible_collections.dra.accelerators.plugins.module_utils._report import Answer, fleet_report, node_report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, vendors_there
-from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import (
-    AcceleratorError,
-    BackendUnavailable,
-    NotFound,
-)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, NotFound
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import Rule, parse_rules
-from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import prepared_claims
+from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import PreparedClaim, prepared_claims
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 FACT = "accelerator_report"
@@ -296,18 +296,19 @@ def read_layout(system: System, params: dict[str, Any]) -> tuple[tuple[Rule, ...
 
 
 def ask(vendor: str, system: System, kubelet_root: str) -> Answer:
-    """Ask one vendor's driver for its devices, and the node driver's store for their claims. Raises AcceleratorError."""
+    """Ask one vendor's driver for its devices, and the node driver's store for their claims; why there is no answer is one."""
     backend = BACKENDS[vendor](system)
     state_path = f"{kubelet_root}/plugins/{backend.driver_name}/state.db"
-    claims = prepared_claims(state_path)
+    claims: tuple[PreparedClaim, ...] = ()
     try:
+        claims = prepared_claims(state_path)
         backend.open()
-    except BackendUnavailable as error:
+        try:
+            return Answer(vendor, backend.driver_name, look_at(backend, state_path), claims)
+        finally:
+            backend.close()
+    except AcceleratorError as error:
         return Answer(vendor, backend.driver_name, None, claims, str(error))
-    try:
-        return Answer(vendor, backend.driver_name, look_at(backend, state_path), claims)
-    finally:
-        backend.close()
 
 
 def of_node(params: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
+import jinja2
 import yaml
 from ansible_collections.dra.accelerators.plugins.module_utils import _inventory, _report
 from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import facts_of
@@ -214,31 +214,49 @@ def test_a_vendor_that_nobody_knows(run_here: Callable[..., dict[str, Any]]) -> 
     assert run_here("accelerator_report", {"vendor": ["nobody"]})["error_code"] == "unknown-vendor"
 
 
-@pytest.mark.parametrize("well", [True, False])
-def test_a_report_is_written(tmp_path: Path, well: bool) -> None:
-    """The second play of the playbook, with answers that are given."""
-    first = report(gpu(0, (LARGE, 4)), rules=[STATIC])
-    answers = {"node-1": first, **({} if well else {"node-2": {}})}
-    play = yaml.safe_load((ROOT / "playbooks/report.yml").read_text())[1]
-    del play["vars"]
-    (tmp_path / "templates").symlink_to(ROOT / "playbooks/templates")
-    (tmp_path / "report.yml").write_text(yaml.safe_dump([play], sort_keys=False))
-    variables = {
-        "accelerator_answers": answers,
-        "accelerator_report_cluster": False,
-        "accelerator_report_file": str(tmp_path / "out.md"),
-        "ansible_python_interpreter": sys.executable,
+def rendered(found: Json) -> str:
+    template = (ROOT / "playbooks/templates/report.md.j2").read_text()
+    # As the module template has it.
+    environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(template).render(accelerator_report=found)
+
+
+def test_a_report_says_all_of_it_in_words() -> None:
+    first, second = gpu(0, (LARGE, 4)), gpu(1, health=Health((Sign("lost", Severity.FAILED, "It is lost"),)))
+    objects = [slices("node-1", published("gpu-0", first.uuid), published("gpu-1", second.uuid))]
+    found = fleet(
+        {"node-1": report(first, second, rules=[STATIC]), "node-2": {}}, objects, [allocated("a", "node-1", "gpu-0")]
+    )
+    text = rendered(found)
+    assert text.startswith("# Accelerators\n\nNodes: 1, devices: 2, with 1")
+    assert f"| 0 | {first.product} | 3g.40gb | none | well |\n| 1 | {second.product} | whole | none | lost |\n" in text
+    assert "Layout (test): devices that differ: 1.\n" in text
+    assert "Published: 2, available: 1, held: 1.\n" in text
+    assert "* **node-2**: node-2 has not answered. See why it could not be asked. (`node-silent`)\n" in text
+    assert "| driver of nvidia | 580.95.5 | node-1 |\n" in text
+    alone = _report.fleet_report({"node-1": report(gpu())}, None, [])
+    assert "\nNothing.\n" in rendered(alone) and "It has no layout.\n" in rendered(alone)
+
+
+def test_the_playbook_asks_the_nodes_and_writes_the_report(tmp_path: Path) -> None:
+    """On this machine, which has no accelerators, and on one that does not answer."""
+    common = {"ansible_python_interpreter": sys.executable, "accelerator_become": False}
+    hosts = {
+        "here": {**common, "ansible_connection": "local", "accelerator_node_name": "node-1"},
+        "away": {**common, "ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1},
     }
-    (tmp_path / "vars.json").write_text(json.dumps(variables))
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"accelerator_nodes": {"hosts": hosts}}))
+    variables = {"accelerator_report_cluster": False, "accelerator_report_file": str(tmp_path / "out.md")}
+    variables |= {"accelerator_kubelet_root": str(tmp_path)}
     subprocess.run(
-        [Path(sys.executable).with_name("ansible-playbook"), tmp_path / "report.yml", "-e", f"@{tmp_path}/vars.json"],
+        [
+            *(Path(sys.executable).with_name("ansible-playbook"), "--inventory", tmp_path / "hosts.yml"),
+            *(ROOT / "playbooks/report.yml", "--extra-vars", json.dumps(variables)),
+        ],
         env={**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path / "l"), "ANSIBLE_REMOTE_TEMP": str(tmp_path / "r")},
-        check=True,
+        check=False,
         capture_output=True,
     )
     text = (tmp_path / "out.md").read_text()
-    assert text.startswith("# Accelerators\n\n1 nodes with 1 devices")
-    assert "| 0 | NVIDIA H100" in text and "3g.40gb | none | well |" in text
-    assert "Layout (test): as wanted." in text
-    assert ("Nothing." in text) is well
-    assert ("**node-2**: node-2 has not answered. See why it could not be asked. (`node-silent`)" in text) is not well
+    assert text.startswith("# Accelerators\n\nNodes: 1, devices: 0")
+    assert "## node-1\n" in text and "**away**: away has not answered." in text
