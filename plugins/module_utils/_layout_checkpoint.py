@@ -225,7 +225,8 @@ def _is_prepared(device: Device, kept: KeptPartition, prepared: Sequence[Prepare
 
 def _refuse_missing(one: KeptDevice, devices: Sequence[Device], faulty: Sequence[Finding]) -> Device:
     for finding in faulty:
-        if finding.uuid == one.uuid or (finding.device is not None and finding.device.uuid == one.uuid):
+        # One that was never read has no UUID, and is known by its number alone.
+        if finding.uuid == one.uuid or (not finding.uuid and finding.index == one.index):
             raise AcceleratorError(
                 f"The checkpoint has {one.describe()}, which cannot be read: {finding.fault}. Nothing was changed",
                 hint="Mend the device, or bring about a layout with rules for the others.",

@@ -18,7 +18,7 @@ description:
   - Everything that somebody should look at is listed once more in C(attention), with a stable word for what it is.
   - The playbook C(dra.accelerators.report) asks all nodes of a fleet so, and writes what they answer as Markdown.
 notes:
-  - On a node it needs root.
+  - On a node it needs root, and not the Python package C(kubernetes). With O(nodes) it needs that alone.
   - With O(nodes) it needs the permissions to list C(resourceclaims) and C(resourceslices) in the API group C(resource.k8s.io), and with O(health) to
     list C(pods).
 author:

@@ -312,9 +312,11 @@ def test_a_device_that_is_gone_or_silent_is_named() -> None:
     other = replace(gpu(1), uuid="GPU-other", product="NVIDIA Other")
     with pytest.raises(NotFound, match="at its PCI address is NVIDIA Other"):
         restored(before, [gpu(0), other])
-    silent = Finding(1, "GPU 1", before[1].uuid, None, Fault("no-answer", "It does not answer"))
-    with pytest.raises(AcceleratorError, match="cannot be read: It does not answer"):
-        restored(before, [gpu(0)], faulty=[silent])
+    for uuid in (before[1].uuid, ""):  # one that was never read has no UUID
+        silent = Finding(1, "GPU 1", uuid, None, Fault("no-answer", "It does not answer"))
+        with pytest.raises(AcceleratorError, match="cannot be read: It does not answer") as raised:
+            restored(before, [gpu(0)], faulty=[silent])
+        assert raised.value.code == "unread"
 
 
 @pytest.mark.parametrize(
