@@ -41,8 +41,9 @@ PARALLEL = ("-n", "auto", "--dist", "worksteal")
 EVERYTHING = ("-m", "")
 #: What the figures of a run stand under; they are shown when it is over.
 FIGURES = "Figures of this run"
-#: Lanes of their own. The last one has the oracles, molecule, and then what `make prove` makes worlds of its own for.
-BUILD_LANE, CLUSTER_LANE, MACHINES_LANE = "build", "cluster", "machines"
+#: Lanes of their own. One has the oracles, molecule, and then what `make prove` makes worlds of its own for; the chaos, most of
+#: which is a fixed time, has the last one, so that no other suite waits for it.
+BUILD_LANE, CLUSTER_LANE, MACHINES_LANE, CHAOS_LANE = "build", "cluster", "machines", "chaos"
 #: What is written in front of the steps that run beside a cluster's: nothing in them waits for anything, so that they would
 #: take every second of processor time that a cluster wants to answer in.
 GIVING_WAY = (ROOT / "tests/tools/give_way",)
@@ -175,6 +176,7 @@ def prove(work: Path) -> list[Step]:
         [sys.executable, "-m", "tests.chaos", "--seconds", "150", "--fuzz-seconds", "900"],
         remedy="each case that went wrong says how to see it again.",
         show="Chaos of seed",
+        lane=CHAOS_LANE,
     )
     of_npus = replace(
         chaos,
