@@ -147,7 +147,7 @@ def boot_id(gpus: Cluster, node: str) -> str:
 def runs(gpus: Cluster, name: str) -> None:
     """A pod claims a partition, sees it and nothing else, and goes."""
     wanted = claim(name, device_class="mig.nvidia.com", expression=dynamic("1g.10gb"))
-    user = pod(name, name)
+    user = pod(name, wanted["metadata"]["name"])
     gpus.apply(wanted, user)
     gpus.wait_running(name)
     seen = gpus.wait(f"{name} printing its devices", lambda: gpus.log(name), timeout=60)

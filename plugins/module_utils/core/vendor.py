@@ -41,7 +41,8 @@ class VendorFacts:
     devices. ``driver_name`` is that of the DRA driver, ``cdi_kind`` the kind of what it gives to containers.
 
     ``domain`` is that of the vendor's extended resources and of the labels on a Node; ``labels`` are those of them that
-    this collection may write, but for those whose names have a profile of partitions in them. ``extended_resources`` are what pods ask for without a claim, by the DeviceClass that serves it.
+    this collection may write, but for those whose names have a profile of partitions in them. ``extended_resources`` are what
+    pods ask for without a claim, by the DeviceClass that serves it.
 
     ``device_plugins`` is how the sockets of the vendor's device plugins begin in the kubelet's folder, ``manager_units`` are
     units and ``manager_labels`` labels of a Node whose programs give devices out, or cut them up, without knowing of claims.

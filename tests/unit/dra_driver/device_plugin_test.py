@@ -130,7 +130,7 @@ def test_a_kubelet_that_starts_again_is_told_again(short: Path) -> None:
         await scene.until(lambda: kubelet.lists.get(GPUS))
         await kubelet.kill()
         await scene.until(lambda: not scene.driver.status().registered)
-        for _ in range(2):
+        for _time in range(2):
             await kubelet.start()
             await scene.until(lambda: kubelet.lists.get(GPUS))
             await kubelet.kill()

@@ -44,10 +44,10 @@ def gpu(index: int = 0, *places: tuple[int, int], **changes: Any) -> Any:
 
 
 def report(
-    *devices: Any, rules: Any = None, faulty: Any = (), prepared: Any = (), versions: Any = VERSIONS
+    *devices: Any, rules: Any = None, faulty: Any = (), prepared: Any = (), versions: Any = None
 ) -> dict[str, Any]:
     answer = _report.Answer("nvidia", DRIVER, Look(devices, tuple(faulty), tuple(prepared)))
-    return _report.node_report([answer], None if rules is None else parse_rules(rules), "test", versions)
+    return _report.node_report([answer], None if rules is None else parse_rules(rules), "test", versions or VERSIONS)
 
 
 def codes(found: dict[str, Any]) -> list[str]:

@@ -209,9 +209,7 @@ def test_a_run_that_was_cut_short_is_gone_on_with_or_undone(node: Node, name: st
     assert node.has("") and node.files() == before and not node.machine.units
 
 
-@pytest.mark.parametrize(
-    ("refresh", "is_on"), [("keep", True), ("enabled", True), ("disabled", False)], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("refresh", "is_on"), [("keep", True), ("enabled", True), ("disabled", False)], ids=str)
 def test_the_units_are_as_asked_for_also_after_an_exchange(node: Node, refresh: str, is_on: bool) -> None:
     for version in (OLDER, NEWER):
         node.run(version, cdi_refresh=refresh)

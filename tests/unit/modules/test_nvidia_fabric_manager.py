@@ -258,9 +258,7 @@ def test_removal_leaves_nothing_and_keeps_what_others_have_installed(node: Node)
 # What is pure
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_one"), [("0x068000", True), ("0x030200", False), ("0x020700", False)], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("kind", "is_one"), [("0x068000", True), ("0x030200", False), ("0x020700", False)], ids=str)
 def test_a_switch_is_a_bridge_of_the_vendors(tmp_path: Path, kind: str, is_one: bool) -> None:
     machine = UnitMachine(tmp_path)
     for address, vendor in (("0000:05:00.0", "0x10de"), ("0000:06:00.0", "0x8086")):

@@ -48,8 +48,8 @@ class Settings:
     """What one installation adds to a machine profile.
 
     ``identity`` is any text that differs between machines: UUIDs, serial numbers and the like follow from it. The
-    roots are the folders that the library looks at. ``driver_version`` is empty where NVIDIA's driver is not loaded. ``library`` holds further statements for the whole machine, such as
-    ``{"operation-delay": 1000}`` or ``{"profile-info-versions": False}``.
+    roots are the folders that the library looks at. ``driver_version`` is empty where NVIDIA's driver is not loaded. ``library``
+    holds further statements for the whole machine, such as ``{"operation-delay": 1000}`` or ``{"profile-info-versions": False}``.
     """
 
     identity: str
