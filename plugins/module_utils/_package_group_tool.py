@@ -82,6 +82,12 @@ class GroupInstaller:
         added = tuple(dict.fromkeys((*record.added, *new)))
         self.write(replace(record, origin=origin, added=added, doing="install"))
         try:
+            self._bring_sources(work)
+            if work.words and not all(each is None or each.complete for each in (origin.kept, former)):
+                # What somebody else has installed may be in the sources that came just now.
+                origin = replace(origin, kept=self._completed(origin.kept))
+                former = self._completed(former)
+                self.write(replace(record, origin=origin, added=added, doing="install"))
             self._install(work, packages.broken)
             self._switch(exchanged=bool(work.words))
             now = self._prove(target)
@@ -127,15 +133,26 @@ class GroupInstaller:
         self.keeper.fetch(there)
         return Kept(max(_versions(there)), "", self.keeper.files_of(there))
 
-    def _install(self, work: Work, broken: Sequence[str]) -> None:
-        """Write files, and have apt do what was decided."""
+    def _bring_sources(self, work: Work) -> None:
+        """Write files, and have apt read the source that is among them."""
         write_files(self.system, work.files)
+        if work.words and work.refresh:
+            source = self.group.source_file
+            self.apt.update(only=source if self.system.exists(source) else "")
+
+    def _completed(self, kept: Kept | None) -> Kept | None:
+        """Return what is gone back to with the files that a source has now."""
+        if kept is None or kept.complete:
+            return kept
+        there = {name: each["version"] for name, each in kept.packages.items()}
+        self.keeper.fetch(there)
+        return replace(kept, packages=self.keeper.files_of(there))
+
+    def _install(self, work: Work, broken: Sequence[str]) -> None:
+        """Have apt do what was decided."""
         if broken:
             self.apt.finish()
         if work.words:
-            if work.refresh:
-                source = self.group.source_file
-                self.apt.update(only=source if self.system.exists(source) else "")
             self.keeper.ready()
             self.apt.mark("unhold", work.unhold)
             self.apt.act("install", [*OVER_HOLDS, *work.words], self.keeper.options())

@@ -92,6 +92,8 @@ class GroupApt(FakeApt):
     def download(self, words: Sequence[str], folder: str) -> None:
         for word in words:
             name, _equals, version = word.partition("=")
+            if not self.updates:
+                raise PackageProblem("no source was read yet", code="download")
             if version not in self.source.get(name, ()):
                 raise PackageProblem("gone", code="download")
             (Path(folder) / f"{name}_{version}_amd64.deb").write_text(word)
