@@ -95,6 +95,16 @@ _value:
       type: list
       elements: str
       sample: [nvidia.com/mig.config]
+    plugin_switches:
+      description: Labels of a Node by which the vendor's operator keeps its device plugin off when they say V(false).
+      type: list
+      elements: str
+      sample: [nvidia.com/gpu.deploy.device-plugin]
+    replica_labels:
+      description: Labels of a Node that say how many times the vendor's device plugin offers each device.
+      type: list
+      elements: str
+      sample: [nvidia.com/gpu.replicas]
     kernel_module:
       description: The module by which the vendor's driver is known to be loaded.
       type: str

@@ -46,6 +46,8 @@ class VendorFacts:
 
     ``device_plugins`` is how the sockets of the vendor's device plugins begin in the kubelet's folder, ``manager_units`` are
     units and ``manager_labels`` labels of a Node whose programs give devices out, or cut them up, without knowing of claims.
+    ``plugin_switches`` are labels of a Node by which the vendor's operator keeps its device plugin off when they say false;
+    ``replica_labels`` say how many times the plugin offers each device.
 
     ``kernel_module`` is the one by which the driver is known to be loaded, ``control_nodes`` are the device nodes that containers
     need besides those of their devices, ``device_nodes`` shell patterns of these.
@@ -69,6 +71,8 @@ class VendorFacts:
     exporter: Exporter
     manager_units: tuple[str, ...] = ()
     manager_labels: tuple[str, ...] = ()
+    plugin_switches: tuple[str, ...] = ()
+    replica_labels: tuple[str, ...] = ()
     fabric: Fabric | None = None
 
     def document(self) -> dict[str, Any]:

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import product
 from types import MappingProxyType
 
+from ..extended_resources import DEVICE, PARTITION, Meaning, attribute_in, class_of, selector
 from ..labels import agreed, written
 from ..model import Device
 from ..vendor import Exporter, Fabric, VendorFacts
 from .driver_files import CONTROL_NODES, MANAGER
-from .families import GIBIBYTE, family_of
+from .families import FAMILIES, GIBIBYTE, family_of
 from .names import CDI_KIND, DRIVER_NAME, VENDOR
 
 _DOMAIN = "huawei.com"
@@ -58,6 +60,49 @@ def resource_name(device: Device, profile: str | None) -> str:
     return (
         f"{whole}-{'.'.join([f'{int(cores.group(1))}c', *words])}" if cores else f"{whole}-{profile.replace('_', '-')}"
     )
+
+
+_TYPES = {each.device_type: each.can_be_cut for each in FAMILIES.values()}
+_SLICE = re.compile(r"(\d+)c((?:\.[a-z0-9]+)*)")
+_WORD = re.compile(r"(\d+)(cpu|g)|n?dvpp")
+
+
+def resource_meaning(resource: str) -> Meaning | None:
+    """Return what a resource of Huawei's device plugin is; None for what is none of its.
+
+    A slice is known by its template, which the resource has in other words: ``Ascend310P-2c.1cpu`` is ``vir02_1c``.
+    """
+    domain, _slash, name = resource.partition("/")
+    kind, _dash, size = name.partition("-")
+    if domain != _DOMAIN or kind not in _TYPES:
+        return None
+    of_type = attribute_in(DRIVER_NAME, "deviceType", (kind,))
+    if not size:
+        own = {each: known for known, each in FACTS.extended_resources.items()}.get(resource)
+        is_chip = selector(DRIVER_NAME, attribute_in(DRIVER_NAME, "type", ("npu",)), of_type)
+        return Meaning(resource, VENDOR, DRIVER_NAME, DEVICE, own or f"whole-{class_of(resource)}", is_chip)
+    templates = _templates(size) if _TYPES[kind] else ()
+    if not templates:
+        return None
+    is_slice = (attribute_in(DRIVER_NAME, "type", ("vnpu",)), of_type, attribute_in(DRIVER_NAME, "template", templates))
+    return Meaning(resource, VENDOR, DRIVER_NAME, PARTITION, class_of(resource), selector(DRIVER_NAME, *is_slice))
+
+
+def _templates(size: str) -> tuple[str, ...]:
+    """The templates that the part of a resource's name behind the chip's can stand for; none where it is no size of a slice."""
+    found = _SLICE.fullmatch(size)
+    words = found.group(2).split(".")[1:] if found else []
+    if found is None or not all(_WORD.fullmatch(word) for word in words):
+        return ()
+    spelled: list[tuple[str, ...]] = []
+    for word in words:
+        amount = _WORD.fullmatch(word)
+        if amount is not None and amount.group(1):
+            spelled.append((f"{amount.group(1)}{'c' if amount.group(2) == 'cpu' else 'g'}",))
+        else:
+            # Some chips have one spelling of the decoder, some the other.
+            spelled.append(tuple(short for short, long in _VIDEO.items() if long == word))
+    return tuple("_".join((f"vir{int(found.group(1)):02}", *each)) for each in product(*spelled))
 
 
 def labels(devices: Sequence[Device]) -> dict[str, str]:

@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 
+from ..extended_resources import DEVICE, PARTITION, SHARED, Meaning, attribute_in, class_of, selector
 from ..model import Device
 from ..vendor import Exporter, VendorFacts
 from .node_labels import DOMAIN, GPU, NAMES, labels, partition_resource
 
-__all__ = ("FACTS", "labels", "resource_name")
+__all__ = ("FACTS", "labels", "resource_meaning", "resource_name")
 
 FACTS = VendorFacts(
     word="nvidia",
@@ -29,9 +31,40 @@ FACTS = VendorFacts(
     exporter=Exporter("dcgm-exporter", 9400, ("DCGM_FI_",)),
     manager_units=("nvidia-mig-manager.service",),
     manager_labels=("nvidia.com/mig.config",),
+    plugin_switches=("nvidia.com/gpu.deploy.device-plugin",),
+    replica_labels=("nvidia.com/gpu.replicas",),
 )
 
 
 def resource_name(device: Device, profile: str | None) -> str:  # noqa: ARG001  all GPUs are one resource
     """Return what pods ask for to get a whole GPU, or a MIG device of a profile: the names of NVIDIA's device plugin (strategy mixed)."""
     return partition_resource(profile) if profile else FACTS.extended_resources[FACTS.driver_name]
+
+
+_SHARED = ".shared"
+_PARTITION = re.compile(r"mig-((?:\d+c\.)?\d+g\.\d+gb)((?:[.-][a-z]+)*)")
+
+
+def resource_meaning(resource: str) -> Meaning | None:
+    """Return what a resource of NVIDIA's device plugin is; None for what is none of its, whatever the domain.
+
+    Other plugins of the vendor have names in the same domain, such as those for network adapters.
+    """
+    domain, _slash, name = resource.partition("/")
+    if domain != DOMAIN:
+        return None
+    if name.endswith(_SHARED):
+        whole = resource_meaning(resource[: -len(_SHARED)])
+        return whole and Meaning(resource, FACTS.word, FACTS.driver_name, SHARED, of=whole.resource)
+    driver = FACTS.driver_name
+    if resource == GPU:
+        is_gpu = selector(driver, attribute_in(driver, "type", ("gpu",)))
+        return Meaning(resource, FACTS.word, driver, DEVICE, driver, is_gpu)
+    found = _PARTITION.fullmatch(name)
+    if found is None:
+        return None
+    size, more = found.groups()
+    # The plugin writes a dot for the plus: 1g.10gb+me.all is mig-1g.10gb.me.all.
+    profile = f"{size}+{more[1:]}" if more.startswith(".") else f"{size}{more}"
+    is_mig = (attribute_in(driver, "type", ("mig",)), attribute_in(driver, "profile", (profile,)))
+    return Meaning(resource, FACTS.word, driver, PARTITION, class_of(resource), selector(driver, *is_mig))

@@ -1,0 +1,113 @@
+#!/usr/bin/python
+
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: device_plugin_leftovers
+version_added: 0.1.0
+short_description: Remove sockets that a vendor's device plugin has left behind
+description:
+  - Removes sockets of vendors' device plugins from the kubelet's folder C(device-plugins) that nobody serves any more, as one that was killed
+    leaves them. The node driver, and the pre-flight, take a socket there for a plugin that runs.
+  - Whether somebody serves a socket is told by a connection to it. Sockets that are served, those of this collection's own driver and the
+    kubelet's are left as they are, and so is everything whose name is none of a vendor's plugin's.
+author:
+  - The dra.accelerators authors (@dra-accelerators)
+extends_documentation_fragment:
+  - dra.accelerators._attributes
+  - dra.accelerators._attributes.actiongroup
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: none
+    details:
+      - The paths that are returned say what changes.
+  idempotent:
+    support: full
+  platform:
+    support: full
+    platforms: linux
+options:
+  kubelet_root:
+    description: The kubelet's root folder.
+    type: path
+    default: /var/lib/kubelet
+seealso:
+  - module: dra.accelerators.device_plugin_migration
+"""
+
+EXAMPLES = r"""
+- name: Remove what a device plugin has left that was killed
+  dra.accelerators.device_plugin_leftovers:
+"""
+
+RETURN = r"""
+removed:
+  description: The sockets that were removed, or would be in check mode.
+  returned: success
+  type: list
+  elements: str
+  sample: [/var/lib/kubelet/device-plugins/nvidia-gpu.sock]
+served:
+  description: The sockets of vendors' plugins that somebody serves.
+  returned: success
+  type: list
+  elements: str
+  sample: []
+"""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dra.accelerators.plugins.module_utils._module import run
+from ansible_collections.dra.accelerators.plugins.module_utils._resource_meanings import FACTS
+
+PREFIXES = tuple(prefix for each in FACTS for prefix in each.device_plugins)
+SECONDS = 2.0
+
+
+def argument_spec() -> dict[str, Any]:
+    return {"kubelet_root": {"type": "path", "default": "/var/lib/kubelet"}}
+
+
+def is_served(path: Path) -> bool:
+    """Whether somebody takes connections of a socket; whoever is only slow does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(SECONDS)
+        try:
+            client.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+    return True
+
+
+def work(module: AnsibleModule) -> dict[str, Any]:
+    folder = Path(module.params["kubelet_root"]) / "device-plugins"
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    theirs = [each for each in found if each.name.startswith(PREFIXES) and each.is_socket()]
+    dead = [each for each in theirs if not is_served(each)]
+    if not module.check_mode:
+        for each in dead:
+            each.unlink(missing_ok=True)
+    return {
+        "changed": bool(dead),
+        "removed": [str(each) for each in dead],
+        "served": [str(each) for each in theirs if each not in dead],
+    }
+
+
+def main() -> None:
+    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True), work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,435 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster by device plugin goes to claims and back, under running pods that nobody changes: first by this collection's plugin, then by another.
+
+A world of its own with two nodes. The tests go on from one to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any, Self
+
+import pytest
+
+from tests.cluster.cluster import Cluster, CommandFailed, Recap
+from tests.cluster.manifests import IMAGE, PRINT_AND_STAY, claim, pod
+
+LAYOUT: list[dict[str, Any]] = [
+    {"match": {"index": 0}, "mode": "static", "partitions": {"1g.10gb": 4}},
+    {"match": {}, "mode": "whole"},
+]
+GPU, PART = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
+TAINT, OFF = "dra.accelerators/migration", "dra.accelerators/device-plugin"
+DEVICES = 7 + 4
+VENDOR = "/opt/vendor-plugin"
+
+#: A device plugin as others have one: eight things that pods can ask for, and a socket of its own in the kubelet's folder.
+PLUGIN = """
+import os, signal, threading
+from concurrent import futures
+
+import grpc
+from dra_driver.protocol import device_plugin_pb2 as messages
+from dra_driver.protocol import device_plugin_pb2_grpc as stubs
+
+FOLDER = "/var/lib/kubelet/device-plugins"
+SOCKET = FOLDER + "/nvidia-gpu.sock"
+ended = threading.Event()
+
+
+class Plugin(stubs.DevicePluginServicer):
+    def GetDevicePluginOptions(self, request, context):
+        return messages.DevicePluginOptions()
+
+    def ListAndWatch(self, request, context):
+        yield messages.ListAndWatchResponse(devices=[messages.Device(ID=f"GPU-{n}", health="Healthy") for n in range(8)])
+        ended.wait()
+
+    def Allocate(self, request, context):
+        return messages.AllocateResponse(
+            container_responses=[messages.ContainerAllocateResponse() for _ in request.container_requests]
+        )
+
+
+if os.path.exists(SOCKET):
+    os.unlink(SOCKET)
+server = grpc.server(futures.ThreadPoolExecutor(4))
+stubs.add_DevicePluginServicer_to_server(Plugin(), server)
+server.add_insecure_port("unix:" + SOCKET)
+server.start()
+signal.signal(signal.SIGTERM, lambda *_: ended.set())
+with grpc.insecure_channel("unix:" + FOLDER + "/kubelet.sock") as channel:
+    stubs.RegistrationStub(channel).Register(
+        messages.RegisterRequest(version="v1beta1", endpoint="nvidia-gpu.sock", resource_name="nvidia.com/gpu"), timeout=10
+    )
+ended.wait()
+server.stop(1).wait()
+if os.path.exists(SOCKET):
+    os.unlink(SOCKET)
+"""
+
+
+def deployment(name: str, resource: str, replicas: int) -> dict[str, Any]:
+    """A workload as it was written for a device plugin."""
+    container = {
+        "name": "probe",
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", PRINT_AND_STAY],
+        "resources": {"limits": {resource: "1"}},
+    }
+    spec = {"terminationGracePeriodSeconds": 2, "dnsPolicy": "Default", "containers": [container]}
+    labels = {"app": name}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+
+
+BUDGET = {
+    "apiVersion": "policy/v1",
+    "kind": "PodDisruptionBudget",
+    "metadata": {"name": "web", "namespace": "default"},
+    "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "web"}}},
+}
+QUOTA = {
+    "apiVersion": "v1",
+    "kind": "ResourceQuota",
+    "metadata": {"name": "gpus", "namespace": "default"},
+    "spec": {"hard": {f"requests.{GPU}": "6"}},
+}
+# In a namespace without pods: by itself it would give a device to every container that asks for none.
+LIMITS = {
+    "apiVersion": "v1",
+    "kind": "LimitRange",
+    "metadata": {"name": "gpus", "namespace": "kube-public"},
+    "spec": {"limits": [{"type": "Container", "max": {GPU: "2"}}]},
+}
+
+
+def daemon_set(node: str) -> dict[str, Any]:
+    """A device plugin of others on one node, which runs in the node's own files."""
+    start = (
+        "import os; os.chroot('/host'); os.chdir('/'); "
+        f"os.execve('{VENDOR}/venv/bin/python', ['{VENDOR}/venv/bin/python', '{VENDOR}/plugin.py'], {{'PYTHONPATH': '{VENDOR}/current'}})"
+    )
+    container = {
+        "name": "plugin",
+        "image": "localhost/python:latest",
+        "imagePullPolicy": "Never",
+        "command": ["python3", "-c", start],
+        "securityContext": {"privileged": True},
+        "volumeMounts": [
+            {"name": "host", "mountPath": "/host"},
+            {"name": "plugins", "mountPath": "/var/lib/kubelet/device-plugins"},
+        ],
+    }
+    spec = {
+        "nodeSelector": {"kubernetes.io/hostname": node},
+        "terminationGracePeriodSeconds": 5,
+        "containers": [container],
+        "volumes": [
+            {"name": "host", "hostPath": {"path": "/"}},
+            {"name": "plugins", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}},
+        ],
+    }
+    labels = {"app": "what-a-name"}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": "what-a-name", "namespace": "kube-system"},
+        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
+    }
+
+
+def variables(interface: str) -> str:
+    """The fleet: the same layout on all nodes, and the way that they have."""
+    return json.dumps(
+        {
+            "accelerator_layouts": [{"hosts": "all", "layout": LAYOUT}],
+            "dra_driver_kubelet_interface": interface,
+            "dra_driver_inventory_interval": 10,
+        }
+    )
+
+
+def move(cluster: Cluster, direction: str = "forward", *arguments: str, interface: str = "", **more: Any) -> Recap:
+    """The playbook of the move, with the word on evictions unless ``more`` has another one."""
+    said = {"device_plugin_migration_direction": direction, "device_plugin_migration_evict": True, **more}
+    wanted = interface or {"forward": "dra", "back": "device-plugin"}[direction]
+    return cluster.playbook(
+        "device_plugin_migration.yml", "-e", variables(wanted), "-e", json.dumps(said), *arguments, check=False
+    )
+
+
+def node_of(cluster: Cluster, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = cluster.get("node", name)
+    return found
+
+
+def offered(cluster: Cluster, node: str) -> dict[str, int]:
+    """What a Node offers of the vendor's resources, without what it has none of."""
+    found = node_of(cluster, node)["status"].get("allocatable", {})
+    return {name: int(number) for name, number in found.items() if name.startswith("nvidia.com/") and number != "0"}
+
+
+def taints(cluster: Cluster, node: str) -> list[str]:
+    return [each["key"] for each in node_of(cluster, node)["spec"].get("taints", []) if each["key"] == TAINT]
+
+
+def pods_of(cluster: Cluster, name: str) -> list[dict[str, Any]]:
+    """The pods of a workload that are not on their way out."""
+    items = cluster.get("pods", "-n", "default", "-l", f"app={name}")["items"]
+    return [each for each in items if not each["metadata"].get("deletionTimestamp")]
+
+
+def uids(cluster: Cluster) -> dict[str, str]:
+    return {each["metadata"]["name"]: each["metadata"]["uid"] for each in cluster.get("pods", "-n", "default")["items"]}
+
+
+def wait_ready(cluster: Cluster) -> None:
+    for name, number in (("web", 2), ("parts", 1)):
+        cluster.wait(
+            f"{number} of {name} are ready",
+            lambda name=name, number=number: (
+                cluster.get("deployment", name, "-n", "default")["status"].get("readyReplicas", 0) == number
+            ),
+        )
+
+
+def seen(cluster: Cluster, name: str) -> list[str]:
+    """The GPUs and MIG devices that the own NVML of each pod of a workload shows."""
+    found = []
+    for each in pods_of(cluster, name):
+        pod_name = each["metadata"]["name"]
+        log = cluster.wait("the pod's list", lambda pod_name=pod_name: cluster.log(pod_name))
+        found += re.findall(r"UUID: ((?:GPU|MIG)-[0-9a-f-]+)", log)
+    return found
+
+
+class Readiness(threading.Thread):
+    """Looks how many pods of ``web`` are ready, as long as it runs; ``least`` is the least of it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(daemon=True)
+        self._cluster = cluster
+        self._ended = threading.Event()
+        self.least = 2
+
+    def run(self) -> None:
+        while not self._ended.wait(1.0):
+            try:
+                status = self._cluster.get("deployment", "web", "-n", "default")["status"]
+            except CommandFailed:
+                continue
+            self.least = min(self.least, int(status.get("readyReplicas", 0)))
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._ended.set()
+        self.join()
+
+
+@pytest.fixture(scope="module")
+def plugged() -> Iterator[Cluster]:
+    """Two nodes whose devices pods have by the plugin, with workloads that were written for it, and a pod that has no device."""
+    cluster, kept = Cluster("moved"), os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
+    if not kept:
+        cluster.world("down")
+    cluster.world("up", "--nodes", "2", "--silicon", "8xH100", timeout=3000)
+    first = cluster.playbook("site.yml", "-e", variables("device-plugin"), check=False)
+    assert not first.failed, first.output
+    for node in cluster.nodes():
+        cluster.wait("offered", lambda node=node: offered(cluster, node) == {GPU: 7, PART: 4})
+    bystander = pod("bystander", node=cluster.nodes()[0])
+    cluster.apply(BUDGET, QUOTA, LIMITS, deployment("web", GPU, 2), deployment("parts", PART, 1), bystander)
+    wait_ready(cluster)
+    cluster.wait_running("bystander")
+    yield cluster
+    if not kept:
+        cluster.world("down")
+
+
+def test_the_report_says_what_becomes_of_what_and_touches_nothing(plugged: Cluster) -> None:
+    before = uids(plugged)
+    told = move(plugged, "forward", "--check")
+    assert not told.failed, told.output
+    for line in (
+        f"{GPU} becomes: the same name in the pod; the DeviceClass gpu.nvidia.com serves it",
+        f"{PART} becomes: the same name in the pod; the DeviceClass mig-1g.10gb.nvidia.com serves it, which is written",
+        f"ResourceQuota default/gpus, requests.{GPU} (2 of 6): stays",
+        f"LimitRange kube-public/gpus ({GPU}): stays",
+        "Deployment default/web",
+        "these pods are evicted:",
+    ):
+        assert line in told.output, line
+    assert "default/bystander" not in told.output
+    assert uids(plugged) == before and plugged.slices() == []
+    assert not any(taints(plugged, node) for node in plugged.nodes())
+
+
+def test_nobody_is_evicted_without_a_word_nor_against_the_fleet_file(plugged: Cluster) -> None:
+    before = uids(plugged)
+    silent = move(plugged, device_plugin_migration_evict="")
+    assert silent.failed and "nobody has said that they may be" in silent.output and "default/web-" in silent.output
+    contradicted = move(plugged, interface="device-plugin")
+    assert contradicted.failed and "Say so in the fleet file" in contradicted.output
+    assert uids(plugged) == before and not any(taints(plugged, node) for node in plugged.nodes())
+
+
+def test_forward_node_by_node_and_unchanged_pods_run_on_claims(plugged: Cluster) -> None:
+    bystander = plugged.pod("bystander")["metadata"]["uid"]
+    with Readiness(plugged) as readiness:
+        recap = move(plugged)
+    assert not recap.failed, recap.output
+    assert readiness.least >= 1, "the budget lets one go at a time"
+    wait_ready(plugged)
+    for node in plugged.nodes():
+        assert len(plugged.devices(node)) == DEVICES and offered(plugged, node) == {} and not taints(plugged, node)
+    for name, resource in (("web", GPU), ("parts", PART)):
+        for each in pods_of(plugged, name):
+            assert "resourceClaims" not in each["spec"], "nobody has changed the pod"
+            assert each["spec"]["containers"][0]["resources"]["limits"] == {resource: "1"}
+            (mapping,) = each["status"]["extendedResourceClaimStatus"]["requestMappings"]
+            assert mapping["resourceName"] == resource
+    gpus, parts = seen(plugged, "web"), seen(plugged, "parts")
+    assert len(gpus) == 2 and len([each for each in parts if each.startswith("MIG-")]) == 1, (gpus, parts)
+    claims = plugged.get("resourceclaims", "-n", "default")["items"]
+    assert len(claims) == 3 and all("extended-resource-claim" in json.dumps(each["metadata"]) for each in claims)
+    # Who has no device has not noticed anything.
+    now = plugged.pod("bystander")
+    assert now["metadata"]["uid"] == bystander and now["status"]["containerStatuses"][0]["restartCount"] == 0
+    used = plugged.get("resourcequota", "gpus", "-n", "default")["status"]["used"]
+    assert used[f"requests.{GPU}"] == "2", "counted once, as before"
+
+
+def test_a_second_run_changes_nothing(plugged: Cluster) -> None:
+    before = uids(plugged)
+    again = move(plugged)
+    assert (again.failed, again.changed) == (0, 0), again.output
+    assert uids(plugged) == before
+
+
+def test_a_run_that_was_cut_short_is_gone_on_with(plugged: Cluster) -> None:
+    node = plugged.nodes()[0]
+    plugged.kubectl("taint", "node", node, f"{TAINT}=forward:NoSchedule")
+    told = move(plugged, "forward", "--check")
+    assert f"left over: Node {node} has the taint" in told.output
+    recap = move(plugged)
+    assert not recap.failed and not taints(plugged, node), recap.output
+
+
+def test_claims_that_users_wrote_are_named_before_the_way_back(plugged: Cluster) -> None:
+    node = plugged.nodes()[0]
+    documents = [claim("own", device_class="gpu.nvidia.com"), pod("written", "own", node=node)]
+    plugged.apply(*documents)
+    plugged.wait_running("written")
+    before = uids(plugged)
+    refused = move(plugged, "back")
+    assert refused.failed and "default/written has claims that users wrote" in refused.output
+    assert uids(plugged) == before and not any(taints(plugged, each) for each in plugged.nodes())
+    plugged.delete(*documents)
+
+
+def test_back_and_the_same_pods_run_by_the_plugin(plugged: Cluster) -> None:
+    with Readiness(plugged) as readiness:
+        recap = move(plugged, "back")
+    assert not recap.failed, recap.output
+    assert readiness.least >= 1
+    wait_ready(plugged)
+    plugged.wait("no claim is left", lambda: not plugged.get("resourceclaims", "-n", "default")["items"])
+    assert plugged.slices() == []
+    for node in plugged.nodes():
+        plugged.wait("offered again", lambda node=node: offered(plugged, node) == {GPU: 7, PART: 4})
+        assert not taints(plugged, node)
+    assert all("extendedResourceClaimStatus" not in each["status"] for each in pods_of(plugged, "web"))
+    classes = [each["metadata"]["name"] for each in plugged.get("deviceclasses")["items"]]
+    assert "mig-1g.10gb.nvidia.com" not in classes, "it was the move's own"
+    again = move(plugged, "back")
+    assert (again.failed, again.changed) == (0, 0), again.output
+
+
+# ---------------------------------------------------------------------- a device plugin of others
+
+
+@pytest.fixture(scope="module")
+def foreign(plugged: Cluster) -> str:
+    """The second node without anything of ours, with the device plugin of others; a pod has a device from it."""
+    first, node = plugged.nodes()
+    plugged.kubectl("delete", "deployment", "web", "parts", "-n", "default")
+    plugged.wait("all have gone", lambda: not pods_of(plugged, "web") and not pods_of(plugged, "parts"))
+    plugged.shell(node, f"cp -a /opt/dra-accelerators {VENDOR}")
+    plugged.run(node, "sh", "-c", f"cat > {VENDOR}/plugin.py", text=PLUGIN)
+    removed = plugged.playbook("remove.yml", "--limit", node, "-e", variables("device-plugin"), check=False)
+    assert not removed.failed, removed.output
+    plugged.apply(daemon_set(node))
+    plugged.wait("the other plugin offers", lambda: offered(plugged, node).get(GPU) == 8)
+    wanted = deployment("web", GPU, 1)
+    wanted["spec"]["template"]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
+    plugged.apply(wanted)
+    plugged.kubectl("delete", "pdb", "web", "-n", "default")
+    plugged.wait(
+        "it runs", lambda: plugged.get("deployment", "web", "-n", "default")["status"].get("readyReplicas") == 1
+    )
+    assert first != node
+    return node
+
+
+NAMED = {"device_plugin_migration_plugins": ["kube-system/what-a-name"]}
+
+
+def plugin_pods(cluster: Cluster) -> list[str]:
+    items = cluster.get("pods", "-n", "kube-system", "-l", "app=what-a-name")["items"]
+    return [each["spec"]["nodeName"] for each in items if not each["metadata"].get("deletionTimestamp")]
+
+
+def test_another_plugin_is_found_whatever_its_name_and_goes_only_where_it_is_named(
+    plugged: Cluster, foreign: str
+) -> None:
+    refused = move(plugged, "forward", "--limit", foreign)
+    assert refused.failed and "kube-system/what-a-name serves device plugins on this node" in refused.output
+    assert plugin_pods(plugged) == [foreign] and not taints(plugged, foreign)
+
+
+def test_from_another_plugin_to_claims(plugged: Cluster, foreign: str) -> None:
+    recap = move(plugged, "forward", "--limit", foreign, **NAMED)
+    assert not recap.failed, recap.output
+    assert plugin_pods(plugged) == [] and node_of(plugged, foreign)["metadata"]["labels"][OFF] == "off"
+    assert len(plugged.devices(foreign)) == DEVICES and not taints(plugged, foreign)
+    plugged.wait(
+        "it runs", lambda: plugged.get("deployment", "web", "-n", "default")["status"].get("readyReplicas") == 1
+    )
+    (each,) = pods_of(plugged, "web")
+    assert each["status"]["extendedResourceClaimStatus"]["requestMappings"][0]["resourceName"] == GPU
+    again = move(plugged, "forward", "--limit", foreign, **NAMED)
+    assert (again.failed, again.changed) == (0, 0), again.output
+
+
+def test_and_back_to_it(plugged: Cluster, foreign: str) -> None:
+    recap = move(plugged, "back", "--limit", foreign, interface="dra")
+    assert not recap.failed, recap.output
+    plugged.wait("the other plugin offers", lambda: offered(plugged, foreign).get(GPU) == 8)
+    found = node_of(plugged, foreign)["metadata"]
+    assert OFF not in found["labels"] and "dra.accelerators/device-plugin-migration" not in found.get("annotations", {})
+    spec = plugged.get("daemonset", "what-a-name", "-n", "kube-system")["spec"]["template"]["spec"]
+    assert not spec.get("affinity") and plugin_pods(plugged) == [foreign] and not taints(plugged, foreign)
+    assert plugged.slices(foreign) == []
+    plugged.wait(
+        "it runs", lambda: plugged.get("deployment", "web", "-n", "default")["status"].get("readyReplicas") == 1
+    )
+    (each,) = pods_of(plugged, "web")
+    assert "extendedResourceClaimStatus" not in each["status"]

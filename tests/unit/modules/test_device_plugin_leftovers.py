@@ -1,0 +1,49 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Sockets of a device plugin that was killed go; those that are served, and those of others, stay."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A kubelet's root whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="k") as folder:
+        (Path(folder) / "device-plugins").mkdir()
+        yield Path(folder)
+
+
+def bound(path: Path) -> socket.socket:
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    found.bind(str(path))
+    return found
+
+
+def test_only_what_nobody_serves_goes(root: Path, run_here: Callable[..., Json]) -> None:
+    folder = root / "device-plugins"
+    for name in ("nvidia-gpu.sock", "Ascend910.sock", "kubelet.sock", "dra-nvidia.com_gpu.sock", "rdma.sock"):
+        bound(folder / name).close()
+    (folder / "nvidia-notes").write_text("no socket")
+    with bound(folder / "nvidia-mig.sock") as alive:
+        alive.listen()
+        options = {"kubelet_root": str(root)}
+        dead = [str(folder / "Ascend910.sock"), str(folder / "nvidia-gpu.sock")]
+        told = run_here("device_plugin_leftovers", options, check=True)
+        assert told["changed"] and told["removed"] == dead and told["served"] == [str(folder / "nvidia-mig.sock")]
+        assert all(Path(each).exists() for each in dead)
+        assert run_here("device_plugin_leftovers", options)["removed"] == dead
+        left = sorted(each.name for each in folder.iterdir())
+        assert left == ["dra-nvidia.com_gpu.sock", "kubelet.sock", "nvidia-mig.sock", "nvidia-notes", "rdma.sock"]
+        assert not run_here("device_plugin_leftovers", options)["changed"]
+    assert not run_here("device_plugin_leftovers", {"kubelet_root": str(root / "none")})["changed"]

@@ -1,0 +1,381 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A node is moved, and moved back: what is written, who is evicted, what a run that was cut short leaves, and that a second one writes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils import _migration_ask as asking
+from ansible_collections.dra.accelerators.plugins.module_utils import _migration_inventory as inventory
+from ansible_collections.dra.accelerators.plugins.module_utils import _migration_nodes as nodes
+from ansible_collections.dra.accelerators.plugins.module_utils import _migration_run as running
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
+from ansible_collections.dra.accelerators.plugins.modules import device_plugin_migration, device_plugin_migration_info
+from migration_world import GPU, MIG, World, claim, daemon_set, device_class, node, plugin_pod, pod, slices
+
+Json = dict[str, Any]
+OWN = {nodes.INTERFACE: nodes.BY_PLUGIN}
+NAMED = nodes.Wishes(plugins=("kube-system/plugin",), evict=True)
+
+
+def mover(world: World, direction: str = "forward", wishes: nodes.Wishes = NAMED, **options: Any) -> running.Mover:
+    settings: Json = {
+        "kubelet_root": "/var/lib/kubelet",
+        "timeout": 60,
+        "dry": False,
+        "clock": world.clock,
+        "sleep": world.sleep,
+    }
+    return running.Mover(world, "a", direction, wishes, **{**settings, **options})  # type: ignore[arg-type]
+
+
+def own_world(**more: Any) -> World:
+    return World(nodes=[node("a", {GPU: 8}, OWN)], pods=[pod("p", {GPU: 1}, on="a"), pod("other", on="a")], **more)
+
+
+def foreign_world(**template: Any) -> World:
+    serving = [plugin_pod("plugin", "a"), plugin_pod("plugin", "b")]
+    return World(
+        nodes=[node("a", {GPU: 8}), node("b", {GPU: 8})],
+        pods=[pod("p", {GPU: 1}, on="a"), pod("far", {GPU: 1}, on="b"), *serving],
+        daemonsets=[daemon_set("plugin", **template)],
+    )
+
+
+def names(world: World) -> list[str]:
+    return sorted(each["metadata"]["name"] for each in world.kinds["pods"])
+
+
+def taints(world: World) -> list[Any]:
+    return [
+        each["value"] for each in world.find("nodes", "a")["spec"].get("taints") or () if each["key"] == nodes.TAINT
+    ]
+
+
+def driver_publishes(world: World) -> None:
+    """What the role dra_driver does with the interface of claims."""
+    world.find("nodes", "a")["metadata"]["labels"].pop(nodes.INTERFACE, None)
+    world.kinds["resourceslices"] = [slices("a")]
+    world.tick()
+
+
+def driver_offers(world: World) -> None:
+    """What it does with that of device plugins."""
+    world.find("nodes", "a")["metadata"]["labels"][nodes.INTERFACE] = nodes.BY_PLUGIN
+    world.kinds["resourceslices"] = []
+    world.tick()
+
+
+def driver_goes(world: World) -> None:
+    world.kinds["resourceslices"] = []
+
+
+def test_forward_and_back_with_our_own_plugin() -> None:
+    world = own_world()
+    before = json.dumps(world.kinds["nodes"][0]["spec"])
+    done = mover(world).close()
+    assert done.evicted == ["default/p"] and names(world) == ["other"] and taints(world) == ["forward"]
+    driver_publishes(world)
+    assert mover(world).open().steps == ["opened Node a"] and taints(world) == []
+    assert nodes.RECORD not in world.find("nodes", "a")["metadata"]["annotations"]
+    # The second run writes nothing.
+    world.writes.clear()
+    assert (mover(world).close().steps, mover(world).open().steps, world.writes) == ([], [], [])
+
+    unchanged = pod("p", {GPU: 1}, on="a", mapped=(GPU,))
+    world.kinds["pods"].append(unchanged)
+    world.kinds["resourceclaims"] = [claim("c", "a", unchanged, made=True)]
+    done = mover(world, "back").close()
+    assert done.evicted == ["default/p"] and taints(world) == ["back"]
+    driver_offers(world)
+    mover(world, "back").open()
+    assert (
+        json.dumps(world.find("nodes", "a")["spec"]) == before and world.find("nodes", "a")["metadata"]["labels"] == OWN
+    )
+    world.writes.clear()
+    assert (mover(world, "back").close().steps, mover(world, "back").open().steps, world.writes) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("template", "way"),
+    [
+        ({}, "affinity"),
+        ({"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}}, "affinity"),
+        ({"nodeSelector": {"nvidia.com/gpu.deploy.device-plugin": "true"}}, "label"),
+    ],
+)
+def test_a_foreign_plugin_goes_from_this_node_alone_and_comes_back(template: Json, way: str) -> None:
+    world = foreign_world(**template)
+    if way == "label":
+        for each in world.kinds["nodes"]:
+            each["metadata"]["labels"].update(template["nodeSelector"])
+    before = json.dumps(
+        [world.kinds["daemonsets"][0]["spec"], *(each["metadata"]["labels"] for each in world.kinds["nodes"])]
+    )
+    mover(world).close()
+    assert names(world) == ["far", "plugin-b"] and world.find("nodes", "a")["status"]["allocatable"] == {GPU: "0"}
+    assert (nodes.KEPT_OFF in world.find("nodes", "a")["metadata"]["labels"]) == (way == "affinity")
+    driver_publishes(world)
+    mover(world).open()
+    assert taints(world) == [] and names(world) == ["far", "plugin-b"]
+    assert nodes.record_of(world.find("nodes", "a")["metadata"])["plugins"] == ["kube-system/plugin"]
+    world.writes.clear()
+    assert (mover(world).close().steps, mover(world).open().steps, world.writes) == ([], [], [])
+
+    mover(world, "back").close()
+    driver_goes(world)
+    mover(world, "back").open()
+    after = json.dumps(
+        [world.kinds["daemonsets"][0]["spec"], *(each["metadata"]["labels"] for each in world.kinds["nodes"])]
+    )
+    # A template without an affinity has the empty one that the API server gives it.
+    assert json.loads(after.replace(', "affinity": null', "")) == json.loads(before)
+    assert names(world) == ["far", "plugin-a", "plugin-b"] and world.find("nodes", "a")["status"]["allocatable"] == {
+        GPU: "8"
+    }
+    assert taints(world) == [] and nodes.record_of(world.find("nodes", "a")["metadata"]) == {}
+
+
+class Killed(Exception):
+    """The run ended here."""
+
+
+@pytest.mark.parametrize("make", [own_world, foreign_world])
+@pytest.mark.parametrize("direction", ["forward", "back"])
+def test_a_run_that_is_cut_short_at_any_write_is_gone_on_with(make: Callable[[], World], direction: str) -> None:
+    """Whichever write was the last one, the same run once more ends where one that was not cut short does."""
+
+    def run(world: World) -> None:
+        mover(world, direction).close()
+        if direction == "forward":
+            driver_publishes(world)
+        else:
+            (driver_offers if make is own_world else driver_goes)(world)
+        mover(world, direction).open()
+
+    def prepared() -> World:
+        world = make()
+        if direction == "back":
+            mover(world).close()
+            driver_publishes(world)
+            mover(world).open()
+            unchanged = pod("q", {GPU: 1}, on="a", mapped=(GPU,))
+            world.kinds["pods"].append(unchanged)
+            world.kinds["resourceclaims"] = [claim("c", "a", unchanged, made=True)]
+        world.writes.clear()
+        return world
+
+    def state(world: World) -> Json:
+        found = json.loads(json.dumps(world.kinds))
+        for each in [*found["nodes"], *found["daemonsets"]]:
+            each["metadata"].pop("resourceVersion")
+        found["pods"].sort(key=lambda each: str(each["metadata"]["name"]))
+        return dict(found)
+
+    whole = prepared()
+    run(whole)
+    assert len(whole.writes) >= 3
+    for last in range(len(whole.writes)):
+        world = prepared()
+        request = world.request
+        budget = [last]
+
+        def limited(method: str, path: str, request: Any = request, budget: list[int] = budget, **options: Any) -> Json:
+            if method != "GET":
+                if not budget[0]:
+                    raise Killed
+                budget[0] -= 1
+            answer: Json = request(method, path, **options)
+            return answer
+
+        world.request = limited  # type: ignore[method-assign]
+        with pytest.raises(Killed):
+            run(world)
+        world.request = request  # type: ignore[method-assign]
+        run(world)
+        assert state(world) == state(whole), f"cut short after {last} writes"
+
+
+def test_budgets_are_kept_to_and_named_when_the_time_is_up() -> None:
+    world = own_world()
+    world.budget = {"p": 3}
+    done = mover(world).close()
+    assert done.evicted == ["default/p"] and world.now >= 3 * running.LOOK_SECONDS
+    stuck = own_world()
+    stuck.budget = {"p": 10**6}
+    with pytest.raises(running.TimeIsUp, match=r"default/p \(.*disruption budget") as caught:
+        mover(stuck).close()
+    assert caught.value.pods == ("default/p",) and names(stuck) == ["other", "p"] and taints(stuck) == ["forward"]
+
+
+def test_nothing_is_touched_while_something_is_in_the_way_or_in_check_mode() -> None:
+    world = own_world()
+    with pytest.raises(running.Blocked, match="nobody has said") as caught:
+        mover(world, wishes=nodes.Wishes()).close()
+    assert caught.value.to_dict()["problems"][0]["code"] == "no-consent" and world.writes == []
+    done = mover(world, dry=True).close()
+    assert done.evicted == ["default/p"] and len(done.steps) == 4 and world.writes == []
+    # Who is not evicted is waited for.
+    waits = nodes.Wishes(accept=frozenset({"no-consent"}))
+    with pytest.raises(running.TimeIsUp):
+        mover(world, wishes=waits).close()
+    assert not any(path.endswith("/eviction") for _method, path in world.writes)
+
+
+def test_a_conflict_is_looked_at_again() -> None:
+    world = own_world()
+    world.conflicts = 2
+    mover(world).close()
+    assert taints(world) == ["forward"]
+
+
+def test_what_others_have_tainted_stays() -> None:
+    world = own_world()
+    theirs = {"key": "example.com/mine", "effect": "NoSchedule"}
+    world.find("nodes", "a")["spec"]["taints"] = [theirs]
+    mover(world).close()
+    driver_publishes(world)
+    mover(world).open()
+    assert world.find("nodes", "a")["spec"]["taints"] == [theirs]
+
+
+def test_pods_that_tolerate_everything_cannot_come_back_when_a_foreign_plugin_has_gone() -> None:
+    world = foreign_world()
+    everything = [{"operator": "Exists"}]
+    world.kinds["pods"][0] = pod("p", {GPU: 1}, on="a", tolerations=everything)
+    sleep = world.sleep
+
+    def again(seconds: float) -> None:
+        sleep(seconds)
+        if world.find("nodes", "a")["status"]["allocatable"][GPU] != "0" and "p2" not in names(world):
+            world.kinds["pods"].append(pod("p2", {GPU: 1}, on="a", tolerations=everything))
+
+    done = mover(world, sleep=again, timeout=600)
+    with pytest.raises(running.TimeIsUp):
+        # It comes back for ever while the plugin is there; what is waited for is bounded.
+        mover(world, sleep=again, timeout=1).close()
+    world.kinds["pods"] = [each for each in world.kinds["pods"] if each["metadata"]["name"] != "p2"]
+    done.close()
+    assert "p2" not in names(world)
+
+
+def test_older_kubernetes_is_not_told_of_a_resource_with_nothing_in_it() -> None:
+    world = own_world()
+    world.minor = "34+"
+    mover(world).close()
+    driver_publishes(world)
+    patched: list[str] = []
+    request = world.request
+
+    def seen(method: str, path: str, **options: Any) -> Json:
+        answer: Json = request(method, path, **options)
+        if path.endswith("/status"):
+            patched.append(path)
+            if len(patched) == 1:
+                # The kubelet has not forgotten the plugin yet.
+                world.find("nodes", "a")["status"]["allocatable"][GPU] = "0"
+        return answer
+
+    world.request = seen  # type: ignore[method-assign]
+    steps = mover(world, timeout=300).open().steps
+    assert len(patched) == 2 and world.find("nodes", "a")["status"]["allocatable"] == {}
+    assert steps == [f"took {GPU} from the status of Node a", "opened Node a"]
+
+
+# ---------------------------------------------------------------------- classes, leftovers
+
+
+def services(*resources: str, classes: tuple[Json, ...] = ()) -> dict[str, inventory.Service]:
+    return inventory.services_of(resources, classes)
+
+
+def test_classes_are_written_for_what_has_none() -> None:
+    world = World(deviceclasses=[device_class("gpu.nvidia.com")])
+    kept = world.find("deviceclasses", "gpu.nvidia.com")["spec"]["selectors"]
+    lines = running.prepare(world, services(GPU, MIG, "nvidia.com/gpu.shared"), dry=False)  # type: ignore[arg-type]
+    assert lines == ["changed DeviceClass gpu.nvidia.com", "wrote DeviceClass mig-1g.10gb.nvidia.com"]
+    whole = world.find("deviceclasses", "gpu.nvidia.com")["spec"]
+    assert whole == {"selectors": kept, "extendedResourceName": GPU}
+    part = world.find("deviceclasses", "mig-1g.10gb.nvidia.com")["spec"]
+    assert part["extendedResourceName"] == MIG and "'1g.10gb'" in part["selectors"][0]["cel"]["expression"]
+    classes = tuple(world.kinds["deviceclasses"])
+    assert running.prepare(world, services(GPU, MIG, classes=classes), dry=False) == []  # type: ignore[arg-type]
+
+
+def test_a_class_of_others_is_refused_and_a_gate_that_is_off_is_named() -> None:
+    with pytest.raises(AcceleratorError, match="somebody else made them"):
+        running.prepare(World(deviceclasses=[device_class("gpu.nvidia.com", ours=False)]), services(GPU), dry=False)  # type: ignore[arg-type]
+    world = World()
+    world.drops_names = True
+    with pytest.raises(AcceleratorError, match="DRAExtendedResource") as caught:
+        running.prepare(world, services(GPU), dry=False)  # type: ignore[arg-type]
+    assert caught.value.code == "gate-off"
+    assert not asking.gate_is_on(world)["kept"] and asking.gate_is_on(World())["kept"]  # type: ignore[arg-type]
+
+
+def test_what_is_left_for_all_nodes_goes_with_the_last_one() -> None:
+    closed = daemon_set("plugin", affinity=nodes.affinity_with({}))
+    classes = [
+        device_class("mig-1g.10gb.nvidia.com", MIG),
+        device_class("gpu.nvidia.com", GPU),
+        device_class("mine", "nvidia.com/mig-2g.20gb"),
+    ]
+    world = World(
+        nodes=[node("a", {}, {nodes.KEPT_OFF: nodes.OFF})],
+        daemonsets=[closed],
+        deviceclasses=classes,
+        resourceslices=[slices("a")],
+    )
+    assert running.forget(world, dry=False) == []  # type: ignore[arg-type]
+    world.find("nodes", "a")["metadata"]["labels"] = {}
+    world.kinds["resourceslices"] = []
+    told = [
+        "took the affinity by dra.accelerators/device-plugin from DaemonSet kube-system/plugin",
+        "removed DeviceClass mig-1g.10gb.nvidia.com",
+    ]
+    assert running.forget(world, dry=True) == told and world.writes == []  # type: ignore[arg-type]
+    assert running.forget(world, dry=False) == told  # type: ignore[arg-type]
+    assert sorted(each["metadata"]["name"] for each in world.kinds["deviceclasses"]) == ["gpu.nvidia.com", "mine"]
+    assert running.forget(world, dry=False) == []  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------- the modules
+
+
+def test_the_report(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
+    world = foreign_world()
+    world.kinds["nodes"].append(node("bare"))
+    monkeypatch.setattr(device_plugin_migration_info, "connect", lambda _module: world)
+    told = run_here("device_plugin_migration_info", {})
+    assert [each["name"] for each in told["pods"]] == ["far", "p"] and set(told["nodes"]) == {"a", "b"}
+    assert (
+        told["counts"] == {"pods": 2, "by_plugin": 2, "by_claims": 0}
+        and told["gate"]["kept"]
+        and told["leftovers"] == []
+    )
+    assert [each["name"] for each in told["plugins"]] == ["plugin"]
+    assert len(told["blocked"]) == 4 and "kube-system/plugin" in told["blocked"][0]
+    free = run_here("device_plugin_migration_info", {"nodes": ["a"], "plugins": ["*"], "evict": True})
+    assert free["blocked"] == [] and [each["verb"] for each in free["nodes"]["a"]["steps"]][:2] == ["taint", "evict"]
+    assert world.writes == []
+    world.find("nodes", "a")["spec"]["taints"] = [nodes.taint_of("forward")]
+    assert "cut short" in run_here("device_plugin_migration_info", {})["leftovers"][0]
+
+
+def test_the_module(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
+    world = own_world()
+    monkeypatch.setattr(device_plugin_migration, "connect", lambda _module: world)
+    monkeypatch.setattr(running.time, "sleep", world.sleep)
+    options = {"state": "closed", "node": "a"}
+    assert run_here("device_plugin_migration", options)["error_code"] == "blocked"
+    told = run_here("device_plugin_migration", {**options, "evict": True}, check=True)
+    assert told["changed"] and told["evicted"] == ["default/p"] and world.writes == []
+    prepared = run_here("device_plugin_migration", {"state": "prepared"})
+    assert prepared["steps"] == ["wrote DeviceClass gpu.nvidia.com"]
+    assert not run_here("device_plugin_migration", {"state": "prepared"})["changed"]
+    assert run_here("device_plugin_migration", {"state": "closed"})["failed"]

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What the report says to people, what the word on evictions means, and that the playbook touches nothing before it has looked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from playing import play
+
+ROOT = Path(__file__).resolve().parents[3]
+ROLE = ROOT / "roles/device_plugin_migration"
+POD = {"namespace": "default", "name": "p", "problems": [{"text": "It is a static pod."}]}
+FOUND: dict[str, Any] = {
+    "counts": {"pods": 1, "by_plugin": 1, "by_claims": 0},
+    "resources": {"nvidia.com/gpu": {"becomes": "the same"}},
+    "pods": [POD, {**POD, "name": "fine", "problems": []}],
+    "workloads": [
+        {"kind": "Job", "namespace": "n", "name": "j", "resources": {"nvidia.com/gpu": 2, "x/y": 1}, "problems": []}
+    ],
+    "quotas": [
+        {"namespace": "n", "name": "q", "entries": [{"entry": "e", "used": "1", "hard": "2", "becomes": "stays"}]}
+    ],
+    "limit_ranges": [{"namespace": "n", "name": "l", "resources": ["nvidia.com/gpu"], "becomes": "stays"}],
+    "plugins": [
+        {
+            "namespace": "k",
+            "name": "theirs",
+            "ours": False,
+            "nodes": ["a"],
+            "way": "affinity",
+            "label": "",
+            "owner": "",
+        },
+        {"namespace": "k", "name": "ours", "ours": True, "nodes": ["a"], "way": "none", "label": "", "owner": ""},
+    ],
+    "nodes": {"a": {"done": False, "steps": [{"text": "first"}, {"text": "second"}]}, "b": {"done": True, "steps": []}},
+    "leftovers": ["a taint"],
+    "blocked": ["somebody"],
+}
+LINES = [
+    "1 pods ask for resources of device plugins; 1 have them from one, 0 by claims.",
+    "nvidia.com/gpu becomes: the same",
+    "pod default/p: It is a static pod.",
+    "Job n/j (2 nvidia.com/gpu, 1 x/y): goes on unchanged",
+    "ResourceQuota n/q, e (1 of 2): stays",
+    "LimitRange n/l (nvidia.com/gpu): stays",
+    "DaemonSet k/theirs serves device plugins on 1 nodes; it is kept off a node by its affinity",
+    "node a 1. first",
+    "node a 2. second",
+    "node b: nothing to do",
+    "left over: a taint",
+    "in the way: somebody",
+]
+EXPRESSION = (
+    "{{ {'lines': __device_plugin_migration_lines, 'evicts': __device_plugin_migration_evicts | bool,"
+    " 'accepts': __device_plugin_migration_accepts} | to_json | b64encode }}"
+)
+
+
+def test_the_report_and_the_word_on_evictions(tmp_path: Path) -> None:
+    (tmp_path / "templates").symlink_to(ROLE / "templates")
+    common = {"device_plugin_migration_accept": ["replicas"], "__device_plugin_migration_report": FOUND}
+    words = {"asked": "", "yes": True, "no": False, "text": "true"}
+    hosts = {name: {**common, "device_plugin_migration_evict": word} for name, word in words.items()}
+    tasks = [{"include_vars": {"file": str(ROLE / "vars/main.yml")}}, {"debug": {"msg": EXPRESSION}}]
+    played = play(tmp_path, tasks, hosts)
+    assert played.status == 0, played.output
+    assert played.told["asked"]["lines"] == LINES
+    assert {name: (each["evicts"], each["accepts"]) for name, each in played.told.items()} == {
+        "asked": (False, ["replicas"]),
+        "yes": (True, ["replicas"]),
+        "no": (False, ["replicas", "no-consent"]),
+        "text": (True, ["replicas"]),
+    }
+
+
+def test_each_state_has_its_tasks() -> None:
+    specs = yaml.safe_load((ROLE / "meta/argument_specs.yml").read_text("utf-8"))["argument_specs"]["main"]["options"]
+    states = specs["device_plugin_migration_state"]["choices"]
+    assert sorted(f"{state}.yml" for state in [*states, "main"]) == sorted(
+        each.name for each in (ROLE / "tasks").iterdir()
+    )
+
+
+def test_a_node_is_closed_before_and_opened_after_everything_else() -> None:
+    """And only where the playbook of the move says so: a run of ``site`` by itself passes over both."""
+    plays = yaml.safe_load((ROOT / "playbooks/site.yml").read_text("utf-8"))
+    (tasks,) = (each["tasks"] for each in plays if each["name"] == "Prepare the nodes")
+    states = [(task.get("vars") or {}).get("device_plugin_migration_state") for task in tasks]
+    names = [str((task.get("ansible.builtin.include_role") or {}).get("name")) for task in tasks]
+    closed, opened = states.index("closed"), states.index("open")
+    assert closed < names.index("dra.accelerators.preflight") < names.index("dra.accelerators.dra_driver") < opened
+    assert all("accelerator_migration" in tasks[number]["when"] for number in (closed, opened))
+
+
+def test_everything_is_looked_at_before_anything_is_touched() -> None:
+    plays = yaml.safe_load((ROOT / "playbooks/device_plugin_migration.yml").read_text("utf-8"))
+    looking = [task["name"] for task in plays[0]["tasks"]]
+    assert looking[-1] == "Have a DeviceClass for each resource that pods ask for"
+    assert looking.index("Refuse while something is in the way") < looking.index(
+        "Refuse what the fleet file contradicts"
+    )
+    assert plays[1]["when"] == "accelerator_way == 'site'" and plays[1]["vars"]["accelerator_migration"]
