@@ -90,8 +90,8 @@ class Mover:
         kubelet_root: str,
         timeout: float,
         dry: bool,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] | None = None,
+        sleep: Callable[[float], None] | None = None,
     ) -> None:
         self._api = api
         self._name = name
@@ -100,8 +100,8 @@ class Mover:
         self._root = kubelet_root
         self._timeout = timeout
         self._dry = dry
-        self._clock = clock
-        self._sleep = sleep
+        self._clock = clock or time.monotonic
+        self._sleep = sleep or time.sleep
         self._path = f"/api/v1/nodes/{quote(name, safe='')}"
         self.done = Done()
 
