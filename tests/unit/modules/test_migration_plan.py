@@ -296,11 +296,14 @@ def test_plugins_that_are_no_daemon_sets() -> None:
 
 def test_back_evicts_who_has_claims() -> None:
     made, written, far = pod("made", {GPU: 1}, on="a", mapped=(GPU,)), pod("written", on="a"), pod("far", on="b")
+    former = claim("c4", "a", pod("none", on="a"))
+    former["status"]["reservedFor"][0]["uid"] = "another"
     there = cluster(
         nodes=[node("a", {GPU: 0}), node("b")],
         pods=[made, written, far, pod("none", on="a")],
         slices=[slices("a"), slices("b")],
-        claims=[claim("c1", "a", made, made=True), claim("c2", "a", written), claim("c3", "b", far)],
+        # The last one was for a pod of before, by the name of one that is there now.
+        claims=[claim("c1", "a", made, made=True), claim("c2", "a", written), claim("c3", "b", far), former],
     )
     found = plan(there, "a", direction="back")
     assert verbs(found) == ["taint", "evict", "driver", "untaint"]
