@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._toml import change, header_of, look_up, parse
+from ._toml import change, look_up, parse
 
 SWITCH = "enable_cdi"
 FOLDERS = "cdi_spec_dirs"
@@ -193,41 +193,3 @@ def says_nothing(file: File) -> bool:
     document.pop("version", None)
     table = look_up(document, file.table())
     return document in ({}, {"plugins": {file.table()[-1]: {}}}) and not table
-
-
-#: Units of programs that bring a containerd of their own, and the folder in which that program writes its settings.
-DISTRIBUTIONS = {
-    "k3s.service": ("k3s", "/var/lib/rancher/k3s/agent/etc/containerd"),
-    "k3s-agent.service": ("k3s", "/var/lib/rancher/k3s/agent/etc/containerd"),
-    "rke2-server.service": ("RKE2", "/var/lib/rancher/rke2/agent/etc/containerd"),
-    "rke2-agent.service": ("RKE2", "/var/lib/rancher/rke2/agent/etc/containerd"),
-}
-#: Units by which a runtime is known, in the order in which they are looked for.
-UNITS = ("crio.service", "cri-docker.service", *DISTRIBUTIONS, "containerd.service")
-
-
-def distribution_settings(file: File) -> tuple[bool, tuple[str, ...]]:
-    """Return whether the settings that k3s or RKE2 wrote have CDI on, and the folders that they name."""
-    version = version_of(file.document())
-    table = look_up(file.document(), table_of(version)) or {}
-    enabled = bool(table.get(SWITCH, version >= 3))
-    return enabled, tuple(table.get(FOLDERS) or ("/etc/cdi", "/var/run/cdi"))
-
-
-def distribution_advice(unit: str, file: File | None, wanted: Sequence[str]) -> str:
-    """Return what a person has to set on a node that runs k3s or RKE2, word for word."""
-    name, folder = DISTRIBUTIONS[unit]
-    version = version_of(file.document()) if file else 3
-    template = f"{folder}/config-v3.toml.tmpl" if version >= 3 else f"{folder}/config.toml.tmpl"
-    header = header_of(table_of(version))
-    folders = write_folders(wanted)
-    return (
-        f"Copy {folder}/config.toml to {template} if that file is not there yet, set `enable_cdi = true` and "
-        f"`cdi_spec_dirs = {folders}` in its table {header}, and run `systemctl restart {unit}`; {name} then writes its "
-        f"settings from that template"
-    )
-
-
-def write_folders(folders: Sequence[str]) -> str:
-    """Return a list of folders as TOML writes it."""
-    return "[" + ", ".join(f'"{each}"' for each in folders) + "]"

@@ -99,6 +99,9 @@ def plan_present(
     folder = daemon.drop_in_folder(preferred)
     refused = []
     for each in candidates(settings, daemon.read(daemon.config), daemon.config, imported, folder, wanted):
+        if daemon.generated and each.path == daemon.config:
+            refused.append(f"{each.path}: it is written anew at each start")
+            continue
         after = daemon.aside(settings, imported, [each])
         if after is None:
             refused.append(f"{each.path}: containerd refuses the file")
@@ -192,7 +195,7 @@ def _few(sentences: Sequence[str]) -> str:
     return shown if len(sentences) <= _SHOWN_DIFFERENCES else f"{shown}; and {len(sentences) - _SHOWN_DIFFERENCES} more"
 
 
-def shown(changes: list[Change]) -> dict[str, str]:
+def shown(changes: Sequence[Change]) -> dict[str, str]:
     """Return the changes as Ansible shows them: the lines that change and those around them."""
     text = ""
     for each in changes:

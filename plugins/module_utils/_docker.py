@@ -66,7 +66,7 @@ def text_with(text: str | None, path: str, name: str, wanted: Mapping[str, Any] 
         document.pop(RUNTIMES, None)
     if not document:
         return None
-    return json.dumps(document, indent=_indentation(text), ensure_ascii=False) + "\n"
+    return json.dumps(document, indent=indentation(text), ensure_ascii=False) + "\n"
 
 
 def forgetting(text: str | None, path: str) -> str | None:
@@ -78,10 +78,10 @@ def forgetting(text: str | None, path: str) -> str | None:
     document = read(text, path)
     if RUNTIMES in document:
         return None
-    return json.dumps({**document, RUNTIMES: {}}, indent=_indentation(text), ensure_ascii=False) + "\n"
+    return json.dumps({**document, RUNTIMES: {}}, indent=indentation(text), ensure_ascii=False) + "\n"
 
 
-def _indentation(text: str | None) -> int | str:
+def indentation(text: str | None) -> int | str:
     """Return what a file's lines are indented by: four blanks where that cannot be seen."""
     found = re.search(r"^([ \t]+)\S", text or "", re.MULTILINE)
     return 4 if found is None else found[1]

@@ -114,7 +114,6 @@ error_code:
 """
 
 import json
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -133,8 +132,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._docker import (
     text_before,
     text_with,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._docker_daemon import refuse_invalid
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 COMMAND_SECONDS = 30.0
@@ -198,23 +197,7 @@ class Docker:
 
     def refuse_invalid(self, text: str) -> None:
         """Have the daemon try a text, where it can. Raises DockerError."""
-        with tempfile.TemporaryDirectory(prefix="dra-accelerators-") as folder:
-            trial = Path(folder, "daemon.json")
-            trial.write_text(text, encoding="utf-8")
-            try:
-                done = self.system.run(
-                    [self.params["daemon"], "--validate", "--config-file", str(trial)], COMMAND_SECONDS
-                )
-            except AcceleratorError as error:
-                if error.code != "command-missing":
-                    raise
-                return
-        if done.returncode and "unknown flag" not in done.stderr:
-            raise DockerError(
-                f"{self.params['daemon']} does not take {self.path} with the change: {done.stderr.strip()[-300:]}",
-                hint="Nothing was changed.",
-                code="not-taken",
-            )
+        refuse_invalid(self.system, self.params["daemon"], self.path, text)
 
     def put(self, text: str | None) -> None:
         """Have the file say this."""

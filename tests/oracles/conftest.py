@@ -77,6 +77,13 @@ def old_containerd(built: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def crio() -> Path:
+    """CRI-O, which is built for tests marked ``prove`` alone."""
+    subprocess.run([ROOT / "tests/world/world", "build", "--only", "long-oracles"], check=True)
+    return newest(CACHE / "world/binaries", "crio")
+
+
+@pytest.fixture(scope="session")
 def crictl(built: Path) -> Path:
     """The program that asks a container runtime."""
     return newest(built, "crictl")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Stands in for systemd where none runs: starts and stops one real containerd, by the few words that a module says to it.
+"""Stands in for systemd where none runs: starts and stops one real daemon, by the few words that a module says to it.
 
-Used as `systemctl` and as `journalctl`. SERVICE_MANAGER_FOLDER holds `command` (how the daemon is started), its pid and log. The
-molecule scenario container_runtime has the real systemd.
+Used as `systemctl` and as `journalctl`. SERVICE_MANAGER_FOLDER holds `command` (how the daemon is started), its pid and log;
+SERVICE_MANAGER_UNIT is the daemon's unit. The molecule scenario container_runtime has the real systemd.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 FOLDER = Path(os.environ["SERVICE_MANAGER_FOLDER"])
+UNIT = os.environ.get("SERVICE_MANAGER_UNIT", "containerd.service")
 PID, LOG = FOLDER / "pid", FOLDER / "log"
 START_SECONDS = 20.0
 
@@ -55,7 +56,7 @@ def start() -> int:
                 time.sleep(0.05)
                 continue
         return 0
-    sys.stderr.write("Job for containerd.service failed.\n")
+    sys.stderr.write(f"Job for {UNIT} failed.\n")
     return 1
 
 
@@ -71,7 +72,7 @@ def main(words: list[str]) -> int:
         print(f"ActiveState={'active' if running() else 'failed'}\nMainPID={running()}")
     if words[0] == "is-active":
         own = "active" if running() else "failed"
-        states = [own if unit == "containerd.service" else "inactive" for unit in words[1:]]
+        states = [own if unit == UNIT else "inactive" for unit in words[1:]]
         print("\n".join(states))
     return 0
 

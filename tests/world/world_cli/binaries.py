@@ -17,7 +17,7 @@ from . import cache
 from .commands import execute
 from .errors import WorldError
 from .parallel import in_parallel
-from .pins import GO_MINIMUM, GO_PACKAGE, NODE_PROGRAMS, ORACLES, PINNED, RELEASES, Component
+from .pins import GO_MINIMUM, GO_PACKAGE, LONG_ORACLES, NODE_PROGRAMS, ORACLES, PINNED, RELEASES, Component
 from .progress import step
 
 #: Builds side by side, and compilers in each: downloads and linkers leave processors to others.
@@ -36,6 +36,8 @@ def component_key(component: Component, module_folder: Path) -> str:
         repr(sorted(component.programs.items())),
         repr(sorted(component.variables.items())),
         repr(component.cgo),
+        # What has none keeps the name of its folder.
+        *([repr(component.tags)] if component.tags else []),
         repr(COMPILER_FLAGS),
         os.uname().machine,
     )
@@ -101,6 +103,7 @@ def compile_component(component: Component, target: Path) -> None:
             "-mod=readonly",
             f"-modfile={component.module}.mod",
             *COMPILER_FLAGS,
+            *(["-tags", ",".join(component.tags)] if component.tags else []),
             "-ldflags",
             linker,
             "-o",
@@ -141,6 +144,11 @@ def builds(components: Iterable[Component], thorough: bool = False) -> list[Call
 def build_oracles(thorough: bool = False) -> None:
     """Build the programs that tests ask what they say."""
     in_parallel(builds(ORACLES, thorough), BUILD_JOBS)
+
+
+def build_long_oracles(thorough: bool = False) -> None:
+    """Build the programs that only tests marked ``prove`` ask."""
+    in_parallel(builds(LONG_ORACLES, thorough), BUILD_JOBS)
 
 
 def program(name: str, release: str = PINNED) -> Path:

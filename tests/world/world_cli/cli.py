@@ -41,7 +41,9 @@ def parser() -> argparse.ArgumentParser:
 
     build = verb("build", "make programs and images; what is there and whole is kept")
     build.add_argument(
-        "--only", choices=("worlds", "oracles"), help="what worlds are made of, or the programs that tests ask"
+        "--only",
+        choices=("worlds", "oracles", "long-oracles"),
+        help="what worlds are made of, the programs that tests ask, or those that only tests marked `prove` ask",
     )
     build.add_argument("--prune", action="store_true", help="then remove what belongs to other pins")
     build.add_argument("--release", choices=tuple(RELEASES), default=PINNED, help="which Kubernetes")
@@ -127,15 +129,19 @@ def _up(arguments: argparse.Namespace, name: str) -> int:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    if arguments.only != "oracles":
+    worlds = arguments.only in (None, "worlds")
+    if worlds:
         cluster.prepare_host(arguments.verify, arguments.release)
     if arguments.only != "worlds":
         host.require_root()
         host.install_packages()
+    if arguments.only in (None, "oracles"):
         binaries.build_oracles(arguments.verify)
+    if arguments.only == "long-oracles":
+        binaries.build_long_oracles(arguments.verify)
     for removed in image.prune() if arguments.prune else []:
         say(f"removed {removed}")
-    if arguments.only != "oracles":
+    if worlds:
         print(image.node_image(arguments.release))
     return 0
 

@@ -19,6 +19,7 @@ from .parallel import in_parallel
 from .pins import (
     BUILD_LABEL,
     DEBIAN_SUITE,
+    LONG_ORACLES,
     NODE_IMAGE,
     NODE_PACKAGES,
     NODE_PROGRAMS,
@@ -208,7 +209,7 @@ def prune() -> list[str]:
 
     An image that a container still runs on stays.
     """
-    components = [*ORACLES, *(component for release in RELEASES.values() for component in release)]
+    components = [*ORACLES, *LONG_ORACLES, *(component for release in RELEASES.values() for component in release)]
     kept = {bootstrap_folder().name, pods_folder().name, *(binaries.component_folder(each).name for each in components)}
     images = {node_image(release) for release in RELEASES}
     folders = [*cache.world_cache().glob("*/" + cache.STAMP), *cache.world_cache().glob("binaries/*/" + cache.STAMP)]

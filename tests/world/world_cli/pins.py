@@ -18,6 +18,7 @@ OLD_CONTAINERD_VERSION = "1.7.35"
 ETCD_VERSION = "3.6.5"
 CNI_PLUGINS_VERSION = "1.9.1"
 CRICTL_VERSION = "1.36.0"
+CRIO_VERSION = "1.34.0"
 NVIDIA_CTK_VERSION = "1.20.1"
 NVIDIA_MIG_PARTED_VERSION = "0.13.1"
 
@@ -83,6 +84,7 @@ USUAL_SECONDS = {
     "build crictl": 25,
     "build nvidia-ctk": 20,
     "build nvidia-mig-parted": 15,
+    "build crio": 300,
     "bootstrap": 80,
     "pod images": 10,
     "node image": 25,
@@ -100,7 +102,7 @@ class Component:
     """One Go module of our own under ``tests/world/go`` and the programs built from it.
 
     ``programs`` maps the name of the finished program to its main package; names that share a package are links to one
-    program, which does what its name says. ``variables`` are linker values. ``module`` is the module in whose ``folder``
+    program, which does what its name says. ``variables`` are linker values, ``tags`` those of the build. ``module`` is the module in whose ``folder``
     the component is built, where another component shares the sources.
     """
 
@@ -111,6 +113,7 @@ class Component:
     cgo: bool = False
     folder: str = ""
     module: str = "go"
+    tags: tuple[str, ...] = ()
 
     @property
     def module_folder(self) -> Path:
@@ -192,6 +195,18 @@ ORACLES = (
         OLD_CONTAINERD_VERSION,
         {"containerd-1.7": f"{_OLD_CONTAINERD}/cmd/containerd"},
         {f"{_OLD_CONTAINERD}/version.Version": f"v{OLD_CONTAINERD_VERSION}"},
+    ),
+)
+
+#: Programs that only tests marked ``prove`` ask: they take minutes to build.
+LONG_ORACLES = (
+    Component(
+        "crio",
+        CRIO_VERSION,
+        {"crio": "github.com/cri-o/cri-o/cmd/crio"},
+        {},
+        # Without these it would need libraries of C for signatures and file systems.
+        tags=("containers_image_openpgp", "containers_image_ostree_stub", "exclude_graphdriver_btrfs"),
     ),
 )
 

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Switches CDI on in a containerd, its own or that of k3s and RKE2, and takes that back: makes the changes and restarts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ._containerd import Change, Settings
+from ._containerd_daemon import ContainerdError, Daemon
+from ._containerd_plan import (
+    BACKUP,
+    Record,
+    plan_absent,
+    plan_present,
+    recorded,
+    see_nothing_else,
+    shown,
+)
+from ._runtime_files import Files
+from .core.errors import AcceleratorError
+
+CHANGED = "its settings were changed"
+
+
+class CopiedFiles(Files[Record]):
+    """containerd's files, with a copy beside each that was there before."""
+
+    def make(self, changes: Sequence[Change], record: Record) -> None:
+        """Make the changes. A file that was there before us is copied once, before it is first changed."""
+        for each in changes:
+            entry = record.files.get(each.path)
+            if each.before is not None and each.after is not None and not (entry and entry.created):
+                backup = each.path + BACKUP
+                if not self.system.exists(backup):
+                    self.module.preserved_copy(each.path, backup)
+            self.put(each.path, each.after)
+
+    def undo(self, changes: Sequence[Change], record: Record) -> None:
+        """Put every file back as it was before the changes, with its time if it was not ours before (``record``)."""
+        for each in reversed(changes):
+            backup = each.path + BACKUP
+            if each.path not in record.files and self.system.exists(backup):
+                self.module.atomic_move(backup, each.path)
+            else:
+                self.put(each.path, each.before)
+
+    def leftovers(self, path: str) -> tuple[str, ...]:
+        """Return a file and the copy beside it."""
+        return (path, path + BACKUP)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The folders that containerd has to read CDI files from, and the folder of drop-in files that is preferred."""
+
+    folders: Sequence[str]
+    drop_ins: str
+
+
+def carry_out(
+    files: CopiedFiles, daemon: Daemon, settings: Settings, changes: Sequence[Change], wanted: Sequence[str] | None
+) -> Settings:
+    """Make the changes, prove them by the daemon's dump, restart it; all is undone if one of these fails.
+
+    ``wanted`` are the folders that have to be read afterwards; None where a change is taken back.
+    """
+    before = files.record()
+    record = recorded(before, changes)
+    # The record comes first: a run that is killed from here on is made up for by the next one.
+    files.keep(Record({**before.files, **record.files}, record.folders, restart=True))
+    files.make(changes, record)
+    problem = ""
+    try:
+        after = daemon.settings()
+        if wanted is not None and not after.reads(wanted):
+            problem = "its own dump does not show CDI on after the change"
+    except ContainerdError as error:
+        after, problem = settings, str(error)
+    if not problem:
+        problem = daemon.restart(after)
+        if problem:
+            files.undo(changes, before)
+            again = daemon.restart(settings)
+            problem = f"containerd did not come back with them. {problem} " + (
+                f"It does not run with its files as they were either: {again}"
+                if again
+                else "It runs with its files as they were"
+            )
+            files.keep(Record(before.files, before.folders, restart=bool(again)))
+            raise ContainerdError(
+                f"The changes of {', '.join(each.path for each in changes)} were taken back: {problem}",
+                hint="Mend what containerd complains of, then run this again.",
+                code="restart-failed",
+            )
+    else:
+        files.undo(changes, before)
+        files.keep(before)
+        raise ContainerdError(
+            f"The changes of {', '.join(each.path for each in changes)} were taken back: {problem}",
+            hint="containerd was not restarted.",
+            code="no-proof",
+        )
+    files.keep(Record(record.files, record.folders, restart=False))
+    return after
+
+
+def present(files: CopiedFiles, daemon: Daemon | None, wish: Wish, *, check: bool) -> dict[str, Any]:
+    """Switch CDI on; without a daemon, which has it on already, only the folders are made. Raises AcceleratorError."""
+    changes: list[Change] = []
+    reason = ""
+    enabled = True
+    settings = None
+    if daemon is not None:
+        settings = daemon.settings()
+        imported = daemon.imported()
+        changes = plan_present(daemon, settings, imported, wish.folders, wish.drop_ins)
+        record = files.record()
+        reason = CHANGED if changes else daemon.behind(settings, [daemon.config, *(each.path for each in imported)])
+        if not reason and record.restart and not check:
+            # The process knows its settings, so the restart that was owed has happened by other hands.
+            files.settle(restart=False)
+    folders = files.missing([*(str(Path(each.path).parent) for each in changes), *wish.folders])
+    if not check:
+        files.make_folders(folders)
+        if changes and settings and daemon:
+            try:
+                enabled = carry_out(files, daemon, settings, changes, wish.folders).enabled
+            except ContainerdError:
+                files.remove_folders(folders)
+                raise
+        elif reason and settings and daemon:
+            problem = daemon.restart(settings)
+            if problem:
+                raise ContainerdError(
+                    f"containerd was to be restarted, because {reason}, and did not come back: {problem}",
+                    hint="Its files were not changed by this run. Mend what it complains of, then run this again.",
+                    code="restart-failed",
+                )
+            files.settle(restart=False)
+    return {
+        "changed": bool(changes or reason or folders),
+        "files": [each.path for each in changes],
+        "folders": folders,
+        "restarted": bool(reason),
+        "reason": reason,
+        "enabled": enabled,
+        "diff": shown(changes),
+    }
+
+
+def absent(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> dict[str, Any]:
+    """Take back what is ours. Raises AcceleratorError."""
+    record = files.record()
+    settings = None
+    try:
+        settings = daemon.settings()
+    except AcceleratorError as error:
+        # A containerd that is gone needs no proof and no restart.
+        if error.code != "command-missing":
+            raise
+    imported = daemon.imported() if settings else []
+    places = {wish.drop_ins, *([daemon.drop_in_folder(wish.drop_ins)] if settings else [])}
+    changes = plan_absent(daemon, record, sorted(each for each in places if each))
+    if settings and changes:
+        see_nothing_else(daemon, settings, imported, changes)
+    folders = files.emptied(list(record.folders), changes)
+    active = settings is not None and daemon.process()[0]
+    reason = CHANGED if active and (changes or record.restart) else ""
+    if not check and (changes or record):
+        if changes and settings and active:
+            carry_out(files, daemon, settings, changes, None)
+        else:
+            files.make(changes, recorded(record, changes))
+            if reason and settings:
+                problem = daemon.restart(settings)
+                if problem:
+                    raise ContainerdError(f"containerd did not come back: {problem}", code="restart-failed")
+        for path in record.files:
+            daemon.system.remove(path + BACKUP)
+        files.remove_folders(folders)
+        files.forget()
+    result: dict[str, Any] = {
+        "changed": bool(changes or record),
+        "files": [each.path for each in changes],
+        "folders": folders,
+        "restarted": bool(reason),
+        "reason": reason,
+        "diff": shown(changes),
+    }
+    if settings and not changes:
+        result["enabled"] = settings.enabled
+    return result

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Docker Engine as it is on a node: its file, whether its daemon takes one, what its process says, and what a restart would stop."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ._changed_texts import Record, back
+from ._containerd import Change
+from ._docker import DockerError
+from ._docker_cdi import (
+    Info,
+    contradicts,
+    document_of,
+    only_cdi,
+    read_info,
+    refuse_old,
+    text_with,
+    text_without,
+    version_in,
+)
+from ._runtime_choice import CRI_DOCKERD
+from ._service_unit import COMMAND_SECONDS, Unit, last_words
+from .core.errors import AcceleratorError
+from .core.system import System
+
+_NAMED_CONTAINERS = 8
+
+
+class Docker(Unit):
+    """One Docker Engine: its command line, its daemon, its file and its unit.
+
+    ``stop_containers`` says that a restart may stop the containers that run.
+    """
+
+    name = "Docker Engine"
+
+    def __init__(
+        self,
+        system: System,
+        *,
+        command: str,
+        daemon: str,
+        config: str,
+        service: str,
+        timeout: float,
+        stop_containers: bool = False,
+    ) -> None:
+        super().__init__(system, service=service, timeout=timeout)
+        self.command = command
+        self.daemon = daemon
+        self.config = config
+        self.stop_containers = stop_containers
+        #: Whether cri-dockerd served before this run restarted anything.
+        self._cri_dockerd: bool | None = None
+
+    def text(self) -> str | None:
+        """Return the configuration file's text, or None where there is none."""
+        try:
+            return self.system.read_text(self.config)
+        except FileNotFoundError:
+            return None
+
+    # What its process says
+
+    def info(self) -> Info | None:
+        """Ask the running Docker Engine; None where it does not answer. Raises DockerError for an answer that proves nothing."""
+        done = self.system.run([self.command, "info", "--format", "{{json .}}"], COMMAND_SECONDS)
+        # A command that reaches no daemon prints what it knows of itself, and ends with 1.
+        return None if done.returncode else read_info(done.stdout)
+
+    def version(self) -> tuple[int, ...]:
+        """Return the version of the process that runs, else of the program. Raises DockerError for one without CDI."""
+        info = self.info()
+        version = (
+            info.version if info else version_in(self.system.run([self.daemon, "--version"], COMMAND_SECONDS).stdout)
+        )
+        refuse_old(version)
+        return version
+
+    def behind(self, wanted: Sequence[str]) -> str:
+        """Return why the running process does not read the folders although its file says so, or "" where it does.
+
+        Raises DockerError where a restart would not help.
+        """
+        if not self.process()[0]:
+            return f"{self.service} is not running"
+        info = self.info()
+        if info is None:
+            return f"{self.service} does not answer"
+        if info.reads(wanted):
+            return ""
+        if self.written_since_start([self.config]):
+            return "the running Docker Engine does not read the folders of its file yet"
+        raise DockerError(
+            f"The running Docker Engine reads CDI files from {', '.join(info.folders) or 'no folder'}, expected {', '.join(wanted)}, which "
+            f"{self.config} says, and it was started after that was written",
+            hint=f"Look for --feature and --cdi-spec-dir in `systemctl cat {self.service}`; what stands there counts. If the file was "
+            "brought there with an older time, restart Docker Engine.",
+            code="no-proof",
+        )
+
+    # What is to change
+
+    def plan(self, wanted: Sequence[str]) -> list[Change]:
+        """Return the change by which the folders are read; none where they are. Raises DockerError."""
+        version = self.version()
+        before = self.text()
+        info = self.info()
+        if info and info.reads(wanted) and not contradicts(document_of(before, self.config), wanted):
+            return []
+        after = text_with(before, self.config, version, wanted)
+        if after == before or after is None:
+            return []
+        self.refuse_invalid(after)
+        return [Change(self.config, before, after)]
+
+    def plan_back(self, record: Record) -> list[Change]:
+        """Return the change that takes back what is ours. Raises DockerError."""
+        text = self.text()
+        return back(record, {} if text is None else {self.config: text}, self.without)
+
+    def without(self, text: str, before: str | None) -> str | None:
+        """Return the file's text without our part."""
+        return text_without(text, before, self.config)
+
+    def shown(self, changes: Sequence[Change]) -> dict[str, str]:
+        """Return what changes of CDI, as Ansible shows it: all else of the file may hold passwords."""
+        each = changes[0] if changes else Change(self.config, None, None)
+        before, after = only_cdi(each.before, each.after, self.config)
+        return {"before": before, "after": after, "before_header": self.config, "after_header": self.config}
+
+    def refuse_invalid(self, text: str) -> None:
+        """Have the daemon try a text. Raises DockerError."""
+        refuse_invalid(self.system, self.daemon, self.config, text)
+
+    # What a restart does
+
+    def refuse_restart(self) -> None:
+        """See that a restart stops no containers, unless that is allowed. Raises DockerError."""
+        info = self.info() if self.process()[0] else None
+        if info is None or not info.containers or info.live_restore or self.stop_containers:
+            return
+        said = self.system.run([self.command, "ps", "--format", "{{.Names}}"], COMMAND_SECONDS).stdout.split()
+        names = ", ".join(said[:_NAMED_CONTAINERS]) + (", …" if len(said) > _NAMED_CONTAINERS else "")
+        raise DockerError(
+            f"Docker Engine has to be restarted, which would stop {info.containers} containers that run ({names}): its live-restore is off",
+            hint=f'Set "live-restore": true in {self.config} and run `systemctl reload {self.service}`, with which they go on; or drain '
+            "the node; or set container_runtime_docker_stop_containers to true. Nothing was changed.",
+            code="containers-run",
+        )
+
+    def restart(self, wanted: Sequence[str] | None) -> str:
+        """Restart the unit and wait until it says that it reads the folders; returns what is wrong, or ""."""
+        if self._cri_dockerd is None:
+            self._cri_dockerd = self._serves(CRI_DOCKERD)
+        return self.restart_until(lambda: self._problem(wanted))
+
+    def _problem(self, wanted: Sequence[str] | None) -> str:
+        try:
+            info = self.info()
+        except AcceleratorError as error:
+            return str(error)
+        if info is None:
+            return "it does not answer."
+        if self._cri_dockerd and not self._serves(CRI_DOCKERD):
+            return f"{CRI_DOCKERD} did not come back with it."
+        missing = sorted(set(wanted or ()) - set(info.folders))
+        return f"it answers, but reads no CDI files from {', '.join(missing)}." if missing else ""
+
+    def _serves(self, unit: str) -> bool:
+        return self.system.run(["systemctl", "is-active", unit], COMMAND_SECONDS).stdout.strip() == "active"
+
+
+def refuse_invalid(system: System, daemon: str, path: str, text: str) -> None:
+    """Have Docker's daemon try a text of its file, where it is there and can (from 23 on). Raises DockerError."""
+    with tempfile.TemporaryDirectory(prefix="dra-accelerators-") as folder:
+        trial = Path(folder, "daemon.json")
+        trial.write_text(text, encoding="utf-8")
+        try:
+            done = system.run([daemon, "--validate", "--config-file", str(trial)], COMMAND_SECONDS)
+        except AcceleratorError as error:
+            if error.code != "command-missing":
+                raise
+            return
+    if done.returncode and "unknown flag" not in done.stderr:
+        raise DockerError(
+            f"{daemon} does not take {path} with the change: {last_words(done)}",
+            hint="Nothing was changed.",
+            code="not-taken",
+        )

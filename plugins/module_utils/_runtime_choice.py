@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Which container runtime a node's kubelet uses, by the units that run and by the kubelet's own endpoint. No side effects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .core.errors import AcceleratorError
+
+AUTO, CONTAINERD, CRIO, DOCKER, K3S, RKE2 = "auto", "containerd", "cri-o", "docker", "k3s", "rke2"
+RUNTIMES = (CONTAINERD, CRIO, DOCKER, K3S, RKE2)
+#: Units of programs that bring a containerd of their own.
+DISTRIBUTIONS = {"k3s.service": K3S, "k3s-agent.service": K3S, "rke2-server.service": RKE2, "rke2-agent.service": RKE2}
+#: What stands between the kubelet and Docker Engine.
+CRI_DOCKERD = "cri-docker.service"
+#: Units by which a runtime is known, in the order in which they are looked for.
+UNITS = {"crio.service": CRIO, CRI_DOCKERD: DOCKER, **DISTRIBUTIONS, "containerd.service": CONTAINERD}
+#: States of a unit that did not come back from a restart: its runtime is the node's still, and is to be restarted.
+_FALLEN = ("failed", "activating")
+
+
+class RuntimeChoiceError(AcceleratorError):
+    """The runtime of a node is not known, or is none that can be set up."""
+
+    default_code = "no-runtime"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The runtime, and the unit by which it is known; no unit where its name was given."""
+
+    runtime: str
+    unit: str = ""
+
+
+def chosen(asked: str, states: Mapping[str, str], endpoint: str = "") -> Choice:
+    """Return the runtime that is to be set up.
+
+    ``states`` are those of units by ``systemctl is-active``; ``endpoint`` is the kubelet's, and decides where several run.
+    Raises RuntimeChoiceError.
+    """
+    if asked in (K3S, RKE2):
+        return _distribution(asked, states)
+    if asked != AUTO:
+        return Choice(asked)
+    running = running_units(states)
+    if not running:
+        # containerd first: also where others are installed, one that has failed was the one.
+        fallen = [unit for unit in ("containerd.service", *UNITS) if states.get(unit) in _FALLEN]
+        if not fallen:
+            raise RuntimeChoiceError(
+                f"None of {', '.join(UNITS)} is running on this node",
+                hint="If containerd runs under another name, set container_runtime_name to containerd and "
+                "container_runtime_containerd_service, container_runtime_containerd_config and "
+                "container_runtime_containerd_command to what it uses; so for CRI-O.",
+            )
+        running = fallen[:1]
+    named = [unit for unit in running if _serves(unit, endpoint)] if len(running) > 1 else []
+    unit = (named or running)[0]
+    return Choice(UNITS[unit], unit)
+
+
+def running_units(states: Mapping[str, str]) -> list[str]:
+    """Return the units that run, in the order in which they count."""
+    return [unit for unit in UNITS if states.get(unit) == "active"]
+
+
+def _distribution(asked: str, states: Mapping[str, str]) -> Choice:
+    units = [unit for unit, name in DISTRIBUTIONS.items() if name == asked]
+    for wanted in (("active",), _FALLEN):
+        for unit in units:
+            if states.get(unit) in wanted:
+                return Choice(asked, unit)
+    raise RuntimeChoiceError(
+        f"Neither {' nor '.join(units)} is running on this node, and container_runtime_name is {asked}",
+        hint="Start it, or set container_runtime_name to auto.",
+    )
+
+
+def _serves(unit: str, endpoint: str) -> bool:
+    """Whether a unit's runtime listens at that endpoint, as far as the socket's name tells."""
+    path = endpoint.rpartition("//")[2]
+    if not path:
+        return False
+    if UNITS[unit] in (K3S, RKE2):
+        return "/k3s/containerd/" in path  # RKE2 has the same one
+    names = {"crio.service": "crio.sock", CRI_DOCKERD: "cri-dockerd.sock", "containerd.service": "containerd.sock"}
+    return path.endswith("/" + names[unit]) and "/k3s/containerd/" not in path
+
+
+def kubelet_options(arguments: Sequence[str]) -> dict[str, str]:
+    """Return what the command line of a kubelet says of its endpoint and of its files; nothing for another program's."""
+    if not arguments or "kubelet" not in (word.rpartition("/")[2] for word in arguments[:2]):
+        return {}
+    found: dict[str, str] = {}
+    words = iter(arguments[1:])
+    for word in words:
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and name in ("container-runtime-endpoint", "config", "config-dir"):
+            found[name] = value if equals else next(words, "")
+    return found
+
+
+def endpoint_in(text: str) -> str:
+    """Return the endpoint that a kubelet's configuration file names, in YAML or JSON; empty where it names none."""
+    found = re.search(r"""(?m)^[\s{,]*["']?containerRuntimeEndpoint["']?\s*:\s*["']?([^"'\s,}#]+)""", text)
+    return found[1] if found else ""

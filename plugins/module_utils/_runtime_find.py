@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Looks at which container runtime a node's kubelet uses. Nothing is changed."""
+
+from __future__ import annotations
+
+import contextlib
+
+from ._containerd import File
+from ._distribution import place_of, refusal, settings_of
+from ._runtime_choice import (
+    AUTO,
+    CONTAINERD,
+    CRI_DOCKERD,
+    CRIO,
+    DOCKER,
+    UNITS,
+    Choice,
+    RuntimeChoiceError,
+    chosen,
+    endpoint_in,
+    kubelet_options,
+    running_units,
+)
+from ._service_unit import COMMAND_SECONDS
+from .core.system import System
+
+
+def unit_states(system: System) -> dict[str, str]:
+    """Return the states of the units by which runtimes are known."""
+    states = system.run(["systemctl", "is-active", *UNITS], COMMAND_SECONDS).stdout.split()
+    return dict(zip(UNITS, states))
+
+
+def find(system: System, asked: str) -> Choice:
+    """Return the runtime that is to be set up. Raises RuntimeChoiceError."""
+    if asked in (CONTAINERD, CRIO, DOCKER):
+        return Choice(asked)
+    states = unit_states(system)
+    several = asked == AUTO and len(running_units(states)) > 1
+    choice = chosen(asked, states, kubelet_endpoint(system) if several else "")
+    if choice.unit == CRI_DOCKERD and asked == AUTO:
+        raise cri_dockerd()
+    return choice
+
+
+def kubelet_endpoint(system: System) -> str:
+    """Return the endpoint of the kubelet that runs, by its command line or its files; empty where none tells."""
+    for pid in system.list_directory("/proc"):
+        if not pid.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            options = kubelet_options(system.read_text(f"/proc/{pid}/cmdline").split("\0"))
+            if options:
+                return options.get("container-runtime-endpoint") or _endpoint_of_files(system, options)
+    return ""
+
+
+def _endpoint_of_files(system: System, options: dict[str, str]) -> str:
+    folder = options.get("config-dir", "")
+    # A later file wins, and those of the folder come after the main one.
+    paths = [f"{folder}/{name}" for name in reversed(system.list_directory(folder)) if name.endswith(".conf")]
+    for path in [*paths, options.get("config", "")]:
+        with contextlib.suppress(OSError):
+            found = endpoint_in(system.read_text(path)) if path else ""
+            if found:
+                return found
+    return ""
+
+
+def cri_dockerd() -> RuntimeChoiceError:
+    """Return why a node with cri-dockerd is refused unless its runtime is named."""
+    return RuntimeChoiceError(
+        "The kubelet of this node uses Docker Engine behind cri-dockerd, which hands no CDI devices to pods",
+        hint="Move the kubelet to containerd 1.7.2 or newer, or to CRI-O. Where your cri-dockerd has its pull request 522, which hands "
+        "them over, or where the devices are for Docker's own containers, set container_runtime_name to docker.",
+        code="cri-dockerd",
+    )
+
+
+def uses_containerd(system: System, wanted: list[str]) -> bool:
+    """Whether the runtime is a containerd of its own; False where k3s or RKE2 has CDI on already.
+
+    Raises AcceleratorError for what the module ``containerd_config`` does not set up.
+    """
+    choice = find(system, AUTO)
+    if choice.runtime == CONTAINERD:
+        return True
+    if choice.runtime == CRIO:
+        raise RuntimeChoiceError(
+            "The kubelet of this node uses CRI-O, which is not set up here",
+            hint="Use the role container_runtime or the module runtime_cdi, which set up CRI-O as well.",
+            code="cri-o",
+        )
+    place = place_of(choice.runtime)
+    path = place.generated
+    generated = File(path, system.read_text(path)) if system.exists(path) else None
+    enabled, folders = settings_of(generated) if generated else (False, ())
+    if enabled and set(wanted) <= set(folders):
+        return False
+    raise refusal(choice.unit, place, generated, wanted)

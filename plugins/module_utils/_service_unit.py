@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""A daemon as a unit of systemd: whether it runs and since when, how it is restarted, and what it said last."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+
+from .core.errors import AcceleratorError
+from .core.system import Completed, System
+
+COMMAND_SECONDS = 30.0
+_PAUSE_SECONDS = 0.5
+_LOG_LINES = 12
+
+
+class Unit:
+    """One unit that runs a daemon. ``timeout`` is how many seconds the daemon may take until it serves again."""
+
+    def __init__(self, system: System, *, service: str, timeout: float) -> None:
+        self.system = system
+        self.service = service
+        self.timeout = timeout
+
+    def process(self) -> tuple[bool, float]:
+        """Return whether the unit is active, and when its process began, in seconds since 1970 (0: not known)."""
+        shown = self.system.run(
+            ["systemctl", "show", "--property=ActiveState,MainPID", self.service], COMMAND_SECONDS
+        ).stdout
+        values = dict(line.partition("=")[::2] for line in shown.splitlines())
+        return values.get("ActiveState") == "active", self._begin(values.get("MainPID", "0"))
+
+    def _begin(self, pid: str) -> float:
+        try:
+            ticks = int(self.system.read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
+            up = float(self.system.read_text("/proc/uptime").split()[0])
+        except (OSError, IndexError, ValueError):
+            return 0.0
+        return time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
+
+    def written_since_start(self, paths: Iterable[str]) -> str:
+        """Return the first of these files and folders that is younger than the unit's process; empty where none is known to be."""
+        began = self.process()[1]
+        for path in paths:
+            try:
+                written = self.system.path(path).stat().st_mtime
+            except FileNotFoundError:
+                continue
+            if began and written > began:
+                return path
+        return ""
+
+    def restart_until(self, problem: Callable[[], str]) -> str:
+        """Restart the unit and wait until nothing is wrong by ``problem``; returns what is wrong, or ""."""
+        self.system.run(["systemctl", "reset-failed", self.service], COMMAND_SECONDS)
+        deadline = time.monotonic() + self.timeout
+        try:
+            done = self.system.run(["systemctl", "restart", self.service], self.timeout)
+        except AcceleratorError as error:
+            return str(error)
+        if done.returncode:
+            return f"{last_words(done)} {self.journal()}".strip()
+        while True:
+            wrong = f"{self.service} is not active." if not self.process()[0] else problem()
+            if not wrong or time.monotonic() >= deadline:
+                return f"{wrong} {self.journal()}".strip() if wrong else ""
+            time.sleep(_PAUSE_SECONDS)
+
+    def journal(self) -> str:
+        """Return what the unit said last, as a sentence; empty where that is not known."""
+        words = ["journalctl", "--unit", self.service, "--lines", str(_LOG_LINES), "--output", "cat", "--no-pager"]
+        try:
+            lines = self.system.run(words, COMMAND_SECONDS).stdout.splitlines()
+        except AcceleratorError:
+            return ""
+        return "It said: " + " | ".join(line.strip()[:300] for line in lines if line.strip())
+
+
+def last_words(done: Completed) -> str:
+    """Return the last line that a command said."""
+    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    return lines[-1][:500] if lines else f"it ended with {done.returncode} and said nothing"

@@ -1,0 +1,121 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is written into CRI-O's files, and how it is taken back. The program itself judges it in tests/oracles."""
+
+from __future__ import annotations
+
+import pytest
+import tomllib
+from ansible_collections.dra.accelerators.plugins.module_utils._changed_texts import (
+    Entry,
+    Record,
+    back,
+    read_record,
+    recorded,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Change, File
+from ansible_collections.dra.accelerators.plugins.module_utils._crio import (
+    CrioError,
+    candidates,
+    read_settings,
+    refuse_old,
+    with_changes,
+    without,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+FOLDER = "/etc/crio/crio.conf.d"
+WANTED = ["/etc/cdi", "/var/run/cdi"]
+SITE = '# Theirs.\n[crio.runtime]\ncdi_spec_dirs = ["/srv/cdi"] # by hand\npids_limit = 12\n'
+
+
+def folders_of(text: str | None) -> object:
+    return tomllib.loads(text or "").get("crio", {}).get("runtime", {}).get("cdi_spec_dirs")
+
+
+def test_what_crio_config_leaves_out_has_its_default() -> None:
+    settings = read_settings("[crio.api]\n# listen = 1\n[crio.runtime]\n# cdi_spec_dirs = []\n", "crio config")
+    assert settings.folders == ("/etc/cdi", "/var/run/cdi")
+    assert settings.socket == "/var/run/crio/crio.sock"
+    assert settings.reads(WANTED) and not settings.reads(["/srv/cdi"])
+    assert not read_settings("[crio.runtime]\ncdi_spec_dirs = []\n", "crio config").reads(WANTED)
+
+
+@pytest.mark.parametrize("said", ["crio version 1.28.0\nVersion:  1.28.0\n", "crio version 1.34.0\n   GitCommit: x\n"])
+def test_releases_that_honour_the_kubelet_are_taken(said: str) -> None:
+    refuse_old(said, "crio")
+
+
+@pytest.mark.parametrize(
+    ("said", "words"), [("crio version 1.27.4\n", "CRI-O 1.27.4, expected 1.28.0"), ("", "not known|no CRI-O")]
+)
+def test_older_ones_are_refused_by_name(said: str, words: str) -> None:
+    with pytest.raises(CrioError, match=words) as caught:
+        refuse_old(said, "crio")
+    assert caught.value.code == "too-old"
+
+
+def test_the_least_change_comes_first_and_what_is_read_already_stays() -> None:
+    settings = read_settings(SITE, "crio config")
+    files = [File(f"{FOLDER}/70-a.conf", "[crio.runtime]\npids_limit = 1\n"), File(f"{FOLDER}/99-site.conf", SITE)]
+    found = candidates(settings, File("/etc/crio/crio.conf", SITE), files, FOLDER, WANTED)
+    names = ["60-dra-accelerators.conf", "99-dra-accelerators.conf", "99-site.conf", "crio.conf"]
+    assert [each.path.rpartition("/")[2] for each in found] == names
+    assert all(folders_of(each.after) == ["/srv/cdi", *WANTED] for each in found)
+    assert found[2].after and found[2].after.startswith("# Theirs.\n") and "pids_limit = 12\n" in found[2].after
+    text, texts = with_changes(File("/etc/crio/crio.conf", "x = 1\n"), files, found[:1])
+    assert text == "x = 1\n" and set(texts) == {each.path for each in [*files, found[0]]}
+
+
+KEYS = st.sampled_from(["pids_limit", "default_env", "selinux"])
+LINES = st.lists(st.tuples(KEYS, st.integers(0, 99)), unique_by=lambda pair: pair[0], max_size=3)
+
+
+@given(
+    before=LINES,
+    folders=st.lists(st.sampled_from(["/a", "/b"]), unique=True),
+    since=st.integers(0, 9),
+    named=st.booleans(),
+)
+def test_a_file_of_the_site_becomes_what_it_was_also_where_it_was_changed_since(
+    before: list[tuple[str, int]], folders: list[str], since: int, named: bool
+) -> None:
+    own = "".join(f"{key} = {value}\n" for key, value in before)
+    text = f"# Ours.\n[crio.runtime]\n{own}" + (f"cdi_spec_dirs = {folders!r}\n".replace("'", '"') if named else "")
+    file = File(f"{FOLDER}/99-site.conf", text)
+    (change,) = [
+        each for each in candidates(read_settings(text, "x"), None, [file], FOLDER, WANTED) if each.path == file.path
+    ] or [Change(file.path, text, text)]
+
+    def strip(now: str, then: str | None) -> str | None:
+        return without(file.path, now, then)
+
+    record = recorded(Record(), [change], strip)
+    assert read_record(record.to_text(), "/record") == record
+    after = change.after or ""
+    if after == text:
+        return
+    (restored,) = back(record, {file.path: after}, strip)
+    assert restored.after == text
+    (restored,) = back(record, {file.path: f"{after}since = {since}\n"}, strip)
+    assert tomllib.loads(restored.after or "") == tomllib.loads(f"{text}since = {since}\n")
+
+
+def test_our_own_file_goes_and_one_that_others_wrote_into_stays_without_us() -> None:
+    (ours, *_rest) = candidates(read_settings("", "x"), None, [], FOLDER, ["/srv/cdi"])
+    assert ours.after is not None
+    assert without(ours.path, ours.after, None) is None
+    left = without(ours.path, ours.after + "pids_limit = 3\n", None)
+    assert left is not None and folders_of(left) is None and "pids_limit = 3" in left
+
+
+def test_what_was_there_before_us_is_kept_from_the_first_time() -> None:
+    def strip(now: str, then: str | None) -> str | None:
+        return without("/f", now, then)
+
+    first = recorded(Record(), [Change("/f", SITE, SITE.replace("/srv", "/one"))], strip)
+    second = recorded(first, [Change("/f", SITE.replace("/srv", "/one"), SITE.replace("/srv", "/two"))], strip)
+    assert second.files["/f"].before == SITE
+    assert back(Record({"/f": Entry("x", "y")}, (), False), {}, strip) == []

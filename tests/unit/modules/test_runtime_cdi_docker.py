@@ -1,0 +1,275 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""CDI in Docker's file: nothing else of it changes, containers are not stopped unasked, and the way back is byte for byte.
+
+The Docker Engine here is a stand-in: it shows what the module does, and proves nothing of Docker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils._docker import DockerError
+from ansible_collections.dra.accelerators.plugins.module_utils._docker_cdi import (
+    contradicts,
+    document_of,
+    read_info,
+    refuse_old,
+    says,
+    text_with,
+    text_without,
+    version_in,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+SITE = '{\n  "log-driver": "json-file",\n  "features": {"buildkit": true},\n  "proxies": {"http-proxy": "http://user:hidden-word@proxy"}\n}\n'
+SYSTEMCTL = """#!/bin/sh
+echo "$*" >> {folder}/asked
+case $1 in
+is-active) cat {folder}/cri-dockerd ;;
+show) echo ActiveState=$(cat {folder}/state); echo MainPID=$(cat {folder}/pid) ;;
+restart)
+  [ ! -e {folder}/broken ] || {{ grep -q cdi {config} && exit 1; }}
+  [ ! -e {folder}/dead ] || exit 1
+  rm -f {folder}/known; cp {config} {folder}/known 2> /dev/null; echo active > {folder}/state ;;
+esac
+exit 0
+"""
+JOURNALCTL = "#!/bin/sh\necho unable to configure the Docker daemon\n"
+DOCKER = """#!/usr/bin/env python3
+import json, os, sys
+here = "{folder}/"
+version, live, containers = open(here + "engine").read().split()
+if open(here + "state").read().strip() != "active":
+    sys.exit("Cannot connect to the Docker daemon")
+if sys.argv[1] == "ps":
+    print("\\n".join("pod-%d" % number for number in range(int(containers))))
+    sys.exit()
+known = json.load(open(here + "known")) if os.path.exists(here + "known") else {{}}
+on = known.get("features", {{}}).get("cdi", version.split(".") >= ["28", "2"])
+if os.path.exists(here + "flag"):
+    on = False
+print(json.dumps({{"ServerVersion": version, "LiveRestoreEnabled": live == "True", "ContainersRunning": int(containers),
+    "CDISpecDirs": known.get("cdi-spec-dirs", ["/etc/cdi", "/var/run/cdi"]) if on else []}}))
+"""
+DAEMON = """#!/bin/sh
+[ "$1" = --version ] && {{ echo "Docker version $(cut -d' ' -f1 {folder}/engine), build 1"; exit; }}
+[ ! -e {folder}/refuses ] || {{ echo "invalid: $3" >&2; exit 1; }}
+"""
+
+
+class Docker:
+    """A node with a Docker Engine that is not there."""
+
+    def __init__(self, folder: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.config, self._run = folder, folder / "etc/daemon.json", run_here
+        self.folders = [str(folder / "cdi"), str(folder / "run")]
+        self.config.parent.mkdir()
+        (folder / "bin").mkdir()
+        programs = (("systemctl", SYSTEMCTL), ("journalctl", JOURNALCTL), ("docker", DOCKER), ("dockerd", DAEMON))
+        for name, text in programs:
+            path = folder / "bin" / name
+            path.write_text(text.format(folder=folder, config=self.config))
+            path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
+        (folder / "state").write_text("active\n")
+        (folder / "cri-dockerd").write_text("inactive\n")
+        (folder / "pid").write_text("0")
+        self.engine("27.1.0")
+
+    def engine(self, version: str, *, live: bool = False, containers: int = 0) -> None:
+        (self.folder / "engine").write_text(f"{version} {live} {containers}")
+
+    def write(self, text: str) -> None:
+        self.config.write_text(text)
+        (self.folder / "known").write_text(text)
+
+    def run(self, *, check: bool = False, stop: bool = False, **options: Any) -> dict[str, Any]:
+        docker = {"config": str(self.config), "timeout": 1, "stop_containers": stop}
+        given = {
+            "runtime": "docker",
+            "cdi_folders": self.folders,
+            "records": str(self.folder / "records"),
+            "docker": docker,
+        }
+        return self._run("runtime_cdi", {**given, **options}, check=check, diff=True)
+
+    def asked(self) -> list[str]:
+        path = self.folder / "asked"
+        return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def docker(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Docker:
+    return Docker(tmp_path, run_here, monkeypatch)
+
+
+def test_cdi_is_switched_on_and_taken_back_byte_for_byte(docker: Docker) -> None:
+    docker.write(SITE)
+    foretold = docker.run(check=True)
+    assert docker.config.read_text() == SITE and "restart" not in docker.asked()
+    done = docker.run()
+    assert (done["files"], done["restarted"], done["runtime"]) == ([str(docker.config)], True, "docker")
+    assert foretold["diff"] == done["diff"] and "hidden-word" not in json.dumps(done)
+    document = json.loads(docker.config.read_text())
+    assert list(document) == ["log-driver", "features", "proxies", "cdi-spec-dirs"]
+    assert document["features"] == {"buildkit": True, "cdi": True}
+    assert document["cdi-spec-dirs"] == ["/etc/cdi", "/var/run/cdi", *docker.folders]
+    assert not docker.run()["changed"]
+    assert docker.asked().count("restart") == 1
+    back = docker.run(state="absent", runtime="auto")
+    assert back["restarted"] and docker.config.read_text() == SITE
+    assert not (docker.folder / "records").exists() and not (docker.folder / "cdi").exists()
+    assert not docker.run(state="absent")["changed"]
+
+
+def test_a_release_that_has_it_on_is_left_alone(docker: Docker) -> None:
+    docker.engine("28.2.0", containers=3)
+    docker.write('{"cdi-spec-dirs": ' + json.dumps(docker.folders) + "}")
+    for folder in docker.folders:
+        Path(folder).mkdir()
+    done = docker.run()
+    assert not done["changed"] and "restart" not in docker.asked()
+
+
+def test_a_restart_that_would_stop_containers_is_refused_and_they_are_named(docker: Docker) -> None:
+    docker.engine("27.1.0", containers=2)
+    for check in (True, False):
+        failed = docker.run(check=check)
+        assert failed["error_code"] == "containers-run", failed
+        assert "pod-0, pod-1" in failed["msg"] and "live-restore" in failed["msg"]
+    assert not docker.config.exists() and not (docker.folder / "records").exists()
+    docker.engine("27.1.0", containers=2, live=True)
+    assert docker.run(check=True)["restarted"]
+    docker.engine("27.1.0", containers=2)
+    assert docker.run(stop=True)["restarted"]
+    assert docker.run(state="absent")["error_code"] == "containers-run"
+    assert docker.run(state="absent", stop=True)["changed"] and not docker.config.exists()
+
+
+def test_what_docker_does_not_start_with_is_undone(docker: Docker) -> None:
+    docker.write(SITE)
+    (docker.folder / "broken").touch()
+    failed = docker.run()
+    assert failed["error_code"] == "restart-failed", failed
+    assert "unable to configure" in failed["msg"] and "It runs with its file" in failed["msg"]
+    assert docker.config.read_text() == SITE and not (docker.folder / "records").exists()
+
+
+def test_cri_dockerd_has_to_come_back_as_well(docker: Docker) -> None:
+    (docker.folder / "cri-dockerd").write_text("active\n")
+    text = (docker.folder / "bin/systemctl").read_text()
+    (docker.folder / "bin/systemctl").write_text(
+        text.replace("restart)", f"restart) echo failed > {docker.folder}/cri-dockerd")
+    )
+    failed = docker.run()
+    assert failed["error_code"] == "restart-failed" and "cri-docker.service did not come back" in failed["msg"], failed
+
+
+def test_one_that_does_not_come_back_is_restarted_by_the_next_run(docker: Docker) -> None:
+    (docker.folder / "dead").touch()
+    failed = docker.run()
+    assert "It does not run with its files as they were either" in failed["msg"], failed
+    (docker.folder / "dead").unlink()
+    (docker.folder / "state").write_text("failed\n")
+    done = docker.run()
+    assert done["restarted"] and done["files"], done
+    assert not docker.run()["changed"]
+
+
+def test_a_file_that_the_daemon_does_not_take_is_not_written(docker: Docker) -> None:
+    (docker.folder / "refuses").touch()
+    assert docker.run()["error_code"] == "not-taken"
+    assert not docker.config.exists() and "restart" not in docker.asked()
+
+
+def test_older_ones_and_files_that_are_no_json_are_refused_by_name(docker: Docker) -> None:
+    docker.write("{")
+    assert docker.run()["error_code"] == "invalid-json"
+    docker.engine("20.10.24")
+    failed = docker.run()
+    assert failed["error_code"] == "too-old" and "20.10.24" in failed["msg"]
+    (docker.folder / "state").write_text("inactive\n")
+    assert docker.run()["error_code"] == "too-old"
+
+
+def test_flags_that_count_are_told_and_docker_is_not_restarted_again_and_again(docker: Docker) -> None:
+    (docker.folder / "pid").write_text(str(os.getpid()))
+    docker.write('{"features": {"cdi": true}, "cdi-spec-dirs": ' + json.dumps(docker.folders) + "}")
+    os.utime(docker.config, (1, 1))
+    (docker.folder / "flag").touch()
+    failed = docker.run()
+    assert failed["error_code"] == "no-proof" and "--cdi-spec-dir" in failed["msg"], failed
+    assert "restart" not in docker.asked()
+    # Written since: a run that was killed owes the restart.
+    (docker.folder / "flag").unlink()
+    (docker.folder / "known").write_text("{}")
+    os.utime(docker.config)
+    done = docker.run()
+    assert (done["files"], done["restarted"]) == ([], True), done
+
+
+@pytest.mark.parametrize(
+    "said", ["", "[]", "{}", '{"ServerVersion": "27.1.0", "LiveRestoreEnabled": true, "ContainersRunning": 1}']
+)
+def test_what_proves_nothing_is_refused(said: str) -> None:
+    with pytest.raises(DockerError) as caught:
+        read_info(said)
+    assert caught.value.code == "no-proof"
+
+
+def test_versions_are_read_and_old_ones_refused() -> None:
+    assert version_in("Docker version 26.1.5+dfsg1, build a72d7cd") == (26, 1, 5)
+    assert version_in("29.4.0") == (29, 4, 0)
+    with pytest.raises(DockerError, match=r"24\.0\.9, expected 25\.0"):
+        refuse_old((24, 0, 9))
+    refuse_old((25, 0, 0))
+
+
+FEATURES = st.dictionaries(st.sampled_from(["cdi", "buildkit", "other"]), st.booleans())
+FOLDERS = st.lists(st.sampled_from(["/etc/cdi", "/var/run/cdi", "/a", ""]), unique=True)
+OTHERS = st.dictionaries(st.sampled_from(["log-driver", "mtu", "runtimes"]), st.just({}), max_size=3)
+
+
+@st.composite
+def files(draw: st.DrawFn) -> str | None:
+    """A configuration file of a site, or none."""
+    document: dict[str, Any] = dict(draw(OTHERS))
+    if draw(st.booleans()):
+        document["features"] = draw(FEATURES)
+    if draw(st.booleans()):
+        document["cdi-spec-dirs"] = draw(FOLDERS)
+    return draw(
+        st.sampled_from(
+            [None, "", json.dumps(document), json.dumps(document, indent=2), json.dumps(document, indent="\t") + "\n"]
+        )
+    )
+
+
+@given(text=files(), version=st.sampled_from([(25, 0, 0), (28, 1, 1), (28, 2, 0), (29, 0, 0)]), since=st.booleans())
+def test_only_what_is_missing_is_set_and_the_way_back_is_exact(
+    text: str | None, version: tuple[int, ...], since: bool
+) -> None:
+    wanted = ["/etc/cdi", "/srv/cdi"]
+    before = document_of(text, "f")
+    after = text_with(text, "f", version, wanted)
+    assert after is not None
+    document = document_of(after, "f")
+    assert says(document, version, wanted) and not contradicts(document, wanted)
+    assert text_with(after, "f", version, wanted) == after
+    assert [key for key in document if key in before] == list(before)
+    for key in before.keys() - {"features", "cdi-spec-dirs"}:
+        assert document[key] == before[key]
+    assert {k: v for k, v in document.get("features", {}).items() if k != "cdi"} == {
+        k: v for k, v in before.get("features", {}).items() if k != "cdi"
+    }
+    more = {"since": 1} if since else {}
+    left = text_without(json.dumps({**document, **more}), text, "f")
+    assert document_of(left, "f") == {**before, **more}

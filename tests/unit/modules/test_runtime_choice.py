@@ -1,0 +1,202 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which runtime a node has: by the units that run, and by the kubelet's endpoint where several do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils import _runtime_find
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd import File
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd_daemon import ContainerdError
+from ansible_collections.dra.accelerators.plugins.module_utils._distribution import (
+    is_set_up_by_drop_ins,
+    place_of,
+    refusal,
+    settings_of,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._runtime_choice import (
+    UNITS,
+    Choice,
+    RuntimeChoiceError,
+    chosen,
+    endpoint_in,
+    kubelet_options,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed, System
+
+RUNNING = "active"
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ({"containerd.service": RUNNING}, Choice("containerd", "containerd.service")),
+        ({"crio.service": RUNNING}, Choice("cri-o", "crio.service")),
+        ({"k3s-agent.service": RUNNING}, Choice("k3s", "k3s-agent.service")),
+        ({"rke2-server.service": RUNNING, "containerd.service": RUNNING}, Choice("rke2", "rke2-server.service")),
+        # Docker Engine needs a containerd: what stands between it and the kubelet tells.
+        ({"cri-docker.service": RUNNING, "containerd.service": RUNNING}, Choice("docker", "cri-docker.service")),
+        ({"crio.service": RUNNING, "containerd.service": RUNNING}, Choice("cri-o", "crio.service")),
+        ({"containerd.service": "failed"}, Choice("containerd", "containerd.service")),
+        ({"crio.service": "activating"}, Choice("cri-o", "crio.service")),
+        ({"crio.service": "failed", "containerd.service": "failed"}, Choice("containerd", "containerd.service")),
+        ({"crio.service": "failed", "containerd.service": RUNNING}, Choice("containerd", "containerd.service")),
+    ],
+)
+def test_a_runtime_is_known_by_its_unit(states: dict[str, str], expected: Choice) -> None:
+    assert chosen("auto", states) == expected
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        ("unix:///run/containerd/containerd.sock", "containerd.service"),
+        ("/run/containerd/containerd.sock", "containerd.service"),
+        ("unix:///var/run/crio/crio.sock", "crio.service"),
+        ("unix:///run/cri-dockerd.sock", "cri-docker.service"),
+        ("unix:///run/k3s/containerd/containerd.sock", "k3s.service"),
+        ("unix:///run/another.sock", "crio.service"),
+        ("", "crio.service"),
+    ],
+)
+def test_where_several_run_the_kubelets_endpoint_decides(endpoint: str, expected: str) -> None:
+    states = dict.fromkeys(["crio.service", "cri-docker.service", "k3s.service", "containerd.service"], RUNNING)
+    assert chosen("auto", states, endpoint).unit == expected
+
+
+def test_a_node_without_a_runtime_is_told_what_was_looked_for() -> None:
+    with pytest.raises(RuntimeChoiceError, match=r"None of crio\.service, .* is running") as caught:
+        chosen("auto", dict.fromkeys(UNITS, "inactive"))
+    assert caught.value.code == "no-runtime"
+
+
+def test_a_runtime_that_is_named_is_taken_and_a_distribution_needs_its_unit() -> None:
+    assert chosen("docker", {}) == Choice("docker")
+    assert chosen("rke2", {"rke2-agent.service": "failed"}) == Choice("rke2", "rke2-agent.service")
+    with pytest.raises(RuntimeChoiceError, match=r"Neither k3s\.service nor k3s-agent\.service"):
+        chosen("k3s", {"rke2-agent.service": RUNNING})
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["/usr/bin/kubelet", "--container-runtime-endpoint=unix:///a.sock"],
+            {"container-runtime-endpoint": "unix:///a.sock"},
+        ),
+        (["kubelet", "--config", "/c.yaml", "--v=2"], {"config": "/c.yaml"}),
+        (["/hyperkube", "kubelet", "--config-dir=/d"], {"config-dir": "/d"}),
+        (["/usr/bin/kubelet-helper", "--config=/c.yaml"], {}),
+        (["kubelet", "--config"], {"config": ""}),
+        ([""], {}),
+        ([], {}),
+    ],
+)
+def test_a_kubelets_command_line_is_read(words: list[str], expected: dict[str, str]) -> None:
+    assert kubelet_options(words) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("kind: KubeletConfiguration\ncontainerRuntimeEndpoint: unix:///run/a.sock\n", "unix:///run/a.sock"),
+        ('containerRuntimeEndpoint: "unix:///run/a.sock" # ours\n', "unix:///run/a.sock"),
+        ('{"kind": "KubeletConfiguration",\n "containerRuntimeEndpoint": "unix:///run/a.sock"}', "unix:///run/a.sock"),
+        ("# containerRuntimeEndpoint: unix:///run/a.sock\n", ""),
+        ('containerRuntimeEndpoint: ""\n', ""),
+        ("", ""),
+    ],
+)
+def test_a_kubelets_file_is_read(text: str, expected: str) -> None:
+    assert endpoint_in(text) == expected
+
+
+class Node(System):
+    """A machine of files alone, with the units that run."""
+
+    def __init__(self, root: Path, running: tuple[str, ...]) -> None:
+        super().__init__(str(root))
+        self.running = running
+
+    def run(self, argv: list[str], timeout: float, *_: object, **__: object) -> Completed:  # type: ignore[override]
+        del timeout
+        return Completed(3, "\n".join("active" if unit in self.running else "inactive" for unit in argv[2:]), "")
+
+
+def node(tmp_path: Path, *running: str, kubelet: str = "", **files: str) -> Node:
+    for name, text in {"proc/1/cmdline": "/sbin/init\0", "proc/77/cmdline": kubelet, **files}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Node(tmp_path, running)
+
+
+def test_the_kubelet_that_runs_is_asked_where_two_runtimes_do(tmp_path: Path) -> None:
+    both = ("crio.service", "containerd.service")
+    by_flag = node(
+        tmp_path,
+        *both,
+        kubelet="/usr/bin/kubelet\0--container-runtime-endpoint=unix:///run/containerd/containerd.sock\0",
+    )
+    assert _runtime_find.find(by_flag, "auto").runtime == "containerd"
+    files = {
+        "etc/kubelet.yaml": "containerRuntimeEndpoint: unix:///var/run/crio/crio.sock\n",
+        "etc/kubelet.d/90-site.conf": "containerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n",
+    }
+    by_file = node(
+        tmp_path, *both, kubelet="kubelet\0--config=/etc/kubelet.yaml\0--config-dir=/etc/kubelet.d\0", **files
+    )
+    assert _runtime_find.find(by_file, "auto").runtime == "containerd"
+    (tmp_path / "etc/kubelet.d/90-site.conf").unlink()
+    assert _runtime_find.find(by_file, "auto").runtime == "cri-o"
+
+
+def test_docker_behind_cri_dockerd_is_set_up_only_where_it_is_named(tmp_path: Path) -> None:
+    machine = node(tmp_path, "cri-docker.service", "containerd.service")
+    with pytest.raises(RuntimeChoiceError, match="hands no CDI devices") as caught:
+        _runtime_find.find(machine, "auto")
+    assert caught.value.code == "cri-dockerd"
+    assert _runtime_find.find(machine, "docker") == Choice("docker")
+
+
+def test_the_module_for_containerd_alone_names_the_one_for_cri_o(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeChoiceError, match="uses CRI-O") as caught:
+        _runtime_find.uses_containerd(node(tmp_path, "crio.service"), ["/etc/cdi"])
+    assert "runtime_cdi" in caught.value.hint
+    assert _runtime_find.uses_containerd(node(tmp_path, "containerd.service"), ["/etc/cdi"])
+
+
+NEW = "version = 3\nimports = ['/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.d/*.toml']\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "drop_ins", "enabled"),
+    [
+        (NEW, True, True),
+        ("version = 3\n", False, True),
+        ("version = 3\n[plugins.'io.containerd.cri.v1.runtime']\n  enable_cdi = false\n", False, False),
+        (NEW.replace("3\n", "2\n", 1).replace("-v3", ""), False, False),
+        ('version = 2\n[plugins."io.containerd.grpc.v1.cri"]\n  enable_cdi = true\n', False, True),
+    ],
+)
+def test_what_a_distribution_wrote_is_read(text: str, drop_ins: bool, enabled: bool) -> None:
+    file = File(place_of("k3s").generated, text)
+    assert is_set_up_by_drop_ins(file) is drop_ins
+    assert settings_of(file)[0] is enabled
+
+
+def test_a_distribution_without_drop_ins_is_refused_with_what_to_set() -> None:
+    place = place_of("rke2", "/data/rke2/")
+    error = refusal("rke2-agent.service", place, File(place.generated, "version = 3\n"), ["/etc/cdi", "/srv/cdi"])
+    assert isinstance(error, ContainerdError)
+    assert error.code == "distribution"
+    for words in (
+        "/data/rke2/agent/etc/containerd/config-v3.toml.tmpl",
+        'cdi_spec_dirs = ["/etc/cdi", "/srv/cdi"]',
+        "rke2-agent.service",
+    ):
+        assert words in f"{error} {error.hint}"
+    assert "was not found" in str(refusal("k3s.service", place_of("k3s"), None, ["/etc/cdi"]))
