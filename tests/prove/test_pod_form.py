@@ -262,6 +262,8 @@ def test_nothing_stays_and_nothing_is_removed_under_a_pod_that_uses_it(form: Pod
     removed = form.playbook("remove.yml", *forced)
     assert not removed.failed, removed.output
     cluster.kubectl("delete", "resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
+    # The kubelet puts away the folders of a pod that is gone when it next looks through them.
+    cluster.wait("no folder of a pod of ours", lambda: NAMESPACE not in cluster.run(node, "ls", "/var/log/pods"))
     after = cluster.footprint() | images(cluster, node)
     difference = {key: (form.before.get(key), after.get(key)) for key in form.before.keys() | after.keys()}
     assert {key: both for key, both in difference.items() if both[0] != both[1]} == {}
