@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -177,6 +178,14 @@ def test_a_run_that_is_cut_short_at_any_write_is_gone_on_with(make: Callable[[],
         found["pods"].sort(key=lambda each: str(each["metadata"]["name"]))
         return dict(found)
 
+    def limited(request: Any, budget: list[int], method: str, path: str, **options: Any) -> Json:
+        if method != "GET":
+            if not budget[0]:
+                raise Killed
+            budget[0] -= 1
+        answer: Json = request(method, path, **options)
+        return answer
+
     whole = prepared()
     run(whole)
     assert len(whole.writes) >= 3
@@ -184,16 +193,7 @@ def test_a_run_that_is_cut_short_at_any_write_is_gone_on_with(make: Callable[[],
         world = prepared()
         request = world.request
         budget = [last]
-
-        def limited(method: str, path: str, request: Any = request, budget: list[int] = budget, **options: Any) -> Json:
-            if method != "GET":
-                if not budget[0]:
-                    raise Killed
-                budget[0] -= 1
-            answer: Json = request(method, path, **options)
-            return answer
-
-        world.request = limited  # type: ignore[method-assign]
+        world.request = partial(limited, request, budget)  # type: ignore[method-assign]
         with pytest.raises(Killed):
             run(world)
         world.request = request  # type: ignore[method-assign]

@@ -137,6 +137,14 @@ def test_a_registry_that_is_not_asked_says_so_when_it_is_pushed_to(tmp_path: Pat
     assert asked(tmp_path) == ["image inspect", "push"]
 
 
+@pytest.mark.parametrize("delivery", ["push", "import"])
+def test_who_only_builds_it_gives_it_to_nobody(tmp_path: Path, delivery: str) -> None:
+    """Whatever the fleet file says of the delivery, which may have come as an extra variable."""
+    played = run(tmp_path, NOT_BUILT[0], NO_REGISTRY, delivery=delivery, driver_image_state="built")
+    assert played.status == 0, played.output
+    assert asked(tmp_path) == ["image inspect", "build"]
+
+
 def test_the_driver_s_images_are_taken_off_a_node_and_no_others(tmp_path: Path) -> None:
     ours, theirs = "registry.example/driver:0.1.0-1a2b3c4d-0a1b2c3d", "registry.example/driver:mine"
     rows = [

@@ -99,6 +99,11 @@ HOSTS = {
     # Of a fleet with both vendors a node is asked for the driver of the devices that it has.
     "npus": host(node=NPUS | WELL | NO_GPU, **FLEET),
     "npus-without-driver": host(node=NPUS | NO_GPU, **FLEET),
+    # What the same run would bring is not missing, of that vendor alone.
+    "gpus-before-their-driver": host(
+        node=NO_GPU | {"devices": BOTH["devices"]} | WELL, preflight_drivers_to_come=["nvidia"]
+    ),
+    "npus-before-another-driver": host(node=NPUS | NO_GPU, preflight_drivers_to_come=["nvidia"], **FLEET),
     "npus-with-old-driver": host(node=NPUS | NO_GPU | {"ascend": WELL["ascend"] | {"version": "21.0.2"}}, **FLEET),
     "npus-given-out": host(node=NPUS | WELL | NO_GPU, allocatable={"huawei.com/Ascend310P": "8"}, **FLEET),
     "gpus-of-a-fleet": host(allocatable={"huawei.com/Ascend310P": "8"}, **FLEET),
@@ -122,6 +127,7 @@ HOSTS = {
 REFUSED = {
     "npus-without-driver": ("Ascend driver", "/dev/davinci_manager", "reboot"),
     "npus-with-old-driver": ("Ascend driver", "21.0.2", "22.0.0"),
+    "npus-before-another-driver": ("Ascend driver",),
     "npus-given-out": ("Other managers of NPUs", "huawei.com/Ascend310P", "preflight_allow_other_managers"),
     "nothing": ("NVIDIA driver", "no nvidia-smi"),
     "ahead": ("prepared_before_binding", "daemonset", "dra_driver_pod_lists_claims"),
