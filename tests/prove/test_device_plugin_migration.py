@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 import pytest
+import yaml
 
-from tests.cluster.cluster import Cluster, CommandFailed, Recap
+from tests.cluster.cluster import EXAMPLES, Cluster, CommandFailed, Recap
 from tests.cluster.manifests import IMAGE, PRINT_AND_STAY, claim, pod
 
 LAYOUT: list[dict[str, Any]] = [
@@ -389,7 +390,11 @@ def foreign(plugged: Cluster) -> str:
     return node
 
 
-NAMED = {"device_plugin_migration_plugins": ["kube-system/what-a-name"]}
+#: The example's variables, with this DaemonSet in the place of NVIDIA's.
+NAMED = {
+    **yaml.safe_load((EXAMPLES / "device-plugin-migration.yml").read_text(encoding="utf-8")),
+    "device_plugin_migration_plugins": ["kube-system/what-a-name"],
+}
 
 
 def plugin_pods(cluster: Cluster) -> list[str]:
