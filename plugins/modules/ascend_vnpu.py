@@ -487,6 +487,7 @@ not_undone:
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -622,6 +623,11 @@ def explain(error: AcceleratorError, devices: Sequence[Device]) -> AcceleratorEr
     return type(error)(error.message, hint=" ".join(hints), code=error.code) if hints else error
 
 
+def layouts_of(module: AnsibleModule) -> Layouts:
+    """Return what the module's parameters ask for."""
+    return Layouts("ascend_vnpu", "NPU", lambda _look: parse_rules(module.params["layout"]))
+
+
 def partition_npus(
     module: AnsibleModule, switches: Switches, partition: Callable[[Layouts], dict[str, Any]]
 ) -> dict[str, Any]:
@@ -642,16 +648,7 @@ def partition_npus(
             switches.turn(each)
             done.append(each)
 
-    answer = partition(
-        Layouts(
-            "ascend_vnpu",
-            "NPU",
-            lambda _look: parse_rules(module.params["layout"]),
-            agree=agree,
-            explain=explain,
-            before=turn,
-        )
-    )
+    answer = partition(replace(layouts_of(module), agree=agree, explain=explain, before=turn))
     if not module.check_mode:
         turn()
     for device in kept_back:
@@ -684,7 +681,7 @@ def check_parameters(module: AnsibleModule) -> None:
 def bring_about(module: AnsibleModule, backend: Backend, system: System) -> dict[str, Any]:
     """Do what the state asks for, with a backend that is open; returns the result."""
     state = module.params["state"]
-    layouts = Layouts("ascend_vnpu", "NPU", lambda _look: parse_rules(module.params["layout"]))
+    layouts = layouts_of(module)
     if state == ASSERTED:
         return assert_devices(module, backend, layouts)
     if state == EXPORTED:

@@ -137,7 +137,7 @@ def test_there_again_a_claim_is_seen_to_its_end(plugged: Cluster) -> None:
     assert plugged.slices() == []
     told = plugged.run(node, "cat", "/var/run/cdi/k8s.gpu.nvidia.com-device_plugin.json")
     assert uuid not in told
-    plugged.delete(*reversed(documents))
+    plugged.delete(*reversed(documents))  # the claim stays as long as its pod does
     plugged.wait("the claim's as well", lambda: offered(plugged).get(GPUS) == 7)
     plugged.wait(
         "nothing is served for claims",
