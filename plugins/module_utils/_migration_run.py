@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from . import _migration_nodes as nodes
 from ._device_classes import Classes, is_ours
+from ._evictions import evict
 from ._kubernetes import Api, ApiError
 from ._migration_ask import SETS, look
 from ._migration_inventory import AFFINITY, Json, Plugin, Problem, Service
@@ -281,22 +282,10 @@ class Mover:
         return self._wishes.evict and (holder.controlled or self._wishes.evict_unmanaged)
 
     def _evict(self, holder: Holder, asked: set[str], refusals: dict[str, str]) -> None:
-        body = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"namespace": holder.namespace, "name": holder.name},
-            # A pod of a StatefulSet has the name of the one before it.
-            "deleteOptions": {"preconditions": {"uid": holder.uid}},
-        }
-        path = f"/api/v1/namespaces/{quote(holder.namespace)}/pods/{quote(holder.name)}/eviction"
-        try:
-            self._api.request("POST", path, body=body)
-        except ApiError as error:
-            # A budget that allows none for now, several budgets for one pod, or a pod that has gone.
-            if error.status not in (404, 409, 429, 500):
-                raise
-            if error.status in (429, 500):
-                refusals[holder.uid] = str(error)
+        refused = evict(self._api, holder.namespace, holder.name, holder.uid)
+        if refused is not None:
+            if refused:
+                refusals[holder.uid] = refused
             return
         refusals.pop(holder.uid, None)
         if holder.uid not in asked:

@@ -10,7 +10,7 @@ Facts: k8s.io/api/resource DeviceTaintRule in v1 (1.37), v1beta2 (1.36) and v1al
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -35,13 +35,15 @@ _TAINT = ("key", "value", "effect")
 
 @dataclass(frozen=True)
 class Wanted:
-    """A rule as it is to be. ``node`` is the Node with which it is to go."""
+    """A rule as it is to be. ``node`` is the Node with which it is to go; ``notes`` are annotations that a rule keeps as it got them first."""
 
     name: str
     selector: Mapping[str, str]
     taint: Mapping[str, str]
     reason: str = ""
     node: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,13 @@ def plan_removal(existing: Mapping[str, Any] | None) -> Write:
 
 
 def _body(wanted: Wanted, metadata: Mapping[str, Any], version: str, present: Mapping[str, Any]) -> dict[str, Any]:
-    labels = {**(metadata.get("labels") or {}), MANAGED_BY: OURS}
+    labels = {**(metadata.get("labels") or {}), MANAGED_BY: OURS, **wanted.labels}
     labels.pop(NODE_LABEL, None)
     # A node's name can be longer than a label's value: such a rule stays when the Node goes.
     if wanted.node and len(wanted.node) <= LONGEST_LABEL:
         labels[NODE_LABEL] = wanted.node
-    annotations = {key: value for key, value in (metadata.get("annotations") or {}).items() if key != REASON}
+    annotations = {**wanted.notes, **(metadata.get("annotations") or {})}
+    annotations.pop(REASON, None)
     if wanted.reason:
         annotations[REASON] = wanted.reason
     taint = {key: value for key, value in wanted.taint.items() if value}
@@ -136,16 +139,16 @@ def summary(rule: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def is_ours(rule: Mapping[str, Any]) -> bool:
-    """Whether this module wrote a rule: it bears the collection's label, and the module's field manager is among its own."""
+def is_ours(rule: Mapping[str, Any], manager: str = MANAGER) -> bool:
+    """Whether a module wrote a rule: it bears the collection's label, and the module's field manager is among its own."""
     metadata = rule["metadata"]
     managers = [str(one.get("manager", "")) for one in metadata.get("managedFields") or ()]
-    return (metadata.get("labels") or {}).get(MANAGED_BY) == OURS and MANAGER in managers
+    return (metadata.get("labels") or {}).get(MANAGED_BY) == OURS and manager in managers
 
 
-def refuse_foreign(rule: Mapping[str, Any] | None) -> None:
+def refuse_foreign(rule: Mapping[str, Any] | None, manager: str = MANAGER) -> None:
     """Raise AcceleratorError with code foreign-rule when somebody else wrote the rule; pure."""
-    if rule is None or is_ours(rule):
+    if rule is None or is_ours(rule, manager):
         return
     managers = [str(one.get("manager", "")) for one in rule["metadata"].get("managedFields") or ()]
     raise AcceleratorError(
@@ -182,10 +185,11 @@ class Done:
 
 
 class Rules:
-    """The DeviceTaintRules of one API server."""
+    """The DeviceTaintRules of one API server, written under a field manager."""
 
-    def __init__(self, api: Api, version: str) -> None:
+    def __init__(self, api: Api, version: str, manager: str = MANAGER) -> None:
         self._api = api
+        self._manager = manager
         self.version = version
         self._path = f"/apis/{GROUP}/{version}/{PLURAL}"
 
@@ -193,12 +197,16 @@ class Rules:
         """Return a rule, or None. Raises ApiError."""
         return found_or_none(self._api, f"{self._path}/{quote(name, safe='')}")
 
+    def labelled(self, selector: str) -> list[dict[str, Any]]:
+        """Return the rules that a label selector fits. Raises ApiError."""
+        return self._api.list_all(self._path, {"labelSelector": selector})
+
     def bring_about(self, name: str, wanted: Wanted | None, *, force: bool, dry: bool) -> Done:
         """Bring a rule to what is wanted, or remove it. Raises ApiError, AcceleratorError (foreign-rule)."""
         first = existing = self.find(name)
         for attempt in range(1, ATTEMPTS + 1):
             if not force:
-                refuse_foreign(existing)
+                refuse_foreign(existing, self._manager)
             write = plan_removal(existing) if wanted is None else plan(wanted, existing, self.version)
             try:
                 answer = self._send(name, write, dry=dry)
@@ -225,7 +233,7 @@ class Rules:
                 if error.status != 404:
                     raise
             return None
-        query = {**query, "fieldManager": MANAGER, "fieldValidation": "Strict"}
+        query = {**query, "fieldManager": self._manager, "fieldValidation": "Strict"}
         if write.verb == "create":
             return self._api.request("POST", self._path, query=query, body=write.body)
         return self._api.request("PUT", f"{self._path}/{quote(name, safe='')}", query=query, body=write.body)

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Drains devices of a node, and opens them again. Looks, plans, writes, and looks again; every write can be made twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+from urllib.parse import quote
+
+from . import _device_drain as drain
+from ._claims_ask import VERSIONS
+from ._cluster import found_or_none
+from ._device_drain import MANAGER, OPERATION_LABEL, Asked, Consent, Held, Holder, Plan
+from ._evictions import evict
+from ._kubernetes import Api, served_version
+from ._migration_inventory import Json, Problem
+from ._taint_rules import GROUP, MANAGED_BY, OURS, Rules, is_ours, served_rules
+from .core.errors import AcceleratorError
+
+LOOK_SECONDS = 2.0
+#: A scheduler may have bound a pod by what it knew before the rule: so long after it was written somebody new can still come.
+SETTLE_SECONDS = 4.0
+
+
+class Blocked(AcceleratorError):
+    """Something is in the way, and nothing was touched."""
+
+    default_code = "blocked"
+
+    def __init__(self, node: str, problems: Sequence[Problem]) -> None:
+        listed = " ".join(
+            f"({number}) {each.text.rstrip('.')}. {each.remedy}" for number, each in enumerate(problems, 1)
+        )
+        super().__init__(f"{node} cannot be drained yet, and nothing was changed. {listed}")
+        self.problems = tuple(problems)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the error with the problems."""
+        return {**super().to_dict(), "problems": [each.document() for each in self.problems]}
+
+
+class TimeIsUp(AcceleratorError):
+    """Devices are still held. ``blocked`` says by whom and why."""
+
+    default_code = "time-is-up"
+
+    def __init__(self, message: str, *, hint: str, blocked: Sequence[Json]) -> None:
+        super().__init__(message, hint=hint)
+        self.blocked = tuple(blocked)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the error with who is in the way."""
+        return {**super().to_dict(), "blocked": list(self.blocked)}
+
+
+@dataclass
+class Done:
+    """What was done, or in check mode would be: a line for each write. ``pods`` and ``claims`` were there at the first look."""
+
+    steps: list[str] = field(default_factory=list)
+    rules: list[dict[str, str]] = field(default_factory=list)
+    evicted: list[str] = field(default_factory=list)
+    plan: Plan | None = None
+    others: list[dict[str, str]] = field(default_factory=list)
+    waited: float = 0.0
+
+
+def utc_now() -> str:
+    """Return the time as the API writes it."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Drainer:
+    """One operation on one node. ``timeout`` is how many seconds it is waited until nobody has the devices."""
+
+    def __init__(
+        self,
+        api: Api,
+        asked: Asked,
+        consent: Consent,
+        *,
+        timeout: float,
+        grace_period: int | None = None,
+        dry: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], str] = utc_now,
+    ) -> None:
+        drain.check(asked)
+        self._api = api
+        self._asked = asked
+        self._consent = consent
+        self._timeout = timeout
+        self._grace = grace_period
+        self._dry = dry
+        self._clock = clock
+        self._sleep = sleep
+        self._now = now
+        self._rules = Rules(api, served_rules(api), MANAGER)
+        self._base = f"/apis/{GROUP}/{served_version(api, GROUP, VERSIONS)}"
+        self.done = Done()
+
+    def drain(self) -> Done:
+        """Have nobody on the devices, and nobody new come. Raises Blocked, TimeIsUp, DrainError, ApiError."""
+        if found_or_none(self._api, f"/api/v1/nodes/{quote(self._asked.node, safe='')}") is None:
+            raise drain.DrainError(f"There is no Node {self._asked.node}", code="no-node")
+        plan = self._look()
+        self.done.plan = plan
+        if plan.problems and not self._dry:
+            raise Blocked(self._asked.node, plan.problems)
+        self._taint(plan)
+        if self._dry:
+            leaving = [each.key for each in plan.pods if not each.deleting] if self._consent.evict else []
+            self.done.evicted += leaving
+            self.done.steps += [f"evict {each}" for each in leaving]
+            return self.done
+        self._clear(plan)
+        return self.done
+
+    def open(self) -> Done:
+        """Lift the operation's rules. Raises ApiError."""
+        mine, self.done.others = self._found_rules()
+        for each in mine:
+            self._lift(str(each["metadata"]["name"]))
+        return self.done
+
+    def _found_rules(self) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+        """The rules of this operation, and what there is of others on the same node; without a node, on all."""
+        found = [
+            each
+            for each in self._rules.labelled(f"{MANAGED_BY}={OURS},{OPERATION_LABEL}")
+            if is_ours(each, MANAGER) and self._asked.node in ("", drain.rule_facts(each)["node"])
+        ]
+        mine = [each for each in found if drain.rule_facts(each)["operation"] == self._asked.operation]
+        return mine, [drain.rule_facts(each) for each in found if each not in mine]
+
+    def _look(self) -> Plan:
+        slices = self._api.list_all(
+            f"{self._base}/resourceslices", {"fieldSelector": f"spec.nodeName={self._asked.node}"}
+        )
+        claims = self._api.list_all(f"{self._base}/resourceclaims", {})
+        mine, self.done.others = self._found_rules()
+        targets = drain.targets_of(self._asked, slices, claims, mine)
+        pods = self._pods(drain.held_by(targets, claims, self._asked))
+        return drain.plan(
+            self._asked, self._consent, slices=slices, claims=claims, pods=pods, rules=mine, now=self._now()
+        )
+
+    def _pods(self, held: Sequence[Held]) -> list[Json]:
+        found: dict[tuple[str, str], Json | None] = {}
+        for each in held:
+            place = f"/api/v1/namespaces/{quote(each.namespace)}/pods"
+            for name, _uid in each.pods:
+                if (each.namespace, name) not in found:
+                    found[each.namespace, name] = found_or_none(self._api, f"{place}/{quote(name)}")
+            if each.groups:
+                listed = self._api.list_all(place, {"fieldSelector": f"spec.nodeName={self._asked.node}"})
+                found.update({(each.namespace, str(one["metadata"]["name"])): one for one in listed})
+        return [each for each in found.values() if each is not None]
+
+    # Rules
+
+    def _taint(self, plan: Plan) -> None:
+        """Write the rules; where one is refused, those that this run has written go again."""
+        written: list[str] = []
+        try:
+            for each in plan.rules:
+                done = self._rules.bring_about(each.name, each, force=False, dry=self._dry)
+                if done.verb:
+                    text = str(
+                        drain.Target(each.selector["driver"], each.selector["pool"], each.selector.get("device", ""))
+                    )
+                    self.done.steps.append(f"{'taint' if self._dry else 'tainted'} {text}")
+                if done.verb == "create" and not self._dry:
+                    written.append(each.name)
+                self.done.rules.append(drain.rule_facts(done.rule or {"metadata": {"name": each.name}}))
+        except AcceleratorError:
+            for name in written:
+                self._rules.bring_about(name, None, force=False, dry=False)
+            self.done.steps.clear()
+            self.done.rules.clear()
+            raise
+        for name in plan.stale:
+            self._lift(name)
+
+    def _lift(self, name: str) -> None:
+        rule = self._rules.find(name)
+        done = self._rules.bring_about(name, None, force=False, dry=self._dry)
+        if done.verb and rule is not None:
+            facts = drain.rule_facts(rule)
+            self.done.rules.append(facts)
+            target = drain.Target(facts["driver"], facts["pool"], facts["device"])
+            self.done.steps.append(f"{'lift' if self._dry else 'lifted'} the taint of {target}")
+
+    # Pods
+
+    def _clear(self, plan: Plan) -> None:
+        """Evict who may be, and wait until no claim has any of the devices. Raises TimeIsUp, ApiError."""
+        begin = self._clock()
+        deadline, settled = begin + self._timeout, begin + (SETTLE_SECONDS if self.done.steps else 0.0)
+        refusals: dict[str, str] = {}
+        while True:
+            if not plan.claims and self._clock() >= settled:
+                self.done.waited = self._clock() - begin
+                return
+            for each in plan.pods:
+                if not each.deleting and self._may_evict(each):
+                    self._evict(each, refusals)
+            if plan.claims and self._clock() >= deadline:
+                self._say_who(plan, refusals)
+            self._sleep(LOOK_SECONDS)
+            plan = self._look()
+
+    def _may_evict(self, pod: Holder) -> bool:
+        return bool(self._consent.evict) and (bool(pod.owner) or self._consent.evict_unmanaged)
+
+    def _evict(self, pod: Holder, refusals: dict[str, str]) -> None:
+        refused = evict(self._api, pod.namespace, pod.name, pod.uid, self._grace)
+        if refused is None:
+            refusals.pop(pod.uid, None)
+            if pod.key not in self.done.evicted:
+                self.done.evicted.append(pod.key)
+                self.done.steps.append(f"evicted {pod.key}")
+        elif refused:
+            refusals[pod.uid] = refused
+
+    def _say_who(self, plan: Plan, refusals: dict[str, str]) -> None:
+        blocked = drain.in_the_way(plan.claims, plan.pods, refusals)
+        raise TimeIsUp(
+            f"After {self._timeout:g} s devices of {self._asked.node} are still held: "
+            + "; ".join(f"{each['pod'] or 'claim ' + each['claims'][0]} ({each['reason']})" for each in blocked),
+            hint="The taint stays, so that nobody new comes. See why these do not end, and run again, which goes on from here; or open the "
+            "devices again (state open).",
+            blocked=blocked,
+        )

@@ -1,0 +1,169 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The cluster of migration_world, with DeviceTaintRules, with claims of devices by name, and with a scheduler that makes pods again."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.dra.accelerators.plugins.module_utils import _taint_rules as rules
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import ApiError
+from migration_world import World, node, pod
+
+Json = dict[str, Any]
+DRIVER = "gpu.nvidia.com"
+
+
+def counted(name: str, *slots: int) -> Json:
+    """A published device that takes slots of a GPU."""
+    gpu = "-".join(name.split("-")[:2])
+    counters = {f"slot-{slot}": {"value": "1"} for slot in slots}
+    return {"name": name, "consumesCounters": [{"counterSet": gpu, "counters": counters}]}
+
+
+def pool(name: str, *devices: Json, driver: str = DRIVER) -> Json:
+    """The slice of a node's devices, each GPU with four slots."""
+    gpus = sorted({each["consumesCounters"][0]["counterSet"] for each in devices if "consumesCounters" in each})
+    sets = [{"name": gpu, "counters": {f"slot-{slot}": {"value": "1"} for slot in range(4)}} for gpu in gpus]
+    spec = {
+        "driver": driver,
+        "nodeName": name,
+        "pool": {"name": name, "generation": 1, "resourceSliceCount": 1},
+        "devices": list(devices),
+        "sharedCounters": sets,
+    }
+    return {"metadata": {"name": f"slice-{name}-{driver}"}, "spec": spec}
+
+
+def claim_of(
+    name: str, on: str, *devices: str, pods: tuple[Json, ...] = (), groups: tuple[str, ...] = (), **more: Any
+) -> Json:
+    """A claim that has devices for pods, or for groups of them."""
+    reserved = [{"resource": "pods", "name": each["metadata"]["name"], "uid": each["metadata"]["uid"]} for each in pods]
+    reserved += [{"resource": "podgroups", "name": each, "uid": f"uid-{each}"} for each in groups]
+    results = [{"request": "r", "driver": DRIVER, "pool": on, "device": each, **more} for each in devices]
+    return {
+        "metadata": {"namespace": "default", "name": name},
+        "status": {"allocation": {"devices": {"results": results}}, "reservedFor": reserved},
+    }
+
+
+class DrainWorld(World):
+    """``seen`` are the pods that were asked to go, in their order; ``steady`` pods do not end; ``refuses`` names rules that are not taken."""
+
+    def __init__(self, **kinds: list[Json]) -> None:
+        super().__init__(**kinds)
+        self.kinds["devicetaintrules"] = []
+        self.seen: list[str] = []
+        self.options: list[Json] = []
+        self.steady: set[str] = set()
+        self.refuses_after = 10**6
+        self.served = True
+
+    def list_all(self, path: str, query: Mapping[str, str]) -> list[Json]:
+        if path.endswith("/devicetaintrules"):
+            assert query["labelSelector"] == "app.kubernetes.io/managed-by=dra-accelerators,dra.accelerators/drain"
+            return [
+                copy.deepcopy(each)
+                for each in self.kinds["devicetaintrules"]
+                if "dra.accelerators/drain" in each["metadata"]["labels"]
+            ]
+        return super().list_all(path, query)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        content_type: str = "application/json",
+    ) -> Json:
+        if re.fullmatch(r"/apis/resource\.k8s\.io/v1", path):
+            return {"resources": [{"name": rules.PLURAL}] if self.served else []}
+        if re.fullmatch(r"/apis/resource\.k8s\.io/(v1beta2|v1alpha3)", path):
+            raise ApiError("not served", status=404)
+        if "/pods/" in path and method == "GET":
+            return copy.deepcopy(self.find("pods", path.rpartition("/")[2]))
+        if "/devicetaintrules" in path:
+            return self._rule(method, path.partition("/devicetaintrules")[2].strip("/"), query or {}, body or {})
+        return super().request(method, path, query=query, body=body, content_type=content_type)
+
+    def _rule(self, method: str, name: str, query: Mapping[str, str], body: Json) -> Json:
+        dry = "dryRun" in query or "dryRun" in body
+        if method == "GET":
+            return copy.deepcopy(self.find("devicetaintrules", name))
+        if not dry:
+            self.writes.append((method, f"devicetaintrules/{name or body['metadata']['name']}"))
+        if method == "DELETE":
+            found = self.find("devicetaintrules", name)
+            if not dry:
+                self.kinds["devicetaintrules"].remove(found)
+            return {}
+        if len(self.kinds["devicetaintrules"]) >= self.refuses_after:
+            raise ApiError("it is not allowed", status=403)
+        made = copy.deepcopy(body)
+        made["metadata"]["managedFields"] = [{"manager": query["fieldManager"]}]
+        made["metadata"].setdefault("resourceVersion", "1")
+        if not dry:
+            rest = [
+                each for each in self.kinds["devicetaintrules"] if each["metadata"]["name"] != made["metadata"]["name"]
+            ]
+            self.kinds["devicetaintrules"] = [*rest, made]
+        return copy.deepcopy(made)
+
+    def _evict(self, path: str, body: Json) -> Json:
+        answer = super()._evict(path, body)
+        self.seen.append(path.split("/")[-2])
+        self.options.append(body["deleteOptions"])
+        return answer
+
+    def tick(self) -> None:
+        """Pods that were evicted end, but for steady ones, and claims without any are given back."""
+        held = [each for each in self.kinds["pods"] if each["metadata"]["name"] in self.steady]
+        kept = [each["metadata"].pop("deletionTimestamp", None) for each in held]
+        super().tick()
+        for each, when in zip(held, kept):
+            if when:
+                each["metadata"]["deletionTimestamp"] = when
+        for each in self.kinds["resourceclaims"]:
+            if not each["status"]["reservedFor"]:
+                each["status"].pop("allocation", None)
+
+    def rule_targets(self) -> list[tuple[str, str]]:
+        """Pool and device of each rule, an empty one for all."""
+        found = [each["spec"]["deviceSelector"] for each in self.kinds["devicetaintrules"]]
+        return sorted((each["pool"], each.get("device", "")) for each in found)
+
+
+def busy() -> DrainWorld:
+    """Node a with two GPUs and a partition, node b with one; four pods have devices, one has none."""
+    first, second, part, far = (
+        pod(name, on=on) for name, on in (("p0", "a"), ("p1", "a"), ("part", "a"), ("far", "b"))
+    )
+    whole = (0, 1, 2, 3)
+    return DrainWorld(
+        nodes=[node("a"), node("b")],
+        pods=[first, second, part, far, pod("none", on="a")],
+        resourceslices=[
+            pool(
+                "a",
+                counted("gpu-0", *whole),
+                counted("gpu-1", *whole),
+                counted("gpu-2", *whole),
+                counted("gpu-2-mig-0", 0, 1),
+                counted("gpu-2-mig-2", 2, 3),
+            ),
+            pool("b", counted("gpu-0", *whole)),
+        ],
+        resourceclaims=[
+            claim_of("c0", "a", "gpu-0", pods=(first,)),
+            claim_of("c1", "a", "gpu-1", pods=(second,)),
+            claim_of("cp", "a", "gpu-2-mig-0", pods=(part,)),
+            claim_of("cf", "b", "gpu-0", pods=(far,)),
+        ],
+    )

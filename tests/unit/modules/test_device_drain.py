@@ -1,0 +1,322 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Devices are drained and opened: who goes and who stays, what is written, what is in the way, and that a second run writes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils import _device_drain as drain
+from ansible_collections.dra.accelerators.plugins.module_utils import _device_drain_run as running
+from ansible_collections.dra.accelerators.plugins.module_utils._device_drain import Asked, Consent
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import ApiError
+from ansible_collections.dra.accelerators.plugins.modules import device_drain
+from drain_world import DRIVER, DrainWorld, busy, claim_of, counted, pool
+from migration_world import node, pod
+
+Json = dict[str, Any]
+YES, NO, NOTHING = Consent(True), Consent(False), Consent(None)
+
+
+def drainer(world: DrainWorld, consent: Consent = YES, **options: Any) -> running.Drainer:
+    settings = {key: options.pop(key) for key in ("timeout", "grace_period", "dry") if key in options}
+    asked = Asked(**{"node": "a", "operation": "new-driver", **options})
+    return running.Drainer(
+        world,  # type: ignore[arg-type]
+        asked,
+        consent,
+        clock=world.clock,
+        sleep=world.sleep,
+        now=lambda: "then",
+        **{"timeout": 60, **settings},
+    )
+
+
+def names(world: DrainWorld) -> list[str]:
+    return sorted(each["metadata"]["name"] for each in world.kinds["pods"])
+
+
+def test_a_node_is_drained_of_who_has_its_devices_and_opened_again() -> None:
+    world = busy()
+    done = drainer(world, reason="A new driver.").drain()
+    assert world.seen == ["p0", "p1", "part"] and names(world) == ["far", "none"]
+    assert world.rule_targets() == [("a", "")]
+    assert done.steps == [
+        f"tainted {DRIVER}/a/*",
+        "evicted default/p0",
+        "evicted default/p1",
+        "evicted default/part",
+    ]
+    (rule,) = world.kinds["devicetaintrules"]
+    assert rule["metadata"]["labels"] == {
+        "app.kubernetes.io/managed-by": "dra-accelerators",
+        "dra.accelerators/drain": "new-driver",
+        "dra.accelerators/node": "a",
+    }
+    assert rule["metadata"]["annotations"]["dra.accelerators/drain-since"] == "then"
+    assert rule["metadata"]["annotations"]["dra.accelerators/reason"] == "A new driver."
+    assert rule["spec"]["taint"] == {"key": "dra.accelerators/drain", "value": "new-driver", "effect": "NoSchedule"}
+    # The second run writes nothing, and neither does the second opening.
+    world.writes.clear()
+    assert (drainer(world, reason="A new driver.").drain().steps, world.writes) == ([], [])
+    assert drainer(world).open().steps == [f"lifted the taint of {DRIVER}/a/*"]
+    world.writes.clear()
+    assert (drainer(world).open().steps, world.writes, world.rule_targets()) == ([], [], [])
+
+
+def test_only_who_holds_a_named_device_goes() -> None:
+    world = busy()
+    done = drainer(world, devices=("gpu-1",)).drain()
+    assert done.evicted == ["default/p1"] and names(world) == ["far", "none", "p0", "part"]
+    assert world.rule_targets() == [("a", "gpu-1")]
+    assert [each["metadata"]["name"] for each in world.kinds["resourceclaims"] if each["status"].get("allocation")] == [
+        "c0",
+        "cp",
+        "cf",
+    ]
+
+
+def test_what_cannot_be_had_beside_a_device_is_drained_with_it() -> None:
+    world = busy()
+    done = drainer(world, devices=("gpu-2",), overlapping=True).drain()
+    assert done.evicted == ["default/part"]
+    assert world.rule_targets() == [("a", "gpu-2"), ("a", "gpu-2-mig-0"), ("a", "gpu-2-mig-2")]
+    # The other half of a GPU is no part of this one.
+    half = busy()
+    drainer(half, devices=("gpu-2-mig-2",), overlapping=True).drain()
+    assert half.rule_targets() == [("a", "gpu-2"), ("a", "gpu-2-mig-2")] and half.seen == []
+
+
+def test_only_claims_that_are_named_are_drained_and_their_devices_stay_so() -> None:
+    world = busy()
+    assert drainer(world, claims=("default/c0",)).drain().evicted == ["default/p0"]
+    assert world.rule_targets() == [("a", "gpu-0")]
+    assert drainer(world, claims=("default/c0",)).drain().steps == []
+    assert world.rule_targets() == [("a", "gpu-0")]
+
+
+@pytest.mark.parametrize("devices", [(), ("gpu-0",)])
+def test_without_a_word_on_evictions_nothing_is_touched_and_pods_are_named(devices: tuple[str, ...]) -> None:
+    world = busy()
+    with pytest.raises(running.Blocked, match=r"pod default/p0 has some \(claim c0\)") as caught:
+        drainer(world, NOTHING, devices=devices).drain()
+    assert [each["code"] for each in caught.value.to_dict()["problems"]] == ["no-consent"] and world.writes == []
+    # Where nobody is, nobody has to be asked.
+    world.kinds["resourceclaims"] = []
+    drainer(world, NOTHING, devices=devices).drain()
+    assert len(world.rule_targets()) == 1
+
+
+def test_who_is_not_evicted_is_waited_for() -> None:
+    world = busy()
+    sleep = world.sleep
+
+    def ends(seconds: float) -> None:
+        if world.now > 20:
+            world.find("pods", "p0")["metadata"]["deletionTimestamp"] = "now"
+        sleep(seconds)
+
+    found = drainer(world, NO, devices=("gpu-0",))
+    found._sleep = ends
+    done = found.drain()
+    assert world.seen == [] and done.evicted == [] and 20 < done.waited < 60 and "p0" not in names(world)
+
+
+def test_check_mode_says_who_would_go_and_writes_nothing() -> None:
+    world = busy()
+    done = drainer(world, dry=True).drain()
+    assert done.evicted == ["default/p0", "default/p1", "default/part"] and world.writes == [] and world.now == 0
+    assert done.steps[0] == f"taint {DRIVER}/a/*" and done.plan is not None
+    asked = drainer(world, NOTHING, dry=True).drain()
+    assert (
+        asked.plan is not None and [each.code for each in asked.plan.problems] == ["no-consent"] and asked.evicted == []
+    )
+    said = device_drain.result(done)
+    assert said["pods"][0] == {
+        "namespace": "default",
+        "name": "p0",
+        "uid": "uid-default-p0",
+        "claims": ["c0"],
+        "owner": "ReplicaSet/rs",
+        "deleting": False,
+    }
+    assert said["claims"][0]["devices"] == [f"{DRIVER}/a/gpu-0"] and said["changed"]
+
+
+def test_budgets_are_kept_to_and_named_when_the_time_is_up() -> None:
+    world = busy()
+    world.budget = {"p0": 3}
+    assert "default/p0" in drainer(world).drain().evicted and world.now >= 3 * running.LOOK_SECONDS
+    stuck = busy()
+    stuck.budget = {"p0": 10**6}
+    stuck.steady = {"p1"}
+    found = drainer(stuck)
+    with pytest.raises(
+        running.TimeIsUp, match=r"default/p0 \(.*disruption budget.*default/p1 \(it is ending"
+    ) as caught:
+        found.drain()
+    assert [(each["pod"], each["claims"]) for each in caught.value.blocked] == [
+        ("default/p0", ["c0"]),
+        ("default/p1", ["c1"]),
+    ]
+    assert stuck.rule_targets() == [("a", "")] and found.done.evicted == ["default/p1", "default/part"]
+
+
+def test_a_claim_that_nobody_gives_back_is_named() -> None:
+    world = busy()
+    world.tick = lambda: None  # type: ignore[method-assign]
+    world.kinds["pods"] = []
+    with pytest.raises(running.TimeIsUp, match=r"claim default/c0 .*no pod that runs has it"):
+        drainer(world, devices=("gpu-0",)).drain()
+
+
+def test_pods_that_nobody_makes_again_need_a_word_of_their_own() -> None:
+    alone = pod("alone", on="a", owner=None)
+
+    def world() -> DrainWorld:
+        claims = [claim_of("c", "a", "gpu-0", pods=(alone,))]
+        return DrainWorld(
+            nodes=[node("a")], pods=[alone], resourceslices=[pool("a", counted("gpu-0", 0))], resourceclaims=claims
+        )
+
+    one = world()
+    with pytest.raises(running.Blocked, match="no controller makes another pod"):
+        drainer(one).drain()
+    assert one.writes == []
+    two = world()
+    assert drainer(two, Consent(True, evict_unmanaged=True)).drain().evicted == ["default/alone"]
+
+
+def test_pods_of_a_group_go_by_their_group_and_other_consumers_are_refused() -> None:
+    member = pod("member", on="a", schedulingGroup={"podGroupName": "team"})
+    claims = [claim_of("c", "a", "gpu-0", groups=("team",))]
+    slices = [pool("a", counted("gpu-0", 0))]
+    world = DrainWorld(
+        nodes=[node("a")], pods=[member, pod("other", on="a")], resourceslices=slices, resourceclaims=claims
+    )
+    found = drainer(world, dry=True).drain()
+    assert found.evicted == ["default/member"]
+    claims[0]["status"]["reservedFor"] = [{"resource": "robots", "name": "r", "uid": "u"}]
+    strange = DrainWorld(nodes=[node("a")], resourceslices=slices, resourceclaims=claims)
+    with pytest.raises(running.Blocked, match="robots r"):
+        drainer(strange).drain()
+
+
+def test_pods_that_have_ended_or_whose_name_another_one_has_are_in_nobodys_way() -> None:
+    done, other = pod("done", on="a", phase="Succeeded"), pod("other", on="a")
+    former = {**other, "metadata": {**other["metadata"], "uid": "former"}}
+    held = drain.held_by(
+        [drain.Target(DRIVER, "a")],
+        [claim_of("c", "a", "gpu-0", pods=(done, former))],
+        Asked("a"),
+    )
+    assert len(held) == 1 and drain.holders_of(held, [done, other]) == ()
+
+
+def test_a_pod_that_was_bound_before_the_rule_was_known_goes_too() -> None:
+    """The scheduler has bound one by what it knew before: it comes after the first look that finds nobody."""
+    world = busy()
+    sleep, late = world.sleep, pod("late", on="a")
+
+    def comes(seconds: float) -> None:
+        sleep(seconds)
+        if not late["status"].get("was"):
+            late["status"]["was"] = True
+            world.kinds["pods"].append(late)
+            world.kinds["resourceclaims"].append(claim_of("cl", "a", "gpu-2-mig-2", pods=(late,)))
+
+    found = drainer(world, devices=("gpu-2-mig-2",))
+    found._sleep = comes
+    assert found.drain().evicted == ["default/late"]
+
+
+def test_rules_of_other_operations_and_nodes_stay_and_those_for_other_devices_go() -> None:
+    world = busy()
+    drainer(world, operation="other", devices=("gpu-0",)).drain()
+    drainer(world, node="b", devices=("gpu-0",)).drain()
+    drainer(world, devices=("gpu-0", "gpu-1")).drain()
+    done = drainer(world, devices=("gpu-1",)).drain()
+    assert done.steps == [f"lifted the taint of {DRIVER}/a/gpu-0"]
+    assert [(each["operation"], each["device"]) for each in done.others] == [("other", "gpu-0")]
+    assert drainer(world).open().steps == [f"lifted the taint of {DRIVER}/a/gpu-1"]
+    assert world.rule_targets() == [("a", "gpu-0"), ("b", "gpu-0")]
+    assert len(drainer(world, node="").open().steps) == 1 and world.rule_targets() == [("a", "gpu-0")]
+
+
+def test_where_a_rule_is_refused_none_stays() -> None:
+    world = busy()
+    world.refuses_after = 1
+    with pytest.raises(ApiError):
+        drainer(world, devices=("gpu-0", "gpu-1")).drain()
+    assert world.rule_targets() == [] and world.seen == []
+
+
+@pytest.mark.parametrize("last", range(5))
+def test_a_run_that_is_cut_short_at_any_write_is_gone_on_with(last: int) -> None:
+    world = busy()
+    request, left = world.request, [last]
+
+    class Killed(Exception):
+        pass
+
+    def until(method: str, path: str, **more: Any) -> Json:
+        if method != "GET":
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+        return request(method, path, **more)
+
+    world.request = until  # type: ignore[method-assign]
+    if last < 4:
+        with pytest.raises(Killed):
+            drainer(world).drain()
+    world.request = request  # type: ignore[method-assign]
+    drainer(world).drain()
+    assert names(world) == ["far", "none"] and world.rule_targets() == [("a", "")]
+
+
+def test_a_drain_holds_while_the_driver_publishes_nothing() -> None:
+    world = busy()
+    drainer(world, devices=("gpu-0",)).drain()
+    world.kinds["resourceslices"] = []
+    assert drainer(world, devices=("gpu-0",)).drain().steps == [] and world.rule_targets() == [("a", "gpu-0")]
+    unpublished = busy()
+    unpublished.kinds["resourceslices"] = []
+    drainer(unpublished).drain()
+    assert unpublished.seen == ["p0", "p1", "part"] and unpublished.rule_targets() == [("a", "")]
+
+
+def test_the_grace_of_an_eviction() -> None:
+    world = busy()
+    drainer(world, devices=("gpu-0",), grace_period=7).drain()
+    assert world.options == [{"preconditions": {"uid": "uid-default-p0"}, "gracePeriodSeconds": 7}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        ({"devices": ("gpu-9",)}, "no-device"),
+        ({"node": "c"}, "no-node"),
+        ({"operation": "two words"}, "invalid-operation"),
+        ({"operation": "o" * 64}, "invalid-operation"),
+    ],
+)
+def test_what_is_refused(asked: Json, code: str) -> None:
+    world = busy()
+    with pytest.raises(drain.DrainError) as caught:
+        drainer(world, **asked).drain()
+    assert caught.value.code == code and world.writes == []
+
+
+def test_a_server_without_rules_is_refused_and_a_rule_of_others_is_theirs() -> None:
+    world = busy()
+    world.served = False
+    with pytest.raises(ApiError) as caught:
+        drainer(world)
+    assert caught.value.code == "api-version"
+    taken = busy()
+    drainer(taken).drain()
+    taken.kinds["devicetaintrules"][0]["metadata"]["managedFields"] = [{"manager": "kubectl"}]
+    assert drainer(taken).open().steps == [] and taken.rule_targets() == [("a", "")]
