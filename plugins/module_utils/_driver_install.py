@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import posixpath
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from .core.errors import AcceleratorError, InUse
 from .core.model import Process
-from .core.passthrough import users
-from .core.prepared import prepared_claims
+from .core.passthrough import users, users_of_file
+from .core.pods import pod_names, pod_of_process, pods_of_claims
+from .core.prepared import PreparedClaim, prepared_claims
 from .core.system import System
 
 COMMAND_SECONDS = 60.0
@@ -65,18 +67,30 @@ def waits_for_restart(system: System, boot: str) -> bool:
 
 @dataclass(frozen=True)
 class InTheWay:
-    """Who has the devices of a node: prepared claims, and processes that have their nodes open."""
+    """Who has the devices of a node: prepared claims with their pods, and processes that have their nodes open."""
 
     claims: tuple[str, ...] = ()
     processes: tuple[Process, ...] = ()
+    pods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def refuse_claims(self, devices: str) -> None:
+    def described_claims(self) -> list[str]:
+        """Return the claims, each with its pods as far as the node knows them."""
+        return [
+            f"{claim} (pod {', '.join(self.pods[claim])})" if self.pods.get(claim) else claim for claim in self.claims
+        ]
+
+    def pod_names(self) -> tuple[str, ...]:
+        """Return the pods of claims and of processes, as far as the node knows them."""
+        known = [name for names in self.pods.values() for name in names]
+        return tuple(sorted({*known, *(process.pod for process in self.processes if process.pod)}))
+
+    def refuse_claims(self, devices: str, hint: str = "Drain the node, and run this again.") -> None:
         """Refuse where a claim is prepared. Raises InUse."""
         if self.claims:
             raise InUse(
-                f"Prepared claims have {devices} of this node: {', '.join(self.claims)}",
+                f"Prepared claims have {devices} of this node: {', '.join(self.described_claims())}",
                 claims=self.claims,
-                hint="Drain the node, and run this again.",
+                hint=hint,
             )
 
     def refuse_processes(self, devices: str) -> None:
@@ -90,12 +104,50 @@ class InTheWay:
 
 
 def in_the_way(system: System, *, state_path: str, paths: Iterable[str], services: Sequence[str]) -> InTheWay:
-    """Look for claims in the node driver's store, and for processes that have one of these nodes open; ``services`` do not count."""
-    claims = tuple(claim.describe() for claim in prepared_claims(state_path)) if state_path else ()
+    """Look for claims in the node driver's store, and for processes that have one of these nodes open.
+
+    ``services`` do not count, and nor does the node driver where it is a pod: the one in which a process has the store open.
+    """
+    claims = prepared_claims(state_path) if state_path else ()
     numbers = {number for path in paths if (number := system.device_number(path)) is not None}
     found = users(system, numbers) if numbers else ()
     own = main_processes(system, services) if found else frozenset()
-    return InTheWay(claims, tuple(process for process in found if process.pid not in own))
+    drivers = users_of_file(system, state_path) if state_path and found else ()
+    own_pods = {pod_of_process(system, pid) for pid in drivers} - {""}
+    names = pod_names(system) if claims or found else {}
+    processes = []
+    for process in found:
+        pod = pod_of_process(system, process.pid)
+        if process.pid not in own and pod not in own_pods:
+            processes.append(replace(process, pod=names.get(pod, pod)))
+    return InTheWay(
+        tuple(claim.describe() for claim in claims), tuple(processes), _pods_of(system, state_path, claims, names)
+    )
+
+
+def _pods_of(
+    system: System, state_path: str, claims: Iterable[PreparedClaim], names: Mapping[str, str]
+) -> dict[str, tuple[str, ...]]:
+    """The kubelet's folder is the one in which the store's folder is among those of plugins."""
+    known = pods_of_claims(system, posixpath.normpath(posixpath.join(state_path, "../../.."))) if claims else {}
+    return {
+        claim.describe(): tuple(names.get(uid, uid) for uid in known[claim.uid])
+        for claim in claims
+        if claim.uid in known
+    }
+
+
+def wait_for_claims(
+    state_path: str,
+    seconds: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until the node driver has no claim in its store, but no longer than so; who is left is for the caller to refuse."""
+    deadline = clock() + seconds
+    while state_path and clock() < deadline and prepared_claims(state_path):
+        sleep(min(1.0, max(deadline - clock(), 0.0)))
 
 
 def main_processes(system: System, services: Sequence[str]) -> frozenset[int]:
@@ -119,6 +171,13 @@ def systemctl(system: System, verb: str, service: str) -> None:
     done = system.run(["systemctl", verb, service], COMMAND_SECONDS * 5)
     if done.returncode:
         raise AcceleratorError(f"systemctl {verb} {service} ended with {done.returncode}: {last_words(done.stderr)}")
+
+
+def daemon_reload(system: System) -> None:
+    """Have systemd read its units again. Raises AcceleratorError with what it said."""
+    done = system.run(["systemctl", "daemon-reload"], COMMAND_SECONDS * 5)
+    if done.returncode:
+        raise AcceleratorError(f"systemctl daemon-reload ended with {done.returncode}: {last_words(done.stderr)}")
 
 
 @contextlib.contextmanager

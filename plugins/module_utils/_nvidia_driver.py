@@ -18,12 +18,15 @@ from .core.nvidia.generations import BusGpu, fitting_modules, objections
 
 AUTO = "auto"
 MODULES_FILE = "/etc/modprobe.d/dra-accelerators-nvidia.conf"
+#: By it the persistence daemon keeps GPUs initialised where its unit has it only listen.
+PERSISTENCE_FILE = "/etc/systemd/system/nvidia-persistenced.service.d/dra-accelerators.conf"
 SIGNING_FILE = "/etc/dkms/framework.conf.d/dra-accelerators.conf"
 PIN_FILE = "/etc/apt/preferences.d/dra-accelerators-nvidia"
 SOURCE_FILE = "/etc/apt/sources.list.d/dra-accelerators-nvidia.sources"
 KEY_FILE = "/etc/apt/keyrings/dra-accelerators-nvidia.asc"
-FILES = (MODULES_FILE, SIGNING_FILE, PIN_FILE, SOURCE_FILE, KEY_FILE)
+FILES = (MODULES_FILE, SIGNING_FILE, PIN_FILE, SOURCE_FILE, KEY_FILE, PERSISTENCE_FILE)
 PERSISTENCE_UNIT = "nvidia-persistenced.service"
+NO_PERSISTENCE = "--no-persistence-mode"
 
 #: Names of packages of the driver, whoever has made them; those of the container toolkit have versions of their own.
 NAMES = r"nvidia|^cuda-drivers|^libcuda1|^libnv|^libxnvctrl|^firmware-nvidia"
@@ -216,8 +219,10 @@ def names_of(offers: Iterable[Offer], wanted: Wanted) -> list[str]:
     return sorted({name for offer in fitting for name in (*offer.packages, *offer.others(wanted.persistence))})
 
 
-def not_offered(offers: Sequence[Offer], wanted: Wanted, available: Mapping[str, Sequence[str]]) -> DriverError:
-    """Say why nothing was chosen."""
+def not_offered(
+    offers: Sequence[Offer], wanted: Wanted, available: Mapping[str, Sequence[str]], kernel: str = ""
+) -> DriverError:
+    """Say why nothing was chosen; ``kernel`` is the one that runs."""
     what = f"a driver{' ' + wanted.version if wanted.version else ''} with {wanted.modules} kernel modules ({wanted.build}, {wanted.components})"
     fitting = names_of(offers, wanted)
     if not fitting:
@@ -225,6 +230,20 @@ def not_offered(offers: Sequence[Offer], wanted: Wanted, available: Mapping[str,
             f"This platform's catalog has no packages for {what}",
             hint="Some sources have packages for a named branch alone, some no precompiled modules. Set nvidia_driver_version, or another build.",
             code="not-offered",
+        )
+    lacks = [
+        name
+        for offer in offers
+        if offer.build == wanted.build == "precompiled" and offer.components == wanted.components
+        for name in offer.also
+        if name not in available and any(wanted.takes(each) for each in available.get(offer.packages[0], ()))
+    ]
+    if lacks and kernel:
+        return DriverError(
+            f"No source has {what} for the kernel that runs, {kernel}: {', '.join(dict.fromkeys(lacks))} is not there",
+            hint="Nothing was changed. Start a kernel that the distribution has modules for, or have them built on the node: "
+            "nvidia_driver_build: dkms.",
+            code="no-precompiled",
         )
     seen = "; ".join(f"{name}: {', '.join(available.get(name, ())[:4]) or 'in no source'}" for name in fitting[:8])
     return DriverError(
@@ -385,6 +404,22 @@ def modules_text(parameters: Mapping[str, Mapping[str, Any]], *, keep_rivals: bo
 def signing_text(key: str, certificate: str) -> str:
     """Return the file by which dkms signs what it builds. Empty for none."""
     return f'{_apt.MARK}\nmok_signing_key="{key}"\nmok_certificate="{certificate}"\n' if key else ""
+
+
+def persistence_text(unit: str | None) -> str:
+    """Return the drop-in by which a persistence daemon whose unit switches persistence off keeps it on. Empty where none is needed.
+
+    The units of some distributions start it with --no-persistence-mode: it runs, and GPUs are initialised anew for each first user all the same.
+    """
+    starts = [
+        line.partition("=")[2].strip() for line in (unit or "").splitlines() if line.strip().startswith("ExecStart=")
+    ]
+    wanted = [" ".join(word for word in each.split() if word != NO_PERSISTENCE) for each in starts]
+    if not any(NO_PERSISTENCE in each.split() for each in starts):
+        return ""
+    return "".join(
+        f"{line}\n" for line in (_apt.MARK, "[Service]", "ExecStart=", *(f"ExecStart={each}" for each in wanted))
+    )
 
 
 def pin_text(version: str) -> str:

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +17,7 @@ from ._apt_tool import OVER_HOLDS, Apt, Packages
 from ._driver_install import (
     COMMAND_SECONDS,
     InTheWay,
+    daemon_reload,
     in_the_way,
     is_running,
     keep_record,
@@ -28,12 +31,14 @@ from ._driver_install import (
 from ._nvidia_driver import (
     FILES,
     MODULE_FILES,
+    PERSISTENCE_FILE,
     PERSISTENCE_UNIT,
     SOURCE_FILE,
     DriverError,
     companion_names,
     driver_packages,
     loads,
+    persistence_text,
     unloads,
 )
 from ._nvidia_machine import LOADED_MODULES, Machine, look
@@ -44,13 +49,18 @@ from .core.system import System
 
 _CDI_UNIT = "nvidia-cdi-refresh.service"
 _DKMS = "/var/lib/dkms"
+#: What is noted as begun while modules that are there are signed again: packages are whole then.
+SIGN = "sign"
 #: Whose words of a load tell that a signature was refused.
 _REFUSED_KEY = "Key was rejected by service"
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be done, decided: packages, files, holds, and what is loaded afterwards."""
+    """What is to be done, decided: packages, files, holds, and what is loaded afterwards.
+
+    ``quiet`` has the persistence daemon not run, ``sign`` has modules that were built before signed by the key that is named now.
+    """
 
     target: Kept
     words: tuple[str, ...] = ()
@@ -61,6 +71,8 @@ class Work:
     load: bool = False
     reload: bool = False
     persistence: bool = False
+    quiet: bool = False
+    sign: bool = False
     disturbs: bool = True
     local: Mapping[str, str] = field(default_factory=dict)
     refresh: bool = False
@@ -139,18 +151,31 @@ class Installer:
         return in_the_way(self.system, state_path=self.state_path, paths=names, services=self.services)
 
     def persists(self) -> bool:
-        """Whether the persistence daemon runs now and will at the next boot."""
+        """Whether the persistence daemon runs now and will at the next boot, and keeps GPUs initialised."""
         return (
             is_running(self.system, PERSISTENCE_UNIT)
             and property_of(self.system, PERSISTENCE_UNIT, "UnitFileState") != "disabled"
+            and (text_or_none(self.system, PERSISTENCE_FILE) or "") == self.persistence_file()
         )
+
+    def persistence_file(self) -> str:
+        """Return the drop-in that the daemon's unit needs; empty for none."""
+        path = property_of(self.system, PERSISTENCE_UNIT, "FragmentPath")
+        return persistence_text(text_or_none(self.system, path) if path.startswith("/") else None)
+
+    def daemon(self) -> str:
+        """Return how the persistence daemon is: words of ``enabled`` and ``active``; empty where it does not run and will not."""
+        if property_of(self.system, PERSISTENCE_UNIT, "LoadState") == "not-found":
+            return ""
+        words = ["enabled"] if property_of(self.system, PERSISTENCE_UNIT, "UnitFileState") == "enabled" else []
+        return " ".join([*words, *(["active"] if is_running(self.system, PERSISTENCE_UNIT) else [])])
 
     # What is done
 
     def mend(self) -> None:
         """Bring an earlier run that was cut short to where this one can begin: to the driver before, or to none half there. Raises PackageProblem."""
         record, packages = self.record(), self.apt.packages()
-        if not record.doing:
+        if record.doing in ("", SIGN):
             return
         files: list[str] = []
         purge: list[str] = []
@@ -170,9 +195,11 @@ class Installer:
         added = tuple(dict.fromkeys((*record.added, *work.added)))
         with standing_still(self.system, self.services if work.disturbs else ()):
             waits = self._make_room(work, record)
-            self.write(replace(record, added=added, doing="install"))
+            self.write(replace(record, added=added, doing="install" if work.words or not work.sign else SIGN))
             try:
                 self._install(work, packages.broken)
+                if work.sign:
+                    self._sign(work)
                 now = self._prove(work)
                 waits = self._load(work) or waits
             except AcceleratorError as error:
@@ -181,11 +208,12 @@ class Installer:
             boot = self.system.boot_id() if waits else ("" if work.load else record.boot)
             there = self.apt.packages().installed
             kept = tuple(name for name in added if name in there)
-            done = Record(now, (former or record.former) if changed else record.former, kept, boot, "")
+            done = Record(now, (former or record.former) if changed else record.former, kept, boot, "", record.daemon)
             self.write(done)
             self.keeper.forget((done.now, done.former))
             self._persist(work, waits=waits)
-        return done
+        # After the services are started again, of which it is one.
+        return self._switch_off(done) if work.quiet else self._forget_daemon(done, work)
 
     def _former(self, record: Record, installed: Mapping[str, str], work: Work) -> Kept | None:
         """Return the driver that is there, with the files by which it can be gone back to; what is not kept yet is fetched."""
@@ -346,10 +374,70 @@ class Installer:
                 hint="Set nvidia_driver_persistence to false, or name its package in a catalog of your own.",
                 code="no-persistence",
             )
+        text = self.persistence_file()
+        differs = (text_or_none(self.system, PERSISTENCE_FILE) or "") != text
+        if differs:
+            self._write_persistence(text)
         if property_of(self.system, PERSISTENCE_UNIT, "UnitFileState") == "disabled":
             systemctl(self.system, "enable", PERSISTENCE_UNIT)
-        if not waits and not is_running(self.system, PERSISTENCE_UNIT):
+        if waits:
+            return
+        if not is_running(self.system, PERSISTENCE_UNIT):
             systemctl(self.system, "start", PERSISTENCE_UNIT)
+        elif differs:
+            systemctl(self.system, "restart", PERSISTENCE_UNIT)
+
+    def _write_persistence(self, text: str) -> None:
+        write_files(self.system, [FileChange(PERSISTENCE_FILE, None, text or None)])
+        if not text:
+            with contextlib.suppress(OSError):
+                self.system.path(posixpath.dirname(PERSISTENCE_FILE)).rmdir()
+        daemon_reload(self.system)
+
+    def _switch_off(self, record: Record) -> Record:
+        """Have the persistence daemon not run, now and at each boot; how it was is remembered. Raises AcceleratorError."""
+        was = self.daemon()
+        if not was:
+            return record
+        done = replace(record, daemon=record.daemon or was)
+        self.write(done)
+        for word, verb in (("enabled", "disable"), ("active", "stop")):
+            if word in was.split():
+                systemctl(self.system, verb, PERSISTENCE_UNIT)
+        return done
+
+    def _forget_daemon(self, record: Record, work: Work) -> Record:
+        """Forget how the daemon was before it was switched off, where it is wanted again."""
+        if not (record.daemon and work.persistence):
+            return record
+        done = replace(record, daemon="")
+        self.write(done)
+        return done
+
+    def _sign(self, work: Work) -> None:
+        """Have dkms build the modules once more, which signs them by the key that is named now. Raises DriverError."""
+        kernel, version = os.uname().release, work.target.version
+        names = [
+            name
+            for name in self.system.list_directory(_DKMS)
+            if name.startswith("nvidia") and self.system.exists(f"{_DKMS}/{name}/{version}")
+        ]
+        if not names:
+            raise DriverError(
+                f"Found nothing that dkms has built of the driver {version} in {_DKMS}, expected nvidia/{version}",
+                hint="Install the driver's package with the kernel modules again.",
+                code="not-signed",
+            )
+        for name in names:
+            for verb in ("build", "install"):
+                words = ["dkms", verb, "--force", "-m", name, "-v", version, "-k", kernel]
+                done = self.system.run(words, self.apt.timeout)
+                if done.returncode:
+                    raise DriverError(
+                        f"{' '.join(words)} ended with {done.returncode}: {last_words(done.stdout + done.stderr)}",
+                        hint="Look at the key and the certificate, and run this again.",
+                        code="not-signed",
+                    )
 
     def _go_back(
         self, error: AcceleratorError, work: Work, record: Record, former: Kept | None, packages: Packages
@@ -421,6 +509,13 @@ class Installer:
             remove_source_lists(self.system, self.apt, before)
         if any("/modprobe.d/" in change.path for change in files) and self.system.finds("update-initramfs"):
             self.system.run(["update-initramfs", "-u"], self.apt.timeout)
+        if any(change.path == PERSISTENCE_FILE for change in files):
+            self._write_persistence("")
+        if property_of(self.system, PERSISTENCE_UNIT, "LoadState") != "not-found":
+            # It is not this collection's, and is as it was.
+            for word, verb in (("enabled", "enable"), ("active", "start")):
+                if word in record.daemon.split():
+                    systemctl(self.system, verb, PERSISTENCE_UNIT)
         done = Record(boot=self.system.boot_id() if waits else "")
         self.write(done)
         return done

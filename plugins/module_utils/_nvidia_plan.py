@@ -14,10 +14,11 @@ from typing import Any
 from . import _apt
 from ._apt import INSTALL, PURGE, Change, PackageProblem, Source, name_of_file, upstream
 from ._apt_tool import OVER_HOLDS, Apt, Packages, View
-from ._driver_install import InTheWay
+from ._driver_install import InTheWay, is_running
 from ._nvidia_driver import (
     KEY_FILE,
     MODULES_FILE,
+    PERSISTENCE_UNIT,
     PIN_FILE,
     SIGNING_FILE,
     SOURCE_FILE,
@@ -43,7 +44,7 @@ from ._nvidia_driver import (
     secure_boot_problem,
     signing_text,
 )
-from ._nvidia_installer import Installer, Work
+from ._nvidia_installer import SIGN, Installer, Work
 from ._nvidia_machine import Machine, is_enrolled
 from ._nvidia_record import Record
 from ._package_files import FileChange, Kept, file_changes
@@ -80,6 +81,7 @@ class Decision:
     lacking: Mapping[str, str] = field(default_factory=dict)
     in_the_way: InTheWay = field(default_factory=InTheWay)
     disturbs: bool = False
+    unloads: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ class Planner:
     @property
     def unfinished(self) -> bool:
         """Whether an earlier run was cut short."""
-        return bool(self.record.doing or self.packages.broken or (self.record.added and self.record.now is None))
+        begun = self.record.doing not in ("", SIGN)
+        return bool(begun or self.packages.broken or (self.record.added and self.record.now is None))
 
     # A driver that is wanted
 
@@ -185,7 +188,7 @@ class Planner:
                 available[found[0]] = (found[1],)
         choice = self._choose(offers, available)
         if choice is None:
-            raise not_offered(offers, wanted, available)
+            raise not_offered(offers, wanted, available, self.machine.kernel)
         others = {
             name: each
             for name, each in there.items()
@@ -312,6 +315,14 @@ class Planner:
         )
         persistence = options.wanted.persistence and options.load
         starts = persistence and not waits and not self.installer.persists()
+        daemon = self.installer.daemon() if options.load and not options.wanted.persistence else ""
+        # Packages that come now are built and signed as they come.
+        signs = (
+            bool(options.signing_key)
+            and packed.choice.offer.build == "dkms"
+            and not packed.words
+            and (self.record.doing == SIGN or any(each.path == SIGNING_FILE for each in files))
+        )
         lacking = dict(packed.lacking)
         problem = secure_boot_problem(
             is_on=machine.secure_boot and options.load,
@@ -322,7 +333,7 @@ class Planner:
             else False,
             certificate=options.signing_certificate,
         )
-        if problem and packed.words:
+        if problem and (packed.words or signs):
             lacking["secure-boot"] = problem
         hold, unhold = holds
         disturbs = bool(packed.words) or reload or loads
@@ -334,7 +345,9 @@ class Planner:
             *([f"hold {len(unhold)} packages no longer"] if unhold and not hold else []),
             *([f"unload the kernel modules {machine.version}".rstrip()] if reload else []),
             *([f"load the kernel modules {target.version}"] if loads else []),
-            *(["start the persistence daemon"] if starts else []),
+            *(["sign the kernel modules again"] if signs else []),
+            *([self._persistence_words()] if starts else []),
+            *(["stop the persistence daemon, and start it no more"] if daemon else []),
         ]
         work = Work(
             target=target,
@@ -346,14 +359,29 @@ class Planner:
             load=options.load and not waits,
             reload=reload,
             persistence=persistence,
+            quiet=options.load and not options.wanted.persistence,
+            sign=signs,
             disturbs=disturbs,
             local=packed.local,
             refresh=packed.refresh,
         )
         in_the_way = self.installer.users() if machine.modules and disturbs else InTheWay()
         return Decision(
-            tuple(steps), work if steps else None, (), packed.changes, tuple(files), lacking, in_the_way, disturbs
+            tuple(steps),
+            work if steps else None,
+            (),
+            packed.changes,
+            tuple(files),
+            lacking,
+            in_the_way,
+            disturbs,
+            reload,
         )
+
+    def _persistence_words(self) -> str:
+        if is_running(self.installer.system, PERSISTENCE_UNIT):
+            return "have the persistence daemon keep GPUs initialised, now and after each start"
+        return "start the persistence daemon"
 
     def _packages_words(self, target: Kept, changes: Sequence[Change]) -> list[str]:
         """Say in a few lines what would be done with packages."""
@@ -421,7 +449,7 @@ class Planner:
             *([f"unload the kernel modules {self.machine.version}"] if loaded else []),
         ]
         in_the_way = self.installer.users() if loaded else InTheWay()
-        return Decision(tuple(steps), None, purge, changes, files, {}, in_the_way, bool(purge))
+        return Decision(tuple(steps), None, purge, changes, files, {}, in_the_way, bool(purge), loaded)
 
 
 def _options(text: str | None) -> list[str]:

@@ -19,16 +19,20 @@ KEPT = f"{FOLDER}/packages"
 
 @dataclass(frozen=True)
 class Record:
-    """What this collection has installed, what was there before that, which packages came with it, in which boot, and what was begun."""
+    """What this collection has installed, what was there before that, which packages came with it, in which boot, and what was begun.
+
+    ``daemon`` is how the persistence daemon was before it was switched off: words of ``enabled`` and ``active``.
+    """
 
     now: Kept | None = None
     former: Kept | None = None
     added: tuple[str, ...] = ()
     boot: str = ""
     doing: str = ""
+    daemon: str = ""
 
     def __bool__(self) -> bool:
-        return bool(self.now or self.former or self.added or self.boot or self.doing)
+        return bool(self.now or self.former or self.added or self.boot or self.doing or self.daemon)
 
     def to_text(self) -> str:
         """Return the record as it is written; empty where it says nothing."""
@@ -40,6 +44,7 @@ class Record:
             "added": list(self.added),
             "boot": self.boot,
             "doing": self.doing,
+            "daemon": self.daemon,
         }
         return _record.to_text(content)
 
@@ -54,6 +59,7 @@ def read_record(text: str | None) -> Record:
 
 def _record_of(content: Any) -> Record:
     added = tuple(str(name) for name in content["added"])
+    daemon = str(content.get("daemon") or "")  # not in a record of a release that let it run
     return Record(
-        kept_of(content["now"]), kept_of(content["former"]), added, str(content["boot"]), str(content["doing"])
+        kept_of(content["now"]), kept_of(content["former"]), added, str(content["boot"]), str(content["doing"]), daemon
     )

@@ -172,7 +172,9 @@ options:
     type: bool
     default: false
   signing_key:
-    description: The private key with which dkms signs modules, on the node. For machines with Secure Boot.
+    description:
+      - The private key with which dkms signs modules, on the node. For machines with Secure Boot.
+      - Where it is named after the modules were built, they are built and signed again.
     type: path
     default: ""
   signing_certificate:
@@ -180,7 +182,9 @@ options:
     type: path
     default: ""
   persistence:
-    description: Whether the persistence daemon is installed, and runs.
+    description:
+      - Whether the persistence daemon is installed, and runs. A unit that starts it with C(--no-persistence-mode) gets a drop-in without that.
+      - With V(false) one that runs is stopped and not started any more; O(state=absent) has it be as it was, where it stays.
     type: bool
     default: true
   load:
@@ -220,6 +224,11 @@ options:
     description: Where the node driver keeps its prepared claims. Empty looks at none.
     type: str
     default: /var/lib/kubelet/plugins/gpu.nvidia.com/state.db
+  claims_timeout:
+    description:
+      - For how many seconds it is waited, before claims are refused, until the node driver has unprepared them. For a node that was drained.
+    type: int
+    default: 0
   timeout:
     description: How many seconds one call of apt may take, the build of kernel modules with it.
     type: int
@@ -273,11 +282,22 @@ in_the_way:
       elements: str
       sample: [team-a/training]
     processes:
-      description: Processes that have a GPU's node open.
+      description: Processes that have a GPU's node open, with their pods. The node driver's own do not count, as a service and as a pod.
       returned: success
       type: list
       elements: str
-      sample: [4711 (python3)]
+      sample: ["4711 (python3, pod team-a/training-0)"]
+    pods:
+      description: The pods of these claims and processes, as far as the node knows them.
+      returned: success
+      type: list
+      elements: str
+      sample: [team-a/training-0]
+unloads:
+  description: Whether kernel modules that are loaded were unloaded, or would be. Meanwhile nobody has a GPU.
+  returned: success
+  type: bool
+  sample: true
 before:
   description: What was there before.
   returned: success
@@ -325,6 +345,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils._apt import upstream
 from ansible_collections.dra.accelerators.plugins.module_utils._apt_tool import Apt
+from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import wait_for_claims
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver import (
     KEY_FILE,
@@ -349,6 +370,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._package_options 
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
+HINT = "Drain the node and run this again; the role nvidia_driver does it with nvidia_driver_drain."
 SERVICES = [
     "dra-accelerators-driver.service",
     "nvidia-dcgm.service",
@@ -399,6 +421,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "keep": {"type": "bool", "default": True},
         "services": {"type": "list", "elements": "str", "default": SERVICES},
         "state_path": {"type": "str", "default": "/var/lib/kubelet/plugins/gpu.nvidia.com/state.db"},
+        "claims_timeout": {"type": "int", "default": 0},
         "timeout": {"type": "int", "default": 3600},
     }
 
@@ -436,7 +459,7 @@ def refuse(decision: Decision, params: dict[str, Any]) -> None:
     if decision.lacking:
         raise DriverError(" ".join(decision.lacking.values()), hint="Nothing was changed.", code=min(decision.lacking))
     if decision.disturbs:
-        decision.in_the_way.refuse_claims("GPUs")
+        decision.in_the_way.refuse_claims("GPUs", hint=HINT)
         if params["in_use"] == "refuse":
             decision.in_the_way.refuse_processes("GPUs")
 
@@ -467,6 +490,7 @@ def work(module: AnsibleModule, system: System | None = None, apt: Apt | None = 
     if not check:
         verify_files(system, params)
         installer.mend()
+        wait_for_claims(params["state_path"], params["claims_timeout"])
     planner = Planner(installer, options)
     before = seen(planner)
     decision = {"present": planner.present, "previous": planner.previous, "absent": planner.absent}[params["state"]]()
@@ -493,7 +517,9 @@ def work(module: AnsibleModule, system: System | None = None, apt: Apt | None = 
         "in_the_way": {
             "claims": list(decision.in_the_way.claims),
             "processes": [str(process) for process in decision.in_the_way.processes],
+            "pods": list(decision.in_the_way.pod_names()),
         },
+        "unloads": decision.unloads,
         "before": before,
         "after": after,
         "way_back": record.former is not None and record.former.complete,

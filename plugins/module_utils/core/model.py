@@ -140,13 +140,15 @@ class Profile:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that has a device open."""
+    """A process that has a device open. ``pod`` is the namespace and name of the one that it runs in, where that was asked for."""
 
     pid: int
     name: str = ""
+    pod: str = ""
 
     def __str__(self) -> str:
-        return f"{self.pid} ({self.name})" if self.name else str(self.pid)
+        told = ", ".join(([self.name] if self.name else []) + ([f"pod {self.pod}"] if self.pod else []))
+        return f"{self.pid} ({told})" if told else str(self.pid)
 
 
 @dataclass(frozen=True)

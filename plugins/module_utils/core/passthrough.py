@@ -10,6 +10,7 @@ off, so nobody may have it open when it is begun.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -130,6 +131,23 @@ def users(system: System, numbers: Iterable[DeviceNumber]) -> tuple[Process, ...
         if name.isdigit() and name != own and _has_open(system, name, wanted)
     )
     return tuple(Process(pid, _command(system, pid)) for pid in found)
+
+
+def users_of_file(system: System, path: str) -> tuple[int, ...]:
+    """Return the processes that have a file open, by whatever path a container sees it; nothing where it is not there."""
+    try:
+        wanted = system.path(path).stat()
+    except OSError:
+        return ()
+    found = []
+    for name in system.list_directory("/proc"):
+        for descriptor in system.list_directory(f"/proc/{name}/fd") if name.isdigit() else ():
+            with contextlib.suppress(OSError):
+                there = system.path(f"/proc/{name}/fd/{descriptor}").stat()
+                if (there.st_dev, there.st_ino) == (wanted.st_dev, wanted.st_ino):
+                    found.append(int(name))
+                    break
+    return tuple(sorted(found))
 
 
 def _own_number(system: System) -> str:

@@ -39,6 +39,7 @@ class Machine(System):
         self.switched_off: set[str] = set()
         self.held_modules: set[str] = set()
         self.broken_loads: set[str] = set()
+        self.dkms_fails = False
         self.log: list[str] = []
         self.put_file("/proc/self/none", "")
         self.put_file(f"/lib/modules/{os.uname().release}/build/none", "")
@@ -95,16 +96,31 @@ class Machine(System):
         self.log.append(f"unload {words[0]}")
         return Completed(0, "", "")
 
+    def _dkms(self, words: list[str]) -> Completed:
+        self.log.append(f"dkms {' '.join(words)}")
+        return Completed(1 if self.dkms_fails else 0, "", "the key cannot be read" if self.dkms_fails else "")
+
     def _systemctl(self, words: list[str]) -> Completed:
         verb, unit = words[0], words[-1]
         if verb == "show":
             exists = unit in self.enabled
             file = "disabled" if unit in self.switched_off else "enabled"
-            answers = {"LoadState": "loaded" if exists else "not-found", "UnitFileState": file, "MainPID": "0"}
+            path = f"/lib/systemd/system/{unit}" if exists else ""
+            answers = {
+                "LoadState": "loaded" if exists else "not-found",
+                "UnitFileState": file,
+                "MainPID": "0",
+                "FragmentPath": path,
+            }
             return Completed(0, answers[words[1].partition("=")[2]] + "\n", "")
         if verb == "is-active":
             return Completed(0, "active\n" if unit in self.running else "inactive\n", "")
-        self.log.append(f"{verb} {unit}")
+        self.log.append(f"{verb} {unit}" if verb != unit else verb)
+        if verb in ("enable", "disable"):
+            (self.switched_off.add if verb == "disable" else self.switched_off.discard)(unit)
+            return Completed(0, "", "")
+        if verb == "daemon-reload":
+            return Completed(0, "", "")
         (self.running.add if verb in ("start", "restart") else self.running.discard)(unit)
         return Completed(0, "", "")
 
@@ -234,6 +250,7 @@ class FakeApt:
             raise PackageProblem("apt-get install has failed: E: Sub-process", code="apt-failed")
         self.broken = [each for each in self.broken if each not in (OPEN, PROPRIETARY)]
         self.machine.put_file(f"/lib/modules/{os.uname().release}/nvidia.ko", version)
+        self.machine.put_file(f"/var/lib/dkms/nvidia/{version}/source/none", "")
 
     def _unbuild(self, name: str) -> None:
         if name in (OPEN, PROPRIETARY):

@@ -1,0 +1,215 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is beside NVIDIA's driver on a node: pods that have GPUs, the node driver as a pod, the persistence daemon, and who signs modules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils import _driver_install
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver import (
+    PERSISTENCE_FILE,
+    Offer,
+    Wanted,
+    not_offered,
+    persistence_text,
+)
+from driver_node import NEWER, OLDER, Node
+from driver_store import claim
+
+UNIT, FILE = "nvidia-persistenced.service", "/lib/systemd/system/nvidia-persistenced.service"
+POD, OURS = "0a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55", "1b7f6a1e-52ae-41de-9a3b-3f2f6c1f0e66"
+KEYS = {"signing_key": "/keys/mok.key", "signing_certificate": "/keys/mok.der"}
+
+
+@pytest.fixture
+def node(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(tmp_path, run_here, monkeypatch)
+
+
+def in_pod(node: Node, pid: int, uid: str, *files: str) -> None:
+    """Have a process of a pod have files open."""
+    node.machine.put_file(f"/proc/{pid}/comm", "python3\n")
+    node.machine.put_file(
+        f"/proc/{pid}/cgroup", f"0::/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/x.scope\n"
+    )
+    folder = node.machine.path(f"/proc/{pid}/fd")
+    folder.mkdir()
+    for number, path in enumerate(files):
+        (folder / str(number)).symlink_to(path)
+
+
+# Pods
+
+
+def test_pods_behind_claims_and_processes_are_named(node: Node, tmp_path: Path) -> None:
+    node.run(OLDER)
+    store = tmp_path / "kubelet/plugins/gpu.nvidia.com/state.db"
+    store.parent.mkdir(parents=True)
+    claim(store, "GPU-1")
+    state = {"ClaimUID": "uid-1", "PodUIDs": {POD: {}}}
+    checkpoint = {"Data": json.dumps({"ClaimInfoStateList": [state]}), "Checksum": 0}
+    node.machine.put_file(f"{tmp_path}/kubelet/dra_manager_state", json.dumps(checkpoint))
+    node.machine.path(f"/var/log/pods/team-a_training-0_{POD}").mkdir(parents=True)
+    node.machine.put_file("/dev/nvidia0", "")
+    in_pod(node, 4711, POD, "/dev/null")
+    in_pod(node, 4712, OURS, "/dev/null")
+    said = node.run(NEWER, check=True, state_path=str(store))
+    assert said["in_the_way"] == {
+        "claims": ["team-a/training"],
+        "processes": ["4711 (python3, pod team-a/training-0)", f"4712 (python3, pod {OURS})"],
+        "pods": [OURS, "team-a/training-0"],
+    }
+    assert said["unloads"]
+    refused = node.run(NEWER, state_path=str(store))
+    assert "team-a/training (pod team-a/training-0)" in refused["msg"] and "nvidia_driver_drain" in refused["msg"]
+    # Without claims, the processes.
+    refused = node.run(NEWER)
+    assert "4711 (python3, pod team-a/training-0)" in refused["msg"] and node.machine.loaded() == OLDER
+
+
+def test_the_node_driver_in_its_pod_is_no_more_in_the_way_than_as_a_service(node: Node, tmp_path: Path) -> None:
+    node.run(OLDER)
+    path = "/kubelet/plugins/gpu.nvidia.com/state.db"
+    node.machine.put_file(path, "")
+    node.machine.put_file("/dev/nvidia0", "")
+    in_pod(node, 4711, POD, "/dev/null")
+    in_pod(node, 4712, OURS, "/dev/null", str(node.machine.path(path)))
+    in_pod(node, 4713, OURS, "/dev/null")  # a program that it runs
+    found = _driver_install.in_the_way(node.machine, state_path=path, paths=["/dev/nvidia0"], services=[])
+    assert [process.pid for process in found.processes] == [4711]
+    assert node.run(OLDER, state_path=path)["in_the_way"]["processes"] == []
+
+
+def test_claims_that_go_meanwhile_are_waited_for(node: Node, tmp_path: Path) -> None:
+    store = tmp_path / "state.db"
+    claim(store, "GPU-1")
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] >= 3:
+            store.unlink(missing_ok=True)
+
+    _driver_install.wait_for_claims(str(store), 60, clock=lambda: now[0], sleep=sleep)
+    assert now == [3.0]
+    claim(store, "GPU-1")
+    _driver_install.wait_for_claims(
+        str(store), 2, clock=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + 1)
+    )
+    assert now == [5.0], "no longer than so"
+    _driver_install.wait_for_claims("", 60, clock=lambda: now[0], sleep=sleep)
+    assert now == [5.0]
+
+
+# The persistence daemon
+
+
+def test_a_unit_that_switches_persistence_off_gets_a_drop_in_that_goes_with_the_driver(node: Node) -> None:
+    node.machine.put_file(
+        FILE, "[Service]\nExecStart=/usr/bin/nvidia-persistenced --user nvpd --no-persistence-mode --verbose\n"
+    )
+    node.run(OLDER)
+    text = node.machine.read_text(PERSISTENCE_FILE)
+    assert text.endswith("[Service]\nExecStart=\nExecStart=/usr/bin/nvidia-persistenced --user nvpd --verbose\n")
+    assert node.machine.log.index("daemon-reload") < node.machine.log.index(f"start {UNIT}")
+    assert not node.run(OLDER)["changed"]
+    # Somebody takes it away: it is put back, and the daemon is started again with it.
+    node.machine.remove(PERSISTENCE_FILE)
+    node.machine.log.clear()
+    assert node.run(OLDER)["steps"] == ["have the persistence daemon keep GPUs initialised, now and after each start"]
+    assert node.machine.log == ["daemon-reload", f"restart {UNIT}"]
+    node.run(state="absent")
+    assert not node.machine.path(PERSISTENCE_FILE).parent.exists()
+
+
+@pytest.mark.parametrize("unit", [None, "", "[Service]\nExecStart=/usr/bin/nvidia-persistenced --persistence-mode\n"])
+def test_other_units_get_none(unit: str | None) -> None:
+    assert persistence_text(unit) == ""
+
+
+def test_a_daemon_that_is_not_wanted_is_switched_off_and_put_back(node: Node) -> None:
+    """It is somebody else's here: it stays when the driver goes, as it was."""
+    node.machine.enabled.add(UNIT)
+    node.machine.running.add(UNIT)
+    done = node.run(OLDER, persistence=False)
+    assert "stop the persistence daemon, and start it no more" in done["steps"]
+    assert UNIT not in node.machine.running and UNIT in node.machine.switched_off
+    assert node.record()["daemon"] == "enabled active" and not node.run(OLDER, persistence=False)["changed"]
+    node.run(state="absent", persistence=False)
+    assert UNIT in node.machine.running and UNIT not in node.machine.switched_off and not node.record()
+
+
+def test_a_daemon_that_was_switched_off_comes_back_where_it_is_wanted_again(node: Node) -> None:
+    node.run(OLDER)
+    node.run(OLDER, persistence=False)
+    assert UNIT not in node.machine.running and node.record()["daemon"]
+    node.run(OLDER)
+    assert UNIT in node.machine.running and not node.record()["daemon"] and not node.run(OLDER)["changed"]
+
+
+# Signatures
+
+
+def test_a_key_that_is_named_after_the_build_signs_what_was_built(node: Node) -> None:
+    node.run(OLDER)
+    node.machine.log.clear()
+    done = node.run(OLDER, **KEYS)
+    assert "sign the kernel modules again" in done["steps"]
+    built = [line for line in node.machine.log if line.startswith("dkms")]
+    assert [line.split()[1] for line in built] == ["build", "install"]
+    assert all(f"--force -m nvidia -v {OLDER} -k " in line for line in built)
+    assert f"stop {UNIT}" not in node.machine.log and node.machine.loaded() == OLDER, "nobody is disturbed"
+    assert not node.run(OLDER, **KEYS)["changed"]
+    node.machine.log.clear()
+    assert node.run(NEWER, **KEYS)["changed"] and not [line for line in node.machine.log if "dkms" in line], (
+        "apt has it built"
+    )
+
+
+def test_a_signature_that_fails_leaves_things_as_they_were_and_is_tried_again(node: Node) -> None:
+    node.run(OLDER)
+    node.machine.dkms_fails = True
+    failed = node.run(OLDER, **KEYS)
+    assert failed["error_code"] == "not-signed" and "the key cannot be read" in failed["msg"]
+    assert (
+        not node.machine.exists("/etc/dkms/framework.conf.d/dra-accelerators.conf") and node.machine.loaded() == OLDER
+    )
+    node.machine.dkms_fails = False
+    assert "sign the kernel modules again" in node.run(OLDER, **KEYS)["steps"]
+
+
+def test_a_signing_that_was_cut_short_is_done_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.run(OLDER)
+    before = dict(node.apt.installed)
+
+    def killed(words: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.machine, "_dkms", killed)
+        with pytest.raises(KeyboardInterrupt):
+            node.run(OLDER, **KEYS)
+    assert node.record()["doing"] == "sign"
+    assert node.run(OLDER, **KEYS)["steps"] == ["sign the kernel modules again"]
+    assert node.apt.installed == before and not node.run(OLDER, **KEYS)["changed"]
+
+
+# Precompiled modules
+
+
+def test_a_kernel_without_precompiled_modules_is_named_with_a_way_out() -> None:
+    offers = [Offer("open", "precompiled", "compute", ("headless",), ("linux-modules-nvidia-580-6.8.0-45-generic",))]
+    wanted = Wanted("580", build="precompiled", persistence=False)
+    error = not_offered(offers, wanted, {"headless": ["580.95.05-1"]}, "6.8.0-45-generic")
+    assert (
+        error.code == "no-precompiled"
+        and "6.8.0-45-generic" in str(error)
+        and "nvidia_driver_build: dkms" in str(error)
+    )
+    assert not_offered(offers, wanted, {}, "6.8.0-45-generic").code == "not-offered"
