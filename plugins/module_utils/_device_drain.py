@@ -217,6 +217,49 @@ def _excludes(one: Json, other: Json) -> bool:
     )
 
 
+def published(slices: Sequence[Json], asked: Asked) -> tuple[Target, ...]:
+    """Return the pools of the node with a device, of the drivers that are asked for, of which all slices are there."""
+    pools: dict[tuple[str, str], list[Json]] = {}
+    for each in slices:
+        pools.setdefault((str(each["spec"]["driver"]), str(each["spec"]["pool"]["name"])), []).append(each["spec"])
+    found = []
+    for key, specs in sorted(pools.items()):
+        newest = max(int(each["pool"].get("generation", 0)) for each in specs)
+        mine = [each for each in specs if int(each["pool"].get("generation", 0)) == newest]
+        complete = len(mine) >= int(mine[0]["pool"].get("resourceSliceCount", 1))
+        if complete and any(each.get("devices") for each in mine) and (not asked.drivers or key[0] in asked.drivers):
+            found.append(Target(*key))
+    return tuple(found)
+
+
+def not_published_as(
+    slices: Sequence[Json], asked: Asked, pools: Iterable[Target], attributes: Mapping[str, str]
+) -> list[str]:
+    """Return what the devices of these pools lack, in words: nothing where each has the attributes that it has at all with these values.
+
+    Versions are compared number by number, so that one in which a vendor writes zeros in front is the same.
+    """
+    there = set(published(slices, asked))
+    lacks = [f"{each} is not published" for each in pools if each not in there]
+    for target in sorted(there & set(pools), key=str):
+        mine = [
+            each for each in inventory.devices(slices) if (each["driver"], each["pool"]) == (target.driver, target.pool)
+        ]
+        for name, value in attributes.items():
+            seen = {
+                str(found)
+                for one in mine
+                if (found := one["attributes"].get(name, one["attributes"].get(f"{target.driver}/{name}"))) is not None
+            }
+            if {_plain_version(each) for each in seen} != {_plain_version(value)}:
+                lacks.append(f"{target} has {name} {', '.join(sorted(seen)) or 'not at all'}, expected {value}")
+    return lacks
+
+
+def _plain_version(text: str) -> str:
+    return ".".join(str(int(part)) if part.isdigit() else part for part in text.split("."))
+
+
 def rule_name(asked: Asked, target: Target) -> str:
     """Return the name of the rule for a target: the same at each run of the operation."""
     told = "\n".join((asked.operation, asked.node, target.driver, target.pool, target.device))

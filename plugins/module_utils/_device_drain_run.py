@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -68,6 +68,7 @@ class Done:
     evicted: list[str] = field(default_factory=list)
     plan: Plan | None = None
     others: list[dict[str, str]] = field(default_factory=list)
+    published: list[str] = field(default_factory=list)
     waited: float = 0.0
 
 
@@ -123,12 +124,34 @@ class Drainer:
         self._clear(plan)
         return self.done
 
-    def open(self) -> Done:
-        """Lift the operation's rules. Raises ApiError."""
+    def open(self, attributes: Mapping[str, str] | None = None) -> Done:
+        """Lift the operation's rules, with ``attributes`` once the devices are published so. Raises TimeIsUp, ApiError."""
         mine, self.done.others = self._found_rules()
+        if attributes and mine and not self._dry:
+            self._await_published(attributes, [drain.rule_facts(each) for each in mine])
         for each in mine:
             self._lift(str(each["metadata"]["name"]))
         return self.done
+
+    def _await_published(self, attributes: Mapping[str, str], rules: Sequence[Mapping[str, str]]) -> None:
+        begin = self._clock()
+        pools = list(dict.fromkeys(drain.Target(each["driver"], each["pool"]) for each in rules))
+        while True:
+            lacks = drain.not_published_as(self._slices(), self._asked, pools, attributes)
+            if not lacks:
+                self.done.waited = self._clock() - begin
+                return
+            if self._clock() - begin >= self._timeout:
+                raise TimeIsUp(
+                    f"After {self._timeout:g} s devices of {self._asked.node} are not published as they should be: {'; '.join(lacks)}",
+                    hint="The taint stays. Look at the driver's log on the node, and run again; without published the taint is lifted all the same.",
+                    blocked=(),
+                )
+            self._sleep(LOOK_SECONDS)
+
+    def _slices(self) -> list[dict[str, Any]]:
+        query = {"fieldSelector": f"spec.nodeName={self._asked.node}"}
+        return self._api.list_all(f"{self._base}/resourceslices", query)
 
     def _found_rules(self) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
         """The rules of this operation, and what there is of others on the same node; without a node, on all."""
@@ -141,9 +164,8 @@ class Drainer:
         return mine, [drain.rule_facts(each) for each in found if each not in mine]
 
     def _look(self) -> Plan:
-        slices = self._api.list_all(
-            f"{self._base}/resourceslices", {"fieldSelector": f"spec.nodeName={self._asked.node}"}
-        )
+        slices = self._slices()
+        self.done.published = [f"{each.driver}/{each.pool}" for each in drain.published(slices, self._asked)]
         claims = self._api.list_all(f"{self._base}/resourceclaims", {})
         mine, self.done.others = self._found_rules()
         targets = drain.targets_of(self._asked, slices, claims, mine)

@@ -192,6 +192,13 @@ def standing_still(system: System, services: Sequence[str]) -> Iterator[tuple[st
             systemctl(system, "stop", name)
         yield running
     finally:
+        problems: list[AcceleratorError] = []
         for name in reversed(running):
             if not is_running(system, name) and property_of(system, name, "LoadState") != "not-found":
-                systemctl(system, "start", name)
+                try:
+                    systemctl(system, "start", name)
+                except AcceleratorError as error:
+                    problems.append(error)
+        # One that does not start keeps none of the others from it.
+        if problems:
+            raise problems[0]

@@ -48,6 +48,8 @@ from .core.errors import AcceleratorError, InUse
 from .core.system import System
 
 _CDI_UNIT = "nvidia-cdi-refresh.service"
+#: What this collection's roles have done at each start, since it is lost with the kernel modules.
+LAYOUT_UNIT, SETTINGS_UNIT = "dra-accelerators-layout.service", "dra-accelerators-settings.service"
 _DKMS = "/var/lib/dkms"
 #: What is noted as begun while modules that are there are signed again: packages are whole then.
 SIGN = "sign"
@@ -202,6 +204,8 @@ class Installer:
                     self._sign(work)
                 now = self._prove(work)
                 waits = self._load(work) or waits
+                if work.reload and not waits:
+                    self._apply_again(LAYOUT_UNIT)
             except AcceleratorError as error:
                 self._go_back(error, work, record, former, packages)
             changed = record.now is None or (record.now.version, record.now.modules) != (now.version, now.modules)
@@ -212,6 +216,8 @@ class Installer:
             self.write(done)
             self.keeper.forget((done.now, done.former))
             self._persist(work, waits=waits)
+            if work.reload and not waits:
+                self._apply_again(SETTINGS_UNIT)
         # After the services are started again, of which it is one.
         return self._switch_off(done) if work.quiet else self._forget_daemon(done, work)
 
@@ -364,6 +370,19 @@ class Installer:
             systemctl(self.system, "restart", _CDI_UNIT)
         return False
 
+    def _apply_again(self, unit: str) -> None:
+        """Have a unit of this collection's do again what goes with the kernel modules, where it does it at each start. Raises DriverError."""
+        if not is_running(self.system, unit):
+            return
+        try:
+            systemctl(self.system, "restart", unit)
+        except AcceleratorError as error:
+            raise DriverError(
+                f"What goes when kernel modules are unloaded did not come again: {error.message}",
+                hint=f"Look at the log of {unit}.",
+                code="not-applied",
+            ) from error
+
     def _persist(self, work: Work, *, waits: bool) -> None:
         """Have the persistence daemon run, now and at each boot. Raises AcceleratorError; the driver stays all the same."""
         if not work.persistence:
@@ -462,6 +481,11 @@ class Installer:
                 self.system.run(["rmmod", name], COMMAND_SECONDS)
             waits = self._load(replace(work, target=former, reload=False)) if work.load else False
             boot = self.system.boot_id() if waits else boot
+            if work.reload and not waits:
+                for unit in (LAYOUT_UNIT, SETTINGS_UNIT):
+                    # What failed first is what is told; the unit goes on trying by itself.
+                    with contextlib.suppress(DriverError):
+                        self._apply_again(unit)
             now = f"The node has the driver {former.version} again{', once it was started again' if waits else ''}"
         if former is None or former.complete or not work.words:
             self.write(replace(record, doing="", boot=boot))

@@ -100,6 +100,12 @@ options:
       - How long to wait, in seconds, until nobody has the devices. Then the module fails, and names who has them and why. The rules stay.
     type: int
     default: 900
+  published:
+    description:
+      - Attributes with the values that devices are to be published with before O(state=open) lifts the rules. It is waited for them. Attributes that a
+        device does not have at all are passed over, and versions may have zeros in front of their numbers. Needs O(node).
+    type: dict
+    default: {}
   reason:
     description: Why, for people. It is kept in the rules' annotation C(dra.accelerators/reason).
     type: str
@@ -134,6 +140,8 @@ EXAMPLES = r"""
     state: open
     node: gpu-node-1
     operation: driver-580
+    published:
+      driverVersion: 580.105.08
   delegate_to: localhost
 
 - name: Have nobody on one GPU and its partitions, and wait until pods have ended by themselves
@@ -277,8 +285,14 @@ evicted:
   type: list
   elements: str
   sample: [default/training-0]
+published:
+  description: The drivers and pools of the node of which devices were published at the last look.
+  returned: success with O(state=drained)
+  type: list
+  elements: str
+  sample: [gpu.nvidia.com/gpu-node-1]
 waited:
-  description: How long it was waited until nobody had the devices, in seconds.
+  description: How long it was waited until nobody had the devices, or until they were published, in seconds.
   returned: success
   type: float
   sample: 12.0
@@ -343,6 +357,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import fa
 CONSTRAINTS: dict[str, Any] = {
     "required_together": API_REQUIRED_TOGETHER,
     "required_if": [("state", "drained", ["node"])],
+    "required_by": {"published": ["node"]},
 }
 
 
@@ -361,6 +376,7 @@ def argument_spec() -> dict[str, Any]:
         "evict_unmanaged": {"type": "bool", "default": False},
         "grace_period": {"type": "int"},
         "timeout": {"type": "int", "default": 900},
+        "published": {"type": "dict", "default": {}},
         "reason": {"type": "str", "default": ""},
     }
 
@@ -378,6 +394,11 @@ def asked_of(params: dict[str, Any]) -> Asked:
     )
 
 
+def texts(values: dict[str, Any]) -> dict[str, str]:
+    """Return attributes as texts, as YAML reads some as numbers; pure."""
+    return {str(name): str(value) for name, value in values.items()}
+
+
 def result(done: Done) -> dict[str, Any]:
     """Return what the module says; pure."""
     answer: dict[str, Any] = {
@@ -390,6 +411,7 @@ def result(done: Done) -> dict[str, Any]:
         "diff": {"before": "", "after": "".join(f"{line}\n" for line in done.steps)},
     }
     if done.plan is not None:
+        answer["published"] = done.published
         answer["claims"] = [each.document() for each in done.plan.claims]
         answer["pods"] = [each.document() for each in done.plan.pods]
         answer["problems"] = [each.document() for each in done.plan.problems]
@@ -407,7 +429,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         dry=module.check_mode,
     )
     try:
-        done = drainer.drain() if params["state"] == "drained" else drainer.open()
+        done = drainer.drain() if params["state"] == "drained" else drainer.open(texts(params["published"]))
     except (Blocked, TimeIsUp) as error:
         fail(module, error, **result(drainer.done))
     return result(done)

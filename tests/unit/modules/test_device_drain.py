@@ -320,3 +320,42 @@ def test_a_server_without_rules_is_refused_and_a_rule_of_others_is_theirs() -> N
     drainer(taken).drain()
     taken.kinds["devicetaintrules"][0]["metadata"]["managedFields"] = [{"manager": "kubectl"}]
     assert drainer(taken).open().steps == [] and taken.rule_targets() == [("a", "")]
+
+
+def test_devices_are_opened_when_they_are_published_as_they_should_be() -> None:
+    world = busy()
+    drainer(world, drivers=(DRIVER,)).drain()
+
+    def publishes(version: str) -> None:
+        for each in world.kinds["resourceslices"]:
+            for device in each["spec"]["devices"]:
+                device["attributes"] = {"driverVersion": {"version": version}}
+
+    publishes("580.65.6")
+    with pytest.raises(running.TimeIsUp, match=r"has driverVersion 580\.65\.6, expected 580\.105\.08"):
+        drainer(world).open({"driverVersion": "580.105.08"})
+    assert world.rule_targets() == [("a", "")]
+    sleep = world.sleep
+
+    def later(seconds: float) -> None:
+        sleep(seconds)
+        if world.now > 100:
+            publishes("580.105.8")
+
+    found = drainer(world)
+    found._sleep = later
+    assert found.open({"driverVersion": "580.105.08"}).waited > 0 and world.rule_targets() == []
+    # Where nothing is drained, nothing is waited for.
+    assert drainer(world).open({"driverVersion": "1"}).waited == 0
+
+
+def test_which_pools_are_published() -> None:
+    world = busy()
+    assert drainer(world, drivers=(DRIVER,), dry=True).drain().published == [f"{DRIVER}/a"]
+    world.kinds["resourceslices"][0]["spec"]["pool"]["resourceSliceCount"] = 2
+    done = drainer(world, drivers=(DRIVER,), dry=True).drain()
+    assert done.published == []
+    world.kinds["resourceslices"] = []
+    drainer(world).drain()
+    with pytest.raises(running.TimeIsUp, match="is not published"):
+        drainer(world).open({"driverVersion": "1"})
