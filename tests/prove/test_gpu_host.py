@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A node with GPUs and no driver: the site playbook brings driver and settings, pods claim; the driver is exchanged, taken back where it does not
-load, and goes with everything else.
+"""A node with GPUs and no driver: the site playbook brings driver and settings, pods claim; the driver is exchanged, also under pods that have
+GPUs, taken back where it does not load, and goes with everything else.
 
 The packages are stand-ins (tests/packages/nvidia.py) from a signed source on the node; their libraries and programs are the simulator's, built for
 each version.
@@ -16,11 +16,13 @@ import shutil
 import sys
 import tarfile
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from typing import Any
 
 import pytest
 
 from tests.cluster.cluster import ROOT, Cluster, Recap, execute
-from tests.cluster.manifests import claim, dynamic, pod
+from tests.cluster.manifests import IMAGE, claim, dynamic, pod
 from tests.simulator.nvml_builds import build
 
 WORLD = os.environ.get("DRA_ACCELERATORS_GPU_HOST_WORLD", "gpu-host")
@@ -243,6 +245,175 @@ def test_a_driver_that_does_not_load_is_taken_back_without_a_hand(gpus: Cluster,
     assert loaded(gpus, node) == OLDER
     gpus.wait_registered(node)
     runs(gpus, "after-one-that-does-not-load")
+
+
+# An upgrade with claims on the node
+
+GPU_CLASS = {"exactly": {"deviceClassName": "gpu.nvidia.com"}}
+SHOW_DRIVER = (
+    "nvidia-smi --query-gpu=driver_version --format=csv,noheader; trap 'exit 0' TERM; while :; do sleep 1; done"
+)
+
+
+def workload(name: str, replicas: int) -> list[dict[str, Any]]:
+    """A Deployment whose pods have a whole GPU each, by a claim of their own, and print the driver's version as they see it."""
+    template = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"spec": {"devices": {"requests": [{"name": "gpu", **GPU_CLASS}]}}},
+    }
+    container = {
+        "name": "probe",
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", SHOW_DRIVER],
+        "resources": {"claims": [{"name": "gpu"}]},
+    }
+    spec = {
+        "terminationGracePeriodSeconds": 2,
+        "dnsPolicy": "Default",
+        "containers": [container],
+        "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": name}],
+    }
+    labels = {"app": name}
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+    return [template, deployment]
+
+
+def pods_of(gpus: Cluster, app: str) -> dict[str, str]:
+    """The pods of a Deployment that are not ending, by UID with their names."""
+    items = gpus.get("pods", "-n", "default", "-l", f"app={app}")["items"]
+    return {
+        each["metadata"]["uid"]: each["metadata"]["name"]
+        for each in items
+        if not each["metadata"].get("deletionTimestamp")
+    }
+
+
+def see(
+    gpus: Cluster, app: str, replicas: int, version: str, *, other_than: AbstractSet[str] = frozenset()
+) -> set[str]:
+    """Wait until all pods of a Deployment run, none of them one of those, and have them say which driver they see; returns their UIDs."""
+
+    def running() -> dict[str, str]:
+        found = pods_of(gpus, app)
+        return found if len(found) == replicas and not other_than & set(found) else {}
+
+    found = gpus.wait(f"{replicas} new pods of {app}", running, timeout=180)
+    gpus.wait_running(*found.values())
+    for name in found.values():
+        assert gpus.wait(f"{name} saying its driver", lambda name=name: gpus.log(name), timeout=60).split() == [version]
+    return set(found)
+
+
+def quiet(gpus: Cluster, name: str) -> tuple[str, int]:
+    """The UID of a pod, and how often its container was started again."""
+    found = gpus.pod(name)
+    return found["metadata"]["uid"], found["status"]["containerStatuses"][0]["restartCount"]
+
+
+@pytest.fixture(scope="module")
+def training(gpus: Cluster, first: Recap) -> Iterator[tuple[str, int]]:
+    """A Deployment with claims, and a pod that has none: what it is to stay."""
+    assert not first.failed
+    objects = [*workload("training", 2), pod("beside")]
+    gpus.apply(*objects)
+    gpus.wait_running("beside")
+    yield quiet(gpus, "beside")
+    gpus.delete(*objects)
+    gpus.wait("no pod is left", lambda: not pods_of(gpus, "training") and not gpus.cdi_files(gpus.nodes()[0]))
+
+
+def drains(version: str, word: str = "") -> tuple[str, ...]:
+    consent = (
+        ("-e", json.dumps({"nvidia_driver_drain": word == "true", "nvidia_driver_drain_timeout": 300})) if word else ()
+    )
+    return ("--tags", "vendor_driver", "-e", f"nvidia_driver_version={version}", *consent)
+
+
+def rules(gpus: Cluster) -> list[str]:
+    return [each["metadata"]["name"] for each in gpus.get("devicetaintrules")["items"]]
+
+
+def test_without_consent_an_exchange_names_the_pods_and_touches_nothing(
+    gpus: Cluster, node: str, training: tuple[str, int]
+) -> None:
+    before = see(gpus, "training", 2, OLDER)
+    names = sorted(pods_of(gpus, "training").values())
+    process = gpus.driver_pid(node)
+    refused = gpus.playbook("site.yml", *drains(NEWER), check=False)
+    assert refused.failed and refused.changed == 0, refused.output
+    assert all(f"default/{name}" in refused.output for name in names), refused.output
+    assert "nvidia_driver_drain" in refused.output
+    assert set(pods_of(gpus, "training")) == before and quiet(gpus, "beside") == training
+    assert (loaded(gpus, node), gpus.driver_pid(node), rules(gpus)) == (OLDER, process, [])
+    # With consent, check mode says who would go.
+    told = gpus.playbook("site.yml", "--check", "--diff", *drains(NEWER, "true"))
+    assert not told.failed and all(f"evict default/{name}" in told.output for name in names), told.output
+    assert set(pods_of(gpus, "training")) == before and rules(gpus) == []
+
+
+def test_with_consent_the_pods_with_claims_go_and_come_back_on_the_new_driver(
+    gpus: Cluster, node: str, training: tuple[str, int]
+) -> None:
+    before = see(gpus, "training", 2, OLDER)
+    boot = boot_id(gpus, node)
+    done = gpus.playbook("site.yml", *drains(NEWER, "true"))
+    assert not done.failed and loaded(gpus, node) == NEWER, done.output
+    assert published_version(gpus, node) == {semantic(NEWER)}, "the taint goes when that is so"
+    after = see(gpus, "training", 2, NEWER, other_than=before)
+    assert quiet(gpus, "beside") == training, "who has no GPU stays"
+    assert rules(gpus) == [] and boot_id(gpus, node) == boot
+    process = gpus.driver_pid(node)
+    again = gpus.playbook("site.yml", *drains(NEWER, "true"))
+    assert (again.failed, again.changed) == (0, 0), again.output
+    assert set(pods_of(gpus, "training")) == after and gpus.driver_pid(node) == process
+
+
+def test_an_exchange_under_claims_that_does_not_load_is_taken_back_and_the_pods_come_back(
+    gpus: Cluster, node: str, training: tuple[str, int]
+) -> None:
+    before = see(gpus, "training", 2, NEWER)
+    failed = gpus.playbook("site.yml", *drains(NOT_LOADED, "true"), check=False)
+    assert failed.failed and f"has the driver {NEWER} again" in failed.output, failed.output
+    assert loaded(gpus, node) == NEWER and rules(gpus) == []
+    gpus.wait_registered(node)
+    see(gpus, "training", 2, NEWER, other_than=before)
+    assert quiet(gpus, "beside") == training
+
+
+def test_a_budget_that_allows_nobody_to_go_is_named_and_the_gpus_are_opened_again(
+    gpus: Cluster, node: str, training: tuple[str, int]
+) -> None:
+    before = see(gpus, "training", 2, NEWER)
+    budget = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "training", "namespace": "default"},
+        "spec": {"minAvailable": 2, "selector": {"matchLabels": {"app": "training"}}},
+    }
+    gpus.apply(budget)
+    try:
+        words = ("-e", json.dumps({"nvidia_driver_drain": True, "nvidia_driver_drain_timeout": 10}))
+        blocked = gpus.playbook("site.yml", *drains(OLDER), *words, check=False)
+        assert blocked.failed and "disruption budget" in blocked.output, blocked.output
+        assert set(pods_of(gpus, "training")) == before and (loaded(gpus, node), rules(gpus)) == (NEWER, [])
+    finally:
+        gpus.delete(budget)
+    back = gpus.playbook("site.yml", *drains(OLDER, "true"))
+    assert not back.failed and loaded(gpus, node) == OLDER, back.output
+    see(gpus, "training", 2, OLDER, other_than=before)
+    assert quiet(gpus, "beside") == training
 
 
 def test_removal_brings_back_what_was(gpus: Cluster, node: str, first: Recap, before: dict[str, str]) -> None:
