@@ -256,6 +256,90 @@ def test_waiting_for_claims(module: Callable[..., Json], server: Server) -> None
     module("device_taint", {"name": "free-it", "state": "absent"})
 
 
+# ---------------------------------------------------------------------- device_drain
+
+BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+
+
+def drained_node(server: Server) -> None:
+    """A node with a GPU that a pod of a ReplicaSet has; nobody knows of its budget yet whether it allows anything."""
+    server.request("POST", "/api/v1/nodes", {"metadata": {"name": "node-3"}})
+    spec = {
+        "driver": DRIVER,
+        "nodeName": "node-3",
+        "pool": {"name": "node-3", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "gpu-0", "attributes": {"driverVersion": {"version": "580.95.5"}}}, {"name": "gpu-1"}],
+    }
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "node-3"}, "spec": spec}
+    server.request("POST", f"{DRA}/resourceslices", body)
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "trainer", "uid": "u", "controller": True}
+    pod = {
+        "metadata": {"name": "trainer", "labels": {"app": "trainer"}, "ownerReferences": [owner]},
+        "spec": {"automountServiceAccountToken": False, "containers": [{"name": "main", "image": "i"}]},
+    }
+    made = server.request("POST", PODS, pod)
+    # One that has not begun would go whatever its budget.
+    made["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    server.request("PUT", f"{PODS}/trainer/status", made)
+    server.allocate("trained", {"pool": "node-3", "device": "gpu-0"}, pods=("trainer",))
+    claim = server.request("GET", f"{CLAIMS}/trained")
+    claim["status"]["reservedFor"][0]["uid"] = made["metadata"]["uid"]
+    server.request("PUT", f"{CLAIMS}/trained/status", claim)
+    budget = {
+        "metadata": {"name": "trainer"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "trainer"}}},
+    }
+    server.request("POST", BUDGETS, {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", **budget})
+
+
+def test_devices_are_drained_by_evictions_and_opened(module: Callable[..., Json], server: Server) -> None:
+    drained_node(server)
+    options = {"state": "drained", "node": "node-3", "operation": "new-driver", "timeout": 0}
+
+    def rules() -> list[Json]:
+        return [
+            one
+            for one in server.request("GET", RULES)["items"]
+            if "dra.accelerators/drain" in one["metadata"]["labels"]
+        ]
+
+    refused = module("device_drain", options)
+    assert refused["error_code"] == "blocked" and "default/trainer" in refused["msg"] and rules() == []
+    assert [one["code"] for one in refused["problems"]] == ["no-consent"] and refused["pods"][0]["claims"] == [
+        "trained"
+    ]
+    told = module("device_drain", {**options, "evict": True}, check=True)
+    assert told["evicted"] == ["default/trainer"] and told["changed"] and rules() == []
+
+    late = module("device_drain", {**options, "evict": True, "reason": "A new driver."})
+    assert late["error_code"] == "time-is-up" and late["evicted"] == [] and server.exists(PODS, "trainer")
+    assert [(one["pod"], one["claims"]) for one in late["blocked"]] == [("default/trainer", ["trained"])]
+    assert "disruption budget" in late["blocked"][0]["reason"]
+    (rule,) = rules()
+    assert rule["spec"]["deviceSelector"] == {"driver": DRIVER, "pool": "node-3"}
+    assert (
+        rule["spec"]["taint"]["effect"] == "NoSchedule"
+        and rule["metadata"]["labels"]["dra.accelerators/node"] == "node-3"
+    )
+
+    server.request("DELETE", f"{BUDGETS}/trainer")
+    gone = module("device_drain", {**options, "evict": True, "reason": "A new driver."})
+    assert gone["evicted"] == ["default/trainer"] and not server.exists(PODS, "trainer")
+    server.release("trained")
+    claim = server.request("GET", f"{CLAIMS}/trained")
+    del claim["status"]["allocation"]
+    server.request("PUT", f"{CLAIMS}/trained/status", claim)
+    done = module("device_drain", {**options, "reason": "A new driver."})
+    assert not done["changed"] and done["claims"] == [] and done["published"] == [f"{DRIVER}/node-3"]
+
+    opening = {"state": "open", "node": "node-3", "operation": "new-driver", "timeout": 0}
+    early = module("device_drain", {**opening, "published": {"driverVersion": "580.105.08"}})
+    assert early["error_code"] == "time-is-up" and "580.95.5" in early["msg"] and rules() == [rule]
+    assert module("device_drain", opening, check=True)["changed"] and rules() == [rule]
+    opened = module("device_drain", {**opening, "published": {"driverVersion": "580.95.05"}})
+    assert opened["changed"] and rules() == [] and not module("device_drain", opening)["changed"]
+
+
 # ---------------------------------------------------------------------- resource_slices
 
 
