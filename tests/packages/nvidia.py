@@ -32,7 +32,7 @@ LIBRARIES = "usr/lib/x86_64-linux-gnu"
 UNIT = """[Unit]
 Description=NVIDIA Persistence Daemon, a stand-in
 [Service]
-ExecStart=/bin/sleep infinity
+ExecStart=/bin/sh -c 'while sleep 1; do :; done' nvidia-persistenced --no-persistence-mode
 [Install]
 WantedBy=multi-user.target
 """
