@@ -134,6 +134,10 @@ _value:
           C(domain), C(server) and C(rack), and the C(label) of a Node. Null where they do not tell.
       type: dict
       sample: {device_type: npu, domain: superPodID, server: serverID, rack: rackID, label: huawei.com/topotree.superpodid}
+    link_groups:
+      description: Attributes that are the same for devices of a node with direct links between them, or on one card, by what people call such a group.
+      type: dict
+      sample: {hccsRing: HCCS ring, cardID: card, superPodID: super-pod}
 """
 
 from collections.abc import Callable

@@ -46,7 +46,17 @@ def pods_by_name(api: Api, found: Iterable[Json]) -> dict[tuple[str, str], Json]
     }
 
 
+def pending_pods(api: Api) -> list[Json]:
+    """Ask for the pods that are Pending, of all namespaces. Raises ApiError."""
+    return api.list_all("/api/v1/pods", {"fieldSelector": "status.phase=Pending"})
+
+
 def facts_of(found: Iterable[Json], slices: Iterable[Json], pods: Mapping[tuple[str, str], Json]) -> list[Json]:
     """Return what is told of claims; pure."""
-    published = {(one["driver"], one["pool"], one["name"]): one for one in devices(slices)}
-    return [claims.claim_facts(claim, published, pods) for claim in found]
+    return facts_by(found, devices(slices), pods)
+
+
+def facts_by(found: Iterable[Json], published: Iterable[Json], pods: Mapping[tuple[str, str], Json]) -> list[Json]:
+    """As ``facts_of``, by devices that were made of slices already; pure."""
+    by_key = {(one["driver"], one["pool"], one["name"]): one for one in published}
+    return [claims.claim_facts(claim, by_key, pods) for claim in found]

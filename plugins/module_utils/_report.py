@@ -14,6 +14,7 @@ from ._facts import device_facts
 from ._layout import assign, needs_reset
 from ._layout_module import Look
 from ._layout_states import FOREIGN, by_place, compare, name_of, owner_of, partition_facts
+from .core.backend import BACKENDS
 from .core.layout import Rule
 from .core.model import Device
 from .core.prepared import PreparedClaim
@@ -21,7 +22,10 @@ from .core.signs import Severity
 
 Json = dict[str, Any]
 # What a report says of a device, of all facts that there are. The others are kinds of partitions, and what never changes.
-TOLD = ("vendor", "index", "uuid", "product", "pci_address", "numa_node", "memory_bytes", "partitioning")
+TOLD = (
+    *("vendor", "index", "uuid", "product", "pci_address", "pcie_root", "numa_node", "memory_bytes", "memory_slices"),
+    "partitioning",
+)
 
 
 @dataclass(frozen=True)
@@ -97,14 +101,24 @@ def _device(device: Device, look: Look) -> Json:
     partitions = []
     for partition in by_place(device):
         owner, claims = owner_of(device, partition, look.prepared)
-        partitions.append({**partition_facts(partition), "owner": owner, "claims": list(claims)})
+        memory = partition.memory_bytes
+        partitions.append(
+            {**partition_facts(partition), "memory_bytes": memory, "owner": owner, "claims": list(claims)}
+        )
     return {
         **{key: facts[key] for key in TOLD},
+        "groups": _groups(device),
         "partitions": partitions,
         "claims": list(dict.fromkeys(each.claim for each in mine)),
         "processes": facts["processes"],
         "health": facts["health"],
     }
+
+
+def _groups(device: Device) -> dict[str, str]:
+    """The groups of devices with direct links to each other that a device belongs to, by what people call such a group."""
+    found = BACKENDS[device.vendor].facts.groups_of(device.attributes) if device.vendor in BACKENDS else {}
+    return {**found, **({"fabric": str(device.clique)} if device.clique is not None else {})}
 
 
 def _notes(device: Device) -> list[dict[str, str]]:

@@ -16,11 +16,13 @@ description:
   - With O(nodes), which are such answers of many nodes, it asks the cluster what is published and who has claims, and joins both. No device is
     looked at then, and it runs where the API server can be reached.
   - Everything that somebody should look at is listed once more in C(attention), with a stable word for what it is.
-  - The playbook C(dra.accelerators.report) asks all nodes of a fleet so, and writes what they answer as Markdown.
+  - With O(nodes) there is also C(picture), the same as data to draw, with each device to scale and who has what of it, who waits and why, and what
+    still fits.
+  - The playbook C(dra.accelerators.report) asks all nodes of a fleet so, and writes what they answer as a page of HTML, as JSON and as Markdown.
 notes:
   - On a node it needs root, and not the Python package C(kubernetes). With O(nodes) it needs that alone.
   - With O(nodes) it needs the permissions to list C(resourceclaims) and C(resourceslices) in the API group C(resource.k8s.io), and with O(health) to
-    list C(pods).
+    list C(pods) of all namespaces. C(devicetaintrules) are looked at where the cluster has them and they may be listed.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -67,9 +69,15 @@ options:
     type: bool
     default: true
   health:
-    description: With O(nodes), whether the pods are asked what the kubelet says of the health of their devices.
+    description: With O(nodes), whether the pods are asked what the kubelet says of the health of their devices, and why they wait.
     type: bool
     default: true
+  reasons:
+    description:
+      - With O(nodes), why claims wait, where somebody knows better than the scheduler, by C(namespace/name) of the claim. Each has a C(message), and may
+        have a C(code) and a C(remedy).
+    type: dict
+    default: {}
 seealso:
   - module: dra.accelerators.accelerator_info
   - module: dra.accelerators.claim_info
@@ -98,6 +106,16 @@ EXAMPLES = r"""
       gpu-node-2: "{{ hostvars['gpu-node-2'].accelerator_report }}"
   delegate_to: localhost
 
+- name: Say why a claim waits in words of one's own
+  dra.accelerators.accelerator_report:
+    nodes:
+      gpu-node-1: "{{ hostvars['gpu-node-1'].accelerator_report }}"
+    reasons:
+      research/training:
+        message: Its team has used up what it has booked.
+        remedy: Book more, or wait until Monday.
+  delegate_to: localhost
+
 - name: Join what the nodes have answered, without a cluster
   dra.accelerators.accelerator_report:
     nodes:
@@ -120,9 +138,10 @@ ansible_facts:
       contains:
         devices:
           description:
-            - The devices, with C(vendor), C(index), C(uuid), C(product), C(pci_address), C(numa_node), C(memory_bytes), C(partitioning),
-              C(processes) and C(health) as M(dra.accelerators.accelerator_info) has them, and the C(claims) that the node has prepared.
-            - Each of its C(partitions) has C(profile), C(placement), C(uuid), C(claims) and C(owner), which is V(claim) where the node driver has made
+            - The devices, with C(vendor), C(index), C(uuid), C(product), C(pci_address), C(pcie_root), C(numa_node), C(memory_bytes), C(memory_slices),
+              C(partitioning), C(processes) and C(health) as M(dra.accelerators.accelerator_info) has them, the C(claims) that the node has prepared, and
+              C(groups), the groups of devices with direct links between them that it belongs to, by what people call such a group.
+            - Each of its C(partitions) has C(profile), C(placement), C(uuid), C(memory_bytes), C(claims) and C(owner), which is V(claim) where the node driver has made
               it for one, V(administrator) where somebody else has, and V(foreign) where it was made by hand in a form that no profile has.
           returned: without O(nodes)
           type: list
@@ -221,6 +240,15 @@ ansible_facts:
           returned: with O(nodes)
           type: dict
           sample: {"NVIDIA H100 80GB HBM3": 16}
+        picture:
+          description:
+            - The fleet as data to draw. C(docs/report.schema.json) of the collection describes it, and the playbook writes it as JSON.
+            - It has C(totals); C(nodes) with their C(devices), each in one C(state) (V(sick), V(withheld), V(full), V(partly) or V(free)), with C(partitions) where
+              they lie and the C(claims) that have them, and what still C(fits); C(room), how many claims of each kind can still be served;
+              C(claims); and who is C(waiting), since when and for what reason.
+          returned: with O(nodes)
+          type: dict
+          sample: {}
         cluster:
           description: Whether the cluster was asked.
           returned: with O(nodes)
@@ -235,20 +263,30 @@ error_code:
 
 import json
 import os
+from datetime import datetime, timezone
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import facts_of, list_claims, pods_by_name
+from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import (
+    facts_by,
+    list_claims,
+    pending_pods,
+    pods_by_name,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils._inventory import devices
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
+    Api,
+    ApiError,
     connect,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import look_at
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, find_binding, run
 from ansible_collections.dra.accelerators.plugins.module_utils._node import ask_root
+from ansible_collections.dra.accelerators.plugins.module_utils._picture import picture
 from ansible_collections.dra.accelerators.plugins.module_utils._report import Answer, fleet_report, node_report
+from ansible_collections.dra.accelerators.plugins.module_utils._taint_rules import GROUP, PLURAL, served_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, vendors_there
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, NotFound
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import Rule, parse_rules
@@ -274,6 +312,7 @@ def argument_spec() -> dict[str, Any]:
         "nodes": {"type": "dict"},
         "cluster": {"type": "bool", "default": True},
         "health": {"type": "bool", "default": True},
+        "reasons": {"type": "dict", "default": {}},
     }
 
 
@@ -337,14 +376,43 @@ def of_node(params: dict[str, Any]) -> dict[str, Any]:
 
 def of_fleet(module: AnsibleModule) -> dict[str, Any]:
     """Return the answer of a fleet, of what its nodes have answered. Raises AcceleratorError."""
-    nodes = module.params["nodes"]
+    nodes, reasons = module.params["nodes"], checked_reasons(module.params["reasons"])
+    generated = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     if not module.params["cluster"]:
-        return fleet_report(nodes, None, [])
+        report = fleet_report(nodes, None, [])
+        return {**report, "picture": picture(report, None, generated=generated)}
     api = connect(module)
     drivers = {each["driver_name"] for report in nodes.values() for each in (report or {}).get("drivers", ())}
     found, slices = list_claims(api, drivers)
     pods = pods_by_name(api, found) if module.params["health"] else {}
-    return fleet_report(nodes, devices(slices, found), facts_of(found, slices, pods))
+    pending = pending_pods(api) if module.params["health"] else None
+    published = devices(slices, found)
+    report = fleet_report(nodes, published, facts_by(found, published, pods))
+    drawn = picture(report, published, pending=pending, rules=rules_there(api), reasons=reasons, generated=generated)
+    return {**report, "picture": drawn}
+
+
+def checked_reasons(reasons: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return why claims wait as it was given. Raises AcceleratorError for what says nothing."""
+    for name, each in reasons.items():
+        if not isinstance(each, dict) or not each.get("message"):
+            raise AcceleratorError(
+                f"reasons has {each!r} for {name}",
+                hint="Expected a dictionary with a message, and where wanted a code and a remedy.",
+                code="invalid-reason",
+            )
+    return reasons
+
+
+def rules_there(api: Api) -> list[dict[str, Any]]:
+    """Return the DeviceTaintRules, none where the cluster has no such objects or they may not be seen. Raises ApiError."""
+    try:
+        version = served_rules(api)
+        return api.list_all(f"/apis/{GROUP}/{version}/{PLURAL}", {})
+    except ApiError as error:
+        if error.status in (403, 404):
+            return []
+        raise
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -19,6 +20,7 @@ from tests.cluster.cluster import DRIVER_UNIT, PLUGIN_DIRECTORY, Cluster, execut
 from tests.cluster.manifests import claim, pod, settings
 from tests.cluster.manifests import static as existing
 
+ROOT = Path(__file__).resolve().parents[2]
 Result = dict[str, Any]
 Module = Callable[..., Result]
 GPU = 7
@@ -154,21 +156,51 @@ def test_what_is_there_is_compared_kept_and_brought_back(cluster: Cluster, node:
         ansible(node, "nvidia_mig", {"layout": [{"match": {"index": GPU}, "mode": "whole"}]})
 
 
-def test_a_fleet_answers_how_its_accelerators_are(cluster: Cluster, inventory: Path, tmp_path: Path) -> None:
+def test_a_fleet_answers_how_its_accelerators_are(clean: Cluster, inventory: Path, tmp_path: Path) -> None:
+    small = "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"
+    clean.apply(claim("notebook", device_class="mig.nvidia.com", expression=small), pod("writer", "notebook"))
+    nowhere = "device.attributes['gpu.nvidia.com'].profile == '9g.90gb'"
+    clean.apply(claim("too-large", device_class="mig.nvidia.com", expression=nowhere), pod("waiter", "too-large"))
+    clean.wait_running("writer")
+    clean.wait(
+        "the scheduler says that nothing fits",
+        lambda: any(
+            each["type"] == "PodScheduled" and each["status"] == "False"
+            for each in clean.pod("waiter")["status"].get("conditions", ())
+        ),
+    )
     variables = {
         "accelerator_report_file": str(tmp_path / "accelerators.md"),
-        "accelerator_kubeconfig": cluster.world("kubeconfig").strip(),
+        "accelerator_kubeconfig": clean.world("kubeconfig").strip(),
     }
     execute(
         ["ansible-playbook", "--inventory", inventory, "dra.accelerators.report", "-e", json.dumps(variables)],
         env={**os.environ, "ANSIBLE_PIPELINING": "true"},
     )
     text = (tmp_path / "accelerators.md").read_text(encoding="utf-8")
-    for name in cluster.nodes():
+    for name in clean.nodes():
         assert f"## {name}\n" in text
     assert "| 0 | NVIDIA H100 80GB HBM3 |" in text
     for code in ("node-silent", "driver-unavailable", "not-published", "published-and-gone"):
         assert f"(`{code}`)" not in text, text
+
+    picture = json.loads((tmp_path / "accelerators.json").read_text(encoding="utf-8"))
+    jsonschema.validate(picture, json.loads((ROOT / "docs/report.schema.json").read_text(encoding="utf-8")))
+    (given,) = clean.get("resourceclaim", "notebook")["status"]["allocation"]["devices"]["results"]
+    (held,) = [
+        (node["name"], device["index"], part["profile"])
+        for node in picture["nodes"]
+        for device in node["devices"]
+        for part in device["partitions"]
+        if "default/notebook" in part["claims"]
+    ]
+    assert held == (given["pool"], int(given["device"].split("-")[1]), "1g.10gb")
+    (waits,) = picture["waiting"]
+    assert (waits["claim"], waits["pods"], waits["reason"]["source"]) == ("default/too-large", ["waiter"], "scheduler")
+    page = (tmp_path / "accelerators.html").read_text(encoding="utf-8")
+    assert "default/too-large" in page and all(name in page for name in clean.nodes())
+    start = page.index(">", page.index('id="data"')) + 1
+    assert json.loads(page[start : page.index("</script>", start)]) == picture
 
 
 def test_a_process_is_not_disturbed(cluster: Cluster, node: str, ansible: Module) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 
 _FORM = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]|[eE][+-]?\d{1,3})?")
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
@@ -31,8 +32,12 @@ def parse(text: str | int) -> Fraction:
     """
     if isinstance(text, bool) or not isinstance(text, (str, int)):
         raise ValueError(f"{text!r} is not a quantity: expected a number with an optional suffix")  # noqa: TRY004
-    if isinstance(text, int):
-        return Fraction(text)
+    return Fraction(text) if isinstance(text, int) else _read(text)
+
+
+# The same few amounts stand in the slices of a whole fleet thousands of times.
+@lru_cache(maxsize=4096)
+def _read(text: str) -> Fraction:
     found = _FORM.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not a quantity: expected a number with an optional suffix such as Gi, G or m")

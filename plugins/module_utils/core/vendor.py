@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -52,7 +52,8 @@ class VendorFacts:
     ``kernel_module`` is the one by which the driver is known to be loaded, ``control_nodes`` are the device nodes that containers
     need besides those of their devices, ``device_nodes`` shell patterns of these.
     ``layout_unit`` is this collection's unit that applies a layout at boot. ``fabric`` is None where nodes are joined by the network
-    alone, or their devices do not tell.
+    alone, or their devices do not tell. ``link_groups`` are attributes that are the same for devices of a node with direct links between
+    them, or on one card, by what people call such a group.
     """
 
     word: str
@@ -74,6 +75,11 @@ class VendorFacts:
     plugin_switches: tuple[str, ...] = ()
     replica_labels: tuple[str, ...] = ()
     fabric: Fabric | None = None
+    link_groups: Mapping[str, str] = field(default_factory=dict)
+
+    def groups_of(self, attributes: Mapping[str, Any]) -> dict[str, str]:
+        """Return which groups a device with these attributes belongs to, by what people call such a group."""
+        return {title: str(attributes[name]) for name, title in self.link_groups.items() if name in attributes}
 
     def document(self) -> dict[str, Any]:
         """Return the facts as JSON has values."""

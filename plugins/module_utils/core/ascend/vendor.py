@@ -38,6 +38,7 @@ FACTS = VendorFacts(
     layout_unit="dra-accelerators-layout-ascend.service",
     exporter=Exporter("npu-exporter", 8082, ("npu_chip_", "machine_npu_", "container_npu_", "vnpu_pod_")),
     fabric=Fabric("npu", "superPodID", "serverID", "rackID", SUPER_POD),
+    link_groups=MappingProxyType({"hccsRing": "HCCS ring", "cardID": "card", "superPodID": "super-pod"}),
 )
 
 

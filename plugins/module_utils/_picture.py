@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""The picture of a fleet as data: nodes, devices to scale with who has what of them, what is sick, what waits, what differs. Pure.
+
+What comes out is described by ``docs/report.schema.json``; the page of the playbook ``report`` draws it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ._picture_devices import Json, device_of, free_bytes, known_by_silicon, of_cluster
+from ._picture_waiting import waiting
+
+VERSION = 1
+#: How a device is, worst first: ``sick``; ``withheld`` is well and nobody can have it, for a taint or because nobody publishes it.
+STATES = ("sick", "withheld", "full", "partly", "free")
+#: What the page has a place of its own for; the rest of ``attention`` is shown as it is.
+_TOLD_ELSEWHERE = frozenset({"device-unhealthy", "device-unread", "layout-differs", "claim-waits", "tainted"})
+
+
+def picture(
+    report: Json,
+    published: Sequence[Json] | None,
+    *,
+    pending: Sequence[Json] | None = None,
+    rules: Sequence[Json] = (),
+    reasons: Mapping[str, Json] | None = None,
+    generated: str = "",
+) -> Json:
+    """Return the picture of a fleet.
+
+    ``report`` is what ``fleet_report`` returns, ``published`` are devices as ``_inventory.devices`` has them (None: no cluster was
+    asked), ``pending`` the pods that are Pending (None: nobody asked), ``rules`` the DeviceTaintRules. ``reasons`` explain, by
+    namespace/name of a claim, why it waits, and go before what the scheduler says. ``generated`` is when all was asked, RFC 3339.
+    """
+    by_node: dict[str, list[Json]] = {}
+    for one in published or ():
+        by_node.setdefault(one["node"], []).append(one)
+    tainting = [each for each in map(_selector, rules) if each is not None]
+    models: list[Json] = []
+    numbers: dict[tuple[Any, ...], int] = {}
+    nodes = []
+    for name in sorted({*report["nodes"], *report["silent"], *(each for each in by_node if each)}):
+        answer = report["nodes"].get(name)
+        nodes.append(
+            _node(name, answer, by_node.get(name, []), tainting, models, numbers, cluster=published is not None)
+        )
+    for node in nodes:
+        node["totals"] = _totals(node["devices"], models)
+    room = _room(nodes, models) if published is not None else []
+    waits = waiting(report["claims"], pending, reasons or {})
+    devices = [each for node in nodes for each in node["devices"]]
+    for each in devices:
+        each.pop("most", None)
+    return {
+        "version": VERSION,
+        "generated": generated,
+        "asked": {"nodes": bool(report["nodes"] or report["silent"]), "cluster": published is not None},
+        "totals": {
+            **_totals(devices, models),
+            "nodes": len(nodes),
+            "silent": sum(node["source"] != "node" for node in nodes if node["name"] in report["silent"]),
+            "sick_nodes": sum(node["totals"]["sick"] > 0 for node in nodes),
+            "drifting": sum(each["drift"] is not None for each in devices),
+            "drifting_nodes": sum(any(each["drift"] for each in node["devices"]) for node in nodes),
+            "claims": len(report["claims"]),
+            "waiting": len(waits),
+        },
+        "models": models,
+        "nodes": nodes,
+        "room": room,
+        "claims": [_claim(each) for each in report["claims"] if each["allocated"]],
+        "waiting": waits,
+        "attention": [
+            {key: each.get(key, "") for key in ("code", "node", "message", "remedy")}
+            for each in report["attention"]
+            if each["code"] not in _TOLD_ELSEWHERE
+        ],
+        "versions": report["versions"],
+    }
+
+
+def _node(
+    name: str,
+    answer: Json | None,
+    published: Sequence[Json],
+    rules: Sequence[Json],
+    models: list[Json],
+    numbers: dict[tuple[Any, ...], int],
+    *,
+    cluster: bool,
+) -> Json:
+    """One node: what it has answered itself, or where it has not, what is published of it."""
+    if answer:
+        facts, mine = known_by_silicon(answer, published)
+        source = "node"
+    else:
+        facts, mine = of_cluster(published)
+        source = "cluster" if facts else "none"
+    differences = {each["uuid"]: each for each in (answer or {}).get("layout", {}).get("differences", ())}
+    devices = []
+    for each in facts:
+        key = (each["vendor"], each["product"], each["memory_bytes"], each["memory_slices"])
+        if key not in numbers:
+            numbers[key] = len(models)
+            models.append(dict(zip(("vendor", "product", "memory_bytes", "slices"), key)))
+        device = device_of(each, mine.get(each["uuid"], []), rules)
+        device["model"] = numbers[key]
+        device["drift"] = _drift(differences.get(each["uuid"]))
+        device["state"] = _state(device, models[device["model"]], cluster)
+        devices.append(device)
+    layout = (answer or {}).get("layout")
+    return {
+        "name": name,
+        "source": source,
+        "devices": sorted(devices, key=lambda each: (models[each["model"]]["vendor"], each["index"], each["uuid"])),
+        "unread": list((answer or {}).get("unread", ())),
+        "layout": {key: layout[key] for key in ("known", "source", "matches")}
+        if layout
+        else {"known": False, "source": "", "matches": False},
+        "refused": [{"message": each["message"], "hint": each["hint"]} for each in layout["refused"]] if layout else [],
+    }
+
+
+def _selector(rule: Json) -> Json | None:
+    """What a DeviceTaintRule selects and its taint; None for one that only tells."""
+    spec = rule.get("spec") or {}
+    taint = spec.get("taint") or {}
+    if taint.get("effect") not in ("NoSchedule", "NoExecute"):
+        return None
+    return {
+        "selector": {key: str(each) for key, each in (spec.get("deviceSelector") or {}).items() if each},
+        "taint": {
+            **{key: str(taint.get(key) or "") for key in ("key", "value", "effect")},
+            "rule": str(rule["metadata"]["name"]),
+        },
+    }
+
+
+def _drift(difference: Json | None) -> Json | None:
+    if difference is None:
+        return None
+    mode = difference["mode"]
+    steps = []
+    if mode and mode["found"] != mode["wanted"]:
+        steps.append(f"partitioning {'on' if mode['wanted'] else 'off'}")
+    steps += [f"− {_placed(each)}" for each in difference["surplus"]]
+    steps += [f"+ {_placed(each)}" for each in difference["missing"]]
+    return {
+        "wanted": difference["wanted"],
+        "steps": steps,
+        "held_by": difference["held_by"],
+        "error": (difference["error"] or {}).get("message", ""),
+    }
+
+
+def _placed(one: Json) -> str:
+    place = one.get("placement") or {}
+    return f"{one['profile']} at {place['start']}" if place else str(one["profile"])
+
+
+def _state(device: Json, model: Json, cluster: bool) -> str:
+    if any(each["severity"] != "informative" for each in device["health"]):
+        return "sick"
+    if cluster and device["kept_away"] == device["published"]:
+        return "withheld"
+    held = [each for each in device["partitions"] if each["claims"]]
+    if not held and not device["claims"]:
+        return "free"
+    if cluster:
+        return "partly" if device["fits"] else "full"
+    covered = sum(each["size"] for each in held) >= model["slices"] > 0
+    return "full" if covered or not free_bytes(device, model["memory_bytes"]) else "partly"
+
+
+def _totals(devices: Sequence[Json], models: Sequence[Json]) -> Json:
+    states = Counter(each["state"] for each in devices)
+    return {
+        "devices": len(devices),
+        **{state: states[state] for state in STATES},
+        "drift": sum(each["drift"] is not None for each in devices),
+        "memory_bytes": sum(models[each["model"]]["memory_bytes"] for each in devices),
+        "used_bytes": sum(each["used_bytes"] for each in devices),
+    }
+
+
+def _room(nodes: Sequence[Json], models: Sequence[Json]) -> list[Json]:
+    """By product and kind of partition, how many claims of it can still be served, and how many if what is free lay together.
+
+    ``at_most`` is what the free part of each device would hold if it were in one piece of an empty device, all devices together.
+    """
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for node in nodes:
+        for device in node["devices"]:
+            model = models[device["model"]]
+            free = free_bytes(device, model["memory_bytes"]) if device["state"] not in ("sick", "withheld") else 0
+            for profile, most in device["most"].items():
+                one = found.setdefault(
+                    (model["product"], profile), {"now": 0, "most": 0, "share": 0.0, "nodes": set(), "devices": 0}
+                )
+                now = device["fits"].get(profile, 0)
+                one["now"] += now
+                one["most"] += most
+                one["share"] += most * free / model["memory_bytes"] if model["memory_bytes"] else 0
+                if now:
+                    one["nodes"].add(node["name"])
+                    one["devices"] += 1
+    return [
+        {
+            "product": product,
+            "profile": profile,
+            "now": one["now"],
+            "at_most": max(int(one["share"] + 1e-9), one["now"]),
+            "of": one["most"],
+            "devices": one["devices"],
+            "nodes": len(one["nodes"]),
+        }
+        for (product, profile), one in sorted(found.items(), key=lambda each: (each[0][0], each[1]["most"], each[0][1]))
+    ]
+
+
+def _claim(facts: Json) -> Json:
+    return {
+        "name": f"{facts['namespace']}/{facts['name']}",
+        "pods": facts["pods"],
+        "nodes": facts["nodes"],
+        "classes": facts["device_classes"],
+        "devices": [each["name"] for each in facts["devices"]],
+        "created": facts["created"],
+        "deleting": facts["deleting"],
+        "healthy": facts["healthy"],
+    }

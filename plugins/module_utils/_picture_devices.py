@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""One device of the picture: its partitions where they lie, who has them, what is wrong, and what still fits. Pure.
+
+Two tell of a device: its node, which has looked at the silicon, and the cluster, which knows what is given to whom. Where a node has
+not answered, what is published of it is drawn: its devices, and of partitions those that exist or that a claim has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .core.backend import BACKENDS
+
+Json = dict[str, Any]
+Counters = dict[tuple[str, str, str, str], Any]
+#: How the counters are called that stand for one place of a device each.
+_PLACE = re.compile(r"(?:.*-)?(?:slice|place)-(\d+)")
+_STANDARD = "resource.kubernetes.io/"
+MEMORY = "memory"
+#: What a whole device is called among profiles.
+WHOLE = ""
+
+
+def known_by_silicon(answer: Json, published: Sequence[Json]) -> tuple[list[Json], dict[str, list[Json]]]:
+    """Return the devices that a node has answered for, and by UUID what is published of each."""
+    facts = [
+        {
+            **{key: each[key] for key in ("vendor", "index", "uuid", "product", "pci_address", "pcie_root")},
+            **{key: each[key] for key in ("numa_node", "memory_bytes", "memory_slices")},
+            "groups": each["groups"],
+            "partitioned": bool(each["partitioning"]["enabled"]),
+            "pending": bool(each["partitioning"]["pending"]),
+            "partitions": [
+                {
+                    "profile": one["profile"],
+                    "start": one["placement"]["start"],
+                    "size": one["placement"]["size"],
+                    "memory_bytes": one["memory_bytes"],
+                    "uuid": one["uuid"],
+                    "owner": one["owner"],
+                    "claims": list(one["claims"]),
+                }
+                for one in each["partitions"]
+            ],
+            "claims": [
+                claim for claim in each["claims"] if not any(claim in one["claims"] for one in each["partitions"])
+            ],
+            "processes": len(each["processes"]),
+            "health": [
+                {key: sign[key] for key in ("cause", "severity", "message", "remedy")}
+                for sign in each["health"]["signs"]
+            ],
+        }
+        for each in answer["devices"]
+    ]
+    return facts, _by_device(published)
+
+
+def of_cluster(published: Sequence[Json]) -> tuple[list[Json], dict[str, list[Json]]]:
+    """Return the devices of which anything is published, and by UUID what that is. What joins several devices is left out."""
+    mine = _by_device(published)
+    facts_of_driver = {each.facts.driver_name: each.facts for each in BACKENDS.values()}
+    facts = []
+    for number, (uuid, those) in enumerate(sorted(mine.items(), key=lambda each: _order(each[1]))):
+        whole = next((one for one in those if one["uuid"] == uuid), None)
+        one = whole or those[0]
+        found = _Attributes(one)
+        places = [at for at in map(_place, those) if at]
+        partitioned = whole is None or any(each["claims"] or each["uuid"] for each in those if each is not whole)
+        facts.append(
+            {
+                "vendor": one["driver"],
+                "index": _number(one["name"], number),
+                "uuid": uuid,
+                "product": one["product"],
+                "pci_address": str(found.get(f"{_STANDARD}pciBusID") or ""),
+                "pcie_root": found.get(f"{_STANDARD}pcieRoot"),
+                "numa_node": found.get(f"{_STANDARD}numaNode"),
+                "memory_bytes": _memory(whole, those),
+                "memory_slices": max((start + size for start, size in places), default=0),
+                "groups": facts_of_driver[one["driver"]].groups_of(found.plain)
+                if one["driver"] in facts_of_driver
+                else {},
+                "partitioned": partitioned,
+                "pending": partitioned,
+                "partitions": [],
+                "claims": [],
+                "processes": 0,
+                "health": [],
+            }
+        )
+    return facts, mine
+
+
+def device_of(facts: Json, published: Sequence[Json], rules: Sequence[Json]) -> Json:
+    """Return one device of the picture. ``rules`` are selectors of DeviceTaintRules with their taints."""
+    partitions = [dict(each) for each in facts["partitions"]]
+    claims = list(facts["claims"])
+    shared = None
+    for one in published:
+        if one["uuid"] == facts["uuid"]:
+            claims += [each for each in one["claims"] if each not in claims]
+            if one["claims"] and one["shared"] and MEMORY in one["free"]:
+                shared = one["capacity"][MEMORY] - one["free"][MEMORY]
+        elif one["claims"] or one["uuid"]:
+            _join(partitions, one, _place(one))
+    partitions.sort(key=lambda each: (each["start"], each["size"], each["profile"], each["uuid"]))
+    held = sum(each["memory_bytes"] for each in partitions if each["claims"])
+    if claims:
+        held = facts["memory_bytes"] if shared is None else shared
+    left, totals = _counters(published)
+    kinds = _kinds(facts["uuid"], published)
+    kept_away = {one["name"] for one in published if _taints([one], rules)}
+    return {
+        "index": facts["index"],
+        "uuid": facts["uuid"],
+        "pci": facts["pci_address"],
+        "root": facts["pcie_root"] or "",
+        "numa": facts["numa_node"],
+        "groups": facts["groups"],
+        "published": len(published),
+        "kept_away": len(kept_away),
+        "partitioned": facts["partitioned"],
+        "reset_awaited": facts["partitioned"] != facts["pending"],
+        "partitions": partitions,
+        "claims": sorted(claims),
+        "processes": facts["processes"],
+        "used_bytes": min(int(held), facts["memory_bytes"]),
+        "health": facts["health"],
+        "taints": _taints(published, rules),
+        "fits": {
+            kind: count
+            for kind, those in kinds.items()
+            for free in [[one for one in those if one["available"] and one["name"] not in kept_away]]
+            for count in [_at_once(free, dict(left))]
+            if count
+        },
+        "most": {kind: _at_once(those, dict(totals)) for kind, those in kinds.items()},
+    }
+
+
+def free_bytes(device: Json, memory: int) -> int:
+    """Return how much memory of a device nobody has."""
+    return max(memory - int(device["used_bytes"]), 0)
+
+
+# ---- what is published, by device
+
+
+class _Attributes:
+    """Attributes of a published device, with or without the driver's name in front."""
+
+    def __init__(self, one: Json) -> None:
+        self._found: Mapping[str, Any] = one["attributes"]
+        self._driver = one["driver"]
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """All of them, without the driver's name."""
+        return {name.removeprefix(f"{self._driver}/"): value for name, value in self._found.items()}
+
+    def get(self, name: str) -> Any:
+        return self._found.get(name, self._found.get(f"{self._driver}/{name}"))
+
+
+def _parent(one: Json) -> str:
+    return str(_Attributes(one).get("parentUUID") or "")
+
+
+def _by_device(published: Sequence[Json]) -> dict[str, list[Json]]:
+    """By UUID of the physical device, what is published of it. Passthrough siblings and groups have a UUID of their own, or none."""
+    found: dict[str, list[Json]] = {}
+    parents = {_parent(one) for one in published}
+    for one in published:
+        parent = _parent(one)
+        if parent:
+            found.setdefault(parent, []).append(one)
+        elif one["uuid"] and (one["uuid"] in parents or one["whole"]) and not one["type"].endswith(("group", "vfio")):
+            found.setdefault(one["uuid"], []).append(one)
+    return found
+
+
+def _order(those: Sequence[Json]) -> tuple[str, int, str]:
+    return (those[0]["driver"], _number(those[0]["name"], 0), those[0]["name"])
+
+
+def _number(name: str, otherwise: int) -> int:
+    found = re.search(r"\d+", name)
+    return int(found.group()) if found else otherwise
+
+
+def _place(one: Json) -> tuple[int, int] | None:
+    """Where a partition lies: its first place and how many it covers; None for one that has no place."""
+    numbers = sorted(
+        int(found.group(1))
+        for counters in one["draws"].values()
+        for name in counters
+        for found in [_PLACE.fullmatch(name)]
+        if found
+    )
+    return (numbers[0], len(numbers)) if numbers else None
+
+
+def _memory(whole: Json | None, those: Sequence[Json]) -> int:
+    """The memory of a device: the whole one's where that is published, else what its partitions share out and have already."""
+    if whole is not None:
+        return int(whole["capacity"].get(MEMORY, 0))
+    shared_out = [amount for key, amount in _counters(those)[1].items() if key[3] == MEMORY]
+    return int(sum(shared_out) + sum(one["capacity"].get(MEMORY, 0) for one in those if not one["draws"]))
+
+
+def _counters(those: Sequence[Json]) -> tuple[Counters, Counters]:
+    """What is left of each counter, and how much there was before any claim."""
+    left: Counters = {}
+    totals: Counters = {}
+    for one in those:
+        for name, counters in one["draws"].items():
+            for counter, amount in counters.items():
+                key = (one["driver"], one["pool"], name, counter)
+                if key not in left:
+                    left[key] = totals[key] = amount["left"]
+    for one in those:
+        for key, amount in _takes(one).items():
+            if one["claims"]:
+                totals[key] += amount
+    return left, totals
+
+
+def _takes(one: Json) -> Counters:
+    return {
+        (one["driver"], one["pool"], name, counter): amount["takes"]
+        for name, counters in one["draws"].items()
+        for counter, amount in counters.items()
+    }
+
+
+def _kinds(uuid: str, published: Sequence[Json]) -> dict[str, list[Json]]:
+    found: dict[str, list[Json]] = {}
+    for one in published:
+        found.setdefault(WHOLE if one["uuid"] == uuid else one["profile"], []).append(one)
+    return found
+
+
+def _at_once(those: Sequence[Json], room: Counters) -> int:
+    """How many of these can be had at the same time, one after the other as they come. What is shared counts once."""
+    count = 0
+    for one in those:
+        takes = _takes(one)
+        if all(room[key] >= amount for key, amount in takes.items()):
+            count += 1
+            for key, amount in takes.items():
+                room[key] -= amount
+    return count
+
+
+def _join(partitions: list[Json], one: Json, place: tuple[int, int] | None) -> None:
+    """Add what the cluster knows of a partition to the one that the node has told of, or as one that only the cluster knows of."""
+    same = next((each for each in partitions if one["uuid"] and each["uuid"] == one["uuid"]), None)
+    if same is None and place:
+        same = next(
+            (each for each in partitions if each["profile"] == one["profile"] and each["start"] == place[0]), None
+        )
+    if same is None and one["claims"]:
+        # Partitions that have no place are told apart by who has them.
+        same = next((each for each in partitions if set(each["claims"]) & set(one["claims"])), None)
+    if same is not None:
+        same["claims"] += [each for each in one["claims"] if each not in same["claims"]]
+        return
+    partitions.append(
+        {
+            "profile": one["profile"],
+            "start": place[0] if place else 0,
+            "size": place[1] if place else 0,
+            "memory_bytes": int(one["capacity"].get(MEMORY, 0)),
+            "uuid": one["uuid"],
+            "owner": "administrator" if one["uuid"] else "claim",
+            "claims": list(one["claims"]),
+        }
+    )
+
+
+def _taints(published: Sequence[Json], rules: Sequence[Json]) -> list[Json]:
+    """The taints that keep claims away, of the driver and of rules, each once."""
+    found: dict[tuple[str, ...], Json] = {}
+    for one in published:
+        mine = [{**each, "rule": ""} for each in one["taints"] if each["effect"] in ("NoSchedule", "NoExecute")]
+        names = {"driver": one["driver"], "pool": one["pool"], "device": one["name"]}
+        mine += [
+            each["taint"] for each in rules if all(names.get(key) == value for key, value in each["selector"].items())
+        ]
+        for taint in mine:
+            found.setdefault(tuple(sorted(taint.items())), taint)  # type: ignore[arg-type]
+    return [{key: taint[key] for key in ("key", "value", "effect", "rule")} for taint in found.values()]

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Fleets for tests of the report: what nodes answer, what is published and who has claims, made of boards by the product's own code."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ansible_collections.dra.accelerators.plugins.module_utils import _inventory, _picture, _report
+from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import facts_by
+from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import Look
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, Health
+from ansible_collections.dra.accelerators.plugins.module_utils.core.signs import Severity, Sign
+
+from tests.unit.core import board_model
+
+Json = dict[str, Any]
+DRIVER = "gpu.nvidia.com"
+VERSIONS = {"kernel": "6.1", "release": "0.1.0-1a2b3c4d", "environment": "0123456789ab"}
+BROKEN = Health((Sign("lost", Severity.FAILED, "It has fallen off the bus.", "Start the machine again."),))
+
+
+@dataclass
+class Fleet:
+    """What there is to ask, before anybody asks."""
+
+    answers: dict[str, Json] = field(default_factory=dict)
+    slices: list[Json] = field(default_factory=list)
+    claims: list[Json] = field(default_factory=list)
+    pending: list[Json] = field(default_factory=list)
+    rules: list[Json] = field(default_factory=list)
+
+    def node(
+        self, name: str, devices: Sequence[Device], layout: Sequence[Json] | None = None, *, publish: bool = True
+    ) -> None:
+        """Add a node that has answered and publishes its devices, with partitions made on demand."""
+        answer = _report.Answer("nvidia", DRIVER, Look(tuple(devices), (), ()))
+        rules = None if layout is None else parse_rules(layout)
+        self.answers[name] = _report.node_report([answer], rules, "/etc/dra-accelerators/layout.json", VERSIONS)
+        for number, body in enumerate(board_model.slices_of(devices, DRIVER, name) if publish else ()):
+            # The API server makes the name out of what the driver wants it to begin with.
+            self.slices.append({**body, "metadata": {**body["metadata"], "name": f"{name}-{number}"}})
+
+    def claim(self, name: str, node: str = "", *devices: str, namespace: str = "research", pods: Any = ()) -> None:
+        """Add a claim, with devices of a node or without."""
+        results = [{"request": "r", "driver": DRIVER, "pool": node, "device": each} for each in devices]
+        status: Json = {"reservedFor": [{"resource": "pods", "name": each, "uid": each} for each in pods]}
+        if results:
+            status["allocation"] = {"devices": {"results": results}}
+        spec = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "mig.nvidia.com"}}]}}
+        metadata = {"name": name, "namespace": namespace, "creationTimestamp": "2026-11-24T08:00:00Z"}
+        self.claims.append({"metadata": metadata, "spec": spec, "status": status})
+
+    def waits(self, pod: str, claim: str, message: str, since: str = "2026-11-24T09:00:00Z") -> None:
+        """Add a claim without devices, and the pod that waits for it."""
+        self.claim(claim)
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        self.pending.append(
+            {
+                "metadata": {"name": pod, "namespace": "research", "creationTimestamp": since},
+                "spec": {"resourceClaims": [{"name": "c", "resourceClaimName": claim}]},
+                "status": {"conditions": [{**condition, "lastTransitionTime": since}]},
+            }
+        )
+
+    def picture(self, *, cluster: bool = True, **more: Any) -> Json:
+        """Return the picture of it, as JSON would bring it."""
+        published = _inventory.devices(self.slices, self.claims) if cluster else None
+        facts = facts_by(self.claims, published or (), {})
+        report = _report.fleet_report(self.answers, published, facts)
+        options: Json = {"pending": self.pending, "rules": self.rules, "generated": "2026-11-24T10:00:00Z", **more}
+        found: Json = json.loads(json.dumps(_picture.picture(report, published, **options)))
+        return found
+
+
+def boards(count: int = 8, name: str = "h100-80", number: int = 0) -> list[Device]:
+    """Boards of a machine with two sockets and two switches behind each; ``number`` is the machine's."""
+    found = []
+    for index in range(count):
+        root, numa = f"pci0000:{index * 4 // count * 16 + 16:02x}", index * 2 // count
+        board = board_model.device(name, index)
+        attributes = {
+            **board.attributes,
+            "resource.kubernetes.io/pcieRoot": root,
+            "resource.kubernetes.io/numaNode": numa,
+        }
+        uuid = f"GPU-{number:08x}-0000-0000-0000-{index:012x}"
+        found.append(replace(board, uuid=uuid, numa_node=numa, pcie_root=root, attributes=attributes))
+    return found
+
+
+def names_of(devices: Sequence[Json], index: int, profile: str) -> list[str]:
+    """The names under which a slice publishes partitions of a profile of one board, in the scheduler's order."""
+    return [each["name"] for each in devices if each["name"].startswith(f"gpu-{index}-mig-{profile}-")]
+
+
+def large(nodes: int, *, seed: int = 1, first: int = 1) -> Fleet:
+    """A fleet with something of everything: claims on whole GPUs and on partitions, sick ones, ones that differ, pods that wait."""
+    found, chance = Fleet(), random.Random(seed)
+    for number in range(first, first + nodes):
+        name = f"gpu-{number:04d}"
+        devices = boards(number=number)
+        sick = chance.random() < 0.02
+        if sick:
+            lost = chance.randrange(8)
+            devices[lost] = replace(devices[lost], health=BROKEN)
+        drifts, before = chance.random() < 0.03, len(found.slices)
+        found.node(
+            name, devices, [{"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 2}}] if drifts else None
+        )
+        if chance.random() < 0.01:
+            found.answers[name] = {}
+        published = [each for one in found.slices[before:] for each in one["spec"].get("devices", ())]
+        for index in range(8):
+            kind = chance.random()
+            claim = f"job-{number}-{index}"
+            if kind < 0.45:
+                found.claim(claim, name, f"gpu-{index}", pods=(f"{claim}-0",))
+            elif kind < 0.8:
+                taken: set[int] = set()
+                for each in chance.sample(names_of(published, index, "1g10gb"), chance.randint(1, 6)):
+                    place = int(each.rsplit("-", 1)[1])
+                    if place not in taken:
+                        taken.add(place)
+                        found.claim(f"{claim}-{place}", name, each, pods=(f"{claim}-{place}-0",))
+    for number in range(max(nodes // 25, 1)):
+        found.waits(
+            f"large-{number}-0",
+            f"large-{number}",
+            f"0/{nodes} nodes are available: {nodes} cannot allocate all claims.",
+            f"2026-11-24T0{chance.randint(1, 9)}:{chance.randint(10, 59)}:00Z",
+        )
+    return found

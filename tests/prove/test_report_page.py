@@ -1,0 +1,239 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""The page of the report in a real browser: a small fleet and one of 1,000 nodes, by keyboard, in dark mode, narrow and on paper."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser import Browser, browser
+from tests.fleets import BROKEN, Fleet, boards, large
+from tests.report_page import page
+
+Json = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[2]
+NODES = 1000
+#: Judges pages by the rules of WCAG; its wheel has the program as one file.
+AXE = "axe-playwright-python==0.1.8"
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
+
+
+def small() -> Json:
+    fleet = Fleet()
+    for number, name in enumerate(("gpu-a", "gpu-b", "gpu-c")):
+        devices = boards(number=number)
+        if number == 1:
+            devices[3] = replace(devices[3], health=BROKEN)
+        wanted = [{"match": {"index": 5}, "mode": "static", "partitions": {"3g.40gb": 2}}] if number == 1 else None
+        fleet.node(name, devices, wanted)
+    fleet.claim("training", "gpu-a", "gpu-0", pods=("trainer-0",))
+    fleet.claim("notebook", "gpu-a", "gpu-1-mig-3g40gb-9-4", pods=("notebook-0",))
+    fleet.waits("late-0", "late", "0/3 nodes are available: 3 cannot allocate all claims.")
+    fleet.answers["gpu-c"] = {}
+    taint = {"key": "example.com/firmware", "value": "update", "effect": "NoSchedule"}
+    fleet.rules = [{"metadata": {"name": "r"}, "spec": {"deviceSelector": {"pool": "gpu-c"}, "taint": taint}}]
+    return fleet.picture()
+
+
+def thousand() -> Json:
+    """A fleet of 1,000 nodes: fifty of them, each twenty times under other names."""
+    few = large(50, seed=2).picture()
+    times = NODES // len(few["nodes"])
+    found = {**copy.deepcopy(few), "nodes": [], "claims": [], "waiting": []}
+    for number in range(times):
+        # Names and UUIDs are told apart by what stands before their numbers.
+        text = json.dumps({key: few[key] for key in ("nodes", "claims", "waiting")})
+        text = text.replace('"gpu-0', f'"gpu-{number:02d}-0').replace("research/", f"team-{number:02d}/")
+        for key, value in json.loads(text.replace("GPU-0", f"GPU-{number:02x}")).items():
+            found[key] += value
+    found["totals"] = {key: value * times for key, value in few["totals"].items()}
+    return found
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    found = {}
+    for name, picture in (("small", small()), ("thousand", thousand())):
+        found[name] = folder / f"{name}.html"
+        found[name].write_text(page(picture), encoding="utf-8")
+    return found
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("axe")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--dest", folder, AXE], check=True, timeout=300
+    )
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        (name,) = [each for each in opened.namelist() if each.endswith("axe.min.js")]
+        return opened.read(name).decode()
+
+
+def look(window: Browser, path: Path, *, width: int = 1280, **media: Any) -> None:
+    window.size(width, 900)
+    window.media(**media)
+    window.open(path)
+    assert window.run("return document.documentElement.dataset.ready") == "true"
+    assert window.complaints() == []
+
+
+def test_a_small_fleet_is_open_at_once(window: Browser, files: dict[str, Path]) -> None:
+    look(window, files["small"])
+    assert window.run("return document.querySelectorAll('article.device').length") == 24
+    text = window.run("return document.body.innerText")
+    for word in ("sick or away", "It has fallen off the bus.", "0/3 nodes are available", "+ 3g.40gb at 0", "silent"):
+        assert word in text, word
+    # To scale: half of the places are half of the bar.
+    ratio = window.run(
+        "const bar = [...document.querySelectorAll('.scale')].find((each) => each.textContent.includes('notebook'));"
+        "return bar.querySelector('.taken').getBoundingClientRect().width / bar.getBoundingClientRect().width"
+    )
+    assert 0.45 < ratio < 0.55
+    # Nothing asks for anything.
+    assert window.run("return performance.getEntriesByType('resource').length") == 0
+
+
+def test_a_thousand_nodes(window: Browser, files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    empty = files["thousand"].with_name("empty.html")
+    empty.write_text("<!DOCTYPE html><title>empty</title>", encoding="utf-8")
+    took = "const t = performance.getEntriesByType('navigation')[0]; return t.loadEventEnd - t.startTime"
+    window.open(empty)
+    least = max(float(window.run(took)), 1.0)
+    figures = []
+    for _round in range(3):
+        look(window, files["thousand"])
+        figures.append(float(window.run(took)))
+    with capsys.disabled():
+        print(
+            f"\nreport of {NODES} x 8: {files['thousand'].stat().st_size / 2**20:.1f} MiB, opens in {min(figures):.0f} ms"
+            f" ({min(figures) / least:.0f} times an empty page)"
+        )
+    assert window.run("return document.querySelectorAll('#nodes tr[data-node]').length") == NODES
+    # Drawn is what is looked at: no device is an element before its node is opened.
+    assert window.run("return document.querySelectorAll('article.device').length") == 0
+    assert window.run("return document.querySelectorAll('#nodes tr[data-node]:not([hidden])').length") == 60
+    assert window.run("return document.querySelectorAll('svg.map path').length") <= 8
+    assert window.run("return document.querySelectorAll('*').length") < 20 * NODES
+    found = (
+        "const box = document.getElementById('find'); box.value = arguments[0]; box.dispatchEvent(new Event('input'));"
+    )
+    window.run(found, "gpu-07-0003")
+    assert window.run("return document.getElementById('count').textContent") == f"1 of {NODES} nodes"
+    window.run("document.querySelector('#nodes tr:not([hidden]) button.open').click()")
+    assert window.run("return document.querySelectorAll('article.device').length") == 8
+    window.run(found, "team-03/job-4-")
+    assert window.run("return document.getElementById('count').textContent") == f"1 of {NODES} nodes"
+    window.run(found, "")
+    choose = (
+        "const box = document.getElementById('show'); box.value = arguments[0]; box.dispatchEvent(new Event('change'));"
+    )
+    window.run(choose, "sick")
+    sick = int(window.run("return document.getElementById('count').textContent").split()[0])
+    assert 0 < sick < NODES
+    window.run(choose, "")
+    window.run("document.getElementById('more').click()")
+    assert window.run("return document.querySelectorAll('#nodes tr[data-node]:not([hidden])').length") == NODES
+
+
+def test_by_keyboard_alone(window: Browser, files: dict[str, Path]) -> None:
+    look(window, files["small"])
+    told = "const e = document.activeElement; return [e.tagName, e.getAttribute('href') || e.id || e.className, getComputedStyle(e).outlineStyle]"
+    walked = []
+    for _step in range(14):
+        window.press("Tab")
+        walked.append(window.run(told))
+    assert [name for _tag, name, _outline in walked][:9] == [
+        *("#nodes", "#room", "#sick", "#waiting", "#drift", "find", "show", "order", "open-all"),
+    ], "the order of the page"
+    assert all(outline != "none" for _tag, _name, outline in walked), "it is seen where one is"
+    buttons = [name for _tag, name, _outline in walked[9:]]
+    assert buttons[:3] == ["open"] * 3
+    look(window, files["thousand"])
+    window.press("Tab", "Enter")
+    assert window.run("return document.activeElement.id") == "nodes", "the first link goes past everything"
+    window.run("document.querySelector('button.open').focus()")
+    said = "const e = document.activeElement; return [e.getAttribute('aria-expanded'), document.querySelectorAll('article.device').length]"
+    assert window.run(said) == ["false", 0]
+    window.press("Enter")
+    assert window.run(said) == ["true", 8]
+    window.press("Space")
+    assert window.run(said)[0] == "false"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("name", ["small", "thousand"])
+def test_readable_for_everybody(window: Browser, files: dict[str, Path], axe: str, name: str, dark: bool) -> None:
+    look(window, files[name], dark=dark, reduced=True)
+    back = window.run("return getComputedStyle(document.body).backgroundColor")
+    assert (max(int(each) for each in re.findall(r"\d+", back)) < 64) == dark
+    assert window.run("return getComputedStyle(document.documentElement).scrollBehavior") == "auto"
+    window.run("document.querySelector('button.open[aria-expanded=false]')?.click()")
+    window.run(f"{axe}; window.axe = axe;")
+    found = window.later(
+        "const done = arguments[arguments.length - 1];"
+        "axe.run(document, {runOnly: arguments[0], resultTypes: ['violations']}).then((said) => done(said.violations.map("
+        "(each) => `${each.id}: ${each.help}: ${each.nodes.slice(0, 5).map((one) => one.html + ' ' + one.failureSummary).join(' | ')}`)))",
+        RULES,
+    )
+    assert found == []
+
+
+@pytest.mark.parametrize("width", [320, 420, 1280, 2560])
+def test_nothing_runs_out_of_the_window(window: Browser, files: dict[str, Path], width: int) -> None:
+    look(window, files["small"], width=width)
+    assert window.run("return document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_on_paper(window: Browser, files: dict[str, Path]) -> None:
+    look(window, files["small"], dark=True)
+    window.media(dark=True, kind="print")
+    shown = "return [getComputedStyle(document.body).backgroundColor, getComputedStyle(document.getElementById('tools')).display]"
+    assert window.run(shown) == ["rgb(255, 255, 255)", "none"], "paper is white, and nobody types on it"
+    document = window.pdf()
+    assert document.startswith(b"%PDF")
+    objects = document + b"".join(
+        zlib.decompressobj().decompress(each)
+        for each in re.findall(rb"stream\r?\n(x\x9c.*?)endstream", document, re.DOTALL)
+    )
+    pages = len(re.findall(rb"/Type\s*/Page\b(?!s)", objects))
+    assert 2 <= pages <= 12, pages
+
+
+def test_without_scripts(window: Browser, files: dict[str, Path]) -> None:
+    window.media()
+    window.protocol("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        window.open(files["small"])
+        tree = window.protocol("DOMSnapshot.captureSnapshot", computedStyles=["display"])
+        text = " ".join(tree["strings"])
+        for word in (
+            "It has fallen off the bus.",
+            "0/3 nodes are available",
+            "+ 3g.40gb at 0",
+            "gpu-a",
+            "Without scripts",
+        ):
+            assert word in text, word
+    finally:
+        window.protocol("Emulation.setScriptExecutionDisabled", value=False)

@@ -1,0 +1,315 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The picture of a fleet as data, and the page that is made of it: what is on it, and that no name becomes markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils._picture_waiting import waiting
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Clique
+from ansible_collections.dra.accelerators.plugins.modules import accelerator_report
+
+from tests.fleets import BROKEN, Fleet, boards, large
+from tests.report_page import TEMPLATES, page
+from tests.unit.core import board_model, chip_model
+
+Json = dict[str, Any]
+SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs/report.schema.json").read_text(encoding="utf-8"))
+SMALL, LARGE = 19, 9
+TAINT = {"key": "example.com/firmware", "value": "update", "effect": "NoSchedule"}
+
+
+def published(fleet: Fleet, node: str, start: str) -> str:
+    """The one name on a node that begins so."""
+    (name,) = [
+        each["name"]
+        for one in fleet.slices
+        if one["spec"]["pool"]["name"] == node
+        for each in one["spec"].get("devices", ())
+        if each["name"] == start
+    ]
+    return str(name)
+
+
+def device(picture: Json, node: str, index: int) -> Json:
+    (found,) = [each for each in picture["nodes"] if each["name"] == node]
+    (one,) = [each for each in found["devices"] if each["index"] == index]
+    jsonschema.validate(picture, SCHEMA)
+    return dict(one)
+
+
+def test_who_has_what_of_a_device() -> None:
+    fleet = Fleet()
+    fleet.node("node-1", boards(2))
+    fleet.claim("training", "node-1", "gpu-0", pods=("trainer",))
+    fleet.claim("notebook", "node-1", published(fleet, "node-1", "gpu-1-mig-3g40gb-9-4"))
+    picture = fleet.picture()
+    whole, part = device(picture, "node-1", 0), device(picture, "node-1", 1)
+    assert (whole["state"], whole["claims"], whole["fits"]) == ("full", ["research/training"], {})
+    assert whole["used_bytes"] == picture["models"][0]["memory_bytes"]
+    assert part["state"] == "partly" and part["claims"] == []
+    (held,) = part["partitions"]
+    assert (held["profile"], held["start"], held["size"], held["claims"]) == ("3g.40gb", 4, 4, ["research/notebook"])
+    assert part["used_bytes"] == held["memory_bytes"] > 0
+    # Four of the small ones, or one more large one, fit into the other half.
+    assert part["fits"]["3g.40gb"] == 1 and part["fits"]["1g.10gb"] == 4 and "" not in part["fits"]
+    assert picture["claims"][0]["pods"] == ["trainer"]
+    assert picture["totals"]["full"] == picture["totals"]["partly"] == 1
+
+
+def test_what_a_node_says_of_a_partition_and_what_the_cluster_says_are_one() -> None:
+    first, made = boards(1)[0], board_model.device("h100-80", places=((LARGE, 0), (SMALL, 4)))
+    cut = replace(first, partitions=made.partitions, partitioning=made.partitioning)
+    fleet = Fleet()
+    fleet.node("node-1", [cut])
+    fleet.claim("notebook", "node-1", published(fleet, "node-1", "gpu-0-mig-3g40gb-9-0"))
+    found = device(fleet.picture(), "node-1", 0)
+    assert [(each["profile"], each["start"], each["claims"]) for each in found["partitions"]] == [
+        ("3g.40gb", 0, ["research/notebook"]),
+        ("1g.10gb", 4, []),
+    ]
+    assert found["partitions"][0]["uuid"] == cut.partitions[0].uuid
+    assert found["partitions"][1]["owner"] == "administrator" and found["state"] == "partly"
+
+
+def test_a_silent_node_is_drawn_by_what_is_published_of_it() -> None:
+    fleet = Fleet()
+    fleet.node("node-1", boards(2))
+    fleet.claim("notebook", "node-1", published(fleet, "node-1", "gpu-1-mig-1g10gb-19-2"))
+    told = fleet.picture()
+    fleet.answers["node-1"] = {}
+    silent = fleet.picture()
+    assert silent["nodes"][0]["source"] == "cluster" and silent["totals"]["silent"] == 1
+    for index in (0, 1):
+        mine, theirs = device(silent, "node-1", index), device(told, "node-1", index)
+        same = ("uuid", "pci", "root", "numa", "partitions", "used_bytes", "state", "fits", "published")
+        assert {key: mine[key] for key in same} == {key: theirs[key] for key in same}
+    assert {key: silent["models"][0][key] for key in ("product", "memory_bytes", "slices")} == {
+        key: told["models"][0][key] for key in ("product", "memory_bytes", "slices")
+    }
+    fleet.slices.clear()
+    fleet.claims.clear()
+    assert fleet.picture()["nodes"][0]["source"] == "none"
+
+
+def test_what_is_sick_and_what_is_withheld() -> None:
+    fleet, devices = Fleet(), boards(3)
+    devices[1] = replace(devices[1], health=BROKEN)
+    fleet.node("node-1", devices)
+    fleet.rules = [
+        {
+            "metadata": {"name": "one"},
+            "spec": {"deviceSelector": {"pool": "node-1", "device": "gpu-2"}, "taint": TAINT},
+        },
+        {"metadata": {"name": "told"}, "spec": {"deviceSelector": {}, "taint": {**TAINT, "effect": "None"}}},
+    ]
+    picture = fleet.picture()
+    assert device(picture, "node-1", 1)["state"] == "sick"
+    partly = device(picture, "node-1", 2)
+    assert partly["state"] == "free" and partly["kept_away"] == 1 and "" not in partly["fits"]
+    assert [each["rule"] for each in partly["taints"]] == ["one"]
+    assert device(picture, "node-1", 0)["taints"] == []
+    fleet.rules[0]["spec"]["deviceSelector"] = {"pool": "node-1"}
+    assert device(fleet.picture(), "node-1", 2)["state"] == "withheld"
+    fleet.rules.clear()
+    fleet.slices.clear()
+    assert device(fleet.picture(), "node-1", 0)["state"] == "withheld", "nobody publishes it"
+    assert device(fleet.picture(cluster=False), "node-1", 0)["state"] == "free"
+
+
+def test_what_differs_is_told_as_steps() -> None:
+    fleet = Fleet()
+    fleet.node("node-1", boards(2), [{"match": {"index": 1}, "mode": "static", "partitions": {"3g.40gb": 2}}])
+    picture = fleet.picture()
+    assert device(picture, "node-1", 0)["drift"] is None
+    assert device(picture, "node-1", 1)["drift"]["steps"] == ["partitioning on", "+ 3g.40gb at 0", "+ 3g.40gb at 4"]
+    assert picture["totals"]["drifting"] == picture["totals"]["drifting_nodes"] == 1
+
+
+def test_what_is_scattered() -> None:
+    fleet = Fleet()
+    fleet.node("node-1", boards(4))
+    for index in range(4):
+        fleet.claim(f"half-{index}", "node-1", published(fleet, "node-1", f"gpu-{index}-mig-3g40gb-9-0"))
+    room = {each["profile"]: each for each in fleet.picture()["room"]}
+    assert (room[""]["now"], room[""]["at_most"], room[""]["of"]) == (0, 2, 4)
+    assert (room["3g.40gb"]["now"], room["3g.40gb"]["devices"], room["3g.40gb"]["nodes"]) == (4, 4, 1)
+
+
+def test_groups_are_named_as_people_call_them() -> None:
+    fleet = Fleet()
+    fleet.node("node-1", [replace(boards(1)[0], clique=Clique("f00d", 3))])
+    assert device(fleet.picture(), "node-1", 0)["groups"] == {"fabric": "f00d.3"}
+    chip = chip_model.device("910B3", attributes={"hccsRing": "node-1-ring-0", "cardID": "node-1-card-0"})
+    fleet = Fleet()
+    fleet.node("node-1", [chip], publish=False)
+    assert device(fleet.picture(cluster=False), "node-1", 0)["groups"] == {
+        "HCCS ring": "node-1-ring-0",
+        "card": "node-1-card-0",
+    }
+
+
+# ---- who waits
+
+
+def test_why_a_claim_waits() -> None:
+    fleet = Fleet()
+    fleet.node("node-1", boards(1))
+    fleet.waits("later-0", "later", "0/1 nodes are available", "2026-11-24T09:30:00Z")
+    fleet.waits("early-0", "early", "0/1 nodes are available", "2026-11-24T08:30:00Z")
+    fleet.claim("nobodys")
+    reasons = {"research/later": {"message": "Its quota is used up.", "remedy": "Ask for more."}}
+    first, second = fleet.picture(reasons=reasons)["waiting"]
+    assert (first["claim"], first["pods"], first["since"]) == ("research/early", ["early-0"], "2026-11-24T08:30:00Z")
+    assert first["reason"]["source"] == "scheduler" and first["reason"]["code"] == "Unschedulable"
+    assert second["reason"] == {
+        "source": "given",
+        "code": "",
+        "message": "Its quota is used up.",
+        "remedy": "Ask for more.",
+    }
+    assert fleet.picture()["totals"]["waiting"] == 2, "a claim that no pod wants waits for nobody"
+
+
+def test_a_pod_whose_claim_has_not_been_made_waits_too() -> None:
+    pod = {
+        "metadata": {"name": "p", "namespace": "n", "creationTimestamp": "2026-11-24T08:00:00Z"},
+        "spec": {"resourceClaims": [{"name": "a", "resourceClaimTemplateName": "t"}]},
+    }
+    (found,) = waiting([], [pod], {})
+    assert (found["claim"], found["pods"], found["reason"]["source"]) == ("", ["p"], "nobody")
+    for made, claims in (("c", ["n/c"]), (None, [])):
+        status = {"resourceClaimStatuses": [{"name": "a", **({"resourceClaimName": made} if made else {})}]}
+        facts = {"namespace": "n", "name": "c", "allocated": False, "deleting": False, "pods": []}
+        facts |= {"device_classes": [], "created": "2026-11-24T08:00:00Z"}
+        assert [each["claim"] for each in waiting([facts], [{**pod, "status": status}], {})] == claims
+    assert accelerator_report.checked_reasons({"n/c": {"message": "m"}})
+    with pytest.raises(accelerator_report.AcceleratorError, match="a message"):
+        accelerator_report.checked_reasons({"n/c": {}})
+
+
+# ---- the page
+
+
+class Page(HTMLParser):
+    """What a browser would make of the page: its elements, what hangs on them, and the text of each."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.ids: list[str] = []
+        self.data = ""
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == [], "what is opened is closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [str(value) for name, value in attrs if name == "id"]
+        if tag not in ("meta", "br", "input", "link", "img"):
+            self._open.append(f"{tag}#data" if ("id", "data") in attrs else tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop().removesuffix("#data") == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] == "script#data":
+            self.data += data
+        elif self._open and self._open[-1] not in ("script", "style"):
+            self.text += data
+
+
+HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>" onmouseover='x' {{ 7*7 }} <!--"""
+
+
+def hostile(value: Any) -> Any:
+    """The same with every text that comes from somebody else made hostile."""
+    if isinstance(value, dict):
+        return {
+            key: each if key in ("state", "source", "generated", "since") else hostile(each)
+            for key, each in value.items()
+        }
+    if isinstance(value, list):
+        return [hostile(each) for each in value]
+    return HOSTILE if value and isinstance(value, str) else value
+
+
+def everything() -> Json:
+    fleet, devices = Fleet(), boards()
+    devices[3] = replace(devices[3], health=BROKEN)
+    fleet.node("node-1", devices, [{"match": {"index": 1}, "mode": "static", "partitions": {"3g.40gb": 2}}])
+    fleet.claim("notebook", "node-1", published(fleet, "node-1", "gpu-2-mig-1g10gb-19-2"))
+    fleet.waits("p", "c", "0/1 nodes are available")
+    fleet.answers["away"] = {}
+    fleet.rules = [{"metadata": {"name": "r"}, "spec": {"deviceSelector": {"device": "gpu-5"}, "taint": TAINT}}]
+    picture = fleet.picture()
+    picture["nodes"][1]["unread"].append("GPU 9: It does not answer")
+    picture["nodes"][1]["refused"].append({"message": "It is in use", "hint": "Wait"})
+    return picture
+
+
+def test_no_name_becomes_markup() -> None:
+    picture = everything()
+    plain, bad = Page(page(picture)), Page(page(hostile(picture)))
+    assert bad.tags == plain.tags
+    assert {name for name, _value in bad.attributes} == {name for name, _value in plain.attributes}
+    assert json.loads(bad.data) == hostile(picture) and json.loads(plain.data) == picture
+    assert bad.text.count(HOSTILE) > 20 and "{{ 7*7 }}" in bad.text
+
+
+def test_the_page_stands_alone_and_says_the_most_without_scripts() -> None:
+    picture = everything()
+    text = page(picture)
+    found = Page(text)
+    assert not re.search(r"""(src|href)="(?!#)|@import|url\(|https?://(?!www\.w3\.org/2000/svg)""", text)
+    assert len(found.ids) == len(set(found.ids))
+    for word in (
+        "node-1",
+        "away",
+        "It has fallen off the bus.",
+        "0/1 nodes are available",
+        "+ 3g.40gb at 0",
+        "1g.20gb",
+    ):
+        assert word in found.text, word
+    links = [str(value)[1:] for name, value in found.attributes if name == "href"]
+    assert len(links) == 5 and set(links) <= set(found.ids)
+    assert [tag for tag in found.tags if tag in ("header", "main", "footer", "h1")] == [
+        "header",
+        "h1",
+        "main",
+        "footer",
+    ]
+    assert found.tags.count("table") == found.tags.count("caption")
+    # What is included goes through the template engine as well.
+    assert not any(re.search(r"\{[{%#]", (TEMPLATES / name).read_text()) for name in ("report.css", "report.js"))
+
+
+def test_a_fleet_on_which_all_is_well_says_so() -> None:
+    fleet = Fleet()
+    fleet.node("node-1", boards(1))
+    text = Page(page(fleet.picture())).text
+    assert "All devices are well and all nodes have answered." in text and "Nothing waits for devices." in text
+    assert "No node has a layout that it could differ from." in text
+    assert "The cluster was not asked." in Page(page(fleet.picture(cluster=False))).text
+    assert Page(page(Fleet().picture())).ids
+
+
+def test_generated_fleets_are_as_the_schema_says() -> None:
+    picture = large(6, seed=3).picture()
+    jsonschema.validate(picture, SCHEMA)
+    assert Page(page(picture)).tags.count("tr") > 20
+    total = picture["totals"]
+    assert sum(total[state] for state in ("sick", "withheld", "full", "partly", "free")) == total["devices"] == 48
