@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .core.backend import BACKENDS
+from .core.backend import BACKENDS, create
 
 Json = dict[str, Any]
 Counters = dict[tuple[str, str, str, str], Any]
@@ -64,7 +64,7 @@ def known_by_silicon(answer: Json, published: Sequence[Json]) -> tuple[list[Json
 def of_cluster(published: Sequence[Json]) -> tuple[list[Json], dict[str, list[Json]]]:
     """Return the devices of which anything is published, and by UUID what that is. What joins several devices is left out."""
     mine = _by_device(published)
-    facts_of_driver = {each.facts.driver_name: each.facts for each in BACKENDS.values()}
+    facts_of_driver = {each.driver_name: each for each in (create(vendor).facts for vendor in BACKENDS)}
     facts = []
     for number, (uuid, those) in enumerate(sorted(mine.items(), key=lambda each: _order(each[1]))):
         whole = next((one for one in those if one["uuid"] == uuid), None)

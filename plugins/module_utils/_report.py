@@ -14,7 +14,7 @@ from ._facts import device_facts
 from ._layout import assign, needs_reset
 from ._layout_module import Look
 from ._layout_states import FOREIGN, by_place, compare, name_of, owner_of, partition_facts
-from .core.backend import BACKENDS
+from .core.backend import BACKENDS, create
 from .core.layout import Rule
 from .core.model import Device
 from .core.prepared import PreparedClaim
@@ -117,7 +117,7 @@ def _device(device: Device, look: Look) -> Json:
 
 def _groups(device: Device) -> dict[str, str]:
     """The groups of devices with direct links to each other that a device belongs to, by what people call such a group."""
-    found = BACKENDS[device.vendor].facts.groups_of(device.attributes) if device.vendor in BACKENDS else {}
+    found = create(device.vendor).facts.groups_of(device.attributes) if device.vendor in BACKENDS else {}
     return {**found, **({"fabric": str(device.clique)} if device.clique is not None else {})}
 
 
