@@ -22,7 +22,7 @@ options:
     choices: [present, previous, absent]
     default: present
   source:
-    description: The package source that is set up. Without it, those that apt knows already are used.
+    description: The package source that is set up. Without it, those that the node knows already are used.
     type: dict
     suboptions:
       uris:
@@ -31,17 +31,18 @@ options:
         elements: str
         default: []
       suites:
-        description: Suites; C(/) for a source without any.
+        description: Suites, which apt alone has; V(/) for a source without any.
         type: list
         elements: str
-        required: true
+        default: [/]
       components:
         description: Components.
         type: list
         elements: str
         default: []
       key:
-        description: The key that signs it, in ASCII armour. Empty takes the keys that apt trusts for the same source.
+        description: The key that signs it, in ASCII armour. Empty takes the keys that apt trusts for the same source; dnf and
+          zypper refuse a source without one.
         type: str
         default: ""
       fingerprints:
@@ -49,6 +50,12 @@ options:
         type: list
         elements: str
         default: []
+      packages_signed:
+        description:
+          - Whether each package has a signature by O(source.key) of its own, besides the index, which has one in any case. dnf and zypper ask for
+            both then.
+        type: bool
+        default: true
   files:
     description: Packages on the node that are installed in place of a source's, under the names that they have in a repository.
     type: list
@@ -59,7 +66,7 @@ options:
     type: dict
     default: {}
   hold:
-    description: Whether the packages are held at their version.
+    description: Whether the packages are held at their version. dnf does it by its plugin C(versionlock), which has to be there.
     type: bool
     default: true
   keep:
@@ -71,7 +78,7 @@ options:
     type: bool
     default: false
   timeout:
-    description: How many seconds one call of apt may take.
+    description: How many seconds one call of the package manager may take.
     type: int
     default: 1200
 """

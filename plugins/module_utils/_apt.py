@@ -9,14 +9,9 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
-from .core.errors import AcceleratorError
+from ._package_port import INSTALL, MARK, OWN_FILES, PURGE, REMOVE, Change, PackageProblem, Source
 
-INSTALL, REMOVE, PURGE = "install", "remove", "purge"
-#: How the names of all files begin that this collection writes for apt.
-OWN_FILES = "dra-accelerators-"
-MARK = "# Written by dra.accelerators; what is changed here is lost."
 #: Above it a version is taken even where it is older than what is installed.
 _PIN_PRIORITY = 1001
 _CHANGE = re.compile(
@@ -26,39 +21,6 @@ _VERBS = {"Inst": INSTALL, "Remv": REMOVE, "Purg": PURGE}
 _ONE_LINE = re.compile(
     r"deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)(?P<components>[^#]*)(?:#.*)?"
 )
-
-
-class PackageProblem(AcceleratorError):
-    """Packages cannot be installed or removed as they are wanted."""
-
-    default_code = "packages"
-
-
-@dataclass(frozen=True)
-class Change:
-    """One package that apt would install, replace or remove; an empty version is none."""
-
-    verb: str
-    name: str
-    before: str = ""
-    after: str = ""
-
-    def describe(self) -> str:
-        """Say what is done."""
-        if self.verb != INSTALL:
-            return f"{self.verb} {self.name} {self.before}".rstrip()
-        return f"install {self.name} {self.after}" + (f" in place of {self.before}" if self.before else "")
-
-
-def upstream(version: str) -> str:
-    """Return a Debian version without its epoch and its revision: ``580.95.05`` of ``1:580.95.05-0ubuntu1``."""
-    whole = version.rpartition(":")[2]
-    return whole.rpartition("-")[0] or whole
-
-
-def takes(wanted: str, version: str) -> bool:
-    """Whether a package's version is one that is asked for: any, the package's whole, the upstream one, or one that begins so (``1.17``)."""
-    return wanted in ("", version, upstream(version)) or upstream(version).startswith(f"{wanted}.")
 
 
 def name_of_file(path: str) -> tuple[str, str] | None:
@@ -123,24 +85,6 @@ def pins(pattern: str, versions: Sequence[str]) -> str:
 
 
 # Package sources
-
-
-@dataclass(frozen=True)
-class Source:
-    """One definition of a package source, as apt's files have it; ``signed_by`` is empty where all keys of apt's count."""
-
-    uris: tuple[str, ...]
-    suites: tuple[str, ...]
-    components: tuple[str, ...] = ()
-    signed_by: str = ""
-    path: str = ""
-
-    def stanza(self) -> str:
-        """Return it as apt reads it."""
-        lines = [MARK, "Types: deb", f"URIs: {' '.join(self.uris)}", f"Suites: {' '.join(self.suites)}"]
-        lines += [f"Components: {' '.join(self.components)}"] if self.components else []
-        lines += [f"Signed-By: {self.signed_by}"] if self.signed_by else []
-        return "".join(f"{line}\n" for line in lines)
 
 
 def read_sources(path: str, text: str) -> list[Source]:

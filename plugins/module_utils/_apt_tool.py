@@ -10,17 +10,16 @@ import contextlib
 import posixpath
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from . import _apt
-from ._apt import Change, PackageProblem, Source
+from ._package_port import LOOK_SECONDS, OWN_FILES, Change, PackageProblem, Packages, Places, Source, View
 from .core.system import Completed, System
 
 LISTS, SOURCES, PREFERENCES = "/var/lib/apt/lists", "/etc/apt/sources.list.d", "/etc/apt/preferences.d"
+KEYS = "/etc/apt/keyrings"
 SOURCES_FILE = "/etc/apt/sources.list"
-#: How long a command that only looks may take, in seconds.
-LOOK_SECONDS = 120.0
 _STATUS = "${Package}\\t${Architecture}\\t${Version}\\t${db:Status-Status}\\n"
 _QUIET = {"DEBIAN_FRONTEND": "noninteractive", "DEBCONF_NONINTERACTIVE_SEEN": "true", "NEEDRESTART_MODE": "l"}
 #: What was there before keeps its configuration; another run of apt is waited for.
@@ -36,30 +35,91 @@ OVER_HOLDS = ("--no-install-recommends", "--allow-downgrades", "--allow-change-h
 _NOT_NEEDED = ("-o=APT::AutoRemove::RecommendsImportant=false", "-o=APT::AutoRemove::SuggestsImportant=false")
 
 
-@dataclass(frozen=True)
-class Packages:
-    """What is installed, by name and version; what was left half-way; what is held, and what was installed for others' sake."""
+class AptForm:
+    """How apt's files and words are made of what is the same for all package managers. What it needs beyond that a class of its own adds."""
 
-    installed: Mapping[str, str]
-    broken: Sequence[str] = ()
-    held: frozenset[str] = frozenset()
-    automatic: frozenset[str] = frozenset()
+    system: System
+    title = "apt"
+
+    def sources(self) -> list[Source]:
+        """Return which package sources apt knows."""
+        raise NotImplementedError
+
+    def foresee(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
+        """Return what apt would do by these words of apt-get's."""
+        raise NotImplementedError
+
+    def act(self, verb: str, words: Sequence[str], options: Sequence[str] = ()) -> str:
+        """Run apt-get; return what it said."""
+        raise NotImplementedError
+
+    def places(self, name: str) -> Places:
+        """Return where apt has a source, its key and its pins."""
+        own = f"{OWN_FILES}{name}"
+        return Places(f"{SOURCES}/{own}.sources", f"{KEYS}/{own}.asc", f"{PREFERENCES}/{own}")
+
+    def plan_source(self, wanted: Source) -> Source | None:
+        """Decide what is to be written so that apt has a source."""
+        return _apt.plan_source(wanted, self.sources())
+
+    def source_text(self, source: Source) -> str:
+        """Return a source as a stanza."""
+        return source.stanza()
+
+    def pins(self, pattern: str, versions: Sequence[str]) -> str:
+        """Return preferences that hold all packages whose names match a pattern to these versions."""
+        return _apt.pins(pattern, versions)
+
+    def named(self, path: str) -> tuple[str, str] | None:
+        """Return the package and the version that a file's name says."""
+        return _apt.name_of_file(path)
+
+    def kept_in(self, folder: str) -> dict[tuple[str, str], str]:
+        """Return the files of packages in a folder, by package and version."""
+        names = self.system.list_directory(folder)
+        return {named: f"{folder}/{name}" for name in names if (named := _apt.name_of_file(name))}
+
+    def cannot_hold(self) -> str:
+        """apt holds packages by itself."""
+        return ""
+
+    def trust(self, places: Places) -> None:
+        """apt is told in each source's definition which key is its own."""
+
+    def distrust(self, places: Places) -> None:
+        """A key goes with its file."""
+
+    def forget_lists(self, before: Mapping[str, str]) -> None:
+        """Remove what apt has kept of sources that are gone; ``before`` are its lists as they were with them."""
+        for path in _apt.unneeded_lists(before, self.lists()) if before else ():
+            for name in (path, *(f"{path}.{ending}" for ending in ("lz4", "xz", "gz", "zst"))):
+                if path.startswith(f"{LISTS}/"):
+                    self.system.remove(name)
+
+    def lists(self) -> dict[str, str]:
+        """Return the files of all indexes that the sources have, each with its name in the repository."""
+        raise NotImplementedError
+
+    def foresee_install(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
+        """Return what apt would do to install packages, over holds and to older versions as well."""
+        return self.foresee(["install", *OVER_HOLDS, *words], view)
+
+    def foresee_removal(self, names: Sequence[str]) -> tuple[Change, ...]:
+        """Return what apt would do to remove packages."""
+        return self.foresee(["--allow-change-held-packages", "purge", *names])
+
+    def install(self, words: Sequence[str], *, keep: str = "", purge: bool = False) -> None:
+        """Install packages; apt leaves in the folder ``keep`` what it fetches. Raises PackageProblem."""
+        options = [f"-o=Dir::Cache::Archives={self.system.path(keep)}/", "-o=APT::Sandbox::User=root"] if keep else []
+        self.act("install", [*(["--purge"] if purge else []), *OVER_HOLDS, *words], options)
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove packages with their configuration. Raises PackageProblem."""
+        self.act("purge", names)
 
 
-@dataclass(frozen=True)
-class View:
-    """How apt sees a node that is not so yet: options for its programs, and where its pins are written."""
-
-    options: Sequence[str]
-    pins: Path
-
-    def pin(self, text: str) -> None:
-        """Have apt keep to these pins."""
-        self.pins.write_text(text)
-
-
-class Apt:
-    """The package tools of a node."""
+class Apt(AptForm):
+    """apt and dpkg of a node."""
 
     def __init__(self, system: System, *, timeout: float) -> None:
         self.system = system

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from . import _apt, _bundle_packages, _bundle_wheels, _openpgp
-from ._apt import Change, errors_of
+from ._apt import errors_of
 from ._bundle_manifest import FILE, IMAGE, INDEX, PACKAGE, WHEEL, BundleError, Item, digest_of_text
 from ._bundle_needs import DriverNeed, Plan, PlatformPlan, WheelsPlan, redacted
 from ._bundle_packages import Archive, Stanza
 from ._bundle_wheels import Wheel
 from ._driver_install import digest_of, last_words
 from ._nvidia_driver import not_offered
+from ._package_port import Change
 from .core.system import Completed, System
 
 #: How often pip is asked once more because of what its markers have left out.

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._apt import INSTALL, Change, Source
 from ._bundle_manifest import BundleError
 from ._bundle_needs import Platform, PlatformPlan
+from ._package_port import INSTALL, Change, Source
 
 _KEYRINGS = {
     "debian": ("/usr/share/keyrings/debian-archive-keyring.gpg", "debian-archive-keyring"),

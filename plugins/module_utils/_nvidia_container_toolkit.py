@@ -6,10 +6,9 @@
 
 from __future__ import annotations
 
-from ._apt import PackageProblem, upstream
-from ._apt_tool import Apt
 from ._driver_install import COMMAND_SECONDS, last_words, systemctl
 from ._package_group import Group, Part, Unit
+from ._package_port import PackageProblem, PackageTool, upstream
 from .core.system import System
 
 BASE = "nvidia-container-toolkit-base"
@@ -46,7 +45,7 @@ def group_of(components: str, cdi_refresh: str) -> Group:
     )
 
 
-def prove(system: System, apt: Apt, *, refreshes: bool) -> None:
+def prove(system: System, apt: PackageTool, *, refreshes: bool) -> None:
     """See that the toolkit's program runs and is of the version that is installed, and that the CDI file is made where it is to be.
 
     Without a driver that is loaded there is nothing for the file to tell of. Raises PackageProblem.

@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import _apt
-from ._apt import INSTALL, Change, upstream
+from ._package_port import INSTALL, MARK, Change, upstream
 from .core.errors import AcceleratorError
 from .core.nvidia.generations import BusGpu, fitting_modules, objections
 
@@ -21,10 +20,9 @@ MODULES_FILE = "/etc/modprobe.d/dra-accelerators-nvidia.conf"
 #: By it the persistence daemon keeps GPUs initialised where its unit has it only listen.
 PERSISTENCE_FILE = "/etc/systemd/system/nvidia-persistenced.service.d/dra-accelerators.conf"
 SIGNING_FILE = "/etc/dkms/framework.conf.d/dra-accelerators.conf"
-PIN_FILE = "/etc/apt/preferences.d/dra-accelerators-nvidia"
-SOURCE_FILE = "/etc/apt/sources.list.d/dra-accelerators-nvidia.sources"
-KEY_FILE = "/etc/apt/keyrings/dra-accelerators-nvidia.asc"
-FILES = (MODULES_FILE, SIGNING_FILE, PIN_FILE, SOURCE_FILE, KEY_FILE, PERSISTENCE_FILE)
+FILES = (MODULES_FILE, SIGNING_FILE, PERSISTENCE_FILE)
+#: How the files of the package manager are called that are written for the driver.
+GROUP = "nvidia"
 PERSISTENCE_UNIT = "nvidia-persistenced.service"
 NO_PERSISTENCE = "--no-persistence-mode"
 
@@ -35,12 +33,15 @@ _OTHERS = re.compile(r"container|cuda-toolkit|nvidia-cuda|nvidia-fs|gds")
 #: What may have to go for a driver, besides its own: what offers one of several drivers its place.
 _GIVES_WAY = re.compile(r"^glx-(alternative|diversions)|^update-glx")
 #: What has to have the driver's exact version, and is installed by others' roles.
-_COMPANIONS = re.compile(r"^(nvidia-fabricmanager|libnvidia-nscq|nvidia-imex|libnvsdm)(-\d+)?$")
+_COMPANIONS = re.compile(r"^(nvidia-fabric-?manager|libnvidia-nscq|nvidia-imex|libnvsdm)(-\d+)?$")
 #: The modules, in the order in which they are unloaded.
 UNLOADED = ("nvidia_peermem", "nvidia_fs", "gdrdrv", "nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia")
 LOADED = ("nvidia", "nvidia_uvm")
 #: What the module's file is called: by the vendor, and by Debian.
 MODULE_FILES = ("nvidia", "nvidia-current", "nvidia-current-open")
+_GENERATION = re.compile(r"-G(\d\d)(?=-|$)")
+#: How a kernel's release ends beyond what its packages' versions have: in Red Hat's way, and in SUSE's.
+_KERNEL_ENDING = re.compile(r"(\.(x86_64|aarch64)(\+\w+)?|-(default|64kb|azure|rt))$")
 #: Who drives GPUs where NVIDIA's driver does not.
 RIVALS = ("nouveau", "nova_core")
 
@@ -69,7 +70,7 @@ class Offer:
 
 def read_offers(catalog: Iterable[Mapping[str, Any]], *, branch: str, kernel: str) -> tuple[Offer, ...]:
     """Read a platform's catalog, with branch and kernel in the places of names that have them; without a branch such ones are left out."""
-    words = {"{branch}": branch, "{kernel}": kernel, "{flavour}": kernel.rpartition("-")[2]}
+    words = {"{branch}": branch, "{kernel}": kernel, "{flavour}": flavour_of(kernel)}
     found = []
     for entry in catalog:
         names = {
@@ -92,6 +93,36 @@ def read_offers(catalog: Iterable[Mapping[str, Any]], *, branch: str, kernel: st
             )
         )
     return tuple(found)
+
+
+def flavour_of(kernel: str) -> str:
+    """Return what kind of kernel one is, as Ubuntu and SUSE have it at the end of its release: ``generic``, ``default``."""
+    return kernel.rpartition("-")[2]
+
+
+def release_of(kernel: str) -> str:
+    """Return what the versions of a kernel's packages begin with: its release without the machine's kind or the flavour."""
+    return _KERNEL_ENDING.sub("", kernel)
+
+
+def header_name(name: str, kernel: str) -> str:
+    """Return what the package of a kernel's headers is called."""
+    return name.partition("=")[0].replace("{kernel}", kernel).replace("{flavour}", flavour_of(kernel))
+
+
+def headers_of(
+    name: str, kernel: str, installed: Mapping[str, str], available: Mapping[str, Sequence[str]]
+) -> tuple[str, str] | None:
+    """Return the package of a kernel's headers, and its version where the name alone does not say which kernel's; None where there is none.
+
+    ``name`` has ``{kernel}`` in it, or a version behind an equals sign, to which the package may add what it was built for the how-manieth time.
+    """
+    plain, wanted = header_name(name, kernel), name.partition("=")[2]
+    if not wanted:
+        return (plain, "") if plain in available or plain in installed else None
+    wanted = wanted.replace("{kernel_release}", release_of(kernel))
+    found = next((each for each in available.get(plain, ()) if f"{each}.".startswith(f"{wanted}.")), "")
+    return (plain, found) if found else None
 
 
 def _filled(name: str, words: Mapping[str, str]) -> str:
@@ -293,6 +324,14 @@ def followers(there: Mapping[str, str], version: str, available: Mapping[str, Se
     return {name: each for name, each in fitting.items() if each}
 
 
+def superseded(there: Iterable[str], chosen: Iterable[str]) -> list[str]:
+    """Return a present driver's packages whose names have another generation than the chosen ones: SUSE's G06 beside G07."""
+    wanted = {found for name in chosen for found in _GENERATION.findall(name)}
+    return sorted(
+        name for name in there if wanted and _GENERATION.findall(name) and not wanted & {*_GENERATION.findall(name)}
+    )
+
+
 def companions(installed: Mapping[str, str], version: str, available: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return the versions that programs get which have to have the driver's own. Raises DriverError where a source has none."""
     found = {}
@@ -336,7 +375,7 @@ def install_words(
     further: Mapping[str, str],
     files: Mapping[str, str],
 ) -> list[str]:
-    """Return what apt-get is told to install, and with a minus what has to go: kernel modules of the other kind. Nothing where all is there."""
+    """Return what the package manager is told to install, and with a minus what has to go: kernel modules of the other kind. Nothing where all is there."""
     words = []
     for name, version in {**choice.packages, **further}.items():
         if name not in installed or (version and installed[name] != version):
@@ -365,7 +404,7 @@ def refuse_removals(changes: Iterable[Change]) -> None:
     ]
     if others:
         raise DriverError(
-            f"apt would remove {', '.join(others)} for this driver",
+            f"{', '.join(others)} would have to go for this driver",
             hint="Nothing was changed. Remove them yourself, or take another driver.",
             code="would-remove",
         )
@@ -398,12 +437,12 @@ def modules_text(parameters: Mapping[str, Mapping[str, Any]], *, keep_rivals: bo
         )
         ending = name.replace("_", "-").partition("nvidia")[2]
         lines += [f"options {file}{ending} {said}" for file in MODULE_FILES] if said else []
-    return "".join(f"{line}\n" for line in (_apt.MARK, *lines)) if lines else ""
+    return "".join(f"{line}\n" for line in (MARK, *lines)) if lines else ""
 
 
 def signing_text(key: str, certificate: str) -> str:
     """Return the file by which dkms signs what it builds. Empty for none."""
-    return f'{_apt.MARK}\nmok_signing_key="{key}"\nmok_certificate="{certificate}"\n' if key else ""
+    return f'{MARK}\nmok_signing_key="{key}"\nmok_certificate="{certificate}"\n' if key else ""
 
 
 def persistence_text(unit: str | None) -> str:
@@ -417,14 +456,7 @@ def persistence_text(unit: str | None) -> str:
     wanted = [" ".join(word for word in each.split() if word != NO_PERSISTENCE) for each in starts]
     if not any(NO_PERSISTENCE in each.split() for each in starts):
         return ""
-    return "".join(
-        f"{line}\n" for line in (_apt.MARK, "[Service]", "ExecStart=", *(f"ExecStart={each}" for each in wanted))
-    )
-
-
-def pin_text(version: str) -> str:
-    """Return the preferences by which apt takes a driver's version and no other. Empty for none."""
-    return _apt.pins(NAMES, [version]) if version else ""
+    return "".join(f"{line}\n" for line in (MARK, "[Service]", "ExecStart=", *(f"ExecStart={each}" for each in wanted)))
 
 
 # What stands in the way

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ._apt import PackageProblem, upstream
 from ._driver_install import InTheWay, in_the_way, is_running, last_words
 from ._nvidia_driver import branch_of
 from ._package_group import Group, Part, Unit
+from ._package_port import PackageProblem, upstream
 from .core.nvidia.nvml import Nvml
 from .core.nvidia.switches import Joining, Switches, not_joined, read_query
 from .core.system import System
@@ -26,7 +26,11 @@ NONE, INSTALLED, ENABLED = "none", "installed", "enabled"
 _TRACES = ("/var/tmp/fabricmanager.state",)  # noqa: S108
 _LOADED = "/sys/module/nvidia/version"
 #: Packages by whose version a driver is known, as the vendor and the distributions call them.
-_OF_DRIVER = re.compile(r"libnvidia-ml1|libnvidia-compute(-\d+)?(-server)?|nvidia-driver-cuda")
+_OF_DRIVER = re.compile(
+    r"libnvidia-ml1|libnvidia-compute(-\d+)?(-server)?|nvidia-driver-cuda|nvidia-compute(-utils)?-G\d\d"
+)
+#: What the vendor has called a package otherwise, in older RPM packages.
+_OTHERWISE = {MANAGER: ("nvidia-fabric-manager",)}
 _QUERY_SECONDS = 120.0
 _PAUSE_SECONDS = 2.0
 
@@ -80,7 +84,8 @@ def group_of(needs: Needs, *, version: str, loaded: bool, imex: str) -> Group:
     branch = branch_of(version)
 
     def part(name: str) -> Part:
-        return Part((name, f"{name}-{branch}") if branch else (name,), replaces=rf"{name}(-\d+)?")
+        names = (name, f"{name}-{branch}") if branch else (name,)
+        return Part((*names, *_OTHERWISE.get(name, ())), replaces=rf"{_pattern(name)}(-\d+)?")
 
     parts = [
         *([part(MANAGER)] if needs.manager else []),
@@ -90,7 +95,7 @@ def group_of(needs: Needs, *, version: str, loaded: bool, imex: str) -> Group:
     return Group(
         name="nvidia-fabric-manager",
         title="the fabric manager" if needs.manager or not needs.imex else "IMEX",
-        pattern=rf"{MANAGER}(-\d+)?|{SUBNET}|{IMEX}(-\d+)?",
+        pattern=rf"{_pattern(MANAGER)}(-\d+)?|{SUBNET}|{IMEX}(-\d+)?",
         parts=tuple(parts),
         variable="nvidia_fabric_manager_driver_version",
         units=(
@@ -102,6 +107,10 @@ def group_of(needs: Needs, *, version: str, loaded: bool, imex: str) -> Group:
         # The driver's own pin has the same version, and changes with it.
         pinned=False,
     )
+
+
+def _pattern(name: str) -> str:
+    return "|".join((name, *_OTHERWISE.get(name, ()))).join(("(", ")"))
 
 
 # Who would be disturbed

@@ -12,8 +12,6 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ._apt import Change, upstream
-from ._apt_tool import OVER_HOLDS, Apt, Packages
 from ._driver_install import (
     COMMAND_SECONDS,
     InTheWay,
@@ -30,10 +28,10 @@ from ._driver_install import (
 )
 from ._nvidia_driver import (
     FILES,
+    GROUP,
     MODULE_FILES,
     PERSISTENCE_FILE,
     PERSISTENCE_UNIT,
-    SOURCE_FILE,
     DriverError,
     companion_names,
     driver_packages,
@@ -43,7 +41,8 @@ from ._nvidia_driver import (
 )
 from ._nvidia_machine import LOADED_MODULES, Machine, look
 from ._nvidia_record import KEPT, RECORD, Record, read_record
-from ._package_files import FileChange, Keeper, Kept, remove_source_lists, write_files
+from ._package_files import FileChange, Keeper, Kept, write_files
+from ._package_port import Change, Packages, PackageTool, upstream
 from .core.errors import AcceleratorError, InUse
 from .core.system import System
 
@@ -53,6 +52,8 @@ LAYOUT_UNIT, SETTINGS_UNIT = "dra-accelerators-layout.service", "dra-accelerator
 _DKMS = "/var/lib/dkms"
 #: What is noted as begun while modules that are there are signed again: packages are whole then.
 SIGN = "sign"
+#: How Debian and its relatives make an initramfs anew, and Red Hat and SUSE.
+_INITRAMFS = (["update-initramfs", "-u"], ["dracut", "--force"])
 #: Whose words of a load tell that a signature was refused.
 _REFUSED_KEY = "Key was rejected by service"
 
@@ -91,7 +92,7 @@ class Installer:
     def __init__(
         self,
         system: System,
-        apt: Apt,
+        apt: PackageTool,
         *,
         services: Sequence[str],
         state_path: str,
@@ -101,6 +102,7 @@ class Installer:
     ) -> None:
         self.system = system
         self.apt = apt
+        self.places = apt.places(GROUP)
         self.services = tuple(services)
         self.state_path = state_path
         self.keeper = Keeper(
@@ -136,7 +138,7 @@ class Installer:
 
     def files(self) -> dict[str, str | None]:
         """Return the texts of this collection's files."""
-        return {path: text_or_none(self.system, path) for path in FILES}
+        return {path: text_or_none(self.system, path) for path in (*FILES, *self.places.all)}
 
     def built(self, version: str) -> str:
         """Return the version of the module that the running kernel would load: this one, if it is there at all; empty for none."""
@@ -280,26 +282,33 @@ class Installer:
         return waits
 
     def _install(self, work: Work, broken: Sequence[str]) -> None:
-        """Write files, and have apt do what was decided."""
+        """Write files, and have the package manager do what was decided."""
         write_files(self.system, work.files)
+        self.apt.trust(self.places)
         if broken:
             self.apt.finish()
         if work.words:
             if work.refresh:
-                self.apt.update(only=SOURCE_FILE if self.system.exists(SOURCE_FILE) else "")
+                self.apt.update(only=self.places.source if self.system.exists(self.places.source) else "")
             self.keeper.ready()
             self.apt.mark("unhold", work.unhold)
-            self.apt.act("install", [*OVER_HOLDS, *work.words], self.keeper.options())
+            self.apt.install(work.words, keep=self.keeper.folder)
             self.keeper.take(work.local)
         elif work.unhold:
             self.apt.mark("unhold", work.unhold)
         self.apt.mark("hold", work.hold)
-        if any("/modprobe.d/" in change.path for change in work.files) and self.system.finds("update-initramfs"):
-            done = self.system.run(["update-initramfs", "-u"], self.apt.timeout)
-            if done.returncode:
-                raise DriverError(
-                    f"update-initramfs has failed: {last_words(done.stdout + done.stderr)}", code="initramfs"
-                )
+        if any("/modprobe.d/" in change.path for change in work.files):
+            said = self._renew_initramfs()
+            if said:
+                raise DriverError(said, code="initramfs")
+
+    def _renew_initramfs(self) -> str:
+        """Have what the kernel starts with know these files; return what went wrong with it, or nothing."""
+        command = next((each for each in _INITRAMFS if self.system.finds(each[0])), None)
+        if command is None:
+            return ""
+        done = self.system.run(command, self.apt.timeout)
+        return f"{command[0]} has failed: {last_words(done.stdout + done.stderr)}" if done.returncode else ""
 
     def _prove(self, work: Work) -> Kept:
         """See that what was wanted is there, and that the kernel would load it. Raises DriverError."""
@@ -322,7 +331,7 @@ class Installer:
                     f"There is no module {target.version} for the running kernel {os.uname().release}"
                     + (f", but {found}" if found else "")
                     + self._dkms_said(target.version),
-                    hint=f"dkms builds it where the headers of that kernel are: linux-headers-{os.uname().release}.",
+                    hint="dkms builds it where the headers of that kernel are, which the distribution has as a package.",
                     code="no-module",
                 )
         names = driver_packages(packages.installed, target.version, target.packages)
@@ -462,11 +471,12 @@ class Installer:
         self, error: AcceleratorError, work: Work, record: Record, former: Kept | None, packages: Packages
     ) -> None:
         """Undo what has failed, and raise its error with what has become of the node."""
-        build = self._dkms_said(work.target.version) if error.code == "apt-failed" else ""
+        build = self._dkms_said(work.target.version) if error.code in ("apt-failed", "not-installed") else ""
         said, code = f"{error.message.rstrip('.')}{build}", "no-module" if build else error.code
-        lists = self.apt.lists() if any(each.path == SOURCE_FILE for each in work.files) else {}
+        lists = self.apt.lists() if any(each.path == self.places.source for each in work.files) else {}
         write_files(self.system, [FileChange(each.path, each.after, each.before) for each in work.files])
-        remove_source_lists(self.system, self.apt, lists)
+        self.apt.distrust(self.places)
+        self.apt.forget_lists(lists)
         boot = record.boot
         if not work.words:
             now = "Its files are as before"
@@ -497,10 +507,10 @@ class Installer:
         gone = [name for name in work.added if name in there.installed or name in there.broken]
         self.apt.mark("unhold", [name for name in there.held if name in gone])
         if gone:
-            self.apt.act("purge", gone)
+            self.apt.remove(gone)
 
     def words_for(self, former: Kept, there: Packages) -> list[str]:
-        """Return what apt-get is told so that a driver that was kept takes the place of what is there."""
+        """Return what is to be installed so that a driver that was kept takes the place of what is there."""
         versions = {upstream(version) for name, version in there.installed.items() if name in self.kinds} - {
             former.version
         }
@@ -512,7 +522,7 @@ class Installer:
         """Install kept packages in place of what is there, marked as they were. Raises AcceleratorError."""
         self.keeper.verify(former)
         words = self.words_for(former, self.apt.packages())
-        self.apt.act("install", [*OVER_HOLDS, *words])
+        self.apt.install(words)
         self.apt.mark("auto", [name for name in former.packages if name in packages.automatic])
         self.apt.mark("hold", [name for name in former.packages if name in packages.held])
 
@@ -528,11 +538,12 @@ class Installer:
             there = self.apt.packages()
             self.apt.mark("unhold", [name for name in there.held if name in purge])
             if purge:
-                self.apt.act("purge", [*purge])
-        if any(change.path == SOURCE_FILE for change in files):
-            remove_source_lists(self.system, self.apt, before)
-        if any("/modprobe.d/" in change.path for change in files) and self.system.finds("update-initramfs"):
-            self.system.run(["update-initramfs", "-u"], self.apt.timeout)
+                self.apt.remove(purge)
+        self.apt.distrust(self.places)
+        if any(change.path == self.places.source for change in files):
+            self.apt.forget_lists(before)
+        if any("/modprobe.d/" in change.path for change in files):
+            self._renew_initramfs()
         if any(change.path == PERSISTENCE_FILE for change in files):
             self._write_persistence("")
         if property_of(self.system, PERSISTENCE_UNIT, "LoadState") != "not-found":

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""From what is asked for and what a node is to the work on its driver: asks apt, refuses what cannot go well, changes nothing."""
+"""From what is asked for and what a node is to the work on its driver: asks the package manager, refuses what cannot go well, changes nothing."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from . import _apt
-from ._apt import INSTALL, PURGE, Change, PackageProblem, Source, name_of_file, upstream
-from ._apt_tool import OVER_HOLDS, Apt, Packages, View
 from ._driver_install import InTheWay, is_running
 from ._nvidia_driver import (
-    KEY_FILE,
     MODULES_FILE,
+    NAMES,
     PERSISTENCE_UNIT,
-    PIN_FILE,
     SIGNING_FILE,
-    SOURCE_FILE,
     Choice,
     DriverError,
     Offer,
@@ -34,20 +29,23 @@ from ._nvidia_driver import (
     driver_packages,
     followers,
     foreign,
+    header_name,
+    headers_of,
     install_words,
     modules_text,
     names_of,
     not_offered,
-    pin_text,
     read_offers,
     refuse_removals,
     secure_boot_problem,
     signing_text,
+    superseded,
 )
 from ._nvidia_installer import SIGN, Installer, Work
 from ._nvidia_machine import Machine, is_enrolled
 from ._nvidia_record import Record
 from ._package_files import FileChange, Kept, file_changes
+from ._package_port import INSTALL, PURGE, Change, PackageProblem, Packages, PackageTool, Source, View, upstream
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Packed:
-    """The packages that are installed for a choice: what apt is told, what it would do, and of which files."""
+    """The packages that are installed for a choice: what the package manager is told, what it would do, and of which files."""
 
     choice: Choice
     words: tuple[str, ...] = ()
@@ -101,7 +99,8 @@ class Planner:
 
     def __init__(self, installer: Installer, options: Options) -> None:
         self.installer = installer
-        self.apt: Apt = installer.apt
+        self.apt: PackageTool = installer.apt
+        self.places = installer.places
         self.options = options
         self.packages: Packages = self.apt.packages()
         self.record: Record = installer.record()
@@ -146,12 +145,12 @@ class Planner:
         return read_offers(self.options.catalog, branch=self.options.wanted.branch, kernel=self.machine.kernel)
 
     def _source(self) -> Source | None:
-        return _apt.plan_source(self.options.source, self.apt.sources()) if self.options.source else None
+        return self.apt.plan_source(self.options.source) if self.options.source else None
 
     def _source_files(self, source: Source | None) -> tuple[FileChange, ...]:
         wanted = {
-            KEY_FILE: self.options.key if source else "",
-            SOURCE_FILE: source.stanza() if source else "",
+            self.places.key: self.options.key if source else "",
+            self.places.source: self.apt.source_text(source) if source else "",
         }
         return file_changes(self.texts, wanted)
 
@@ -161,29 +160,34 @@ class Planner:
         wanted = {
             MODULES_FILE: modules_text(options.parameters, keep_rivals=options.keep_rivals),
             SIGNING_FILE: signing_text(options.signing_key, options.signing_certificate) if signs else "",
-            PIN_FILE: pin_text(choice.version) if options.hold else "",
+            **self._pin(choice.version if options.hold else ""),
         }
         return file_changes(self.texts, wanted)
 
+    def _pin(self, version: str) -> dict[str, str]:
+        """Return the text of the file with pins, by its path, where there is such a file; without a version it goes."""
+        return {self.places.pin: self.apt.pins(NAMES, [version]) if version else ""} if self.places.pin else {}
+
     def _pack(self, offers: Sequence[Offer], source: Source | None) -> Packed:
-        """Look for packages where they are to come from, and ask apt what they would bring along."""
+        """Look for packages where they are to come from, and ask what they would bring along."""
         key = self.options.key if source and source.signed_by else ""
         refresh = not self.options.files
-        with self.apt.view(pin_path=PIN_FILE, source=source, key=key, refresh=refresh) as view:
+        with self.apt.view(pin_path=self.places.pin, source=source, key=key, refresh=refresh) as view:
             return replace(self._pack_by(view, offers), refresh=refresh)
 
     def _pack_by(self, view: View, offers: Sequence[Offer]) -> Packed:
         wanted, installed = self.options.wanted, self.packages.installed
-        files = {found[0]: path for path in self.options.files if (found := name_of_file(path))}
+        files = {found[0]: path for path in self.options.files if (found := self.apt.named(path))}
         headers = self._headers()
         own = {name for offer in offers for name in offer.packages} if self.unfinished else set()
         there = foreign(installed, {*self.installer.kinds, *own})
         programs = companion_names(installed)
         heirs = [heir for name in programs for heir in companion_heirs(name, wanted.branch)]
-        names = [*names_of(offers, wanted), *headers, *heirs, *there]
+        header_names = [header_name(name, self.machine.kernel) for name in headers]
+        names = [*names_of(offers, wanted), *header_names, *heirs, *there]
         available = dict(self.apt.available(names, view.options))
         for path in self.options.files:
-            found = name_of_file(path)
+            found = self.apt.named(path)
             if found:
                 available[found[0]] = (found[1],)
         choice = self._choose(offers, available)
@@ -201,7 +205,8 @@ class Planner:
         }
         lacking: dict[str, str] = {}
         if headers and self.installer.built(choice.version) != choice.version:
-            unknown = [name for name in headers if name not in available and name not in installed]
+            of_kernel = [headers_of(name, self.machine.kernel, installed, available) for name in headers]
+            unknown = [name for name, each in zip(header_names, of_kernel) if each is None]
             if unknown:
                 lacking["headers"] = (
                     f"The kernel that runs is {self.machine.kernel}, and its headers, without which dkms builds no module, are neither in "
@@ -209,12 +214,13 @@ class Planner:
                     "or take precompiled modules."
                 )
             else:
-                further = {**dict.fromkeys(headers, ""), **further}
+                further = {**dict(each for each in of_kernel if each), **further}
         words = install_words(choice, offers, installed, further, files)
+        words += [f"{name}-" for name in superseded(there, choice.packages) if f"{name}-" not in words]
         # One whose name has another branch gives way to the one that takes its place.
         words += [f"{n}-" for n in programs if n not in further and upstream(installed[n]) != choice.version]
         broken = not words and bool(self.packages.broken)
-        view.pin(pin_text(choice.version))
+        view.pin(self.apt.pins(NAMES, [choice.version]))
         local = {name: path for name, path in files.items() if path in words}
         if any(not self.installer.system.exists(path) for path in local.values()):
             changes = tuple(self._foreseen(word) for word in words)
@@ -233,23 +239,23 @@ class Planner:
         return choose(offers, same, gpus, {}, available) or standing
 
     def _ask(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
-        """Ask apt what it would do. It has no word for packages that are half there; a real run mends them before."""
+        """Ask what would be done. apt has no word for packages that are half there; a real run mends them before."""
         try:
-            return self.apt.foresee(["install", *OVER_HOLDS, *words], view)
+            return self.apt.foresee_install(words, view)
         except PackageProblem:
             if not self.unfinished:
                 raise
             return tuple(self._foreseen(word) for word in words)
 
     def _foreseen(self, word: str) -> Change:
-        found = name_of_file(word)
+        found = self.apt.named(word)
         name, version = found or (word.partition("=")[0].rstrip("-"), word.partition("=")[2])
         before = self.packages.installed.get(name, "")
         return Change(PURGE if word.endswith("-") else INSTALL, name, before, "" if word.endswith("-") else version)
 
     def _headers(self) -> list[str]:
         needs = self.options.load and self.options.wanted.build == "dkms" and not self.machine.headers
-        return [name.replace("{kernel}", self.machine.kernel) for name in self.options.headers] if needs else []
+        return list(self.options.headers) if needs else []
 
     def _hold(self, choice: Choice, packed: Packed) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return which packages are held from now on, and which no longer are."""
@@ -281,7 +287,7 @@ class Planner:
         words = tuple(self.installer.words_for(former, self.packages))
         changes = self._ask(words)
         refuse_removals(changes)
-        wanted = {PIN_FILE: pin_text(former.version) if self.options.hold else ""}
+        wanted = self._pin(former.version if self.options.hold else "")
         there = foreign(self.packages.installed, self.installer.kinds)
         held = tuple(sorted(self.packages.held & {*there, *former.packages}))
         offer = Offer(former.modules, "", "", ())
@@ -336,6 +342,8 @@ class Planner:
         if problem and (packed.words or signs):
             lacking["secure-boot"] = problem
         hold, unhold = holds
+        if hold and self.apt.cannot_hold():
+            lacking["hold"] = f"{self.apt.cannot_hold()} Or set nvidia_driver_hold to false."
         disturbs = bool(packed.words) or reload or loads
         steps = [
             *(each.describe() for each in files),
@@ -432,7 +440,7 @@ class Planner:
             return Decision(("finish what was cut short, and remove the driver",), None, purge, disturbs=True)
         orphans = self.apt.orphans(names)
         purge = tuple(change.name for change in orphans if change.name in {*driver, *self.record.added})
-        changes = self.apt.foresee(["--allow-change-held-packages", "purge", *purge]) if purge else ()
+        changes = self.apt.foresee_removal(purge) if purge else ()
         further = [change.name for change in changes if change.name not in purge]
         if further:
             raise DriverError(

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._apt import PackageProblem, name_of_file, unneeded_lists
-from ._apt_tool import LISTS, Apt
 from ._driver_install import digest_of
+from ._package_port import PackageProblem, PackageTool
 from .core.system import System
 
-_KEYS = "/etc/apt/keyrings/"
+#: How the names of the files end that hold a repository's key.
+_KEY = ".asc"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class FileChange:
 
     def to_diff(self) -> dict[str, str]:
         """Return it as Ansible shows it; keys are long and say nothing."""
-        is_key = self.path.startswith(_KEYS)
+        is_key = self.path.endswith(_KEY)
         shown = ["(a key)\n" if text and is_key else text or "" for text in (self.before, self.after)]
         return {"before_header": self.path, "after_header": self.path, "before": shown[0], "after": shown[1]}
 
@@ -91,18 +91,10 @@ def write_files(system: System, changes: Iterable[FileChange]) -> None:
             system.write_atomic(change.path, change.after.encode())
 
 
-def remove_source_lists(system: System, apt: Apt, before: Mapping[str, str]) -> None:
-    """Remove what apt has kept of sources that are gone; ``before`` are its lists as they were with them."""
-    for path in unneeded_lists(before, apt.lists()) if before else ():
-        for name in (path, *(f"{path}.{ending}" for ending in ("lz4", "xz", "gz", "zst"))):
-            if path.startswith(f"{LISTS}/"):
-                system.remove(name)
-
-
 class Keeper:
     """The folder with the packages that are kept. ``title`` is what they are of, ``hint`` what helps where one is missing."""
 
-    def __init__(self, system: System, apt: Apt, folder: str, *, keep: bool, title: str, hint: str) -> None:
+    def __init__(self, system: System, apt: PackageTool, folder: str, *, keep: bool, title: str, hint: str) -> None:
         self.system = system
         self.apt = apt
         self.folder = folder
@@ -113,10 +105,6 @@ class Keeper:
     def ready(self) -> None:
         """Make the folder."""
         self.system.path(f"{self.folder}/partial").mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def options(self) -> list[str]:
-        """Return what apt-get is told so that it leaves here what it fetches."""
-        return [f"-o=Dir::Cache::Archives={self.system.path(self.folder)}/", "-o=APT::Sandbox::User=root"]
 
     def fetch(self, packages: Mapping[str, str]) -> None:
         """Fetch the files of packages that are not kept yet, as far as a source has them."""
@@ -136,10 +124,11 @@ class Keeper:
         base, own = posixpath.dirname(posixpath.dirname(self.folder)), set(self.system.list_directory(self.folder))
         for other in self.system.list_directory(base):
             folder = f"{base}/{other}/{posixpath.basename(self.folder)}"
-            for name in self.system.list_directory(folder) if folder != self.folder else ():
-                if name_of_file(name) in wanted and name not in own:
+            for named, path in self.apt.kept_in(folder).items() if folder != self.folder else ():
+                name = posixpath.basename(path)
+                if named in wanted and name not in own:
                     self.ready()
-                    shutil.copyfile(self.system.path(f"{folder}/{name}"), self.system.path(f"{self.folder}/{name}"))
+                    shutil.copyfile(self.system.path(path), self.system.path(f"{self.folder}/{name}"))
 
     def take(self, local: Mapping[str, str]) -> None:
         """Keep packages that were brought, by their names."""
@@ -150,11 +139,10 @@ class Keeper:
 
     def files_of(self, packages: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """Return packages, given with their versions, with the files that are kept of them."""
-        names = self.system.list_directory(self.folder)
-        there = {named: f"{self.folder}/{name}" for name in names if (named := name_of_file(name))}
+        there = self.apt.kept_in(self.folder) if self.keep else {}
         found = {}
         for name, version in packages.items():
-            path = there.get((name.partition(":")[0], version), "") if self.keep else ""
+            path = there.get((name.partition(":")[0], version), "")
             checksum = digest_of(self.system, path) if path else ""
             found[name] = {"version": version, "path": path, "checksum": checksum}
         return found

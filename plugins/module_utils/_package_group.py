@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import _apt, _record
-from ._apt import INSTALL, Change, PackageProblem, takes, upstream
+from . import _record
 from ._package_files import Kept, kept_of
+from ._package_port import INSTALL, Change, PackageProblem, takes, upstream
 
-_STATE, _KEYS = "/var/lib/dra-accelerators", "/etc/apt/keyrings"
+_STATE = "/var/lib/dra-accelerators"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Group:
     """Packages that belong together.
 
     ``pattern`` fits the names of all packages that are of it, whichever of them are asked for. ``traces`` are files and folders (with a slash at
-    the end) that they make and dpkg knows nothing of. ``variable`` is what the operator sets for a version. ``pinned`` has apt take no other one.
+    the end) that they make and no package has. ``variable`` is what the operator sets for a version. ``pinned`` has the package manager take no
+    other one.
     """
 
     name: str
@@ -71,21 +72,6 @@ class Group:
     def kept(self) -> str:
         """The folder with the packages for the way back."""
         return f"{self.folder}/packages"
-
-    @property
-    def source_file(self) -> str:
-        """The definition of the package source."""
-        return f"/etc/apt/sources.list.d/{_apt.OWN_FILES}{self.name}.sources"
-
-    @property
-    def key_file(self) -> str:
-        """The source's key."""
-        return f"{_KEYS}/{_apt.OWN_FILES}{self.name}.asc"
-
-    @property
-    def pin_file(self) -> str:
-        """What has apt take one version and no other."""
-        return f"/etc/apt/preferences.d/{_apt.OWN_FILES}{self.name}"
 
     @property
     def names(self) -> list[str]:
@@ -192,7 +178,7 @@ def not_offered(group: Group, wanted: str, available: Mapping[str, Sequence[str]
 def install_words(
     group: Group, choice: Choice, installed: Mapping[str, str], files: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """Return what apt-get is told to install, and which packages give way: those that have another of a part's names."""
+    """Return what the package manager is told to install, and which packages give way: those that have another of a part's names."""
     words = [
         files.get(name) or f"{name}={version}"
         for name, version in {**choice.packages, **choice.follow}.items()
@@ -218,7 +204,7 @@ def refuse_removals(group: Group, changes: Iterable[Change], gone: Iterable[str]
     others = [change.name for change in changes if change.verb != INSTALL and change.name not in given_up]
     if others:
         raise PackageProblem(
-            f"apt would remove {', '.join(others)} for {group.title}",
+            f"{', '.join(others)} would have to go for {group.title}",
             hint="Nothing was changed. Remove them yourself, or take another version.",
             code="would-remove",
         )
@@ -353,7 +339,9 @@ def read_record(text: str | None, path: str) -> Record:
     """Read a record; an empty one where there is none. Raises AcceleratorError."""
     if text is None:
         return Record()
-    hint = "What is installed dpkg says. Remove the record; then nothing of it counts as this collection's."
+    hint = (
+        "What is installed the package manager says. Remove the record; then nothing of it counts as this collection's."
+    )
     return _record.read(text, path, _record_of, of="installed", hint=hint)
 
 

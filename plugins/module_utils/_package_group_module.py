@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ._apt import PackageProblem
-from ._apt_tool import Apt
 from ._driver_install import InTheWay
 from ._package_group import Group, Record
 from ._package_group_plan import Decision, Options, Planner, unit_states
 from ._package_group_tool import GroupInstaller
 from ._package_options import read_source, verify_files
+from ._package_port import PackageProblem, PackageTool, Places
 from .core.system import System
 
 
-def options_of(params: Mapping[str, Any], group: Group, *, version: str, latest: bool = False) -> Options:
+def options_of(params: Mapping[str, Any], places: Places, *, version: str, latest: bool = False) -> Options:
     """Read what is asked for. Raises KeyProblem for a key with another fingerprint."""
-    source, key = read_source(params["source"], path=group.source_file, key_path=group.key_file)
+    source, key = read_source(params["source"], places)
     return Options(
         version=version,
         latest=latest,
@@ -38,7 +37,7 @@ def bring(
     *,
     check: bool,
     system: System,
-    apt: Apt,
+    apt: PackageTool,
     group: Group,
     options: Options,
     users: Callable[[], InTheWay] = InTheWay,

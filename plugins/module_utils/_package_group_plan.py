@@ -2,16 +2,13 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""From what is asked of a group of packages, and what a node has of it, to the work on it: asks apt and systemd, changes nothing."""
+"""From what is asked of a group of packages, and what a node has of it, to the work on it: asks the package manager and systemd, changes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from . import _apt
-from ._apt import INSTALL, Change, PackageProblem, Source, name_of_file, upstream
-from ._apt_tool import OVER_HOLDS, Apt, Packages, View
 from ._driver_install import InTheWay, text_or_none
 from ._package_files import FileChange, Kept, file_changes
 from ._package_group import (
@@ -27,6 +24,18 @@ from ._package_group import (
     refuse_removals,
     standing,
     unit_words,
+)
+from ._package_port import (
+    INSTALL,
+    REMOVE,
+    Change,
+    PackageProblem,
+    Packages,
+    PackageTool,
+    Places,
+    Source,
+    View,
+    upstream,
 )
 from .core.system import System
 
@@ -90,7 +99,7 @@ class Planner:
     """Decides for one node. ``users`` says who would be disturbed by an exchange."""
 
     def __init__(
-        self, system: System, apt: Apt, group: Group, options: Options, users: Callable[[], InTheWay] = InTheWay
+        self, system: System, apt: PackageTool, group: Group, options: Options, users: Callable[[], InTheWay] = InTheWay
     ) -> None:
         self.system = system
         self.apt = apt
@@ -100,7 +109,8 @@ class Planner:
         self.packages: Packages = apt.packages()
         self.record: Record = read_record(text_or_none(system, group.record), group.record)
         self.units = unit_states(system, group)
-        self.texts = {path: text_or_none(system, path) for path in (group.key_file, group.source_file, group.pin_file)}
+        self.places: Places = apt.places(group.name)
+        self.texts = {path: text_or_none(system, path) for path in self.places.all}
 
     @property
     def broken(self) -> list[str]:
@@ -125,7 +135,7 @@ class Planner:
     def present(self) -> Decision:
         """Decide how the wanted version comes to the node. Raises AcceleratorError."""
         group, options = self.group, self.options
-        source = _apt.plan_source(options.source, self.apt.sources()) if options.source else None
+        source = self.apt.plan_source(options.source) if options.source else None
         there = standing(group, options.version, self.packages.installed)
         words: tuple[str, ...] = ()
         changes: tuple[Change, ...] = ()
@@ -135,9 +145,9 @@ class Planner:
         else:
             choice, words, changes, local = self._pack(source)
         wanted = {
-            group.key_file: options.key if source else "",
-            group.source_file: source.stanza() if source else "",
-            group.pin_file: self._pins(choice.version) if options.hold else "",
+            self.places.key: options.key if source else "",
+            self.places.source: self.apt.source_text(source) if source else "",
+            **self._pin(choice.version if options.hold else ""),
         }
         packages = {name: {"version": each, "path": "", "checksum": ""} for name, each in choice.packages.items()}
         hold, unhold = self._holds(choice.exact, bool(words))
@@ -154,7 +164,11 @@ class Planner:
         return self._decided(work)
 
     def _pins(self, version: str) -> str:
-        return _apt.pins(f"^({self.group.pattern})$", [version]) if self.group.pinned else ""
+        return self.apt.pins(f"^({self.group.pattern})$", [version]) if self.group.pinned else ""
+
+    def _pin(self, version: str) -> dict[str, str]:
+        """Return the text of the file with pins, by its path, where there is such a file; without a version it goes."""
+        return {self.places.pin: self._pins(version) if version else ""} if self.places.pin else {}
 
     def _holds(self, exact: Mapping[str, str], exchanges: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return which packages are held from now on, and which no longer are: apt forgets a hold that it is told to pass over."""
@@ -173,12 +187,12 @@ class Planner:
         """Look for packages where they are to come from, and ask apt what it would do."""
         options = self.options
         key = options.key if source and source.signed_by else ""
-        with self.apt.view(pin_path=self.group.pin_file, source=source, key=key, refresh=not options.files) as view:
+        with self.apt.view(pin_path=self.places.pin, source=source, key=key, refresh=not options.files) as view:
             return self._pack_by(view)
 
     def _pack_by(self, view: View) -> tuple[Choice, tuple[str, ...], tuple[Change, ...], dict[str, str]]:
         group, wanted, installed = self.group, self.options.version, self.packages.installed
-        brought = {path: found for path in self.options.files if (found := name_of_file(path))}
+        brought = {path: found for path in self.options.files if (found := self.apt.named(path))}
         files = {name: path for path, (name, _version) in brought.items()}
         available = dict(self.apt.available([*group.names, *group.of_it(installed)], view.options))
         available.update({name: (version,) for name, version in brought.values()})
@@ -199,20 +213,20 @@ class Planner:
         return choice, tuple(words), changes, local
 
     def _ask(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
-        """Ask apt what it would do. It has no word for packages that are half there; a real run mends them before."""
+        """Ask what would be done. apt has no word for packages that are half there; a real run mends them before."""
         try:
-            return self.apt.foresee(["install", *OVER_HOLDS, *words], view)
+            return self.apt.foresee_install(words, view)
         except PackageProblem:
             if not self.unfinished:
                 raise
             return tuple(self._foreseen(word) for word in words)
 
     def _foreseen(self, word: str) -> Change:
-        found = name_of_file(word)
+        found = self.apt.named(word)
         name, version = found or (word.partition("=")[0].rstrip("-"), word.partition("=")[2])
         before = self.packages.installed.get(name, "")
         gone = word.endswith("-") and not found
-        return Change(_apt.REMOVE if gone else INSTALL, name, before, "" if gone else version)
+        return Change(REMOVE if gone else INSTALL, name, before, "" if gone else version)
 
     # What was there before the last change
 
@@ -230,12 +244,11 @@ class Planner:
         refuse_removals(self.group, changes, gone)
         exact = {name: each["version"] for name, each in former.packages.items()}
         hold, unhold = self._holds({n: v for n, v in exact.items() if upstream(v) == former.version}, exchanges=True)
-        pins = self._pins(former.version) if self.options.hold else ""
-        files = file_changes(self.texts, {self.group.pin_file: pins})
+        files = file_changes(self.texts, self._pin(former.version if self.options.hold else ""))
         return self._decided(Work(former, tuple(words), changes=changes, files=files, hold=hold, unhold=unhold))
 
     def words_for(self, former: Kept) -> tuple[list[str], list[str]]:
-        """Return what apt-get is told so that kept packages take the place of what is there, and which ones go for it."""
+        """Return what is to be installed so that kept packages take the place of what is there, and which ones go for it."""
         there = self.group.of_it(self.packages.installed)
         gone = sorted({*there, *self.broken} - set(former.packages))
         words = [str(self.system.path(each["path"])) for each in former.packages.values()]
@@ -253,7 +266,9 @@ class Planner:
             *unit_words(self.group.units, self.units, exchanged=bool(work.words)),
         ]
         disturbs = bool(work.words) or any(word.startswith("switch ") for word in steps)
-        return Decision(tuple(steps), work, self.users() if disturbs else InTheWay())
+        problem = self.apt.cannot_hold() if work.hold else ""
+        lacking = {"hold": f"{problem} Or do not have them held."} if problem else {}
+        return Decision(tuple(steps), work, self.users() if disturbs else InTheWay(), lacking)
 
     def _package_words(self, version: str, changes: Sequence[Change]) -> list[str]:
         """Say in a few lines what would be done with packages."""
@@ -290,7 +305,7 @@ class Planner:
         top = sorted({*there, *self.broken})
         orphans = self.apt.orphans(top)
         purge = tuple(change.name for change in orphans if change.name in {*top, *record.added})
-        changes = self.apt.foresee(["--allow-change-held-packages", "purge", *purge]) if purge else ()
+        changes = self.apt.foresee_removal(purge) if purge else ()
         further = [change.name for change in changes if change.name not in purge]
         if further:
             raise PackageProblem(

@@ -10,12 +10,11 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ._apt import PackageProblem, upstream
-from ._apt_tool import OVER_HOLDS, Apt, Packages
 from ._driver_install import COMMAND_SECONDS, keep_record, last_words, systemctl, text_or_none
-from ._package_files import FileChange, Keeper, Kept, remove_source_lists, write_files
+from ._package_files import FileChange, Keeper, Kept, write_files
 from ._package_group import Group, Origin, Record, Unit, UnitState, read_record, unit_verbs
 from ._package_group_plan import Work, unit_states
+from ._package_port import PackageProblem, Packages, PackageTool, upstream
 from .core.errors import AcceleratorError
 from .core.system import System
 
@@ -30,11 +29,12 @@ class GroupInstaller:
     """
 
     def __init__(
-        self, system: System, apt: Apt, group: Group, *, keep: bool, proof: Callable[[], None] = lambda: None
+        self, system: System, apt: PackageTool, group: Group, *, keep: bool, proof: Callable[[], None] = lambda: None
     ) -> None:
         self.system = system
         self.apt = apt
         self.group = group
+        self.places = apt.places(group.name)
         self.proof = proof
         hint = f"Name that version in {group.variable}, where a source still has it."
         self.keeper = Keeper(system, apt, group.kept, keep=keep, title=group.title, hint=hint)
@@ -136,8 +136,9 @@ class GroupInstaller:
     def _bring_sources(self, work: Work) -> None:
         """Write files, and have apt read the source that is among them."""
         write_files(self.system, work.files)
+        self.apt.trust(self.places)
         if work.words and work.refresh:
-            source = self.group.source_file
+            source = self.places.source
             self.apt.update(only=source if self.system.exists(source) else "")
 
     def _completed(self, kept: Kept | None) -> Kept | None:
@@ -149,13 +150,13 @@ class GroupInstaller:
         return replace(kept, packages=self.keeper.files_of(there))
 
     def _install(self, work: Work, broken: Sequence[str]) -> None:
-        """Have apt do what was decided."""
+        """Have the package manager do what was decided."""
         if broken:
             self.apt.finish()
         if work.words:
             self.keeper.ready()
             self.apt.mark("unhold", work.unhold)
-            self.apt.act("install", [*OVER_HOLDS, *work.words], self.keeper.options())
+            self.apt.install(work.words, keep=self.keeper.folder)
             self.keeper.take(work.local)
         elif work.unhold:
             self.apt.mark("unhold", work.unhold)
@@ -237,9 +238,10 @@ class GroupInstaller:
         units: dict[str, UnitState],
     ) -> None:
         """Undo what has failed, and raise its error with what has become of the node."""
-        lists = self.apt.lists() if any(each.path == self.group.source_file for each in work.files) else {}
+        lists = self.apt.lists() if any(each.path == self.places.source for each in work.files) else {}
         write_files(self.system, [FileChange(each.path, each.after, each.before) for each in work.files])
-        remove_source_lists(self.system, self.apt, lists)
+        self.apt.distrust(self.places)
+        self.apt.forget_lists(lists)
         origin = self.record().origin
         if not work.words:
             now = "Its packages and files are as before"
@@ -266,7 +268,7 @@ class GroupInstaller:
         there = self.apt.packages()
         mine = {*self.group.of_it(there.installed), *self.group.of_it(dict.fromkeys(there.broken, ""))}
         words = [str(self.system.path(each["path"])) for each in kept.packages.values()]
-        self.apt.act("install", [*OVER_HOLDS, *words, *(f"{name}-" for name in sorted(mine - set(kept.packages)))])
+        self.apt.install([*words, *(f"{name}-" for name in sorted(mine - set(kept.packages)))])
         self.apt.mark("auto", [name for name in kept.packages if name in packages.automatic])
         self.apt.mark("hold", [name for name in kept.packages if name in packages.held])
 
@@ -290,7 +292,7 @@ class GroupInstaller:
         gone = [name for name in names if name in there.installed or name in there.broken]
         self.apt.mark("unhold", [name for name in there.held if name in gone])
         if gone:
-            self.apt.act("purge", gone)
+            self.apt.remove(gone)
             if self.group.units:
                 self._said(["systemctl", "daemon-reload"])
 
@@ -330,7 +332,7 @@ class GroupInstaller:
         self.apt.mark("unhold", work.unhold)
         if work.words:
             self._switch_off([name for name in unit_states(self.system, self.group) if name not in origin.units])
-            self.apt.act("install", ["--purge", *OVER_HOLDS, *work.words])
+            self.apt.install(work.words, purge=True)
         held = self.apt.packages().held
         self.apt.mark("hold", [name for name in origin.held if name not in held])
         self._units_back(dict(origin.units))
@@ -339,8 +341,9 @@ class GroupInstaller:
 
     def _forget(self, work: Work, lists: dict[str, str]) -> Record:
         write_files(self.system, work.files)
-        if any(change.path == self.group.source_file for change in work.files):
-            remove_source_lists(self.system, self.apt, lists)
+        self.apt.distrust(self.places)
+        if any(change.path == self.places.source for change in work.files):
+            self.apt.forget_lists(lists)
         done = Record()
         self.write(done)
         return done

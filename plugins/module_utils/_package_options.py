@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import _openpgp
-from ._apt import PackageProblem, Source
 from ._driver_install import digest_of
+from ._package_port import PackageProblem, Places, Source
 from .core.system import System
 
 
@@ -20,10 +20,11 @@ def source_spec() -> dict[str, dict[str, Any]]:
     names: dict[str, Any] = {"type": "list", "elements": "str"}
     return {
         "uris": {**names, "default": []},
-        "suites": {**names, "required": True},
+        "suites": {**names, "default": ["/"]},
         "components": {**names, "default": []},
         "key": {"type": "str", "default": "", "no_log": False},
         "fingerprints": {**names, "default": []},
+        "packages_signed": {"type": "bool", "default": True},
     }
 
 
@@ -41,7 +42,7 @@ def package_spec() -> dict[str, dict[str, Any]]:
     }
 
 
-def read_source(given: Mapping[str, Any] | None, *, path: str, key_path: str) -> tuple[Source | None, str]:
+def read_source(given: Mapping[str, Any] | None, places: Places) -> tuple[Source | None, str]:
     """Read a source that is asked for, and its key as it is written. Raises KeyProblem for a key with another fingerprint."""
     if not given:
         return None, ""
@@ -50,7 +51,7 @@ def read_source(given: Mapping[str, Any] | None, *, path: str, key_path: str) ->
         _openpgp.check(key, given["fingerprints"], ", ".join(given["uris"]))
         key = key if key.endswith("\n") else f"{key}\n"
     uris, suites, components = (tuple(given[name]) for name in ("uris", "suites", "components"))
-    return Source(uris, suites, components, key_path if key else "", path), key
+    return Source(uris, suites, components, places.key if key else "", places.source, given["packages_signed"]), key
 
 
 def verify_files(system: System, params: Mapping[str, Any]) -> None:

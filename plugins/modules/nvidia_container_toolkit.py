@@ -9,15 +9,15 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: nvidia_container_toolkit
 version_added: 0.1.0
-short_description: Install, replace, take back or remove the NVIDIA Container Toolkit on Debian and Ubuntu
+short_description: Install, replace, take back or remove the NVIDIA Container Toolkit by apt, dnf or zypper
 description:
   - Installs the toolkit's packages, all in one version, from the package source that it is told, and holds them there.
   - Switches the units on or off that write the vendor's CDI file again when the driver changes, where that is asked for.
   - Changes no container runtime. M(dra.accelerators.containerd_handler) and M(dra.accelerators.docker_runtime) have one offer the vendor's
     runtime, M(dra.accelerators.containerd_config) switches CDI on.
-  - What apt would do is asked before anything is done. A version that does not come to work is taken back.
+  - What the package manager would do is asked before anything is done. A version that does not come to work is taken back.
 notes:
-  - Needs root on the node, apt with its programs, and systemd.
+  - Needs root on the node, apt, dnf 4 or zypper with their programs, and systemd.
   - An installation that was cut short is gone on with by the next run.
   - Running containers go on while the toolkit is exchanged. It is run when a container starts.
 author:
@@ -98,13 +98,13 @@ steps:
   elements: str
   sample: ["install the NVIDIA Container Toolkit 1.18.1: nvidia-container-toolkit, nvidia-container-toolkit-base"]
 changes:
-  description: What apt did, or would do, package by package.
+  description: What the package manager did, or would do, package by package.
   returned: success
   type: list
   elements: str
   sample: [install nvidia-container-toolkit 1.18.1-1]
 lacking:
-  description: What stands against it. Always empty for this module.
+  description: In check mode, what stands against it by C(hold), with a sentence. A real run refuses then.
   returned: success
   type: dict
   sample: {}
@@ -172,11 +172,11 @@ error_code:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._apt_tool import Apt
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_container_toolkit import group_of, prove
 from ansible_collections.dra.accelerators.plugins.module_utils._package_group_module import bring, options_of
 from ansible_collections.dra.accelerators.plugins.module_utils._package_options import package_spec
+from ansible_collections.dra.accelerators.plugins.module_utils._package_tools import tool_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 
@@ -195,7 +195,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     """Bring the toolkit to the wanted state; returns the module's result. Raises AcceleratorError."""
     params = module.params
     system = System()
-    apt = Apt(system, timeout=float(params["timeout"]))
+    apt = tool_of(system, timeout=float(params["timeout"]))
     group = group_of(params["components"], params["cdi_refresh"])
     return bring(
         params,
@@ -203,7 +203,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         system=system,
         apt=apt,
         group=group,
-        options=options_of(params, group, version=params["version"], latest=params["latest"]),
+        options=options_of(params, apt.places(group.name), version=params["version"], latest=params["latest"]),
         proof=lambda: prove(system, apt, refreshes=params["cdi_refresh"] == "enabled"),
     )
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: nvidia_driver
 version_added: 0.1.0
-short_description: Install, replace, take back or remove NVIDIA's driver on Debian and Ubuntu
+short_description: Install, replace, take back or remove NVIDIA's driver by apt, dnf or zypper
 description:
   - Installs the driver's packages at one exact version, from the package source that it is told, and has the kernel load the new modules
     without a restart where nothing has a GPU.
   - Which kernel modules, open or proprietary, follows from the GPUs on the PCI bus. What cannot work for them is refused.
-  - What apt would do is asked before anything is done. Check mode asks a source that is not on the node yet as well, and leaves nothing behind.
+  - What the package manager would do is asked before anything is done. Check mode asks a source that is not on the node yet as well, and leaves nothing behind.
   - A driver that cannot be built or loaded is taken back, and the one of before is there again. Packages are kept for that.
   - Starts no machine again, and says whether that is needed.
 notes:
-  - Needs root on the node, and apt with its programs.
+  - Needs root on the node, and apt, dnf 4 or zypper with their programs, whichever the distribution has.
   - An installation that was cut short is gone on with by the next run.
-  - The role P(dra.accelerators.nvidia_driver#role) has the catalogs of Debian and Ubuntu, and the vendor's repository with its keys.
+  - The role P(dra.accelerators.nvidia_driver#role) has the catalogs of the distributions, and the vendor's repository with its keys.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -118,7 +118,7 @@ options:
         type: int
         default: 100000
   source:
-    description: The package source that is set up. Without it, those that apt knows already are used.
+    description: The package source that is set up. Without it, those that the node knows already are used.
     type: dict
     suboptions:
       uris:
@@ -127,17 +127,18 @@ options:
         elements: str
         default: []
       suites:
-        description: Suites; C(/) for a source without any.
+        description: Suites, which apt alone has; V(/) for a source without any.
         type: list
         elements: str
-        required: true
+        default: [/]
       components:
         description: Components.
         type: list
         elements: str
         default: []
       key:
-        description: The key that signs it, in ASCII armour. Empty takes the keys that apt trusts for the same source.
+        description: The key that signs it, in ASCII armour. Empty takes the keys that apt trusts for the same source; dnf and
+          zypper refuse a source without one.
         type: str
         default: ""
       fingerprints:
@@ -145,6 +146,12 @@ options:
         type: list
         elements: str
         default: []
+      packages_signed:
+        description:
+          - Whether each package has a signature by O(source.key) of its own, besides the index, which has one in any case. dnf and zypper ask for
+            both then.
+        type: bool
+        default: true
   files:
     description: Packages on the node that are installed, under the names that they have in a package source.
     type: list
@@ -155,12 +162,14 @@ options:
     type: dict
     default: {}
   headers:
-    description: Packages with the headers of the kernel, where C({kernel}) is its release.
+    description:
+      - Packages with the headers of the kernel, where C({kernel}) is its release, and C({flavour}) the last word of that. A version behind an equals
+        sign is the one that the package's own begins with; C({kernel_release}) is the kernel's release without the machine's kind or the flavour.
     type: list
     elements: str
     default: []
   hold:
-    description: Whether the driver's packages are held at their version, by marks and by a pin.
+    description: Whether the driver's packages are held at their version, by apt's marks and a pin, dnf's plugin C(versionlock), or zypper's locks.
     type: bool
     default: true
   parameters:
@@ -230,13 +239,13 @@ options:
     type: int
     default: 0
   timeout:
-    description: How many seconds one call of apt may take, the build of kernel modules with it.
+    description: How many seconds one call of the package manager may take, the build of kernel modules with it.
     type: int
     default: 3600
 """
 
 EXAMPLES = r"""
-- name: Install the newest driver of a branch from a source that apt knows
+- name: Install the newest driver of a branch from a source that the node knows
   dra.accelerators.nvidia_driver:
     version: "580"
     catalog: &catalog
@@ -260,13 +269,13 @@ steps:
   elements: str
   sample: ["install the driver 580.95.05 with open kernel modules: nvidia-driver-cuda, nvidia-kernel-open-dkms, and 31 packages for it"]
 changes:
-  description: What apt did, or would do, package by package.
+  description: What the package manager did, or would do, package by package.
   returned: success
   type: list
   elements: str
   sample: [install nvidia-kernel-open-dkms 580.95.05-1]
 lacking:
-  description: In check mode, what stands against it by C(headers) and C(secure-boot), with a sentence for each. A real run refuses then.
+  description: In check mode, what stands against it by C(headers), C(secure-boot) and C(hold), with a sentence for each. A real run refuses then.
   returned: success
   type: dict
   sample: {}
@@ -343,13 +352,10 @@ error_code:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._apt import upstream
-from ansible_collections.dra.accelerators.plugins.module_utils._apt_tool import Apt
 from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import wait_for_claims
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver import (
-    KEY_FILE,
-    SOURCE_FILE,
+    GROUP,
     DriverError,
     Wanted,
     kinds,
@@ -368,6 +374,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._package_options 
     source_spec,
     verify_files,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._package_port import PackageTool, Places, upstream
+from ansible_collections.dra.accelerators.plugins.module_utils._package_tools import tool_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 HINT = "Drain the node and run this again; the role nvidia_driver does it with nvidia_driver_drain."
@@ -426,9 +434,9 @@ def argument_spec() -> dict[str, dict[str, Any]]:
     }
 
 
-def options_of(params: dict[str, Any]) -> Options:
+def options_of(params: dict[str, Any], places: Places) -> Options:
     """Read what is asked for. Raises KeyProblem for a key with another fingerprint."""
-    source, key = read_source(params["source"], path=SOURCE_FILE, key_path=KEY_FILE)
+    source, key = read_source(params["source"], places)
     wanted = Wanted(
         version=params["version"],
         latest=params["latest"],
@@ -472,12 +480,12 @@ def seen(planner: Planner) -> dict[str, str]:
     return {"version": version, "kernel_modules": versions.get(version, ""), "loaded": planner.machine.version}
 
 
-def work(module: AnsibleModule, system: System | None = None, apt: Apt | None = None) -> dict[str, Any]:
+def work(module: AnsibleModule, system: System | None = None, apt: PackageTool | None = None) -> dict[str, Any]:
     """Bring the driver to the wanted state; returns the module's result. Raises AcceleratorError."""
     params, check = module.params, module.check_mode
     system = system or System()
-    options = options_of(params)
-    apt = apt or Apt(system, timeout=float(params["timeout"]))
+    apt = apt or tool_of(system, timeout=float(params["timeout"]))
+    options = options_of(params, apt.places(GROUP))
     installer = Installer(
         system,
         apt,

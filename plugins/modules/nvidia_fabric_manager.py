@@ -18,7 +18,7 @@ description:
   - M(dra.accelerators.nvidia_driver) exchanges these packages together with the driver, and brings them back with it. This module needs no
     run before that, and after it one to see that the fabric works.
 notes:
-  - Needs root on the node, apt with its programs, and systemd.
+  - Needs root on the node, apt, dnf 4 or zypper with their programs, and systemd.
   - What NVML tells is asked through its Python binding where that can be imported, and else through C(nvidia-smi).
   - GPUs of the generation of Ampere do not tell. There the unit that runs is the proof.
   - While a fabric manager is exchanged no program can begin to use GPUs, and on boards with NVSwitches of the generation of Ampere those that run
@@ -99,7 +99,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Have a fabric manager where the node needs one, from a source that apt knows
+- name: Have a fabric manager where the node needs one, from a source that the node knows
   dra.accelerators.nvidia_fabric_manager: {}
 
 - name: Have IMEX ready for claims that start it, from files
@@ -141,13 +141,13 @@ steps:
   elements: str
   sample: ["install the fabric manager 580.95.05: nvidia-fabricmanager", switch nvidia-fabricmanager.service on]
 changes:
-  description: What apt did, or would do, package by package.
+  description: What the package manager did, or would do, package by package.
   returned: success
   type: list
   elements: str
   sample: [install nvidia-fabricmanager 580.95.05-1]
 lacking:
-  description: In check mode, what stands against it by C(driver) and C(nvml), with a sentence for each. A real run refuses then.
+  description: In check mode, what stands against it by C(driver), C(nvml) and C(hold), with a sentence for each. A real run refuses then.
   returned: success
   type: dict
   sample: {}
@@ -216,8 +216,6 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils import _nvidia_record
-from ansible_collections.dra.accelerators.plugins.module_utils._apt import PackageProblem
-from ansible_collections.dra.accelerators.plugins.module_utils._apt_tool import Apt
 from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import is_running, text_or_none
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, find_binding, run
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric import (
@@ -233,6 +231,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric im
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._package_group_module import bring, options_of
 from ansible_collections.dra.accelerators.plugins.module_utils._package_options import package_spec
+from ansible_collections.dra.accelerators.plugins.module_utils._package_port import PackageProblem
+from ansible_collections.dra.accelerators.plugins.module_utils._package_tools import tool_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import switches
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
@@ -298,7 +298,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     told: dict[str, Any] = {"needs": needs.words(), "reason": needs.reason, "lacking": {}, "fabric": {}}
     if is_wanted and not needs:
         return {**NOTHING, **told, "driver_version": "", "reboot_required": False}
-    apt = Apt(system, timeout=float(params["timeout"]))
+    apt = tool_of(system, timeout=float(params["timeout"]))
     loaded = loaded_version(system)
     record = _nvidia_record.read_record(text_or_none(system, _nvidia_record.RECORD))
     recorded = record.now.version if record.now else ""
@@ -326,7 +326,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         system=system,
         apt=apt,
         group=group,
-        options=options_of(params, group, version=version),
+        options=options_of(params, apt.places(group.name), version=version),
         users=lambda: users_of(system, state_path=params["state_path"], services=params["services"]),
         proof=prove,
         devices="GPUs",
@@ -336,6 +336,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     if asks and "nvml" not in told["lacking"] and is_running(system, MANAGER_UNIT):
         told["fabric"] = {uuid: each.describe() for uuid, each in ask(system, binding=binding).items()}
     result.pop("way_back")
+    told["lacking"] = {**result["lacking"], **told["lacking"]}
     return {**result, **told}
 
 

@@ -39,7 +39,7 @@ class Node:
         self.machine.broken_loads.add(UNLOADABLE)
         self._run = run_here
         monkeypatch.setattr(nvidia_driver, "System", lambda: self.machine)
-        monkeypatch.setattr(nvidia_driver, "Apt", lambda system, timeout: self.apt)
+        monkeypatch.setattr(nvidia_driver, "tool_of", lambda system, timeout: self.apt)
 
     def run(self, version: str = "", *, check: bool = False, **options: Any) -> dict[str, Any]:
         fixed = {

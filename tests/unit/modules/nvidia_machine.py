@@ -11,14 +11,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.dra.accelerators.plugins.module_utils._apt import (
+from ansible_collections.dra.accelerators.plugins.module_utils._apt import name_of_file
+from ansible_collections.dra.accelerators.plugins.module_utils._apt_tool import AptForm
+from ansible_collections.dra.accelerators.plugins.module_utils._package_port import (
     Change,
     PackageProblem,
+    Packages,
     Source,
-    name_of_file,
+    View,
     upstream,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._apt_tool import Packages, View
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed, DeviceNumber, System
 
 OPEN, PROPRIETARY = "nvidia-kernel-open-dkms", "nvidia-kernel-dkms"
@@ -125,12 +127,12 @@ class Machine(System):
         return Completed(0, "", "")
 
 
-class FakeApt:
+class FakeApt(AptForm):
     """apt's part of it: a source with versions, and what is installed. ``fails`` are versions whose kernel modules are not built."""
 
     def __init__(self, machine: Machine, versions: Sequence[str]) -> None:
         self.machine = machine
-        self.system = machine
+        self.system: System = machine
         self.names = set(NAMES)
         self.needs: dict[str, tuple[str, ...]] = dict(NEEDS)
         self.timeout = 1.0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.dra.accelerators.plugins.module_utils._apt import Change, PackageProblem
+from ansible_collections.dra.accelerators.plugins.module_utils._package_port import Change, PackageProblem
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed
 from nvidia_machine import FakeApt, Machine
 

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils._apt import (
-    Change,
-    PackageProblem,
-    Source,
     errors_of,
     name_of_file,
     parse_available,
@@ -21,11 +18,16 @@ from ansible_collections.dra.accelerators.plugins.module_utils._apt import (
     pins,
     plan_source,
     read_sources,
-    takes,
     unneeded_lists,
-    upstream,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._openpgp import KeyProblem, check, fingerprints
+from ansible_collections.dra.accelerators.plugins.module_utils._package_port import (
+    Change,
+    PackageProblem,
+    Source,
+    takes,
+    upstream,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages"))
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._apt import Change, upstream
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_container_toolkit import (
     BASE,
     FULL,
@@ -19,6 +18,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_container
     SERVICE_UNIT,
     SPECIFICATION,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._package_port import Change, upstream
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed
 from ansible_collections.dra.accelerators.plugins.modules import nvidia_container_toolkit
 from package_machine import GroupApt, UnitMachine
@@ -60,7 +60,7 @@ class Node:
         self.machine.started[SERVICE_UNIT] = lambda: self.machine.put_file(SPECIFICATION, "cdiVersion: 0.5.0\n")
         self._run = run_here
         monkeypatch.setattr(nvidia_container_toolkit, "System", lambda: self.machine)
-        monkeypatch.setattr(nvidia_container_toolkit, "Apt", lambda system, timeout: self.apt)
+        monkeypatch.setattr(nvidia_container_toolkit, "tool_of", lambda system, timeout: self.apt)
 
     def _ctk(self, words: list[str]) -> Completed:
         version = upstream(self.apt.installed.get(BASE, ""))

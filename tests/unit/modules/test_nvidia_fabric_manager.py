@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils import _nvidia_fabric
-from ansible_collections.dra.accelerators.plugins.module_utils._apt import PackageProblem
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric import (
     IMEX,
     IMEX_UNIT,
@@ -23,6 +22,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric im
     needs_of,
     wait,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._package_port import PackageProblem
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import (
     COMPLETED,
     IN_PROGRESS,
@@ -73,7 +73,7 @@ class Node:
         self.driver(NEWER)
         self._run = run_here
         monkeypatch.setattr(nvidia_fabric_manager, "System", lambda: self.machine)
-        monkeypatch.setattr(nvidia_fabric_manager, "Apt", lambda system, timeout: self.apt)
+        monkeypatch.setattr(nvidia_fabric_manager, "tool_of", lambda system, timeout: self.apt)
         monkeypatch.setattr(nvidia_fabric_manager, "find_binding", lambda name, interpreter: "none")
         monkeypatch.setattr(self.machine, "finds", lambda name: True)
         monkeypatch.setattr(_nvidia_fabric.time, "sleep", lambda seconds: None)

@@ -15,6 +15,9 @@ ROLES = Path(__file__).resolve().parents[3] / "roles"
 DEBIAN = {"id": "debian", "version_id": "12", "pretty_name": "Debian GNU/Linux 12 (bookworm)"}
 ROCKY = {"id": "rocky", "version_id": "9.5", "pretty_name": "Rocky Linux 9.5 (Blue Onyx)"}
 SUSE = {"id": "sles", "version_id": "15.6", "pretty_name": "SUSE Linux Enterprise Server 15 SP6"}
+EULER = {"id": "openEuler", "version_id": "24.03", "pretty_name": "openEuler 24.03 (LTS)"}
+FEDORA = {"id": "fedora", "version_id": "43", "pretty_name": "Fedora Linux 43"}
+OLD_ROCKY = {"id": "rocky", "version_id": "7.9", "pretty_name": "Rocky Linux 7.9"}
 DIGEST = {"a_1_amd64.deb": "0" * 64}
 
 
@@ -29,7 +32,7 @@ def test_other_platforms_are_refused_by_name_and_so_are_packages_without_a_diges
         f"{role}_files": ["/srv/a_1_amd64.deb", "/srv/b_1_amd64.deb"],
         f"{role}_checksums": DIGEST,
     }
-    hosts = {"rocky": {"on": ROCKY}, "suse": {"on": SUSE}, "debian": {"on": DEBIAN, **brought}}
+    hosts = {"fedora": {"on": FEDORA}, "rocky": {"on": OLD_ROCKY}, "debian": {"on": DEBIAN, **brought}}
     # The first two tasks refuse; the third one would look at the machine.
     tasks = yaml.safe_load((ROLES / role / "tasks/apply.yml").read_text("utf-8"))[:2]
     given = {name: {f"__{role}_node": node(each.pop("on")), **each} for name, each in hosts.items()}
@@ -38,7 +41,7 @@ def test_other_platforms_are_refused_by_name_and_so_are_packages_without_a_diges
     played = play(tmp_path, [read, *tasks], {name: {**defaults, **each} for name, each in given.items()})
     said = {name: each["msg"] for name, each in played.failed.items()}
     assert set(said) == set(hosts), played.output
-    assert "Rocky Linux 9.5 (Blue Onyx)" in said["rocky"] and "SUSE Linux Enterprise Server 15 SP6" in said["suse"]
+    assert "Rocky Linux 7.9" in said["rocky"] and "Fedora Linux 43" in said["fedora"]
     assert "b_1_amd64.deb" in said["debian"] and "a_1_amd64.deb" not in said["debian"].partition("Write")[0]
 
 
@@ -48,6 +51,12 @@ def test_where_the_toolkit_comes_from_and_who_gets_none(tmp_path: Path) -> None:
     given: dict[str, dict[str, Any]] = {
         "vendor": {"node": node(DEBIAN)},
         "arm": {"node": node(DEBIAN, machine="aarch64")},
+        "rocky": {"node": node(ROCKY)},
+        "suse": {"node": node(SUSE, machine="aarch64")},
+        "euler": {
+            "node": node(EULER),
+            "nvidia_container_toolkit_repository": "http://mirror/nvidia/stable/rpm/x86_64/",
+        },
         "mirror": {
             "node": node(DEBIAN),
             "nvidia_container_toolkit_repository": "http://mirror/nvidia/stable/deb/amd64/",
@@ -71,6 +80,9 @@ def test_where_the_toolkit_comes_from_and_who_gets_none(tmp_path: Path) -> None:
     assert {name: (each["repository"].strip(), each["key_url"].strip()) for name, each in played.told.items()} == {
         "vendor": (f"{vendor}/stable/deb/amd64", f"{vendor}/gpgkey"),
         "arm": (f"{vendor}/stable/deb/arm64", f"{vendor}/gpgkey"),
+        "rocky": (f"{vendor}/stable/rpm/x86_64", f"{vendor}/gpgkey"),
+        "suse": (f"{vendor}/stable/rpm/aarch64", f"{vendor}/gpgkey"),
+        "euler": ("http://mirror/nvidia/stable/rpm/x86_64/", "http://mirror/nvidia/gpgkey"),
         "mirror": ("http://mirror/nvidia/stable/deb/amd64/", "http://mirror/nvidia/gpgkey"),
         "flat": ("http://mirror/toolkit/", "http://mirror/toolkit/gpgkey"),
         "bare": (f"{vendor}/stable/deb/amd64", f"{vendor}/gpgkey"),

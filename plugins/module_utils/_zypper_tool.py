@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Runs zypper, which SUSE's distributions have. It trusts keys that rpm trusts; one that it is to see only in a view lies in a root of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from . import _rpm
+from ._package_port import Change, PackageProblem, Packages, Source, View
+from ._rpm_tool import RpmTool, wanted
+from .core.system import Completed
+
+_CACHE = "/var/cache/zypp"
+_CACHES = (f"{_CACHE}/raw", f"{_CACHE}/solv", f"{_CACHE}/packages")
+_CONFIG, _LOCKS, _AUTOMATIC = "/etc/zypp/zypp.conf", "/etc/zypp/locks", "/var/lib/zypp/AutoInstalled"
+_CALL = ("zypper", "--xmlout", "--non-interactive")
+#: Exact versions, older ones as well and whoever has made them, and nothing that is only recommended.
+_EXACT = ("--no-recommends", "--oldpackage", "--allow-vendor-change", "--auto-agree-with-licenses")
+#: What zypper ends with where all went well: with nothing to say, or that a restart of the machine or of itself is due.
+_WELL = (0, 102, 103)
+_MORE = {"autorefresh": "1", "keeppackages": "1", "type": "rpm-md"}
+
+
+class Zypper(RpmTool):
+    """zypper and rpm of a node."""
+
+    title = "zypper"
+    repositories = "/etc/zypp/repos.d"
+    keys = "/etc/zypp/keys"
+
+    # What is there
+
+    def packages(self) -> Packages:
+        """Return what is installed. Raises PackageProblem."""
+        installed, broken = self.installed()
+        held = _rpm.parse_zypper_locks(self._text(_LOCKS))
+        automatic = [line.strip() for line in self._text(_AUTOMATIC).splitlines() if not line.startswith("#")]
+        return Packages(installed, broken, held, frozenset(name for name in automatic if name))
+
+    def _text(self, path: str) -> str:
+        return self.system.read_text(path) if self.system.exists(path) else ""
+
+    def available(self, names: Sequence[str], view: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+        """Return which versions of packages the repositories have, the newest first. Raises PackageProblem."""
+        if not names:
+            return {}
+        words = ["search", "--details", "--match-exact", "--type", "package", *names]
+        done = self.run([*_CALL, "--no-refresh", *view, *words])
+        # 104 is that nothing was found, and 106 that a repository, somebody else's, was passed over.
+        if done.returncode not in (*_WELL, 104, 106):
+            raise PackageProblem(
+                f"zypper cannot say what the repositories have: {_reason(done)}",
+                hint="Look at their addresses, their keys, and the way there (proxies are zypper's own setting).",
+                code="source",
+            )
+        return {name: found for name, found in _rpm.parse_search(done.stdout).items() if name in names}
+
+    def foresee_install(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
+        """Return what zypper would do to install packages. Raises PackageProblem with its own reasons where it cannot."""
+        with self._without_locks() as environment:
+            command = [*_CALL, "--no-refresh", *view, "install", "--dry-run", *_EXACT, "--", *_specs(words)]
+            return self._foreseen(command, words, environment)
+
+    def foresee_removal(self, names: Sequence[str]) -> tuple[Change, ...]:
+        """Return what zypper would do to remove packages."""
+        with self._without_locks() as environment:
+            return self._foreseen([*_CALL, "remove", "--no-clean-deps", "--dry-run", *names], names, environment)
+
+    def orphans(self, names: Sequence[str]) -> tuple[Change, ...]:
+        """Return what would go with these packages."""
+        if not names:
+            return ()
+        with self._without_locks() as environment:
+            return self._foreseen([*_CALL, "remove", "--clean-deps", "--dry-run", *names], names, environment)
+
+    def _foreseen(
+        self, command: Sequence[str], words: Sequence[str], environment: Mapping[str, str]
+    ) -> tuple[Change, ...]:
+        done = self.run(command, environment=environment)
+        if done.returncode not in _WELL:
+            raise PackageProblem(
+                f"zypper finds no way to {' '.join(words)}: {_reason(done)}", hint="Nothing was changed.", code="no-way"
+            )
+        return _rpm.parse_summary(done.stdout)
+
+    @contextlib.contextmanager
+    def _without_locks(self) -> Iterator[dict[str, str]]:
+        """Yield an environment in which zypper passes over its locks, for which it has no option."""
+        text = self._text(_CONFIG)
+        lines = [line for line in text.splitlines() if not line.strip().startswith("locksfile.apply")]
+        if not any(line.strip() == "[main]" for line in lines):
+            lines.insert(0, "[main]")
+        at = next(at for at, line in enumerate(lines) if line.strip() == "[main]")
+        lines.insert(at + 1, "locksfile.apply = no")
+        with tempfile.NamedTemporaryFile("w", prefix="dra-accelerators-", suffix=".conf") as file:
+            file.write("\n".join([*lines, ""]))
+            file.flush()
+            yield {"ZYPP_CONF": file.name}
+
+    @contextlib.contextmanager
+    def view(
+        self,
+        *,
+        pin_path: str,  # noqa: ARG002 (apt alone has pins)
+        source: Source | None = None,
+        key: str = "",
+        refresh: bool = False,
+    ) -> Iterator[View]:
+        """Yield how zypper sees a repository as if it were in place. What it has fetched for that goes again, unless the repository is there."""
+        with tempfile.TemporaryDirectory(prefix="dra-accelerators-") as name:
+            folder = Path(name)
+            options: list[str] = []
+            if source is not None:
+                (folder / "repos.d").mkdir()
+                (folder / "root").mkdir()
+                for each in self.system.list_directory(self.repositories):
+                    path = f"{self.repositories}/{each}"
+                    if path != source.path and each.endswith(".repo"):
+                        (folder / "repos.d" / each).symlink_to(self.system.path(path))
+                if key:
+                    (folder / "key.asc").write_text(key)
+                    source = replace(source, signed_by=str(folder / "key.asc"))
+                (folder / "repos.d" / posixpath.basename(source.path)).write_text(self.source_text(source))
+                options = ["--reposd-dir", str(folder / "repos.d")]
+            before = self.lists()
+            try:
+                if refresh:
+                    self._refresh_view(folder, options, source)
+                yield View(options, folder / "pins")
+            finally:
+                if source is not None:
+                    self.forget_lists({**self.lists(), **before})
+
+    def _refresh_view(self, folder: Path, options: Sequence[str], source: Source | None) -> None:
+        if source is None:
+            self.update()
+            return
+        name = _rpm.repository_of(source.path)
+        # What a key is trusted for, zypper asks rpm in the root that it works in: this one trusts nothing else.
+        root = str(folder / "root")
+        self.did(["rpm", "--root", root, "--initdb"])
+        self.did(["rpm", "--root", root, "--import", source.signed_by])
+        inner = f"{root}{_CACHE}"
+        self._refresh(["--root", root, *options], name)
+        for kind in ("raw", "solv"):
+            target = self.system.path(f"{_CACHE}/{kind}/{name}")
+            if Path(f"{inner}/{kind}/{name}").is_dir():
+                shutil.rmtree(target, ignore_errors=True)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copytree(f"{inner}/{kind}/{name}", target, symlinks=True)
+
+    def source_text(self, source: Source) -> str:
+        """Return a source as zypper reads it."""
+        return _rpm.repository_text(source, more=_MORE)
+
+    def lists(self) -> dict[str, str]:
+        """Return what zypper's cache has of this collection's repositories."""
+        return {f"{folder}/{name}": name for folder in _CACHES for name in self.ours(folder)}
+
+    def forget_lists(self, before: Mapping[str, str]) -> None:
+        """Remove what zypper has kept of repositories that are gone."""
+        for path, name in {**before, **self.lists()}.items():
+            if self.is_gone(name):
+                self.system.remove_tree(path)
+
+    def cannot_hold(self) -> str:
+        """zypper locks packages by itself."""
+        return ""
+
+    # What is done
+
+    def update(self, options: Sequence[str] = (), *, only: str = "") -> None:
+        """Ask the repositories what they have, or the one of this file alone. Raises PackageProblem."""
+        self._refresh(options, _rpm.repository_of(only) if only else "")
+
+    def _refresh(self, options: Sequence[str], name: str) -> None:
+        done = self.run([*_CALL, *options, "refresh", *(["--force", name] if name else [])])
+        # 6 is that there is no repository, which is whoever's affair who asked for none.
+        if done.returncode not in (*_WELL, *(() if name else (6,))):
+            raise PackageProblem(
+                f"A repository cannot be used: {_reason(done)}",
+                hint="Look at its address, its key, and the way there (proxies are zypper's own setting).",
+                code="source",
+            )
+
+    def install(self, words: Sequence[str], *, keep: str = "", purge: bool = False) -> None:  # noqa: ARG002 (dpkg alone keeps it)
+        """Install packages; what was fetched for it is moved to the folder ``keep``. Raises PackageProblem."""
+        # What lies there as a file has a digest that was compared, and may have come from a repository whose key is trusted no more.
+        alone = [] if wanted(words)[0] else ["--no-gpg-checks"]
+        with self._without_locks() as environment:
+            command = [*_CALL, *alone, "install", *_EXACT, "--", *_specs(words)]
+            self._act(command, "install", environment)
+        if keep:
+            self._keep(keep)
+
+    def _keep(self, folder: str) -> None:
+        top = _CACHES[-1]
+        for repository in self.ours(top):
+            for path in sorted(self.system.path(f"{top}/{repository}").rglob("*.rpm")):
+                shutil.move(str(path), str(self.system.path(f"{folder}/{path.name}")))
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove packages. Raises PackageProblem."""
+        with self._without_locks() as environment:
+            self._act([*_CALL, "remove", "--no-clean-deps", *names], "remove", environment)
+        self._mark_automatic((), without=names)
+
+    def download(self, words: Sequence[str], folder: str) -> None:
+        """Fetch packages into a folder, and install none. Raises PackageProblem where a repository no longer has one of them."""
+        with tempfile.TemporaryDirectory(prefix="dra-accelerators-") as name:
+            done = self.run([*_CALL, "--no-refresh", "--pkg-cache-dir", name, "download", *_specs(words)])
+            found = sorted(Path(name).rglob("*.rpm"))
+            for path in found:
+                shutil.move(str(path), f"{folder}/{path.name}")
+        if done.returncode not in _WELL or len(found) < len(words):
+            raise PackageProblem(f"zypper has fetched not all of {' '.join(words)}: {_reason(done)}", code="download")
+
+    def mark(self, verb: str, names: Sequence[str]) -> None:
+        """Lock packages at the versions that they have, or no longer; or mark them as brought along. Raises PackageProblem."""
+        if not names:
+            return
+        if verb == "auto":
+            self._mark_automatic(names)
+            return
+        locked = _rpm.parse_zypper_locks(self._text(_LOCKS))
+        names = [name for name in sorted(names) if (name in locked) == (verb == "unhold")]
+        if names:
+            self._act([*_CALL, "addlock" if verb == "hold" else "removelock", *names], verb, {})
+
+    def _mark_automatic(self, names: Sequence[str], *, without: Sequence[str] = ()) -> None:
+        """Write which packages came along with others, for which zypper has no word."""
+        lines = self._text(_AUTOMATIC).splitlines()
+        head = [line for line in lines if line.startswith("#")]
+        there = {line.strip() for line in lines if line.strip() and not line.startswith("#")}
+        wanted_there = (there | {*names}) - {*without}
+        if wanted_there != there:
+            text = "".join(f"{line}\n" for line in [*head[:1], *sorted(wanted_there)])
+            self.system.write_atomic(_AUTOMATIC, text.encode())
+
+    def _act(self, command: Sequence[str], what: str, environment: Mapping[str, str]) -> None:
+        done = self.run(command, environment=environment)
+        if done.returncode not in _WELL:
+            raise PackageProblem(
+                f"zypper {what} has failed: {_reason(done)}",
+                hint="/var/log/zypper.log and /var/log/zypp/history have all that was said.",
+                code="not-installed",
+            )
+
+
+def _specs(words: Sequence[str]) -> list[str]:
+    names, files, gone = wanted(words)
+    specs = [f"{name}={version}" if version else name for name, version in names]
+    return [*specs, *files, *(f"!{name}" for name in gone)]
+
+
+def _reason(done: Completed) -> str:
+    return _rpm.zypper_errors(f"{done.stdout}\n{done.stderr}")

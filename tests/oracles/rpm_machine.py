@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A machine with real rpm, dnf or zypper: this one's files with the tools' packages laid over them, in a mount namespace of its own.
+
+What is written there is written nowhere else. What stands in is its os-release, and systemd, which does not run in a root of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rpm_parts import Rpm, spec
+
+from tests import debian
+
+ROOT = Path(__file__).resolve().parents[2]
+#: What comes with each tool, as Debian calls it. The two exclude each other there.
+TOOLS = {"dnf": "dnf dnf-plugins-core createrepo-c rpm", "zypper": "zypper createrepo-c rpm"}
+OS_RELEASE = {
+    "dnf": 'ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.6"\nPRETTY_NAME="Rocky Linux 9.6"\n',
+    "zypper": 'ID="sles"\nID_LIKE="suse"\nVERSION_ID="15.6"\nPRETTY_NAME="SUSE Linux Enterprise Server 15 SP6"\n',
+}
+ENTER = """
+set -e
+mount --make-rprivate /
+mount -t tmpfs tmpfs {top}
+mkdir {top}/tools {top}/above {top}/work {top}/root
+cp -a {tools}/. {top}/tools/
+mount -t overlay overlay -o lowerdir={top}/tools:/,upperdir={top}/above,workdir={top}/work {top}/root
+cd {top}/root
+mount --rbind /proc proc; mount --rbind /dev dev
+mount -t tmpfs tmpfs tmp
+for folder in {shown}; do mkdir -p .$folder; mount --rbind $folder .$folder; done
+exec chroot . {python} -B -c '{serve}'
+"""
+SERVE = """
+import json, subprocess, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    done = subprocess.run(asked["argv"], input=asked["input"], capture_output=True, text=True)
+    print(json.dumps([done.returncode, done.stdout, done.stderr]), flush=True)
+"""
+MODULE = """
+import importlib, json, sys
+from ansible.module_utils.testing import patch_module_args
+with patch_module_args(json.load(sys.stdin)):
+    importlib.import_module(f"ansible_collections.dra.accelerators.plugins.modules.{sys.argv[1]}").main()
+"""
+#: Units are files of packages, as they are for systemd; whether one is on or runs is a file of its own.
+SYSTEMCTL = """#!/bin/sh
+state=/run/stand-in-units; mkdir -p $state
+verb=$1; for unit in "$@"; do :; done
+exists() { [ -e /usr/lib/systemd/system/$unit ]; }
+case $verb in
+show) case $2 in
+    --property=LoadState) exists && echo loaded || echo not-found;;
+    --property=UnitFileState) exists && { [ -e $state/$unit.on ] && echo enabled || echo disabled; };;
+    --property=ActiveState) [ -e $state/$unit.runs ] && echo active || echo inactive;;
+    *) echo 0;; esac;;
+is-active) [ -e $state/$unit.runs ] && echo active || { echo inactive; exit 3; };;
+enable) touch $state/$unit.on;; disable) rm -f $state/$unit.on;;
+start|restart) exists || exit 5; touch $state/$unit.runs;; stop) rm -f $state/$unit.runs;;
+esac
+exit 0
+"""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of this run, as a repository's vendor has one."""
+
+    text: str
+    fingerprint: str
+    mail: str
+
+
+class RpmMachine:
+    """One machine. ``tool`` is dnf or zypper; ``work`` a folder that it shows as it is, with repositories below."""
+
+    def __init__(self, tool: str, work: Path) -> None:
+        self.tool, self.work = tool, work
+        self.top = work / "machine"
+        self.top.mkdir()
+        self.web = work / "web"
+        self.web.mkdir()
+        shown = {
+            str(path)
+            for path in (ROOT, work, Path(sys.prefix), Path(sys.base_prefix), *map(Path, filter(None, sys.path)))
+            if path.is_dir()
+        }
+        shown = {
+            path
+            for path in shown
+            if not any(path != other and path.startswith(f"{other}/") for other in shown) and path != "/usr"
+        }
+        script = ENTER.format(
+            top=self.top,
+            tools=debian.with_needs(TOOLS[tool]),
+            shown=" ".join(sorted(shown)),
+            python=sys.executable,
+            serve=SERVE,
+        )
+        self.process = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.write("/etc/os-release", OS_RELEASE[tool])
+        self.write("/etc/rpm/macros", "%_dbpath /var/lib/rpm\n")
+        self.write("/usr/bin/systemctl", SYSTEMCTL, 0o755)
+        self.did(
+            "sh", "-c", "rm -rf /etc/dnf/plugins/local.conf; mkdir -p /etc/yum.repos.d /etc/zypp/repos.d; rpm --initdb"
+        )
+        if tool == "dnf":
+            self.write("/etc/dnf/vars/releasever", "9\n")
+
+    def run(self, *argv: str, given: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a program there."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"argv": argv, "input": given}) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, f"the machine has ended while it ran {argv}"
+        return subprocess.CompletedProcess(argv, *json.loads(line))
+
+    def did(self, *argv: str, given: str = "") -> str:
+        """Run a program there that is to end well; return what it says."""
+        done = self.run(*argv, given=given)
+        assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        """Write a file there."""
+        self.did("sh", "-c", f'mkdir -p "$(dirname {path})" && cat > {path} && chmod {mode:o} {path}', given=text)
+
+    def read(self, path: str) -> str:
+        """Read a file there; empty where there is none."""
+        return self.run("cat", path).stdout
+
+    def module(self, name: str, *, check: bool = False, **options: Any) -> dict[str, Any]:
+        """Run a module there."""
+        given = {"_ansible_check_mode": check, **options}
+        path = os.environ.get("PYTHONPATH", "")
+        command = ["env", f"PYTHONPATH={path}", "HOME=/root", sys.executable, "-B", "-c", MODULE, name]
+        done = self.run(*command, given=json.dumps(given))
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        assert lines, f"{done.stdout}{done.stderr}"
+        return json.loads(lines[-1])
+
+    def packages(self) -> list[str]:
+        """What rpm has, keys with it."""
+        return sorted(self.did("rpm", "-qa", "--queryformat", "%{NAME} %{EVR}\\n").splitlines())
+
+    # Repositories
+
+    def key(self, mail: str) -> Key:
+        """Make a key."""
+        home = self.work / "gnupg"
+        home.mkdir(mode=0o700, exist_ok=True)
+        gpg = ["gpg", "--homedir", str(home), "--batch", "--quiet", "--no-tty", "--pinentry-mode", "loopback"]
+        subprocess.run(
+            [*gpg, "--passphrase", "", "--quick-generate-key", mail, "rsa2048", "sign", "never"],
+            check=True,
+            capture_output=True,
+        )
+        text = subprocess.run([*gpg, "--armor", "--export", mail], check=True, capture_output=True, text=True).stdout
+        shown = subprocess.run(
+            [*gpg, "--with-colons", "--fingerprint", mail], check=True, capture_output=True, text=True
+        ).stdout
+        fingerprint = next(line.split(":")[9] for line in shown.splitlines() if line.startswith("fpr"))
+        return Key(text, fingerprint, mail)
+
+    def repository(self, name: str, sets: Iterable[Iterable[Rpm]], key: Key) -> str:
+        """Build packages and an index of them, both signed; return its address."""
+        folder = self.web / name
+        folder.mkdir()
+        for number, packages in enumerate(sets):
+            path = self.work / f"{name}-{number}.spec"
+            path.write_text(spec(packages, f"{name}-{number}"))
+            top = f"{self.work}/rpmbuild"
+            options = [
+                f"_topdir {top}",
+                f"_rpmdir {folder}",
+                "_build_name_fmt %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm",
+                "_build_id_links none",
+                "debug_package %{nil}",
+            ]
+            self.did(
+                "rpmbuild", "--quiet", "-bb", *[word for each in options for word in ("--define", each)], str(path)
+            )
+        home = f"{self.work}/gnupg"
+        signing = [f"_gpg_name {key.mail}", f"_gpg_path {home}", "__gpg /usr/bin/gpg"]
+        names = sorted(str(path) for path in folder.glob("*.rpm"))
+        self.did("rpmsign", *[word for each in signing for word in ("--define", each)], "--addsign", *names)
+        self.index(name, key)
+        return name
+
+    def has(self, packages: Iterable[Rpm], key: Key) -> None:
+        """Have packages be there from the beginning."""
+        name = self.repository("base", [packages], key)
+        self.did("rpm", "-i", *(str(path) for path in (self.web / name).glob("*.rpm")))
+
+    def index(self, name: str, key: Key) -> None:
+        """Make a repository's index, signed by a key."""
+        folder = self.web / name
+        self.did("createrepo_c", "--quiet", str(folder))
+        index = f"{folder}/repodata/repomd.xml"
+        gpg = [
+            "gpg",
+            "--homedir",
+            f"{self.work}/gnupg",
+            "--batch",
+            "--yes",
+            "--quiet",
+            "--no-tty",
+            "--local-user",
+            key.mail,
+        ]
+        subprocess.run([*gpg, "--armor", "--detach-sign", index], check=True, capture_output=True)
+        Path(f"{index}.key").write_text(key.text)
+
+    def end(self) -> None:
+        """End it, and with it all that was mounted."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=30)
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
+        """Say nothing."""
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Yield the address at which a folder is served."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def catalog(family: Mapping[str, Any], source: str) -> list[dict[str, Any]]:
+    """A role's catalog, as its variables have it."""
+    return list(family["__nvidia_driver_catalogs"][source])
+
+
+def machine_name() -> str:
+    """What the machine is called by rpm."""
+    return platform.machine()

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The modules that install a vendor's packages, with the real dnf and the real zypper, rpm and signed repositories of stand-ins.
+
+The catalogs are the roles' own. The machine is none of these distributions: see tests/oracles/rpm_machine.py for what stands in.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests/packages"), str(ROOT / "tests/oracles")]
+
+import rpm_parts as parts  # noqa: E402
+from ansible_collections.dra.accelerators.plugins.module_utils._rpm import compare  # noqa: E402
+from rpm_machine import Key, RpmMachine, served  # noqa: E402
+
+OLDER, NEWER, BROKEN = "1.17.8", "1.18.1", "1.19.0"
+BRANCH, NEXT_BRANCH = "580.95.05", "595.45.04"
+FAMILY = {"dnf": "redhat", "zypper": "suse"}
+#: What each tool is told by hand to bring all that is newer.
+BRING_ALL = {"dnf": ["dnf", "-y", "upgrade"], "zypper": ["zypper", "--non-interactive", "update"]}
+#: What may be left of our own: nothing.
+OURS = "find /etc /run /usr /var/cache /var/lib -xdev -path /var/lib/docker -prune -o -name '*dra-accelerators*' -print 2>/dev/null"
+
+
+@dataclass
+class Node:
+    """A machine with repositories, and the address at which they are served."""
+
+    machine: RpmMachine
+    key: Key
+    other: Key
+    address: str
+    family: dict[str, Any]
+
+    def source(self, name: str, key: Key | None = None, **more: Any) -> dict[str, Any]:
+        """A repository, and the key that is expected of it."""
+        key = key or self.key
+        return {"uris": [f"{self.address}/{name}"], "key": key.text, "fingerprints": [key.fingerprint], **more}
+
+    def toolkit(self, **options: Any) -> dict[str, Any]:
+        return self.machine.module("nvidia_container_toolkit", **options)
+
+    def driver(self, **options: Any) -> dict[str, Any]:
+        """No GPU is here, and no kernel whose modules could be loaded."""
+        catalog = self.family["__nvidia_driver_catalogs"]["nvidia"]
+        headers = self.family["__nvidia_driver_headers"]
+        given = {"load": False, "state_path": "", "persistence": False}
+        return self.machine.module("nvidia_driver", catalog=catalog, headers=headers, **given, **options)
+
+    def installed(self, *names: str) -> dict[str, str]:
+        """Versions of packages, without epochs and releases; empty for what is not installed."""
+        found = {line.split()[0]: line.split()[1] for line in self.machine.packages()}
+        return {name: found.get(name, "").partition(":")[2] or found.get(name, "") for name in names}
+
+
+@pytest.fixture(scope="module", params=["dnf", "zypper"])
+def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    machine = RpmMachine(request.param, tmp_path_factory.mktemp(request.param))
+    key, other = machine.key("vendor@example.com"), machine.key("other@example.com")
+    machine.has(parts.base(), key)
+    machine.repository("toolkit", [parts.toolkit(each) for each in (OLDER, NEWER, BROKEN)], key)
+    driver = parts.driver_suse if request.param == "zypper" else parts.driver_redhat
+    machine.repository("driver", [parts.needs(), *(driver(each) for each in (BRANCH, NEXT_BRANCH))], key)
+    family = yaml.safe_load((ROOT / f"roles/nvidia_driver/vars/{FAMILY[request.param]}.yml").read_text("utf-8"))
+    with served(machine.web) as address:
+        yield Node(machine, key, other, address, family)
+    machine.end()
+
+
+def test_the_toolkit_comes_is_replaced_and_goes_without_a_rest(node: Node) -> None:
+    machine, before = node.machine, node.machine.packages()
+    wanted = {"version": OLDER, "source": node.source("toolkit")}
+    foreseen = node.toolkit(check=True, **wanted)
+    assert foreseen.get("changed"), foreseen
+    assert machine.packages() == before and not machine.run("sh", "-c", OURS).stdout
+
+    done = node.toolkit(**wanted)
+    assert done.get("changes") == foreseen["changes"], done
+    assert done["after"]["version"] == OLDER and len(done["after"]["packages"]) == 4
+    again = node.toolkit(**wanted)
+    assert again.get("changed") is False and not again["steps"], again
+
+    there = machine.packages()
+    machine.run(*BRING_ALL[machine.tool])
+    assert machine.packages() == there, "it was not held"
+
+    newer = node.toolkit(version=NEWER, source=node.source("toolkit"))
+    assert newer.get("after", {}).get("version") == NEWER and newer["way_back"], newer
+    there = machine.packages()
+    broken = node.toolkit(version=BROKEN, source=node.source("toolkit"))
+    assert broken.get("failed") and f"has {NEWER} again" in broken["msg"], broken
+    assert machine.packages() == there
+
+    back = node.toolkit(state="previous")
+    assert back.get("after", {}).get("version") == OLDER, back
+    there = machine.packages()
+    wrong = node.toolkit(version=NEWER, source=node.source("toolkit", node.other))
+    assert wrong.get("error_code") == "source", wrong
+    pinned = node.toolkit(version=NEWER, source={**node.source("toolkit"), "fingerprints": [node.other.fingerprint]})
+    assert pinned.get("error_code") == "repository-key", pinned
+    assert machine.packages() == there
+
+    gone = node.toolkit(state="absent")
+    assert gone.get("changed"), gone
+    assert machine.packages() == before
+    assert not machine.run("sh", "-c", OURS).stdout
+    assert not machine.read(parts.CTK_CONFIG)
+
+
+def test_a_driver_comes_gives_way_to_other_modules_goes_back_and_leaves_nothing(node: Node) -> None:
+    machine, before = node.machine, node.machine.packages()
+    source = node.source("driver")
+    opened = node.driver(version=BRANCH.partition(".")[0], kernel_modules="open", source=source)
+    assert opened.get("after", {}).get("version") == BRANCH, opened
+    assert opened["after"]["kernel_modules"] == "open"
+    again = node.driver(version=BRANCH.partition(".")[0], kernel_modules="open", source=source)
+    assert again.get("changed") is False, again
+
+    newer = node.driver(version=NEXT_BRANCH, kernel_modules="proprietary", source=source)
+    assert newer.get("after", {}).get("version") == NEXT_BRANCH and newer["way_back"], newer
+    assert newer["after"]["kernel_modules"] == "proprietary"
+    versions = {line.split()[1] for line in machine.packages() if "nvidia" in line}
+    assert all(NEXT_BRANCH in version for version in versions), versions
+
+    back = node.driver(state="previous")
+    assert back.get("after", {}).get("version") == BRANCH and back["after"]["kernel_modules"] == "open", back
+    versions = {line.split()[1] for line in machine.packages() if "nvidia" in line}
+    assert all(BRANCH in version for version in versions), versions
+
+    gone = node.driver(state="absent")
+    assert gone.get("changed"), gone
+    assert machine.packages() == before and not machine.run("sh", "-c", OURS).stdout
+
+
+def test_modules_that_suse_has_signed_come_with_the_vendors_programs(node: Node) -> None:
+    if node.machine.tool == "dnf":
+        refused = node.driver(version=BRANCH, build="precompiled", source=node.source("driver"))
+        assert refused.get("error_code") == "not-offered", refused
+        return
+    catalog = node.family["__nvidia_driver_catalogs"]["nvidia"]
+    for offer in catalog:
+        # This machine's kernel has no flavour of SUSE's.
+        offer["packages"] = [name.replace("{flavour}", "default") for name in offer["packages"]]
+    before = node.machine.packages()
+    done = node.driver(version=BRANCH, build="precompiled", source=node.source("driver"))
+    assert done.get("after", {}).get("version") == BRANCH, done
+    assert any(line.startswith("nvidia-open-driver-G06-signed-cuda-kmp-default ") for line in node.machine.packages())
+    assert node.driver(state="absent").get("changed")
+    assert node.machine.packages() == before
+
+
+def test_versions_have_rpms_own_order(node: Node) -> None:
+    """Each part is compared as rpm itself does it, a thousand pairs in one call."""
+    pairs: list[tuple[str, str]] = []
+    plain = st.from_regex(r"[0-9a-c.~^_]{1,7}", fullmatch=True)
+
+    @settings(max_examples=400, deadline=None, database=None)
+    @given(plain, plain)
+    def gather(one: str, other: str) -> None:
+        pairs.append((one, other))
+
+    gather()
+    script = "".join(f'print(rpm.vercmp("{one}", "{other}"))\n' for one, other in pairs)
+    node.machine.write("/tmp/compare.lua", script)
+    said = [int(line) for line in node.machine.did("rpmlua", "/tmp/compare.lua").split()]
+    wrong = [(pair, found) for pair, found in zip(pairs, said) if (compare(*pair) > 0) - (compare(*pair) < 0) != found]
+    assert len(said) == len(pairs) and not wrong, wrong[:5]
