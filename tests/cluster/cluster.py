@@ -354,6 +354,19 @@ class Cluster:
         ``tree`` is where another copy of the collection lies, below ``ansible_collections/dra/accelerators``;
         ``programs`` is the folder of another Ansible's programs.
         """
+        argv, environment = self.playbook_command(name, *arguments, tree=tree, inventory=inventory, programs=programs)
+        completed = execute(argv, timeout=timeout, check=check, env=environment)
+        return Recap(parse_recap(completed.stdout), completed.stdout + completed.stderr)
+
+    def playbook_command(
+        self,
+        name: str,
+        *arguments: object,
+        tree: Path | None = None,
+        inventory: Path | None = None,
+        programs: Path | None = None,
+    ) -> tuple[list[str], dict[str, str]]:
+        """The command line of ``playbook`` and its environment, for tests that do not wait for its end."""
         environment = dict(os.environ)
         if programs is not None:
             environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
@@ -368,22 +381,17 @@ class Cluster:
         if tree is not None:
             folder = tree / "ansible_collections/dra/accelerators"
             environment["ANSIBLE_COLLECTIONS_PATH"] = str(tree)
-        completed = execute(
-            [
-                programs / "ansible-playbook" if programs else "ansible-playbook",
-                "-i",
-                inventory or self.inventory(),
-                folder / "playbooks" / name,
-                "-e",
-                f"@{self.fleet}",
-                *(("-e", json.dumps(self.variables)) if self.variables else ()),
-                *arguments,
-            ],
-            timeout=timeout,
-            check=check,
-            env=environment,
-        )
-        return Recap(parse_recap(completed.stdout), completed.stdout + completed.stderr)
+        argv = [
+            programs / "ansible-playbook" if programs else "ansible-playbook",
+            "-i",
+            inventory or self.inventory(),
+            folder / "playbooks" / name,
+            "-e",
+            f"@{self.fleet}",
+            *(("-e", json.dumps(self.variables)) if self.variables else ()),
+            *arguments,
+        ]
+        return [str(word) for word in argv], environment
 
     # What a run leaves behind
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Union
 
@@ -180,12 +180,20 @@ class StepResult:
 
 
 def plan_layout(
-    device: Device, rule: Rule, *, prepared: Sequence[PreparedPartition] = (), refuse: bool = True
+    device: Device,
+    rule: Rule,
+    *,
+    prepared: Sequence[PreparedPartition] = (),
+    refuse: bool = True,
+    pods: Mapping[str, int] | None = None,
 ) -> LayoutPlan:
     """Plan the steps from a device's present state to what a rule wants, disturbing the fewest partitions.
 
     whole: partitioning off, no partitions. static: on, and exactly these partitions. dynamic: no partitions but those that
     the driver has made for claims; partitioning is switched on where that needs a reset, and left as it is elsewhere.
+
+    ``pods`` says how many pods have a claim, by the claim's namespace and name; one where it says nothing. The fewest are disturbed
+    first, then the fewest partitions.
 
     Raises InvalidLayout, DoesNotFit, Unsupported, and InUse with pids and claims when every plan would disturb something
     held; with ``refuse=False`` the plan is returned with its blockers instead.
@@ -212,7 +220,8 @@ def plan_layout(
                 f"The driver of {device.describe()} reports no profiles in the device's present mode",
                 hint="Switch partitioning on with a layout without partitions first.",
             )
-        held = {each.key for each in device.partitions if claims_on(each, mine) or each.processes}
+        held = {each.key: _holders(each, mine, pods or {}) for each in device.partitions}
+        held = {key: number for key, number in held.items() if number}
         places = packing.arrange(device, rule.partitions, held)
         keeping = packing.kept(device, places)
         there = {partition.key for partition in keeping}
@@ -238,8 +247,18 @@ def plan_layout(
     return LayoutPlan(device.uuid, steps, keeping, blockers)
 
 
+def _holders(partition: Partition, prepared: Sequence[PreparedPartition], pods: Mapping[str, int]) -> int:
+    """How many hold a partition: the pods of its claims, at least one for each; or one for processes without a claim."""
+    claims = claims_on(partition, prepared)
+    return sum(max(pods.get(claim, 1), 1) for claim in claims) or int(bool(partition.processes))
+
+
 def plan_layouts(
-    wanted: Sequence[tuple[Device, Rule | None]], *, prepared: Sequence[PreparedPartition] = (), refuse: bool = True
+    wanted: Sequence[tuple[Device, Rule | None]],
+    *,
+    prepared: Sequence[PreparedPartition] = (),
+    refuse: bool = True,
+    pods: Mapping[str, int] | None = None,
 ) -> tuple[LayoutPlan | AcceleratorError, ...]:
     """Plan all devices of a machine; one outcome for each, in order: a plan, or the error that plan_layout would raise.
 
@@ -250,7 +269,7 @@ def plan_layouts(
     outcomes: list[LayoutPlan | AcceleratorError] = []
     for device, rule in wanted:
         try:
-            outcomes.append(_plan_one(device, rule, prepared, refuse))
+            outcomes.append(_plan_one(device, rule, prepared, refuse, pods))
         except AcceleratorError as error:
             outcomes.append(error)
     for group in reset_groups([device for device, _rule in wanted]):
@@ -292,10 +311,16 @@ def execute(
     return tuple(results)
 
 
-def _plan_one(device: Device, rule: Rule | None, prepared: Sequence[PreparedPartition], refuse: bool) -> LayoutPlan:
+def _plan_one(
+    device: Device,
+    rule: Rule | None,
+    prepared: Sequence[PreparedPartition],
+    refuse: bool,
+    pods: Mapping[str, int] | None,
+) -> LayoutPlan:
     if rule is None:
         return LayoutPlan(device.uuid, (), device.partitions)
-    return plan_layout(device, rule, prepared=prepared, refuse=refuse)
+    return plan_layout(device, rule, prepared=prepared, refuse=refuse, pods=pods)
 
 
 def _has_reset(outcome: LayoutPlan | AcceleratorError) -> bool:

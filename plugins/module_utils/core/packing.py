@@ -8,7 +8,7 @@ the answer is the minimum, not a guess. Numbers instead of places want no search
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from . import room
@@ -18,17 +18,18 @@ from .model import Device, Partition, Placement, Profile
 from .room import Place
 
 _Group = tuple[Profile, tuple[int, ...], int]  # profile, starts that are given, count to be placed freely
-_Cost = tuple[int, int, int, int, tuple[tuple[int, int], ...]]
+_Cost = tuple[int, int, int, int, int, tuple[tuple[int, int], ...]]
+_NOBODY: Mapping[tuple[int, int, int], int] = {}
 
 
 def arrange(
-    device: Device, wanted: Sequence[WantedPartition], held: Collection[tuple[int, int, int]] = ()
+    device: Device, wanted: Sequence[WantedPartition], held: Mapping[tuple[int, int, int], int] = _NOBODY
 ) -> tuple[Place, ...]:
     """Choose a placement for every wanted partition.
 
-    ``held`` are the keys (profile id, start, size) of existing partitions that processes or claims hold. In this order
-    the choice has: the fewest held partitions disturbed; the fewest partitions disturbed; the most room left for large
-    partitions; the lowest starts, or numbers. Raises InvalidLayout for an unknown profile or placement, DoesNotFit when
+    ``held`` are the keys (profile id, start, size) of existing partitions that somebody holds, with how many that are: pods, or one for
+    who is no pod. In this order the choice has: the fewest holders disturbed; the fewest held partitions disturbed; the fewest
+    partitions disturbed; the most room left for large partitions; the lowest starts, or numbers. Raises InvalidLayout for an unknown profile or placement, DoesNotFit when
     there is no arrangement at all, with what is in the way.
     """
     groups = _groups(device, wanted)
@@ -85,7 +86,7 @@ def _groups(device: Device, wanted: Sequence[WantedPartition]) -> tuple[_Group, 
     )
 
 
-def _numbered(device: Device, groups: Sequence[_Group], held: Collection[tuple[int, int, int]]) -> tuple[Place, ...]:
+def _numbered(device: Device, groups: Sequence[_Group], held: Mapping[tuple[int, int, int], int]) -> tuple[Place, ...]:
     """Choose the numbers: those that are given, then those of partitions that can stay, held ones first, then the lowest free."""
     mine = [group for group in groups if group[0].is_numbered]
     given = [number for _profile, numbers, _free in mine for number in numbers]
@@ -101,7 +102,7 @@ def _numbered(device: Device, groups: Sequence[_Group], held: Collection[tuple[i
     for profile, _numbers, free in mine:
         stay = [each for each in device.partitions if each.uuid and each.profile_id == profile.profile_id]
         stay = [each for each in stay if each.placement.is_number and each.placement.start not in taken]
-        stay.sort(key=lambda each: (each.key not in held, each.placement.start))
+        stay.sort(key=lambda each: (-held.get(each.key, 0), each.placement.start))
         chosen += [(profile, each.placement.start) for each in stay[:free]]
         taken.update(each.placement.start for each in stay[:free])
         lacking.append((profile, free - len(stay[:free])))
@@ -163,7 +164,7 @@ def _arrangements(device: Device, groups: Sequence[_Group], engines: bool = True
         yield from extend(0, 0, dict(limits), ())
 
 
-def _cost(device: Device, places: Sequence[Place], held: Collection[tuple[int, int, int]]) -> _Cost:
+def _cost(device: Device, places: Sequence[Place], held: Mapping[tuple[int, int, int], int]) -> _Cost:
     keeping = {partition.key for partition in kept(device, places)}
     disturbed = [partition for partition in device.partitions if partition.key not in keeping]
     live = [partition for partition in disturbed if partition.uuid or partition.compute_instances]
@@ -177,7 +178,8 @@ def _cost(device: Device, places: Sequence[Place], held: Collection[tuple[int, i
         if not room.mask(placement) & taken
     )
     starts = tuple(sorted((placement.start, profile.profile_id) for profile, placement in places))
-    return (sum(partition.key in held for partition in disturbed), len(live), len(disturbed), -left, starts)
+    holders = [held[partition.key] for partition in disturbed if partition.key in held]
+    return (sum(holders), len(holders), len(live), len(disturbed), -left, starts)
 
 
 def _does_not_fit(device: Device, groups: Sequence[_Group]) -> DoesNotFit:

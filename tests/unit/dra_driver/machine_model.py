@@ -61,6 +61,7 @@ from dra_driver.core.model import (
 )
 from dra_driver.core.nvidia import edits, mps, offers, vendor
 from dra_driver.core.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES, INTERVALS
+from dra_driver.core.repartition_record import Watch
 from dra_driver.core.settings import COMPUTE_MODES, Knob, clocks
 from dra_driver.core.signs import Severity, Sign
 from dra_driver.core.telemetry import Telemetry
@@ -523,6 +524,7 @@ class Node:
             devices=DeviceGuard(DeviceLocks(str(folder / "state"), "the driver")),
             refresh=self.look,
             refusals=self.refusals,
+            repartition=Watch(str(folder / "state")),
         )
 
     async def start(self) -> None:

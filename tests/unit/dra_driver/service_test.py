@@ -6,14 +6,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from claim_steps import prepare_all, run, unprepare_all
 from dra_driver.claims.records import ClaimReference
+from dra_driver.core import repartition_record as records
 from dra_driver.core.errors import AcceleratorError, InUse
 from dra_driver.core.metadata import POD_CLAIM_ANNOTATION
+from dra_driver.core.repartition_record import Record
+from dra_driver.core.system import System
 from machine_model import ALL_DYNAMIC, DRIVER, Claims, Node
 
 WHOLE = "gpu-0"
@@ -503,5 +507,23 @@ def test_partition_that_appeared_in_the_claims_place_is_left_alone(tmp_path: Pat
         (error,) = await prepare_all(node, claims.allocate("a", SMALL))
         assert "did not make" in error.replace("this driver did not make", "did not make")
         assert node.partitions() == [(gpu, made.uuid)]
+
+    run(tmp_path, scenario)
+
+
+def test_a_device_that_is_repartitioned_is_prepared_for_nobody_new_and_its_neighbour_is(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        held, new, other = claims.allocate("a", SMALL), claims.allocate("b", SMALL_2), claims.allocate("c", "gpu-1")
+        assert await prepare_all(node, held) == [""]
+        uuid = node.gpus.devices()[0].uuid
+        until = time.time() + 600
+        records.write(System(), str(tmp_path / "state"), Record("repartition-7", (uuid,), "draining", until, (), ()))
+        refused, served = await prepare_all(node, new, other)
+        assert "repartition-7" in refused and "The kubelet asks again" in refused and served == ""
+        # Whoever has it already is answered, and let go.
+        assert await prepare_all(node, held) == [""]
+        assert await unprepare_all(node, held) == [""]
+        records.remove(System(), str(tmp_path / "state"))
+        assert await prepare_all(node, new) == [""]
 
     run(tmp_path, scenario)

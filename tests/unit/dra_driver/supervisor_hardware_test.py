@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ from typing import Any
 import pytest
 from claim_steps import prepare, unprepare
 from dra_driver.claims.guard import DeviceGuard
+from dra_driver.core import repartition_record as records
 from dra_driver.core.device_locks import DeviceLocks
 from dra_driver.core.errors import BackendUnavailable
-from dra_driver.core.model import Fault, Finding
+from dra_driver.core.model import Fault, Finding, Offer, Placement
+from dra_driver.core.repartition_record import Record, Watch
+from dra_driver.core.system import System
+from dra_driver.inventory import Survey
 from dra_driver.supervisors.hardware import HardwareWatch
 from dra_driver.supervisors.lending import Lending
 from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
@@ -46,6 +51,7 @@ class Scene:
             lending=Lending(locks, DeviceGuard(locks)),
             soon=self.soon,
             report_problem=lambda reason, message: self.problems.append((reason, message)),
+            repartition=Watch(str(folder / "state")),
         )
 
     async def until(self, condition: Callable[[], Any]) -> None:
@@ -251,3 +257,36 @@ def test_a_driver_that_is_loaded_late_is_seen_at_once(tmp_path: Path, monkeypatc
         await scene.until(lambda: ("renew", ()) in scene.node.backend.calls)
 
     run(tmp_path, scenario, present=False)
+
+
+def test_nobody_sees_the_steps_of_a_layout_that_changes(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.watch.look()
+        before = scene.snapshots.value.survey
+        assert before is not None
+        first, second = scene.node.gpus.devices()
+        record = Record("repartition-7", (first.uuid,), "applying", time.time() + 600, (), ())
+        records.write(System(), str(tmp_path / "state"), record)
+        for uuid in (first.uuid, second.uuid):
+            scene.node.backend.set_partitioning(uuid, enabled=True)
+            scene.node.backend.create_partition(uuid, 9, Placement(4, 4))
+        await scene.watch.look()
+        held = scene.snapshots.value.survey
+        assert held is not None
+
+        def of(survey: Survey, uuid: str) -> list[Offer]:
+            return [each for each in survey.offers if each.device_uuid == uuid]
+
+        assert of(held, first.uuid) == of(before, first.uuid)
+        assert of(held, second.uuid) != of(before, second.uuid)
+        # What they draw on is that of the same look, each with its own.
+        sets = {each.name: each for each in held.counter_sets}
+        former = {each.name: each for each in before.counter_sets}
+        assert sets[of(before, first.uuid)[0].counter_set or ""] == former[of(before, first.uuid)[0].counter_set or ""]
+        records.remove(System(), str(tmp_path / "state"))
+        await scene.watch.look()
+        after = scene.snapshots.value.survey
+        assert after is not None and of(after, first.uuid) != of(before, first.uuid)
+        assert of(after, second.uuid) == of(held, second.uuid)
+
+    run(tmp_path, scenario, watching=False)

@@ -18,14 +18,18 @@ import yaml
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def batches(folder: Path, playbook: str, group: dict[str, Any], extra: dict[str, Any]) -> list[list[str]]:
-    """The batches in which a play with the playbook's own keyword, and the play before it, goes over three hosts."""
+def batches(
+    folder: Path, playbook: str, group: dict[str, Any], extra: dict[str, Any], before: dict[str, Any] | None = None
+) -> list[list[str]]:
+    """The batches in which a play with the playbook's own keyword, and the play before it or ``before``, goes over three hosts."""
     plays = yaml.safe_load((ROOT / "playbooks" / playbook).read_text(encoding="utf-8"))
     number = next(number for number, play in enumerate(plays) if "serial" in play)
     keyword = plays[number]["serial"]
     show = {"ansible.builtin.debug": {"msg": "batch={{ ansible_play_batch | join(',') }}"}, "run_once": True}
     play = {"hosts": "accelerator_nodes", "gather_facts": False, "serial": keyword, "tasks": [show]}
-    (folder / "play.yml").write_text(yaml.safe_dump([plays[number - 1], play], sort_keys=False), encoding="utf-8")
+    (folder / "play.yml").write_text(
+        yaml.safe_dump([before or plays[number - 1], play], sort_keys=False), encoding="utf-8"
+    )
     hosts = {name: {"ansible_connection": "local"} for name in ("a", "b", "c")}
     inventory = {"accelerator_nodes": {"hosts": hosts, "vars": group}}
     (folder / "hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
@@ -57,3 +61,11 @@ def test_how_many_nodes_at_a_time(
     tmp_path: Path, playbook: str, group: dict[str, Any], extra: dict[str, Any], expected: list[list[str]]
 ) -> None:
     assert batches(tmp_path, playbook, group, extra) == expected
+
+
+@pytest.mark.parametrize(("at_a_time", "expected"), [(2, [["a", "b"], ["c"]]), (1, [["a"], ["b"], ["c"]])])
+def test_as_many_nodes_at_a_time_as_the_plan_says(tmp_path: Path, at_a_time: int, expected: list[list[str]]) -> None:
+    fact = {"accelerator_fleet": {"plan": {"at_a_time": at_a_time}}}
+    # With --limit the group's first host has no plan.
+    planned = {"hosts": "b", "gather_facts": False, "tasks": [{"ansible.builtin.set_fact": fact}]}
+    assert batches(tmp_path, "repartition.yml", {}, {}, planned) == expected

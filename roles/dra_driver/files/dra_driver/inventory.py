@@ -90,6 +90,47 @@ def survey(
     )
 
 
+def with_former(found: Survey, former: Survey | None, held: Collection[str]) -> Survey:
+    """Return what is offered with the devices in ``held`` (UUIDs) as they were offered before, however they are now. Pure.
+
+    While a layout changes a device step by step nobody is to see the steps. What it is in a group with stays as well, because of what both
+    take together. Without an earlier survey there is nothing to go by, and all is offered as it is.
+    """
+    if former is None or not held:
+        return found
+    kept = set(held)
+    groups = [set(offer.members) for survey in (former, found) for offer in survey.offers if offer.members]
+    while True:
+        more = {uuid for group in groups if group & kept for uuid in group} - kept
+        if not more:
+            break
+        kept |= more
+
+    def of(survey: Survey, uuid: str) -> list[Offer]:
+        return [offer for offer in survey.offers if not offer.members and offer.device_uuid == uuid]
+
+    singles = [
+        offer
+        for uuid in dict.fromkeys((*former.devices, *found.devices))
+        for offer in of(former if uuid in kept else found, uuid)
+    ]
+    joined = [offer for offer in former.offers if offer.members and set(offer.members) & kept]
+    joined += [offer for offer in found.offers if offer.members and not set(offer.members) & kept]
+    needed = {name for offer in (*singles, *joined) for name in offer.taken}
+    needed |= {offer.counter_set for offer in singles if offer.counter_set}
+    mine = {offer.counter_set for offer in singles if offer.device_uuid in kept and offer.counter_set}
+    mine |= {name for offer in joined if set(offer.members) & kept for name in offer.taken}
+    sets = {each.name: each for each in found.counter_sets}
+    sets.update({each.name: each for each in former.counter_sets if each.name in mine or each.name not in sets})
+    return replace(
+        found,
+        offers=(*singles, *joined),
+        counter_sets=tuple(each for name, each in sets.items() if name in needed),
+        dynamic=(found.dynamic - kept) | (former.dynamic & kept),
+        left_out={**former.left_out, **found.left_out},
+    )
+
+
 def _with_obstacle(finding: Finding, rules: tuple[Rule, ...]) -> Finding:
     """Count it to a device's health where claims are to share it and cannot: nobody new is given it, and people are told."""
     device = finding.device

@@ -22,6 +22,7 @@ from .core.cdi import spec_path
 from .core.device_locks import REQUEST, DeviceLocks
 from .core.errors import AcceleratorError
 from .core.plugin_devices import PLUGIN_FILE, cdi_kind
+from .core.repartition_record import Watch
 from .core.system import System
 from .kubelet.pod_resources import socket_path
 from .metrics import Metrics
@@ -165,6 +166,7 @@ class Serving:
         locks = DeviceLocks(directory, f"the driver {self._driver}")
         guard = DeviceGuard(locks)
         refusals = Refusals()
+        repartition = Watch(directory)
         watch = HardwareWatch(
             self._backend,
             driver=self._driver,
@@ -179,6 +181,7 @@ class Serving:
             soon=self._soon,
             report_problem=self._reports.problem,
             refusals=refusals,
+            repartition=repartition,
         )
         statuses = ClaimStatuses(
             driver=self._driver, api=self._api, claims=lambda: store.claims, snapshots=self._snapshots
@@ -208,6 +211,7 @@ class Serving:
             ready_seconds=TAKEN_OVER_SECONDS if taken_over else None,
             prepared=statuses.note,
             refusals=refusals,
+            repartition=repartition,
         )
         self.service = service
         store.observer = self._metrics.commit

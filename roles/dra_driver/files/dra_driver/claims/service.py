@@ -21,6 +21,7 @@ from typing import Any, Callable, Protocol, TypeVar
 
 from ..core.errors import AcceleratorError, BackendUnavailable
 from ..core.model import Device, Placement
+from ..core.repartition_record import Watch
 from ..logs import fields
 from ..metrics import Metrics, Stopwatch
 from .allocation import Allocation, ClaimError, decode_allocation
@@ -70,7 +71,7 @@ class ClaimService:
     """One driver's claims on this node.
 
     ``inventory`` returns what is published at that moment, ``refresh`` looks at the hardware again before it does. ``prepared`` is told
-    the UID of each claim that was prepared or restored.
+    the UID of each claim that was prepared or restored. ``repartition`` knows the devices of which nobody new is given any.
     The node says with set_ready() whether claims can be served; a call waits ``ready_seconds`` for that, if it has to.
     """
 
@@ -92,7 +93,9 @@ class ClaimService:
         ready_seconds: float | None = None,
         prepared: Callable[[str], None] = lambda _uid: None,
         refusals: Refusals | None = None,
+        repartition: Watch | None = None,
     ) -> None:
+        self._repartition = repartition
         self._ready_seconds = READY_SECONDS if ready_seconds is None else ready_seconds
         self.driver = driver
         self.hands = hands
@@ -197,6 +200,8 @@ class ClaimService:
             waiting = time.perf_counter()
             async with self._devices.hold([*uuids, *former]):
                 watch.add("device-lock", "success", time.perf_counter() - waiting)
+                if self._repartition is not None:
+                    self._repartition.refuse(uuids)
                 if record is not None:
                     with watch.stage("undo"):
                         await self._undo_former(record, allocation)

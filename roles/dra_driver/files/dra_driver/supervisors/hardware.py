@@ -19,7 +19,8 @@ from ..core.backend import Backend
 from ..core.errors import AcceleratorError, BackendUnavailable, InUse
 from ..core.layout import Rule
 from ..core.model import Finding, Surroundings
-from ..inventory import survey
+from ..core.repartition_record import Watch
+from ..inventory import survey, with_former
 from ..logs import StateLog, fields
 from . import shared
 from .lending import Lending
@@ -56,7 +57,9 @@ class HardwareWatch:
         soon: asyncio.Event,
         report_problem: Callable[[str, str], None],
         refusals: Refusals | None = None,
+        repartition: Watch | None = None,
     ) -> None:
+        self._repartition = repartition
         self._backend = backend
         self._driver = driver
         self._pool = pool
@@ -131,6 +134,8 @@ class HardwareWatch:
                 owned = observation.owned()
             self._awaits = any(finding.awaited for finding in findings)
             found = await self._thread(survey, self._backend, findings, self._rules, owned)
+            held = self._repartition.held() if self._repartition is not None else frozenset()
+            found = with_former(found, self._snapshots.value.survey, held)
             found = replace(found, offers=self._refusals.tainted(self._driver, found.offers, found.devices))
             self._snapshots.put(Snapshot(survey=found, inventory=found.inventory(self._pool), looked_at=time.time()))
             self._conditions.report(PART)

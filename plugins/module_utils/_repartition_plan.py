@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""What nodes say of a new layout, joined with what the cluster knows: who goes, who stays, what is in the way, how many nodes at a time. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import _device_drain as drain
+from ._device_drain import Consent, Target
+from ._migration_inventory import Problem
+
+Json = dict[str, Any]
+#: What a drain of this play is called, on every node: what a killed run has left is found by it.
+OPERATION = "repartition"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the cluster knows: published devices as ``_inventory`` has them, claims and pods as the API server sent them, rules of drains."""
+
+    devices: Sequence[Json]
+    claims: Sequence[Json]
+    pods: Sequence[Json]
+    rules: Sequence[Json]
+
+
+def targets_of(operation: Json, node: str, devices: Iterable[Json]) -> list[Target]:
+    """Return the published devices that nobody may be given while an operation is under way."""
+    names = set(operation["names"])
+    return [
+        Target(one["driver"], one["pool"], one["name"])
+        for one in devices
+        if one["node"] == node and one["driver"] == operation["driver"] and one["name"] in names
+    ]
+
+
+def join(nodes: Mapping[str, Json], cluster: Cluster, consent: Consent, limit: str, most: int) -> Json:
+    """Return the plan of the whole fleet as data. ``limit`` is what may be unavailable of each kind of devices, ``most`` how many nodes at a time."""
+    problems: list[Problem] = []
+    joined: dict[str, Json] = {}
+    evicted: dict[str, Json] = {}
+    for node, plan in nodes.items():
+        asked = drain.Asked(node=node, operation=OPERATION)
+        operations = []
+        for one in plan["operations"]:
+            targets = targets_of(one, node, cluster.devices)
+            held = drain.held_by(targets, cluster.claims, asked)
+            holders = drain.holders_of(held, cluster.pods)
+            problems += drain.problems_of(asked, held, holders, consent)
+            # What is prepared on the node, and what the cluster says, differ while claims come and go.
+            claims = sorted({*one["claims"], *(each.key for each in held)})
+            operations.append(
+                {
+                    **one,
+                    "published": [each.device for each in targets],
+                    "claims": claims,
+                    "pods": [each.document() for each in holders],
+                    "closes": dict(Counter(_kind(each) for each in cluster.devices if _is_in(each, targets))),
+                }
+            )
+            evicted.update({each.key: {**each.document(), "node": node} for each in holders if not each.deleting})
+        leftovers = [
+            drain.rule_facts(rule)
+            for rule in cluster.rules
+            if drain.rule_facts(rule)["operation"] == OPERATION and drain.rule_facts(rule)["node"] == node
+        ]
+        joined[node] = {**plan, "operations": operations, "leftover_rules": leftovers}
+    allowed, refused = _allowed(joined, cluster.devices, limit)
+    problems += refused
+    staying = sorted(_users(cluster) - set(evicted))
+    return {
+        "nodes": joined,
+        "evicted": [evicted[key] for key in sorted(evicted)],
+        "staying": staying,
+        "problems": [each.document() for each in problems],
+        "blocked": [f"{each.text.rstrip('.')}. {each.remedy}".strip() for each in problems if each.blocks],
+        "at_a_time": max(1, min(most, allowed)),
+        "partitions_destroyed": sum(len(one["going"]) for plan in joined.values() for one in plan["operations"]),
+        "devices_touched": sum(len(one["devices"]) for plan in joined.values() for one in plan["operations"]),
+        "table": table(joined, staying, consent),
+    }
+
+
+def _is_in(device: Json, targets: Iterable[Target]) -> bool:
+    return Target(device["driver"], device["pool"], device["name"]) in set(targets)
+
+
+def _kind(device: Json) -> str:
+    """What the DeviceClasses of this collection tell devices apart by: their driver and type."""
+    return f"{device['driver']}/{device['type']}"
+
+
+def _users(cluster: Cluster) -> set[str]:
+    """All pods that have a device by a claim, and have not ended."""
+    published = [Target(one["driver"], one["pool"], one["name"]) for one in cluster.devices]
+    held = drain.held_by(list(dict.fromkeys(published)), cluster.claims, drain.Asked(node="", operation=OPERATION))
+    return {each.key for each in drain.holders_of(held, cluster.pods) if not each.deleting}
+
+
+def _allowed(nodes: Mapping[str, Json], devices: Sequence[Json], limit: str) -> tuple[int, list[Problem]]:
+    """Return how many nodes can be worked on at a time so that no more than ``limit`` of any kind is unavailable, and what exceeds it alone.
+
+    On each node one operation is under way at a time. At worst those that close the most come together.
+    """
+    totals = Counter(_kind(each) for each in devices)
+    at_most = len([node for node, plan in nodes.items() if plan["operations"]]) or 1
+    problems: list[Problem] = []
+    for kind, total in sorted(totals.items()):
+        room = _room(limit, total)
+        worst = sorted(
+            (max((one["closes"].get(kind, 0) for one in plan["operations"]), default=0) for plan in nodes.values()),
+            reverse=True,
+        )
+        if worst and worst[0] > room:
+            problems.append(
+                Problem(
+                    "too-much-unavailable",
+                    f"One operation takes {worst[0]} of {total} devices of {kind} away, and {room} may be ({limit})",
+                    "Allow more (max_unavailable), or change fewer devices that are reset together.",
+                    blocks=True,
+                )
+            )
+        taken = 0
+        for number, each in enumerate(worst):
+            taken += each
+            if taken > room:
+                at_most = min(at_most, number)
+                break
+    return max(at_most, 1), problems
+
+
+def _room(limit: str, total: int) -> int:
+    """Return how many of so many may be unavailable: a number, or a percentage, rounded up."""
+    text = str(limit).strip()
+    if text.endswith("%"):
+        return math.ceil(total * float(text[:-1]) / 100)
+    return int(text)
+
+
+def is_limit(text: str) -> bool:
+    """Whether a text is a number from 1 on, or a percentage above 0 up to 100."""
+    try:
+        number = float(text[:-1]) if text.endswith("%") else int(text)
+    except ValueError:
+        return False
+    return 0 < number <= 100 if text.endswith("%") else number >= 1
+
+
+# ---- words for people
+
+
+def table(nodes: Mapping[str, Json], staying: Sequence[str], consent: Consent) -> list[str]:
+    """Return the plan as lines: for each node its operations, what goes, who goes, and what stays."""
+    rows: list[tuple[str, ...]] = [("node", "device", "goes", "comes", "stays", "pods")]
+    rows += [_row(node, one) for node, plan in nodes.items() for one in plan["operations"]]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    lines = ["  ".join([*(text.ljust(width) for text, width in zip(row, widths)), row[5]]) for row in rows]
+    if len(rows) == 1:
+        lines = ["All devices have the layout that is wanted: nothing to do."]
+    leaving = len(
+        {
+            (each["namespace"], each["name"])
+            for plan in nodes.values()
+            for one in plan["operations"]
+            for each in one["pods"]
+        }
+    )
+    if leaving:
+        word = {
+            True: "are evicted",
+            False: "are waited for",
+            None: "would have to go, and nobody has said that they may",
+        }
+        lines.append(f"{leaving} pods {word[consent.evict]}; {len(staying)} others that have devices stay as they are.")
+    for node, plan in nodes.items():
+        for each in plan["unfinished"]:
+            lines.append(
+                f"{node}: an earlier run has not ended {each['operation']} ({each['step']}); it is gone on with."
+            )
+        if plan["leftover_rules"]:
+            lines.append(
+                f"{node}: {len(plan['leftover_rules'])} taint rules of an earlier run are lifted when this one is done."
+            )
+        lines += [f"{node}: keeps what it has, since it cannot be read: {each}" for each in plan["unread"]]
+    return [line.rstrip() for line in lines]
+
+
+def _row(node: str, one: Json) -> tuple[str, ...]:
+    return (
+        node,
+        "+".join(str(each["index"]) for each in one["devices"]) + (" (reset)" if one["resets"] else ""),
+        _listed(each["profile"] for each in one["going"]) or "-",
+        _listed(step["profile"] for step in one["steps"] if step["step"] == "create_partition") or _mode(one),
+        _listed(each["profile"] for each in one["kept"]) or "-",
+        ", ".join(f"{each['namespace']}/{each['name']}" for each in one["pods"]) or "nobody",
+    )
+
+
+def _listed(profiles: Iterable[str]) -> str:
+    return ", ".join(f"{number} x {profile}" for profile, number in Counter(profiles).items())
+
+
+def _mode(operation: Json) -> str:
+    modes = dict.fromkeys(str(each["mode"]) for each in operation["wanted"])
+    return ", ".join(modes) or "-"

@@ -1,0 +1,527 @@
+#!/usr/bin/python
+
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: device_repartition
+version_added: 0.1.0
+short_description: Plan how the devices of a node get another layout under running pods, and hold those that change
+description:
+  - With O(state=planned) it says by what operations the devices of a node come to a layout. An operation is what is done at one go, on one device
+    or on devices that are reset together. It names the partitions that go, the claims that hold them, and those published devices that nobody may be
+    given meanwhile. Nothing is changed.
+  - With O(state=present) an operation has begun, or has come to its next step. That is written down in the state folder of the node driver, which
+    from then on prepares no claim on these devices, publishes them as it did before, and serves all others.
+  - With O(state=absent) it has ended. The driver looks at the devices and publishes what they are, at once.
+  - The playbook C(dra.accelerators.repartition) does all of it in order. The devices are changed by M(dra.accelerators.nvidia_mig) and
+    M(dra.accelerators.ascend_vnpu), and pods are evicted by M(dra.accelerators.device_drain).
+notes:
+  - Needs root on the node.
+author:
+  - The dra.accelerators authors (@dra-accelerators)
+extends_documentation_fragment:
+  - dra.accelerators._attributes
+  - dra.accelerators._attributes.actiongroup
+  - dra.accelerators._nvml
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+    details:
+      - With O(state=planned) one entry for each device that will change; otherwise the record before and after.
+  idempotent:
+    support: full
+    details:
+      - A record that says the same is written again only when more than a tenth of its time is over.
+  platform:
+    support: full
+    platforms: linux
+options:
+  state:
+    description:
+      - V(planned) plans. V(present) writes the record of an operation, and V(absent) removes it.
+    type: str
+    choices: [planned, present, absent]
+    default: planned
+  layout:
+    description:
+      - Rules that say what the devices are to become, as in M(dra.accelerators.nvidia_mig). Needed for O(state=planned).
+    type: list
+    elements: dict
+  former_layout:
+    description:
+      - The rules that the node driver works by now. Without it they are read from the files that the roles M(dra.accelerators.nvidia_mig) and
+        M(dra.accelerators.ascend_vnpu) have written.
+    type: list
+    elements: dict
+  pods:
+    description:
+      - How many pods have a claim, by the claim's namespace and name joined by a slash. A claim that is not named counts as one.
+    type: dict
+    default: {}
+  reset:
+    description:
+      - Whether devices whose mode changes only by a reset may be reset. Without it an operation that needs a reset is refused.
+    type: str
+    choices: [never, when_needed]
+  vendor:
+    description: The vendors whose devices are meant, of C(nvidia) and C(ascend). Without it, those that the node has devices of.
+    type: list
+    elements: str
+    choices: [ascend, nvidia]
+  kubelet_root:
+    description: The kubelet's folder, below which the node driver has its state.
+    type: path
+    default: /var/lib/kubelet
+  driver:
+    description: The name of the driver that publishes the devices. Needed for O(state=present) and O(state=absent).
+    type: str
+  operation:
+    description:
+      - The name of the operation. Needed for O(state=present). With O(state=absent) the record of another operation stays; without it
+        every record goes.
+    type: str
+  devices:
+    description: The UUIDs of the devices. Needed for O(state=present).
+    type: list
+    elements: str
+  names:
+    description: The names of published devices that nobody may be given meanwhile, for the record.
+    type: list
+    elements: str
+    default: []
+  wanted:
+    description: Rules for these devices that say what they are to become, for the record.
+    type: list
+    elements: dict
+    default: []
+  former:
+    description:
+      - Rules for these devices that say what they are before the operation. What the record of the same operation says already stays.
+    type: list
+    elements: dict
+    default: []
+  step:
+    description: What is done next.
+    type: str
+    choices: [draining, applying, publishing, reverting]
+    default: draining
+  seconds:
+    description:
+      - For how long the devices are held from now on, at most six hours. A run that is killed holds them no longer than that.
+    type: int
+    default: 1800
+seealso:
+  - module: dra.accelerators.device_drain
+  - module: dra.accelerators.nvidia_mig
+  - module: dra.accelerators.ascend_vnpu
+"""
+
+EXAMPLES = r"""
+- name: Say what a new layout means on this node
+  dra.accelerators.device_repartition:
+    layout:
+      - match: {index: 0}
+        mode: static
+        partitions: {3g.40gb: 1, 2g.20gb: 1, 1g.10gb: 2}
+  register: planned
+
+- name: Hold a device for a quarter of an hour
+  dra.accelerators.device_repartition:
+    state: present
+    driver: gpu.nvidia.com
+    operation: "{{ planned.operations[0].operation }}"
+    devices:
+      - GPU-0a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55
+    wanted:
+      - match: {uuid: GPU-0a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55}
+        mode: static
+        partitions: [{profile: 3g.40gb, placement: 4}]
+    former:
+      - match: {uuid: GPU-0a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55}
+        mode: whole
+    step: draining
+    seconds: 900
+
+- name: Let go of whatever an earlier run has left
+  dra.accelerators.device_repartition:
+    state: absent
+    driver: gpu.nvidia.com
+"""
+
+RETURN = r"""
+operations:
+  description: What is done, in order. None where the devices have the layout.
+  returned: O(state=planned)
+  type: list
+  elements: dict
+  contains:
+    operation:
+      description: Its name, the same at each run for the same devices.
+      type: str
+      returned: success
+      sample: repartition-4c1f0a6e2b7d
+    vendor:
+      description: The vendor of the devices.
+      type: str
+      returned: success
+      sample: nvidia
+    driver:
+      description: The name of the driver that publishes them.
+      type: str
+      returned: success
+      sample: gpu.nvidia.com
+    devices:
+      description: The devices, each with C(index), C(uuid), C(product), C(pci_address) and C(vendor).
+      type: list
+      elements: dict
+      returned: success
+      sample:
+        - index: 0
+          uuid: GPU-0a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55
+          product: NVIDIA H100 80GB HBM3
+          pci_address: 0000:1b:00.0
+          vendor: nvidia
+    steps:
+      description: What is done on them, each with C(step), what it is about, and a C(description).
+      type: list
+      elements: dict
+      returned: success
+      sample:
+        - step: create_partition
+          device_uuid: GPU-0a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55
+          profile: 2g.20gb
+          start: 0
+          size: 2
+          description: create 2g.20gb at 0:2 on GPU-0a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55
+    going:
+      description:
+        - The partitions that go, each with C(device_uuid), C(profile), C(start), C(size), C(uuid) and the C(claims) that hold it. Those that the node
+          driver has made for a claim go with the claim.
+      type: list
+      elements: dict
+      returned: success
+      sample: []
+    kept:
+      description: The partitions that stay, in the same form without claims.
+      type: list
+      elements: dict
+      returned: success
+      sample: []
+    claims:
+      description: The claims that have to end first, as namespace and name.
+      type: list
+      elements: str
+      returned: success
+      sample: ["team-a/training"]
+    names:
+      description: All names under which what changes may be published.
+      type: list
+      elements: str
+      returned: success
+      sample: [gpu-0]
+    wanted:
+      description: Rules for these devices alone, with the places that were chosen.
+      type: list
+      elements: dict
+      returned: success
+      sample: []
+    former:
+      description: Rules for these devices that bring back what was there before the operation was begun, by this run or an earlier one.
+      type: list
+      elements: dict
+      returned: success
+      sample: []
+    resets:
+      description: Whether devices are reset.
+      type: bool
+      returned: success
+      sample: false
+    restarts:
+      description: Whether everything on the devices ends, partitions that come back included.
+      type: bool
+      returned: success
+      sample: false
+    resumes:
+      description: Whether an earlier run has begun it.
+      type: bool
+      returned: success
+      sample: false
+    tells_driver:
+      description: Whether the node driver has to be told the devices' new rules, since it publishes them in another way then.
+      type: bool
+      returned: success
+      sample: false
+    driver_layout_before:
+      description: What the driver works by until the operation is done.
+      type: list
+      elements: dict
+      returned: success
+      sample: []
+    driver_layout:
+      description: What it works by afterwards.
+      type: list
+      elements: dict
+      returned: success
+      sample: []
+unfinished:
+  description: Operations that an earlier run has begun and not ended, each with C(driver), C(operation), C(devices), C(step) and more.
+  returned: O(state=planned)
+  type: list
+  elements: dict
+  sample: []
+untouched:
+  description: The devices that no operation is about.
+  returned: O(state=planned)
+  type: list
+  elements: dict
+  sample: []
+vendors:
+  description: The vendors whose devices were looked at.
+  returned: O(state=planned)
+  type: list
+  elements: str
+  sample: [nvidia]
+rules_differ:
+  description: Whether the rules that the driver works by are others than O(layout), be there an operation or not.
+  returned: O(state=planned)
+  type: bool
+  sample: true
+unmatched:
+  description: The devices that no rule matches.
+  returned: O(state=planned)
+  type: list
+  elements: str
+  sample: []
+unread:
+  description: The devices that cannot be read, and keep what they have.
+  returned: O(state=planned)
+  type: list
+  elements: str
+  sample: []
+before:
+  description: The devices as they are, each with C(device), C(uuid), C(mode) and C(partitions).
+  returned: O(state=planned)
+  type: list
+  elements: dict
+  sample: []
+after:
+  description: The devices when all is done, in the same form.
+  returned: O(state=planned)
+  type: list
+  elements: dict
+  sample: []
+record:
+  description: The operation that is written down, or was.
+  returned: O(state=present) and O(state=absent)
+  type: dict
+  sample: {}
+error_code:
+  description: A stable word for the kind of the error, such as V(reset-needs-consent), V(does-not-fit), V(in-use), V(other-operation) or V(several).
+  returned: failure
+  type: str
+  sample: does-not-fit
+errors:
+  description: All errors, each with its code and what it names.
+  returned: when the layout is refused
+  type: list
+  elements: dict
+  sample:
+    - {code: does-not-fit, message: it does not fit, hint: "", blockers: []}
+"""
+
+import json
+import time
+from dataclasses import replace
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import look_at
+from ansible_collections.dra.accelerators.plugins.module_utils._module import (
+    INTERPRETER_OPTION,
+    end,
+    fail_all,
+    find_binding,
+    run,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._repartition import Vendor, difference, node_plan
+from ansible_collections.dra.accelerators.plugins.module_utils.core import repartition_record as records
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, vendors_there
+from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import DeviceLocks
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, InUse
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import wake_driver
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import Record
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+
+PLANNED, PRESENT, ABSENT = "planned", "present", "absent"
+#: Where the roles write the layout for the next boot: all of them the whole of it.
+LAYOUT_FILES = ("/etc/dra-accelerators/layout.json", "/etc/dra-accelerators/layout-ascend.json")
+#: How long claims that are being prepared on the devices may take until they count as held.
+LOCK_SECONDS = 60.0
+CONSTRAINTS: dict[str, Any] = {
+    "required_if": [
+        ("state", PLANNED, ["layout"]),
+        ("state", PRESENT, ["driver", "operation", "devices"]),
+        ("state", ABSENT, ["driver"]),
+    ]
+}
+
+
+def argument_spec() -> dict[str, Any]:
+    # What a rule may hold is checked by the core, which names the rule, and which the node driver shares.
+    rules: dict[str, Any] = {"type": "list", "elements": "dict"}
+    return {
+        **INTERPRETER_OPTION,
+        "state": {"type": "str", "choices": [PLANNED, PRESENT, ABSENT], "default": PLANNED},
+        "layout": rules,
+        "former_layout": rules,
+        "pods": {"type": "dict", "default": {}},
+        "reset": {"type": "str", "choices": ["never", "when_needed"]},
+        "vendor": {"type": "list", "elements": "str", "choices": sorted(BACKENDS)},
+        "kubelet_root": {"type": "path", "default": "/var/lib/kubelet"},
+        "driver": {"type": "str"},
+        "operation": {"type": "str"},
+        "devices": {"type": "list", "elements": "str"},
+        "names": {"type": "list", "elements": "str", "default": []},
+        "wanted": {**rules, "default": []},
+        "former": {**rules, "default": []},
+        "step": {"type": "str", "choices": list(records.STEPS), "default": records.DRAINING},
+        "seconds": {"type": "int", "default": 1800},
+    }
+
+
+def former_documents(system: System, given: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Return the rules that the driver works by, as they were written; none where nobody has written any. Raises AcceleratorError."""
+    if given is not None:
+        return given
+    for path in LAYOUT_FILES:
+        if system.exists(path):
+            try:
+                found = json.loads(system.read_text(path))
+            except ValueError as error:
+                raise AcceleratorError(
+                    f"{path} cannot be read: {error}",
+                    hint="The roles nvidia_mig and ascend_vnpu write it; run the playbook site, or give former_layout.",
+                    code="layout-unreadable",
+                ) from error
+            return list(found)
+    return []
+
+
+def planned(module: AnsibleModule, system: System) -> dict[str, Any]:
+    """Look at the devices and plan; nothing is changed."""
+    params = module.params
+    rules = parse_rules(params["layout"])
+    documents = former_documents(system, params["former_layout"])
+    vendors = tuple(dict.fromkeys(params["vendor"] or vendors_there(system)))
+    if "nvidia" in vendors:
+        # A binding that is nowhere to be found is a driver that is not there: the backend says so when it is opened.
+        find_binding("pynvml", params["interpreter"])
+    found = []
+    for word in vendors:
+        backend = BACKENDS[word](system)
+        directory = f"{params['kubelet_root']}/plugins/{backend.driver_name}"
+        record = records.read(system, directory)
+        backend.open()
+        try:
+            found.append(Vendor(backend, look_at(backend, f"{directory}/state.db"), record))
+        finally:
+            backend.close()
+    pods = {str(claim): int(number) for claim, number in params["pods"].items()}
+    answer, errors = node_plan(found, rules, parse_rules(documents), documents, pods=pods, reset=params["reset"])
+    if errors:
+        fail_all(module, errors)
+    return {
+        "changed": False,
+        **answer,
+        "vendors": list(vendors),
+        "rules_differ": documents != params["layout"],
+        "diff": difference(answer["before"], answer["after"]),
+    }
+
+
+def wanted_record(params: dict[str, Any], there: Record | None, now: float) -> Record:
+    """Return the record as it is to be; pure. Raises InUse with code other-operation."""
+    if there is not None and there.operation != params["operation"] and there.holds(now):
+        raise InUse(
+            f"The operation {there.operation} is under way ({there.step}), on {', '.join(there.devices)}",
+            hint="Let it end. If nobody runs it any more, end it with state absent.",
+            code="other-operation",
+        )
+    same = there is not None and there.operation == params["operation"]
+    return Record(
+        operation=params["operation"],
+        devices=tuple(params["devices"]),
+        step=params["step"],
+        until=now + params["seconds"],
+        wanted=tuple(params["wanted"]),
+        former=there.former if there is not None and same and there.former else tuple(params["former"]),
+        names=tuple(params["names"]),
+    )
+
+
+def is_fresh(wanted: Record, there: Record | None, now: float) -> bool:
+    """Whether what is written down says the same, and still holds for nine tenths of the time; pure."""
+    return (
+        there is not None
+        and replace(there, until=wanted.until) == wanted
+        and there.until - now > 0.9 * (wanted.until - now)
+    )
+
+
+def present(module: AnsibleModule, system: System, directory: str) -> dict[str, Any]:
+    """Write down that an operation has begun or gone on; when this returns, nobody is preparing a claim on the devices."""
+    params, now = module.params, time.time()
+    if not 0 < params["seconds"] <= records.LONGEST_SECONDS:
+        end(module, msg=f"seconds is {params['seconds']}, expected 1 to {records.LONGEST_SECONDS:g}")
+    for rules in (params["wanted"], params["former"]):
+        parse_rules(rules)
+    there = records.read(system, directory)
+    wanted = wanted_record(params, there, now)
+    changed = not is_fresh(wanted, there, now)
+    if changed and not module.check_mode:
+        if not system.exists(directory):
+            raise AcceleratorError(
+                f"There is no folder {directory}: no node driver {params['driver']} has run here",
+                hint="Run the playbook site first.",
+                code="no-driver",
+            )
+        # Who holds a device's lock prepares a claim on it, and has not seen the record.
+        with DeviceLocks(directory, "the module device_repartition").hold(params["devices"], LOCK_SECONDS):
+            records.write(system, directory, wanted)
+    before = there.to_dict() if there is not None else {}
+    return {"changed": changed, "record": wanted.to_dict(), "diff": {"before": before, "after": wanted.to_dict()}}
+
+
+def absent(module: AnsibleModule, system: System, directory: str) -> dict[str, Any]:
+    """Forget the operation, and have the driver look at what the devices are now."""
+    there = records.read(system, directory)
+    named = module.params["operation"]
+    changed = there is not None and named in (None, there.operation)
+    if changed and not module.check_mode:
+        records.remove(system, directory)
+        wake_driver(directory)
+    before = there.to_dict() if there is not None else {}
+    return {"changed": changed, "record": before, "diff": {"before": before, "after": {} if changed else before}}
+
+
+def work(module: AnsibleModule) -> dict[str, Any]:
+    params, system = module.params, System()
+    if params["state"] == PLANNED:
+        return planned(module, system)
+    directory = f"{params['kubelet_root']}/plugins/{params['driver']}"
+    return (present if params["state"] == PRESENT else absent)(module, system, directory)
+
+
+def main() -> None:
+    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, **CONSTRAINTS), work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,533 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""A living cluster gets another layout: three nodes with eight H100 each, forty pods on partitions, and two GPUs of one node that change.
+
+A world of its own. The tests go on from one to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import EXAMPLES, Cluster, Recap
+from tests.cluster.manifests import IMAGE, PRINT_AND_STAY, static
+
+FIRST: dict[str, int] = {"3g.40gb": 1, "1g.10gb": 4}
+SECOND: dict[str, int] = {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}
+SMALL, LARGE = 30, 10
+BEFORE: list[dict[str, Any]] = [
+    {"match": {"index": [0, 1, 2, 3]}, "mode": "static", "partitions": FIRST},
+    {"match": {"index": [4, 5]}, "mode": "dynamic"},
+    {"match": {}, "mode": "whole"},
+]
+
+
+def workload(name: str, profile: str, replicas: int) -> list[dict[str, Any]]:
+    """So many pods that each have a partition of a profile, and a controller that makes others for those that go."""
+    template = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "spec": {
+                "devices": {
+                    "requests": [
+                        {
+                            "name": "device",
+                            "exactly": {
+                                "deviceClassName": "mig.nvidia.com",
+                                "selectors": [{"cel": {"expression": static(profile)}}],
+                            },
+                        }
+                    ]
+                }
+            }
+        },
+    }
+    spec = {
+        "terminationGracePeriodSeconds": 2,
+        "dnsPolicy": "Default",
+        "containers": [
+            {
+                "name": "probe",
+                "image": IMAGE,
+                "imagePullPolicy": "Never",
+                "command": ["sh", "-c", PRINT_AND_STAY],
+                "resources": {"claims": [{"name": "part"}]},
+            }
+        ],
+        "resourceClaims": [{"name": "part", "resourceClaimTemplateName": name}],
+    }
+    labels = {"app": name}
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+    return [template, deployment]
+
+
+def layouts(**nodes: list[dict[str, Any]]) -> str:
+    """The fleet file: BEFORE, and what stands in front of it on single nodes."""
+    found = [{"hosts": name.replace("_", "-"), "layout": [*rules, *BEFORE]} for name, rules in nodes.items()]
+    return json.dumps(
+        {"accelerator_layouts": [*found, {"hosts": "all", "layout": BEFORE}], "dra_driver_inventory_interval": 10}
+    )
+
+
+def repartition(cluster: Cluster, fleet: str, *arguments: str, **more: Any) -> Recap:
+    """The playbook, with the example's variables and ``more``."""
+    example = f"@{EXAMPLES / 'repartition.yml'}"
+    return cluster.playbook(
+        "repartition.yml", "-e", example, "-e", fleet, "-e", json.dumps(more), *arguments, check=False
+    )
+
+
+def pods(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """The pods that are not on their way out, by name."""
+    items = cluster.get("pods", "-n", "default")["items"]
+    return {each["metadata"]["name"]: each for each in items if not each["metadata"].get("deletionTimestamp")}
+
+
+def containers(cluster: Cluster) -> dict[str, tuple[str, int]]:
+    """What runs in each pod: the container's id, and how often it was started anew."""
+    return {
+        name: (
+            each["status"]["containerStatuses"][0]["containerID"],
+            each["status"]["containerStatuses"][0]["restartCount"],
+        )
+        for name, each in pods(cluster).items()
+        if each["status"].get("containerStatuses")
+    }
+
+
+def wait_ready(cluster: Cluster, timeout: float = 300) -> None:
+    for name, number in (("small", SMALL), ("large", LARGE)):
+        cluster.wait(
+            f"{number} of {name} are ready",
+            lambda name=name, number=number: (
+                cluster.get("deployment", name, "-n", "default")["status"].get("readyReplicas", 0) == number
+            ),
+            timeout,
+        )
+
+
+def holders(cluster: Cluster) -> dict[str, str]:
+    """By node and device, the pod that has it."""
+    found = {}
+    for claim in cluster.get("resourceclaims", "-n", "default")["items"]:
+        status = claim.get("status", {})
+        for result in status.get("allocation", {}).get("devices", {}).get("results", []):
+            for user in status.get("reservedFor", []):
+                found[f"{result['pool']}/{result['device']}"] = user["name"]
+    return found
+
+
+def rules(cluster: Cluster) -> list[str]:
+    return [each["metadata"]["name"] for each in cluster.get("devicetaintrules")["items"]]
+
+
+def records(cluster: Cluster) -> list[str]:
+    """The operations that are written down on nodes."""
+    path = "/var/lib/kubelet/plugins/gpu.nvidia.com/repartition.json"
+    return [node for node in cluster.nodes() if cluster.shell(node, f"test -e {path} && echo yes || true").strip()]
+
+
+def profiles(cluster: Cluster, node: str, gpu: int) -> Counter[str]:
+    """The partitions of one GPU, as nvidia-smi lists them."""
+    found: Counter[str] = Counter()
+    inside = False
+    for line in cluster.run(node, "nvidia-smi", "-L").splitlines():
+        if line.startswith("GPU "):
+            inside = line.startswith(f"GPU {gpu}:")
+        elif inside:
+            found[line.split()[1]] += 1
+    return found
+
+
+def generations(cluster: Cluster, node: str) -> set[int]:
+    return {each["spec"]["pool"]["generation"] for each in cluster.slices(node)}
+
+
+@pytest.fixture(scope="module")
+def living() -> Iterator[Cluster]:
+    """Three nodes, and forty pods on partitions of them."""
+    name = os.environ.get("DRA_ACCELERATORS_PROVE_WORLD", "repartition")
+    cluster, kept = Cluster(name), os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
+    if not kept:
+        cluster.world("down")
+    cluster.world("up", "--nodes", "3", "--silicon", "8xH100", timeout=3000)
+    first = cluster.playbook("site.yml", "-e", layouts(), check=False)
+    assert not first.failed, first.output
+    cluster.apply(*workload("small", "1g.10gb", SMALL), *workload("large", "3g.40gb", LARGE))
+    wait_ready(cluster)
+    yield cluster
+    if not kept:
+        cluster.world("down")
+
+
+@pytest.fixture(scope="module")
+def target(living: Cluster) -> tuple[str, tuple[int, int]]:
+    """The node with the most pods, and the two of its static GPUs that have the most."""
+    users: dict[str, Counter[int]] = {}
+    for place in holders(living):
+        node, device = place.split("/")
+        match = re.match(r"gpu-(\d+)-", device)
+        assert match, device
+        users.setdefault(node, Counter())[int(match[1])] += 1
+    node = max(users, key=lambda each: users[each].total())
+    (first, _), (second, _) = users[node].most_common(2)
+    return node, (first, second)
+
+
+def wanted(target: tuple[str, tuple[int, int]]) -> str:
+    """Two GPUs of one node change: one a little, the other altogether."""
+    node, (first, second) = target
+    return layouts(
+        **{
+            node.replace("-", "_"): [
+                {"match": {"index": first}, "mode": "static", "partitions": SECOND},
+                {"match": {"index": second}, "mode": "static", "partitions": {"7g.80gb": 1}},
+            ]
+        }
+    )
+
+
+def test_the_plan_says_who_goes_and_touches_nothing(living: Cluster, target: tuple[str, tuple[int, int]]) -> None:
+    before, slices = containers(living), living.slices()
+    file = f"/tmp/repartition-plan-{living.name}.json"
+    told = repartition(living, wanted(target), "--check", "--diff", accelerator_repartition_file=file)
+    assert not told.failed and not told.changed, told.output
+    with open(file, encoding="utf-8") as stream:
+        plan = json.load(stream)
+    node, gpus = target
+    operations = plan["nodes"][node]["operations"]
+    assert [each["devices"][0]["index"] for each in operations] == sorted(gpus)
+    by_gpu = {each["devices"][0]["index"]: each for each in operations}
+    assert Counter(each["profile"] for each in by_gpu[gpus[0]]["going"]) == {"1g.10gb": 2}
+    assert len(by_gpu[gpus[1]]["going"]) == 5 and plan["partitions_destroyed"] == 7
+    assert all(not plan["nodes"][each]["operations"] for each in living.nodes() if each != node)
+    assert len(plan["evicted"]) + len(plan["staying"]) == SMALL + LARGE
+    assert "stay as they are" in told.output and "2g.20gb" in told.output
+    assert containers(living) == before and living.slices() == slices and not rules(living)
+
+
+def test_nobody_is_evicted_without_a_word(living: Cluster, target: tuple[str, tuple[int, int]]) -> None:
+    before = containers(living)
+    silent = repartition(living, wanted(target), accelerator_repartition_evict="")
+    assert silent.failed and "Nothing was touched" in silent.output and "evict" in silent.output
+    assert containers(living) == before and not rules(living) and not records(living)
+
+
+def test_only_pods_on_what_goes_are_evicted(living: Cluster, target: tuple[str, tuple[int, int]]) -> None:
+    node, gpus = target
+    file = f"/tmp/repartition-plan-{living.name}.json"
+    before, had, generation = containers(living), holders(living), max(generations(living, node))
+    done = repartition(living, wanted(target), accelerator_repartition_file=file)
+    print(done.output)
+    assert not done.failed, done.output
+    with open(file, encoding="utf-8") as stream:
+        plan = json.load(stream)
+    doomed = {f"{node}/{name}" for each in plan["nodes"][node]["operations"] for name in each["published"]}
+    expected = {pod for place, pod in had.items() if place in doomed}
+    gone = set(before) - set(pods(living))
+    print(f"evicted: {sorted(gone)}\nexpected: {sorted(expected)}")
+    assert gone == expected == {each["name"] for each in plan["evicted"]} and gone
+    wait_ready(living)
+    after = containers(living)
+    assert {name: each for name, each in before.items() if name not in gone} == {
+        name: each for name, each in after.items() if name in before
+    }
+    assert profiles(living, node, gpus[0]) == SECOND and profiles(living, node, gpus[1]) == {"7g.80gb": 1}
+    assert not rules(living) and not records(living)
+    # One for each GPU: nobody has seen the steps in between.
+    assert max(generations(living, node)) == generation + 2
+
+
+def test_a_second_run_changes_nothing(living: Cluster, target: tuple[str, tuple[int, int]]) -> None:
+    before, slices = containers(living), living.slices()
+    again = repartition(living, wanted(target))
+    assert (again.failed, again.changed) == (0, 0), again.output
+    site = living.playbook("site.yml", "-e", wanted(target), check=False)
+    assert (site.failed, site.changed) == (0, 0), site.output
+    assert containers(living) == before and living.slices() == slices
+
+
+# ---- cut short, and gone wrong
+
+
+PINNED = 3
+
+
+def pinned(gpu: str) -> list[dict[str, Any]]:
+    """Pods that can be on one GPU alone."""
+    template, deployment = workload("pinned", "1g.10gb", PINNED)
+    requests = template["spec"]["spec"]["devices"]["requests"]
+    requests[0]["exactly"]["selectors"].append(
+        {"cel": {"expression": f"device.attributes['gpu.nvidia.com'].parentUUID == '{gpu}'"}}
+    )
+    return [template, deployment]
+
+
+@pytest.fixture(scope="module")
+def edge(living: Cluster, target: tuple[str, tuple[int, int]]) -> tuple[str, int]:
+    """A node that nothing was done on, and a GPU of it that is all for the pinned pods; it changes to and fro."""
+    node = next(each for each in living.nodes() if each != target[0])
+    gpu = 7
+    done = repartition(living, between(node, gpu, FIRST), "--limit", node)
+    assert not done.failed, done.output
+    uuid = re.findall(r"UUID: (GPU-[0-9a-f-]+)", living.run(node, "nvidia-smi", "-L"))[gpu]
+    living.apply(*pinned(uuid))
+    wait_pinned(living, PINNED)
+    return node, gpu
+
+
+def between(node: str, gpu: int, partitions: dict[str, int]) -> str:
+    return layouts(**{node.replace("-", "_"): [{"match": {"index": gpu}, "mode": "static", "partitions": partitions}]})
+
+
+def wait_pinned(cluster: Cluster, number: int) -> None:
+    cluster.wait(
+        f"{number} pinned pods are ready",
+        lambda: cluster.get("deployment", "pinned", "-n", "default")["status"].get("readyReplicas", 0) == number,
+        300,
+    )
+
+
+def others(cluster: Cluster) -> dict[str, tuple[str, int]]:
+    """What runs in all pods that are on no device that changes."""
+    return {name: each for name, each in containers(cluster).items() if not name.startswith("pinned")}
+
+
+def killed_at(cluster: Cluster, task: str, *words: object) -> str:
+    """Run the playbook and kill all of Ansible, beyond remedy, as soon as it says that a task begins; returns what it said."""
+    said: list[str] = []
+    argv, environment = cluster.playbook_command("repartition.yml", *words)
+    with subprocess.Popen(
+        argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith(f"TASK [{task}]"):
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+        else:
+            raise AssertionError(f"there was no task {task!r}\n" + "".join(said))
+    return "".join(said)
+
+
+def consistent(cluster: Cluster, node: str, gpu: int, partitions: dict[str, int]) -> None:
+    """One layout, altogether: silicon, what is published, and nothing left over."""
+    assert profiles(cluster, node, gpu) == partitions
+    assert not rules(cluster) and not records(cluster)
+    prefix = f"gpu-{gpu}-mig-"
+    published = [each for name, each in cluster.devices(node).items() if name.startswith(prefix)]
+    found = Counter(each["attributes"]["profile"]["string"] for each in published)
+    assert found == partitions, found
+
+
+STEPS = (
+    "Have the driver prepare no new claim on the device",
+    "Have nobody on what goes",
+    "Say that the device is about to change",
+    "Change the layout of the GPU",
+    "See that the GPU is what is wanted",
+    "Say that the device is about to be published",
+    "Let the driver publish the device and prepare claims on it",
+    "Wait until it is published",
+    "Let pods have the device again",
+    "Tell the driver all rules",
+)
+OUTCOMES: list[tuple[str, str, str]] = []
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_run_that_is_killed_is_resumed_or_reverted(living: Cluster, edge: tuple[str, int], step: str) -> None:
+    node, gpu = edge
+    reverts = STEPS.index(step) % 2 == 1
+    before = others(living)
+    there, wanted_now = between(node, gpu, FIRST), between(node, gpu, SECOND)
+    consistent(living, node, gpu, FIRST)
+    killed_at(
+        living, step, "--limit", node, "-e", wanted_now, "-e", json.dumps({"accelerator_repartition_evict": True})
+    )
+    left = f"{len(rules(living))} rules, {len(records(living))} records, {dict(profiles(living, node, gpu))}"
+    again = repartition(living, there if reverts else wanted_now, "--limit", node)
+    OUTCOMES.append((step, left, "failed" if again.failed else "reverted" if reverts else "resumed"))
+    print("\n".join(f"{name}: left {rest}: {end}" for name, rest, end in OUTCOMES))
+    assert not again.failed, again.output
+    consistent(living, node, gpu, FIRST if reverts else SECOND)
+    if not reverts:
+        wait_pinned(living, PINNED - 1)
+        back = repartition(living, there, "--limit", node)
+        assert not back.failed, back.output
+        consistent(living, node, gpu, FIRST)
+    wait_pinned(living, PINNED)
+    assert others(living) == before
+
+
+def failing(living: Cluster, edge: tuple[str, int], name: str, **more: Any) -> Recap:
+    """A run to the second layout that has to fail, and leave the first one and nothing else."""
+    node, gpu = edge
+    before = others(living)
+    found = repartition(living, between(node, gpu, SECOND), "--limit", node, **more)
+    assert found.failed, found.output
+    OUTCOMES.append((name, "", "put back" if "has its former layout again" in found.output else "not put back"))
+    print("\n".join(f"{step}: {end}" for step, _left, end in OUTCOMES))
+    assert others(living) == before
+    return found
+
+
+def test_what_the_silicon_refuses_is_undone(living: Cluster, edge: tuple[str, int]) -> None:
+    node, gpu = edge
+    living.run(
+        node,
+        "accelerator-simulator",
+        "fault",
+        gpu,
+        "call",
+        "nvmlDeviceCreateGpuInstanceWithPlacement",
+        "fail",
+        "19",
+        "nth",
+        "1",
+    )
+    try:
+        found = failing(living, edge, "creation is refused by silicon")
+    finally:
+        living.run(node, "accelerator-simulator", "clear", gpu)
+    assert '"Change the layout of the GPU" failed' in found.output and "former layout again" in found.output
+    consistent(living, node, gpu, FIRST)
+    wait_pinned(living, PINNED)
+
+
+def test_a_budget_that_lets_nobody_go_is_named_and_all_stays(living: Cluster, edge: tuple[str, int]) -> None:
+    node, gpu = edge
+    budget = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "pinned", "namespace": "default"},
+        "spec": {"minAvailable": PINNED, "selector": {"matchLabels": {"app": "pinned"}}},
+    }
+    pins = {name: each for name, each in containers(living).items() if name.startswith("pinned")}
+    living.apply(budget)
+    try:
+        found = failing(living, edge, "a disruption budget refuses", accelerator_repartition_timeout=10)
+    finally:
+        living.delete(budget)
+    assert '"Have nobody on what goes" failed' in found.output and "disruption budget" in found.output
+    consistent(living, node, gpu, FIRST)
+    assert {name: each for name, each in containers(living).items() if name.startswith("pinned")} == pins
+
+
+def test_a_node_that_goes_away_is_taken_up_where_it_was(living: Cluster, edge: tuple[str, int]) -> None:
+    node, gpu = edge
+    wanted_now = between(node, gpu, SECOND)
+    said = killed_at(
+        living,
+        "Change the layout of the GPU",
+        "--limit",
+        node,
+        "-e",
+        wanted_now,
+        "-e",
+        '{"accelerator_repartition_evict": true}',
+    )
+    assert "TASK [Have nobody on what goes]" in said
+    living.world("reboot", node, "--hard")
+    living.wait_registered(node, timeout=240)
+    again = repartition(living, wanted_now, "--limit", node)
+    OUTCOMES.append(("the node starts again in between", "", "failed" if again.failed else "resumed"))
+    print("\n".join(f"{step}: {left} {end}" for step, left, end in OUTCOMES))
+    assert not again.failed, again.output
+    consistent(living, node, gpu, SECOND)
+    wait_pinned(living, PINNED - 1)
+
+
+# ---- boards that change their mode by a reset only
+
+
+AMPERE: list[dict[str, Any]] = [
+    {"match": {"index": [0, 2]}, "mode": "static", "partitions": {"1g.6gb": 4}},
+    {"match": {}, "mode": "whole"},
+]
+
+
+def on_gpu(name: str, kind: str, attribute: str, uuid: str) -> list[dict[str, Any]]:
+    """One pod on one GPU, or on a partition of it, and who makes another one."""
+    template, deployment = workload(name, "1g.6gb", 1)
+    expression = f"device.attributes['gpu.nvidia.com'].{attribute} == '{uuid}'"
+    request = {"deviceClassName": kind, "selectors": [{"cel": {"expression": expression}}]}
+    template["spec"]["spec"]["devices"]["requests"][0]["exactly"] = request
+    return [template, deployment]
+
+
+def test_a_change_of_mode_takes_along_what_is_reset_with_it_and_nothing_else(living: Cluster) -> None:
+    """Four A30, linked in pairs: GPU 1 becomes partitioned, so GPU 0 is reset along, and GPUs 2 and 3 are not."""
+    living.kubectl(
+        "delete", "deployments,resourceclaimtemplates", "--all", "-n", "default", "--timeout=240s", timeout=300
+    )
+    living.wait("no claim is left", lambda: not living.get("resourceclaims", "-n", "default")["items"], 240)
+    living.world("up", "--nodes", "3", "--silicon", "8xH100,8xH100,4xA30", timeout=3000)
+    node = living.nodes()[2]
+
+    def fleet(*rules: dict[str, Any]) -> str:
+        return json.dumps(
+            {"accelerator_layouts": [{"hosts": node, "layout": [*rules, *AMPERE]}], "dra_driver_inventory_interval": 10}
+        )
+
+    first = living.playbook(
+        "site.yml", "--limit", node, "-e", fleet(), "-e", "nvidia_mig_reset=when_needed", check=False
+    )
+    assert not first.failed, first.output
+    uuids = re.findall(r"^GPU \d+: .*UUID: (GPU-[0-9a-f-]+)", living.run(node, "nvidia-smi", "-L"), re.MULTILINE)
+    for number in range(4):
+        part = number in (0, 2)
+        kind, attribute = ("mig.nvidia.com", "parentUUID") if part else ("gpu.nvidia.com", "uuid")
+        living.apply(*on_gpu(f"ampere-{number}", kind, attribute, uuids[number]))
+    living.wait(
+        "four pods run",
+        lambda: len(containers(living)) == 4 and all(one for one, _ in containers(living).values()),
+        240,
+    )
+    before = containers(living)
+    wanted_now = fleet({"match": {"index": 1}, "mode": "static", "partitions": {"2g.12gb": 2}})
+    refused = repartition(living, wanted_now, "--limit", node)
+    assert refused.failed and "when_needed" in refused.output and containers(living) == before
+    done = repartition(living, wanted_now, "--limit", node, nvidia_mig_reset="when_needed")
+    assert not done.failed, done.output
+    assert "0+1 (reset)" in done.output
+    stays = {name: each for name, each in before.items() if name.startswith(("ampere-2", "ampere-3"))}
+    assert len(stays) == 2 and stays.items() <= containers(living).items()
+    assert not {name for name in before if name.startswith(("ampere-0", "ampere-1"))} & set(pods(living))
+    assert profiles(living, node, 0) == {"1g.6gb": 4} and profiles(living, node, 1) == {"2g.12gb": 2}
+    assert not rules(living) and not records(living)
+    # The pod of the neighbour has a partition of it again; that of the GPU itself has none to come to.
+    living.wait(
+        "three pods are ready",
+        lambda: (
+            sum(
+                living.get("deployment", f"ampere-{number}", "-n", "default")["status"].get("readyReplicas", 0)
+                for number in range(4)
+            )
+            == 3
+        ),
+        240,
+    )
+    again = repartition(living, wanted_now, "--limit", node, nvidia_mig_reset="when_needed")
+    assert (again.failed, again.changed) == (0, 0), again.output

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Operations of a repartitioning: nobody is disturbed who need not be, which is proved against every arrangement there is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from board_model import Place, all_states, device, multiset
+from dra_driver.core import repartition_record as records
+from dra_driver.core.errors import AcceleratorError, InUse
+from dra_driver.core.layout import CreatePartition, DestroyPartition, Rule, execute, parse_rules, plan_layout
+from dra_driver.core.model import Device, Process
+from dra_driver.core.nvidia import offers
+from dra_driver.core.prepared import PreparedPartition
+from dra_driver.core.repartition import Operation, driver_rules, plan_operations, same_for_driver
+from dra_driver.core.repartition_record import Record, Watch
+from dra_driver.core.system import System
+from hypothesis import given
+from hypothesis import strategies as st
+from layout_test import linked, rule_of, states_by_multiset
+from memory_backend import MemoryBackend
+
+BOARD = "h100-80"
+STATIC = {"mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 4}}
+
+
+class Offers:
+    """What a plan asks of a backend: its pure functions."""
+
+    vendor, driver_name, grouping = "nvidia", "gpu.nvidia.com", None
+    offers = staticmethod(offers.offers)
+
+
+def plan(
+    devices: list[Device],
+    rules: list[dict[str, Any]],
+    prepared: list[PreparedPartition] | None = None,
+    pods: dict[str, int] | None = None,
+    former: list[dict[str, Any]] | None = None,
+) -> tuple[tuple[Operation, ...], tuple[AcceleratorError, ...]]:
+    return plan_operations(Offers(), devices, parse_rules(rules), prepared or [], pods, parse_rules(former or []))  # type: ignore[arg-type]
+
+
+def only(gpu: Device, rule: dict[str, Any], prepared: list[PreparedPartition] | None = None, **more: Any) -> Operation:
+    (found,), errors = plan([gpu], [{"match": {}, **rule}], prepared, **more)
+    assert not errors
+    return found
+
+
+def holding(gpu: Device, number: int, claim: str, *, created: bool = False) -> PreparedPartition:
+    part = gpu.partitions[number]
+    return PreparedPartition(claim, gpu.uuid, part.uuid, part.profile_id, part.placement, created)
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> tuple[tuple[Place, ...], dict[int, int], tuple[tuple[int, int], ...]]:
+    """A present state, how many pods have each partition of it, and the multiset that is wanted."""
+    states = all_states(BOARD)
+    present = draw(st.sampled_from(states))
+    users = {number: draw(st.integers(0, 3)) for number in range(len(present))}
+    return present, users, multiset(draw(st.sampled_from(states)))
+
+
+@given(scenes())
+def test_the_fewest_pods_and_then_the_fewest_partitions_are_disturbed(
+    scene: tuple[tuple[Place, ...], dict[int, int], tuple[tuple[int, int], ...]],
+) -> None:
+    present, users, target = scene
+    gpu = device(BOARD, enabled=True, places=present)
+    place_of = {number: (each.profile_id, each.placement.start) for number, each in enumerate(gpu.partitions)}
+    count = {place_of[number]: pods for number, pods in users.items()}
+    prepared = [holding(gpu, number, f"team/{number}") for number, pods in users.items() if pods]
+    pods = {f"team/{number}": each for number, each in users.items() if each}
+    rule = rule_of(gpu, target)
+    document = {
+        "mode": "static",
+        "partitions": [{"profile": each.profile, "count": each.count} for each in rule.partitions],
+    }
+    found, errors = plan([gpu], [{"match": {}, **document}], prepared, pods)
+    candidates = states_by_multiset(BOARD)[target]
+    gone = [set(present) - candidate for candidate in candidates]
+    least = min((sum(count[place] for place in each), len(each)) for each in gone)
+    assert not errors
+    if not found:
+        assert least == (0, 0) and multiset(present) == target
+        return
+    going = {(each.partition.profile_id, each.partition.placement.start) for each in found[0].going}
+    assert (sum(count[place] for place in going), len(going)) == least
+    assert sorted(found[0].claims) == sorted({claim for each in found[0].going for claim in each.claims})
+    # What is written down with its places leads to the same, whoever has gone meanwhile.
+    left = [each for each in prepared if each.claim not in found[0].claims]
+    wanted = parse_rules([dict(each) for each in found[0].wanted])
+    again = plan_layout(gpu, wanted[0], prepared=left)
+    assert again.steps == found[0].steps
+    backend = MemoryBackend(BOARD, gpu)
+    execute(backend, again)  # type: ignore[arg-type]
+    # And the way back brings back what was there.
+    former = parse_rules([dict(each) for each in found[0].former])
+    execute(backend, plan_layout(backend.present, former[0]))  # type: ignore[arg-type]
+    assert {(each.profile_id, each.placement.start) for each in backend.present.partitions} == set(present)
+
+
+def test_a_change_leaves_what_is_kept_to_whoever_has_it() -> None:
+    gpu = device(BOARD, places=((9, 4), (19, 0), (19, 1), (19, 2), (19, 3)))
+    prepared = [holding(gpu, number, f"team/{number}") for number in range(5)]
+    found = only(gpu, {"mode": "static", "partitions": {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}}, prepared)
+    assert len(found.going) == 2 and len(found.claims) == 2 and not found.restarts
+    kept = {
+        "gpu-0-mig-3g40gb-9-4",
+        *(f"gpu-0-mig-1g10gb-19-{part.placement.start}" for _u, part in found.kept if part.profile_id == 19),
+    }
+    gone = {f"gpu-0-mig-1g10gb-19-{each.partition.placement.start}" for each in found.going}
+    assert not kept & set(found.names) and gone <= set(found.names)
+
+
+def test_what_the_driver_has_made_for_a_claim_goes_with_it_where_the_device_becomes_static() -> None:
+    gpu = device(BOARD, places=((19, 0),))
+    found = only(gpu, STATIC, [holding(gpu, 0, "team/a", created=True)])
+    assert found.claims == ("team/a",) and not any(isinstance(each, DestroyPartition) for each in found.steps)
+    assert len([each for each in found.steps if isinstance(each, CreatePartition)]) == 5
+    # Its way back is to leave it to the driver.
+    assert found.former[0]["mode"] == "dynamic"
+
+
+def test_a_dynamic_device_becomes_whole_and_its_claims_end() -> None:
+    gpu = device(BOARD, places=((19, 0),))
+    found = only(gpu, {"mode": "whole"}, [holding(gpu, 0, "team/a", created=True)])
+    assert found.restarts and found.claims == ("team/a",) and not found.resets
+
+
+def test_a_whole_device_with_a_claim_is_emptied_before_its_mode_changes() -> None:
+    gpu = device(BOARD)
+    found = only(gpu, STATIC, [PreparedPartition("team/whole", gpu.uuid)])
+    assert found.restarts and found.claims == ("team/whole",) and found.former[0]["mode"] == "whole"
+    assert "gpu-0" in found.names
+
+
+def test_a_device_that_becomes_dynamic_and_has_nothing_needs_no_operation() -> None:
+    assert plan([device(BOARD)], [{"match": {}, "mode": "dynamic"}]) == ((), ())
+
+
+def test_devices_that_are_reset_together_are_one_operation() -> None:
+    gpus = linked("a30", {0: (1,), 1: (0,)})
+    gpus[0] = replace(device("a30", 0, places=((5, 0),)), linked=gpus[0].linked)
+    held = PreparedPartition("team/train", gpus[0].uuid, gpus[0].partitions[0].uuid)
+    rules = [{"match": {"index": 1}, "mode": "static", "partitions": {"1g.6gb": 1}}]
+    (found,), errors = plan(gpus, rules, [held])
+    assert not errors and found.resets and found.restarts
+    assert found.uuids == (gpus[0].uuid, gpus[1].uuid) and found.claims == ("team/train",)
+    # The neighbour has no rule of its own, and comes back as it was.
+    assert [each["match"]["uuid"] for each in found.wanted] == [[gpus[1].uuid]]
+    assert [each["mode"] for each in found.former] == ["static", "whole"]
+    assert {"gpu-0-mig-4g24gb-0-0", "gpu-1"} & set(found.names) == {"gpu-1"}
+    assert any(name.startswith("gpu-0-mig-") for name in found.names)
+
+
+def test_processes_without_a_claim_are_in_the_way() -> None:
+    gpu = device(BOARD, places=((9, 4),))
+    part = replace(gpu.partitions[0], processes=(Process(4711, "python3"),))
+    _found, (error,) = plan([replace(gpu, partitions=(part,))], [{"match": {}, "mode": "whole"}])
+    assert isinstance(error, InUse) and error.pids == (4711,) and "no pod can be asked" in error.hint
+
+
+def test_one_that_does_not_fit_stops_no_other() -> None:
+    gpus = [device(BOARD, 0, enabled=True), device(BOARD, 1, enabled=True)]
+    rules = [
+        {"match": {"index": 0}, "mode": "static", "partitions": {"7g.80gb": 2}},
+        {"match": {}, "mode": "static", "partitions": {"7g.80gb": 1}},
+    ]
+    (found,), (error,) = plan(gpus, rules)
+    assert found.uuids == (gpus[1].uuid,) and error.code == "does-not-fit"
+
+
+def test_the_driver_is_told_new_rules_device_by_device() -> None:
+    gpus = [device(BOARD, number) for number in range(3)]
+    new = parse_rules([{"match": {"index": [0, 1]}, "mode": "dynamic"}, {"match": {}, "mode": "whole", "shares": 4}])
+    old = parse_rules([{"match": {}, "mode": "whole"}])
+    told = driver_rules(gpus, new, old, {gpus[1].uuid})
+    assert [each["mode"] for each in told] == ["dynamic", "whole", "whole"] and told[2]["shares"] == 4
+    assert parse_rules([dict(each) for each in told])[0].match.uuid == (gpus[0].uuid,)
+    assert not same_for_driver(gpus[0], new, old) and same_for_driver(gpus[0], new, new)
+
+
+# ---- what is written down
+
+
+def record(**changes: Any) -> Record:
+    facts: dict[str, Any] = {
+        "operation": "repartition-1",
+        "devices": ("GPU-0",),
+        "step": "draining",
+        "until": 1000.0,
+        "wanted": ({"match": {}, "mode": "whole"},),
+        "former": ({"match": {}, "mode": "dynamic"},),
+        "names": ("gpu-0",),
+    }
+    return Record(**{**facts, **changes})
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    system = System(str(tmp_path))
+    (tmp_path / "state").mkdir()
+    assert records.read(system, "/state") is None
+    records.write(system, "/state", record())
+    assert records.read(system, "/state") == record()
+    assert (tmp_path / "state" / records.FILE).stat().st_mode & 0o777 == 0o600
+    assert records.remove(system, "/state") and not records.remove(system, "/state")
+
+
+@pytest.mark.parametrize(
+    "change", [{"version": 2}, {"devices": None}, {"step": "sleeping"}, {"until": "soon"}, {"wanted": [3]}]
+)
+def test_what_is_no_record_is_named(change: dict[str, Any]) -> None:
+    text = json.dumps({"version": 1, **record().to_dict(), **change})
+    with pytest.raises(AcceleratorError) as caught:
+        records.parse(text, "/x/repartition.json")
+    assert caught.value.code == "damaged-record" and "/x/repartition.json" in str(caught.value)
+
+
+def test_a_device_is_held_until_its_time_is_up_and_no_longer(tmp_path: Path) -> None:
+    now = [500.0]
+    watch = Watch(str(tmp_path), clock=lambda: now[0])
+    assert watch.held() == frozenset()
+    watch.refuse({"GPU-0"})
+    records.write(System(), str(tmp_path), record())
+    assert watch.held() == {"GPU-0"}
+    watch.refuse({"GPU-1"})
+    with pytest.raises(InUse) as caught:
+        watch.refuse({"GPU-1", "GPU-0"})
+    assert caught.value.code == "device-repartitioned" and "repartition-1" in str(caught.value)
+    now[0] = 1000.0
+    assert watch.held() == frozenset()
+    # A clock that was wrong when it was written holds nobody up for years either.
+    now[0] = 1000.0 - records.LONGEST_SECONDS - 1
+    assert watch.held() == frozenset()
+    now[0] = 999.0
+    records.write(System(), str(tmp_path), record(until=2000.0, devices=("GPU-7",)))
+    assert watch.held() == {"GPU-7"}
+    (tmp_path / records.FILE).write_text("{")
+    assert watch.held() == frozenset()
+    records.remove(System(), str(tmp_path))
+    assert watch.held() == frozenset()
+
+
+def test_rule_is_written_as_it_was_read() -> None:
+    rules = [
+        {
+            "match": {},
+            "mode": "static",
+            "partitions": [{"profile": "1g.10gb", "placement": 3}, {"profile": "1g.10gb", "count": 2}],
+        },
+        {"match": {}, "mode": "whole", "shares": 4},
+        {"match": {}, "mode": "dynamic", "passthrough": True, "prepared_before_binding": True},
+        {"match": {}, "mode": "whole", "composed": False},
+    ]
+    gpu = device(BOARD)
+    for rule in rules:
+        (told,) = driver_rules([gpu], parse_rules([rule]), (), ())
+        again: Rule = parse_rules([dict(told)])[0]
+        assert replace(again, match=parse_rules([rule])[0].match) == parse_rules([rule])[0]

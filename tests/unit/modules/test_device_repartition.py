@@ -1,0 +1,256 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module device_repartition on nodes with simulated boards, and what a fleet's plan makes of its answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils._device_drain import Consent
+from ansible_collections.dra.accelerators.plugins.module_utils._repartition_plan import Cluster, is_limit, join
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import Record
+from ansible_collections.dra.accelerators.plugins.modules.device_repartition import is_fresh, wanted_record
+from drain_world import DRIVER, claim_of
+from driver_store import claim
+from migration_world import pod
+
+if TYPE_CHECKING:
+    from conftest import Node
+
+FIRST = {"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 4}}
+SECOND = {"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}}
+Json = dict[str, Any]
+
+
+def planned(node: Node, folder: Path, *rules: Json, former: list[Json] | None = None, **more: Any) -> Json:
+    options = {"layout": list(rules), "former_layout": former or [], "kubelet_root": str(folder), "vendor": ["nvidia"]}
+    return node.module("device_repartition", {**options, **more}, diff=True)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    folder = tmp_path / "kubelet/plugins/gpu.nvidia.com"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_what_goes_and_who_has_it_is_told_and_nothing_touched(node: Node, tmp_path: Path, state: Path) -> None:
+    before = node.layout(FIRST)["after"][0]
+    part = next(each for each in before["partitions"] if each["profile"] == "1g.10gb")
+    claim(state / "state.db", before["uuid"], part)
+    answer = planned(node, tmp_path / "kubelet", SECOND, former=[FIRST])
+    assert not answer["changed"] and answer["vendors"] == ["nvidia"] and answer["rules_differ"]
+    (operation,) = answer["operations"]
+    assert len(operation["going"]) == 2 and operation["claims"] == []  # the two that nobody has
+    assert [step["step"] for step in operation["steps"]] == ["destroy_partition"] * 2 + ["create_partition"]
+    assert len(operation["kept"]) == 3 and not operation["resumes"] and not operation["tells_driver"]
+    assert len(answer["untouched"]) == 7 and len(answer["diff"]) == 1
+    assert "2g.20gb" in answer["diff"][0]["after"] and "2g.20gb" not in answer["diff"][0]["before"]
+    assert len(node.partitions()[0]) == 5
+    # Whoever has to go is named, and what comes of it is what the layout's own module does.
+    (whole,) = planned(node, tmp_path / "kubelet", {"match": {"index": 0}, "mode": "whole"})["operations"]
+    assert whole["claims"] == ["team-a/training"] and whole["restarts"]
+    node.layout(*operation["wanted"])
+    assert planned(node, tmp_path / "kubelet", SECOND, former=[SECOND])["operations"] == []
+    assert not planned(node, tmp_path / "kubelet", SECOND, former=[SECOND])["rules_differ"]
+    node.layout(*operation["former"])
+    assert [(each["profile"], each["placement"]["start"]) for each in before["partitions"]] == node.partitions()[0]
+
+
+def test_the_driver_is_told_of_devices_that_are_published_in_another_way(
+    node: Node, tmp_path: Path, state: Path
+) -> None:
+    assert state.is_dir()
+    old = [{"match": {}, "mode": "dynamic"}]
+    answer = planned(node, tmp_path / "kubelet", FIRST, *old, former=old)
+    (operation,) = answer["operations"]
+    assert operation["tells_driver"]
+    mine = {"uuid": [operation["devices"][0]["uuid"]]}
+    assert next(each for each in operation["driver_layout_before"] if each["match"] == mine)["mode"] == "dynamic"
+    assert next(each for each in operation["driver_layout"] if each["match"] == mine)["mode"] == "static"
+    assert operation["driver_layout"][-1] == old[0]
+
+
+def test_what_does_not_fit_is_refused(node: Node, tmp_path: Path, state: Path) -> None:
+    answer = planned(node, tmp_path / "kubelet", {**FIRST, "partitions": {"7g.80gb": 2}})
+    assert answer["failed"] and answer["error_code"] == "does-not-fit"
+
+
+def test_an_operation_is_written_down_renewed_and_ended(node: Node, tmp_path: Path, state: Path) -> None:
+    path = state / "repartition.json"
+    options = {
+        "kubelet_root": str(tmp_path / "kubelet"),
+        "driver": "gpu.nvidia.com",
+        "operation": "repartition-1",
+        "devices": ["GPU-1"],
+        "former": [{"match": {"uuid": ["GPU-1"]}, "mode": "whole"}],
+        "wanted": [{"match": {"uuid": ["GPU-1"]}, "mode": "dynamic"}],
+    }
+    begin = {**options, "state": "present", "seconds": 600}
+    assert node.module("device_repartition", begin, check=True)["changed"] and not path.exists()
+    first = node.module("device_repartition", begin)
+    assert first["changed"] and json.loads(path.read_text())["step"] == "draining"
+    assert time.time() < first["record"]["until"] <= time.time() + 600
+    assert not node.module("device_repartition", begin)["changed"]
+    # What was there before the operation stays what it was, however far it has come.
+    further = node.module("device_repartition", {**begin, "step": "applying", "former": options["wanted"]})
+    assert further["changed"] and further["record"]["former"] == options["former"]
+    other = node.module("device_repartition", {**begin, "operation": "repartition-2"})
+    assert other["failed"] and other["error_code"] == "other-operation"
+    stays = node.module("device_repartition", {**options, "state": "absent", "operation": "repartition-2"})
+    assert not stays["changed"] and path.exists()
+    ended = node.module("device_repartition", {**options, "state": "absent"})
+    assert ended["changed"] and not path.exists()
+    assert not node.module("device_repartition", {**options, "state": "absent"})["changed"]
+
+
+def test_nothing_is_written_where_no_driver_has_run(node: Node, tmp_path: Path) -> None:
+    options = {"state": "present", "driver": "gpu.nvidia.com", "operation": "a", "devices": ["GPU-1"]}
+    answer = node.module("device_repartition", {**options, "kubelet_root": str(tmp_path)})
+    assert answer["failed"] and answer["error_code"] == "no-driver"
+
+
+def test_a_run_that_was_killed_is_gone_on_with(node: Node, tmp_path: Path, state: Path) -> None:
+    node.layout(FIRST)
+    (operation,) = planned(node, tmp_path / "kubelet", SECOND)["operations"]
+    uuid = operation["devices"][0]["uuid"]
+    record = Record(
+        operation["operation"],
+        (uuid,),
+        "applying",
+        time.time() + 9,
+        (),
+        ({"match": {}, "mode": "dynamic"},),
+        ("gpu-0-old",),
+    )
+    (state / "repartition.json").write_text(json.dumps({"version": 1, **record.to_dict()}))
+    answer = planned(node, tmp_path / "kubelet", SECOND)
+    (again,) = answer["operations"]
+    assert again["operation"] == operation["operation"] and again["resumes"]
+    assert again["former"] == [{"match": {}, "mode": "dynamic"}] and "gpu-0-old" in again["names"]
+    assert [each["operation"] for each in answer["unfinished"]] == [operation["operation"]]
+    # One that has come to its end on the silicon has nothing left to do but to be ended.
+    node.layout(SECOND)
+    done = planned(node, tmp_path / "kubelet", SECOND)
+    assert done["operations"] == [] and len(done["unfinished"]) == 1
+
+
+def test_a_record_is_written_again_when_much_of_its_time_is_over() -> None:
+    params = {
+        "operation": "a",
+        "devices": ["x"],
+        "step": "draining",
+        "seconds": 100,
+        "wanted": [],
+        "former": [],
+        "names": [],
+    }
+    there = wanted_record(params, None, 1000.0)
+    assert is_fresh(wanted_record(params, there, 1005.0), there, 1005.0)
+    assert not is_fresh(wanted_record(params, there, 1020.0), there, 1020.0)
+    # Another one whose time is up is in nobody's way.
+    assert wanted_record({**params, "operation": "b"}, there, 1200.0).operation == "b"
+
+
+# ---- the plan of a fleet
+
+
+def published(node: str, name: str, kind: str = "mig") -> Json:
+    return {"driver": DRIVER, "pool": node, "node": node, "name": name, "type": kind}
+
+
+def told(*operations: Json, **more: Any) -> Json:
+    return {"operations": list(operations), "unfinished": [], "unread": [], **more}
+
+
+def operation(index: int, *names: str, **more: Any) -> Json:
+    return {
+        "driver": DRIVER,
+        "operation": f"repartition-{index}",
+        "devices": [{"index": index}],
+        "names": list(names),
+        "claims": [],
+        "going": [{"profile": "1g.10gb"}],
+        "kept": [],
+        "steps": [],
+        "wanted": [{"mode": "dynamic"}],
+        "resets": False,
+        **more,
+    }
+
+
+USERS = [pod("p1", on="a", owner=("ReplicaSet", "web")), pod("p2", on="a", owner=("ReplicaSet", "web"))]
+CLAIMS = [claim_of("c1", "a", "part-1", pods=(USERS[0],)), claim_of("c2", "a", "part-2", pods=(USERS[1],))]
+DEVICES = [published("a", f"part-{number}") for number in range(4)] + [
+    published("b", f"part-{number}") for number in range(4)
+]
+CLUSTER = Cluster(DEVICES, CLAIMS, USERS, [])
+
+
+def test_who_goes_is_who_has_what_goes_and_all_others_stay() -> None:
+    plan = join({"a": told(operation(0, "part-1", "gpu-0")), "b": told()}, CLUSTER, Consent(True), "50%", 4)
+    (found,) = plan["nodes"]["a"]["operations"]
+    assert found["published"] == ["part-1"] and found["claims"] == ["default/c1"]
+    assert [(each["namespace"], each["name"], each["node"]) for each in plan["evicted"]] == [("default", "p1", "a")]
+    assert plan["staying"] == ["default/p2"] and plan["blocked"] == []
+    assert plan["table"][1].split() == ["a", "0", "1", "x", "1g.10gb", "dynamic", "-", "default/p1"]
+    assert "1 pods are evicted; 1 others" in plan["table"][2]
+
+
+def test_without_a_word_on_evictions_it_is_in_the_way_and_waiting_is_not() -> None:
+    nodes = {"a": told(operation(0, "part-1"))}
+    assert "default/p1" in join(nodes, CLUSTER, Consent(None), "50%", 1)["blocked"][0]
+    waits = join(nodes, CLUSTER, Consent(False), "50%", 1)
+    assert waits["blocked"] == [] and "waited for" in waits["table"][-1]
+
+
+def test_pods_that_nobody_makes_again_need_a_word_of_their_own() -> None:
+    alone = pod("p1", on="a", owner=None)
+    cluster = Cluster(DEVICES, [claim_of("c1", "a", "part-1", pods=(alone,))], [alone], [])
+    nodes = {"a": told(operation(0, "part-1"))}
+    assert "no controller" in join(nodes, cluster, Consent(True), "50%", 1)["blocked"][0]
+    assert join(nodes, cluster, Consent(True, True), "50%", 1)["blocked"] == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "at_a_time", "blocked"),
+    [
+        ("100%", 9, 2, 0),
+        ("25%", 9, 1, 0),
+        ("50%", 9, 2, 0),
+        ("100%", 1, 1, 0),
+        ("3", 9, 1, 0),
+        ("1", 9, 1, 1),
+        ("12%", 9, 1, 1),
+    ],
+)
+def test_so_many_nodes_at_a_time_as_capacity_allows(limit: str, most: int, at_a_time: int, blocked: int) -> None:
+    nodes = {each: told(operation(0, "part-0", "part-1"), operation(1, "part-2")) for each in "ab"}
+    plan = join(nodes, Cluster(DEVICES, [], [], []), Consent(), limit, most)
+    assert plan["at_a_time"] == at_a_time and len(plan["blocked"]) == blocked
+
+
+def test_what_an_earlier_run_has_left_is_found() -> None:
+    rule = {
+        "metadata": {
+            "name": "r",
+            "labels": {"dra.accelerators/drain": "repartition"},
+            "annotations": {"dra.accelerators/drain-node": "b"},
+        },
+        "spec": {"deviceSelector": {"driver": DRIVER, "pool": "b", "device": "part-1"}},
+    }
+    left = {"operation": "repartition-9", "step": "applying"}
+    plan = join({"a": told(), "b": told(unfinished=[left])}, Cluster(DEVICES, [], [], [rule]), Consent(), "25%", 1)
+    assert [each["name"] for each in plan["nodes"]["b"]["leftover_rules"]] == ["r"]
+    assert plan["nodes"]["a"]["leftover_rules"] == []
+    assert "nothing to do" in plan["table"][0] and "repartition-9" in plan["table"][1]
+
+
+def test_limits_are_numbers_and_percentages() -> None:
+    assert [is_limit(text) for text in ("1", "25%", "100%", "0.5%")] == [True] * 4
+    assert [is_limit(text) for text in ("0", "-1", "", "%", "101%", "0%", "many")] == [False] * 7
