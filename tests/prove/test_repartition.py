@@ -12,13 +12,14 @@ import os
 import re
 import signal
 import subprocess
+import threading
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
-from tests.cluster.cluster import EXAMPLES, Cluster, Recap
+from tests.cluster.cluster import EXAMPLES, Cluster, CommandFailed, Recap
 from tests.cluster.manifests import IMAGE, PRINT_AND_STAY, static
 
 FIRST: dict[str, int] = {"3g.40gb": 1, "1g.10gb": 4}
@@ -159,8 +160,33 @@ def profiles(cluster: Cluster, node: str, gpu: int) -> Counter[str]:
     return found
 
 
-def generations(cluster: Cluster, node: str) -> set[int]:
-    return {each["spec"]["pool"]["generation"] for each in cluster.slices(node)}
+class Published(threading.Thread):
+    """Looks at what a node publishes of some GPUs, as long as it runs; ``seen`` are the sets of names of each, in order."""
+
+    def __init__(self, cluster: Cluster, node: str, gpus: tuple[int, ...]) -> None:
+        super().__init__(daemon=True)
+        self._cluster, self._node = cluster, node
+        self._ended = threading.Event()
+        self.seen: dict[int, list[frozenset[str]]] = {gpu: [] for gpu in gpus}
+
+    def run(self) -> None:
+        while not self._ended.wait(1.0):
+            try:
+                names = self._cluster.devices(self._node)
+            except CommandFailed:
+                continue
+            for gpu, seen in self.seen.items():
+                mine = frozenset(name for name in names if name.startswith(f"gpu-{gpu}-"))
+                if seen[-1:] != [mine]:
+                    seen.append(mine)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._ended.set()
+        self.join()
 
 
 @pytest.fixture(scope="module")
@@ -236,8 +262,9 @@ def test_nobody_is_evicted_without_a_word(living: Cluster, target: tuple[str, tu
 def test_only_pods_on_what_goes_are_evicted(living: Cluster, target: tuple[str, tuple[int, int]]) -> None:
     node, gpus = target
     file = f"/tmp/repartition-plan-{living.name}.json"
-    before, had, generation = containers(living), holders(living), max(generations(living, node))
-    done = repartition(living, wanted(target), accelerator_repartition_file=file)
+    before, had = containers(living), holders(living)
+    with Published(living, node, gpus) as published:
+        done = repartition(living, wanted(target), accelerator_repartition_file=file)
     print(done.output)
     assert not done.failed, done.output
     with open(file, encoding="utf-8") as stream:
@@ -254,8 +281,8 @@ def test_only_pods_on_what_goes_are_evicted(living: Cluster, target: tuple[str, 
     }
     assert profiles(living, node, gpus[0]) == SECOND and profiles(living, node, gpus[1]) == {"7g.80gb": 1}
     assert not rules(living) and not records(living)
-    # One for each GPU: nobody has seen the steps in between.
-    assert max(generations(living, node)) == generation + 2
+    # As it was, and as it is: nobody has seen the steps in between.
+    assert [len(seen) for seen in published.seen.values()] == [2, 2], published.seen
 
 
 def test_a_second_run_changes_nothing(living: Cluster, target: tuple[str, tuple[int, int]]) -> None:
