@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_driver.controller import facts
 from dra_driver.controller.facts import (
     ClaimFacts,
     Consumer,
@@ -25,6 +28,7 @@ from dra_driver.controller.plan import (
     DEALLOCATE,
     DELETE_RULE,
     DELETE_SLICE,
+    LIFT_RULE,
     OUT_OF_SERVICE,
     POD_ALIVE,
     POD_FINISHED,
@@ -32,13 +36,17 @@ from dra_driver.controller.plan import (
     RELEASE,
     View,
     absences,
+    drains,
     gone_nodes,
+    left_drains,
     next_gone,
     plan,
     pods_to_ask,
 )
 from hypothesis import given
 from hypothesis import strategies as st
+
+DRAIN = Path(__file__).resolve().parents[3] / "plugins/module_utils/_device_drain.py"
 
 OURS, THEIRS = "gpu.example.com", "other.example.com"
 DRIVERS = (OURS,)
@@ -211,6 +219,8 @@ def test_reading_objects() -> None:
     ours = {"app.kubernetes.io/managed-by": "dra-accelerators", "dra.accelerators/node": "a"}
     assert rule_facts({"metadata": {"name": "r", "uid": "u", "labels": ours}}) == RuleFacts("r", "u", "a")
     assert rule_facts({"metadata": {"name": "r", "uid": "u", "labels": {"dra.accelerators/node": "a"}}}) is None
+    assert rule_facts(drain_rule("r", "u")) == RuleFacts("r", "u", "a", "monday")
+    assert rule_facts(drain_rule("r", "u", manager="kubectl")) is None, "somebody else's, whatever it says"
 
 
 @pytest.mark.parametrize(
@@ -232,3 +242,36 @@ def test_reading_objects() -> None:
 )
 def test_an_allocation_for_more_than_one_node_is_nobodys(selector: Any) -> None:
     assert pinned_node(selector) == ""
+
+
+def drain_rule(name: str, uid: str, *, manager: str = "dra.accelerators.device-drain") -> dict[str, Any]:
+    """A rule as the module device_drain writes it, for a node whose name is too long for a label."""
+    metadata = {
+        "name": name,
+        "uid": uid,
+        "resourceVersion": "1",
+        "labels": {"app.kubernetes.io/managed-by": "dra-accelerators", "dra.accelerators/drain": "monday"},
+        "annotations": {"dra.accelerators/drain-node": "a"},
+        "managedFields": [{"manager": manager, "operation": "Update"}],
+    }
+    return {"metadata": metadata, "spec": {"deviceSelector": {"pool": "a"}}}
+
+
+def test_what_is_read_is_what_the_module_writes() -> None:
+    """The two are in different programs: the names must be the same."""
+    found = re.findall(r"^(?:MANAGER|OPERATION_LABEL|SINCE, FOR_NODE)\b.* = (.*)$", DRAIN.read_text(), re.MULTILINE)
+    assert [each.strip('"') for each in ", ".join(found).split(", ")][:2] == [facts.DRAIN_MANAGER, facts.DRAIN_LABEL]
+    assert f'"{facts.DRAIN_NODE}"' in ", ".join(found)
+
+
+def test_drains_are_left_once_they_were_seen_for_long_by_this_process() -> None:
+    drained, marked = RuleFacts("d", "u1", "a", "monday"), RuleFacts("m", "u2", "a")
+    view = View({"a": NodeFacts("a", "n", True, False)}, rules=[drained, marked])
+    since = drains({}, view, 100.0)
+    assert since == {"u1": 100.0}, "a rule of another kind was written to stay"
+    assert drains(since, view, 200.0) == since
+    assert drains(since, View({}), 200.0) == {}, "one that was away in between begins anew"
+    assert left_drains(view, since, now=159.0, lasting=60.0) == []
+    (action,) = left_drains(view, since, now=160.0, lasting=60.0)
+    assert (action.verb, action.name, action.uid, action.node) == (LIFT_RULE, "d", "u1", "a")
+    assert left_drains(view, since, now=1e9, lasting=0) == [], "0 is never"

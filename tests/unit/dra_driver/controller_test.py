@@ -351,6 +351,31 @@ def test_a_dry_run_writes_nothing_and_the_plan_says_what_would_be(tmp_path: Path
     run(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("after", [0.0, 0.2])
+def test_what_a_killed_drain_has_left_is_lifted_where_that_is_wanted(tmp_path: Path, after: float) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        labels = {"app.kubernetes.io/managed-by": "dra-accelerators", "dra.accelerators/node": "here"}
+        operation = {**labels, "dra.accelerators/drain": "monday"}
+        by = [{"manager": "dra.accelerators.device-drain"}]
+        server.put(f"{NODES}/here", {"metadata": {"labels": {}}})
+        server.put(f"{RULES}/drained", {"metadata": {"labels": operation, "managedFields": by}})
+        server.put(f"{RULES}/foreign", {"metadata": {"labels": operation, "managedFields": [{"manager": "kubectl"}]}})
+        server.put(f"{RULES}/marked", {"metadata": {"labels": labels, "managedFields": by}})
+        measurements = Measurements()
+        async with going(keeper(client, measurements, lift_drains_after=after, lasting=0.1).run()):
+            await until(lambda: b'drift{kind="drain-left"} 1.0' in measurements.text())
+            if after:
+                await until(lambda: b'action="lift-rule",outcome="done"} 1.0' in measurements.text())
+                await until(lambda: b'drift{kind="drain-left"} 0.0' in measurements.text())
+                assert b'objects{kind="drains"} 0.0' in measurements.text()
+            else:
+                assert b'objects{kind="drains"} 1.0' in measurements.text()
+        left = {path.rpartition("/")[2] for path in server.objects if path.startswith(RULES)}
+        assert left == {"foreign", "marked"} | (set() if after else {"drained"})
+
+    run(tmp_path, scenario)
+
+
 def test_who_may_act_no_more_writes_nothing(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)

@@ -260,3 +260,8 @@ def test_the_playbook_asks_the_nodes_and_writes_the_report(tmp_path: Path) -> No
     text = (tmp_path / "out.md").read_text()
     assert text.startswith("# Accelerators\n\nNodes: 1, devices: 0")
     assert "## node-1\n" in text and "**away**: away has not answered." in text
+    picture = json.loads((tmp_path / "out.json").read_text())
+    assert [(each["name"], each["source"]) for each in picture["nodes"]] == [("away", "none"), ("node-1", "node")]
+    page = (tmp_path / "out.html").read_text()
+    start = page.index(">", page.index('id="data"')) + 1
+    assert json.loads(page[start : page.index("</script>", start)]) == picture

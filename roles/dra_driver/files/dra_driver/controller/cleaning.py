@@ -112,7 +112,9 @@ class Cleaner:
                 return NOT_NEEDED  # somebody was faster; the next pass sees what became of it
             raise
         LOG.info("%s", action, extra=fields(node=action.node))
-        if action.verb not in DELETED_KINDS:
+        if action.verb == planning.LIFT_RULE:
+            self._tell_lifted(action)
+        elif action.verb not in DELETED_KINDS:
             self._tell_given_back(action)
         return DONE
 
@@ -125,6 +127,9 @@ class Cleaner:
         pods: Mapping[PodKey, str],
     ) -> bool:
         """Whether the same would be done about what the API server says now."""
+        if action.verb == planning.LIFT_RULE:
+            found = rule_facts(item)
+            return found is not None and found.uid == action.uid and bool(found.operation)
         present = {} if node is None else {node.name: node}
         still_gone = planning.gone_nodes(View(present), {action.node: 0.0}, now=1.0, grace=1.0)
         if gone.get(action.node) != still_gone.get(action.node):
@@ -143,7 +148,7 @@ class Cleaner:
         version = await self._resources.version()
         if action.verb == planning.DELETE_SLICE:
             return f"/apis/{GROUP}/{version}/resourceslices/{action.name}"
-        if action.verb == planning.DELETE_RULE:
+        if action.verb in (planning.DELETE_RULE, planning.LIFT_RULE):
             return f"{self._rules_path()}/{action.name}"
         return f"/apis/{GROUP}/{version}/namespaces/{action.namespace}/resourceclaims/{action.name}"
 
@@ -151,7 +156,7 @@ class Cleaner:
         path = await self._path(action)
         metadata = item["metadata"]
         bound = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
-        if action.verb in (planning.DELETE_SLICE, planning.DELETE_RULE):
+        if action.verb in (planning.DELETE_SLICE, planning.DELETE_RULE, planning.LIFT_RULE):
             body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": bound}
             await self._client.request("DELETE", path, body=body)
             return
@@ -170,6 +175,10 @@ class Cleaner:
         subject = Subject("ResourceClaim", f"{GROUP}/v1", action.name, action.uid, action.namespace)
         text = f"Node {action.node} is gone ({action.why}); the claim's devices there were given back."
         self._events.normal(subject, "DevicesGivenBack", text, action="CleanUp")
+
+    def _tell_lifted(self, action: Action) -> None:
+        text = f"The DeviceTaintRule {action.name} was lifted: {action.why}. What it kept away may come again."
+        self._events.normal(Subject("Node", "v1", action.node, action.node), "DrainLifted", text, action="CleanUp")
 
     def _tell_deleted(self, deleted: Mapping[tuple[str, str], Counter[str]]) -> None:
         """One Event for each node, however much of it there was."""

@@ -67,6 +67,7 @@ def make_keeper(
         measurements=measurements,
         may_act=lambda: elector.holds,
         grace=settings.grace,
+        lift_drains_after=settings.lift_drains_after,
         interval=settings.interval,
         dry_run=settings.dry_run,
         reporter=reporter,

@@ -20,8 +20,17 @@ from .progress import releases
 
 NODE_ABSENT, NODE_NOT_READY, NO_SLICES = "node-absent", "node-not-ready", "no-slices"
 POOL_INCOMPLETE, POOL_MIXED, DEVICE_TAINTED = "pool-incomplete", "pool-mixed", "device-tainted"
-RELEASE_BEHIND = "release-behind"
-KINDS = (NODE_ABSENT, NODE_NOT_READY, NO_SLICES, POOL_INCOMPLETE, POOL_MIXED, DEVICE_TAINTED, RELEASE_BEHIND)
+RELEASE_BEHIND, DRAIN_LEFT = "release-behind", "drain-left"
+KINDS = (
+    NODE_ABSENT,
+    NODE_NOT_READY,
+    NO_SLICES,
+    POOL_INCOMPLETE,
+    POOL_MIXED,
+    DEVICE_TAINTED,
+    RELEASE_BEHIND,
+    DRAIN_LEFT,
+)
 #: So many devices are named in one message.
 MOST_NAMED = 5
 
@@ -90,6 +99,12 @@ def findings(
         elif node not in with_slices and not facts.is_plugin:
             found.append(Finding(NO_SLICES, node, detail=facts.release))
     found += _of_pools(ours)
+    # Each run that drains lifts its rules at the end; ``pool`` is the operation here, so that each is told by itself.
+    found += [
+        Finding(DRAIN_LEFT, rule.node, pool=rule.operation, device=rule.name)
+        for rule in sorted(view.rules)
+        if rule.operation
+    ]
     if changed_at is not None:
         found += _behind(view, changed_at)
     return found
@@ -190,6 +205,8 @@ def begun_message(at: Place, those: Sequence[Finding], lasting: float) -> str:
         "scheduler passes them over. The driver removes what is its own; remove the others: kubectl delete resourceslice NAME.",
         DEVICE_TAINTED: f"Devices of pool {pool} of {driver} have been tainted {long}, and are not given out: {named}{more}. "
         "On the node: dra-driver devices says what is wrong with each and what to do.",
+        DRAIN_LEFT: f"Devices of node {node} have been drained by the operation {pool} {long} and are not given out, by the rules "
+        f"{named}{more}. If no run of it is under way any more, run it again, or open them with the module device_drain.",
         RELEASE_BEHIND: f"No node has changed its release {long}, and they differ: {detail}. Finish the roll-out: "
         f"ansible-playbook dra.accelerators.site --limit {node}",
     }[kind]
@@ -205,5 +222,6 @@ def ended_message(at: Place) -> str:
         POOL_INCOMPLETE: f"Pool {pool} of {driver} is complete again, or gone.",
         POOL_MIXED: f"Pool {pool} of {driver} has slices of one generation again.",
         DEVICE_TAINTED: f"No device of pool {pool} of {driver} has been tainted for long any more.",
+        DRAIN_LEFT: f"No device of node {node} is drained by the operation {pool} any more.",
         RELEASE_BEHIND: f"Node {node} has the release of the others, or releases change again.",
     }[kind]

@@ -17,6 +17,12 @@ OUR_FINALIZERS = "dra.accelerators/"
 #: The labels of objects that are ours, and of what belongs to one node.
 OUR_LABEL, OURS = "app.kubernetes.io/managed-by", "dra-accelerators"
 NODE_LABEL = "dra.accelerators/node"
+#: What a DeviceTaintRule of a drain bears: the label with its operation, an annotation with its node, and who wrote it.
+DRAIN_LABEL, DRAIN_NODE, DRAIN_MANAGER = (
+    "dra.accelerators/drain",
+    "dra.accelerators/drain-node",
+    "dra.accelerators.device-drain",
+)
 #: The label of a Node that says of which release its node driver is; the role dra_driver writes it.
 RELEASE_LABEL = "dra.accelerators/release"
 #: The label of a Node whose devices pods have without claims, and its value; the same role writes it.
@@ -84,11 +90,15 @@ class ClaimFacts(NamedTuple):
 
 
 class RuleFacts(NamedTuple):
-    """A DeviceTaintRule of ours and the node that it was made for."""
+    """A DeviceTaintRule of ours and the node that it was made for.
+
+    ``operation`` is the drain that it is of, "" for a rule of another kind: that one was written to stay.
+    """
 
     name: str
     uid: str
     node: str
+    operation: str = ""
 
 
 def _metadata(item: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -158,14 +168,14 @@ def claim_facts(item: Mapping[str, Any]) -> ClaimFacts:
 def rule_facts(item: Mapping[str, Any]) -> RuleFacts | None:
     """Read a DeviceTaintRule; None for one that is not ours or belongs to no node."""
     metadata = _metadata(item)
-    labels = metadata.get("labels") or {}
-    if labels.get(OUR_LABEL) != OURS or not labels.get(NODE_LABEL):
+    labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    managers = {one.get("manager") for one in metadata.get("managedFields") or ()}
+    operation = str(labels.get(DRAIN_LABEL) or "") if DRAIN_MANAGER in managers else ""
+    # A node's name can be longer than a label's value.
+    node = labels.get(NODE_LABEL) or (notes.get(DRAIN_NODE) if operation else "")
+    if labels.get(OUR_LABEL) != OURS or not node:
         return None
-    return RuleFacts(
-        str(metadata.get("name", "")),
-        str(metadata.get("uid", "")),
-        str(labels[NODE_LABEL]),
-    )
+    return RuleFacts(str(metadata.get("name", "")), str(metadata.get("uid", "")), str(node), operation)
 
 
 def pinned_node(selector: Mapping[str, Any] | None) -> str:

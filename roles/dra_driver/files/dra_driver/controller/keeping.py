@@ -56,6 +56,7 @@ class Keeper:
         measurements: Measurements,
         may_act: Callable[[], bool],
         grace: float,
+        lift_drains_after: float = 0.0,
         interval: float,
         dry_run: bool,
         reporter: Reporter,
@@ -66,6 +67,8 @@ class Keeper:
         self._drivers = tuple(drivers)
         self._measurements = measurements
         self._grace = grace
+        self._lift_drains_after = lift_drains_after
+        self._drains_since: dict[str, float] = {}
         self._interval = interval
         self._clock = clock
         self._changed = asyncio.Event()
@@ -151,6 +154,7 @@ class Keeper:
         finally:
             # Who acts no more knows nothing of drift and progress; the one who does tells of them.
             self._reporter.forget()
+            self._drains_since = {}
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
@@ -188,6 +192,8 @@ class Keeper:
         began = time.perf_counter()
         view, now = self.view(), self._clock()
         self._absent_since = planning.absences(self._absent_since, view, self._drivers, now)
+        self._drains_since = planning.drains(self._drains_since, view, now)
+        left = planning.left_drains(view, self._drains_since, now=now, lasting=self._lift_drains_after)
         gone = planning.gone_nodes(view, self._absent_since, now=now, grace=self._grace)
         asked = planning.pods_to_ask(view, gone, self._drivers)
         self._reporter.look(view, self._absent_since, now)
@@ -196,6 +202,8 @@ class Keeper:
             pods = await self._cleaner.pods(asked)
             began = time.perf_counter()
             actions = planning.plan(view, gone, pods, self._drivers)
+            deleted = {action.uid for action in actions}
+            actions += [action for action in left if action.uid not in deleted]
             seconds += time.perf_counter() - began
             await self._cleaner.clean(actions, gone, pods)
         except AcceleratorError as error:
@@ -206,4 +214,5 @@ class Keeper:
             slices=len(view.slices),
             claims=len(view.claims),
             rules=len(view.rules),
+            drains=len(self._drains_since),
         )

@@ -19,7 +19,8 @@ from .facts import OUR_FINALIZERS, ClaimFacts, Consumer, NodeFacts, RuleFacts, S
 
 ABSENT, OUT_OF_SERVICE = "its Node object is gone", "its Node object is tainted as out of service"
 DELETE_SLICE, DELETE_RULE, DEALLOCATE, RELEASE = "delete-slice", "delete-rule", "deallocate-claim", "release-claim"
-VERBS = (DELETE_SLICE, DELETE_RULE, RELEASE, DEALLOCATE)
+LIFT_RULE = "lift-rule"
+VERBS = (DELETE_SLICE, DELETE_RULE, RELEASE, DEALLOCATE, LIFT_RULE)
 
 POD_GONE, POD_FINISHED, POD_ALIVE = "gone", "finished", "alive"
 #: A pod that a claim is reserved for: namespace, name, UID.
@@ -81,6 +82,32 @@ def gone_nodes(view: View, absent_since: Mapping[str, float], *, now: float, gra
 def next_gone(absent_since: Mapping[str, float], *, now: float, grace: float) -> float:
     """In how many seconds the next absent node is gone; infinity where none is to become so. Never 0: those that are gone are not waited for."""
     return min((left for since in absent_since.values() if (left := since + grace - now) > 0), default=math.inf)
+
+
+def drains(former: Mapping[str, float], view: View, now: float) -> dict[str, float]:
+    """Since when each rule of a drain is seen, by its UID. No clock is compared with another machine's: it counts from here."""
+    return {rule.uid: former.get(rule.uid, now) for rule in view.rules if rule.operation}
+
+
+def left_drains(view: View, since: Mapping[str, float], *, now: float, lasting: float) -> list[Action]:
+    """What lifts the rules that drains have left behind: those that are seen for ``lasting`` seconds; 0: none ever."""
+    if not lasting:
+        return []
+    return sorted(
+        (
+            Action(
+                LIFT_RULE,
+                "",
+                rule.name,
+                rule.uid,
+                rule.node,
+                f"the drain {rule.operation} has kept its devices for at least {lasting:g} s",
+            )
+            for rule in view.rules
+            if rule.operation and rule.uid in since and now - since[rule.uid] >= lasting
+        ),
+        key=lambda action: (action.node, action.name),
+    )
 
 
 def pods_to_ask(view: View, gone: Collection[str], drivers: Collection[str]) -> set[PodKey]:

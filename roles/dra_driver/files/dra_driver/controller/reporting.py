@@ -26,6 +26,7 @@ REASONS = {
     drift.POOL_MIXED: "PoolMixed",
     drift.DEVICE_TAINTED: "DevicesTainted",
     drift.RELEASE_BEHIND: "ReleaseBehind",
+    drift.DRAIN_LEFT: "DrainLeft",
 }
 
 

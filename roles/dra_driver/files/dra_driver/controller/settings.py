@@ -77,7 +77,8 @@ class ControllerSettings:
     """Everything the controller is told. Times are in seconds.
 
     ``grace`` is for how long a Node object has to be absent until its node is gone; ``drifting`` for how long a pool may be
-    incomplete, or a node without slices, until it is said.
+    incomplete, or a node without slices, until it is said; ``lift_drains_after`` for how long devices may be drained until they are
+    opened, 0 for ever.
     """
 
     name: str
@@ -89,6 +90,7 @@ class ControllerSettings:
     grace: int = 120
     interval: int = 30
     drifting: int = 600
+    lift_drains_after: int = 0
     lease_seconds: int = 15
     token_lifetime: int = 2592000
     dry_run: bool = False
@@ -134,6 +136,7 @@ SETTINGS = Record(
         "grace": Whole(1, 86400, "seconds"),
         "interval": Whole(1, 3600, "seconds"),
         "drifting": Whole(1, 86400, "seconds"),
+        "lift_drains_after": Whole(0, 30 * 86400, "seconds"),
         "lease_seconds": Whole(3, 300, "seconds"),
         "token_lifetime": Whole(600, 2**31, "seconds"),
         "dry_run": Truth(),
