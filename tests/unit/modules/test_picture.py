@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import jsonschema
 import pytest
@@ -21,6 +23,7 @@ from ansible_collections.dra.accelerators.plugins.modules import accelerator_rep
 from tests.fleets import BROKEN, Fleet, boards, large
 from tests.report_page import TEMPLATES, page
 from tests.unit.core import board_model, chip_model
+from tests.unit.json_server import JsonHandler, JsonServer
 
 Json = dict[str, Any]
 SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs/report.schema.json").read_text(encoding="utf-8"))
@@ -313,3 +316,66 @@ def test_generated_fleets_are_as_the_schema_says() -> None:
     assert Page(page(picture)).tags.count("tr") > 20
     total = picture["totals"]
     assert sum(total[state] for state in ("sick", "withheld", "full", "partly", "free")) == total["devices"] == 48
+
+
+# ---- the module at an API server
+
+
+class Cluster(JsonServer):
+    """Gives the lists of a fleet, as an API server does; ``forbidden`` are parts of paths that may not be seen."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        base = "/apis/resource.k8s.io"
+        resources = {"resources": [{"name": "devicetaintrules"}]}
+        self.found: dict[str, Json] = {
+            base: {"versions": [{"version": "v1"}]},
+            f"{base}/v1": resources,
+            f"{base}/v1/resourceclaims": {"items": fleet.claims},
+            f"{base}/v1/resourceslices": {"items": fleet.slices},
+            f"{base}/v1/devicetaintrules": {"items": fleet.rules},
+            "/api/v1/pods": {"items": fleet.pending},
+            "/api/v1/namespaces/research/pods": {"items": []},
+        }
+        self.forbidden = "nothing"
+        self.asked: list[str] = []
+        server = self
+
+        class Handler(JsonHandler):
+            def do_GET(self) -> None:
+                path = urlsplit(self.path).path
+                server.asked.append(self.path)
+                if server.forbidden in path:
+                    self.answer(403, {"kind": "Status", "message": "forbidden", "reason": "Forbidden"})
+                elif path in server.found:
+                    self.answer(200, server.found[path])
+                else:
+                    self.answer(404, {"kind": "Status", "message": f"{path} is not there", "reason": "NotFound"})
+
+        super().__init__(Handler)
+
+
+def test_the_module_asks_a_cluster(run_here: Callable[..., Json]) -> None:
+    fleet = Fleet()
+    fleet.node("node-1", boards(2))
+    fleet.claim("notebook", "node-1", published(fleet, "node-1", "gpu-1-mig-1g10gb-19-2"), pods=("writer",))
+    fleet.waits("p", "c", "0/1 nodes are available")
+    fleet.rules = [{"metadata": {"name": "r"}, "spec": {"deviceSelector": {"pool": "node-1"}, "taint": TAINT}}]
+    with Cluster(fleet) as cluster:
+        options = {"nodes": fleet.answers, "host": cluster.url, "api_key": "let-me-in"}
+
+        def ask(**more: Any) -> Json:
+            return dict(run_here("accelerator_report", {**options, **more}))
+
+        found = ask()["ansible_facts"]["accelerator_report"]["picture"]
+        jsonschema.validate(found, SCHEMA)
+        assert {**found, "generated": ""} == {**fleet.picture(), "generated": ""}
+        assert found["totals"]["withheld"] == 2 and found["totals"]["waiting"] == 1
+        assert any("/api/v1/pods" in each and "phase" in each for each in cluster.asked), "of all pods those that wait"
+        cluster.forbidden = "devicetaintrules"
+        found = ask()["ansible_facts"]["accelerator_report"]["picture"]
+        assert found["totals"]["withheld"] == 0, "rules that may not be seen are not there"
+        cluster.asked.clear()
+        ask(health=False)
+        assert not any("pods" in each for each in cluster.asked)
+        cluster.forbidden = "/pods"
+        assert ask()["status"] == 403
