@@ -359,7 +359,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared imp
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import Record
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
-PLANNED, PRESENT, ABSENT = "planned", "present", "absent"
+PLANNED = "planned"
+PRESENT = "present"
+ABSENT = "absent"
 #: Where the roles write the layout for the next boot: all of them the whole of it.
 LAYOUT_FILES = ("/etc/dra-accelerators/layout.json", "/etc/dra-accelerators/layout-ascend.json")
 #: How long claims that are being prepared on the devices may take until they count as held.

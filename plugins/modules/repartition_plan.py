@@ -40,7 +40,7 @@ attributes:
 options:
   nodes:
     description:
-      - By the name of each Node, what M(dra.accelerators.device_repartition) has returned there with O(dra.accelerators.device_repartition#module:state=planned).
+      - By the name of each Node, what M(dra.accelerators.device_repartition) has returned there with its state V(planned).
     type: dict
     required: true
   evict:

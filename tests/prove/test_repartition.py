@@ -112,7 +112,7 @@ def containers(cluster: Cluster) -> dict[str, tuple[str, int]]:
             each["status"]["containerStatuses"][0]["restartCount"],
         )
         for name, each in pods(cluster).items()
-        if each["status"].get("containerStatuses")
+        if (each["status"].get("containerStatuses") or [{}])[0].get("containerID")
     }
 
 
@@ -216,7 +216,7 @@ def target(living: Cluster) -> tuple[str, tuple[int, int]]:
         assert match, device
         users.setdefault(node, Counter())[int(match[1])] += 1
     node = max(users, key=lambda each: users[each].total())
-    (first, _), (second, _) = users[node].most_common(2)
+    first, second = [gpu for gpu, _users in users[node].most_common(2)]
     return node, (first, second)
 
 
@@ -529,7 +529,7 @@ def test_a_change_of_mode_takes_along_what_is_reset_with_it_and_nothing_else(liv
         living.apply(*on_gpu(f"ampere-{number}", kind, attribute, uuids[number]))
     living.wait(
         "four pods run",
-        lambda: len(containers(living)) == 4 and all(one for one, _ in containers(living).values()),
+        lambda: len(containers(living)) == 4 and all(one for one, _restarts in containers(living).values()),
         240,
     )
     before = containers(living)

@@ -19,19 +19,20 @@ from .room import Place
 
 _Group = tuple[Profile, tuple[int, ...], int]  # profile, starts that are given, count to be placed freely
 _Cost = tuple[int, int, int, int, int, tuple[tuple[int, int], ...]]
-_NOBODY: Mapping[tuple[int, int, int], int] = {}
 
 
 def arrange(
-    device: Device, wanted: Sequence[WantedPartition], held: Mapping[tuple[int, int, int], int] = _NOBODY
+    device: Device, wanted: Sequence[WantedPartition], held: Mapping[tuple[int, int, int], int] | None = None
 ) -> tuple[Place, ...]:
     """Choose a placement for every wanted partition.
 
     ``held`` are the keys (profile id, start, size) of existing partitions that somebody holds, with how many that are: pods, or one for
     who is no pod. In this order the choice has: the fewest holders disturbed; the fewest held partitions disturbed; the fewest
-    partitions disturbed; the most room left for large partitions; the lowest starts, or numbers. Raises InvalidLayout for an unknown profile or placement, DoesNotFit when
+    partitions disturbed; the most room left for large partitions; the lowest starts, or numbers. Raises InvalidLayout for an unknown profile
+    or placement, DoesNotFit when
     there is no arrangement at all, with what is in the way.
     """
+    held = held or {}
     groups = _groups(device, wanted)
     numbered = _numbered(device, groups, held)
     best: tuple[_Cost, tuple[Place, ...]] | None = None

@@ -125,7 +125,8 @@ def plan_operations(
 ) -> tuple[tuple[Operation, ...], tuple[AcceleratorError, ...]]:
     """Return the operations that bring devices to their rules, in the devices' order, and what stands in the way of others.
 
-    ``former`` are the rules that the driver works by until then. ``pods`` says how many pods a claim has (one where it says nothing): of all ways to the layout that is taken which disturbs the
+    ``former`` are the rules that the driver works by until then. ``pods`` says how many pods a claim has (one where it
+    says nothing): of all ways to the layout that is taken which disturbs the
     fewest of them, and of those the one that destroys the fewest partitions. Of the backend only pure functions are called.
 
     A partition that the driver has made for a claim goes with that claim: it is in no static layout, and its claim has to end
