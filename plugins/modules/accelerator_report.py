@@ -141,8 +141,8 @@ ansible_facts:
             - The devices, with C(vendor), C(index), C(uuid), C(product), C(pci_address), C(pcie_root), C(numa_node), C(memory_bytes), C(memory_slices),
               C(partitioning), C(processes) and C(health) as M(dra.accelerators.accelerator_info) has them, the C(claims) that the node has prepared, and
               C(groups), the groups of devices with direct links between them that it belongs to, by what people call such a group.
-            - Each of its C(partitions) has C(profile), C(placement), C(uuid), C(memory_bytes), C(claims) and C(owner), which is V(claim) where the node driver has made
-              it for one, V(administrator) where somebody else has, and V(foreign) where it was made by hand in a form that no profile has.
+            - Each of its C(partitions) has C(profile), C(placement), C(uuid), C(memory_bytes), C(claims) and C(owner), which is V(claim) where the node
+              driver has made it for one, V(administrator) where somebody else has, and V(foreign) where it was made by hand in a form that no profile has.
           returned: without O(nodes)
           type: list
           elements: dict
@@ -243,8 +243,8 @@ ansible_facts:
         picture:
           description:
             - The fleet as data to draw. C(docs/report.schema.json) of the collection describes it, and the playbook writes it as JSON.
-            - It has C(totals); C(nodes) with their C(devices), each in one C(state) (V(sick), V(withheld), V(full), V(partly) or V(free)), with C(partitions) where
-              they lie and the C(claims) that have them, and what still C(fits); C(room), how many claims of each kind can still be served;
+            - It has C(totals); C(nodes) with their C(devices), each in one C(state) (V(sick), V(withheld), V(full), V(partly) or V(free)), with
+              C(partitions) where they lie and the C(claims) that have them, and what still C(fits); C(room), how many claims of each kind can still be served;
               C(claims); and who is C(waiting), since when and for what reason.
           returned: with O(nodes)
           type: dict
