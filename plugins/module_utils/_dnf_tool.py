@@ -261,8 +261,9 @@ class Dnf(RpmTool):
             yield ["dnf", *options, "install", *specs]
             return
         with tempfile.NamedTemporaryFile("w", prefix="dra-accelerators-", suffix=".dnf") as script:
+            # It takes files first of all or not at all.
             install = f"install {' '.join(specs)}\n" if specs else ""
-            script.write(f"remove {' '.join(gone)}\n{install}run\n")
+            script.write(f"{install}remove {' '.join(gone)}\nrun\n")
             script.flush()
             yield ["dnf", *options, "shell", script.name]
 
