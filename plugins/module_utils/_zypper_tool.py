@@ -97,10 +97,10 @@ class Zypper(RpmTool):
         """Yield an environment in which zypper passes over its locks, for which it has no option."""
         text = self._text(_CONFIG)
         lines = [line for line in text.splitlines() if not line.strip().startswith("locksfile.apply")]
-        if not any(line.strip() == "[main]" for line in lines):
-            lines.insert(0, "[main]")
-        at = next(at for at, line in enumerate(lines) if line.strip() == "[main]")
-        lines.insert(at + 1, "locksfile.apply = no")
+        heads = [at for at, line in enumerate(lines) if line.strip() == "[main]"]
+        own = ["locksfile.apply = no"] if heads else ["[main]", "locksfile.apply = no"]
+        at = heads[0] + 1 if heads else 0
+        lines[at:at] = own
         with tempfile.NamedTemporaryFile("w", prefix="dra-accelerators-", suffix=".conf") as file:
             file.write("\n".join([*lines, ""]))
             file.flush()

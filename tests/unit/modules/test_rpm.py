@@ -174,7 +174,7 @@ def test_an_order_is_one(versions: list[str]) -> None:
     assert all(compare(one, other) >= 0 for one, other in zip(found, found[1:]))
     for one in versions:
         assert compare(one, one) == 0
-        assert all(compare(one, other) == -compare(other, one) for other in versions)
+        assert all(compare(one, each) == -compare(each, one) for each in versions)
 
 
 def test_the_drivers_version_is_found_in_each_distributions_way() -> None:
