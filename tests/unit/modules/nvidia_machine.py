@@ -42,6 +42,7 @@ class Machine(System):
         self.held_modules: set[str] = set()
         self.broken_loads: set[str] = set()
         self.dkms_fails = False
+        self.broken_units: set[str] = set()
         self.log: list[str] = []
         self.put_file("/proc/self/none", "")
         self.put_file(f"/lib/modules/{os.uname().release}/build/none", "")
@@ -123,6 +124,8 @@ class Machine(System):
             return Completed(0, "", "")
         if verb == "daemon-reload":
             return Completed(0, "", "")
+        if verb in ("start", "restart") and unit in self.broken_units:
+            return Completed(1, "", "the job has failed")
         (self.running.add if verb in ("start", "restart") else self.running.discard)(unit)
         return Completed(0, "", "")
 

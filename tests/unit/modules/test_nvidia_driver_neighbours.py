@@ -19,6 +19,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver im
     not_offered,
     persistence_text,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from driver_node import NEWER, OLDER, Node
 from driver_store import claim
 
@@ -213,3 +214,53 @@ def test_a_kernel_without_precompiled_modules_is_named_with_a_way_out() -> None:
         and "nvidia_driver_build: dkms" in str(error)
     )
     assert not_offered(offers, wanted, {}, "6.8.0-45-generic").code == "not-offered"
+
+
+# What goes with the kernel modules
+
+LAYOUT, SETTINGS, DRIVER = (f"dra-accelerators-{name}.service" for name in ("layout", "settings", "driver"))
+
+
+def test_layout_and_settings_come_again_before_the_node_driver_starts(node: Node) -> None:
+    node.run(OLDER)
+    node.machine.enabled.add(DRIVER)
+    node.machine.running |= {LAYOUT, SETTINGS, DRIVER}
+    node.machine.log.clear()
+    node.run(NEWER)
+    order = [line for line in node.machine.log if line.split()[0] in ("load", "restart", "start")]
+    assert order == [
+        f"load nvidia {NEWER}",
+        f"load nvidia_uvm {NEWER}",
+        f"restart {LAYOUT}",
+        f"start {UNIT}",
+        f"restart {SETTINGS}",
+        f"start {DRIVER}",
+    ]
+    node.machine.log.clear()
+    node.run(NEWER)
+    assert not [line for line in node.machine.log if LAYOUT in line], (
+        "where nothing was unloaded, nothing is done again"
+    )
+
+
+def test_a_driver_with_which_the_layout_does_not_come_is_taken_back(node: Node) -> None:
+    node.run(OLDER)
+    node.machine.enabled.add(DRIVER)
+    node.machine.running |= {LAYOUT, DRIVER}
+    node.machine.broken_units = {LAYOUT}
+    failed = node.run(NEWER)
+    assert failed["error_code"] == "not-applied" and f"has the driver {OLDER} again" in failed["msg"]
+    assert node.machine.loaded() == OLDER and DRIVER in node.machine.running
+
+
+def test_a_unit_that_does_not_start_keeps_none_of_the_others_from_it(node: Node) -> None:
+    units = ("a.service", "b.service", "c.service")
+    node.machine.enabled |= set(units)
+    node.machine.running |= set(units)
+    node.machine.broken_units = {"b.service"}
+    with (
+        pytest.raises(AcceleratorError, match=r"systemctl start b\.service"),
+        _driver_install.standing_still(node.machine, units),
+    ):
+        assert not node.machine.running & set(units)
+    assert node.machine.running & set(units) == {"a.service", "c.service"}
