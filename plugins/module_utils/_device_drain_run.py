@@ -125,7 +125,9 @@ class Drainer:
         return self.done
 
     def open(self, attributes: Mapping[str, str] | None = None) -> Done:
-        """Lift the operation's rules, with ``attributes`` once the devices are published so. Raises TimeIsUp, ApiError."""
+        """Lift the operation's rules, with ``attributes`` once the devices are published so. Raises TimeIsUp, DrainError, ApiError."""
+        if attributes and not self._asked.node:
+            raise drain.DrainError("published needs the name of a node, whose devices are looked at", code="no-node")
         mine, self.done.others = self._found_rules()
         if attributes and mine and not self._dry:
             self._await_published(attributes, [drain.rule_facts(each) for each in mine])

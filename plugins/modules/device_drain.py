@@ -350,6 +350,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._device_drain_run
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
+    ApiError,
     connect,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import fail, run
@@ -357,7 +358,6 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import fa
 CONSTRAINTS: dict[str, Any] = {
     "required_together": API_REQUIRED_TOGETHER,
     "required_if": [("state", "drained", ["node"])],
-    "required_by": {"published": ["node"]},
 }
 
 
@@ -420,14 +420,21 @@ def result(done: Done) -> dict[str, Any]:
 
 def work(module: AnsibleModule) -> dict[str, Any]:
     params = module.params
-    drainer = Drainer(
-        connect(module),
-        asked_of(params),
-        Consent(params["evict"], params["evict_unmanaged"]),
-        timeout=params["timeout"],
-        grace_period=params["grace_period"],
-        dry=module.check_mode,
-    )
+    api = connect(module)
+    try:
+        drainer = Drainer(
+            api,
+            asked_of(params),
+            Consent(params["evict"], params["evict_unmanaged"]),
+            timeout=params["timeout"],
+            grace_period=params["grace_period"],
+            dry=module.check_mode,
+        )
+    except ApiError as error:
+        # Where there can be no rules, there are none to lift.
+        if error.code == "api-version" and params["state"] == "open":
+            return result(Done())
+        raise
     try:
         done = drainer.drain() if params["state"] == "drained" else drainer.open(texts(params["published"]))
     except (Blocked, TimeIsUp) as error:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -347,6 +348,23 @@ def test_devices_are_opened_when_they_are_published_as_they_should_be() -> None:
     assert found.open({"driverVersion": "580.105.08"}).waited > 0 and world.rule_targets() == []
     # Where nothing is drained, nothing is waited for.
     assert drainer(world).open({"driverVersion": "1"}).waited == 0
+
+
+def test_the_options_that_need_a_node(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one, an operation is lifted on all nodes; where no rules are served, there are none to lift."""
+    world = busy()
+    for name in ("a", "b"):
+        drainer(world, node=name, devices=("gpu-0",)).drain()
+    monkeypatch.setattr(device_drain, "connect", lambda module: world)
+    opening = {"state": "open", "operation": "new-driver"}
+    refused = run_here("device_drain", {**opening, "published": {"driverVersion": 1}})
+    assert refused["error_code"] == "no-node" and len(world.rule_targets()) == 2
+    assert len(run_here("device_drain", opening)["steps"]) == 2 and world.rule_targets() == []
+    world.served = False
+    assert not run_here("device_drain", {**opening, "node": "a"})["changed"]
+    drained = run_here("device_drain", {"state": "drained", "node": "a", "evict": True})
+    assert drained["error_code"] == "api-version"
+    assert run_here("device_drain", {"state": "drained"})["failed"]
 
 
 def test_which_pools_are_published() -> None:
