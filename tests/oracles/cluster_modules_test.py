@@ -13,7 +13,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -261,7 +261,8 @@ def test_waiting_for_claims(module: Callable[..., Json], server: Server) -> None
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 
 
-def drained_node(server: Server) -> None:
+@pytest.fixture
+def _drained_node(server: Server) -> Iterator[None]:
     """A node with a GPU that a pod of a ReplicaSet has; nobody knows of its budget yet whether it allows anything."""
     server.request("POST", "/api/v1/nodes", {"metadata": {"name": "node-3"}})
     spec = {
@@ -290,10 +291,14 @@ def drained_node(server: Server) -> None:
         "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "trainer"}}},
     }
     server.request("POST", BUDGETS, {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", **budget})
+    yield
+    # The other tests know of two nodes.
+    server.request("DELETE", f"{DRA}/resourceslices/node-3")
+    server.request("DELETE", "/api/v1/nodes/node-3")
 
 
+@pytest.mark.usefixtures("_drained_node")
 def test_devices_are_drained_by_evictions_and_opened(module: Callable[..., Json], server: Server) -> None:
-    drained_node(server)
     options = {"state": "drained", "node": "node-3", "operation": "new-driver", "timeout": 0}
 
     def rules() -> list[Json]:
