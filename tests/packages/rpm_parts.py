@@ -87,6 +87,21 @@ def needs() -> list[Rpm]:
     return [Rpm("dkms", "3.0.13", "1.el9", anywhere=True)]
 
 
+def _unit(name: str) -> dict[str, str]:
+    return {f"/usr/lib/systemd/system/{name}.service": f"[Unit]\nDescription={name}, a stand-in\n"}
+
+
+def fabric(version: str) -> list[Rpm]:
+    """Return the fabric manager for a driver of one version; its package was called otherwise once, and its unit was not."""
+    name = "nvidia-fabricmanager" if int(version.partition(".")[0]) >= 560 else "nvidia-fabric-manager"
+    return [Rpm(name, version, files=_unit("nvidia-fabricmanager"))]
+
+
+def subnet_manager() -> list[Rpm]:
+    """Return NVLSM, which has versions of its own."""
+    return [Rpm("nvlsm", "2025.06.5")]
+
+
 def driver_redhat(version: str) -> list[Rpm]:
     """Return the driver's packages as the repositories rhel8 to rhel10 have them, which have an epoch."""
     same = f"3:{version}"
@@ -102,8 +117,8 @@ def driver_redhat(version: str) -> list[Rpm]:
         part("kmod-nvidia-open-dkms", provides, "Requires: dkms", "Conflicts: kmod-nvidia-latest-dkms", anywhere=True),
         part("kmod-nvidia-latest-dkms", provides, "Requires: dkms", "Conflicts: kmod-nvidia-open-dkms", anywhere=True),
         part("nvidia-persistenced"),
-        Rpm("nvidia-fabricmanager", version),
-        Rpm("nvidia-imex", version),
+        *fabric(version),
+        Rpm("nvidia-imex", version, files=_unit("nvidia-imex")),
     ]
 
 
@@ -134,5 +149,5 @@ def driver_suse(version: str) -> list[Rpm]:
         signed,
         Rpm("libnvidia-ml", version),
         Rpm("nvidia-persistenced", version),
-        Rpm("nvidia-fabricmanager", version),
+        *fabric(version),
     ]

@@ -26,7 +26,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._rpm import compa
 from rpm_machine import Key, RpmMachine, served  # noqa: E402
 
 OLDER, NEWER, BROKEN = "1.17.8", "1.18.1", "1.19.0"
-BRANCH, NEXT_BRANCH = "580.95.05", "595.45.04"
+OLD_BRANCH, BRANCH, NEXT_BRANCH = "535.183.06", "580.95.05", "595.45.04"
 FAMILY = {"dnf": "redhat", "zypper": "suse"}
 #: What each tool is told by hand to bring all that is newer.
 BRING_ALL = {"dnf": ["dnf", "-y", "upgrade"], "zypper": ["zypper", "--non-interactive", "update"]}
@@ -59,6 +59,16 @@ class Node:
         given = {"load": False, "state_path": "", "persistence": False}
         return self.machine.module("nvidia_driver", catalog=catalog, headers=headers, **given, **options)
 
+    def fabric(self, **options: Any) -> dict[str, Any]:
+        """No switch is here, so it is asked for outright."""
+        given = {"manager": "always", "subnet_manager": "always", "imex": self.imex, "state_path": ""}
+        return self.machine.module("nvidia_fabric_manager", **{**given, **options})
+
+    @property
+    def imex(self) -> str:
+        """Which of IMEX the vendor's repository has: SUSE's has none."""
+        return "installed" if self.machine.tool == "dnf" else "none"
+
     def installed(self, *names: str) -> dict[str, str]:
         """Versions of packages, without epochs and releases; empty for what is not installed."""
         found = {line.split()[0]: line.split()[1] for line in self.machine.packages()}
@@ -72,7 +82,10 @@ def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     machine.has(parts.base(), key)
     machine.repository("toolkit", [parts.toolkit(each) for each in (OLDER, NEWER, BROKEN)], key)
     driver = parts.driver_suse if request.param == "zypper" else parts.driver_redhat
-    machine.repository("driver", [parts.needs(), *(driver(each) for each in (BRANCH, NEXT_BRANCH))], key)
+    machine.repository(
+        "driver", [parts.needs(), parts.subnet_manager(), *(driver(each) for each in (BRANCH, NEXT_BRANCH))], key
+    )
+    machine.repository("older", [parts.fabric(OLD_BRANCH)], key)
     family = yaml.safe_load((ROOT / f"roles/nvidia_driver/vars/{FAMILY[request.param]}.yml").read_text("utf-8"))
     with served(machine.web) as address:
         yield Node(machine, key, other, address, family)
@@ -159,6 +172,59 @@ def test_modules_that_suse_has_signed_come_with_the_vendors_programs(node: Node)
     assert any(line.startswith("nvidia-open-driver-G06-signed-cuda-kmp-default ") for line in node.machine.packages())
     assert node.driver(state="absent").get("changed")
     assert node.machine.packages() == before
+
+
+def test_the_fabric_manager_has_the_drivers_version_follows_it_and_goes_without_a_rest(node: Node) -> None:
+    machine, before = node.machine, node.machine.packages()
+    source = node.source("driver")
+    names = ("nvidia-fabricmanager", "nvlsm", *(("nvidia-imex",) if node.imex == "installed" else ()))
+
+    def versions(of_driver: str) -> dict[str, str]:
+        return {name: "2025.06.5-1" if name == "nvlsm" else f"{of_driver}-1" for name in names}
+
+    alone = node.fabric(source=source)
+    assert alone.get("error_code") == "driver", alone
+    assert node.driver(version=BRANCH, kernel_modules="open", source=source).get("changed")
+    there = machine.packages()
+    foreseen = node.fabric(check=True)
+    assert foreseen.get("changed") and machine.packages() == there, foreseen
+
+    done = node.fabric()
+    assert done.get("changes") == foreseen["changes"], done
+    assert node.installed(*names) == versions(BRANCH) == done["after"]["packages"]
+    assert done["after"]["units"] == ["nvidia-fabricmanager.service"] and done["driver_version"] == BRANCH
+    again = node.fabric()
+    assert again.get("changed") is False and not again["steps"], again
+    held = machine.packages()
+    machine.run(*BRING_ALL[machine.tool])
+    assert machine.packages() == held, "it was not held"
+
+    newer = node.driver(version=NEXT_BRANCH, kernel_modules="open", source=source)
+    assert newer.get("after", {}).get("version") == NEXT_BRANCH, newer
+    assert node.installed(*names) == versions(NEXT_BRANCH)
+    assert node.driver(state="previous").get("after", {}).get("version") == BRANCH
+    assert node.installed(*names) == versions(BRANCH)
+    settled = node.fabric()
+    assert settled.get("after", {}).get("packages") == versions(BRANCH), settled
+    assert node.fabric().get("changed") is False
+
+    gone = node.fabric(state="absent")
+    assert gone.get("changed") and machine.packages() == there, gone
+    assert node.driver(state="absent").get("changed")
+    assert machine.packages() == before and not machine.run("sh", "-c", OURS).stdout
+
+
+def test_an_older_fabric_manager_comes_by_the_name_that_it_had(node: Node) -> None:
+    machine, before = node.machine, node.machine.packages()
+    wanted = {"driver_version": OLD_BRANCH, "imex": "none", "subnet_manager": "never"}
+    done = node.fabric(source=node.source("older"), **wanted)
+    assert done.get("after", {}).get("packages") == {"nvidia-fabric-manager": f"{OLD_BRANCH}-1"}, done
+    # The one of a newer driver takes its place, by its own name.
+    newer = node.fabric(source=node.source("driver"), **{**wanted, "driver_version": BRANCH})
+    assert newer.get("after", {}).get("packages") == {"nvidia-fabricmanager": f"{BRANCH}-1"}, newer
+    assert not node.installed("nvidia-fabric-manager")["nvidia-fabric-manager"]
+    assert node.fabric(state="absent").get("changed")
+    assert machine.packages() == before and not machine.run("sh", "-c", OURS).stdout
 
 
 def test_versions_have_rpms_own_order(node: Node) -> None:
