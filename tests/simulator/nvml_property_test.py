@@ -167,8 +167,8 @@ def test_all_processes_at_once(bare_silicon: Silicon, name: str) -> None:
 def test_a_writer_killed_at_any_moment_leaves_a_whole_state(bare_silicon: Silicon, tmp_path: Path) -> None:
     """Processes that create and destroy without pause are killed; what is left is consistent and can be used further."""
     board = BOARDS["H100-80"]
-    section = gpu_section(board, 0, ("mig-mode yes",))
-    assert bare_silicon.load(machine_text(bare_silicon.folder, [section]))["ok"]
+    sections = [gpu_section(board, index, ("mig-mode yes",)) for index in range(2)]
+    assert bare_silicon.load(machine_text(bare_silicon.folder, sections))["ok"]
     choose = random.Random(1)
     survivor = bare_silicon.client()
     for _round in range(8):
@@ -185,6 +185,13 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_state(bare_silicon: Silico
         shown = bare_silicon.show()["gpus"][0]["gpu_instances"]
         check_consistency(board, shown)
         assert all(Path(each["capability"]).exists() for each in shown)
+        # Whoever changes something next, on whatever GPU, tidies up.
+        survivor("nvmlGpuInstanceDestroy", survivor("nvmlDeviceCreateGpuInstance", survivor.gpu(1), 19))
+        assert {path.name for path in (bare_silicon.capabilities / "gpu0/mig").iterdir()} == {
+            "config",
+            "monitor",
+            *(f"gi{each['id']}" for each in shown),
+        }
         for identifier in [each["id"] for each in shown]:
             survivor("nvmlGpuInstanceDestroy", survivor("nvmlDeviceGetGpuInstanceById", survivor.gpu(), identifier))
         survivor("nvmlGpuInstanceDestroy", survivor("create_at", survivor.gpu(), 0, 0, 8))

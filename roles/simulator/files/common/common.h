@@ -78,6 +78,9 @@ uint64_t state_generation(void);
 uint64_t state_copy_generation(void);                /* of what state_refresh returned last */
 uint32_t state_count_call(unsigned fault);          /* number of this call since the fault was set, from 1 */
 void state_reset_call_count(unsigned fault);
+/* While writing: the devices, a bit set, whose files the last writers may not have made equal to the state; it outlives them. */
+uint64_t state_unfollowed(void);
+void state_set_unfollowed(uint64_t devices);
 struct counters *state_counters(bool writable);      /* NULL: not open, or not to be written */
 int state_create(void);
 int state_descriptor(void);                         /* a new one, for reading, on the file that this process has mapped */

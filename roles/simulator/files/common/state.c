@@ -35,6 +35,7 @@ struct state_file {
     uint64_t magic, layout;                     /* layout: size of everything, so that another build's file is not misread */
     _Atomic uint64_t generation;                /* 0: nothing was ever loaded */
     _Atomic uint32_t calls[CALL_FAULTS_MAX];
+    _Atomic uint64_t unfollowed;                /* bit set of devices whose files may not be what the published state says */
     struct counters counters;
     struct machine slots[2];
 };
@@ -66,15 +67,18 @@ uint64_t now_microseconds(void)
     return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
 }
 
-/* The file lies beside the library, wherever that was loaded from. */
-static bool state_path(char path[PATH_MAX])
+/* The file lies beside the library, wherever that was loaded from. Called under the process lock. */
+static const char *state_path(void)
 {
+    static char found[PATH_MAX];
     Dl_info information;
-    char library[PATH_MAX];
+    char library[PATH_MAX], path[PATH_MAX];
+    if (found[0])
+        return found;
     if (!dladdr((void *)(uintptr_t)state_path, &information) || !realpath(information.dli_fname, library))
-        return false;
+        return NULL;
     int length = snprintf(path, PATH_MAX, "%s/%s.%s", dirname(library), STATE_NAME, SIMULATOR_VERSION);
-    return length > 0 && length < PATH_MAX;
+    return length > 0 && length < PATH_MAX ? strcpy(found, path) : NULL;
 }
 
 static bool header_fits(const struct state_file *file)
@@ -92,9 +96,9 @@ void state_close(void)
 
 int state_open(void)
 {
-    char path[PATH_MAX];
+    const char *path = state_path();
     struct stat status;
-    if (!state_path(path) || stat(path, &status) != 0 || (size_t)status.st_size < sizeof(struct state_file))
+    if (!path || stat(path, &status) != 0 || (size_t)status.st_size < sizeof(struct state_file))
         return DRIVER_NOT_LOADED;
     if (process.file && process.device == status.st_dev && process.inode == status.st_ino)
         return SUCCESS;
@@ -145,8 +149,8 @@ const struct machine *state_refresh(void)
 
 int state_begin_write(struct machine **machine)
 {
-    char path[PATH_MAX];
-    if (!process.file || !process.writable || !state_path(path))
+    const char *path = state_path();
+    if (!process.file || !process.writable || !path)
         return NO_PERMISSION;
     process.lock = open(path, O_RDWR | O_CLOEXEC);
     if (process.lock < 0)
@@ -227,6 +231,10 @@ void state_reset_call_count(unsigned fault)
     atomic_store(&process.file->calls[fault], 0);
 }
 
+uint64_t state_unfollowed(void) { return atomic_load(&process.file->unfollowed); }
+
+void state_set_unfollowed(uint64_t devices) { atomic_store(&process.file->unfollowed, devices); }
+
 struct counters *state_counters(bool writable)
 {
     return process.file && header_fits(process.file) && (process.writable || !writable) ? &process.file->counters : NULL;
@@ -234,15 +242,15 @@ struct counters *state_counters(bool writable)
 
 int state_descriptor(void)
 {
-    char path[PATH_MAX];
-    return process.file && state_path(path) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    const char *path = state_path();
+    return process.file && path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
 }
 
 /* Makes the file, or makes the file of another build this one's. The inode stays, for whoever has it mapped. */
 int state_create(void)
 {
-    char path[PATH_MAX];
-    if (!state_path(path))
+    const char *path = state_path();
+    if (!path)
         return OPERATING_SYSTEM;
     int descriptor = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (descriptor < 0)

@@ -126,7 +126,7 @@ nvmlReturn_t call_commit(struct call *call)
 
 nvmlReturn_t call_commit_instances(struct call *call)
 {
-    capabilities_commit(call->write);
+    capabilities_commit_of(call->write, call->gpu_index);
     call->writing = false;
     return SUCCESS;
 }

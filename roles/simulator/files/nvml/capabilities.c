@@ -15,6 +15,9 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#define ALL_GPUS UINT64_MAX
+_Static_assert(GPUS_MAX <= 64, "a bit for each GPU");
+
 enum { PATH_BYTES = 2 * PATH_MAX_BYTES, MINOR_CONFIG = 1, MINOR_MONITOR = 2, MINOR_FIRST = 3, MODE_ALL = 0444, MODE_ROOT = 0400 };
 
 /* As in the driver's mig-minors: 135 numbers for each GPU, 9 for each instance: itself and its 8 compute instances. */
@@ -56,11 +59,13 @@ static bool make_folders(const char *file)
 static void write_access(const char *path, unsigned minor, unsigned mode)
 {
     char temporary[PATH_BYTES + 16], text[96];
-    if (access(path, F_OK) == 0 || !make_folders(path))
+    if (access(path, F_OK) == 0)
         return;
     int length = snprintf(text, sizeof text, "DeviceFileMinor: %u\nDeviceFileMode: %u\nDeviceFileModify: 1\n", minor, mode);
     snprintf(temporary, sizeof temporary, "%s.%d", path, (int)getpid());
     int descriptor = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0444);
+    if (descriptor < 0 && errno == ENOENT && make_folders(path))
+        descriptor = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0444);
     if (descriptor < 0)
         return;
     bool written = write(descriptor, text, (size_t)length) == length;
@@ -239,25 +244,39 @@ static void prune_moved(const struct machine *machine, const struct gpu *gpu)
     rewrite_information(machine, gpu);
 }
 
-/* Files come before the instance is there for others and go after it is gone: a process that is killed in between leaves a file too
+static bool moved(const struct gpu *gpu) { return gpu->minor != gpu->former_minor; }
+
+static bool wanted(uint64_t gpus, unsigned index) { return gpus >> index & 1; }
+
+/* Commits, and makes the tree of these GPUs equal to the state; also of those whose last writer was killed, or might not write there.
+ * Files come before the instance is there for others and go after it is gone: a process that is killed in between leaves a file too
  * many, never an instance without one, and the next change puts that right. All of it under the lock, in the order of the changes. */
-void capabilities_commit(const struct machine *machine)
+static void commit(const struct machine *machine, uint64_t gpus)
 {
     char path[PATH_BYTES];
     snprintf(path, sizeof path, "%s/capabilities/", machine->proc_root);
-    bool writable = access(path, F_OK) == 0 ? access(path, W_OK) == 0 : make_folders(path);
+    const bool there = access(path, F_OK) == 0;
+    const bool writable = there ? access(path, W_OK) == 0 : make_folders(path);
+    gpus |= there ? state_unfollowed() : ALL_GPUS;
+    state_set_unfollowed(gpus);
     for (unsigned index = 0; writable && index < machine->gpu_count; index++) {
-        if (machine->gpus[index].minor != machine->gpus[index].former_minor)
+        if (moved(&machine->gpus[index]))
             add_moved(machine, &machine->gpus[index]);
-        if (machine->gpus[index].board.mig != MIG_NONE)
+        if (machine->gpus[index].board.mig != MIG_NONE && (wanted(gpus, index) || moved(&machine->gpus[index])))
             add_gpu(machine, (int)index);
     }
     state_publish();
     for (unsigned index = 0; writable && index < machine->gpu_count; index++) {
-        if (machine->gpus[index].board.mig != MIG_NONE)
+        if (machine->gpus[index].board.mig != MIG_NONE && (wanted(gpus, index) || moved(&machine->gpus[index])))
             prune_gpu(machine, (int)index);
-        if (machine->gpus[index].minor != machine->gpus[index].former_minor)
+        if (moved(&machine->gpus[index]))
             prune_moved(machine, &machine->gpus[index]);
     }
+    if (writable)
+        state_set_unfollowed(0);
     state_unlock();
 }
+
+void capabilities_commit(const struct machine *machine) { commit(machine, ALL_GPUS); }
+
+void capabilities_commit_of(const struct machine *machine, int gpu) { commit(machine, (uint64_t)1 << gpu); }

@@ -233,6 +233,7 @@ unsigned capability_minor_instance(const struct gpu *gpu, int instance);
 unsigned capability_minor_compute(const struct gpu *gpu, int instance, int compute);
 void capability_path(const struct machine *machine, int gpu, int instance, int compute, char *path, size_t size);
 void capabilities_commit(const struct machine *machine);   /* commits, and makes the tree equal to the state, where it may */
+void capabilities_commit_of(const struct machine *machine, int gpu);   /* the same where only one GPU has changed */
 
 /* mig.c: rules of partitioning; no I/O. */
 const struct profile *profile_by_id(const struct board *board, unsigned id, unsigned *enumeration);
