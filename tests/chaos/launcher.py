@@ -62,14 +62,14 @@ def drive(order: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    import grpc.aio
     import pynvml
     from dra_driver import cli, node, stages
+    from dra_driver.kubelet import server
     from dra_driver.supervisors import reconciler
 
     from tests.bench import sampling
     from tests.cluster import stop_at
 
-    assert grpc.aio and node and pynvml
+    assert node and pynvml and server
     for line in sys.stdin:
         print(start(json.loads(line)), flush=True)

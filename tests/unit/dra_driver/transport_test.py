@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Which of its transports gRPC uses in the daemon."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+
+import pytest
+from dra_driver.kubelet import settle_transport
+
+VARIABLE = "GRPC_EXPERIMENTS"
+#: Says what gRPC would read at the moment when it is first imported.
+WATCH = f"""
+import os, sys
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "grpc":
+            print(os.environ.get("{VARIABLE}", "nothing"))
+sys.meta_path.insert(0, Watch())
+import dra_driver.node
+"""
+
+
+def test_it_is_settled_before_the_daemon_imports_grpc() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    done = subprocess.run([sys.executable, "-c", WATCH], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0] == "-event_engine_listener"
+
+
+def test_the_release_that_is_tested_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    settle_transport(importlib.metadata.version("grpcio"))
+    assert os.environ[VARIABLE]
+
+
+def test_other_releases_and_what_is_said_already_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    settle_transport("1.99.0")
+    assert VARIABLE not in os.environ
+    monkeypatch.setenv(VARIABLE, "work_stealing")
+    settle_transport("1.85.1")
+    assert os.environ[VARIABLE] == "work_stealing"
