@@ -90,9 +90,10 @@ class Call(Generic[Answer]):
                         f"{self.doing}: the device is still busy" + (f" ({ahead.doing})" if ahead is not None else ""),
                         hint="Try again when that is done.",
                     )
-                ends = [ahead.due] if ahead is not None else []
+                # Nobody is woken when a call begins; none of those that wait for their turn is due sooner than this.
+                ends = [ahead.due if ahead is not None else now + min(each.deadline for each in lane.waiting)]
                 ends += [until] if until is not None else []
-                lane.changed.wait(min(ends) - now if ends else None)
+                lane.changed.wait(min(ends) - now)
         if self.error is not None:
             raise self.error
         return cast("Answer", self.answer)
@@ -174,7 +175,6 @@ class _Lane:
                 call = self.waiting.popleft()
                 call.state, call.started = _RUNNING, time.monotonic()
                 self.running = call
-                self.changed.notify_all()
             try:
                 call.answer = call.function()
             except BaseException as error:  # noqa: BLE001  it is raised again where the answer is awaited

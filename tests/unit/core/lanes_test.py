@@ -51,6 +51,20 @@ def ends(name: str) -> None:
             assert not thread.is_alive()
 
 
+def test_a_call_that_begins_after_others_wait_behind_it_is_missed_at_its_own_deadline(lanes: Lanes) -> None:
+    gate = Gate()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        with lanes.alone("other", LONG):
+            lanes.submit("a", gate, 10 * SHORT)
+            behind = pool.submit(lanes.submit("a", lambda: "too late", LONG).result)
+            time.sleep(5 * SHORT)  # it waits by now, before the other begins; if not, that is no harm
+        try:
+            with pytest.raises(DeviceFaulty):
+                behind.result(LONG / 2)
+        finally:
+            gate.open.set()
+
+
 def test_who_does_not_wait_is_told_once(lanes: Lanes) -> None:
     gate, told = Gate(), threading.Semaphore(0)
     call = lanes.submit("a", gate, LONG)

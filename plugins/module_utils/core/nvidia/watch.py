@@ -30,6 +30,8 @@ PATIENCE = 10.0
 PAUSE, LONGEST_PAUSE = 5.0, 300.0
 # A change of partitioning that is told of so soon after one of ours is ours.
 OURS = 2.0
+# After an event of a change of ours: the others of that change come right behind it, and are taken together. In seconds.
+GATHER = 0.05
 # The most events that are taken together.
 TOGETHER = 64
 
@@ -189,6 +191,9 @@ class Watch:
             notice = self._notice(data)
             if notice is not None:
                 notices[notice] = None
+            elif not notices:
+                # Each that wakes this thread would take the interpreter from the one that makes the change.
+                time.sleep(max(min(GATHER, until - time.monotonic()), 0))
         with self._lock:
             self._heard = time.monotonic()
         return tuple(notices)

@@ -11,7 +11,6 @@ stops waiting; its next call then finds the result. Facts: the kubelet gives up 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import time
 from collections.abc import Awaitable, Collection, Mapping, Sequence
@@ -49,6 +48,7 @@ from .records import ClaimRecord, ClaimReference
 from .refusals import Refusals
 from .settings import fit_settings, marks, refuse_contradiction, wanted_of
 from .store import Change, Store
+from .threads import on_thread
 from .undoing import RESTORING_KEY, Undoing
 
 LOG = logging.getLogger(__name__)
@@ -160,8 +160,7 @@ class ClaimService:
 
     async def thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run blocking work on a thread of the driver's own pool; what it logs has the id of the operation."""
-        context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, function, *arguments)
+        return await on_thread(self._executor, function, *arguments)
 
     # ------------------------------------------------------------------ whether claims can be served
 
