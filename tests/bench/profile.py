@@ -33,7 +33,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--kind", default="whole", help="the kind of claims, one of the chaos'")
     made.add_argument("--claims", type=int, default=300, help="so many, one after the other: prepared and given back")
     made.add_argument("--top", type=int, default=40, help="so many functions are shown")
-    made.add_argument("--only-sums", action="store_true", help="only what a claim costs a driver that nobody watches, and no functions")
+    made.add_argument(
+        "--only-sums",
+        action="store_true",
+        help="only what a claim costs a driver that nobody watches, and no functions",
+    )
     made.add_argument("--log", type=Path, default=Path("/run/profile-driver.log"), help="where the driver writes")
     return made
 
@@ -111,7 +115,9 @@ def used(pid: int) -> Used:
 def unwatched(kind: str, taken: list[float], before: Used, after: Used) -> str:
     """What a claim costs a driver that is not watched; ``taken`` is how long each was prepared, in seconds."""
     claims = len(taken)
-    user, kernel = ((end - begin) / claims * 1e3 for begin, end in ((before.user, after.user), (before.kernel, after.kernel)))
+    user, kernel = (
+        (end - begin) / claims * 1e3 for begin, end in ((before.user, after.user), (before.kernel, after.kernel))
+    )
     return (
         f"{claims} claims of the kind {kind}, one after the other: {user + kernel:.2f} ms of processor time for each claim and its return "
         f"({user:.2f} of its own, {kernel:.2f} in the kernel), its threads waited {(after.waits - before.waits) / claims:.1f} times; "

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Callable, Protocol
+from typing import Any, Callable, Protocol, TypeVar
 
 from .ascend.backend import AscendBackend
 from .cdi import ContainerEdits
@@ -33,6 +33,8 @@ from .settings import Knob
 from .system import System
 from .telemetry import Telemetry
 from .vendor import VendorFacts
+
+Answer = TypeVar("Answer")
 
 
 class Backend(Protocol):
@@ -93,6 +95,14 @@ class Backend(Protocol):
 
     def ask(self, uuid: str) -> Call[Device]:
         """Begin what ``device`` does, and return at once: for who must not wait and can be told."""
+
+    def together(self, uuid: str, function: Callable[[], Answer]) -> Answer:
+        """Do several things to one device, one after the other, with nothing of others in between; return what the function returns.
+
+        What the function asks of the device has the deadlines that it has anywhere. The function changes nothing but the device, and
+        asks nothing of others. Raises what it raises, and DeviceFaulty with the cause no-answer when a part of it is late: then the
+        rest of it is not done, and what was done is still to be found out.
+        """
 
     def wait_for_change(self, seconds: float) -> tuple[Notice, ...]:
         """Wait until a device tells of something, for so many seconds at most; nothing said means nothing was told.

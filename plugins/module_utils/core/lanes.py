@@ -6,6 +6,9 @@ A call into a vendor's library cannot be taken back. So each device has one thre
 after the other; who asked waits for the answer until the deadline. A call that has not come back by then keeps its lane:
 whoever wants the same device next is refused at once, all other devices go on, and when the call comes back after all the
 lane serves again. So there is never more than one thread for a device, however long it hangs.
+
+A call may make others on its own lane, which are part of it: each has its own deadline. When one of them is late nobody waits for the
+whole any more, and none of it that was not begun is.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ class DeviceBusy(AcceleratorError):
     """The device works on something else, within its deadline, for longer than the caller wanted to wait."""
 
     default_code = "busy"
+
+
+class Abandoned(BaseException):
+    """A part of a call that nobody waits for any more: it ends there, and no handler of errors goes on with what is left of it."""
 
 
 class Call(Generic[Answer]):
@@ -66,6 +73,10 @@ class Call(Generic[Answer]):
     def due(self) -> float:
         """When the call has to be back; only of one that runs."""
         return self.started + self.deadline
+
+    def nobody_waits(self) -> bool:
+        """Whether it was given up; another thread may do that between two looks."""
+        return self.given_up
 
     def result(self, until: float | None = None) -> Answer:
         """Wait for the answer, or raise what the call raised.
@@ -116,6 +127,7 @@ class _Lane:
         self.hangs = False
         self.ending = False
         self.held = False  # nothing begins meanwhile
+        self.slept_until = 0.0  # how long those may sleep at most that wait for what runs
 
     def no_answer(self, doing: str) -> DeviceFaulty:
         """Return what is said to whoever wants something of a device that hangs."""
@@ -143,6 +155,43 @@ class _Lane:
                 self.thread.start()
             else:
                 self.changed.notify_all()
+
+    def within(
+        self,
+        whole: Call[Any],
+        function: Callable[[], Answer],
+        deadline: float,
+        doing: str,
+        late: Callable[[Answer], object] | None,
+    ) -> Answer:
+        """Make a call that is part of the one that runs, on the lane's own thread. Raises Abandoned when nobody waits for that any more."""
+        with self.changed:
+            if whole.nobody_waits():
+                raise Abandoned(doing)
+            former = whole.deadline, whole.doing
+            whole.started, whole.deadline, whole.doing = time.monotonic(), deadline, doing
+            if whole.due < self.slept_until:
+                self.changed.notify_all()  # whoever waits must not sleep beyond that
+            self.slept_until = whole.due
+        answer: Answer | None = None
+        error: BaseException | None = None
+        try:
+            answer = function()
+        except BaseException as raised:  # noqa: BLE001  it is raised again, unless nobody waits any more
+            error = raised
+        with self.changed:
+            given_up = whole.nobody_waits()
+            if not given_up:
+                whole.started, (whole.deadline, whole.doing) = time.monotonic(), former
+                self.hangs = False
+        if given_up:
+            if late is not None and error is None:
+                with contextlib.suppress(Exception):  # nobody is left who could be told
+                    late(cast("Answer", answer))
+            raise Abandoned(doing) from error
+        if error is not None:
+            raise error
+        return cast("Answer", answer)
 
     def hold(self, held: bool) -> None:
         with self.changed:
@@ -174,7 +223,7 @@ class _Lane:
                     self.changed.wait()
                 call = self.waiting.popleft()
                 call.state, call.started = _RUNNING, time.monotonic()
-                self.running = call
+                self.running, self.slept_until = call, call.due
             try:
                 call.answer = call.function()
             except BaseException as error:  # noqa: BLE001  it is raised again where the answer is awaited
@@ -223,6 +272,7 @@ class Lanes:
         """Have a function called on the lane ``key``; ``deadline`` is in seconds from when its turn comes.
 
         ``late`` gets the answer, on the lane, if nobody waits for it any more when it comes: to take back what was done.
+        A call that is made on the lane itself is part of the one that runs there, and is back when this returns.
         """
         with self._lock:
             lane = self._lanes.get(key)
@@ -230,7 +280,15 @@ class Lanes:
                 lane = self._lanes[key] = _Lane(f"{self._prefix}-{key}")
                 lane.held = self._held_for not in (None, key)
         call = Call(lane, function, deadline, doing or key, late)
-        lane.put(call)
+        whole = lane.running
+        if whole is not None and lane.thread is threading.current_thread():
+            try:
+                call.answer = lane.within(whole, function, deadline, call.doing, late)
+            except Exception as error:  # noqa: BLE001  it is raised again where the answer is awaited
+                call.error = error
+            call.state = _DONE
+        else:
+            lane.put(call)
         return call
 
     def run(

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -49,6 +50,50 @@ def ends(name: str) -> None:
         if thread.name == name:
             thread.join(LONG)
             assert not thread.is_alive()
+
+
+def test_parts_of_a_call_run_within_it(lanes: Lanes) -> None:
+    ran: list[str] = []
+
+    def fail() -> None:
+        raise ValueError("a part")
+
+    def whole() -> str:
+        ran.append(threading.current_thread().name)
+        ran.append(lanes.run("a", lambda: threading.current_thread().name, LONG))
+        call = lanes.submit("a", fail, LONG)
+        call.when_back(lambda: ran.append("told"))
+        with pytest.raises(ValueError, match="a part"):
+            call.result()
+        return lanes.run("b", lambda: threading.current_thread().name, LONG)
+
+    assert lanes.run("a", whole, LONG) == "test-b"
+    assert ran == ["test-a", "test-a", "told"]
+
+
+def test_a_part_that_is_late_ends_the_whole_at_its_own_deadline(lanes: Lanes) -> None:
+    gate, done, taken_back = Gate(), [], threading.Event()
+
+    def whole() -> None:
+        try:
+            lanes.run("a", lambda: done.append("before"), 2 * LONG)
+            lanes.run("a", gate, SHORT, doing="the part", late=lambda _answer: taken_back.set())
+        except Exception:  # noqa: BLE001  what it does about errors is not done by one that nobody waits for
+            done.append("handled")
+        finally:
+            with contextlib.suppress(Exception):
+                lanes.run("a", lambda: done.append("after"), LONG)
+
+    with pytest.raises(DeviceFaulty, match=r"the part: it has not come back .* expected were 0\.01 s at most"):
+        lanes.run("a", whole, LONG)
+    with pytest.raises(DeviceFaulty):
+        lanes.run("a", lambda: "refused", LONG)
+    assert not taken_back.is_set()
+    gate.open.set()
+    assert taken_back.wait(LONG)
+    assert lanes.rest(LONG)
+    assert lanes.run("a", lambda: "serves again", LONG) == "serves again"
+    assert done == ["before"]
 
 
 def test_a_call_that_begins_after_others_wait_behind_it_is_missed_at_its_own_deadline(lanes: Lanes) -> None:

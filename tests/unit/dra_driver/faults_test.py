@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,63 @@ def test_partition_that_its_device_does_not_let_go_of_is_owed(tmp_path: Path) ->
         await node.service.settle(node.gpus.template(0).uuid)
         assert node.partitions() == []
         assert not node.gpus.devices()[0].partitioning.enabled
+
+    run(tmp_path, scenario)
+
+
+def late(node: Node, method: str) -> threading.Event:
+    """Have the next call of a method on its device's thread, done, come back when this is set, and not by its deadline."""
+    gate, backend = threading.Event(), node.backend
+    real = getattr(backend, method)
+
+    def hang(uuid: str, *arguments: Any) -> Any:
+        def call() -> Any:
+            found = real(uuid, *arguments)
+            assert gate.wait(30)
+            return found
+
+        setattr(backend, method, real)
+        return backend.on_lane(uuid, call, 0.05)
+
+    setattr(backend, method, hang)
+    return gate
+
+
+def test_a_device_that_hangs_while_a_claim_is_undone_is_owed_and_nothing_more_is_done_when_it_comes_back(
+    tmp_path: Path,
+) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", SMALL)
+        assert await prepare(node, claim) == ""
+        gate = late(node, "destroy_partition")
+        assert await unprepare(node, claim) == ""
+        assert (node.store.claims, node.cdi_files(), len(node.service.undoing.debts)) == ({}, (), 1)
+        # While it hangs it is refused at once; then the claim is there again, and what hung does not go on with the former one.
+        assert "has not come back" in await prepare(node, claim)
+        gate.set()
+        assert await asyncio.to_thread(node.backend.rests)
+        assert node.gpus.devices()[0].partitioning.enabled, "the mode is what came after it"
+        assert await prepare(node, claim) == ""
+        assert len(node.partitions()) == 1 and node.service.undoing.debts == ()
+        assert len(node.cdi_files()) == 1
+        assert await unprepare(node, claim) == ""
+        assert node.partitions() == []
+        assert not node.gpus.devices()[0].partitioning.enabled
+
+    run(tmp_path, scenario)
+
+
+def test_a_device_that_hangs_while_it_is_repartitioned_gets_no_partition_afterwards(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", SMALL)
+        gate = late(node, "set_partitioning")
+        assert "has not come back" in await prepare(node, claim)
+        assert (node.store.claims, node.cdi_files()) == ({}, ())
+        gate.set()
+        assert await asyncio.to_thread(node.backend.rests)
+        assert node.partitions() == []
+        assert await prepare(node, claim) == ""
+        assert len(node.partitions()) == 1
 
     run(tmp_path, scenario)
 

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import board_model
 from dra_driver.claims.execute import Hands
@@ -157,6 +157,9 @@ class ModelGpus:
         )
 
 
+Answer = TypeVar("Answer")
+
+
 class ModelBackend:
     """Implements the core's Backend on ModelGpus. ``failures`` holds errors to raise, by method name."""
 
@@ -246,6 +249,17 @@ class ModelBackend:
 
     def ask(self, uuid: str) -> Call[Device]:
         return self._lanes.submit(uuid, lambda: self.device(uuid), 60.0)
+
+    def together(self, uuid: str, function: Callable[[], Answer]) -> Answer:
+        return self._lanes.run(uuid, function, 60.0)
+
+    def on_lane(self, uuid: str, function: Callable[[], Answer], deadline: float) -> Answer:
+        """Make a call that may hang."""
+        return self._lanes.run(uuid, function, deadline)
+
+    def rests(self) -> bool:
+        """Wait until nothing is under way, and return whether it is so."""
+        return self._lanes.rest(30.0)
 
     def _there(self) -> tuple[Device, ...]:
         """Those that their own driver has, and those that are known to be away."""

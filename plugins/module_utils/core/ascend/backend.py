@@ -188,6 +188,10 @@ class AscendBackend:
             uuid, partial(self._read, uuid), self._deadlines.look, doing=f"Reading the facts of NPU {uuid}"
         )
 
+    def together(self, uuid: str, function: Callable[[], Answer]) -> Answer:
+        """Do several things to one NPU on one visit of its lane."""
+        return self._lanes.run(uuid, function, self._deadlines.look, doing=f"Working on NPU {uuid}")
+
     def wait_for_change(self, seconds: float) -> tuple[Notice, ...]:
         """Wait until a chip tells of a fault, or somebody else makes or destroys slices, for so many seconds at most."""
         self._refuse_closed()

@@ -187,6 +187,10 @@ class NvidiaBackend:
             uuid, partial(self._read, uuid), self._deadlines.look, doing=f"Reading the facts of GPU {uuid}"
         )
 
+    def together(self, uuid: str, function: Callable[[], Answer]) -> Answer:
+        """Do several things to one GPU on one visit of its lane."""
+        return self._lanes.run(uuid, function, self._deadlines.look, doing=f"Working on GPU {uuid}")
+
     def wait_for_change(self, seconds: float) -> tuple[Notice, ...]:
         """Wait until a GPU tells of an error or of a change of its partitioning, for so many seconds at most."""
         if not self._nvml.is_open:

@@ -83,6 +83,13 @@ class PreparePlan:
         return tuple(device for device in self.record.devices if device.created and device.partition_uuid is None)
 
     @property
+    def repartitioned(self) -> frozenset[str]:
+        """The devices whose partitioning changes."""
+        changed = [change.device_uuid for change in self.mode_changes]
+        destroyed = [destruction.device_uuid for destruction in self.destructions]
+        return frozenset((*changed, *destroyed, *(device.device_uuid for device in self.creates)))
+
+    @property
     def changes_hardware(self) -> bool:
         """Whether more is to be done than a file to be written."""
         return bool(

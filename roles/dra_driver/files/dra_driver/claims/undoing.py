@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..core.errors import AcceleratorError, BackendUnavailable
-from ..core.model import Device
+from ..core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty
+from ..core.model import NO_ANSWER, Device
 from ..logs import fields
 from .debts import Debt, incurred
-from .execute import Facts, Hands, Undone
+from .execute import Hands, Undone
 from .ownership import Ownership
 from .plan import PARTITIONING_KEY, plan_payment, plan_undo
 from .records import ClaimRecord
@@ -138,22 +138,31 @@ class Undoing:
             self.hands.stop_companions(record.uid)
         if needed or settings:
             try:
-                found = self.hands.facts(record.device_uuids)
-                undone = self._undone(record, meta, found, settings, gone)
+                undone = self._on_hardware(record, partial(self._undone, record, meta, settings, gone))
             except BackendUnavailable:
                 if needed and not gone:
                     raise
         self.hands.remove_cdi(record.uid)
         return undone
 
+    def _on_hardware(self, record: ClaimRecord, steps: Callable[[], Undone]) -> Undone:
+        if any(device.passthrough for device in record.devices):
+            return steps()  # the library is closed and opened for it
+        try:
+            return self.hands.in_one_visit(record.device_uuids, steps)
+        except DeviceFaulty as error:
+            if error.code != NO_ANSWER:
+                raise
+            return steps()  # whoever asks the device now is told at once, and what could not be undone is owed
+
     def _undone(
         self,
         record: ClaimRecord,
         meta: Mapping[str, str],
-        found: Facts,
         settings: tuple[Restoration, ...],
         gone: bool,
     ) -> Undone:
+        found = self.hands.facts(record.device_uuids)
         plan = plan_undo(record, found.devices, meta, () if gone else tuple(found.faults))
         reachable = tuple(each for each in settings if each.device_uuid in found.devices)
         undone = self.hands.undo(replace(plan, restorations=reachable))
