@@ -46,8 +46,30 @@ def kind_of_class(document: Mapping[str, Any], types: DeviceTypes) -> str | None
         cel = selector.get("cel") if isinstance(selector, Mapping) else None
         expression = cel.get("expression") if isinstance(cel, Mapping) else None
         if isinstance(expression, str):
-            kinds |= {kind for condition in _conditions(expression) if (kind := _kind(condition, types)) is not None}
+            kinds |= {kind for condition in conditions(expression) if (kind := _kind(condition, types)) is not None}
     return kinds.pop() if len(kinds) == 1 else None
+
+
+def conditions(expression: str) -> list[str]:
+    """Return the conditions that all have to be true for an expression of CEL to be; none where it is not read."""
+    if any(mark in expression for mark in _NOT_PLAIN):
+        return []
+    found, begin, depth, quote = [], 0, 0, ""
+    for place, letter in enumerate(expression):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in _OPENING or letter in _CLOSING:
+            depth += 1 if letter in _OPENING else -1
+        elif depth == 0 and (letter == "?" or expression.startswith("||", place)):
+            return []
+        elif depth == 0 and expression.startswith("&&", place):
+            found.append(expression[begin:place])
+            begin = place + 2
+    if quote or depth:
+        return []
+    return [each.strip() for each in (*found, expression[begin:])]
 
 
 def _classes(documents: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
@@ -67,25 +89,3 @@ def _kind(condition: str, types: DeviceTypes) -> str | None:
         if found is not None:
             return types.get(found["driver"], {}).get((found["name"], found["value"]))
     return None
-
-
-def _conditions(expression: str) -> list[str]:
-    """The conditions that all have to be true for the expression to be; none where it is not read."""
-    if any(mark in expression for mark in _NOT_PLAIN):
-        return []
-    found, begin, depth, quote = [], 0, 0, ""
-    for place, letter in enumerate(expression):
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        elif letter in _OPENING or letter in _CLOSING:
-            depth += 1 if letter in _OPENING else -1
-        elif depth == 0 and (letter == "?" or expression.startswith("||", place)):
-            return []
-        elif depth == 0 and expression.startswith("&&", place):
-            found.append(expression[begin:place])
-            begin = place + 2
-    if quote or depth:
-        return []
-    return [each.strip() for each in (*found, expression[begin:])]

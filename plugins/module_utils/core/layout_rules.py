@@ -97,6 +97,26 @@ def parse_rules(document: Any) -> tuple[Rule, ...]:
     return tuple(_parse_rule(number, entry) for number, entry in enumerate(document, start=1))
 
 
+def document_of(rule: Rule) -> dict[str, Any]:
+    """Return what a rule wants, without the match, as it would be written: what ``parse_rules`` reads."""
+    found: dict[str, Any] = {"mode": rule.mode}
+    if rule.mode == STATIC:
+        found["partitions"] = [
+            {"profile": each.profile, "count": each.count}
+            if each.start is None
+            else {"profile": each.profile, "placement": each.start}
+            for each in rule.partitions
+        ]
+    if rule.shares:
+        found["shares"] = rule.shares
+    for key in ("passthrough", "prepared_before_binding"):
+        if getattr(rule, key):
+            found[key] = True
+    if not rule.composed:
+        found["composed"] = False
+    return found
+
+
 def wanted_for(device: Device, rules: Sequence[Rule]) -> Rule | None:
     """Return the first rule that matches a device; None means that the device is not to be touched."""
     return next((rule for rule in rules if rule.match.matches(device)), None)

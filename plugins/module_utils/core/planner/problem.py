@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What each device of a fleet could be, what that would offer to claims, and what it would cost. Devices that are alike are one group.
+
+What a claim can be given is an *item*: a whole device of one kind, or a partition of one profile of it. A *configuration* of a device says
+which items it offers beside those that claims have and keep, which claims would have to move, and what of today would go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..model import Device, Profile
+from .arrangements import Arrangement, Arrangements, fewer
+from .demands import Demand, Part
+from .fleet import Fleet, FleetDevice
+
+Amounts = tuple[tuple[int, int], ...]  # items by their numbers, with how many of each
+
+
+@dataclass(frozen=True)
+class Item:
+    """What a claim can be given: a partition of a profile, or without one the whole device, of one kind of device."""
+
+    number: int
+    device: Device
+    profile: Profile | None
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory that it has."""
+        return self.profile.memory_bytes if self.profile is not None else self.device.memory_bytes
+
+    @property
+    def rank(self) -> tuple[int, int, int, tuple[int, ...], str]:
+        """What orders items from the smallest: partitions before whole devices, plain ones before those with more to them."""
+        if self.profile is None:
+            return (self.memory_bytes, 1, 0, (), self.device.product)
+        capacities = tuple(self.profile.capacities.values())
+        return (self.memory_bytes, 0, sum(1 for each in capacities if each), capacities, self.profile.name)
+
+    def describe(self) -> str:
+        """Name it for a person."""
+        return f"{self.profile.name if self.profile else 'whole'} of {self.device.product}"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What a device could be. ``moved`` are claims that would lose their place, by the item that each has to get elsewhere.
+
+    ``destroyed`` counts partitions that nobody holds and that would go, ``touched`` is 1 where anything is changed on the device.
+    """
+
+    offers: Amounts
+    moved: Amounts
+    destroyed: int
+    touched: int
+
+    @property
+    def moves(self) -> int:
+        """How many claims would move."""
+        return sum(count for _item, count in self.moved)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Devices that are alike, by their numbers in the fleet; ``node`` is empty where it does not matter which node they are of."""
+
+    members: tuple[int, ...]
+    node: str
+    configurations: tuple[Configuration, ...]
+
+
+@dataclass(frozen=True)
+class State:
+    """What is on a device today: bits of places and counts of partitions; those ``pinned`` stay, those ``movable`` may go elsewhere."""
+
+    pinned: int
+    movable: int
+    free: int
+    pinned_counts: tuple[int, ...]
+    movable_counts: tuple[int, ...]
+    free_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that a plan is made from. ``wants`` are, for each demand and each of its parts, the numbers of items that will do, the best first."""
+
+    fleet: Fleet
+    demands: tuple[Demand, ...]
+    items: tuple[Item, ...]
+    wants: tuple[tuple[tuple[int, ...], ...], ...]
+    groups: tuple[Group, ...]
+    kinds: Mapping[int, Arrangements]
+    most_moves: int
+
+    @property
+    def priorities(self) -> tuple[int, ...]:
+        """All priorities, the highest first."""
+        return tuple(sorted({each.priority for each in self.demands}, reverse=True))
+
+    @property
+    def by_node(self) -> bool:
+        """Whether it matters which devices are of one node."""
+        return any(each.devices > 1 for each in self.demands)
+
+
+def build(fleet: Fleet, demands: Sequence[Demand], *, most_moves: int = 0) -> Problem:
+    """Work out what each device could be. ``most_moves`` is how many claims may lose their place and get another one.
+
+    Raises Unsupported where a kind of device can be cut in too many ways into what is wanted.
+    """
+    return _Builder(fleet, tuple(demands), most_moves).build()
+
+
+class _Builder:
+    def __init__(self, fleet: Fleet, demands: tuple[Demand, ...], most_moves: int) -> None:
+        self.fleet = fleet
+        self.demands = demands
+        self.most_moves = most_moves
+        self.items: list[Item] = []
+        self.of_kind: dict[Any, int] = {}
+        self.exemplars: list[Device] = []
+        self.item_numbers: dict[tuple[int, int | None], int] = {}
+        self.kinds: dict[int, Arrangements] = {}
+        self.known: dict[Any, tuple[Configuration, ...]] = {}
+
+    def build(self) -> Problem:
+        kinds = [self._kind(each.device) for each in self.fleet.devices]
+        for kind, exemplar in enumerate(self.exemplars):
+            self._make_items(kind, exemplar, [each for each, of in zip(self.fleet.devices, kinds) if of == kind])
+        by_node = any(each.devices > 1 for each in self.demands)
+        groups: dict[Any, list[int]] = {}
+        for number, (each, kind) in enumerate(zip(self.fleet.devices, kinds)):
+            key = (each.node if by_node else "", kind, self._likeness(each, kind))
+            groups.setdefault(key, []).append(number)
+        wants = tuple(tuple(self._wanted(part) for part in demand.parts) for demand in self.demands)
+        return Problem(
+            self.fleet,
+            self.demands,
+            tuple(self.items),
+            wants,
+            tuple(
+                Group(tuple(members), key[0], self._configurations(self.fleet.devices[members[0]], key[1], key[2]))
+                for key, members in groups.items()
+            ),
+            {number: self.kinds[kind] for number, kind in enumerate(kinds)},
+            self.most_moves,
+        )
+
+    def _kind(self, device: Device) -> int:
+        key = (
+            device.vendor,
+            device.product,
+            device.memory_bytes,
+            device.memory_slices,
+            device.partitioning.supported,
+            id(device.profiles),
+            tuple(sorted(device.capacities.items())),
+        )
+        if key not in self.of_kind:
+            self.of_kind[key] = len(self.exemplars)
+            self.exemplars.append(device)
+        return self.of_kind[key]
+
+    def _make_items(self, kind: int, exemplar: Device, members: Sequence[FleetDevice]) -> None:
+        there = {one.profile_id for each in members for one in each.device.partitions}
+        wanted = {
+            profile.profile_id
+            for profile in exemplar.profiles
+            for demand in self.demands
+            for part in demand.parts
+            if part.takes(exemplar, profile)
+        }
+        relevant = (there | wanted) if exemplar.partitioning.supported else set()
+        self.kinds[kind] = Arrangements(exemplar, relevant)
+        for profile in (None, *self.kinds[kind].profiles):
+            self.item_numbers[(kind, None if profile is None else profile.profile_id)] = len(self.items)
+            self.items.append(Item(len(self.items), exemplar, profile))
+
+    def _wanted(self, part: Part) -> tuple[int, ...]:
+        fitting = [item for item in self.items if part.takes(item.device, item.profile)]
+        return tuple(item.number for item in sorted(fitting, key=lambda item: item.rank))
+
+    def _is_movable(self, names: Sequence[str]) -> bool:
+        """Whether what these hold may go: one claim, which has nothing else."""
+        return self.most_moves > 0 and len(names) == 1 and self.fleet.claims.get(names[0]) == 1 and "/" in names[0]
+
+    def _likeness(self, each: FleetDevice, kind: int) -> Any:
+        """What makes devices of one kind alike."""
+        if each.fixed or each.has_particular_rule:
+            return ("fixed", each.mode, self._state(each, kind, fixed=True), self._serves_whole(each))
+        whole = "" if not each.occupants else "movable" if self._is_movable(each.occupants) else "pinned"
+        return (each.is_dynamic, each.device.partitioning.enabled, whole, self._state(each, kind))
+
+    def _serves_whole(self, each: FleetDevice) -> bool:
+        """Whether a device that is left as it is can be given to a claim as a whole."""
+        if each.fixed or each.occupants or each.device.partitions or each.device.partitioning.enabled:
+            return False
+        return not (each.rule or {}).get("shares")
+
+    def _state(self, each: FleetDevice, kind: int, *, fixed: bool = False) -> State:
+        arrangements = self.kinds[kind]
+        bits = [0, 0, 0]
+        counts = [[0] * len(arrangements.profiles) for _which in bits]
+        for number, partition in enumerate(each.device.partitions):
+            names = each.holders.get(number, ())
+            # With a whole device somebody may have its partitions as well.
+            which = 2 if not names and not each.occupants else 1 if not fixed and self._is_movable(names) else 0
+            try:
+                position = arrangements.number(partition.profile_id)
+                bits[which] |= arrangements.bit(partition.key)
+            except KeyError:
+                continue  # such a device is fixed
+            counts[which][position] += 1
+        pinned, movable, free = (tuple(each) for each in counts)
+        return State(bits[0], bits[1], bits[2], pinned, movable, free)
+
+    def _configurations(self, each: FleetDevice, kind: int, likeness: Any) -> tuple[Configuration, ...]:
+        if (kind, likeness) not in self.known:
+            self.known[(kind, likeness)] = tuple(self._find(each, kind, likeness))
+        return self.known[(kind, likeness)]
+
+    def _find(self, each: FleetDevice, kind: int, likeness: Any) -> list[Configuration]:
+        whole = self.item_numbers[(kind, None)]
+        if likeness[0] == "fixed":
+            # It offers what it has and nobody holds; of what is ill nothing.
+            state: State = likeness[2]
+            usable = each.has_particular_rule or each.device.health.healthy
+            free = self._amounts(kind, state.free_counts) if usable and not each.has_particular_rule else ()
+            return [Configuration(((whole, 1),) if likeness[3] else free, (), 0, 0)]
+        dynamic, enabled, occupied, state = likeness
+        if occupied == "pinned":
+            return [Configuration((), (), 0, 0)]
+        found = []
+        if not occupied:
+            found += self._cut(kind, state, dynamic, ())
+            if not any(state.pinned_counts):
+                changes = int(not dynamic and enabled) or int(any(state.free_counts) or any(state.movable_counts))
+                moved = self._amounts(kind, state.movable_counts)
+                found.append(Configuration(((whole, 1),), moved, sum(state.free_counts), changes))
+        else:
+            found.append(Configuration((), (), 0, 0))
+            moved = ((whole, 1),)
+            found += [one for one in self._cut(kind, state, dynamic, moved) if one.offers]
+        return _without_worse(found)
+
+    def _cut(self, kind: int, state: State, dynamic: bool, moved: Amounts) -> list[Configuration]:
+        """Return the ways to cut a device; of those that offer the same and move the same the one that costs least."""
+        found = []
+        for (offered, lacking), (destroyed, new) in _ways(self.kinds[kind], state, dynamic, self.most_moves).items():
+            gone = moved or self._amounts(kind, lacking)
+            changes = bool(destroyed or gone) if dynamic else bool(new or destroyed or gone)
+            found.append(Configuration(self._amounts(kind, offered), gone, destroyed, int(changes)))
+        return found
+
+    def _amounts(self, kind: int, counts: Sequence[int]) -> Amounts:
+        profiles = self.kinds[kind].profiles
+        return tuple(
+            (self.item_numbers[(kind, profile.profile_id)], count) for profile, count in zip(profiles, counts) if count
+        )
+
+
+def against(
+    arrangements: Arrangements, one: Arrangement, state: State, dynamic: bool
+) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
+    """Return what a set that holds all pinned partitions offers, which movable ones it lacks, how many free ones go, and how many are new.
+
+    The first two are counts by profile. On a dynamic device a partition that no claim holds goes in any case.
+    """
+    offered, lacking, destroyed, new = [], [], 0, 0
+    for number, profile in enumerate(arrangements.profiles):
+        pinned, movable, free = (
+            counts[number] for counts in (state.pinned_counts, state.movable_counts, state.free_counts)
+        )
+        room_left = one.counts[number] - pinned
+        if profile.is_numbered:
+            staying, kept = min(movable, room_left), min(free, max(room_left - movable, 0))
+        else:
+            mask = arrangements.mask(number)
+            staying = bin(one.bits & state.movable & mask).count("1")
+            kept = bin(one.bits & state.free & mask).count("1")
+        kept = 0 if dynamic else kept
+        offered.append(room_left - staying)
+        lacking.append(movable - staying)
+        destroyed += free - kept
+        new += room_left - staying - kept
+    return tuple(offered), tuple(lacking), destroyed, new
+
+
+def _ways(
+    arrangements: Arrangements, state: State, dynamic: bool, most_moves: int
+) -> dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int]]:
+    """Return, by what is offered and which movable partitions are lacking (counts by profile), what goes and what is new at least."""
+    best: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int]] = {}
+    pinned, movable, free = state.pinned, state.movable, state.free
+    plain = not any(profile.is_numbered for profile in arrangements.profiles)
+    nothing = (0,) * len(arrangements.profiles)
+    all_free = sum(state.free_counts)
+    held = sum(state.pinned_counts)
+    for counts, sets in arrangements.by_counts:
+        if not fewer(state.pinned_counts, counts):
+            continue
+        if plain and not movable:
+            # The way of most devices, and thousands of them: bits alone.
+            kept = max((bin(free & bits).count("1") for bits in sets if bits & pinned == pinned), default=-1)
+            if kept >= 0:
+                kept = 0 if dynamic else kept
+                offered = tuple(count - own for count, own in zip(counts, state.pinned_counts))
+                best[(offered, nothing)] = (all_free - kept, sum(counts) - held - kept)
+            continue
+        for bits in sets:
+            if bits & pinned != pinned or bin(movable & ~bits).count("1") > most_moves:
+                continue
+            offered, lacking, destroyed, new = against(arrangements, Arrangement(bits, counts), state, dynamic)
+            key, cost = (offered, lacking), (destroyed, new)
+            if key not in best or cost < best[key]:
+                best[key] = cost
+    return best
+
+
+def _without_worse(found: list[Configuration]) -> list[Configuration]:
+    """Leave out what offers no more than another one and costs no less."""
+    items = sorted({item for one in found for item, _count in (*one.offers, *one.moved)})
+    # What is the better the smaller it is, in one row.
+    rows = []
+    for one in found:
+        offers, moved = dict(one.offers), dict(one.moved)
+        row = (
+            *(-offers.get(item, 0) for item in items),
+            *(moved.get(item, 0) for item in items if one.moved or item in moved),
+        )
+        row = (*row, *(0,) * (2 * len(items) - len(row)), one.destroyed, one.touched)
+        rows.append((sum(row[: len(items)]), one.moves, row, one))
+    rows.sort(key=lambda each: each[:3])
+    kept: list[tuple[tuple[int, ...], Configuration]] = []
+    for _offered, _moves, row, one in rows:
+        if not any(fewer(other, row) for other, _known in kept):
+            kept.append((row, one))
+    return [one for _row, one in kept]

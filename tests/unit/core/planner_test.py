@@ -1,0 +1,370 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""The fleet planner: what fits is given out, what is held stays, the bound holds, and the layouts lead to exactly what was planned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import board_model
+import chip_model
+import pytest
+from dra_driver.core.errors import AcceleratorError
+from dra_driver.core.layout import DestroyPartition, parse_rules, plan_layout, wanted_for
+from dra_driver.core.planner.demands import InvalidDemand, read_demands
+from dra_driver.core.planner.descent import minimise
+from dra_driver.core.planner.fleet import Fleet, InvalidFleet, read_fleet
+from dra_driver.core.planner.plan import Plan, layouts_of, make_plan
+from dra_driver.core.planner.problem import Problem, build
+from dra_driver.core.planner.search import Solution, search
+from dra_driver.core.prepared import PreparedPartition
+from hypothesis import given
+from hypothesis import strategies as st
+from planner_model import Small, Wish, answers, best, smalls, wishes_for
+
+A30, H100 = "a30", "h100-80"
+SMALL, MIDDLE, LARGE = 19, 14, 9  # of an H100: 1g.10gb, 2g.20gb, 3g.40gb
+A30_NAMES = ("1g.6gb", "2g.12gb", "4g.24gb")
+Json = dict[str, Any]
+
+
+def planned(fleet: Any, wanted: list[Json], moves: int = 0, **more: Any) -> tuple[Problem, Solution, Plan]:
+    nodes = answers(fleet, **more) if isinstance(fleet, list) else fleet
+    problem = build(read_fleet(nodes), read_demands(wanted), most_moves=moves)
+    solution = search(problem)
+    return problem, solution, make_plan(problem, solution)
+
+
+def after(plan: Plan) -> list[list[str]]:
+    """What each device has then, sorted by names; a whole one its mode."""
+    found = []
+    for each in plan.devices:
+        assert each.rule is not None
+        names = [one.profile for one in each.kept] + [profile.name for profile, _place in each.created]
+        found.append(sorted(names) if each.rule["mode"] == "static" else [each.rule["mode"]])
+    return found
+
+
+# ---- what is planned
+
+
+def test_what_is_there_and_free_is_used_before_anything_is_made() -> None:
+    fleet = [Small(H100), Small(H100, ((SMALL, 0), (SMALL, 3)), enabled=True)]
+    _problem, solution, plan = planned(fleet, [{"profile": "1g.10gb", "count": 2}])
+    assert solution.served == (2,) and after(plan) == [["whole"], ["1g.10gb", "1g.10gb"]]
+    assert not any(each.changed for each in plan.devices) and plan.unplaceable == () and plan.gaps == (0,)
+
+
+def test_partitions_that_nobody_holds_go_where_there_is_no_other_way() -> None:
+    fleet = [Small(H100, ((SMALL, 0), (SMALL, 1), (LARGE, 4)), frozenset({(SMALL, 1)}), enabled=True)]
+    _problem, solution, plan = planned(fleet, [{"profile": "2g.20gb"}])
+    (device,) = plan.devices
+    assert solution.served == (1,) and solution.destroyed == 0
+    assert [each.placement.start for each in device.kept] == [0, 1, 4] and device.destroyed == ()
+    _problem, solution, plan = planned(fleet, [{"profile": "2g.20gb", "count": 2}])
+    assert solution.served == (2,) and solution.destroyed == 1
+    assert [each.profile for each in plan.devices[0].destroyed] == ["3g.40gb"]
+    assert (1, SMALL) in {(each.placement.start, each.profile_id) for each in plan.devices[0].kept}
+
+
+def test_the_higher_priority_is_served_first() -> None:
+    wanted = [{"name": "many", "profile": "1g.10gb", "count": 7}, {"name": "one", "priority": 1}]
+    _problem, solution, plan = planned([Small(H100)], wanted)
+    assert solution.served == (0, 1) and after(plan) == [["whole"]]
+    (lacking,) = plan.unplaceable
+    assert (lacking.demand.name, lacking.count, lacking.code) == ("many", 7, "taken-by-others")
+    assert "one" in lacking.message and plan.gaps == (0, 0)
+
+
+def test_a_claim_has_all_its_devices_from_one_node() -> None:
+    fleet = [Small(A30, node=f"node-{number // 2}") for number in range(4)]
+    fleet[1] = Small(A30, occupied=True, node="node-0")
+    _problem, solution, plan = planned(fleet, [{"devices": 2, "count": 2}, {"profile": "1g.6gb", "count": 4}])
+    assert solution.served == (1, 4)
+    assert [dict(each.given) for each in plan.devices] == [
+        {"1g.6gb": 4},
+        {},
+        {"2 × whole device": 1},
+        {"2 × whole device": 1},
+    ]
+    (lacking,) = plan.unplaceable
+    assert lacking.code == "held" and "node" not in lacking.message
+
+
+def test_several_kinds_of_devices_in_one_claim() -> None:
+    fleet = [Small(A30, node="a"), Small(A30, node="b"), Small(H100, node="b")]
+    wanted = [{"name": "both", "count": 2, "parts": [{"product": "*H100*"}, {"profile": "2g.12gb", "devices": 2}]}]
+    _problem, solution, plan = planned(fleet, wanted)
+    assert solution.served == (1,) and after(plan) == [["whole"], ["2g.12gb", "2g.12gb"], ["whole"]]
+
+
+def test_memory_is_had_from_the_smallest_that_has_as_much() -> None:
+    _problem, _solution, plan = planned(
+        [Small(H100), Small(A30)], [{"memory": "11Gi", "count": 2, "type": "partition"}]
+    )
+    assert after(plan) == [["whole"], ["2g.12gb", "2g.12gb"]]
+    _problem, _solution, plan = planned([Small(H100)], [{"memory": "60Gi"}])
+    assert after(plan) == [["whole"]]
+
+
+def test_claims_move_only_where_that_is_allowed() -> None:
+    held = Small(A30, ((14, 0),), frozenset({(14, 0)}), enabled=True)
+    wanted = [{"name": "whole"}]
+    fleet = [held, Small(A30, ((14, 2),), frozenset({(14, 2)}), enabled=True, node="node-1")]
+    _problem, solution, plan = planned(fleet, wanted)
+    assert (
+        solution.served == (0,) and plan.unplaceable[0].code == "held" and not any(one.changed for one in plan.devices)
+    )
+    _problem, solution, plan = planned(fleet, wanted, moves=1)
+    assert solution.served == (1,) and solution.moves == 1
+    (move,) = plan.moves
+    assert {move.source.node, move.target.node} == {"node-0", "node-1"} and move.claim.startswith("team/claim-")
+    assert [list(each.leaving) for each in plan.devices if each.device.node == move.source.node] == [[move.claim]]
+    assert sorted(map(tuple, after(plan))) == [("1g.6gb", "1g.6gb"), ("whole",)]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"health": {"healthy": False, "causes": ["xid-79"]}}, "it is not well: xid-79"),
+        ({"partitioning": {"supported": True, "enabled": True, "pending": False}}, "a change of its mode"),
+    ],
+)
+def test_what_is_not_well_or_in_between_is_left_as_it_is(change: Json, reason: str) -> None:
+    nodes = answers([Small(A30, enabled=True)])
+    nodes["node-0"]["devices"][0].update(change)
+    _problem, solution, plan = planned(nodes, [{"profile": "1g.6gb"}])
+    assert solution.served == (0,) and plan.devices[0].device.fixed.startswith(reason)
+    assert plan.devices[0].rule is None and layouts_of(plan, {}) == []
+
+
+def test_a_partition_made_by_hand_keeps_its_device_as_it_is() -> None:
+    nodes = answers([Small(A30, ((14, 0), (14, 1)), enabled=True)])
+    nodes["node-0"]["devices"][0]["partitions"][0].update(uuid="", owner="foreign")
+    _problem, solution, plan = planned(nodes, [{"profile": "1g.6gb", "count": 3}])
+    assert "by hand" in plan.devices[0].device.fixed and not plan.devices[0].changed
+    assert solution.served == (2,) or solution.served == (1,)
+
+
+def test_rules_of_today_are_kept_where_they_can_be() -> None:
+    dynamic = {"mode": "dynamic", "prepared_before_binding": True}
+    _problem, solution, plan = planned([Small(A30)], [{"profile": "1g.6gb", "count": 4}], rule=dynamic)
+    assert solution.served == (4,) and plan.devices[0].rule == dynamic and not plan.devices[0].changed
+    shared = {"mode": "whole", "shares": 4}
+    _problem, solution, plan = planned([Small(A30)], [{"profile": "1g.6gb"}, {"name": "w"}], rule=shared)
+    assert solution.served == (0, 0) and plan.devices[0].rule == shared
+    passed = {"mode": "whole", "passthrough": True}
+    _problem, solution, plan = planned([Small(A30)], [{"profile": "1g.6gb"}, {"name": "w"}], rule=passed)
+    assert solution.served == (0, 1) and plan.devices[0].rule == passed
+    apart = {"mode": "whole", "composed": False}
+    _problem, _solution, plan = planned([Small(A30)], [{"profile": "4g.24gb"}], rule=apart)
+    assert plan.devices[0].rule == {
+        "mode": "static",
+        "partitions": [{"profile": "4g.24gb", "placement": 0}],
+        "composed": False,
+    }
+
+
+def test_claims_of_the_cluster_count_beside_those_that_nodes_know() -> None:
+    nodes = answers([Small(A30), Small(A30)])
+    uuids = [each["uuid"] for each in nodes["node-0"]["devices"]]
+    whole = {"namespace": "team", "name": "a", "devices": [{"uuid": uuids[0], "node": "node-0"}]}
+    part = {"namespace": "team", "name": "b", "devices": [{"uuid": "", "parent_uuid": uuids[1], "node": "node-0"}]}
+    watching = {"namespace": "team", "name": "c", "devices": [{"uuid": uuids[1], "admin_access": True}]}
+    fleet = read_fleet(nodes, [whole, part, watching])
+    assert fleet.devices[0].occupants == ("team/a",) and not fleet.devices[0].fixed
+    assert fleet.devices[1].fixed == "the claim team/b has a part of it that is not prepared yet"
+    assert read_fleet(nodes, [watching]).claims == {}
+    lost = {"namespace": "team", "name": "d", "devices": [{"uuid": "", "node": "node-0"}]}
+    assert all("team/d" in each.fixed for each in read_fleet(nodes, [lost]).devices)
+
+
+def npu(kind: str, physical: int = 0, slices: tuple[Any, ...] = ()) -> Json:
+    from ansible_collections.dra.accelerators.plugins.module_utils._facts import device_facts
+
+    return device_facts(chip_model.device(kind, slices, physical))
+
+
+@pytest.mark.parametrize(
+    ("kind", "template", "most"), [("310P", "vir02", 3), ("910A", "vir08", 4), ("910B3", "vir10_3c_32g", 2)]
+)
+def test_chips_are_cut_by_the_same_planner(kind: str, template: str, most: int) -> None:
+    nodes = {"n": {"devices": [npu(kind)]}}
+    problem, solution, plan = planned(nodes, [{"profile": template, "count": most + 1}])
+    assert solution.served == (most,) and plan.gaps == (0,)
+    (entry,) = layouts_of(plan, {})
+    device = problem.fleet.devices[0].device
+    steps = plan_layout(device, parse_rules(entry["layout"])[0]).steps
+    assert sum(type(step).__name__ == "CreatePartition" for step in steps) == most
+
+
+def test_nothing_that_will_do_is_told_with_what_there_is() -> None:
+    _problem, _solution, plan = planned([Small(A30)], [{"profile": "1g.10gb", "count": 2}, {"memory": "500Gi"}])
+    assert [each.code for each in plan.unplaceable] == ["no-such-device"] * 2
+    assert "NVIDIA A30" in plan.unplaceable[0].message
+    _problem, _solution, plan = planned([Small(A30)], [{"profile": "1g.6gb", "count": 5}])
+    assert (plan.unplaceable[0].count, plan.unplaceable[0].code) == (1, "too-few-devices")
+
+
+# ---- properties
+
+
+def see_consistent(fleet: list[Small], problem: Problem, solution: Solution, plan: Plan, nodes: Json) -> None:
+    """What holds of every plan, whoever made it: the layouts lead there, nothing held goes but what moves, the counts add up."""
+    by_uuid = {rule["match"]["uuid"][0]: rule for entry in layouts_of(plan, {}) for rule in entry["layout"]}
+    assert by_uuid or not fleet
+    destroyed = touched = 0
+    for small, each in zip(fleet_in_order(fleet, problem.fleet), plan.devices):
+        device = each.device.device
+        rules = parse_rules([rule for entry in layouts_of(plan, {}) for rule in entry["layout"]])
+        rule = wanted_for(device, rules)
+        assert rule is not None
+        held = [
+            PreparedPartition(names[0], device.uuid, one.uuid, one.profile_id, one.placement)
+            for number, one in enumerate(device.partitions)
+            for names in [each.device.holders.get(number)]
+            if names
+        ]
+        steps = plan_layout(device, rule, prepared=held, refuse=False)
+        gone = {step.partition.uuid for step in steps.steps if isinstance(step, DestroyPartition)}
+        assert gone == {one.uuid for one in each.destroyed}
+        assert {one.claims for one in steps.blockers if one.partition} == {
+            (claim,) for claim in each.leaving if "whole" not in claim
+        }
+        destroyed += len(gone) - sum("whole" not in claim for claim in each.leaving)
+        touched += each.changed
+        if small.occupied and not each.leaving:
+            assert each.rule == {"mode": "whole"} and not each.given
+        # What it is said to be for is there, beside what claims keep.
+        total = sum(each.given.values()) + sum(
+            use.demand < 0 for use in solution.uses.get(plan.devices.index(each), ())
+        )
+        staying = len(held) - sum("whole" not in claim for claim in each.leaving)
+        assert rule.mode == "whole" or total + staying <= sum(one.count for one in rule.partitions)
+        assert rule.mode != "whole" or total <= 1
+    assert (destroyed, len(plan.moves)) == (solution.destroyed, solution.moves)
+    assert touched == solution.touched
+    for demand, count in zip(problem.demands, solution.served):
+        given = sum(each.given.get(demand.name, 0) for each in plan.devices)
+        assert given == count * demand.devices <= demand.count * demand.devices
+
+
+def fleet_in_order(fleet: list[Small], read: Fleet) -> list[Small]:
+    return [fleet[each.device.index] for each in read.devices]
+
+
+@given(
+    st.lists(smalls([A30]), min_size=1, max_size=3),
+    wishes_for(A30_NAMES, most_devices=2),
+    st.sampled_from([0, 0, 1]),
+)
+def test_never_better_than_the_best_and_within_the_bound(fleet: list[Small], wishes: list[Wish], moves: int) -> None:
+    nodes = answers(fleet)
+    wanted = [each.document(number) for number, each in enumerate(wishes)]
+    problem, solution, plan = planned(nodes, wanted, moves)
+    see_consistent(fleet, problem, solution, plan, nodes)
+    worth, most = solution.worth(problem), best(fleet, wishes, moves)
+    assert worth <= most
+    # The bound is of plans that serve as many of all higher priorities, and the best one is such a plan until it is better at one of them.
+    for at, bound in enumerate(solution.bounds):
+        assert most[at] <= bound
+        if most[at] != worth[at]:
+            break
+
+
+@given(
+    st.lists(smalls([H100], nodes=1), min_size=1, max_size=4), st.integers(0, 9), st.integers(0, 4), st.integers(0, 2)
+)
+def test_plans_of_larger_boards_are_consistent(fleet: list[Small], ones: int, twos: int, wholes: int) -> None:
+    wanted = [
+        {"name": "ones", "profile": "1g.10gb", "count": ones},
+        {"name": "twos", "memory": "15Gi", "count": twos, "priority": 3},
+        {"name": "wholes", "count": wholes},
+    ]
+    nodes = answers(fleet)
+    problem, solution, plan = planned(nodes, wanted, 1)
+    see_consistent(fleet, problem, solution, plan, nodes)
+    assert planned(nodes, wanted, 1)[2] == plan
+
+
+@given(st.lists(smalls([A30]), min_size=1, max_size=4), wishes_for(A30_NAMES))
+def test_planned_again_from_what_came_of_it_nothing_changes(fleet: list[Small], wishes: list[Wish]) -> None:
+    wanted = [each.document(number) for number, each in enumerate(wishes)]
+    nodes = answers(fleet)
+    _problem, first, plan = planned(nodes, wanted)
+    for each in plan.devices:
+        (facts,) = [one for one in nodes[each.device.node]["devices"] if one["uuid"] == each.device.device.uuid]
+        assert each.rule is not None
+        kept = {(one.profile_id, one.placement.start): one for one in each.kept}
+        made = [(profile.profile_id, place.start) for profile, place in each.created if place is not None]
+        claims = {(one["profile_id"], one["placement"]["start"]): one["claims"] for one in facts["partitions"]}
+        later = board_model.device(A30, facts["index"], places=(*kept, *made), enabled=each.rule["mode"] == "static")
+        from ansible_collections.dra.accelerators.plugins.module_utils._facts import device_facts
+
+        told = device_facts(later)
+        for one in told["partitions"]:
+            one.update(owner="administrator", claims=claims.get((one["profile_id"], one["placement"]["start"]), []))
+        facts.update({key: told[key] for key in ("partitions", "partitioning")})
+    _problem, second, again = planned(nodes, wanted)
+    assert second.served >= first.served or second.worth(_problem) >= first.worth(_problem)
+    assert second.served != first.served or not any(each.changed for each in again.devices)
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(0.5, 4)), min_size=1, max_size=6))
+def test_the_least_of_a_function_with_corners_is_found(corners: list[tuple[float, float]]) -> None:
+    def function(point: Any) -> tuple[float, list[float]]:
+        value = sum(steep * abs(at - corner) for at, (corner, steep) in zip(point, corners))
+        return value, [steep * (1 if at > corner else -1) for at, (corner, steep) in zip(point, corners)]
+
+    value, point = minimise(function, [1.0] * len(corners), steps=600)
+    least = sum(steep * max(-corner, 0.0) for corner, steep in corners)
+    assert least - 1e-9 <= value <= least + 0.05 and min(point) >= 0
+    assert function(point)[0] == value
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({}, "must be a list"),
+        ([{"profil": "1g.10gb"}], "unknown key profil"),
+        ([{"count": -1}], "key count: expected a whole number from 0"),
+        ([{"count": True}], "key count"),
+        ([{"devices": 0}], "key devices"),
+        ([{"memory": "20 gigabytes"}], "key memory"),
+        ([{"type": "half"}], "none of any, whole, partition"),
+        ([{"type": "whole", "profile": "1g.10gb"}], "a whole device has no profile"),
+        ([{"priority": "high"}], "key priority"),
+        ([{"name": "a"}, {"name": "a"}], "given to several"),
+        ([{"parts": []}], "at least one part"),
+        ([{"parts": [{"count": 1}]}], "unknown key count"),
+        ([{"parts": [{}], "profile": "1g.10gb"}], "cannot stand beside parts"),
+        ([7], "expected a mapping"),
+        ([{"vendor": ""}], "key vendor"),
+    ],
+)
+def test_wishes_that_are_wrong_are_refused(document: Any, says: str) -> None:
+    with pytest.raises(InvalidDemand, match=says):
+        read_demands(document)
+
+
+def test_inventories_that_are_none_are_refused() -> None:
+    with pytest.raises(InvalidFleet, match="node-9 is no answer"):
+        read_fleet({"node-9": {"devices": [{"uuid": "x"}]}})
+    nodes = answers([Small(A30)])
+    with pytest.raises(InvalidFleet, match="same UUID"):
+        read_fleet({**nodes, "other": nodes["node-0"]})
+    nodes["node-0"]["devices"][0]["rule"] = {"mode": "sideways"}
+    with pytest.raises(InvalidFleet, match="sideways"):
+        read_fleet(nodes)
+    assert read_fleet({"silent": {}}).devices == ()
+
+
+def test_too_many_ways_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dra_driver.core.planner import arrangements
+
+    monkeypatch.setattr(arrangements, "MOST", 10)
+    with pytest.raises(AcceleratorError, match="fewer different profiles"):
+        planned([Small(H100)], [{"profile": "1g.10gb"}])
