@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Why pods and claims have no devices: from a cluster's objects to a verdict, what stands in the way node by node, and the nearest change. Pure.
+
+Facts: the scheduler's plugin DynamicResources (PreFilter, Filter), 1.37. Of its other plugins those are looked at that choose nodes by their names,
+labels and taints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from .changes import Change, nearest
+from .nodes import selects, why_not_asked
+from .objects import Json, Judge, WantedClaim, held_by, missing_classes, wanted_claim
+from .pools import Inventory
+from .reasons import ERROR, FITS, NO, NOT_ASKED, UNKNOWN, NodeFinding, look, outcome
+from .search import NodeSearch
+
+ALLOCATED, BLOCKED = "allocated", "blocked"
+MOST_RESERVED = 256
+_EVERYWHERE: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster's objects, each list as the API server gives it."""
+
+    slices: Sequence[Json] = ()
+    claims: Sequence[Json] = ()
+    classes: Sequence[Json] = ()
+    rules: Sequence[Json] = ()
+    nodes: Sequence[Json] = ()
+    pods: Sequence[Json] = ()
+    templates: Sequence[Json] = ()
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is to be said of a pod, or of a claim that no pod is known for.
+
+    ``verdict`` is fits, no, error, unknown, blocked (something is missing before any node is asked) or allocated; ``blockers`` are sentences.
+    """
+
+    kind: str
+    namespace: str
+    name: str
+    verdict: str
+    claims: tuple[str, ...] = ()
+    blockers: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    nodes: tuple[NodeFinding, ...] = ()
+    changes: tuple[Change, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as data."""
+        return {
+            "kind": self.kind,
+            "namespace": self.namespace,
+            "name": self.name,
+            "verdict": self.verdict,
+            "claims": list(self.claims),
+            "blockers": list(self.blockers),
+            "remarks": list(self.remarks),
+            "nodes": [each.to_dict() for each in self.nodes],
+            "changes": [each.to_dict() for each in self.changes],
+        }
+
+
+@dataclass
+class _Subject:
+    """Someone who wants devices: a pod, or ``_EVERYWHERE`` for a claim alone, and the claims as far as they are there."""
+
+    kind: str
+    namespace: str
+    name: str
+    pod: Json
+    claims: list[Json] = field(default_factory=list)
+    blockers: list[str] = field(default_factory=list)
+
+
+class Explainer:
+    """Explains for one cluster; what is the same for all who ask is worked out once."""
+
+    def __init__(self, cluster: Cluster, judge: Judge) -> None:
+        self._cluster, self._judge = cluster, judge
+        self._inventory = Inventory(cluster.slices, cluster.rules)
+        self._classes = {str(each["metadata"]["name"]): each for each in cluster.classes}
+        self._claims = {_key(each): each for each in cluster.claims}
+        self._templates = {_key(each): each for each in cluster.templates}
+        self._held = held_by(cluster.claims)
+        self._pools = {_name(node): self._inventory.pools(node) for node in cluster.nodes}
+
+    def waiting(self) -> list[Explanation]:
+        """Explain every pod that is not on a node yet and has claims, and every claim without devices that no pod is known for."""
+        pods = [
+            each
+            for each in self._cluster.pods
+            if (each.get("spec") or {}).get("resourceClaims")
+            and not each["spec"].get("nodeName")
+            and (each.get("status") or {}).get("phase", "Pending") == "Pending"
+        ]
+        subjects = [self._pod(each) for each in pods]
+        used = {_key(claim) for subject in subjects for claim in subject.claims}
+        alone = [each for each in self._cluster.claims if not _allocation(each) and _key(each) not in used]
+        return [self._explained(each) for each in (*subjects, *map(self._alone, alone))]
+
+    def pod(self, pod: Json) -> Explanation:
+        """Explain a pod with all its claims."""
+        return self._explained(self._pod(pod))
+
+    def claim(self, claim: Json) -> Explanation:
+        """Explain a claim: with its pod where one waits for it, else as if a pod without any wishes had it."""
+        for each in self._cluster.pods:
+            waits = (each.get("spec") or {}).get("resourceClaims") and not each["spec"].get("nodeName")
+            subject = self._pod(each) if waits and _namespace(each) == _namespace(claim) else None
+            if subject is not None and any(_name(one) == _name(claim) for one in subject.claims):
+                return self._explained(subject)
+        return self._explained(self._alone(claim))
+
+    # ------------------------------------------------------------------ who wants what
+
+    def _alone(self, claim: Json) -> _Subject:
+        return _Subject("ResourceClaim", _namespace(claim), _name(claim), _EVERYWHERE, [claim])
+
+    def _pod(self, pod: Json) -> _Subject:
+        subject = _Subject("Pod", _namespace(pod), _name(pod), pod)
+        made = {
+            str(each["name"]): each.get("resourceClaimName")
+            for each in (pod.get("status") or {}).get("resourceClaimStatuses") or ()
+        }
+        for entry in pod["spec"].get("resourceClaims") or ():
+            word, template = str(entry["name"]), entry.get("resourceClaimTemplateName")
+            name = entry.get("resourceClaimName") or made.get(word)
+            if name is None and word in made:
+                continue  # none is wanted
+            found = self._claims.get((subject.namespace, str(name))) if name else None
+            if found is None and template:
+                found = self._from_template(subject, pod, word, str(template))
+            elif found is None:
+                subject.blockers.append(
+                    f"ResourceClaim {subject.namespace}/{name} does not exist: make it, or correct the pod's resourceClaims"
+                )
+            if found is not None:
+                subject.claims.append(found)
+        gates = [str(each["name"]) for each in pod["spec"].get("schedulingGates") or ()]
+        if gates:
+            subject.blockers.append(
+                f"the pod has the scheduling gates {', '.join(gates)}: who put them there has to take them away"
+            )
+        return subject
+
+    def _from_template(self, subject: _Subject, pod: Json, word: str, template: str) -> Json | None:
+        found = self._templates.get((subject.namespace, template))
+        if found is None:
+            subject.blockers.append(
+                f"ResourceClaimTemplate {subject.namespace}/{template} does not exist: make it, or correct the pod's resourceClaims"
+            )
+            return None
+        metadata = {"namespace": subject.namespace, "name": f"{_name(pod)}-{word}"}
+        return {"metadata": metadata, "spec": found["spec"].get("spec") or {}}
+
+    # ------------------------------------------------------------------ what is said of them
+
+    def _explained(self, subject: _Subject) -> Explanation:
+        names = tuple("/".join(_key(each)) for each in subject.claims)
+        wanted = [wanted_claim(each, self._classes) for each in subject.claims if not _allocation(each)]
+        blockers = [*subject.blockers, *(text for each in subject.claims for text in self._before(each, subject))]
+        for claim in wanted:
+            blockers += [
+                f"request {request} of claim {claim.label} names the DeviceClass {device_class or 'without a name'}, which does not exist; "
+                f"there are {_list(sorted(self._classes))}"
+                for request, device_class in missing_classes(claim, self._classes)
+            ]
+        said = partial(Explanation, subject.kind, subject.namespace, subject.name, claims=names)
+        if blockers:
+            return said(verdict=BLOCKED, blockers=tuple(blockers))
+        if not wanted and not subject.pod:
+            text = _where(subject.claims[0]) if subject.claims else ""
+            return said(verdict=ALLOCATED, remarks=(text,) if text else ())
+        findings, searches = self._nodes(subject, wanted)
+        verdict = _verdict(findings)
+        changes: list[Change] = []
+        if verdict in (NO, ERROR) and wanted:
+            asked = [(at, one) for at, one in zip(searches, findings) if one.verdict != NOT_ASKED]
+            if asked:
+                changes = nearest(asked, wanted, self._judge, everywhere=searches)
+        remarks = self._remarks(subject, wanted, findings)
+        return said(verdict=verdict, remarks=tuple(remarks), nodes=tuple(findings), changes=tuple(changes))
+
+    def _before(self, claim: Json, subject: _Subject) -> list[str]:
+        metadata, status = claim["metadata"], claim.get("status") or {}
+        name = "/".join(_key(claim))
+        found = []
+        if metadata.get("deletionTimestamp"):
+            found.append(f"claim {name} is being deleted: make another one")
+        users = status.get("reservedFor") or ()
+        uid = (subject.pod.get("metadata") or {}).get("uid")
+        if (
+            subject.pod
+            and _allocation(claim)
+            and len(users) >= MOST_RESERVED
+            and uid not in [each.get("uid") for each in users]
+        ):
+            found.append(f"claim {name} is used by {len(users)} pods, {MOST_RESERVED} are the most")
+        return found
+
+    def _nodes(self, subject: _Subject, wanted: Sequence[WantedClaim]) -> tuple[list[NodeFinding], list[NodeSearch]]:
+        findings, searches = [], []
+        bound = [
+            (each, selector) for each in subject.claims if (selector := (_allocation(each) or {}).get("nodeSelector"))
+        ]
+        for node in self._cluster.nodes:
+            at = NodeSearch(node, self._pools[_name(node)], self._held, self._judge)
+            searches.append(at)
+            reason = why_not_asked(subject.pod, node) if subject.pod else ""
+            elsewhere = [each for each, selector in bound if not selects(selector, node)]
+            if reason:
+                findings.append(NodeFinding(_name(node), NOT_ASKED, reason))
+            elif elsewhere and outcome(at, wanted)[0] != ERROR:
+                findings.append(NodeFinding(_name(node), NOT_ASKED, _where(elsewhere[0])))
+            else:
+                findings.append(look(at, wanted))
+        return findings, searches
+
+    def _remarks(self, subject: _Subject, wanted: Sequence[WantedClaim], findings: Sequence[NodeFinding]) -> list[str]:
+        found = []
+        if not self._cluster.nodes:
+            found.append("there are no nodes")
+        if not self._cluster.slices:
+            found.append(
+                "no driver publishes any device: see that the node driver runs (dra-driver status on the node)"
+            )
+        if findings and all(each.verdict == NOT_ASKED for each in findings):
+            found.append("no node is asked for devices: the pod's own wishes, or its other claims, leave none")
+        if _verdict(findings) == FITS and wanted and not subject.pod:
+            found.append("no pod waits for it: the scheduler gives a claim devices only for a pod that uses it")
+        elif _verdict(findings) == FITS and wanted:
+            found.append(
+                "what else keeps it waiting, such as processors, memory or other pods, stands in the pod's Events"
+            )
+        return found
+
+
+def explain(
+    cluster: Cluster, judge: Judge, *, pods: Iterable[Json] | None = None, claims: Iterable[Json] | None = None
+) -> list[Explanation]:
+    """Explain these pods and claims; with neither, all that wait. Raises Malformed for a claim that cannot be read."""
+    explainer = Explainer(cluster, judge)
+    if pods is None and claims is None:
+        return explainer.waiting()
+    return [*map(explainer.pod, pods or ()), *map(explainer.claim, claims or ())]
+
+
+def _verdict(findings: Sequence[NodeFinding]) -> str:
+    verdicts = {each.verdict for each in findings}
+    return next((each for each in (ERROR, FITS, UNKNOWN) if each in verdicts), NO)
+
+
+def _where(claim: Json) -> str:
+    """Where a claim has its devices."""
+    allocation = _allocation(claim) or {}
+    results = (allocation.get("devices") or {}).get("results") or ()
+    devices = [f"{each['pool']}/{each['device']}" for each in results]
+    return f"claim {'/'.join(_key(claim))} has {_list(devices)}"
+
+
+def _allocation(claim: Json) -> Json | None:
+    found: Json | None = (claim.get("status") or {}).get("allocation")
+    return found
+
+
+def _key(each: Json) -> tuple[str, str]:
+    return (_namespace(each), _name(each))
+
+
+def _namespace(each: Json) -> str:
+    return str(each["metadata"].get("namespace") or "default")
+
+
+def _name(each: Json) -> str:
+    return str(each["metadata"]["name"])
+
+
+def _list(names: Sequence[str], most: int = 8) -> str:
+    return (", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")) or "none"

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Why a node has no devices for claims: request by request what rules devices out, and what the requests together cannot have. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+from .. import quantity
+from ..errors import AcceleratorError
+from .capacity import lacking, taken
+from .constraints import text_of, values_of
+from .nodes import blocking_taints, taint_text
+from .objects import Constraint, Device, NotJudged, Request, SelectorFailed, WantedClaim
+from .search import Aborted, Chosen, NodeSearch, TooManyAttempts, compatible
+
+FITS, NO, ERROR, UNKNOWN, NOT_ASKED = "fits", "no", "error", "unknown", "not-asked"
+FREE = "free"
+#: What rules a device out, in the order in which it is told. Nothing that claims hold or anybody can lift is before what is the device's own.
+SELECTOR, FAILED, JUDGED, CAPACITY, OPERATIONS, TAINT, CLAIM, COUNTER, GROUPS, SHARE = (
+    *("selector", "selector-error", "selector-unknown", "capacity", "operations"),
+    *("taint", "claim", "counter", "compatibility", "share"),
+)
+#: What a claim that ends gives back.
+HELD = (CLAIM, COUNTER, GROUPS, SHARE)
+MOST_NAMED = 5
+_NAMED = re.compile(r"""attributes\[\s*(?P<q>['"])(?P<domain>[^'"]+)(?P=q)\s*\]\s*\.\??(?P<name>[A-Za-z_]\w*)""")
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """What rules devices out: its kind, a sentence for it, the devices, and the claims that hold them or what they need."""
+
+    kind: str
+    detail: str
+    devices: tuple[str, ...]
+    claims: tuple[str, ...] = ()
+    taints: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as data."""
+        return {
+            "kind": self.kind,
+            "detail": self.detail,
+            "count": len(self.devices),
+            "devices": list(self.devices),
+            "claims": list(self.claims),
+            "taints": list(self.taints),
+        }
+
+
+@dataclass(frozen=True)
+class RequestFinding:
+    """A request on a node: how many devices it wants, how many there are, what rules them out, and how many are left."""
+
+    claim: str
+    request: str
+    device_class: str
+    wanted: int
+    every: bool
+    devices: int
+    free: int
+    obstacles: tuple[Obstacle, ...]
+
+    @property
+    def short(self) -> bool:
+        """Whether too few devices are left even if nothing else were asked for."""
+        blocked = self.every and any(each.kind not in (SELECTOR, CAPACITY) for each in self.obstacles)
+        return blocked or self.free < max(self.wanted, 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as data."""
+        return {
+            "claim": self.claim,
+            "request": self.request,
+            "device_class": self.device_class,
+            "wanted": "all" if self.every else self.wanted,
+            "devices": self.devices,
+            "free": self.free,
+            "enough": not self.short,
+            "obstacles": [each.to_dict() for each in self.obstacles],
+        }
+
+
+@dataclass(frozen=True)
+class NodeFinding:
+    """What the scheduler comes to on a node, and why. ``together`` is what stands in the way of the requests together."""
+
+    node: str
+    verdict: str
+    message: str = ""
+    requests: tuple[RequestFinding, ...] = ()
+    together: str = ""
+    pools: tuple[str, ...] = ()
+    chosen: tuple[Chosen, ...] = field(default=(), repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as data."""
+        return {
+            "node": self.node,
+            "verdict": self.verdict,
+            "message": self.message,
+            "requests": [each.to_dict() for each in self.requests],
+            "together": self.together,
+            "pools": list(self.pools),
+            "devices": [
+                {
+                    "claim": each.claim,
+                    "request": each.request,
+                    "driver": each.device.driver,
+                    "pool": each.device.pool,
+                    "device": each.device.name,
+                    "consumed": {name: amount_text(amount) for name, amount in each.consumed.items()},
+                }
+                for each in self.chosen
+            ],
+        }
+
+
+def look(at: NodeSearch, claims: Sequence[WantedClaim]) -> NodeFinding:
+    """Return what the scheduler comes to on a node with these claims, and what rules devices out there."""
+    node = str(at.node["metadata"]["name"])
+    pools = tuple(
+        f"pool {pool.label} is {'being updated' if pool.incomplete else 'invalid'}: {pool.incomplete or pool.invalid}"
+        for pool in at.pools
+        if not pool.usable
+    )
+    verdict, message, hint, chosen = outcome(at, claims)
+    if verdict == FITS:
+        return NodeFinding(node, FITS, pools=pools, chosen=tuple(chosen))
+    requests = tuple(
+        _request(at, claim, request) for claim in claims for alternatives in claim.requests for request in alternatives
+    )
+    together = _together(at, claims, requests) if verdict == NO else ""
+    return NodeFinding(node, verdict, f"{message}. {hint}" if hint else message, requests, together, pools)
+
+
+def outcome(at: NodeSearch, claims: Sequence[WantedClaim]) -> tuple[str, str, str, list[Chosen]]:
+    """Return the scheduler's verdict on a node with a message, a hint, and the devices that it takes."""
+    try:
+        chosen = at.find(claims)
+    except Aborted as error:
+        return ERROR, error.message, error.hint, []
+    except (NotJudged, TooManyAttempts) as error:
+        return UNKNOWN, error.message, error.hint, []
+    return (NO, "", "", []) if chosen is None else (FITS, "", "", chosen)
+
+
+def obstacle_of(at: NodeSearch, request: Request, device: Device) -> Obstacle | None:
+    """Return what rules one device out for a request when nothing else is asked for; None where nothing does."""
+    names = (device.label,)
+    for where, expression in request.selectors:
+        of_class = where.startswith("class ")
+        try:
+            if not at.judged(expression, device):
+                return Obstacle(SELECTOR, f"not of {where}" if of_class else f"not selected by {expression}", names)
+        except SelectorFailed as error:
+            return Obstacle(FAILED, f"on which the selector of {where} has an error ({error.reason})", names)
+        except NotJudged:
+            return Obstacle(JUDGED, f"on which the selector of {where} is not evaluated here, {expression}", names)
+    if not at.selectable(replace(request, selectors=()), device):  # which says of its node itself
+        return Obstacle(SELECTOR, "for other nodes", names)
+    consumed = taken(request.capacity, device)
+    if consumed is None or lacking(consumed, device, {}):
+        asked = ", ".join(f"{amount_text(amount)} of {name}" for name, amount in request.capacity.items())
+        return Obstacle(CAPACITY, f"without a capacity that gives {asked}", names)
+    if at.lacks_operations(device):
+        return Obstacle(OPERATIONS, "prepared by no driver, which the node does not know of", names)
+    taints = blocking_taints(device.taints, request.tolerations)
+    if taints:
+        texts = tuple(sorted({taint_text(each) for each in taints}))
+        return Obstacle(TAINT, f"tainted {' and '.join(texts)}, not tolerated", names, taints=texts)
+    return _held(at, request, device, consumed)
+
+
+def _held(at: NodeSearch, request: Request, device: Device, consumed: dict[str, Fraction]) -> Obstacle | None:
+    names, held = (device.label,), at.held
+    if device.key in held.alone and not request.admin:
+        holders = tuple(sorted(held.alone[device.key]))
+        return Obstacle(CLAIM, f"held by {' and '.join(holders)}", names, holders)
+    short = lacking(consumed, device, held.consumed(device.key))
+    if short is not None:
+        holders = tuple(sorted({name for name, _consumed in held.shares.get(device.key, ())}))
+        left = f"of which {_few(holders)} {'leaves' if len(holders) == 1 else 'leave'} {amount_text(short[2])} of {short[0]}"
+        return Obstacle(SHARE, f"{left}, {amount_text(short[1])} wanted", names, holders)
+    if device.shared and device.key in held.shares:
+        return None
+    lack = at.lacks_counter(device)
+    if lack is not None:
+        holders = holders_of_counters(at, [lack[0]])
+        by = f" after {_few(holders)}" if holders else ""
+        return Obstacle(
+            COUNTER, f"for which counter set {lack[0][1]} has too little {lack[1]} left{by}", names, holders
+        )
+    groups = at.groups_of_held(device)
+    for place, _drawn, mine in device.draws:
+        if not compatible(mine, groups.get(place, ())):
+            holders = holders_of_counters(at, [place])
+            detail = f"not compatible with what {_few(holders)} {'has' if len(holders) == 1 else 'have'} of counter set {place[1]}"
+            return Obstacle(GROUPS, detail, names, holders)
+    return None
+
+
+def holders_of_counters(at: NodeSearch, places: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the claims that have a device that draws on one of these counter sets."""
+    wanted = set(places)
+    found: set[str] = set()
+    for pool in at.pools:
+        for device in (*pool.devices, *pool.elsewhere):
+            if wanted & {place for place, _drawn, _groups in device.draws}:
+                found.update(at.held.holders(device.key))
+    return tuple(sorted(found))
+
+
+def _request(at: NodeSearch, claim: WantedClaim, request: Request) -> RequestFinding:
+    devices = at.devices()
+    found: dict[tuple[str, str], list[Obstacle]] = {}
+    free = 0
+    for device in devices:
+        obstacle = obstacle_of(at, request, device)
+        if obstacle is None:
+            free += 1
+        else:
+            found.setdefault((obstacle.kind, obstacle.detail), []).append(obstacle)
+    obstacles = [
+        replace(
+            those[0],
+            detail=those[0].detail + _values(those[0], request, devices, at),
+            devices=tuple(one.devices[0] for one in those),
+        )
+        for those in found.values()
+    ]
+    wanted = (
+        free + sum(len(one.devices) for one in obstacles if one.kind in (TAINT, *HELD))
+        if request.every
+        else request.count
+    )
+    return RequestFinding(
+        claim.label,
+        request.full_name,
+        request.device_class,
+        wanted,
+        request.every,
+        len(devices),
+        free,
+        tuple(obstacles),
+    )
+
+
+def _values(obstacle: Obstacle, request: Request, devices: Sequence[Device], at: NodeSearch) -> str:
+    """What devices of the class have of the attributes that a selector names: mostly the word was another one."""
+    if obstacle.kind != SELECTOR or obstacle.detail.startswith("not of class "):
+        return ""
+    names = dict.fromkeys(f"{found['domain']}/{found['name']}" for found in _NAMED.finditer(obstacle.detail))
+    said = []
+    for name in names:
+        seen = Counter(
+            text_of(found)
+            for device in devices
+            if _same_class(at, request, device) and (found := values_of(device.attribute(name))) is not None
+        )
+        if seen:
+            few = ", ".join(each for each, _count in seen.most_common(MOST_NAMED))
+            said.append(f"{name.rpartition('/')[2]} is {few}{', …' if len(seen) > MOST_NAMED else ''}")
+    return f" ({'; '.join(said)})" if said else ""
+
+
+def _same_class(at: NodeSearch, request: Request, device: Device) -> bool:
+    own = tuple(each for each in request.selectors if each[0].startswith("class "))
+    try:
+        return at.selectable(replace(request, selectors=own), device)
+    except AcceleratorError:
+        return False
+
+
+# ---------------------------------------------------------------------- what the requests together cannot have
+
+
+def _together(at: NodeSearch, claims: Sequence[WantedClaim], findings: Sequence[RequestFinding]) -> str:
+    """What stands in the way where each request has enough devices for itself."""
+    by_name = {(one.claim, one.request): one for one in findings}
+    for claim in claims:
+        for alternatives in claim.requests:
+            if all(by_name[claim.label, each.full_name].short for each in alternatives):
+                return ""  # told already, request by request
+    constrained = [(claim, each) for claim in claims for each in claim.constraints]
+    if constrained and _fits(at, [replace(claim, constraints=()) for claim in claims]):
+        culprits = [
+            _constraint_text(at, claim, each)
+            for claim, each in constrained
+            if _fits(at, [_without(one, each) if one is claim else one for one in claims])
+        ]
+        return "; ".join(culprits) or "the constraints together rule out every choice of devices"
+    for claim in claims:
+        for alternatives in claim.requests:
+            if len(alternatives) == 1 and not alternatives[0].every and alternatives[0].count > 1:
+                most = _most(at, claim, alternatives[0])
+                if most < alternatives[0].count:
+                    name = alternatives[0].full_name
+                    return f"request {name} wants {alternatives[0].count} devices; of those that are free {most} at a time have room beside each other"
+    if sum(len(claim.requests) for claim in claims) > 1:
+        return "each request has enough devices alone; they want the same devices, or the same room on a device"
+    return ""
+
+
+def _constraint_text(at: NodeSearch, claim: WantedClaim, constraint: Constraint) -> str:
+    requests = [
+        request
+        for alternatives in claim.requests
+        for request in alternatives
+        if request.is_named_by(constraint.requests)
+    ]
+    seen: Counter[str] = Counter()
+    for device in at.devices():
+        if any(obstacle_of(at, request, device) is None for request in requests):
+            seen[text_of(values_of(device.attribute(constraint.attribute)))] += 1
+    values = ", ".join(f"{count} with {text}" for text, count in seen.most_common(MOST_NAMED))
+    if constraint.distinct:
+        return f"the claim wants devices that differ in {constraint.attribute}; free are {values}"
+    return f"the claim wants devices that agree in {constraint.attribute}; free are {values}"
+
+
+def _without(claim: WantedClaim, constraint: Constraint) -> WantedClaim:
+    left = list(claim.constraints)
+    left.remove(constraint)
+    return replace(claim, constraints=tuple(left))
+
+
+def _most(at: NodeSearch, claim: WantedClaim, request: Request) -> int:
+    for count in range(request.count, 0, -1):
+        if _fits(at, [replace(claim, requests=((replace(request, count=count),),), constraints=())]):
+            return count
+    return 0
+
+
+def _fits(at: NodeSearch, claims: Sequence[WantedClaim]) -> bool:
+    return outcome(at, claims)[0] == FITS
+
+
+def amount_text(amount: Fraction) -> str:
+    """Return an amount as people write it."""
+    if amount.denominator == 1:
+        value = int(amount)
+        return quantity.format_bytes(value) if value % 1024 == 0 else str(value)
+    return str(float(amount))
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more

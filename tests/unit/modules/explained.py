@@ -1,0 +1,47 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The examples of docs/why.md: the cluster that all of them are about, and of each its manifests and what is said of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "why.md"
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A section of the page: its heading, its manifests as text, and the text that is to come out."""
+
+    title: str
+    manifests: str
+    text: str
+
+    @property
+    def documents(self) -> list[Json]:
+        return list(yaml.safe_load_all(self.manifests))
+
+
+def cluster() -> list[Json]:
+    """The objects of the cluster."""
+    (found,) = re.findall(r"<details>.*?```yaml\n(.*?)```.*?</details>", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    items: list[Json] = yaml.safe_load(found)["items"]
+    return items
+
+
+def examples() -> list[Example]:
+    """All examples, in their order."""
+    sections = PAGE.read_text(encoding="utf-8").split("\n### ")[1:]
+    found = []
+    for section in sections:
+        blocks = re.fullmatch(r"([^\n]+)\n.*?```yaml\n(.*?)```\s+```text\n(.*?)\n?```\s*", section, re.DOTALL)
+        assert blocks, f"{section.splitlines()[0]}: a block of yaml and one of text after it, and nothing behind them"
+        found.append(Example(*blocks.groups()))
+    return found
