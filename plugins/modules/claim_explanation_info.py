@@ -133,8 +133,8 @@ explanations:
       sample: worker-0
     verdict:
       description:
-        - V(fits) where a node has devices for it now, V(no) where none has, V(error) where the scheduler gives it up with an error on every node, V(blocked) where
-          something is missing before any node is asked, V(allocated) where it has its devices, and V(unknown) where that cannot be told here.
+        - V(fits) where a node has devices for it now, V(no) where none has, V(error) where the scheduler gives it up with an error on every node,
+          V(blocked) where something is missing before any node is asked, V(allocated) where it has its devices, and V(unknown) where that cannot be told here.
       type: str
       returned: success
       sample: "no"

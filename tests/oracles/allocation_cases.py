@@ -150,8 +150,8 @@ class _Maker:
             counters.append({"name": f"board-{board}", "counters": total})
             forms = [
                 ("whole", "80Gi", "7"),
-                *(("big", "40Gi", "3") for _ in range(2)),
-                *(("small", "20Gi", "2") for _ in range(3)),
+                *[("big", "40Gi", "3")] * 2,
+                *[("small", "20Gi", "2")] * 3,
             ]
             for number, (form, memory, units) in enumerate(forms):
                 device = self.device(f"b{board}-{form}-{number}")
