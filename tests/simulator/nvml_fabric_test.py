@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 
+from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import read_query
+
 from tests.simulator.nvml_boards import BOARDS
 from tests.simulator.nvml_support import Silicon, gpu_section, machine_text
 
@@ -42,7 +44,14 @@ def test_each_gpu_says_how_far_it_is(bare_silicon: Silicon) -> None:
         answer = json.loads(done.stdout)
         return answer["said"], answer["left"]
 
+    def told_by_program() -> list[str]:
+        """What is read where NVML's binding is not there yet: on a node that gets its first driver."""
+        said = bare_silicon.smi("-q")
+        assert said.returncode == 0, said.stdout + said.stderr
+        return [each.describe() for each in read_query(said.stdout).values()]
+
     assert told() == (["has joined", "does not tell"], 0)
+    assert told_by_program() == told()[0]
     for fault, word in {
         "not-started": "has not begun to join",
         "joining": "is still joining",
@@ -50,3 +59,5 @@ def test_each_gpu_says_how_far_it_is(bare_silicon: Silicon) -> None:
     }.items():
         bare_silicon.control(f"fault 0 fabric {fault}")
         assert told() == ([word, "does not tell"], 1)
+        # In words there is no number of a result that is none.
+        assert told_by_program() == [word.replace("(999)", "(-1)"), "does not tell"]

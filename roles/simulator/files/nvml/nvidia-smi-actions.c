@@ -170,6 +170,7 @@ int run_action(const struct options *options)
     case ACTION_SUMMARY: summary(options); return 0;
     case ACTION_LIST: for_each_gpu(options->gpus, list_gpu, NULL); return 0;
     case ACTION_QUERY: query(options); return 0;
+    case ACTION_DETAILS: print_details(options); return 0;
     case ACTION_QUERY_PROCESSES: query_processes(options); return 0;
     case ACTION_RESET: reset(options); return 0;
     case ACTION_SHOW_TIMESLICE: for_each_gpu(options->gpus, show_timeslice, NULL); return 0;

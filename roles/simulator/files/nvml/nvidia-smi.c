@@ -126,6 +126,7 @@ static void usage(void)
 {
     puts("nvidia-smi                                     a summary\n"
          "nvidia-smi -L                                  GPUs and MIG devices with their UUIDs\n"
+         "nvidia-smi -q [-i GPU,…]                       names, modes and the place in the fabric of each GPU\n"
          "nvidia-smi --query-gpu=FIELD,… --format=csv[,noheader][,nounits] [-i GPU,…]\n"
          "nvidia-smi --help-query-gpu                    the fields\n"
          "nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name,used_memory --format=csv[,noheader][,nounits] [-i GPU,…]\n"
@@ -174,6 +175,7 @@ static void parse(struct options *options, int argc, char **argv)
         else if (is(word, "--help-query-gpu")) options->action = ACTION_HELP_QUERY;
         else if (is(word, "-i") || is(word, "--id")) options->gpus = value_of(word, argc, argv, &position);
         else if (is(word, "--query-gpu")) options->action = ACTION_QUERY, options->value = value_of(word, argc, argv, &position);
+        else if (is(word, "-q") || is(word, "--query")) options->action = ACTION_DETAILS;
         else if (is(word, "--query-compute-apps"))
             options->action = ACTION_QUERY_PROCESSES, options->value = value_of(word, argc, argv, &position);
         else if (is(word, "--format")) options->format = value_of(word, argc, argv, &position);

@@ -11,7 +11,7 @@
 #include <stdbool.h>
 
 enum action {
-    ACTION_SUMMARY, ACTION_HELP, ACTION_LIST, ACTION_HELP_QUERY, ACTION_QUERY, ACTION_QUERY_PROCESSES, ACTION_RESET, ACTION_MIG_MODE,
+    ACTION_SUMMARY, ACTION_HELP, ACTION_LIST, ACTION_HELP_QUERY, ACTION_QUERY, ACTION_DETAILS, ACTION_QUERY_PROCESSES, ACTION_RESET, ACTION_MIG_MODE,
     ACTION_PERSISTENCE,
     ACTION_POWER_LIMIT, ACTION_COMPUTE_MODE, ACTION_LOCK_CLOCKS, ACTION_UNLOCK_CLOCKS, ACTION_TIMESLICE, ACTION_SHOW_TIMESLICE,
     ACTION_MIG_PROFILES, ACTION_MIG_PLACEMENTS, ACTION_MIG_INSTANCES, ACTION_MIG_COMPUTE_INSTANCES, ACTION_MIG_CREATE,
@@ -48,6 +48,7 @@ void query(const struct options *options);
 /* Reads --format of a query; ends the program for what it does not know, or without csv. */
 void read_format(const struct options *options, const char *query_option, bool *header, bool *units);
 void query_processes(const struct options *options);
+void print_details(const struct options *options);
 int run_action(const struct options *options);
 bool run_mig_action(const struct options *options);
 bool run_workload_action(const struct options *options);
