@@ -84,6 +84,13 @@ def crio() -> Path:
 
 
 @pytest.fixture(scope="session")
+def docker() -> Path:
+    """The command of a Docker Engine with CDI, beside its daemon; they are built for tests marked ``prove`` alone."""
+    subprocess.run([ROOT / "tests/world/world", "build", "--only", "long-oracles"], check=True)
+    return newest(CACHE / "world/binaries", "docker")
+
+
+@pytest.fixture(scope="session")
 def crictl(built: Path) -> Path:
     """The program that asks a container runtime."""
     return newest(built, "crictl")

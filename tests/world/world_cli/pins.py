@@ -19,6 +19,8 @@ ETCD_VERSION = "3.6.5"
 CNI_PLUGINS_VERSION = "1.9.1"
 CRICTL_VERSION = "1.36.0"
 CRIO_VERSION = "1.34.0"
+#: The last line of Docker Engine in which CDI has to be switched on.
+DOCKER_VERSION = "28.0.4"
 NVIDIA_CTK_VERSION = "1.20.1"
 NVIDIA_MIG_PARTED_VERSION = "0.13.1"
 
@@ -85,6 +87,7 @@ USUAL_SECONDS = {
     "build nvidia-ctk": 20,
     "build nvidia-mig-parted": 15,
     "build crio": 300,
+    "build docker": 300,
     "bootstrap": 80,
     "pod images": 10,
     "node image": 25,
@@ -179,8 +182,8 @@ ORACLES = (
     Component(
         "nvidia-ctk",
         NVIDIA_CTK_VERSION,
-        {"nvidia-ctk": "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk"},
-        {},
+        {name: f"github.com/NVIDIA/nvidia-container-toolkit/cmd/{name}" for name in ("nvidia-ctk", "nvidia-cdi-hook")},
+        {"github.com/NVIDIA/nvidia-container-toolkit/internal/info.version": NVIDIA_CTK_VERSION},
         cgo=True,
     ),
     Component(
@@ -207,6 +210,16 @@ LONG_ORACLES = (
         {},
         # Without these it would need libraries of C for signatures and file systems.
         tags=("containers_image_openpgp", "containers_image_ostree_stub", "exclude_graphdriver_btrfs"),
+    ),
+    Component(
+        "docker",
+        DOCKER_VERSION,
+        {"dockerd": "github.com/docker/docker/cmd/dockerd", "docker": "github.com/docker/cli/cmd/docker"},
+        {
+            "github.com/docker/docker/dockerversion.Version": DOCKER_VERSION,
+            "github.com/docker/cli/cli/version.Version": DOCKER_VERSION,
+        },
+        tags=("exclude_graphdriver_btrfs",),
     ),
 )
 

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""`nvidia-ctk runtime configure` and our own changes, point by point, as the engines themselves read them.
+
+Both begin with the same files of a site and offer the runtime `nvidia` and CDI devices. For containerd it is its own `config dump` that is
+compared, for Docker Engine its file. Every difference is in an EXPLAINED, with the words of docs/container-edits.md; an explanation that
+explains nothing any more is an error as well.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils import (
+    _containerd,
+    _containerd_handler,
+    _docker,
+    _docker_cdi,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Change, File, Settings, differences
+
+PROGRAM = "/usr/bin/nvidia-container-runtime"
+FOLDERS = ["/etc/cdi", "/var/run/cdi"]
+#: A site's file for each generation: drop-in files are read, and the main file has a table of the plugin.
+SITES = {
+    "1.7": """version = 2
+imports = ["{folder}/conf.d/*.toml"]
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "localhost/pause:1"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      SystemdCgroup = true
+""",
+    "2": """version = 3
+imports = ["{folder}/conf.d/*.toml"]
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+  sandbox = "localhost/pause:1"
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+  SystemdCgroup = true
+""",
+}
+#: What the dumps of nvidia-ctk's files and of ours do not share, by release.
+EXPLAINED: dict[str, dict[str, str]] = {
+    "1.7": {},
+    "2": {
+        "options that are empty": "what the default one leaves empty is said to be empty",
+        "plugins.io.containerd.cri.v1.runtime.containerd.runtimes.nvidia.sandboxer": "and its sandboxer is named",
+    },
+}
+EXPLAINED_OF_DOCKER = {
+    "runtimes.nvidia.args": "an empty list says nothing",
+    "runtimes.nvidia.path": "a service finds no program by PATH that an operator has",
+}
+
+
+class Containerd:
+    """One release, its files below a folder, and what it makes of them."""
+
+    def __init__(self, program: Path, folder: Path, site: str) -> None:
+        self.program, self.folder, self.main = program, folder, folder / "config.toml"
+        (folder / "conf.d").mkdir(parents=True)
+        self.main.write_text(site.format(folder=folder))
+
+    def settings(self) -> Settings:
+        """What containerd says of the files."""
+        command = [self.program, "--config", self.main, "config", "dump"]
+        return _containerd.read_dump(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    def file(self) -> File:
+        return File(str(self.main), self.main.read_text())
+
+    def imported(self) -> list[File]:
+        return [File(str(path), path.read_text()) for path in sorted((self.folder / "conf.d").glob("*.toml"))]
+
+    def take(self, changes: Sequence[Change], good: Callable[[Settings], bool]) -> None:
+        """Make the first of these changes that containerd reads as is wanted, as the modules do."""
+        for each in changes:
+            Path(each.path).write_text(each.after or "")
+            if good(self.settings()):
+                return
+            Path(each.path).unlink() if each.before is None else Path(each.path).write_text(each.before)
+        raise AssertionError([each.path for each in changes])
+
+    def by_us(self) -> None:
+        """CDI as runtime_cdi switches it on, and the handler as containerd_handler offers it."""
+        before = self.settings()
+        if not before.reads(FOLDERS):
+            switches = _containerd.candidates(
+                before, self.file(), str(self.main), self.imported(), str(self.folder / "conf.d"), FOLDERS
+            )
+            self.take(switches, lambda now: now.reads(FOLDERS) and not list(differences(before.rest, now.rest)))
+        before = self.settings()
+        handler = _containerd_handler.wanted_handler(before, options={"BinaryName": PROGRAM})
+        offers = _containerd_handler.candidates(
+            before, "nvidia", handler, self.file(), str(self.main), str(self.folder / "conf.d"), {}
+        )
+        path = ".".join((*_containerd.table_of(before.version), "containerd.runtimes.nvidia"))
+        self.take(
+            offers,
+            lambda now: (
+                now.reads(FOLDERS)
+                and {name.rpartition(" would")[0] for name in differences(before.rest, now.rest)} == {path}
+            ),
+        )
+
+    def by_them(self, nvidia_ctk: Path) -> None:
+        command = [nvidia_ctk, "--quiet", "runtime", "configure", "--runtime=containerd", f"--config={self.main}"]
+        command += [f"--drop-in-config={self.folder}/conf.d/99-nvidia.toml", "--cdi.enabled"]
+        subprocess.run(command, capture_output=True, text=True, check=True)
+
+
+def told_apart(theirs: Settings, ours: Settings) -> set[str]:
+    """What differs, by name. An option that says nothing in the one and is not there in the other is no difference of its own."""
+    found = set()
+    for name in (each.rpartition(" would")[0] for each in differences(theirs.rest, ours.rest)):
+        place, option, key = name.rpartition(".options.")
+        handlers = [_containerd_handler.handlers(each) for each in (theirs, ours)]
+        values = [each.get(place.rpartition(".")[2], {}).get("options", {}).get(key) for each in handlers]
+        found.add("options that are empty" if option and not any(values) else name)
+    return found
+
+
+@pytest.mark.parametrize("release", SITES)
+def test_containerd_reads_the_same_but_for_what_is_explained(
+    nvidia_ctk: Path, containerd: Path, old_containerd: Path, tmp_path: Path, release: str
+) -> None:
+    program = containerd if release == "2" else old_containerd
+    ours, theirs = (Containerd(program, tmp_path / name, SITES[release]) for name in ("ours", "theirs"))
+    ours.by_us()
+    theirs.by_them(nvidia_ctk)
+    both = ours.settings(), theirs.settings()
+    assert [each.enabled for each in both] == [True, True]
+    assert [set(each.folders) for each in both] == [set(FOLDERS)] * 2
+    assert all("nvidia" in _containerd_handler.handlers(each) for each in both)
+    assert told_apart(both[1], both[0]) == set(EXPLAINED[release])
+
+
+def test_the_page_explains_what_is_explained_here() -> None:
+    words = (Path(__file__).parents[2] / "docs/container-edits.md").read_text()
+    for explained in (*EXPLAINED.values(), EXPLAINED_OF_DOCKER):
+        assert all(why in words for why in explained.values())
+
+
+def test_docker_s_file_says_the_same_but_for_what_is_explained(nvidia_ctk: Path, tmp_path: Path) -> None:
+    path = tmp_path / "daemon.json"
+    path.write_text('{"log-opts": {"max-size": "8m"}}\n')
+    before = path.read_text()
+    subprocess.run(
+        [nvidia_ctk, "--quiet", "runtime", "configure", "--runtime=docker", f"--config={path}", "--cdi.enabled"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    theirs: dict[str, Any] = json.loads(path.read_text())
+    text = _docker.text_with(before, str(path), "nvidia", _docker.entry(PROGRAM, ()))
+    text = _docker_cdi.text_with(text, str(path), (25, 0, 0), FOLDERS)
+    ours: dict[str, Any] = json.loads(text or "")
+    assert {name.rpartition(" would")[0] for name in differences(theirs, ours)} == set(EXPLAINED_OF_DOCKER)
+    assert next(iter(ours)) == "log-opts", "keys keep their order"
