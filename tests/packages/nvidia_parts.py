@@ -2,18 +2,19 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Makes signed sources of packages that are called as NVIDIA's Container Toolkit, fabric manager, NVLSM and IMEX, and hold nothing of theirs.
 
-    python3 nvidia_parts.py toolkit FOLDER VERSION ...
+    python3 nvidia_parts.py [--files FILES] toolkit FOLDER VERSION ...
     python3 nvidia_parts.py fabric FOLDER VERSION ...
 
 Stands beside nvidia.py, whose key and index it takes. For the fabric manager FOLDER may be one that has drivers already.
 
-Of the toolkit's versions, one that ends in .66 has a program that does not run.
+Of the toolkit's versions, one that ends in .66 has a program that does not run. Of one that FILES has a folder for, nvidia-ctk and nvidia-cdi-hook
+are those in it: the real ones, from the vendor's sources.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
-import sys
 from pathlib import Path
 
 import nvidia
@@ -61,9 +62,15 @@ WantedBy=multi-user.target
 """
 
 
-def toolkit(folder: Path, version: str) -> None:
-    """Make the toolkit's packages of one version."""
+def toolkit(folder: Path, version: str, built: Path | None = None) -> None:
+    """Make the toolkit's packages of one version; ``built`` has its programs."""
     full = f"{version}-1"
+    programs: dict[str, str | Path] = {
+        "usr/bin/nvidia-ctk": CTK.format(version=version),
+        "usr/bin/nvidia-cdi-hook": "#!/bin/sh\n",
+    }
+    if built is not None:
+        programs = {where: built / Path(where).name for where in programs}
     library = f"{nvidia.LIBRARIES}/libnvidia-container.so.{version}"
     nvidia.package(folder, "libnvidia-container1", full, files={library: "a stand-in\n"})
     nvidia.package(
@@ -78,8 +85,7 @@ def toolkit(folder: Path, version: str) -> None:
         f"{TOOLKIT}-base",
         full,
         files={
-            "usr/bin/nvidia-ctk": CTK.format(version=version),
-            "usr/bin/nvidia-cdi-hook": "#!/bin/sh\n",
+            **programs,
             "usr/bin/nvidia-container-runtime": RUNTIME,
             "lib/systemd/system/nvidia-cdi-refresh.service": REFRESH_SERVICE,
             "lib/systemd/system/nvidia-cdi-refresh.path": REFRESH_PATH,
@@ -121,10 +127,20 @@ def fabric(folder: Path, version: str) -> None:
 
 def main() -> None:
     """Make the packages of the versions that are named, and the index of all that are there."""
-    what, folder = sys.argv[1], Path(sys.argv[2])
+    parser = argparse.ArgumentParser(description="Make packages that are called as NVIDIA's, and their index.")
+    parser.add_argument("--files", type=Path, help="where a version of the toolkit has a folder with its programs")
+    parser.add_argument("what", choices=["toolkit", "fabric"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("versions", nargs="+")
+    given = parser.parse_args()
+    folder: Path = given.folder
     folder.mkdir(parents=True, exist_ok=True)
-    for version in sys.argv[3:]:
-        {"toolkit": toolkit, "fabric": fabric}[what](folder, version)
+    for version in given.versions:
+        built = given.files / version if given.files is not None else None
+        if given.what == "fabric":
+            fabric(folder, version)
+        else:
+            toolkit(folder, version, built if built is not None and built.is_dir() else None)
     nvidia.index(folder)
     # Where the toolkit's vendor has it.
     shutil.copyfile(folder / "3bf863cc.pub", folder / "gpgkey")

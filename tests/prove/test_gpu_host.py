@@ -1,10 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A node with GPUs and no driver: the site playbook brings driver and settings, pods claim; the driver is exchanged, also under pods that have
-GPUs, taken back where it does not load, and goes with everything else.
+"""A node with GPUs and no driver: one run of the site playbook brings driver, fabric manager, toolkit and settings, pods claim; the driver is
+exchanged, also under pods that have GPUs, taken back where it does not load, and goes with everything else.
 
-The packages are stand-ins (tests/packages/nvidia.py) from a signed source on the node; their libraries and programs are the simulator's, built for
-each version.
+The packages are stand-ins (tests/packages) from signed sources on the node; the driver's libraries and programs are the simulator's, built for each
+version, and the toolkit's are NVIDIA's own, so that what containers get is what nvidia-ctk says.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.cluster import ROOT, Cluster, Recap, execute
+from tests.cluster.cluster import DRIVER_UNIT, ROOT, Cluster, Recap, execute
 from tests.cluster.manifests import IMAGE, claim, dynamic, pod
 from tests.simulator.nvml_builds import build
 
@@ -30,11 +31,14 @@ KEPT = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
 OLDER, NEWER, NOT_LOADED = "580.95.05", "580.105.08", "595.45.99"
 #: The kernel is the one of whoever runs the test.
 MODULE = f"/lib/modules/{os.uname().release}/updates/dkms/nvidia.ko"
-REPOSITORY = "/srv/packages/debian12"
+SERVER = "http://127.0.0.1:8099"
+#: As the vendor has them, with the toolkit's key above all of its sources.
+TOOLKIT = "stable/deb/amd64"
+TOOLKIT_UNITS = ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service")
 #: What a machine has on which dkms builds modules, and a server of packages; none of it is the collection's.
-FURNISH = f"""set -eu
-mkdir -p {REPOSITORY} /lib/modules/$(uname -r)/build
-base64 -d | tar -C {REPOSITORY} -x
+FURNISH = """set -eu
+mkdir -p /srv/packages /lib/modules/$(uname -r)/build
+base64 -d | tar -C /srv/packages -x
 cat >/etc/systemd/system/packages.service <<'END'
 [Service]
 ExecStart=/usr/bin/python3 -m http.server 8099 --bind 127.0.0.1 --directory /srv/packages
@@ -49,18 +53,38 @@ SETTINGS = [{"match": {"index": 0}, "power_limit": 450}, {"match": {}, "persiste
 
 
 @pytest.fixture(scope="module")
-def fingerprint(tmp_path_factory: pytest.TempPathFactory, gpus: Cluster, node: str) -> str:
+def toolkit() -> tuple[str, Path]:
+    """The version of the real nvidia-ctk, and the folder in which it and its hook lie."""
+    execute([ROOT / "tests/world/world", "build", "--only", "oracles"], timeout=1800)
+    cache = execute([ROOT / "tests/tools/cache"]).stdout.strip()
+    found = sorted(
+        Path(cache).glob("world/binaries/nvidia-ctk-*/nvidia-cdi-hook"), key=lambda path: path.stat().st_mtime
+    )
+    said = execute([found[-1].with_name("nvidia-ctk"), "--version"]).stdout.split()
+    return next(word for word in said if word[0].isdigit()), found[-1].parent
+
+
+@pytest.fixture(scope="module")
+def fingerprint(tmp_path_factory: pytest.TempPathFactory, gpus: Cluster, node: str, toolkit: tuple[str, Path]) -> str:
     """The key that has signed the packages which the node serves to itself."""
     folder = tmp_path_factory.mktemp("packages")
     for version in (OLDER, NEWER, NOT_LOADED):
         shutil.copytree(build("", f"DRIVER_VERSION={version}").folder, folder / "files" / version, symlinks=True)
     packages = folder / "debian12"
-    program = ROOT / "tests/packages/nvidia.py"
-    execute([sys.executable, "-B", program, "--files", folder / "files", packages, OLDER, NEWER, NOT_LOADED])
+    drivers, parts = (ROOT / f"tests/packages/{name}.py" for name in ("nvidia", "nvidia_parts"))
+    execute([sys.executable, "-B", drivers, "--files", folder / "files", packages, OLDER, NEWER, NOT_LOADED])
+    execute([sys.executable, "-B", parts, "fabric", packages, OLDER, NEWER, NOT_LOADED])
+    version, programs = toolkit
+    (folder / "programs").mkdir()
+    (folder / "programs" / version).symlink_to(programs)
+    # The key lies beside the folder: it is the same one.
+    source = folder / "toolkit"
+    execute([sys.executable, "-B", parts, "--files", folder / "programs", "toolkit", source, version])
     archive = folder / "packages.tar"
     with tarfile.open(archive, "w") as made:
-        for path in sorted(packages.iterdir()):
-            made.add(path, path.name)
+        made.add(packages, packages.name)
+        made.add(source, TOOLKIT)
+        made.add(source / "gpgkey", "gpgkey")
     gpus.run(node, "sh", "-c", FURNISH, text=base64.b64encode(archive.read_bytes()).decode(), timeout=600)
     return (packages / "FINGERPRINT").read_text().strip()
 
@@ -100,13 +124,19 @@ def before(gpus: Cluster, node: str, fingerprint: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def first(gpus: Cluster, fingerprint: str, before: dict[str, str]) -> Recap:
-    """The site playbook's first run with both doors open."""
+def first(gpus: Cluster, fingerprint: str, toolkit: tuple[str, Path], before: dict[str, str]) -> Recap:
+    """The site playbook's first run with every door open."""
     gpus.variables = {
         "accelerator_nvidia_driver": True,
         "nvidia_driver_version": OLDER,
-        "nvidia_driver_repository": "http://127.0.0.1:8099/debian12",
+        "nvidia_driver_repository": f"{SERVER}/debian12",
         "nvidia_driver_repository_fingerprints": [fingerprint],
+        "accelerator_nvidia_fabric_manager": True,
+        "accelerator_nvidia_container_toolkit": True,
+        "nvidia_container_toolkit_version": toolkit[0],
+        "nvidia_container_toolkit_repository": f"{SERVER}/{TOOLKIT}",
+        "nvidia_container_toolkit_repository_fingerprints": [fingerprint],
+        "nvidia_container_toolkit_cdi_refresh": "enabled",
         "accelerator_nvidia_settings": True,
         "nvidia_settings_rules": SETTINGS,
     }
@@ -114,16 +144,17 @@ def first(gpus: Cluster, fingerprint: str, before: dict[str, str]) -> Recap:
 
 
 def everything(gpus: Cluster, node: str) -> dict[str, str]:
+    """Every file, every object of the API, and every package with its version and state: what programs compile for themselves is left out."""
     packages = gpus.run(
-        node, "dpkg-query", "--show", "--showformat", "package ${Package}\t${Version} ${db:Status-Abbrev}\n"
+        node,
+        "dpkg-query",
+        "--show",
+        "--showformat",
+        "package ${Package}:${Architecture}\t${Version} ${db:Status-Abbrev}\n",
     )
-    vendors = {
-        name: facts
-        for name, _tab, facts in (line.partition("\t") for line in packages.splitlines())
-        if any(word in name for word in ("nvidia", "cuda"))
-    }
-    libraries = gpus.shell(node, "find /usr -xdev -name '*nvidia*' -o -name 'libcuda*' | sort")
-    return {**gpus.footprint(), **vendors, "below /usr": libraries}
+    programs = gpus.shell(node, "find /usr -xdev -name __pycache__ -prune -o -printf '%p\t%y %m %u %g %l\n'")
+    told = (line.partition("\t") for line in f"{packages}{programs}".splitlines())
+    return {**gpus.footprint(), **{name: facts for name, _tab, facts in told}}
 
 
 def loaded(gpus: Cluster, node: str) -> str:
@@ -173,7 +204,7 @@ def test_check_mode_says_what_would_be_installed_and_touches_nothing(
     arguments = {
         "accelerator_nvidia_driver": True,
         "nvidia_driver_version": OLDER,
-        "nvidia_driver_repository": "http://127.0.0.1:8099/debian12",
+        "nvidia_driver_repository": f"{SERVER}/debian12",
         "nvidia_driver_repository_fingerprints": [fingerprint],
     }
     told = gpus.playbook("site.yml", "--check", "--diff", "-e", json.dumps(arguments))
@@ -182,11 +213,35 @@ def test_check_mode_says_what_would_be_installed_and_touches_nothing(
     assert everything(gpus, node) == before
 
 
-def test_the_site_brings_driver_and_settings_to_a_bare_node(gpus: Cluster, node: str, first: Recap) -> None:
+def versions(gpus: Cluster, node: str, *names: str) -> dict[str, str]:
+    """The versions of packages that are installed."""
+    said = gpus.run(node, "dpkg-query", "--show", "--showformat", "${Package} ${Version}\n", *names)
+    return dict(line.split(" ") for line in said.splitlines())
+
+
+def test_the_site_brings_driver_fabric_manager_toolkit_and_settings_to_a_bare_node(
+    gpus: Cluster, node: str, toolkit: tuple[str, Path], first: Recap
+) -> None:
     assert not first.failed, first.output
     assert loaded(gpus, node) == OLDER and published_version(gpus, node) == {semantic(OLDER)}
     assert power_limit(gpus, node) == 450
+    assert versions(gpus, node, "nvidia-fabricmanager", "nvidia-container-toolkit") == {
+        "nvidia-fabricmanager": f"{OLDER}-1",
+        "nvidia-container-toolkit": f"{toolkit[0]}-1",
+    }
+    assert gpus.run(node, "systemctl", "is-active", "nvidia-fabricmanager.service").strip() == "active"
+    assert gpus.run(node, "systemctl", "is-enabled", *TOOLKIT_UNITS).split() == ["enabled", "enabled"]
+    described = gpus.run(node, "cat", "/var/run/cdi/nvidia.yaml")
+    assert "nvidia.com/gpu" in described and f"libcuda.so.{OLDER}" in described
     runs(gpus, "on-the-first-driver")
+    gpus.wait(
+        "the driver takes what containers get from the toolkit",
+        lambda: (
+            "container edits come from /usr/bin/nvidia-ctk"
+            in gpus.run(node, "journalctl", "-u", DRIVER_UNIT, "--no-pager")
+        ),
+    )
+    runs(gpus, "by-the-toolkit")
 
 
 def test_a_second_run_changes_nothing(gpus: Cluster, node: str, first: Recap) -> None:
@@ -227,6 +282,7 @@ def test_a_newer_driver_takes_its_place_without_a_restart_and_goes_back(gpus: Cl
     words = ("-e", f"nvidia_driver_version={NEWER}")
     done = gpus.playbook("site.yml", *words)
     assert not done.failed and loaded(gpus, node) == NEWER, done.output
+    assert versions(gpus, node, "nvidia-fabricmanager") == {"nvidia-fabricmanager": f"{NEWER}-1"}
     assert gpus.driver_pid(node) != process and boot_id(gpus, node) == boot
     gpus.wait("the newer version is published", lambda: published_version(gpus, node) == {semantic(NEWER)})
     assert power_limit(gpus, node) == 450
@@ -243,6 +299,7 @@ def test_a_driver_that_does_not_load_is_taken_back_without_a_hand(gpus: Cluster,
     failed = gpus.playbook("site.yml", "-e", f"nvidia_driver_version={NOT_LOADED}", check=False)
     assert failed.failed and NOT_LOADED in failed.output, failed.output
     assert loaded(gpus, node) == OLDER
+    assert versions(gpus, node, "nvidia-fabricmanager") == {"nvidia-fabricmanager": f"{OLDER}-1"}
     gpus.wait_registered(node)
     runs(gpus, "after-one-that-does-not-load")
 
@@ -323,15 +380,13 @@ def quiet(gpus: Cluster, name: str) -> tuple[str, int]:
 
 
 @pytest.fixture(scope="module")
-def training(gpus: Cluster, first: Recap) -> Iterator[tuple[str, int]]:
-    """A Deployment with claims, and a pod that has none: what it is to stay."""
+def training(gpus: Cluster, first: Recap) -> tuple[str, int]:
+    """A Deployment with claims, and a pod that has none: what it is to stay. The test of the removal takes both away."""
     assert not first.failed
     objects = [*workload("training", 2), pod("beside")]
     gpus.apply(*objects)
     gpus.wait_running("beside")
-    yield quiet(gpus, "beside")
-    gpus.delete(*objects)
-    gpus.wait("no pod is left", lambda: not pods_of(gpus, "training") and not gpus.cdi_files(gpus.nodes()[0]))
+    return quiet(gpus, "beside")
 
 
 def drains(version: str, word: str = "") -> tuple[str, ...]:
@@ -420,6 +475,12 @@ def test_removal_brings_back_what_was(gpus: Cluster, node: str, first: Recap, be
     """Files, objects of the API, and packages: all that was there before, and nothing more."""
     assert not first.failed
     arguments = ("-e", "accelerator_remove_reset_layout=true", "-e", "accelerator_remove_drivers=true")
+    names = sorted(pods_of(gpus, "training").values())
+    if names:
+        refused = gpus.playbook("remove.yml", *arguments, check=False)
+        assert refused.failed and all(f"default/{name}" in refused.output for name in names), refused.output
+        gpus.delete(*workload("training", 2), pod("beside"))
+        gpus.wait("no pod is left", lambda: not pods_of(gpus, "training") and not gpus.cdi_files(node))
     done = gpus.playbook("remove.yml", *arguments)
     assert not done.failed, done.output
     assert loaded(gpus, node) == ""
