@@ -53,12 +53,24 @@ FIRST = frozenset({"world build", "cluster", "prove"})
 LONG_SCENARIOS = frozenset(
     {
         "ascend_runtime",
+        "ascend_vnpu",
         "container_runtime",
+        "device_classes",
+        "device_plugin_migration",
+        "dra_controller",
+        "dra_driver",
+        "driver_image",
+        "machine_restart",
+        "monitoring",
+        "node_features",
         "nvidia_container_toolkit",
         "nvidia_driver",
         "nvidia_fabric_manager",
+        "nvidia_mig",
         "nvidia_settings",
         "offline",
+        "preflight",
+        "python_environment",
     }
 )
 #: Those that run programs which no world is made of.

@@ -39,18 +39,23 @@ def systemctl(*words, check=True):
     return done.stdout.strip()
 
 
-def look():
-    """Files and folders with mode, owner and content; what the running containerd knows of CDI; its process."""
+def files_below(tops):
+    """Files and folders with mode, owner and content."""
     files = {}
-    for top in TOUCHED:
+    for top in tops:
         for path in sorted([top, *top.rglob("*")]) if top.exists() else []:
             facts = path.stat()
             content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
             files[str(path)] = f"{facts.st_mode:o} {facts.st_uid} {content}"
+    return files
+
+
+def look():
+    """Files and folders with mode, owner and content; what the running containerd knows of CDI; its process."""
     done = subprocess.run(CRICTL, capture_output=True, text=True, check=False)
     known = json.loads(done.stdout)["config"] if done.returncode == 0 else {}
     return {
-        "files": files,
+        "files": files_below(TOUCHED),
         # A release that does not name the switch any more has no switch: CDI is on.
         "cdi": {"on": known.get("enableCDI", True), "folders": known.get("cdiSpecDirs")} if known else None,
         "version": subprocess.run(["ctr", "version"], capture_output=True, text=True, check=False)
