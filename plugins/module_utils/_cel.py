@@ -22,8 +22,8 @@ from .core.allocation.objects import Device, Json, NotJudged, SelectorFailed
 from .core.errors import AcceleratorError
 
 try:
-    from cel_expr_python import cel  # type: ignore[import-not-found, unused-ignore]
-    from cel_expr_python.ext import (  # type: ignore[import-not-found, unused-ignore]
+    from cel_expr_python import cel  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    from cel_expr_python.ext import (  # type: ignore[import-not-found, import-untyped, unused-ignore]
         ext_bindings,
         ext_optional,
         ext_strings,
