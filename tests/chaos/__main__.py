@@ -44,6 +44,12 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--runs", type=int, default=int(number("CHAOS_RUNS", "300")), help="kills of each kind")
     made.add_argument(
+        "--least",
+        type=int,
+        default=0,
+        help="it is a failure where a kind was killed less often than that (0: no floor)",
+    )
+    made.add_argument(
         "--seconds",
         type=float,
         default=float(number("CHAOS_SECONDS", "300")),
@@ -68,19 +74,33 @@ def parser() -> argparse.ArgumentParser:
         help="of both kinds of fuzzing in all: four fifths are requests on the sockets, one fifth calls with opaque configurations",
     )
     made.add_argument(
+        "--least-requests",
+        type=int,
+        default=0,
+        help="it is a failure where there were fewer requests than that, or than its part of them in one of both kinds (0: no floor)",
+    )
+    made.add_argument(
         "--fuzz-seconds",
         type=float,
         default=float(number("CHAOS_FUZZ_SECONDS", "1800")),
         help="at most so long for each of them",
     )
-    made.add_argument("--case", type=int, help="only the case with this number")
+    made.add_argument("--case", type=int, help="only the case with this number; floors do not count")
+    made.add_argument(
+        "--parallel",
+        type=int,
+        default=1,
+        help="so many nodes side by side, each with a driver, sockets, folders and hardware of its own; each kind, fault and fuzzing has one",
+    )
     made.add_argument("--log", type=Path, default=Path("/run/chaos-driver.log"), help="where the driver writes")
+    made.add_argument(
+        "--rows", type=Path, help=argparse.SUPPRESS
+    )  # where one of several nodes writes its part of the table
     return made
 
 
-def enter(word: str) -> Vendor:
-    """Be in namespaces of a node's own from here on, with the library of a vendor's accelerators built; returns the vendor."""
-    from tests.chaos import surroundings
+def make_ready(word: str) -> Vendor:
+    """Have the library of a vendor's accelerators built, for this process and those that it starts; returns the vendor."""
     from tests.chaos.vendors import VENDORS
     from tests.simulator.nvml_builds import build
 
@@ -91,6 +111,14 @@ def enter(word: str) -> Vendor:
         os.environ[LIBRARY] = str(
             build("", *vendor.built, sources=vendor.sources).folder
         )  # before the namespaces: it stays in the cache
+    return vendor
+
+
+def enter(word: str) -> Vendor:
+    """Be in namespaces of a node's own from here on, with the library of a vendor's accelerators built; returns the vendor."""
+    from tests.chaos import surroundings
+
+    vendor = make_ready(word)
     surroundings.enter()
     return vendor
 
@@ -99,10 +127,14 @@ def main() -> int:
     """Run what was asked for."""
     find_parts()
     options = parser().parse_args()
-    vendor = enter(options.vendor)
-    from tests.chaos.campaigns import run
+    if options.parallel > 1:
+        from tests.chaos import lanes
 
-    return run(options, vendor, Path(os.environ[LIBRARY]))
+        return lanes.run(options, make_ready(options.vendor))
+    vendor = enter(options.vendor)
+    from tests.chaos import campaigns
+
+    return campaigns.run(options, vendor, Path(os.environ[LIBRARY]))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.chaos import breaking, fuzz, instances, kill, outages, rebooting, storing
 from tests.chaos.node import Node
-from tests.chaos.results import Results
+from tests.chaos.results import Results, write_rows
 from tests.chaos.vendor import Vendor
 
 
@@ -53,20 +53,34 @@ def faults(vendor: Vendor, away: float) -> tuple[Fault, ...]:
     )
 
 
-def run(options: argparse.Namespace, vendor: Vendor, library: Path) -> int:
-    """Try what was asked for, print the table and return the exit status: 1 where anything went wrong."""
-    every = faults(vendor, options.away)
-    known = ["kill", *(fault.name for fault in every), *FUZZING]
+def asked_for(options: argparse.Namespace, vendor: Vendor) -> tuple[set[str], set[str]]:
+    """The faults and the kinds of kills that the command line asks for. Ends the program where it names one that there is not."""
+    known = ["kill", *(fault.name for fault in faults(vendor, options.away)), *FUZZING]
     wanted = set(filter(None, options.faults.split(","))) or set(known)
-    unknown = wanted - set(known)
     kinds = set(filter(None, options.kinds.split(","))) or set(vendor.by_name)
-    unknown |= kinds - set(vendor.by_name)
+    unknown = (wanted - set(known)) | (kinds - set(vendor.by_name))
     if unknown:
         names = ", ".join(known)
         print(
             f"chaos: unknown: {', '.join(sorted(unknown))}; faults are {names}; kinds are {', '.join(vendor.by_name)}"
         )
-        return 2
+        raise SystemExit(2)
+    return wanted, kinds
+
+
+def floor(options: argparse.Namespace, fault: str) -> int:
+    """How often a fault is to be tried at least: each kind of kill, and each kind of fuzzing by its part of the requests."""
+    if options.case is not None:
+        return 0
+    if fault in FUZZING:
+        return int(FUZZING[fault][1] * options.least_requests)
+    return int(options.least) if fault == kill.FAULT else 0
+
+
+def run(options: argparse.Namespace, vendor: Vendor, library: Path) -> int:
+    """Try what was asked for, print the table and return the exit status: 1 where anything went wrong, or was tried too rarely."""
+    wanted, kinds = asked_for(options, vendor)
+    every = faults(vendor, options.away)
 
     def again(fault: str, kind: str, number: int) -> str:
         which = f"--kinds {kind} " if fault == "kill" else ""
@@ -82,6 +96,7 @@ def run(options: argparse.Namespace, vendor: Vendor, library: Path) -> int:
     node.wait_ready()
     if "kill" in wanted:
         for kind in (kind for kind in vendor.kinds if kind.name in kinds):
+            results.row(kill.FAULT, kind.name, floor(options, kill.FAULT))
             kill.campaign(
                 node, kind, results, seed=options.seed, runs=options.runs, seconds=options.seconds, only=options.case
             )
@@ -110,11 +125,13 @@ def run(options: argparse.Namespace, vendor: Vendor, library: Path) -> int:
         node.wait_ready()
     for name, (test, part) in FUZZING.items():
         if name in wanted:
-            row = results.row(name, "")
+            row = results.row(name, "", floor(options, name))
             with results.case(node, name, "", 0, test.__doc__ or ""):
                 test(node, row, number=options.seed, count=int(part * options.requests), seconds=options.fuzz_seconds)
             results.tell()
     node.close()
+    if options.rows is not None:
+        write_rows(options.rows, results.rows)
     print(
         f"\nChaos of seed {options.seed} on {vendor.machine}, {time.monotonic() - began:.0f} s\n{results.table()}",
         flush=True,

@@ -79,8 +79,8 @@ def hand_over(node: Node, number: int, chance: random.Random) -> None:
                 "calls of each kind are answered",
                 lambda done=done: all(load.rounds[kind] > done[kind] for kind in done),
             )
-    if load.refusals:
-        raise Broken(f"{len(load.refusals)} calls failed during a hand-over: {load.refusals[:3]}\n{node.said()}")
+    if failed := load.refusals + load.unanswered:
+        raise Broken(f"{len(failed)} calls failed during a hand-over: {failed[:3]}\n{node.said()}")
     if published(node) != before:
         raise Broken("slices were written during a hand-over")
     tenants.await_prepared()

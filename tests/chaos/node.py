@@ -65,6 +65,7 @@ class Api:
         self._thread.start()
         self.call(self.model.start())
         self.port = int(self.model.url.rpartition(":")[2])
+        self.answers = True
 
     def call(self, work: Any, seconds: float = 30) -> Any:
         """Have something done on its thread."""
@@ -107,6 +108,7 @@ class Api:
 
     def away(self) -> None:
         """Answer nobody any more."""
+        self.answers = False
         self.call(self.model.stop())
 
     def back(self) -> None:
@@ -121,6 +123,7 @@ class Api:
             await web.TCPSite(runner, "127.0.0.1", self.port).start()
 
         self.call(listen())
+        self.answers = True
 
 
 class Node:

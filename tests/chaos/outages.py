@@ -4,18 +4,21 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import subprocess
 import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import grpc
 
-from tests.chaos.errors import Broken, Leaked
+from tests.chaos.errors import Broken, CrashLoop, Leaked, Lost
 from tests.chaos.node import CDI, Node
 from tests.chaos.snapshot import difference, snapshot
 from tests.chaos.tenants import Tenants
@@ -27,13 +30,19 @@ CLOCK_LIBRARY = Path("/run/chaos-clock.so")
 
 
 class Load:
-    """Claims that come and go all the while, one thread for each kind; what was answered, by kind."""
+    """Claims that come and go all the while, one thread for each kind.
+
+    ``rounds`` and ``prepared``: how many calls, and how many prepares among them, were answered without an error, by kind; ``refusals``
+    are the errors of prepares, ``kept`` those of unprepares, ``unanswered`` says of what calls there was no answer.
+    """
 
     def __init__(self, node: Node, kinds: tuple[str, ...]) -> None:
         self.node = node
         self.claims = {kind: node.claim_of(node.kinds[kind], f"load-{kind}") for kind in kinds}
-        self.rounds = dict.fromkeys(kinds, 0)
+        self.rounds, self.prepared = dict.fromkeys(kinds, 0), dict.fromkeys(kinds, 0)
         self.refusals: list[str] = []
+        self.kept: list[str] = []
+        self.unanswered: list[str] = []
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._cycle, args=(kind,)) for kind in kinds]
 
@@ -44,14 +53,16 @@ class Load:
                 try:
                     answer = self.node.ask(method, *claim)
                 except (grpc.RpcError, AssertionError) as error:
-                    self.refusals.append(str(error))
+                    self.unanswered.append(str(error))
                     self._over.wait(0.05)
                     continue
+                prepares = method == "NodePrepareResources"
                 if answer.error:
-                    self.refusals.append(answer.error)
+                    (self.refusals if prepares else self.kept).append(answer.error)
                     self._over.wait(0.05)
                 else:
                     self.rounds[kind] += 1
+                    self.prepared[kind] += prepares
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -67,39 +78,68 @@ class Load:
             self.node.unprepare(*claim)
 
 
+def check_pools(node: Node) -> None:
+    """See that each pool is whole: all of its slices of one generation, and as many as they say. Raises Broken."""
+    pools: dict[str, list[dict[str, Any]]] = {}
+    for item in list(node.api.model.slices.values()):
+        pools.setdefault(item["spec"]["pool"]["name"], []).append(item["spec"]["pool"])
+    for name, found in pools.items():
+        if {(each["generation"], each["resourceSliceCount"]) for each in found} != {
+            (found[0]["generation"], len(found))
+        }:
+            raise Broken(f"the pool {name} is not whole: {found}")
+
+
+def without_api(node: Node, held: Tenants, seconds: float, *, restarts: bool) -> None:
+    """See for a while that the driver lives and claims that are prepared stay so; it starts again in the middle of it, or does not."""
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < seconds:
+        if restarts and passed > seconds / 2:
+            restarts = False
+            node.kill()
+            node.start()
+        if node.ended():
+            raise CrashLoop(f"the driver ended without an API server\n{node.said()}")
+        for claim in held.claims:
+            if error := node.ask("NodePrepareResources", *claim).error:
+                raise Lost(f"a claim that is prepared is refused without an API server: {error}")
+        time.sleep(0.1)
+
+
 def api_away(node: Node, number: int, chance: random.Random, *, seconds: float) -> None:
     """No API server for a while, with claims that come and go: what is prepared stays and can be given back; then all goes on."""
-    del number
-    before = snapshot(node)
+    before, offered = snapshot(node), node.devices()
     tenants = Tenants(node, ("static", "three"))
     leaving = node.claim_of(node.kinds["whole"])
     node.prepare(*leaving)
     load = Load(node, (node.vendor.another, "admin"))
-    restarts = chance.random() < 0.5
+    restarts = number % 2 == 1
     node.api.away()
     try:
+        node.api.call(_delete(node, chance.choice(sorted(node.api.model.slices))))  # nobody can tell the driver
         with load.running():
             node.unprepare(*leaving)
-            for claim in tenants.claims:
-                if node.ask("NodePrepareResources", *claim).error:
-                    raise Broken("a claim that is prepared is refused without an API server")
-            deadline = time.monotonic() + seconds
-            while time.monotonic() < deadline:
-                if node.ended():
-                    raise Broken(f"the driver ended without an API server\n{node.said()}")
-                time.sleep(0.1)
-            done = sum(load.rounds.values())
-            if restarts:
-                node.kill()
-                node.start()
-                tenants.await_prepared()
+            without_api(node, tenants, seconds, restarts=restarts)
+            # Of a claim that it does not know the driver has to ask the API server: the kubelet gets an error, and asks again.
+            node.until("new claims are refused", lambda: load.refusals)
+            done, refusals = dict(load.prepared), list(load.refusals)
+            node.api.back()
+            node.until("claims are prepared again", lambda: all(load.prepared[kind] > done[kind] for kind in done), 90)
     finally:
-        node.api.back()
-    if not load.refusals or not any("API" in each or "api" in each for each in load.refusals):
-        raise Broken(f"new claims without an API server: {done} answered, refused with {load.refusals[:3]}")
+        if not node.api.answers:
+            node.api.back()
+    if others := [each for each in refusals if "API server" not in each]:
+        raise Broken(f"a claim was refused for another reason than that there is no API server: {others[:3]}")
+    if load.kept:
+        raise Leaked(f"{len(load.kept)} times a claim could not be given back without an API server: {load.kept[:3]}")
+    if load.unanswered and not restarts:
+        raise Broken(f"{len(load.unanswered)} calls had no answer without an API server: {load.unanswered[:3]}")
     node.wait_ready(90)
+    tenants.await_prepared()
     tenants.give_back()
     node.until("nothing is left", lambda: not difference(snapshot(node), before))
+    node.until("all devices are published as they were", lambda: node.devices() == offered, 90)
+    check_pools(node)
 
 
 def kubelet_storm(node: Node, number: int, chance: random.Random) -> None:
@@ -207,9 +247,10 @@ def leftovers(node: Node, number: int, chance: random.Random) -> None:
     if running:
         node.start(timer=1.0)  # a driver as it is visits what is there every ten minutes, this one every second
         node.wait_ready()
-    leave_behind(node, str(uuid.UUID(int=chance.getrandbits(128))), chance)
-    if node.vendor.leave_program is not None and snapshot(node)["programs"] != before["programs"] + 1:
-        raise Broken("no program runs that the driver could end")
+    with at_rest(node) if running else nullcontext():
+        leave_behind(node, str(uuid.UUID(int=chance.getrandbits(128))), chance)
+        if node.vendor.leave_program is not None and snapshot(node)["programs"] != before["programs"] + 1:
+            raise Broken("no program runs that the driver could end")
     if not running:
         node.start()
         node.wait_ready()
@@ -221,6 +262,16 @@ def leftovers(node: Node, number: int, chance: random.Random) -> None:
         node.kill()
         node.start()
         node.wait_ready()
+
+
+@contextmanager
+def at_rest(node: Node) -> Iterator[None]:
+    """Have the driver do nothing for a while: what is made in its sight is all there before it ends the first of it."""
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
 
 
 def leave_behind(node: Node, claim: str, chance: random.Random) -> None:

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import grpc
 from accelerator_simulator.errors import SimulatorError
@@ -24,17 +26,54 @@ COLUMNS = ("leaked", "lost", "crash loops", "other")
 
 @dataclass
 class Row:
-    """One line of the table."""
+    """One line of the table. ``least``: with fewer runs than that it has failed, whatever came of them."""
 
     fault: str
     kind: str
     runs: int = 0
     wrong: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COLUMNS, 0))
     seconds: float = 0.0
+    least: int = 0
 
     @property
-    def failed(self) -> int:
-        return sum(self.wrong.values())
+    def short(self) -> bool:
+        """Whether there were too few runs for a proof."""
+        return self.runs < self.least
+
+    @property
+    def failed(self) -> bool:
+        return self.short or any(self.wrong.values())
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write rows for the process that puts the table together."""
+    path.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read what ``write_rows`` wrote; none where nothing, or nothing whole, was written."""
+    try:
+        return [Row(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
+    except (FileNotFoundError, ValueError):
+        return []
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows under their titles; with floors where there is one."""
+    with_floors = any(row.least for row in rows)
+    lines = [("fault", "kind", "runs", *COLUMNS, "seconds", *(["floor"] if with_floors else []))]
+    for row in rows:
+        floor = f"short of {row.least}" if row.short else str(row.least or "")
+        numbers = (str(row.runs), *(str(row.wrong[name]) for name in COLUMNS), f"{row.seconds:.0f}")
+        lines.append((row.fault, row.kind, *numbers, *([floor] if with_floors else [])))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths))
+        ).rstrip()
+        for line in lines
+    )
 
 
 class Results:
@@ -44,11 +83,12 @@ class Results:
         self.rows: list[Row] = []
         self._again = again
 
-    def row(self, fault: str, kind: str) -> Row:
+    def row(self, fault: str, kind: str, least: int = 0) -> Row:
+        """The row of a fault and kind; a new one has the floor ``least``."""
         for row in self.rows:
             if (row.fault, row.kind) == (fault, kind):
                 return row
-        self.rows.append(Row(fault, kind))
+        self.rows.append(Row(fault, kind, least=least))
         return self.rows[-1]
 
     @contextmanager
@@ -77,16 +117,4 @@ class Results:
 
     def table(self) -> str:
         """All rows."""
-        lines = [("fault", "kind", "runs", *COLUMNS, "seconds")]
-        lines += [
-            (row.fault, row.kind, str(row.runs), *(str(row.wrong[name]) for name in COLUMNS), f"{row.seconds:.0f}")
-            for row in self.rows
-        ]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if column < 2 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(line, widths))
-            ).rstrip()
-            for line in lines
-        )
+        return table(self.rows)

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import sqlite3
+import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -216,13 +217,21 @@ def newer(node: Node, number: int, chance: random.Random) -> None:
 class Disk:
     """A small disk under a folder of a driver that is stopped, with what was in the folder."""
 
+    #: Whether it can be mended under a driver that runs.
+    lives_on = True
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._filler = folder / FILLER
         content = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-        surroundings.mount("tmpfs", folder, ROOM)
+        self.mount()
         for name, data in content.items():
-            (folder / name).write_bytes(data)
+            with (folder / name).open("wb") as file:
+                file.write(data)
+                os.fsync(file.fileno())  # what a disk loses that fails is not what was there before
+
+    def mount(self) -> None:
+        surroundings.mount("tmpfs", self.folder, ROOM)
 
     def fill(self) -> None:
         with self._filler.open("wb", buffering=0) as file:
@@ -244,20 +253,52 @@ class Disk:
         surroundings.unmount(self.folder)
 
 
+class FailingDisk(Disk):
+    """One whose file system the kernel makes read-only under a driver that has files of it open for writing."""
+
+    lives_on = False
+
+    def mount(self) -> None:
+        self._image = Path("/run/chaos-disk.img")
+        with self._image.open("wb") as file:
+            file.truncate(16 << 20)
+        words = ["mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0", self._image]
+        subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
+        self._mount_image()
+        self.folder.chmod(0o750)
+
+    def _mount_image(self) -> None:
+        surroundings.mount_image(self._image, self.folder)
+        (self.folder / "lost+found").rmdir()
+
+    def read_only(self) -> None:
+        surroundings.abort(self.folder)
+
+    def mend(self) -> None:
+        """Put it right, and mount it again; no driver runs."""
+        surroundings.detach(self.folder)
+        done = subprocess.run(["e2fsck", "-p", self._image], capture_output=True, text=True, check=False)
+        if done.returncode > 1:  # 1: it was put right
+            raise OSError(f"e2fsck ended with {done.returncode}: {done.stdout}{done.stderr}")
+        self._mount_image()
+
+    def remove(self) -> None:
+        surroundings.detach(self.folder)
+        self._image.unlink()
+
+
 MOMENTS = ("before prepare", "between", "at the start")
-#: The state folder or that of CDI files, what is wrong with its disk, and when. A folder in which a file is open for writing is not made read-only by hand.
-DISKS = (
-    *(("state", "full", moment) for moment in MOMENTS),
-    ("state", "read-only", "at the start"),
-    *(("CDI", way, moment) for way in ("full", "read-only") for moment in MOMENTS),
-)
+#: The state folder or that of CDI files, what is wrong with its disk, and when.
+DISKS = tuple((which, way, moment) for which in ("state", "CDI") for way in ("full", "read-only") for moment in MOMENTS)
 
 
 def disk(node: Node, number: int, chance: random.Random) -> None:
     """A folder's disk is full or read-only for a while: what cannot be done is refused and leaves nothing, and is done afterwards."""
     which, way, moment = DISKS[number % len(DISKS)]
     node.stop()
-    place = Disk(CDI if which == "CDI" else node.state)
+    # A folder in which a file is open for writing is not made read-only by hand: the kernel does it when the disk fails.
+    fails = which == "state" and way == "read-only" and moment != "at the start"
+    place = (FailingDisk if fails else Disk)(CDI if which == "CDI" else node.state)
     spoil = place.fill if way == "full" else place.read_only
     try:
         node.start()
@@ -274,9 +315,18 @@ def disk(node: Node, number: int, chance: random.Random) -> None:
             refused(node, before)
         else:
             for claim in tenants.claims:
+                if error := node.ask("NodePrepareResources", *claim).error:
+                    raise Lost(f"a claim that is prepared is refused with a disk that is {way}: {error}")
+            tenants.await_prepared(besides=("state folder", "cdi") if way == "full" else ())  # what fills it lies there
+            for claim in tenants.claims:
                 node.ask("NodeUnprepareResources", *claim)  # it may be refused, or done where that needs no room
+        chance_to_end(node, chance.uniform(0.1, 0.5))
+        if not place.lives_on:
+            node.kill()
         place.mend()
-        if moment == "at the start":
+        if not place.lives_on:
+            node.start(serves=False)
+        if moment == "at the start" or not place.lives_on:
             node.wait_serving()
         node.wait_ready()
         if tenants is not None:

@@ -12,10 +12,12 @@ import ctypes
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,11 +51,23 @@ def enter() -> None:
     words = [sys.executable, *sys.orig_argv[1:]]
     namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
     environment = {**os.environ, INSIDE: "1", "DRA_ACCELERATORS_CHAOS_FOLDER": folder}
+    end_by_signal()
     try:
-        done = subprocess.run([*namespaces, *words], env=environment, check=False)
+        done = subprocess.run([*namespaces, *words], env=environment, check=False, preexec_fn=end_with_parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     sys.exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
+
+
+def end_by_signal() -> None:
+    """Have the signals that ask this program to end run what it has to leave in order; what it has started ends then as well."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _frame: sys.exit(128 + received))
+
+
+def end_with_parent() -> None:
+    """Between fork and exec: end when the process that has started this one ends, however it does."""
+    _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def mount(kind: str, target: str | Path, options: str = "", source: str = "chaos", flags: int = 0) -> None:
@@ -79,6 +93,32 @@ def unmount(target: str | Path) -> None:
     if _LIBC.umount2(str(target).encode(), 2) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"unmounting {target}: {os.strerror(number)}")
+
+
+def mount_image(image: Path, target: Path) -> None:
+    """Mount a file system of its own, ext4 in a file, by a loop device. Raises OSError, CalledProcessError."""
+    for name, kind, number in (
+        ("loop-control", stat.S_IFCHR, os.makedev(10, 237)),
+        *((f"loop{minor}", stat.S_IFBLK, os.makedev(7, minor)) for minor in range(64)),
+    ):
+        if not Path("/dev", name).exists():
+            os.mknod(f"/dev/{name}", kind | 0o600, number)
+    subprocess.run(["mount", "-o", "loop", image, target], check=True)
+
+
+def abort(target: Path) -> None:
+    """Have the file system there be read-only from here on, as the kernel does when its disk fails, whatever is open on it."""
+    mount("", target, "abort", flags=0x20)
+
+
+def detach(target: Path, seconds: float = 10) -> None:
+    """Take away what is mounted there, nobody having a file of it open any more. Raises OSError."""
+    deadline = time.monotonic() + seconds
+    while _LIBC.umount2(str(target).encode(), 0) != 0:
+        number = ctypes.get_errno()
+        if time.monotonic() > deadline:
+            raise OSError(number, f"unmounting {target}: {os.strerror(number)}")
+        time.sleep(0.02)
 
 
 def lay(library: Path, vendor: Vendor) -> None:

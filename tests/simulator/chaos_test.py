@@ -4,14 +4,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
+import uuid
+from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
 from tests.simulator.nvml_builds import ROOT
 
+PROGRAM = (sys.executable, "-m", "tests.chaos")
 #: What is killed at its stages that leave the most behind, and what else is tried.
 FAULTS = ("kill", "store", "call", "hand-over", "leftovers", "reboot", "fuzz-requests", "fuzz-configurations")
 CASES = ("--runs=3", "--kinds=three", "--cases=2", "--requests=250", "--seconds=1", "--seed=1")
@@ -19,8 +26,57 @@ CASES = ("--runs=3", "--kinds=three", "--cases=2", "--requests=250", "--seconds=
 
 @pytest.mark.parametrize("vendor", ["nvidia", "ascend", "ascend-910a"])
 def test_a_little_of_everything_leaves_nothing(vendor: str) -> None:
-    command = [sys.executable, "-m", "tests.chaos", f"--vendor={vendor}", f"--faults={','.join(FAULTS)}", *CASES]
+    command = [*PROGRAM, f"--vendor={vendor}", f"--faults={','.join(FAULTS)}", *CASES]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = re.findall(r"^(\S+) .*?(\d+) +0 +0 +0 +0 ", done.stdout.partition("Chaos of seed")[2], re.MULTILINE)
     assert [name for name, runs in rows if int(runs)] == list(FAULTS), done.stdout
+
+
+def test_nodes_run_side_by_side_and_too_few_runs_are_a_failure() -> None:
+    asked = ["--faults=kill,leftovers", "--kinds=whole,static", "--runs=2", "--cases=1", "--parallel=2", "--seed=1"]
+    done = subprocess.run(
+        [*PROGRAM, *asked, "--least=3"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = done.stdout.partition("Chaos of seed")[2].splitlines()[2:]
+    assert [line.split() for line in found] == [
+        ["kill", "whole", "2", "0", "0", "0", "0", ANY, "short", "of", "3"],
+        ["kill", "static", "2", "0", "0", "0", "0", ANY, "short", "of", "3"],
+        ["leftovers", "1", "0", "0", "0", "0", ANY],
+    ], done.stdout
+
+
+def marked(mark: str) -> list[int]:
+    """The processes that were started with a mark in their environment, by whatever way."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_all_nodes_end_with_the_program_that_started_them(number: signal.Signals) -> None:
+    mark = f"CHAOS_TEST={uuid.uuid4()}"
+    command = [*PROGRAM, "--faults=kill", "--kinds=whole,static", "--runs=100000", "--parallel=2"]
+    environment = {**os.environ, **dict([mark.split("=")])}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        try:
+            begun: set[str] = set()
+            while len(begun) < 2 and (line := program.stdout.readline()):
+                if "the driver writes to" in line:
+                    begun.add(line.partition("]")[0])
+            assert len(begun) == 2
+            program.send_signal(number)
+            program.wait(60)
+        finally:
+            program.kill()
+    deadline = time.monotonic() + 60
+    while left := marked(mark):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
