@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What NVIDIA's DCGM exporter measures, by the container that has it: the queries of docs/monitoring.md and the dashboard's in Prometheus.
+
+The fleet has a GPU that a container has whole, one that two have by turns, one that is partitioned, and one that nobody has. The exporter
+tells of a partition with the UUID of its GPU, and where it knows of pods it tells of a shared GPU once for each of them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from monitoring_test import ROOT, expressions
+from prometheus import promtool
+
+PAGE = ROOT / "docs/monitoring.md"
+EXPORTER = 'modelName="NVIDIA H100 80GB HBM3",Hostname="node-1",instance="10.0.0.1:9400",job="dcgm-exporter"'
+DRIVER = 'instance="10.0.0.1:9817",job="dra-accelerators",driver="gpu.nvidia.com"'
+WHOLE, TURNS, CUT, FREE = "GPU-a", "GPU-b", "GPU-c", "GPU-d"
+
+
+def measured(name: str, uuid: str, value: int, **more: str) -> dict[str, str]:
+    """A series as the exporter tells it."""
+    labels = "".join(f',{key}="{text}"' for key, text in more.items())
+    return {"series": f'{name}{{UUID="{uuid}",{EXPORTER}{labels}}}', "values": f"{value}x10"}
+
+
+def told(name: str, value: int = 1, **labels: str) -> dict[str, str]:
+    """A series as the node driver tells it."""
+    words = "".join(f',{key}="{text}"' for key, text in labels.items())
+    return {"series": f"{name}{{{DRIVER}{words}}}", "values": f"{value}x10"}
+
+
+def held(pod: str, uuid: str, device_uuid: str, partition_id: str = "", share_id: str = "") -> list[dict[str, str]]:
+    """What the driver tells of a container with a device of a claim of its own, and of the claim."""
+    device = {"uuid": uuid, "device_uuid": device_uuid, "partition_id": partition_id, "share_id": share_id}
+    of_claim = {"namespace": "default", "claim": f"claim-{pod}", "device": device_uuid.lower(), **device}
+    return [
+        told("dra_accelerators_container_device_info", pod=pod, container="main", **of_claim),
+        told("dra_accelerators_claim_device_info", request="r", kind="x", profile="", admin="false", **of_claim),
+    ]
+
+
+def partition(number: str) -> dict[str, str]:
+    return {"GPU_I_ID": number, "GPU_I_PROFILE": "1g.10gb"}
+
+
+#: Each metric of a partitioned GPU comes once for the GPU, where it has one, and once for each partition.
+SERIES = [
+    *held("alone", WHOLE, WHOLE),
+    *held("first", TURNS, TURNS, share_id="1"),
+    *held("second", TURNS, TURNS, share_id="2"),
+    *held("small", "MIG-3", CUT, "3"),
+    *held("other", "MIG-5", CUT, "5"),
+    *(
+        each
+        for name in ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE")
+        for each in (
+            measured(name, WHOLE, 11),
+            measured(name, TURNS, 22, exported_pod="first"),
+            measured(name, TURNS, 22, exported_pod="second"),
+            measured(name, CUT, 33),
+            measured(name, CUT, 3, **partition("3")),
+            measured(name, CUT, 5, exported_pod="other", **partition("5")),
+            measured(name, CUT, 7, **partition("7")),
+            measured(name, FREE, 44),
+        )
+    ),
+    *(
+        told("dra_accelerators_device_power_watts", 100, device=uuid.lower(), uuid=uuid, device_uuid=uuid)
+        for uuid in (WHOLE, TURNS, CUT, FREE)
+    ),
+]
+
+
+def documented() -> dict[str, str]:
+    """The queries of the page, each under the comment that stands above it."""
+    (block,) = (
+        text
+        for text in re.findall(r"^```\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+        if "DCGM_FI" in text
+    )
+    found = re.findall(r"^# (.*)\n((?:[^#\n].*\n)+)", block, re.MULTILINE)
+    return {title: " ".join(query.split()) for title, query in found}
+
+
+def evaluate(folder: Path, expression: str, expected: list[dict[str, Any]]) -> None:
+    """Have promtool evaluate an expression over the fleet, and compare."""
+    check = {"expr": expression, "eval_time": "5m", "exp_samples": expected}
+    document = {"tests": [{"interval": "1m", "input_series": SERIES, "promql_expr_test": [check]}]}
+    path = folder / "test.yml"
+    path.write_text(yaml.safe_dump(document))
+    assert "SUCCESS" in promtool("test", "rules", path)
+
+
+def by_pod(values: dict[str, int]) -> list[dict[str, Any]]:
+    return [{"labels": f'{{pod="{pod}"}}', "value": value} for pod, value in values.items()]
+
+
+@pytest.mark.parametrize(
+    ("about", "values"),
+    [("whole GPUs", {"alone": 11, "first": 22, "second": 22}), ("partitions", {"small": 3, "other": 5})],
+)
+def test_what_the_exporter_measures_is_given_to_the_containers_that_have_it(
+    tmp_path: Path, about: str, values: dict[str, int]
+) -> None:
+    (query,) = (text for title, text in documented().items() if about in title)
+    evaluate(tmp_path, f"sum by (pod) ({query})", by_pod(values))
+    # Nothing is counted twice: a series for each container, and none besides.
+    evaluate(tmp_path, f"count({query})", [{"labels": "{}", "value": len(values)}])
+
+
+@pytest.mark.parametrize("query", [text for text in expressions() if re.search(r"\bon \(", text)])
+def test_the_dashboards_joins_take_such_a_fleet(tmp_path: Path, query: str) -> None:
+    evaluate(tmp_path, f"count({query}) > bool 0", [{"labels": "{}", "value": 1}])
