@@ -202,7 +202,13 @@ def test_proving_runs_the_chaos_of_every_kind_of_node(tmp_path: Path, monkeypatc
 
     steps = {step.name: step.command for step in suites.prove(tmp_path) if "tests.chaos" in step.command}
     words = [each[each.index("--vendor") + 1] if "--vendor" in each else "nvidia" for each in steps.values()]
-    assert sorted(words) == sorted(VENDORS)
-    assert all("--seconds" in each and "--fuzz-seconds" in each for each in steps.values()), (
-        "none has all the time it likes"
-    )
+    assert set(words) == set(VENDORS)
+    for each in steps.values():
+        fuzzes = "--faults" not in each
+        assert "--seconds" in each and ("--fuzz-seconds" in each) == fuzzes, "none has all the time it likes"
+    asked = [dict(zip(each[3::2], each[4::2])) for each in steps.values()]
+    (floors,) = (each for each in asked if "--least" in each)
+    assert floors["--vendor"] == "nvidia" and "--faults" not in floors and "--kinds" not in floors
+    assert floors["--least"] == floors["--runs"] == "200"
+    assert floors["--least-requests"] == floors["--requests"] == "100000"
+    assert [each["--away"] for each in asked if each.get("--faults") == "api-away"] == ["600"]
