@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from dra_driver.core.manifests import VERSIONS, check_manifest
 from dra_driver.core.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES
 from hypothesis import given
@@ -86,3 +87,73 @@ def test_a_configuration_that_a_later_one_makes_void_is_doubted_and_no_other() -
     assert doubted([]) == doubted(["a"], ["b"]) == doubted([], ["b"]) == []
     assert doubted(["a"], ["b"], []) == ["spec.devices.config[0]", "spec.devices.config[1]"]
     assert doubted(["a"], ["a"]) == ["spec.devices.config[0]"]
+
+
+def opaque(requests: list[str], kind: str, **fields: Any) -> dict[str, Any]:
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": kind, **fields}
+    return {"requests": requests, "opaque": {"driver": DRIVER, "parameters": parameters}}
+
+
+def mps(**fields: Any) -> dict[str, Any]:
+    return {"strategy": "MPS", "mpsConfig": fields}
+
+
+LIMITS = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": "10Gi"}
+BY_TURNS = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
+IOMMU = {"backendPolicy": "PreferIommuFD", "enableAPIDevice": True}
+#: Claims of the forms that the manifests of kubernetes-sigs/dra-driver-nvidia-gpu have for sharing and for virtual machines: the class of
+#: each request, and the configurations.
+SHAPES: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
+    "MPS": (
+        {"mps-gpu": DRIVER},
+        [opaque(["mps-gpu"], "GpuConfig", sharing=mps(**LIMITS, defaultPerDevicePinnedMemoryLimit={"0": "5Gi"}))],
+    ),
+    "MPS by the name of a device": (
+        {"gpu": DRIVER},
+        [
+            opaque(
+                [], "GpuConfig", sharing=mps(defaultPerDevicePinnedMemoryLimit={f"GPU-{'0' * 36}": "1Gi", "1": "2Gi"})
+            )
+        ],
+    ),
+    "time-slicing beside MPS": (
+        {"ts-gpu": DRIVER, "mps-gpu": DRIVER},
+        [
+            opaque(["ts-gpu"], "GpuConfig", sharing=BY_TURNS),
+            opaque(["mps-gpu"], "GpuConfig", sharing=mps(**LIMITS)),
+        ],
+    ),
+    "MPS on a partition": ({"mig": "mig.nvidia.com"}, [opaque(["mig"], "MigDeviceConfig", sharing=mps(**LIMITS))]),
+    "whole and part": (
+        {"gpu": DRIVER, "mig": "mig.nvidia.com"},
+        [opaque(["gpu"], "GpuConfig", sharing=BY_TURNS), opaque(["mig"], "MigDeviceConfig")],
+    ),
+    "a virtual machine": ({"vm": "vfio.gpu.nvidia.com"}, [opaque(["vm"], "VfioDeviceConfig", iommu=IOMMU)]),
+    "a virtual machine as it comes": ({"vm": "vfio.gpu.nvidia.com"}, [opaque(["vm"], "VfioDeviceConfig")]),
+}
+#: What is wrong when a configuration of such a claim is for another class of devices.
+OTHERS = {DRIVER: "MigDeviceConfig", "mig.nvidia.com": "VfioDeviceConfig", "vfio.gpu.nvidia.com": "GpuConfig"}
+
+
+def asked(version: str, name: str, device_class: str) -> dict[str, Any]:
+    """A request for one device; the first version of the API had no `exactly`."""
+    inside = {"deviceClassName": device_class}
+    return {"name": name, **(inside if version == "v1beta1" else {"exactly": inside})}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("kind", ["ResourceClaim", "ResourceClaimTemplate"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_vendors_forms_of_sharing_and_passthrough_are_taken(version: str, kind: str, shape: str) -> None:
+    classes, configs = SHAPES[shape]
+    requests = [asked(version, name, device_class) for name, device_class in classes.items()]
+
+    def checked(given: list[dict[str, Any]]) -> Any:
+        manifest = document(kind, version, {"devices": {"requests": requests, "config": given}})
+        return check_manifest(manifest, {DRIVER: CONFIG_KINDS}, DEVICE_CLASSES)
+
+    found = checked(configs)
+    assert (list(found.problems), list(found.doubts), found.configurations) == ([], [], len(configs))
+    (name, device_class), *_others = classes.items()
+    wrong = checked([opaque([name], OTHERS[device_class]), *configs[1:]])
+    assert [problem.path.rpartition("devices.")[2].partition(".")[0] for problem in wrong.problems] == ["config[0]"]
