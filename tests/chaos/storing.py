@@ -28,6 +28,8 @@ ASIDE = ("state folder", "meta")
 BITS = 64
 ROOM = "size=4m,mode=0750"
 FILLER = "filler"
+#: What refusals say of a disk: the kernel's words, or SQLite's.
+SAID = ("No space left on device", "Read-only file system", "disk is full", "disk I/O error", "readonly database")
 
 
 def change(path: Path, alter: Callable[[bytearray], None]) -> None:
@@ -363,6 +365,8 @@ def refused(node: Node, before: dict[str, object]) -> None:
             # A claim of which nothing had to be written where there is no room is prepared, and given back.
             node.ask("NodeUnprepareResources", *claim)
             continue
+        if not any(word in answer.error for word in SAID):
+            raise Broken(f"a claim was refused, and nobody told why: {answer.error}")
         found = snapshot(node)
         found["cdi"] = [name for name in found["cdi"] if name != FILLER]
         if text := difference(found, {key: before[key] for key in ("hardware", "drivers", "cdi")}):

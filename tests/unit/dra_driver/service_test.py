@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -332,6 +334,25 @@ def test_claim_that_could_not_be_undone_is_undone_later(tmp_path: Path) -> None:
         assert await prepare_all(node, claim) == [""]
         await node.service.forget(claim.uid, prepared_too=False)
         assert node.store.claims[claim.uid].prepared
+
+    run(tmp_path, scenario)
+
+
+def test_files_that_cannot_be_written_are_named_with_what_to_do_and_leave_nothing(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", SMALL)
+        real = node.service.hands.write_cdi
+
+        def fails(*arguments: Any) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/var/run/cdi/x.json")
+
+        object.__setattr__(node.service.hands, "write_cdi", fails)
+        (error,) = await prepare_all(node, claim)
+        assert "Read-only file system: '/var/run/cdi/x.json'. Check that the disk is not full or read-only" in error
+        assert "See the driver's log" not in error
+        assert (node.partitions(), node.cdi_files(), node.store.claims) == ([], (), {})
+        object.__setattr__(node.service.hands, "write_cdi", real)
+        assert await prepare_all(node, claim) == [""]
 
     run(tmp_path, scenario)
 

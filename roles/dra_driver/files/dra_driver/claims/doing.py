@@ -10,12 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..core.errors import AcceleratorError
 from ..core.model import Device
 from ..metrics import Stopwatch
 from .execute import Hands
 from .plan import PreparePlan
 from .records import ClaimRecord
 from .store import Change, Store
+
+
+class FilesUnwritable(AcceleratorError):
+    """What containers are to have of a claim's devices could not be written: disk full, read-only, I/O error."""
+
+    default_code = "files-unwritable"
 
 
 @dataclass
@@ -59,5 +66,11 @@ class Doing:
     def make(self, plan: PreparePlan, facts: Mapping[str, Device]) -> ClaimRecord:
         """Do the hardware's part of a plan, and write the files for containers. Raises AcceleratorError."""
         record, made = self.hands.carry_out(plan)
-        self.hands.write_cdi(record.as_prepared(record.devices, self.boot_id), facts, made, plan.pod_claim)
+        try:
+            self.hands.write_cdi(record.as_prepared(record.devices, self.boot_id), facts, made, plan.pod_claim)
+        except OSError as error:
+            raise FilesUnwritable(
+                f"What containers are to have of the claim's devices cannot be written: {error}",
+                hint="Check that the disk is not full or read-only; the claim is prepared when the kubelet asks again.",
+            ) from error
         return record
