@@ -52,7 +52,8 @@ class Load:
             for method in ("NodePrepareResources", "NodeUnprepareResources"):
                 try:
                     answer = self.node.ask(method, *claim)
-                except (grpc.RpcError, AssertionError) as error:
+                # ValueError: grpcio's word for a channel that was closed at this moment, as the driver was killed.
+                except (grpc.RpcError, AssertionError, ValueError) as error:
                     self.unanswered.append(str(error))
                     self._over.wait(0.05)
                     continue
