@@ -17,6 +17,7 @@ from claim_steps import prepare, run, unprepare
 from dra_driver.claims.guard import DeviceGuard
 from dra_driver.claims.records import ClaimRecord
 from dra_driver.claims.store import Change, Store
+from dra_driver.claims.store_files import StoreError
 from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, InUse
 from dra_driver.core.model import Fault
@@ -326,6 +327,80 @@ def test_lost_store_is_rebuilt_and_told(tmp_path: Path) -> None:
 
     asyncio.run(main())
     assert "StoreRebuilt" in problems[0]
+
+
+def test_a_store_that_cannot_be_opened_is_told_on_the_node_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.storage.RETRY_SECONDS", 0.0)
+    (tmp_path / "state").write_text("a file where the folder should be")
+    problems: list[str] = []
+
+    async def main() -> None:
+        opening = asyncio.ensure_future(keeper(tmp_path, Conditions("store"), problems).open())
+        while not problems:
+            await asyncio.sleep(0)
+        (tmp_path / "state").unlink()
+        store, _rebuilt = await opening
+        store.close()
+
+    asyncio.run(main())
+    assert (
+        problems[0].startswith("StoreUnusable: The store ")
+        and "is writable and that the disk is not full" in problems[0]
+    )
+    assert "serves no claim until then" in problems[0] and len(set(problems)) == 1
+
+
+def test_what_happens_to_an_open_store_is_told_on_the_node(tmp_path: Path) -> None:
+    """A disk that is full by the time of a claim, and pages that break while the store is open: both from another thread."""
+    problems: list[str] = []
+
+    async def main() -> None:
+        keeping = keeper(tmp_path, Conditions("store"), problems)
+        store, _rebuilt = await keeping.open()
+        keeping.follow(store)
+        pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+        store._connection.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(StoreError, match="full"):
+            await store.commit(Change(meta={"long": "x" * 100_000}))
+        while not problems:
+            await asyncio.sleep(0)
+        store._connection.execute("PRAGMA max_page_count = 100000")
+        path = tmp_path / "state" / "state.db"
+        store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        store._connection.execute("PRAGMA journal_mode = DELETE")
+        path.write_bytes(b"rubbish " * 4096)
+        await store.commit(Change(meta={"kept": "yes"}))
+        while len(problems) < 2:
+            await asyncio.sleep(0)
+        store.close()
+
+    asyncio.run(main())
+    assert problems[0].startswith("StoreUnusable: ") and "full" in problems[0] and "Check that" in problems[0]
+    assert problems[1].startswith("StoreRebuilt: ") and "state.db.damaged-" in problems[1]
+
+
+def test_a_disk_that_is_full_or_read_only_is_told_before_a_claim_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.storage.WATCH_SECONDS", 0.0)
+    states = ["/data is read-only", "", ""]
+    problems: list[str] = []
+
+    def look(folder: str) -> str:
+        assert folder == str(tmp_path / "state")
+        return states.pop(0)
+
+    async def main() -> None:
+        watching = asyncio.ensure_future(keeper(tmp_path, Conditions("store"), problems).watch())
+        with pytest.raises(IndexError):  # the states have come to an end
+            await watching
+
+    monkeypatch.setattr("dra_driver.supervisors.storage.unwritable", look)
+    asyncio.run(main())
+    (problem,) = problems
+    assert problem.startswith("StoreUnusable: ") and "/data is read-only" in problem and "Check that" in problem
 
 
 # ---------------------------------------------------------------- sockets

@@ -143,8 +143,9 @@ class Serving:
         )
         try:
             store, rebuilt = await keeper.open()
+            keeper.follow(store)
             try:
-                await self._work(store, executor, intake, face, suspect=rebuilt, taken_over=taken_over)
+                await self._work(store, keeper, executor, intake, face, suspect=rebuilt, taken_over=taken_over)
             finally:
                 store.close()
         finally:
@@ -153,6 +154,7 @@ class Serving:
     async def _work(
         self,
         store: Store,
+        storing: StoreKeeper,
         executor: ThreadPoolExecutor,
         intake: Intake,
         face: Callable[[], Awaitable[None]],
@@ -306,6 +308,7 @@ class Serving:
         try:
             await face()
             await asyncio.gather(
+                keep("store", storing.watch),
                 keep("hardware", watch.run),
                 keep("listen", listener.run),
                 keep("health", keeper.run),

@@ -98,6 +98,9 @@ class Store:
         self._over = threading.Event()  # nothing is taken from the queue any more
         # Told how each transaction ended, and how long it took, on the thread that writes.
         self.observer: Callable[[str, float], None] = lambda _outcome, _seconds: None
+        # Told, on that thread, of a transaction that could not be written; and that the store was damaged and is another one now.
+        self.failed: Callable[[AcceleratorError], None] = lambda _error: None
+        self.replaced: Callable[[str], None] = lambda _message: None
         self._thread = threading.Thread(target=self._write_loop, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -209,6 +212,9 @@ class Store:
         LOG.critical("the store %s can no longer be written", self.path, exc_info=error)
         self._over.set()
         self._refuse_queued()
+        self.failed(
+            StoreError(f"The store {self.path} can no longer be written: {error!r}", hint="Restart the driver.")
+        )
         self._wake.put(False)
 
     def _refuse_queued(self) -> None:
@@ -244,6 +250,7 @@ class Store:
                 self.observer(outcome, time.perf_counter() - began)
         except AcceleratorError as error:
             self._answer(group, error)
+            self.failed(error)
         except Exception as error:
             # A change that cannot be written down, whatever is wrong with it, is not its neighbours' fault.
             if len(group) == 1:
@@ -309,6 +316,10 @@ class Store:
         former = replace(self.path, partial(_fill, self._with(changes)))
         self._connection = _connect(self.path)
         LOG.warning("the store %s was written anew; the damaged one is %s", self.path, former)
+        self.replaced(
+            f"The store {self.path} was damaged while it was open ({error}). {former or 'nothing'} was set aside; "
+            "it was written anew from memory, and nothing is lost. Look for faults of the disk in the kernel log"
+        )
 
 
 def _settle(futures: Iterable[asyncio.Future[None]], error: AcceleratorError | None) -> None:

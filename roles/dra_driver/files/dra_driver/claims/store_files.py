@@ -23,6 +23,8 @@ from .forms import Content, StoreDamaged, sound_content
 COMPANIONS = ("-wal", "-shm", "-journal")
 # How many backups stay.
 BACKUPS = 2
+#: What to do about a store that the disk does not take.
+REMEDY = "Check that its folder exists, is writable and that the disk is not full."
 #: Writes everything into an empty database.
 Fill = Callable[[sqlite3.Connection], None]
 
@@ -37,7 +39,7 @@ def unwritable(path: str, error: BaseException) -> StoreError:
     """Return the error that tells of one of the disk's."""
     return StoreError(
         f"The store {path} cannot be used: {error}",
-        hint="Check that its folder exists, is writable and that the disk is not full.",
+        hint=REMEDY,
     )
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Mapping
@@ -17,8 +18,9 @@ from ..claims.records import ClaimRecord, OtherRelease
 from ..claims.recovery import amended, completed, found_again, records_in_files
 from ..claims.settings import forgotten
 from ..claims.store import Change, Store
-from ..claims.store_files import StoreError
+from ..claims.store_files import REMEDY, StoreError
 from ..core.cdi import remove_leftovers
+from ..core.errors import AcceleratorError
 from ..core.system import System
 from ..logs import StateLog, fields
 from .shared import Conditions
@@ -26,9 +28,13 @@ from .shared import Conditions
 LOG = logging.getLogger(__name__)
 
 PART = "store"
+# The Event on the node while nothing can be read or written down. The recorder raises its count now and then.
+UNUSABLE = "StoreUnusable"
 # What one claim's record and its log may take; with less left on the disk none can be written down.
 LEAST_BYTES = 1024 * 1024
 RETRY_SECONDS = 5.0
+# How often the folder's file system is looked at while no claim comes that would show what is wrong with it.
+WATCH_SECONDS = 30.0
 
 
 def unwritable(directory: str) -> str:
@@ -42,6 +48,11 @@ def unwritable(directory: str) -> str:
     if found.f_bavail * found.f_frsize < LEAST_BYTES:
         return f"the disk of {directory} is full"
     return ""
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, tell: Callable[[str, str], None], reason: str, message: str) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody tells anything any more
+        loop.call_soon_threadsafe(tell, reason, message)
 
 
 class StoreKeeper:
@@ -80,10 +91,42 @@ class StoreKeeper:
             except (StoreError, OtherRelease) as error:
                 state.report(str(error), level=logging.ERROR)
                 self._conditions.report(PART, str(error))
+                self._report_problem(
+                    UNUSABLE, f"{str(error).rstrip('.')}. The driver goes on trying, and serves no claim until then"
+                )
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 self._conditions.report(PART)
                 return found
+
+    async def watch(self) -> None:
+        """Tell on the node, until cancelled, while nothing could be written down: without claims nothing else would show it."""
+        folder = str(Path(self._path).parent)
+        state = StateLog(LOG)
+        while True:
+            problem = await asyncio.to_thread(unwritable, folder)
+            if problem:
+                text = f"The store {self._path} cannot be written: {problem}. {REMEDY}"
+                state.report(text, level=logging.ERROR)
+                self._report_problem(UNUSABLE, text)
+            else:
+                state.report(f"the store {self._path} can be written", level=logging.DEBUG)
+            await asyncio.sleep(WATCH_SECONDS)
+
+    def follow(self, store: Store) -> None:
+        """Tell on the node what happens to an open store: that it cannot be written, or had to be written anew.
+
+        The store tells it on whichever thread writes; Events are this event loop's.
+        """
+        loop = asyncio.get_running_loop()
+
+        def failed(error: AcceleratorError) -> None:
+            _hand_over(loop, self._report_problem, UNUSABLE, str(error))
+
+        def replaced(message: str) -> None:
+            _hand_over(loop, self._report_problem, "StoreRebuilt", message)
+
+        store.failed, store.replaced = failed, replaced
 
     def _tidy(self) -> None:
         """Remove half-written CDI files of a process that was killed. This one alone writes them now."""
