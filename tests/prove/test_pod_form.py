@@ -158,7 +158,8 @@ def test_a_gpu_goes_to_a_virtual_machine_and_comes_back(form: PodForm) -> None:
     assert refused.failed and "dra_driver_pod_passthrough" in refused.output, refused.output
     changed = form.playbook("site.yml", "--tags", "layout,driver", dra_driver_pod_passthrough=True, **layout)
     assert not changed.failed, changed.output
-    assert "SYS_PTRACE" in the_pod(cluster)["spec"]["containers"][0]["securityContext"]["capabilities"]["add"]
+    added = the_pod(cluster)["spec"]["containers"][0]["securityContext"]["capabilities"]["add"]
+    assert {"SYS_PTRACE", "DAC_READ_SEARCH"} <= set(added)
     cluster.wait(
         "GPUs are offered to virtual machines", lambda: {"gpu-vfio-5", "gpu-vfio-6"} <= set(cluster.devices(node))
     )

@@ -21,7 +21,7 @@ from typing import Any
 
 from . import pci
 from .cdi import ContainerEdits, DeviceNode
-from .errors import AcceleratorError, InUse, NotFound, Unsupported
+from .errors import AcceleratorError, InUse, NotFound, NotPermitted, Unsupported
 from .model import Process
 from .system import DeviceNumber, System
 
@@ -35,6 +35,7 @@ CONTROL_NODE, IOMMU_NODE = "/dev/vfio/vfio", "/dev/iommu"
 SWITCH_SECONDS = 15.0
 POLL_SECONDS = 0.02
 _BRIDGE = "0x0604"
+_CAP_SYS_PTRACE = 19
 _VFIO_DEVICE = re.compile(r"vfio\d+")
 
 
@@ -116,6 +117,51 @@ def refuse_users(system: System, paths: Iterable[str], what: str) -> None:
             pids=[process.pid for process in found],
             hint="End these processes; a monitor that keeps devices open has to let go of this one.",
         )
+
+
+def refuse_blind(system: System, what: str) -> None:
+    """Refuse to give a device away where its users could not be seen. Raises NotPermitted, naming the capabilities and the remedy.
+
+    Facts: capabilities(7), proc_pid_fd(5). Which files another user's process has open is shown to who has CAP_SYS_PTRACE; its folder
+    in /proc is that user's alone, which root passes by CAP_DAC_READ_SEARCH. A /proc that is mounted with hidepid does not even name
+    such a process to others, so that the capability counts as well as what can be read.
+    """
+    why = "" if _may_trace(system) else "this process has no CAP_SYS_PTRACE"
+    if not why:
+        unseen = [pid for pid in system.list_directory("/proc") if pid.isdigit() and not _may_look_into(system, pid)]
+        if not unseen:
+            return
+        why = f"process {unseen[0]} ({_command(system, unseen[0])}) keeps its open files to itself"
+    raise NotPermitted(
+        f"{what} is not given to a virtual machine: who has it open cannot be seen, for {why}",
+        hint="Give the driver CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH: the role dra_driver does so where the layout has passthrough "
+        "(in a pod, where dra_driver_pod_passthrough is true). A security module that denies it has to allow it.",
+    )
+
+
+def _may_trace(system: System) -> bool:
+    """Whether this process has CAP_SYS_PTRACE; what the kernel does not tell is left to what can be read."""
+    try:
+        status = system.read_text("/proc/self/status")
+    except OSError:
+        return True
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return found is None or bool(int(found[1], 16) >> _CAP_SYS_PTRACE & 1)
+
+
+def _may_look_into(system: System, pid: str) -> bool:
+    """Whether a process's open files can be read; one that has ended meanwhile has none."""
+    folder = system.path(f"/proc/{pid}/fd")
+    try:
+        for descriptor in os.listdir(folder):  # noqa: PTH208  names alone, no objects
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # closed meanwhile
+                os.readlink(f"{folder}/{descriptor}")  # noqa: PTH115  every open file of the machine: no objects
+                break  # the kernel allows them all or none
+    except PermissionError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def users(system: System, numbers: Iterable[DeviceNumber]) -> tuple[Process, ...]:

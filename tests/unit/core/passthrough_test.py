@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from board_model import device
 from dra_driver.core import passthrough, pci
-from dra_driver.core.errors import AcceleratorError, InUse, NotFound, Unsupported
+from dra_driver.core.errors import AcceleratorError, InUse, NotFound, NotPermitted, Unsupported
 from dra_driver.core.facts import device_of, document_of
 from dra_driver.core.model import Clique, Passthrough
 from dra_driver.core.passthrough import DRIVER, IOMMUFD, LEGACY, Handover, handover_of
@@ -204,6 +204,55 @@ def test_who_looks_is_no_user_whatever_its_number_is_here(tmp_path: Path) -> Non
     (tmp_path / "proc/self").symlink_to("4711")
     found = passthrough.users(System(str(tmp_path)), [DeviceNumber("c", 1, 5)])
     assert [process.pid for process in found] == [4712]
+
+
+def process_of(root: Path, capabilities: int) -> System:
+    """A machine on which this process has capabilities, and another one has a file open."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/status").write_text(f"Name:\tdriver\nCapInh:\t{0:016x}\nCapEff:\t{capabilities:016x}\n")
+    folder = root / "proc/4712/fd"
+    folder.mkdir(parents=True)
+    (folder / "3").symlink_to("/dev/zero")
+    (root / "proc/4712/comm").write_text("qemu\n")
+    return System(str(root))
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "allowed"), [(1 << 19, True), (0, False), (~(1 << 19) & (1 << 41) - 1, False)]
+)
+def test_who_may_not_look_into_processes_gives_nothing_away(tmp_path: Path, capabilities: int, allowed: bool) -> None:
+    """Nothing was found, and nothing could have been: also where /proc does not name other users' processes at all."""
+    system = process_of(tmp_path, capabilities)
+    if allowed:
+        passthrough.refuse_blind(system, "GPU 0")
+        return
+    with pytest.raises(NotPermitted, match=r"GPU 0 is not given to a virtual machine.*has no CAP_SYS_PTRACE") as raised:
+        passthrough.refuse_blind(system, "GPU 0")
+    assert "CAP_DAC_READ_SEARCH" in raised.value.hint and "dra_driver_pod_passthrough" in raised.value.hint
+
+
+@pytest.mark.parametrize("call", ["listdir", "readlink"])
+@pytest.mark.parametrize(
+    ("error", "allowed"), [(PermissionError(13, "no"), False), (FileNotFoundError(2, "gone"), True), (None, True)]
+)
+def test_a_process_that_is_closed_to_us_may_have_the_device_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: OSError | None, allowed: bool
+) -> None:
+    """The kernel, or a security module, denies it in spite of the capability; one that has ended is nobody's secret."""
+    system = process_of(tmp_path, 1 << 19)
+    real = getattr(os, call)
+
+    def answer(path: object) -> object:
+        if error is not None and "/proc/4712/" in str(path):
+            raise error
+        return real(path)
+
+    monkeypatch.setattr(os, call, answer)
+    if allowed:
+        passthrough.refuse_blind(system, "GPU 0")
+        return
+    with pytest.raises(NotPermitted, match=r"process 4712 \(qemu\) keeps its open files to itself"):
+        passthrough.refuse_blind(system, "GPU 0")
 
 
 def test_regions_are_counted_up_to_a_power_of_two(tmp_path: Path) -> None:

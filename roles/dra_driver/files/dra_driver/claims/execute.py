@@ -146,6 +146,7 @@ class Hands:
             return held
         passthrough.refuse(self.system, handover.address)
         passthrough.refuse_users(self.system, self.backend.device_nodes(device), device.describe())
+        passthrough.refuse_blind(self.system, device.describe())
         if not handover.former:
             interface = passthrough.wanted_interface(self.system, handover.interface == passthrough.IOMMUFD)
             former = pci.driver_of(self.system, handover.address)
@@ -384,6 +385,7 @@ class Hands:
         def give() -> None:
             if device is not None and not passthrough.is_given(self.system, handover):
                 passthrough.refuse_users(self.system, self.backend.device_nodes(device), device.describe())
+                passthrough.refuse_blind(self.system, device.describe())
             passthrough.give(self.system, handover)
 
         self.backend.detach(held.device_uuid, give)
