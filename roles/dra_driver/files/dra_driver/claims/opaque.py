@@ -20,8 +20,9 @@ from ..core.configuration import (
     Configuration,
     decode_configuration,
 )
+from ..core.documents import any_of
 from ..core.settings import settings_of
-from .allocation import ClaimError, OpaqueConfig
+from .allocation import AllocatedDevice, ClaimError, OpaqueConfig
 
 
 def configurations_of(
@@ -30,8 +31,8 @@ def configurations_of(
     """Return the configurations that hold for one device, one of each kind at most, of those that apply to it from lowest to highest precedence.
 
     All of them have to be right, also those that another one goes before. One that names the request
-    must fit its kind of device; one for all requests passes by the devices that it is not made for. Raises ClaimError with code
-    config-refused.
+    must fit its kind of device; one for all requests passes by the devices that it is not made for, and ``refuse_unfitting`` sees to it
+    that there are others. Raises ClaimError with code config-refused.
     """
     chosen: dict[str, Configuration] = {}
     with _refused(request):
@@ -45,6 +46,29 @@ def configurations_of(
                     hint="Use the kind that fits the request's DeviceClass.",
                 )
     return tuple(chosen.values())
+
+
+def refuse_unfitting(kinds: Sequence[ConfigKind], devices: Sequence[tuple[AllocatedDevice, str]]) -> None:
+    """Refuse a configuration for all requests that fits no device of the claim; ``devices`` are all of them, each with its kind.
+
+    It would be ignored without a word, as it is by nobody who checks manifests. Where a device was chosen among alternatives
+    it may be meant for one that was not chosen. Raises ClaimError with code config-refused.
+    """
+    if any("/" in device.request for device, _kind in devices):
+        return
+    given = any_of(sorted({f"a {kind}" for _device, kind in devices}))
+    for config in devices[0][0].configs if devices else ():
+        if config.requests:
+            continue
+        with _refused(devices[0][0].request):
+            kind = decode_configuration(kinds, config.parameters).kind
+        if not any(kind.suits(device_kind) for _device, device_kind in devices):
+            raise ClaimError(
+                f"The opaque configuration for all requests cannot be used: {kind.name} is for a {kind.device_kind}, and the claim "
+                f"was given {given}",
+                hint="Use the kind that fits the requests' DeviceClasses, or leave the configuration out.",
+                code=ConfigRefused.default_code,
+            )
 
 
 def settings_for(configurations: Iterable[Configuration], *, request: str, admin: bool) -> dict[str, Any]:

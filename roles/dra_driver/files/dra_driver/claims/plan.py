@@ -18,7 +18,14 @@ from ..core.settings import COMPUTE_MODE, PERSISTENCE
 from .allocation import AllocatedDevice, Allocation, ClaimError
 from .debts import Debt
 from .numbers import ChooseId, refuse_missing, with_id, with_number
-from .opaque import configurations_of, interface_of, refuse_other_profile, settings_for, sharing_for
+from .opaque import (
+    configurations_of,
+    interface_of,
+    refuse_other_profile,
+    refuse_unfitting,
+    settings_for,
+    sharing_for,
+)
 from .records import ClaimRecord, ClaimReference, DeviceRecord
 from .settings import Restoration
 
@@ -171,6 +178,7 @@ def plan_prepare(
     says is in the record before the partition is made. Raises ClaimError or InUse, naming the device and what is in the way.
     """
     offers = offers_of(allocation, inventory)
+    refuse_unfitting(config_kinds, [(each, offers[each.device].kind) for each in allocation.devices])
     others = [record for record in records.values() if record.uid != allocation.claim.uid]
     planned: list[DeviceRecord] = []
     modes: dict[str, ModeChange] = {}
