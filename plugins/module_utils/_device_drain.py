@@ -25,6 +25,7 @@ from ._inventory import Json
 from ._migration_inventory import Problem, controller
 from ._taint_rules import LONGEST_LABEL, NODE_LABEL, Wanted
 from .core.errors import AcceleratorError
+from .core.published import attribute_of
 
 MANAGER = "dra.accelerators.device-drain"
 #: By these a rule of a drain is found again: the operation it is of, and for people since when and for which node.
@@ -249,7 +250,7 @@ def not_published_as(
             seen = {
                 str(found)
                 for one in mine
-                if (found := one["attributes"].get(name, one["attributes"].get(f"{target.driver}/{name}"))) is not None
+                if (found := attribute_of(one["attributes"], target.driver, name)) is not None
             }
             if {_plain_version(each) for each in seen} != {_plain_version(value)}:
                 lacks.append(f"{target} has {name} {', '.join(sorted(seen)) or 'not at all'}, expected {value}")

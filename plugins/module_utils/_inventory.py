@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Any, Union
 
 from .core import quantity
+from .core.published import attribute_of
 
 Json = Mapping[str, Any]
 #: Driver, pool and name of a device.
@@ -161,7 +162,7 @@ def _facts(each: _Published) -> dict[str, Any]:
 
     def text(*names: str) -> str:
         for name in names:
-            value = attributes.get(name, attributes.get(f"{driver}/{name}"))
+            value = attribute_of(attributes, driver, name)
             if isinstance(value, str):
                 return value
         return ""
@@ -333,10 +334,8 @@ def _meets_one(device: Json, name: str, value: Any) -> bool:
         amounts = device.get(name) or {}
         return all(each in amounts and _exact(amounts[each]) >= least for each, least in value.items())
     if name == "attributes":
-        attributes = device.get("attributes") or {}
-        return all(
-            attributes.get(each, attributes.get(f"{device.get('driver')}/{each}")) == one for each, one in value.items()
-        )
+        attributes, driver = device.get("attributes") or {}, str(device.get("driver"))
+        return all(attribute_of(attributes, driver, each) == one for each, one in value.items())
     if name == "tainted":
         return bool(device.get("taints")) is value
     if name == "held":

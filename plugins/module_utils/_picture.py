@@ -41,7 +41,7 @@ def picture(
     by_node: dict[str, list[Json]] = {}
     for one in published or ():
         by_node.setdefault(one["node"], []).append(one)
-    tainting = [each for each in map(_selector, rules) if each is not None]
+    tainting = [each for each in map(_tainting, rules) if each is not None]
     models: list[Json] = []
     numbers: dict[tuple[Any, ...], int] = {}
     nodes = []
@@ -127,14 +127,14 @@ def _node(
     }
 
 
-def _selector(rule: Json) -> Json | None:
-    """What a DeviceTaintRule selects and its taint; None for one that only tells."""
+def _tainting(rule: Json) -> Json | None:
+    """A DeviceTaintRule and its taint as the picture has it; None for one that only tells."""
     spec = rule.get("spec") or {}
     taint = spec.get("taint") or {}
     if taint.get("effect") not in ("NoSchedule", "NoExecute"):
         return None
     return {
-        "selector": {key: str(each) for key, each in (spec.get("deviceSelector") or {}).items() if each},
+        "selects": rule,
         "taint": {
             **{key: str(taint.get(key) or "") for key in ("key", "value", "effect")},
             "rule": str(rule["metadata"]["name"]),

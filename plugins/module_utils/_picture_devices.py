@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .core.backend import BACKENDS, create
+from .core.published import attribute_of, selects
 
 Json = dict[str, Any]
 Counters = dict[tuple[str, str, str, str], Any]
@@ -98,7 +99,7 @@ def of_cluster(published: Sequence[Json]) -> tuple[list[Json], dict[str, list[Js
 
 
 def device_of(facts: Json, published: Sequence[Json], rules: Sequence[Json]) -> Json:
-    """Return one device of the picture. ``rules`` are selectors of DeviceTaintRules with their taints."""
+    """Return one device of the picture. ``rules`` are DeviceTaintRules with their taints."""
     partitions = [dict(each) for each in facts["partitions"]]
     claims = list(facts["claims"])
     shared = None
@@ -165,7 +166,7 @@ class _Attributes:
         return {name.removeprefix(f"{self._driver}/"): value for name, value in self._found.items()}
 
     def get(self, name: str) -> Any:
-        return self._found.get(name, self._found.get(f"{self._driver}/{name}"))
+        return attribute_of(self._found, self._driver, name)
 
 
 def _parent(one: Json) -> str:
@@ -289,9 +290,10 @@ def _taints(published: Sequence[Json], rules: Sequence[Json]) -> list[Json]:
     found: dict[tuple[str, ...], Json] = {}
     for one in published:
         mine = [{**each, "rule": ""} for each in one["taints"] if each["effect"] in ("NoSchedule", "NoExecute")]
-        names = {"driver": one["driver"], "pool": one["pool"], "device": one["name"]}
         mine += [
-            each["taint"] for each in rules if all(names.get(key) == value for key, value in each["selector"].items())
+            each["taint"]
+            for each in rules
+            if selects(each["selects"], driver=one["driver"], pool=one["pool"], device=one["name"])
         ]
         for taint in mine:
             found.setdefault(tuple(sorted(taint.items())), taint)  # type: ignore[arg-type]

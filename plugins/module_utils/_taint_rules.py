@@ -124,7 +124,7 @@ def _taint(taint: Mapping[str, Any]) -> dict[str, str]:
 def summary(rule: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what a rule says, without what changes by itself: for a diff. Empty where there is none.
 
-    ``match`` is null in a rule that selects nothing, and empty in one that selects everything.
+    ``match`` is null in a rule that has no selector, which is about every device to the scheduler, as one with an empty selector is.
     """
     if rule is None:
         return {}

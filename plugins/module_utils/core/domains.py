@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
+from .published import attribute_of
 from .vendor import Fabric
 
 Identity = Union[int, str]
@@ -139,6 +140,6 @@ def _agreed(devices: Iterable[Mapping[str, Any]], driver: str, name: str) -> int
 
 def _value(attributes: Mapping[str, Any], driver: str, name: str) -> Identity | None:
     """Return an attribute of a device, by its name with the driver's domain or without; None where it has none."""
-    said = attributes.get(name, attributes.get(f"{driver}/{name}", {}))
+    said = attribute_of(attributes, driver, name) or {}
     value = said.get("int", said.get("string"))
     return value if isinstance(value, (int, str)) else None

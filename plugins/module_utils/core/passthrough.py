@@ -131,7 +131,7 @@ def refuse_blind(system: System, what: str) -> None:
         unseen = [pid for pid in system.list_directory("/proc") if pid.isdigit() and not _may_look_into(system, pid)]
         if not unseen:
             return
-        why = f"process {unseen[0]} ({_command(system, unseen[0])}) keeps its open files to itself"
+        why = f"process {unseen[0]} ({_command(system, int(unseen[0]))}) keeps its open files to itself"
     raise NotPermitted(
         f"{what} is not given to a virtual machine: who has it open cannot be seen, for {why}",
         hint="Give the driver CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH: the role dra_driver does so where the layout has passthrough "

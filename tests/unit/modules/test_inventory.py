@@ -252,7 +252,8 @@ def test_criteria_by_hand() -> None:
     assert [one["name"] for one in WITH(found, node="b", free="40Gi")] == ["gpu-0"]
     assert [one["name"] for one in WITH(found, profile="3g")] == ["gpu-0-mig-3g-0", "gpu-0-mig-3g-3"]
     assert len(WITH(found, attributes={"type": "gpu"})) == 3
-    assert WITH(found, attributes={"gpu.nvidia.com/type": "gpu"}) == []
+    assert len(WITH(found, attributes={"gpu.nvidia.com/type": "gpu"})) == 3, "the same by its whole name"
+    assert WITH(found, attributes={"example.com/type": "gpu"}) == []
     assert NODES_WITH(found, "2", type="gpu") == ["b"]
     # Six sevenths and two thirds are listed, and they are the same GPU: six is all that can be had.
     assert HOLDING(found, 6, type="mig", free="1Gi") and not HOLDING(found, 7, type="mig", free="1Gi")

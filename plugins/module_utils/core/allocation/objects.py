@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from .. import quantity
 from ..errors import AcceleratorError
+from ..published import attribute_of
 
 Json = Mapping[str, Any]
 #: Driver, pool and name of a device.
@@ -114,11 +115,7 @@ class Device:
 
     def attribute(self, name: str) -> Json | None:
         """Return an attribute by its fully qualified name; what has no domain is the driver's own."""
-        found = self.attributes.get(name)
-        if found is None:
-            domain, _slash, identifier = name.partition("/")
-            found = self.attributes.get(identifier) if domain == self.driver else None
-        return found
+        return attribute_of(self.attributes, self.driver, name)
 
 
 @dataclass(frozen=True)

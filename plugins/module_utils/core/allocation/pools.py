@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
+from ..published import selects
 from .nodes import reaches
 from .objects import Device, Json, Pool, amounts
 
@@ -90,17 +91,12 @@ class Inventory:
         for entry in spec.get("devices") or ():
             content = {"name": entry["name"], **entry["basic"]} if "basic" in entry else entry
             added = [
-                rule["spec"]["taint"] for rule in self._rules if _rule_fits(rule, driver, pool, str(content["name"]))
+                rule["spec"]["taint"]
+                for rule in self._rules
+                if selects(rule, driver=driver, pool=pool, device=str(content["name"]))
             ]
             found.append(Device(driver, pool, content, (*(content.get("taints") or ()), *added), spec, _scope(each)))
         return found
-
-
-def _rule_fits(rule: Json, driver: str, pool: str, device: str) -> bool:
-    # A rule without a selector selects everything, as one with an empty selector does.
-    selector = rule["spec"].get("deviceSelector") or {}
-    wanted = ((selector.get("driver"), driver), (selector.get("pool"), pool), (selector.get("device"), device))
-    return all(one is None or one == other for one, other in wanted)
 
 
 def _is_for(each: Json, node: Json) -> bool:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..core.published import attribute_of
 from ..core.quantity import compare
 
 _VALUE = r"(?P<value>'[^']*'|\"[^\"]*\"|-?\d+|true|false)"
@@ -67,7 +68,7 @@ def _term(text: str, device: Mapping[str, Any], driver: str) -> bool | None:
         return _COMPARES[found["compare"]](value, wanted)
     found = _CAPACITY.fullmatch(text)
     if found:
-        capacity = _qualified(device.get("capacity") or {}, driver, found["domain"], found["name"])
+        capacity = attribute_of(device.get("capacity") or {}, driver, f"{found['domain']}/{found['name']}")
         try:
             return capacity is not None and _COMPARES[found["compare"]](
                 compare(str(capacity["value"]), found["quantity"]), 0
@@ -78,15 +79,10 @@ def _term(text: str, device: Mapping[str, Any], driver: str) -> bool | None:
 
 
 def _attribute(device: Mapping[str, Any], driver: str, domain: str, name: str) -> Any:
-    entry = _qualified(device.get("attributes") or {}, driver, domain, name)
+    entry = attribute_of(device.get("attributes") or {}, driver, f"{domain}/{name}")
     if entry is None:
         return None
     return _Version(entry["version"]) if "version" in entry else next(iter(entry.values()), None)
-
-
-def _qualified(values: Mapping[str, Any], driver: str, domain: str, name: str) -> Any:
-    # A name without a domain has the driver's.
-    return values.get(f"{domain}/{name}", values.get(name) if domain == driver else None)
 
 
 def _literal(text: str) -> Any:
