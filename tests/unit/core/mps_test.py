@@ -44,6 +44,22 @@ def test_gpus_with_the_same_settings_have_one_daemon_with_limits_of_their_own() 
     assert (second.devices, second.commands[0]) == ((f"{UID}-c",), "set_default_active_thread_percentage 25")
 
 
+def test_one_configuration_names_devices_of_several_daemons_by_their_uuid() -> None:
+    """Each daemon is told of its own; what is no device of the claim is refused still."""
+    limits = {"GPU-a": GIBIBYTE, "GPU-b": 2 * GIBIBYTE}
+    shared = [
+        device("a", request="a", defaultPerDevicePinnedMemoryLimit=limits),
+        device("b", request="b", defaultPerDevicePinnedMemoryLimit=limits, defaultActiveThreadPercentage=50),
+    ]
+    told = [[each for each in daemon.commands if "pinned" in each] for daemon in mps.companions(UID, shared)]
+    assert told == [
+        ["set_default_device_pinned_mem_limit 0 1024M"],
+        ["set_default_device_pinned_mem_limit 0 2048M"],
+    ]
+    with pytest.raises(ConfigRefused, match="names GPU-b"):
+        mps.companions(UID, shared[:1])
+
+
 def test_several_users_have_one_server_where_that_is_asked_for() -> None:
     shared = [
         device("a"),

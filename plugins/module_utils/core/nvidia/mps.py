@@ -44,7 +44,7 @@ def companions(claim_uid: str, devices: Sequence[SharedDevice]) -> tuple[Compani
     """
     found = []
     for number, group in enumerate(_groups(devices)):
-        limits = _limits(group)
+        limits = _limits(group, devices)
         sharing = group[0].sharing
         environment = {
             "CUDA_MPS_PIPE_DIRECTORY": "pipe",
@@ -83,8 +83,11 @@ def _groups(devices: Iterable[SharedDevice]) -> list[list[SharedDevice]]:
     return groups
 
 
-def _limits(group: Sequence[SharedDevice]) -> dict[int, int]:
-    """The memory limits of a daemon's devices in whole MiB, by the number that the device has for the daemon."""
+def _limits(group: Sequence[SharedDevice], claimed: Sequence[SharedDevice]) -> dict[int, int]:
+    """The memory limits of a daemon's devices in whole MiB, by the number that the device has for the daemon.
+
+    One configuration may be for devices of several daemons: a UUID of the claim's that is another daemon's is left to that one.
+    """
     sharing = group[0].sharing
     for_all = sharing.get("defaultPinnedDeviceMemoryLimit")
     limits = {} if for_all is None else dict.fromkeys(range(len(group)), for_all // _MEBIBYTE)
@@ -92,6 +95,8 @@ def _limits(group: Sequence[SharedDevice]) -> dict[int, int]:
     numbers.update({device.uuid: index for index, device in enumerate(group) if device.uuid})
     for key, limit in sharing.get("defaultPerDevicePinnedMemoryLimit", {}).items():
         if key not in numbers:
+            if any(device.uuid == key for device in claimed):
+                continue
             raise ConfigRefused(
                 f"sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit names {key}; expected {any_of(list(numbers))}",
                 hint="Name devices of the claim, by their UUID or by their place among them.",
