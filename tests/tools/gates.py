@@ -119,6 +119,16 @@ def python_gates(links: Path) -> list[Step]:
     ]
 
 
+def found_gate(folder: Path = ROOT / "tests") -> Step:
+    """Every test is found: also of those that only `make prove` and clusters run, whose broken import nothing else would see."""
+    return Step(
+        "tests found",
+        "20 s",
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-q", "-m", "", folder],
+        remedy="it names the file that cannot be imported, and why.",
+    )
+
+
 def tarball_gate(root: Path) -> Step:
     """Build what Galaxy would serve, and try it as a user gets it."""
     return Step(
@@ -178,4 +188,4 @@ def gates(_work: Path) -> list[Step]:
         ["reuse", "lint"],
         remedy="a file names its licence in its first lines; where its format has no comments, REUSE.toml does.",
     )
-    return [licences, *own, *python_gates(links), *ansible_gates(root, links), tarball_gate(root)]
+    return [licences, *own, *python_gates(links), found_gate(), *ansible_gates(root, links), tarball_gate(root)]

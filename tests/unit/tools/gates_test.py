@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The gate that finds every test."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from gates import found_gate, gates
+
+MARKED = "import pytest\n\n\n@pytest.mark.prove\ndef test_nothing():\n    pass\n"
+
+
+def passes(folder: Path) -> bool:
+    done = subprocess.run(
+        found_gate(folder).command, cwd=folder, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode in (0, 2), done.stdout + done.stderr
+    return done.returncode == 0
+
+
+def test_a_test_that_only_prove_runs_is_imported_as_well(tmp_path: Path) -> None:
+    (tmp_path / "test_marked.py").write_text(MARKED, encoding="utf-8")
+    assert passes(tmp_path)
+    (tmp_path / "test_marked.py").write_text(f"from pathlib import no_such_name\n{MARKED}", encoding="utf-8")
+    assert not passes(tmp_path)
+
+
+def test_it_is_among_the_gates(tmp_path: Path) -> None:
+    assert found_gate().name in [each.name for each in gates(tmp_path)]
