@@ -10,11 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ansible_collections.dra.accelerators.plugins.module_utils import _inventory, _picture, _report
-from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import facts_by
+from ansible_collections.dra.accelerators.plugins.module_utils import _report
 from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import Look
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.claims import facts_by
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.published import (
+    devices as published_devices,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, Health
+from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import fleet_report
+from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.fleet import picture
 from ansible_collections.dra.accelerators.plugins.module_utils.core.signs import Severity, Sign
 
 from tests.unit.core import board_model
@@ -70,11 +75,11 @@ class Fleet:
 
     def picture(self, *, cluster: bool = True, **more: Any) -> Json:
         """Return the picture of it, as JSON would bring it."""
-        published = _inventory.devices(self.slices, self.claims) if cluster else None
+        published = published_devices(self.slices, self.claims) if cluster else None
         facts = facts_by(self.claims, published or (), {})
-        report = _report.fleet_report(self.answers, published, facts)
+        report = fleet_report(self.answers, published, facts)
         options: Json = {"pending": self.pending, "rules": self.rules, "generated": "2026-11-24T10:00:00Z", **more}
-        found: Json = json.loads(json.dumps(_picture.picture(report, published, **options)))
+        found: Json = json.loads(json.dumps(picture(report, published, **options)))
         return found
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from . import _claims as claims
-from ._inventory import devices, key_of, results
 from ._kubernetes import Api, served_version
+from .core.cluster.claims import facts_by, pods_of
+from .core.cluster.published import devices, key_of, results
 
 GROUP = "resource.k8s.io"
 #: Best first.
@@ -38,7 +38,7 @@ def list_claims(
 
 def pods_by_name(api: Api, found: Iterable[Json]) -> dict[tuple[str, str], Json]:
     """Ask for the pods that claims are reserved for, one list for each namespace. Raises ApiError."""
-    namespaces = {one["metadata"]["namespace"] for one in found if claims.pods_of(one)}
+    namespaces = {one["metadata"]["namespace"] for one in found if pods_of(one)}
     return {
         (namespace, pod["metadata"]["name"]): pod
         for namespace in sorted(namespaces)
@@ -54,9 +54,3 @@ def pending_pods(api: Api) -> list[Json]:
 def facts_of(found: Iterable[Json], slices: Iterable[Json], pods: Mapping[tuple[str, str], Json]) -> list[Json]:
     """Return what is told of claims; pure."""
     return facts_by(found, devices(slices), pods)
-
-
-def facts_by(found: Iterable[Json], published: Iterable[Json], pods: Mapping[tuple[str, str], Json]) -> list[Json]:
-    """As ``facts_of``, by devices that were made of slices already; pure."""
-    by_key = {(one["driver"], one["pool"], one["name"]): one for one in published}
-    return [claims.claim_facts(claim, by_key, pods) for claim in found]

@@ -19,11 +19,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import _inventory as inventory
-from ._claims import tolerates
-from ._inventory import Json
 from ._migration_inventory import Problem, controller
 from ._taint_rules import LONGEST_LABEL, NODE_LABEL, Wanted
+from .core.cluster import published as inventory
+from .core.cluster.claims import tolerates
+from .core.cluster.published import Json
 from .core.errors import AcceleratorError
 from .core.published import attribute_of
 

@@ -28,11 +28,12 @@ from .core.layout import (
     wanted_for,
 )
 from .core.model import Device, Partition
+from .core.picture.answers import FOREIGN
 from .core.prepared import PreparedPartition
 
 # Whose a partition is: the node driver has made it for a claim; somebody else has made it, as the driver would; or somebody has made it
 # by hand in a form that no profile has, so that nobody but them can make it again.
-CLAIM, ADMINISTRATOR, FOREIGN = "claim", "administrator", "foreign"
+CLAIM, ADMINISTRATOR = "claim", "administrator"
 
 Owner = tuple[str, tuple[str, ...]]
 

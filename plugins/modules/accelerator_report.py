@@ -268,12 +268,10 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import (
-    facts_by,
     list_claims,
     pending_pods,
     pods_by_name,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._inventory import devices
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
@@ -284,12 +282,15 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes impor
 from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import look_at
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, find_binding, run
 from ansible_collections.dra.accelerators.plugins.module_utils._node import ask_root
-from ansible_collections.dra.accelerators.plugins.module_utils._picture import picture
-from ansible_collections.dra.accelerators.plugins.module_utils._report import Answer, fleet_report, node_report
+from ansible_collections.dra.accelerators.plugins.module_utils._report import Answer, node_report
 from ansible_collections.dra.accelerators.plugins.module_utils._taint_rules import GROUP, PLURAL, served_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, vendors_there
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.claims import facts_by
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.published import devices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, NotFound
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import Rule, parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import fleet_report
+from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.fleet import picture
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import PreparedClaim, prepared_claims
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 

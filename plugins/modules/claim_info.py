@@ -314,7 +314,6 @@ reason:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils import _claims as claims
 from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import facts_of, list_claims, pods_by_name
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
     API_OPTIONS,
@@ -323,6 +322,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes impor
     connect,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster import claims
 
 CONSTRAINTS: dict[str, Any] = {"required_together": API_REQUIRED_TOGETHER}
 

@@ -291,7 +291,6 @@ import time
 from typing import Any, Callable
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._claims import holders
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
@@ -308,6 +307,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._taint_rules impo
     selector_of,
     served_rules,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.claims import holders
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import InUse
 
 #: The versions whose ResourceClaim is read, best first.

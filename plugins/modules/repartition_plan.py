@@ -171,7 +171,6 @@ from ansible_collections.dra.accelerators.plugins.module_utils._device_drain imp
     OPERATION_LABEL,
     Consent,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._inventory import devices
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
@@ -187,6 +186,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._taint_rules impo
     is_ours,
     served_rules,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.published import devices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 
 CONSTRAINTS: dict[str, Any] = {"required_together": API_REQUIRED_TOGETHER}

@@ -16,11 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 import yaml
-from ansible_collections.dra.accelerators.plugins.module_utils import _inventory, _report
+from ansible_collections.dra.accelerators.plugins.module_utils import _report
 from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import facts_of
 from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import Look
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.published import (
+    devices as published_devices,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Fault, Finding, Health
+from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import fleet_report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import PreparedPartition
 from ansible_collections.dra.accelerators.plugins.module_utils.core.signs import Severity, Sign
 from ansible_collections.dra.accelerators.plugins.modules import accelerator_report
@@ -126,7 +130,7 @@ def allocated(name: str, node: str, *devices: str, pods: tuple[str, ...] = ()) -
 
 
 def fleet(nodes: Json, objects: list[Json], claims: list[Json]) -> Json:
-    return _report.fleet_report(nodes, _inventory.devices(objects, claims), facts_of(claims, objects, {}))
+    return fleet_report(nodes, published_devices(objects, claims), facts_of(claims, objects, {}))
 
 
 def test_a_fleet_on_which_all_is_well() -> None:
@@ -172,7 +176,7 @@ def test_what_nodes_and_cluster_say_of_each_other_is_compared() -> None:
 
 def test_nodes_that_differ_in_a_version_are_named() -> None:
     nodes = {"node-1": report(gpu()), "node-2": report(gpu(1), versions={**VERSIONS, "release": "0.2.0-00000000"})}
-    found = _report.fleet_report(nodes, None, [])
+    found = fleet_report(nodes, None, [])
     assert codes(found) == ["versions-differ"] and not found["cluster"]
     assert "0.2.0-00000000 on node-2" in found["attention"][0]["message"]
 
@@ -200,7 +204,7 @@ def test_a_node_with_gpus(node: Node, tmp_path: Path) -> None:
     assert codes(found) == ["layout-differs", "layout-refused"]
     contains = yaml.safe_load(accelerator_report.RETURN)["ansible_facts"]["contains"]["accelerator_report"]["contains"]
     assert set(found) <= set(contains)
-    assert set(_report.fleet_report({"node-1": found}, None, [])) <= set(contains)
+    assert set(fleet_report({"node-1": found}, None, [])) <= set(contains)
 
     layout.write_text("[")
     assert node.module("accelerator_report", options)["error_code"] == "layout-unreadable"
@@ -234,7 +238,7 @@ def test_a_report_says_all_of_it_in_words() -> None:
     assert "Published: 2, available: 1, held: 1.\n" in text
     assert "* **node-2**: node-2 has not answered. See why it could not be asked. (`node-silent`)\n" in text
     assert "| driver of nvidia | 580.95.5 | node-1 |\n" in text
-    alone = _report.fleet_report({"node-1": report(gpu())}, None, [])
+    alone = fleet_report({"node-1": report(gpu())}, None, [])
     assert "\nNothing.\n" in rendered(alone) and "It has no layout.\n" in rendered(alone)
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
-from ansible_collections.dra.accelerators.plugins.module_utils import _hosts, _inventory
+from ansible_collections.dra.accelerators.plugins.module_utils import _hosts
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.published import most_at_once
 from ansible_collections.dra.accelerators.plugins.modules import claim_info
 from hypothesis import given
 from hypothesis import strategies as st
@@ -241,7 +242,7 @@ def test_so_many_at_once_are_had_one_after_the_other(claims: list[Json], criteri
     while free := WITH(ACCELERATORS(SLICES, played), **wanted):
         played.append(claim(f"played-{had}", free[0]["pool"], free[0]["name"]))
         had += 1
-    assert _inventory.most_at_once(WITH(ACCELERATORS(SLICES, claims), **wanted)) == had
+    assert most_at_once(WITH(ACCELERATORS(SLICES, claims), **wanted)) == had
 
 
 # ---------------------------------------------------------------------- the filters and the test

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import jsonschema
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._picture_waiting import waiting
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Clique
+from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.waiting import waiting
 from ansible_collections.dra.accelerators.plugins.modules import accelerator_report
 
 from tests.fleets import BROKEN, Fleet, boards, large

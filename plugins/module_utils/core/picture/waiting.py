@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-
-# This file is private to the collection: it can change in any release.
 """Who waits for devices, since when, and why: claims without an allocation, by the pods that want them. Pure.
 
 Facts: k8s.io/api/core/v1/types.go (PodScheduled, schedulingGates, resourceClaims, resourceClaimStatuses).

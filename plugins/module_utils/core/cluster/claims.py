@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-
-# This file is private to the collection: it can change in any release.
 """What a cluster knows of claims: their devices, pods, nodes and shares, and how well the devices are. Pure readers of API objects."""
 
 from __future__ import annotations
@@ -10,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from . import _inventory as inventory
-from ._inventory import Json, Key
+from . import published as inventory
+from .published import Json, Key
 
 HEALTHY = "Healthy"
 EXISTS = "Exists"
@@ -20,7 +18,7 @@ _EXTENDED = "resource.kubernetes.io/extended-resource-claim"
 
 
 def claim_facts(claim: Json, published: Mapping[Key, Json], pods: Mapping[tuple[str, str], Json]) -> dict[str, Any]:
-    """Return what is told of a claim. ``published`` are devices as ``_inventory`` has them, ``pods`` those that were asked for.
+    """Return what is told of a claim. ``published`` are devices as ``published`` has them, ``pods`` those that were asked for.
 
     Raises KeyError, TypeError, AttributeError for what is no claim.
     """
@@ -53,6 +51,14 @@ def claim_facts(claim: Json, published: Mapping[Key, Json], pods: Mapping[tuple[
         "health": health,
         "healthy": all(sign["health"] == HEALTHY for sign in health) and not any(one["taints"] for one in devices),
     }
+
+
+def facts_by(
+    found: Iterable[Json], devices: Iterable[Json], pods: Mapping[tuple[str, str], Json]
+) -> list[dict[str, Any]]:
+    """Return what is told of each of the claims. ``devices`` are those that are published, ``pods`` those that were asked for."""
+    by_key = {(one["driver"], one["pool"], one["name"]): one for one in devices}
+    return [claim_facts(claim, by_key, pods) for claim in found]
 
 
 def device_facts(result: Json, published: Mapping[Key, Json], statuses: Mapping[Any, Json]) -> dict[str, Any]:

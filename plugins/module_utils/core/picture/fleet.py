@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-
-# This file is private to the collection: it can change in any release.
 """The picture of a fleet as data: nodes, devices to scale with who has what of them, what is sick, what waits, what differs. Pure.
 
 What comes out is described by ``docs/report.schema.json``; the page of the playbook ``report`` draws it.
@@ -13,8 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ._picture_devices import Json, device_of, free_bytes, known_by_silicon, of_cluster
-from ._picture_waiting import waiting
+from .devices import Json, device_of, free_bytes, known_by_silicon, of_cluster
+from .waiting import waiting
 
 VERSION = 1
 #: How a device is, worst first: ``sick``; ``withheld`` is well and nobody can have it, for a taint or because nobody publishes it.
@@ -34,7 +32,7 @@ def picture(
 ) -> Json:
     """Return the picture of a fleet.
 
-    ``report`` is what ``fleet_report`` returns, ``published`` are devices as ``_inventory.devices`` has them (None: no cluster was
+    ``report`` is what ``fleet_report`` returns, ``published`` are devices as ``cluster.published.devices`` has them (None: no cluster was
     asked), ``pending`` the pods that are Pending (None: nobody asked), ``rules`` the DeviceTaintRules. ``reasons`` explain, by
     namespace/name of a claim, why it waits, and go before what the scheduler says. ``generated`` is when all was asked, RFC 3339.
     """

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-
-# This file is private to the collection: it can change in any release.
 """Which devices there are by ResourceSlices, and what of them is free by ResourceClaims; and those that meet criteria. Pure.
 
 Facts: k8s.io/api/resource/v1/types.go; what the scheduler's allocator takes of counters (KEP-4815) and of capacities (KEP-5075).
@@ -15,8 +13,8 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import Any, Union
 
-from .core import quantity
-from .core.published import attribute_of
+from .. import quantity
+from ..published import attribute_of
 
 Json = Mapping[str, Any]
 #: Driver, pool and name of a device.

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-
-# This file is private to the collection: it can change in any release.
 """One device of the picture: its partitions where they lie, who has them, what is wrong, and what still fits. Pure.
 
 Two tell of a device: its node, which has looked at the silicon, and the cluster, which knows what is given to whom. Where a node has
@@ -14,8 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .core.backend import BACKENDS, create
-from .core.published import attribute_of, selects
+from ..backend import BACKENDS, create
+from ..published import attribute_of, selects
 
 Json = dict[str, Any]
 Counters = dict[tuple[str, str, str, str], Any]
