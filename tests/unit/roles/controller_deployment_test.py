@@ -18,6 +18,7 @@ from cryptography.x509 import DNSName, SubjectAlternativeName
 from dra_driver.controller.admission import answer, rules_for
 from dra_driver.controller.certificate_keeper import utc_now
 from dra_driver.controller.certificates import make_authority, make_certificate
+from dra_driver.controller.readers import PATH
 from dra_driver.controller.settings import NAME_VARIABLE, load
 from playing import play
 
@@ -112,6 +113,7 @@ SITES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "again": (deployment(__dra_controller_configured=asked("QUJD", BY_SERVICE)), ASKED),
     "other": (deployment(__dra_controller_configured={"resources": []}, **OTHER), WANTED),
     "anywhere": (deployment(**ANYWHERE), {key: WANTED[key] for key in ("objects", "rights")}),
+    "report": (deployment(dra_controller_report=True), {key: WANTED[key] for key in ("rights", "settings")}),
     "services": (services(__dra_controller_configured={"resources": []}), {**ASKED, "rights": WANTED["rights"]}),
     "to pods": (deployment(__dra_controller_configured=asked("QUJD", *BY_HOSTS)), ASKED),
     "to services": (services(__dra_controller_configured=asked("QUJD", BY_SERVICE)), ASKED),
@@ -331,6 +333,10 @@ def test_only_a_refusal_by_the_pods_shows_that_they_answer(sites: dict[str, Writ
 
 REFUSED = {
     "image": ({"dra_controller_form": "deployment"}, "dra_controller_image names no image"),
+    "report": (
+        deployment(dra_controller_report=True, dra_controller_webhook=False),
+        "dra_controller_report is true and dra_controller_webhook is false",
+    ),
     "number": (deployment(dra_controller_replicas=0), "dra_controller_replicas is 0; expected 1 or more"),
 }
 
@@ -342,3 +348,17 @@ def test_the_role_refuses_what_can_be_no_deployment(tmp_path: Path) -> None:
     assert set(played.failed) == set(REFUSED), played.output
     for name, (_variables, said) in REFUSED.items():
         assert said in played.failed[name]["msg"]
+
+
+@pytest.mark.parametrize("site", ["pods", "report"])
+def test_the_report_brings_its_rights_and_nothing_has_them_without(sites: dict[str, Written], site: str) -> None:
+    wanted, found = site == "report", sites[site]
+    (acting,) = (each for each in found["rights"] if each["kind"] == "ClusterRole" and each["metadata"]["name"] == NAME)
+    given = {(resource, verb) for rule in acting["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+    more = {("tokenreviews", "create"), ("subjectaccessreviews", "create"), ("pods", "list")}
+    assert given & more == (more if wanted else set())
+    readers = [each["rules"] for each in found["rights"] if each["metadata"]["name"] == "dra-accelerators-report"]
+    assert readers == ([[{"nonResourceURLs": [PATH], "verbs": ["get"]}]] if wanted else [])
+    # Nobody may read it until somebody says so.
+    assert [each["metadata"]["name"] for each in found["rights"] if each["kind"] == "ClusterRoleBinding"] == [NAME]
+    assert found["settings"]["webhook"]["report"] is wanted

@@ -93,6 +93,18 @@ class ApiClient:
         """GET an object or a list."""
         return await self.request("GET", path, params=params)
 
+    async def list_all(self, path: str, params: Mapping[str, str] | None = None, *, page: int) -> list[Json]:
+        """GET all objects of a list, so many in an answer."""
+        found: list[Json] = []
+        rest = ""
+        while True:
+            query = {**(params or {}), "limit": str(page), **({"continue": rest} if rest else {})}
+            answer = await self.get(path, query)
+            found += answer.get("items") or ()
+            rest = str((answer.get("metadata") or {}).get("continue") or "")
+            if not rest:
+                return found
+
     async def request(
         self,
         method: str,

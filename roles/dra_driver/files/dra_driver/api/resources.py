@@ -21,6 +21,7 @@ LOG = logging.getLogger(__name__)
 
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")
+RULES, RULE_VERSIONS = "devicetaintrules", ("v1", "v1beta2", "v1alpha3")
 # Server-side apply; JSON is YAML.
 APPLY = "application/apply-patch+yaml"
 
@@ -131,6 +132,19 @@ class ResourceApi:
         except ApiError as error:
             if error.status != 404:
                 raise
+
+    async def rules_path(self) -> str | None:
+        """Return where DeviceTaintRules are, which have versions of their own; None where the cluster has none."""
+        for version in RULE_VERSIONS:
+            try:
+                found = await self.client.get(f"/apis/{GROUP}/{version}")
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+                continue
+            if any(resource.get("name") == RULES for resource in found.get("resources") or ()):
+                return f"/apis/{GROUP}/{version}/{RULES}"
+        return None
 
     async def _slices_path(self) -> str:
         return f"/apis/{GROUP}/{await self.version()}/resourceslices"

@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Awaitable, Sequence
 from typing import Callable, TypeVar
 
+from aiohttp import web
+
 from .. import __version__
 from ..api.client import ApiClient
 from ..api.events import EventRecorder
@@ -25,9 +27,12 @@ from ..supervisors.shared import keep
 from .admission import rules_for
 from .certificate_keeper import AuthorityKeeper, AuthoritySecret, CertificateKeeper
 from .drift import begun, findings
+from .fleet import FleetReport
 from .keeping import Keeper
 from .lease import Elector, Terms
 from .measurements import Measurements
+from .readers import Readers
+from .report_page import add_report
 from .reporting import Reporter
 from .settings import ControllerSettings
 from .web import keep_serving, status_application
@@ -86,6 +91,7 @@ class Webhook:
         self._rules = rules_for(settings.drivers, chosen.device_classes)
         self._measurements = measurements
         self._resources = ResourceApi(client)
+        self._report = (FleetReport(client, settings.drivers), Readers(client)) if chosen.report else None
         self.classes: Watched[str] = Watched(
             client, "DeviceClasses", self._find_classes, lambda found: kind_of_class(found, self._rules.device_types)
         )
@@ -104,11 +110,17 @@ class Webhook:
         """Serve once there is a certificate, until cancelled."""
         await self.certificate.ready.wait()
         await keep_serving(
-            lambda: application(self._rules, self._measurements, self.kinds),
+            self._application,
             self._address,
             "the webhook",
             self.certificate.context,
         )
+
+    def _application(self) -> web.Application:
+        made = application(self._rules, self._measurements, self.kinds)
+        if self._report is not None:
+            add_report(made, *self._report, self._measurements)
+        return made
 
     def kinds(self) -> dict[str, str]:
         """What the cluster's classes say of their devices, by name, as far as it is known: nobody waits for more."""

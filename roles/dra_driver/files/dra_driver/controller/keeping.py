@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection
 from typing import Any, Callable
 
-from ..api.client import ApiClient, ApiError
+from ..api.client import ApiClient
 from ..api.events import EventRecorder
 from ..api.resources import GROUP, ResourceApi
 from ..api.watching import Watched
@@ -41,7 +41,6 @@ LOG = logging.getLogger(__name__)
 GATHER_SECONDS = 1.0
 #: Objects of a page of a list. A slice of 64 devices is some 60 kB, and a page is in memory as a whole.
 PAGE, SLICE_PAGE = 500, 100
-RULE_VERSIONS = ("v1", "v1beta2", "v1alpha3")
 
 
 class Keeper:
@@ -117,18 +116,10 @@ class Keeper:
         return Watched(self._client, name, path, keep, changed=self._changed.set, **{"page": PAGE, **options})
 
     async def _find_rules(self) -> str | None:
-        """Where DeviceTaintRules are; None where the cluster has none."""
-        for version in RULE_VERSIONS:
-            try:
-                found = await self._client.get(f"/apis/{GROUP}/{version}")
-            except ApiError as error:
-                if error.status != 404:
-                    raise
-                continue
-            if any(resource.get("name") == "devicetaintrules" for resource in found.get("resources") or ()):
-                self._rules_path = f"/apis/{GROUP}/{version}/devicetaintrules"
-                return self._rules_path
-        return None
+        """Where DeviceTaintRules are, which the clean-up has to know as well."""
+        found = await self._resources.rules_path()
+        self._rules_path = found or self._rules_path
+        return found
 
     @property
     def _watches(self) -> tuple[Watched[Any], ...]:

@@ -12,6 +12,7 @@ from .drift import KINDS
 from .plan import VERBS
 
 PREFIX = "dra_accelerators_controller"
+REPORT_OUTCOMES = ("served", "stale", "refused", "unavailable")
 OUTCOMES = ("done", "failed", "not-needed", "dry-run")
 
 
@@ -73,6 +74,14 @@ class Measurements:
             "When the webhook's certificate ends; 0 while there is none",
             registry=registry,
         )
+        self._reports: Any = Counter(
+            f"{PREFIX}_report_requests",
+            "Requests for the report of the fleet",
+            ("outcome",),
+            registry=registry,
+        )
+        for outcome in REPORT_OUTCOMES:
+            self._reports.labels(outcome)
         for outcome in ("allowed", "refused", "unreadable"):
             self._reviews.labels(outcome)
         for verb in VERBS:
@@ -96,6 +105,10 @@ class Measurements:
     def admission(self, outcome: str, seconds: float) -> None:
         """The webhook answered. ``outcome`` is allowed, refused or unreadable."""
         self._reviews.labels(outcome).observe(seconds)
+
+    def reported(self, outcome: str) -> None:
+        """Somebody asked for the report. ``outcome`` is one of REPORT_OUTCOMES."""
+        self._reports.labels(outcome).inc()
 
     def certificate(self, expires: float) -> None:
         """The webhook has a certificate that ends then, in seconds since 1970."""

@@ -61,7 +61,10 @@ def _is_address(value: str) -> bool:
 
 @dataclass(frozen=True)
 class WebhookSettings:
-    """The admission webhook. ``address`` is "" for none; ``names`` are the host names and addresses in its certificate."""
+    """The admission webhook. ``address`` is "" for none; ``names`` are the host names and addresses in its certificate.
+
+    ``report`` says whether it gives the report of the fleet as well, to those who may read it.
+    """
 
     address: str = ""
     names: tuple[str, ...] = ()
@@ -70,6 +73,7 @@ class WebhookSettings:
     authority_seconds: int = 365 * 86400
     certificate_seconds: int = 30 * 86400
     device_classes: Mapping[str, str] = field(default_factory=dict)
+    report: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,7 @@ WEBHOOK = Record(
         "authority_seconds": Whole(300, 3650 * 86400, "seconds"),
         "certificate_seconds": Whole(30, 365 * 86400, "seconds"),
         "device_classes": Classes(),
+        "report": Truth(),
     }
 )
 SETTINGS = Record(

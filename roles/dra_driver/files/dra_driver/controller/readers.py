@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Who may read the report: the API server says whose a token is and what that one may.
+
+Facts: k8s.io/api/authentication/v1 (TokenReview), k8s.io/api/authorization/v1 (SubjectAccessReview). A token has to be made for AUDIENCE:
+what the controller is shown opens nothing else in the cluster. The right is ``get`` of the path, which is no resource's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..api.client import ApiClient
+from ..core.errors import AcceleratorError
+
+PATH = "/dra-accelerators/report"
+AUDIENCE = "dra-accelerators-report"
+#: For how long nobody asks again about who may read; and, while the API server does not answer, about who might before.
+KEPT_SECONDS, OUTAGE_SECONDS = 60.0, 600.0
+#: Whoever reaches the port can have tokens judged: so many at a time, and so many readers are remembered. Headers end at 8 KiB anyway.
+AT_ONCE, MOST_READERS = 4, 1024
+
+
+class Verdict(NamedTuple):
+    """What becomes of a request: an HTTP status, 200 where it may be answered, and why not in words."""
+
+    status: int
+    why: str = ""
+
+
+class Readers:
+    """Judges tokens. ``clock`` is in seconds and never goes back."""
+
+    def __init__(self, client: ApiClient, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        self._gate = asyncio.Semaphore(AT_ONCE)
+        #: By a token's hash, when it was allowed.
+        self._allowed: dict[bytes, float] = {}
+
+    async def judge(self, authorization: str) -> Verdict:
+        """Say whether the sender of this header may read the report."""
+        kind, _space, token = authorization.partition(" ")
+        token = token.strip()
+        if kind.lower() != "bearer" or not token:
+            return Verdict(401, f"A bearer token is needed, made for the audience {AUDIENCE}")
+        known, now = hashlib.sha256(token.encode()).digest(), self._clock()
+        self._allowed = {each: at for each, at in self._allowed.items() if now - at < OUTAGE_SECONDS}
+        since = self._allowed.get(known)
+        if since is not None and now - since < KEPT_SECONDS:
+            return Verdict(200)
+        try:
+            async with self._gate:
+                found = await self._ask(token)
+        except AcceleratorError as error:
+            if since is not None and not 400 <= getattr(error, "status", 500) < 500:
+                return Verdict(200)
+            return Verdict(503, f"The API server cannot say who may read: {error}")
+        self._allowed.pop(known, None)
+        if found.status == 200 and len(self._allowed) < MOST_READERS:
+            self._allowed[known] = now
+        return found
+
+    async def _ask(self, token: str) -> Verdict:
+        review = await self._create(
+            "authentication.k8s.io/v1", "TokenReview", {"token": token, "audiences": [AUDIENCE]}
+        )
+        if review.get("authenticated") is not True or AUDIENCE not in (review.get("audiences") or ()):
+            return Verdict(
+                401, f"The API server does not know this token, or it was not made for the audience {AUDIENCE}"
+            )
+        user = review.get("user") or {}
+        name = str(user.get("username") or "")
+        asked = {
+            **{key: user[key] for key in ("uid", "groups", "extra") if user.get(key)},
+            "user": name,
+            "nonResourceAttributes": {"path": PATH, "verb": "get"},
+        }
+        answer = await self._create("authorization.k8s.io/v1", "SubjectAccessReview", asked)
+        if answer.get("allowed") is not True or answer.get("denied") is True:
+            return Verdict(403, f"{name} may not get {PATH}; the ClusterRole dra-accelerators-report gives that right")
+        return Verdict(200)
+
+    async def _create(self, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+        body = {"apiVersion": version, "kind": kind, "metadata": {}, "spec": spec}
+        answer = await self._client.request("POST", f"/apis/{version}/{kind.lower()}s", body=body)
+        return dict(answer.get("status") or {})

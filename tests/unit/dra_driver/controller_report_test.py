@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The controller's report of a fleet: what is in it, who may read it, and what becomes of both while the API server is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from aiohttp import ClientSession, web
+from api_model import kubeconfig
+from dra_driver.api.client import ApiClient
+from dra_driver.controller.fleet import KEPT_SECONDS, FleetReport, report_of
+from dra_driver.controller.measurements import Measurements
+from dra_driver.controller.readers import AUDIENCE, OUTAGE_SECONDS, PATH, Readers
+from dra_driver.controller.readers import KEPT_SECONDS as JUDGED_SECONDS
+from dra_driver.controller.report_page import add_report
+
+from tests.fleets import DRIVER, Fleet, boards
+
+Json = dict[str, Any]
+SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs/report.schema.json").read_text(encoding="utf-8"))
+TAINT = {"key": "example.com/firmware", "value": "update", "effect": "NoSchedule"}
+
+
+def fleet() -> Fleet:
+    made = Fleet()
+    made.node("node-1", boards(2))
+    made.claim("training", "node-1", "gpu-0", pods=("trainer-0",))
+    made.waits("late-0", "late", "0/1 nodes are available: 1 cannot allocate all claims.")
+    selector = {"driver": DRIVER, "pool": "node-1", "device": "gpu-1"}
+    made.rules = [{"metadata": {"name": "r"}, "spec": {"deviceSelector": selector, "taint": TAINT}}]
+    return made
+
+
+def test_the_report_is_the_picture_of_what_the_cluster_knows() -> None:
+    made = fleet()
+    found = report_of(made.slices, made.claims, made.pending, made.rules, "2026-11-24T10:00:00Z")
+    jsonschema.validate(found, SCHEMA)
+    assert found["asked"] == {"nodes": False, "cluster": True} and found["totals"]["silent"] == 0
+    (node,) = found["nodes"]
+    assert [each["claims"] for each in node["devices"]] == [["research/training"], []]
+    assert node["devices"][1]["taints"][0]["rule"] == "r"
+    assert found["claims"][0]["pods"] == ["trainer-0"]
+    (waits,) = found["waiting"]
+    assert waits["claim"] == "research/late" and waits["reason"]["source"] == "scheduler"
+    assert found["attention"] == []
+
+
+class Cluster:
+    """An API server that lists a fleet, in pages of one, and knows one reader and one who may not read."""
+
+    def __init__(self, made: Fleet) -> None:
+        base = "/apis/resource.k8s.io"
+        self.lists = {
+            f"{base}/v1/resourceslices": made.slices,
+            f"{base}/v1/resourceclaims": made.claims,
+            f"{base}/v1beta2/devicetaintrules": made.rules,
+            "/api/v1/pods": made.pending,
+        }
+        self.about: Json = {
+            base: {"versions": [{"version": "v1"}, {"version": "v1beta2"}]},
+            f"{base}/v1": {"resources": [{"name": "resourceslices"}]},
+            f"{base}/v1beta2": {"resources": [{"name": "devicetaintrules"}]},
+        }
+        self.asked: list[str] = []
+        self.away = False
+        self.readers = {"reader"}
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        if self.away:
+            return web.json_response({"message": "away"}, status=503)
+        if request.method == "POST":
+            return web.json_response({"status": self.judged(request.path, (await request.json())["spec"])}, status=201)
+        if request.path in self.about:
+            return web.json_response(self.about[request.path])
+        if request.path not in self.lists:
+            return web.json_response({"message": "none"}, status=404)
+        start, items = int(request.query.get("continue", "0")), self.lists[request.path]
+        more = {"continue": str(start + 1)} if start + 1 < len(items) else {}
+        return web.json_response({"metadata": more, "items": items[start : start + 1]})
+
+    def judged(self, path: str, spec: Json) -> Json:
+        if path == "/apis/authentication.k8s.io/v1/tokenreviews":
+            name, _dot, audience = spec["token"].partition(".")
+            known = audience in spec["audiences"]
+            return {"authenticated": known, "audiences": [audience], "user": {"username": name, "groups": ["all"]}}
+        assert path == "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+        assert spec["nonResourceAttributes"] == {"path": PATH, "verb": "get"} and spec["groups"] == ["all"]
+        return {"allowed": spec["user"] in self.readers}
+
+    def reviews(self) -> int:
+        return sum(path.endswith("tokenreviews") for path in self.asked)
+
+
+class Scene:
+    """The report served in front of a cluster, and a clock that only the test moves."""
+
+    def __init__(self) -> None:
+        self.cluster, self.now, self.url = Cluster(fleet()), 1000.0, ""
+        self.measurements = Measurements()
+
+    async def get(self, token: str | None = f"reader.{AUDIENCE}") -> tuple[int, str, Any]:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        async with ClientSession() as session, session.get(self.url + PATH, headers=headers) as found:
+            return found.status, await found.text(), found.headers
+
+    def counted(self, outcome: str) -> bool:
+        return f'report_requests_total{{outcome="{outcome}"}} 0.0' not in self.measurements.text().decode()
+
+
+async def started(handler: Any) -> tuple[web.AppRunner, str]:
+    runner = web.AppRunner(handler, shutdown_timeout=0.2)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+def run(tmp_path: Path, scenario: Any) -> None:
+    async def main() -> None:
+        scene = Scene()
+        server = web.Application()
+        server.router.add_route("*", "/{path:.*}", scene.cluster.answer)
+        api, api_url = await started(server)
+        file = tmp_path / "kubeconfig"
+        file.write_text(json.dumps(kubeconfig(api_url)))
+        client = ApiClient(str(file), user_agent="test")
+        application = web.Application()
+        report = FleetReport(client, [DRIVER], lambda: scene.now)
+        add_report(application, report, Readers(client, lambda: scene.now), scene.measurements)
+        runner, scene.url = await started(application)
+        try:
+            await asyncio.wait_for(scenario(scene), 60)
+        finally:
+            await runner.cleanup()
+            await client.close()
+            await api.cleanup()
+
+    asyncio.run(main())
+
+
+def test_who_may_read_gets_it(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        status, text, headers = await scene.get()
+        assert status == 200 and headers["Content-Type"].startswith("application/json"), text
+        found = json.loads(text)
+        jsonschema.validate(found, SCHEMA)
+        assert found["totals"]["devices"] == 2 and found["totals"]["waiting"] == 1
+        assert found["nodes"][0]["devices"][1]["taints"][0]["rule"] == "r"
+        assert scene.counted("served")
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("token", "status", "said"),
+    [
+        (None, 401, AUDIENCE),
+        ("reader.https://kubernetes.default.svc", 401, AUDIENCE),
+        ("", 401, "bearer token"),
+        (f"other.{AUDIENCE}", 403, "other may not get"),
+    ],
+)
+def test_nobody_else_does(tmp_path: Path, token: str | None, status: int, said: str) -> None:
+    async def scenario(scene: Scene) -> None:
+        found = await scene.get(token)
+        assert found[0] == status and said in found[1]
+        assert not any("resourceslices" in path for path in scene.cluster.asked)
+        assert scene.counted("refused")
+
+    run(tmp_path, scenario)
+
+
+def test_who_asks_often_costs_the_api_server_no_more(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.get()
+        before = len(scene.cluster.asked)
+        answers = await asyncio.gather(*(scene.get() for _each in range(5)))
+        assert {status for status, _text, _headers in answers} == {200} and len(scene.cluster.asked) == before
+        scene.now += KEPT_SECONDS
+        await scene.get()
+        assert len(scene.cluster.asked) > before and scene.cluster.reviews() == 1
+
+    run(tmp_path, scenario)
+
+
+def test_a_right_that_was_taken_away_is_gone_soon(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        assert (await scene.get())[0] == 200
+        scene.cluster.readers.clear()
+        assert (await scene.get())[0] == 200
+        scene.now += JUDGED_SECONDS
+        assert (await scene.get())[0] == 403
+        scene.cluster.away = True
+        assert (await scene.get())[0] == 503
+
+    run(tmp_path, scenario)
+
+
+def test_while_the_api_server_is_away_readers_get_the_last_one(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        first = (await scene.get())[1]
+        scene.cluster.away = True
+        scene.now += JUDGED_SECONDS
+        status, text, headers = await scene.get()
+        assert (status, text) == (200, first) and headers["Warning"].startswith("110")
+        assert scene.counted("stale")
+        # Who has not been allowed before, and who was long ago, is not let in.
+        status, text, headers = await scene.get(f"new.{AUDIENCE}")
+        assert status == 503 and headers["Retry-After"] and "cannot say who may read" in text
+        scene.now += OUTAGE_SECONDS
+        assert (await scene.get())[0] == 503
+        scene.cluster.away = False
+        status, text, headers = await scene.get()
+        assert status == 200 and "Warning" not in headers
+
+    run(tmp_path, scenario)
+
+
+def test_without_a_report_that_was_made_there_is_none(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        del scene.cluster.about["/apis/resource.k8s.io"]
+        status, text, _headers = await scene.get()
+        assert status == 503 and "serves no version of resource.k8s.io" in text
+        assert scene.counted("unavailable")
+
+    run(tmp_path, scenario)
