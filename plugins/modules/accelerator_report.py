@@ -263,7 +263,6 @@ error_code:
 
 import json
 import os
-from datetime import datetime, timezone
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -293,6 +292,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answ
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.fleet import picture
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import PreparedClaim, prepared_claims
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.times import now_text
 
 FACT = "accelerator_report"
 CONSTRAINTS: dict[str, Any] = {
@@ -378,7 +378,7 @@ def of_node(params: dict[str, Any]) -> dict[str, Any]:
 def of_fleet(module: AnsibleModule) -> dict[str, Any]:
     """Return the answer of a fleet, of what its nodes have answered. Raises AcceleratorError."""
     nodes, reasons = module.params["nodes"], checked_reasons(module.params["reasons"])
-    generated = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    generated = now_text()
     if not module.params["cluster"]:
         report = fleet_report(nodes, None, [])
         return {**report, "picture": picture(report, None, generated=generated)}

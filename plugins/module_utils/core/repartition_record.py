@@ -20,6 +20,7 @@ from typing import Any
 
 from .errors import AcceleratorError, InUse
 from .system import System
+from .times import text_of
 
 FILE = "repartition.json"
 VERSION = 1
@@ -64,7 +65,7 @@ class Record:
         """Return the error for a claim on one of the devices: the kubelet asks again."""
         return InUse(
             f"Device {uuid} is being repartitioned by the operation {self.operation} ({self.step}), until "
-            f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(self.until))} at the latest",
+            f"{text_of(self.until)} at the latest",
             hint="The kubelet asks again. If nobody runs that operation any more, run the playbook repartition again: it finishes it.",
             code="device-repartitioned",
         )

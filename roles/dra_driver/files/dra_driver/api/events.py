@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import logging
 import time
 from collections import OrderedDict
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import Callable
 
 from ..core.errors import AcceleratorError
+from ..core.times import now_text
 from ..logs import current_operation
 from .client import ApiClient, ApiError, Json
 
@@ -134,7 +134,7 @@ class EventRecorder:
         self, written: _Written, kind: str, subject: Subject, reason: str, message: str, action: str
     ) -> None:
         path = f"/api/v1/namespaces/{written.namespace}/events"
-        stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        stamp = now_text()
         try:
             if written.name and await self._raise_count(path, written, stamp):
                 return

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import datetime
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from ..core.times import text_of
 
 # A token is renewed when this part of its life is left, and looked at this often in its life.
 RENEW_BELOW = 1 / 3
@@ -85,7 +86,7 @@ def refusal(token: str, now: float) -> str:
     claims = read_claims(token)
     if claims is None:
         return "The credentials in the kubeconfig are not accepted; run the dra_driver role to renew them."
-    until = datetime.datetime.fromtimestamp(claims.expires, tz=datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    until = text_of(claims.expires)
     if claims.expires <= now:
         why = f"The token of {claims.subject} ended at {until}: this node was off, or could not renew it, until then."
     elif claims.node:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..core.model import AttributeValue, Offer, Version
 from ..core.slices import FAILED_CONDITION, PREPARED_CONDITION
+from ..core.times import FORMAT
 from .records import ClaimRecord, ClaimReference, DeviceRecord
 
 READY = "Ready"
@@ -132,7 +133,7 @@ def _condition(kind: str, value: bool, reason: str, message: str, since: float) 
         "status": str(value),
         "reason": reason,
         "message": message[:LONGEST_MESSAGE],
-        "lastTransitionTime": at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lastTransitionTime": at.strftime(FORMAT),
     }
 
 

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from ..claims.debts import debts_in
 from ..claims.records import ClaimRecord, DeviceRecord
 from ..core.errors import AcceleratorError
+from ..core.times import text_of
 from ..kubelet.pod_resources import ContainerDevice, container_devices, socket_path
 from ..status_command import companions_of, troubles_of
 from .node import DriverOnNode, Node
@@ -28,7 +28,7 @@ def claims(node: Node) -> list[dict[str, Any]]:
             "name": record.name,
             "uid": record.uid,
             "state": record.state,
-            "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created_at)),
+            "since": text_of(record.created_at),
             "devices": [device_of(device) for device in record.devices],
             "companions": companions.get(record.uid, []),
             "containers": [

@@ -25,6 +25,7 @@ from ..api.kubeconfig import load_access
 from ..api.token import read_claims
 from ..core.cdi import list_specs, spec_path
 from ..core.errors import AcceleratorError
+from ..core.times import text_of
 from .claims import claims, devices
 from .node import Node, ask_api
 from .redact import redact
@@ -134,7 +135,7 @@ def identity(node: Node) -> dict[str, Any]:
         "has a certificate": bool(access.certificate),
         "subject": token.subject if token else "",
         "of node": token.node if token else "",
-        "until": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(token.expires)) if token else "",
+        "until": text_of(token.expires) if token else "",
     }
 
 
@@ -175,7 +176,7 @@ def _files(folder: str) -> str:
     lines = []
     for path in sorted(Path(folder).rglob("*")):
         seen = path.lstat()
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seen.st_mtime))
+        stamp = text_of(seen.st_mtime)
         lines.append(f"{stat.filemode(seen.st_mode)} {seen.st_size:>12} {stamp} {path}\n")
     return "".join(lines)
 

@@ -7,13 +7,13 @@ What could not be asked is said; nothing is guessed.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..claims.records import ClaimRecord
 from ..core.quantity import parse
+from ..core.times import text_of
 from .claims import device_of
 from .selectors import fits
 
@@ -178,7 +178,7 @@ def _configuration(entry: Mapping[str, Any], driver: str, results: Sequence[Mapp
 def _record(record: ClaimRecord, boot_id: str) -> dict[str, Any]:
     return {
         "state": record.state,
-        "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created_at)),
+        "since": text_of(record.created_at),
         "of this boot": record.boot_id == boot_id,
         "devices": [device_of(device) for device in record.devices],
     }

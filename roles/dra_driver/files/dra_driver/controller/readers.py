@@ -19,7 +19,7 @@ from ..core.errors import AcceleratorError
 
 PATH = "/dra-accelerators/report"
 AUDIENCE = "dra-accelerators-report"
-#: For how long nobody asks again about who may read; and, while the API server does not answer, about who might before.
+#: For how long nobody asks again about who may read; and, while the API server does not answer, about who was allowed before.
 KEPT_SECONDS, OUTAGE_SECONDS = 60.0, 600.0
 #: Whoever reaches the port can have tokens judged: so many at a time, and so many readers are remembered. Headers end at 8 KiB anyway.
 AT_ONCE, MOST_READERS = 4, 1024

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The controller's report at a real API server, with the rights that the role gives it: whom it is given to, and that those rights are enough."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jsonschema
+import pytest
+import yaml
+from ansible.plugins.filter.core import FilterModule
+from dra_driver.api.client import ApiClient, ApiError
+from dra_driver.controller.fleet import FleetReport
+from dra_driver.controller.readers import AUDIENCE, Readers, Verdict
+
+from tests.fleets import DRIVER, Fleet, boards
+
+Json = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[2]
+NAMESPACE, ACCOUNT = "dra-accelerators-controller", "controller"
+SCHEMA = json.loads((ROOT / "docs/report.schema.json").read_text(encoding="utf-8"))
+PLACES = {
+    "Namespace": "/api/v1/namespaces",
+    "ServiceAccount": f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+}
+
+
+def rights() -> list[Json]:
+    """What the role writes for a controller that gives the report, as far as its account needs it here."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ROOT / "roles/dra_controller/templates"), trim_blocks=True
+    )
+    environment.filters.update({name: FilterModule().filters()[name] for name in ("to_json", "bool")})
+    text = environment.get_template("cluster_objects.yaml.j2").render(
+        dra_controller_drivers=[DRIVER],
+        dra_controller_namespace=NAMESPACE,
+        __dra_controller_account=ACCOUNT,
+        __dra_controller_subject=f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}",
+        dra_controller_webhook=True,
+        dra_controller_report=True,
+        dra_controller_form="deployment",
+    )
+    return [each for each in yaml.safe_load_all(text) if each and each["kind"] in PLACES]
+
+
+async def token(admin: ApiClient, name: str, audience: str = AUDIENCE) -> str:
+    path = f"{PLACES['ServiceAccount']}/{name}/token"
+    audiences = {"audiences": [audience]} if audience else {}
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": audiences}
+    return str((await admin.request("POST", path, body=body))["status"]["token"])
+
+
+async def prepare(admin: ApiClient) -> None:
+    """The role's objects, two more accounts of which one may read, and a node's slices with a claim."""
+    for each in rights():
+        await admin.request("POST", PLACES[each["kind"]], body=each)
+    for name in ("reader", "other"):
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": NAMESPACE}}
+        await admin.request("POST", PLACES["ServiceAccount"], body=account)
+    group = "rbac.authorization.k8s.io"
+    binding = {
+        "apiVersion": f"{group}/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "report-reader"},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "dra-accelerators-report"},
+        "subjects": [{"kind": "ServiceAccount", "name": "reader", "namespace": NAMESPACE}],
+    }
+    await admin.request("POST", PLACES["ClusterRoleBinding"], body=binding)
+    made = Fleet()
+    made.node("report-node", boards(2))
+    for each in made.slices:
+        body = {**each, "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
+        await admin.request("POST", "/apis/resource.k8s.io/v1/resourceslices", body=body)
+
+
+async def allowed(readers: Readers, header: str) -> Verdict:
+    """What is said once the server's authorizer knows of the binding, which was written a moment ago."""
+    end = time.monotonic() + 60
+    while (found := await readers.judge(header)).status == 403 and time.monotonic() < end:
+        await asyncio.sleep(0.2)
+    return found
+
+
+async def scenario(administrator: Path, folder: Path) -> None:
+    admin = ApiClient(str(administrator), user_agent="test")
+    await prepare(admin)
+    document = json.loads(administrator.read_text())
+    document["users"][0]["user"] = {"token": await token(admin, ACCOUNT, "")}
+    (folder / "kubeconfig").write_text(json.dumps(document))
+    client = ApiClient(str(folder / "kubeconfig"), user_agent="test")
+    try:
+        readers = Readers(client)
+        assert (await allowed(readers, f"Bearer {await token(admin, 'reader')}")).status == 200
+        assert (await readers.judge(f"Bearer {await token(admin, 'other')}")).status == 403
+        # One that opens the API server, and one that is none.
+        assert (await readers.judge(f"Bearer {await token(admin, 'reader', '')}")).status == 401
+        assert (await readers.judge("Bearer nonsense")).status == 401
+        found = json.loads((await FleetReport(client, [DRIVER]).current()).body)
+        jsonschema.validate(found, SCHEMA)
+        (node,) = (each for each in found["nodes"] if each["name"] == "report-node")
+        assert len(node["devices"]) == 2
+        with pytest.raises(ApiError, match="403"):
+            await client.get(f"/api/v1/namespaces/{NAMESPACE}/secrets")
+    finally:
+        await client.close()
+        await admin.close()
+
+
+def test_the_report_is_given_to_who_may_read_it(administrator: Path, tmp_path: Path) -> None:
+    asyncio.run(scenario(administrator, tmp_path))
