@@ -25,6 +25,7 @@
     for (const [key, value] of Object.entries(options || {})) made.setAttribute(key, value);
     return made;
   }
+  const ago = (seconds) => (seconds >= 172800 ? `${Math.floor(seconds / 86400)} d ago` : seconds >= 7200 ? `${Math.floor(seconds / 3600)} h ago` : `${Math.floor(seconds / 60)} min ago`);
   const gib = (bytes) => `${Math.round(bytes / GIB)} GiB`;
   const model = (device) => data.models[device.model];
   const share = (device) => (model(device).memory_bytes ? device.used_bytes / model(device).memory_bytes : 0);
@@ -172,6 +173,7 @@
       scale(device), occupants(device));
     for (const sign of device.health) made.append(said(sign.severity === "informative" ? "" : "sick", sign.cause, `${sign.message} ${sign.remedy}`));
     for (const taint of device.taints) made.append(said("held", "tainted", `${taint.key}${taint.value ? "=" : ""}${taint.value}:${taint.effect}${taint.rule ? `, by the rule ${taint.rule}` : ""}`));
+    if (device.as_of) made.append(said("held", "not told now", `Health and layout are as its node told ${ago(device.as_of.seconds)} (${device.as_of.at.replace("T", " ").replace("Z", " UTC")}).`));
     if (data.asked.cluster && !device.published) made.append(said("held", "withheld", "Nobody publishes it."));
     if (device.drift) made.append(said("drift", "not as wanted", `${device.drift.wanted}: ${device.drift.steps.join("; ")}${device.drift.held_by.length ? `; held by ${device.drift.held_by.join(", ")}` : ""}`));
     if (device.reset_awaited) made.append(said("held", "reset awaited", "A change of its mode waits for a reset."));

@@ -78,6 +78,11 @@ options:
         have a C(code) and a C(remedy).
     type: dict
     default: {}
+  former:
+    description:
+      - With O(nodes), a file with the C(picture) of a former run as JSON. Health, and what differs from the layout, of devices whose node or driver does not
+        answer now are taken from it, marked with their age (C(as_of)). Where the file is not there, nothing is known from before.
+    type: path
 seealso:
   - module: dra.accelerators.accelerator_info
   - module: dra.accelerators.claim_info
@@ -114,6 +119,14 @@ EXAMPLES = r"""
       research/training:
         message: Its team has used up what it has booked.
         remedy: Book more, or wait until Monday.
+  delegate_to: localhost
+
+- name: Know of nodes that do not answer what they have said before
+  dra.accelerators.accelerator_report:
+    nodes:
+      gpu-node-1: "{{ hostvars['gpu-node-1'].accelerator_report }}"
+      gpu-node-2: {}
+    former: accelerators.json
   delegate_to: localhost
 
 - name: Join what the nodes have answered, without a cluster
@@ -289,7 +302,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.publ
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, NotFound
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import Rule, parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import fleet_report
-from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.fleet import picture
+from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.fleet import VERSION, picture
+from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.former import remember
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import PreparedClaim, prepared_claims
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 from ansible_collections.dra.accelerators.plugins.module_utils.core.times import now_text
@@ -314,6 +328,7 @@ def argument_spec() -> dict[str, Any]:
         "cluster": {"type": "bool", "default": True},
         "health": {"type": "bool", "default": True},
         "reasons": {"type": "dict", "default": {}},
+        "former": {"type": "path"},
     }
 
 
@@ -378,10 +393,10 @@ def of_node(params: dict[str, Any]) -> dict[str, Any]:
 def of_fleet(module: AnsibleModule) -> dict[str, Any]:
     """Return the answer of a fleet, of what its nodes have answered. Raises AcceleratorError."""
     nodes, reasons = module.params["nodes"], checked_reasons(module.params["reasons"])
-    generated = now_text()
+    generated, former = now_text(), read_former(module.params["former"])
     if not module.params["cluster"]:
         report = fleet_report(nodes, None, [])
-        return {**report, "picture": picture(report, None, generated=generated)}
+        return {**report, "picture": picture(report, None, generated=generated, former=former)}
     api = connect(module)
     drivers = {each["driver_name"] for report in nodes.values() for each in (report or {}).get("drivers", ())}
     found, slices = list_claims(api, drivers)
@@ -389,8 +404,35 @@ def of_fleet(module: AnsibleModule) -> dict[str, Any]:
     pending = pending_pods(api) if module.params["health"] else None
     published = devices(slices, found)
     report = fleet_report(nodes, published, facts_by(found, published, pods))
-    drawn = picture(report, published, pending=pending, rules=rules_there(api), reasons=reasons, generated=generated)
+    drawn = picture(
+        report,
+        published,
+        pending=pending,
+        rules=rules_there(api),
+        reasons=reasons,
+        generated=generated,
+        former=former,
+    )
     return {**report, "picture": drawn}
+
+
+def read_former(path: str | None) -> dict[str, Any] | None:
+    """Return the picture of a former run, None where there is none. Raises AcceleratorError for what is no picture."""
+    system = System()
+    if not path or not system.exists(path):
+        return None
+    try:
+        found = json.loads(system.read_text(path))
+        if found["version"] != VERSION:
+            raise ValueError(f"its version is {found['version']}")
+        remember(found, "")
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise AcceleratorError(
+            f"former {path} is no picture of a former run: {error!r}",
+            hint=f"Expected the JSON that the playbook dra.accelerators.report writes, version {VERSION}. Remove the file, or name another one.",
+            code="former-unreadable",
+        ) from error
+    return dict(found)
 
 
 def checked_reasons(reasons: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 
 import jsonschema
 import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils import _report
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Clique
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.waiting import waiting
 from ansible_collections.dra.accelerators.plugins.modules import accelerator_report
@@ -102,6 +104,83 @@ def test_a_silent_node_is_drawn_by_what_is_published_of_it() -> None:
     fleet.slices.clear()
     fleet.claims.clear()
     assert fleet.picture()["nodes"][0]["source"] == "none"
+
+
+def known_before() -> tuple[Fleet, Json]:
+    """A node with a sick device and one that differs, and the picture of it three hours before everything is asked again."""
+    fleet, devices = Fleet(), boards(3)
+    devices[1] = replace(devices[1], health=BROKEN)
+    fleet.node("node-1", devices, [{"match": {"index": 2}, "mode": "static", "partitions": {"3g.40gb": 2}}])
+    fleet.claim("training", "node-1", "gpu-0", pods=("trainer",))
+    return fleet, fleet.picture(generated="2026-11-24T07:00:00Z")
+
+
+def test_of_a_silent_node_its_health_and_what_differs_are_shown_with_their_age() -> None:
+    fleet, former = known_before()
+    assert "as_of" not in device(former, "node-1", 1)
+    fleet.answers["node-1"] = {}
+    found = fleet.picture(former=former)
+    well, sick, other = (device(found, "node-1", index) for index in range(3))
+    assert {"at": "2026-11-24T07:00:00Z", "seconds": 3 * 3600} == well["as_of"] == sick["as_of"] == other["as_of"]
+    assert sick["state"] == "sick" and sick["health"] == device(former, "node-1", 1)["health"] != []
+    assert other["drift"] is not None and other["drift"] == device(former, "node-1", 2)["drift"]
+    assert well["claims"] == ["research/training"] and found["nodes"][0]["source"] == "cluster"
+    assert (found["totals"]["sick"], found["totals"]["drifting"], found["totals"]["silent"]) == (1, 1, 1)
+    # However often nobody has answered since, it is as old as it is.
+    later = fleet.picture(former=found, generated="2026-11-25T07:00:00Z")
+    assert device(later, "node-1", 1)["as_of"] == {"at": "2026-11-24T07:00:00Z", "seconds": 24 * 3600}
+    text = page(later)
+    assert "As its node told 24 h ago (2026-11-24 07:00:00 UTC)" in text
+    # Once it answers nothing is from before.
+    fleet.node("node-1", boards(3), publish=False)
+    assert "as_of" not in device(fleet.picture(former=later), "node-1", 1)
+
+
+def test_of_a_silent_node_that_publishes_nothing_its_devices_are_those_of_before() -> None:
+    fleet, former = known_before()
+    fleet.answers["node-1"] = {}
+    fleet.slices.clear()
+    found = fleet.picture(former=former)
+    assert found["nodes"][0]["source"] == "none" and len(found["nodes"][0]["devices"]) == 3
+    whole, sick = device(found, "node-1", 0), device(found, "node-1", 1)
+    # Nobody can have it, and who has it the cluster knows: not who had it then.
+    assert (whole["state"], whole["claims"], whole["fits"], sick["state"]) == ("withheld", [], {}, "sick")
+    assert found["models"][0] == former["models"][0]
+    alone = fleet.picture(cluster=False, former=former)
+    assert device(alone, "node-1", 1)["state"] == "sick"
+
+
+def test_of_a_vendor_whose_driver_is_away_as_well() -> None:
+    fleet, former = known_before()
+    away = _report.Answer("nvidia", "gpu.nvidia.com", None, (), "no library")
+    fleet.answers["node-1"] = _report.node_report([away], None, "", {"kernel": "", "release": "", "drivers": {}})
+    found = fleet.picture(former=former)
+    assert found["nodes"][0]["source"] == "node" and found["totals"]["silent"] == 0
+    assert device(found, "node-1", 0)["claims"] == ["research/training"]
+    assert device(found, "node-1", 1)["state"] == "sick" and device(found, "node-1", 1)["as_of"]["seconds"] == 3 * 3600
+    # Without a former report it is drawn by what is published of it, as a silent node is.
+    assert len(fleet.picture()["nodes"][0]["devices"]) == 3
+    # A device that is gone from a node that answers is not brought back.
+    fleet.answers["node-1"] = {}
+    fleet.slices.clear()
+    fleet.node("node-1", boards(2))
+    assert len(fleet.picture(former=former)["nodes"][0]["devices"]) == 2
+
+
+@pytest.mark.parametrize("content", ["no json", "[]", '{"version": 0}', '{"version": 1, "nodes": [{}]}'])
+def test_a_former_report_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "former.json"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(AcceleratorError, match="former") as refused:
+        accelerator_report.read_former(str(file))
+    assert refused.value.code == "former-unreadable"
+
+
+def test_a_former_report_may_be_missing(tmp_path: Path) -> None:
+    assert accelerator_report.read_former(str(tmp_path / "none.json")) is None
+    assert accelerator_report.read_former(None) is None
+    (tmp_path / "former.json").write_text(json.dumps(known_before()[1]), encoding="utf-8")
+    assert accelerator_report.read_former(str(tmp_path / "former.json")) == known_before()[1]
 
 
 def test_what_is_sick_and_what_is_withheld() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .devices import Json, device_of, free_bytes, known_by_silicon, of_cluster
+from .former import Remembered, remember
 from .waiting import waiting
 
 VERSION = 1
@@ -29,12 +30,14 @@ def picture(
     rules: Sequence[Json] = (),
     reasons: Mapping[str, Json] | None = None,
     generated: str = "",
+    former: Json | None = None,
 ) -> Json:
     """Return the picture of a fleet.
 
     ``report`` is what ``fleet_report`` returns, ``published`` are devices as ``cluster.published.devices`` has them (None: no cluster was
     asked), ``pending`` the pods that are Pending (None: nobody asked), ``rules`` the DeviceTaintRules. ``reasons`` explain, by
-    namespace/name of a claim, why it waits, and go before what the scheduler says. ``generated`` is when all was asked, RFC 3339.
+    namespace/name of a claim, why it waits, and go before what the scheduler says. ``generated`` is when all was asked, RFC 3339. ``former`` is
+    a former picture: what it knew of devices whose node or driver does not answer now is shown, with its age.
     """
     by_node: dict[str, list[Json]] = {}
     for one in published or ():
@@ -43,10 +46,20 @@ def picture(
     models: list[Json] = []
     numbers: dict[tuple[Any, ...], int] = {}
     nodes = []
+    known = remember(former, generated)
     for name in sorted({*report["nodes"], *report["silent"], *(each for each in by_node if each)}):
         answer = report["nodes"].get(name)
         nodes.append(
-            _node(name, answer, by_node.get(name, []), tainting, models, numbers, cluster=published is not None)
+            _node(
+                name,
+                answer,
+                by_node.get(name, []),
+                tainting,
+                models,
+                numbers,
+                known.get(name, {}),
+                cluster=published is not None,
+            )
         )
     for node in nodes:
         node["totals"] = _totals(node["devices"], models)
@@ -90,16 +103,24 @@ def _node(
     rules: Sequence[Json],
     models: list[Json],
     numbers: dict[tuple[Any, ...], int],
+    known: Mapping[str, Remembered],
     *,
     cluster: bool,
 ) -> Json:
-    """One node: what it has answered itself, or where it has not, what is published of it."""
-    if answer:
-        facts, mine = known_by_silicon(answer, published)
-        source = "node"
-    else:
-        facts, mine = of_cluster(published)
-        source = "cluster" if facts else "none"
+    """One node: what it has answered itself, or where it has not, what is published of it and what is ``known`` from before."""
+    facts, mine = known_by_silicon(answer, published) if answer else ([], {})
+    told = {each["uuid"] for each in facts}
+    away = _away(answer)
+    others, theirs = of_cluster([each for each in published if away is None or each["driver"] in away])
+    facts += [each for each in others if each["uuid"] not in told]
+    mine = {**theirs, **mine}
+    source = "node" if answer else "cluster" if others else "none"
+    drawn = {each["uuid"] for each in facts}
+    facts += [
+        each.facts(claims=not cluster)
+        for uuid, each in known.items()
+        if uuid not in drawn and (away is None or each.model["vendor"] in away)
+    ]
     differences = {each["uuid"]: each for each in (answer or {}).get("layout", {}).get("differences", ())}
     devices = []
     for each in facts:
@@ -107,9 +128,14 @@ def _node(
         if key not in numbers:
             numbers[key] = len(models)
             models.append(dict(zip(("vendor", "product", "memory_bytes", "slices"), key)))
+        last = known.get(each["uuid"]) if each["uuid"] not in told else None
+        if last is not None:
+            each["health"] = last.health()
         device = device_of(each, mine.get(each["uuid"], []), rules)
         device["model"] = numbers[key]
-        device["drift"] = _drift(differences.get(each["uuid"]))
+        device["drift"] = _drift(differences.get(each["uuid"])) if last is None else last.device["drift"]
+        if last is not None:
+            device["as_of"] = last.as_of()
         device["state"] = _state(device, models[device["model"]], cluster)
         devices.append(device)
     layout = (answer or {}).get("layout")
@@ -122,6 +148,18 @@ def _node(
         if layout
         else {"known": False, "source": "", "matches": False},
         "refused": [{"message": each["message"], "hint": each["hint"]} for each in layout["refused"]] if layout else [],
+    }
+
+
+def _away(answer: Json | None) -> set[str] | None:
+    """The vendors, and their drivers' names, that have not answered on a node that has; None where the whole node has not."""
+    if not answer:
+        return None
+    return {
+        name
+        for each in answer.get("drivers", ())
+        if not each["available"]
+        for name in (each["vendor"], each["driver_name"])
     }
 
 

@@ -8,14 +8,13 @@ and KEP-5007 (binding conditions: the scheduler has allocated and reserved the c
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..core.model import AttributeValue, Offer, Version
 from ..core.slices import FAILED_CONDITION, PREPARED_CONDITION
-from ..core.times import FORMAT
+from ..core.times import text_of
 from .records import ClaimRecord, ClaimReference, DeviceRecord
 
 READY = "Ready"
@@ -127,13 +126,12 @@ def _identity(driver: str, place: Place) -> dict[str, str]:
 
 
 def _condition(kind: str, value: bool, reason: str, message: str, since: float) -> dict[str, str]:
-    at = datetime.datetime.fromtimestamp(int(since), datetime.timezone.utc)
     return {
         "type": kind,
         "status": str(value),
         "reason": reason,
         "message": message[:LONGEST_MESSAGE],
-        "lastTransitionTime": at.strftime(FORMAT),
+        "lastTransitionTime": text_of(since),
     }
 
 
