@@ -26,6 +26,7 @@
     return made;
   }
   const ago = (seconds) => (seconds >= 172800 ? `${Math.floor(seconds / 86400)} d ago` : seconds >= 7200 ? `${Math.floor(seconds / 3600)} h ago` : `${Math.floor(seconds / 60)} min ago`);
+  const told = (asOf) => `${ago(asOf.seconds)} (${asOf.at.replace("T", " ").replace("Z", " UTC")})`;
   const gib = (bytes) => `${Math.round(bytes / GIB)} GiB`;
   const model = (device) => data.models[device.model];
   const share = (device) => (model(device).memory_bytes ? device.used_bytes / model(device).memory_bytes : 0);
@@ -173,7 +174,7 @@
       scale(device), occupants(device));
     for (const sign of device.health) made.append(said(sign.severity === "informative" ? "" : "sick", sign.cause, `${sign.message} ${sign.remedy}`));
     for (const taint of device.taints) made.append(said("held", "tainted", `${taint.key}${taint.value ? "=" : ""}${taint.value}:${taint.effect}${taint.rule ? `, by the rule ${taint.rule}` : ""}`));
-    if (device.as_of) made.append(said("held", "not told now", `Health and layout are as its node told ${ago(device.as_of.seconds)} (${device.as_of.at.replace("T", " ").replace("Z", " UTC")}).`));
+    if (device.as_of && (device.health.length || device.drift)) made.append(said("held", "not told now", `Health and layout are as its node told ${told(device.as_of)}.`));
     if (data.asked.cluster && !device.published) made.append(said("held", "withheld", "Nobody publishes it."));
     if (device.drift) made.append(said("drift", "not as wanted", `${device.drift.wanted}: ${device.drift.steps.join("; ")}${device.drift.held_by.length ? `; held by ${device.drift.held_by.join(", ")}` : ""}`));
     if (device.reset_awaited) made.append(said("held", "reset awaited", "A change of its mode waits for a reset."));
@@ -191,7 +192,8 @@
   function inside(node) {
     const box = element("div");
     const layout = node.layout.known ? `Layout: ${node.layout.source}, ${node.layout.matches ? "as wanted" : "not as wanted"}.` : node.source === "node" ? "It has no layout." : node.source === "cluster" ? "It has not answered; this is what is published of it." : "It has not answered, and nothing is published of it.";
-    box.append(element("p", { class: "small soft", text: layout }));
+    const old = new Set(node.devices.filter((each) => each.as_of).map((each) => told(each.as_of)));
+    box.append(element("p", { class: "small soft", text: [layout, ...[...old].map((each) => `Health and layout are as it told ${each}.`)].join(" ") }));
     for (const each of node.refused) box.append(said("drift", "refused", `${each.message} ${each.hint}`));
     for (const each of node.unread) box.append(said("sick", "not read", each));
     for (const [numa, near] of grouped(node.devices, (each) => each.numa)) {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from dra_driver.controller import drift, progress
-from dra_driver.controller.facts import NodeFacts, SliceFacts, node_facts, slice_facts
+from dra_driver.controller.facts import NodeFacts, RuleFacts, SliceFacts, node_facts, slice_facts
 from dra_driver.controller.measurements import Measurements
 from dra_driver.controller.plan import View
 from dra_driver.controller.reporting import ENDED, REASONS, Reporter
@@ -243,6 +243,62 @@ def test_a_pool_of_no_single_node_is_told_at_its_slice_and_many_devices_in_one_m
     assert (kind, name, reason) == ("Warning", "s", "DevicesTainted")
     assert "d0, d1, d2, d3, d4 and 2 more" in message
     assert subject.counted('drift{kind="device-tainted"} 7.0')
+
+
+def drained(*pairs: tuple[str, str]) -> View:
+    """Nodes with rules of drains, one for each pair of node and operation."""
+    rules = [RuleFacts(f"rule-{number}", f"uid-{number}", *pair) for number, pair in enumerate(pairs)]
+    slices = [a_slice(name, at=name) for name in NODES]
+    return dataclasses.replace(view_of([node(name) for name in NODES], slices), rules=rules)
+
+
+def test_a_repartitioning_is_told_node_by_node() -> None:
+    subject = scene()
+    assert subject.look(drained(("c", "upgrade")), 0.0) == [], "what was so before is no change"
+    assert subject.counted("draining_nodes 1.0")
+    both = drained(("a", "repartition"), ("a", "repartition"), ("c", "upgrade"))
+    assert subject.look(both, 1.0) == [("a", "DevicesDrained")]
+    assert subject.look(drained(("a", "repartition"), ("c", "upgrade")), 2.0) == [], "one of two rules is lifted"
+    assert subject.look(drained(("b", "repartition"), ("c", "upgrade")), 3.0) == [
+        ("b", "DevicesDrained"),
+        ("a", "DevicesReturned"),
+    ]
+    assert subject.counted("draining_nodes 2.0") and subject.counted("drains_ended_total 1.0")
+    assert subject.look(drained(), 4.0) == [("b", "DevicesReturned"), ("c", "DevicesReturned")]
+    assert subject.counted("draining_nodes 0.0") and subject.counted("drains_ended_total 3.0")
+
+
+def test_a_drain_is_told_with_how_far_all_is() -> None:
+    found = progress.drains(drained(("a", "repartition"), ("a", "repartition"), ("c", "upgrade")))
+    message = progress.drain_begun_message(("a", "repartition"), found)
+    assert "drained by the operation repartition (2 DeviceTaintRules)" in message
+    assert message.endswith("Nodes with drained devices: 2.")
+    ended = progress.drain_ended_message(("a", "repartition"), {})
+    assert ended == "The operation repartition drains no device of node a any more. Nodes with drained devices: 0."
+
+
+def test_what_of_a_repartitioning_cannot_be_told_yet_is_told_later() -> None:
+    subject = scene()
+    subject.look(drained(), 0.0)
+    subject.written.full = True
+    assert subject.look(drained(("a", "repartition")), 1.0) == []
+    assert subject.look(drained(), 2.0) == []
+    subject.written.full = False
+    assert subject.look(drained(), 3.0) == [("a", "DevicesReturned")], "of two that were not told the later one counts"
+    subject.reporter.forget()
+    assert subject.counted("draining_nodes 0.0")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(NODES), st.sampled_from("xy"))),
+    st.lists(st.tuples(st.sampled_from(NODES), st.sampled_from("xy"))),
+)
+def test_each_drain_that_began_ends_once(first: list[tuple[str, str]], then: list[tuple[str, str]]) -> None:
+    before, after = progress.drains(drained(*first)), progress.drains(drained(*then))
+    begun, ended = progress.drain_changes(before, after)
+    assert (set(before) | set(begun)) - set(ended) == set(after)
+    assert progress.drain_changes(after, before) == (ended, begun)
+    assert progress.drain_changes(None, after) == ([], [])
 
 
 def test_a_roll_out_is_told_node_by_node_and_where_it_stops() -> None:

@@ -57,6 +57,12 @@ class Measurements:
         self._releases: Any = Counter(
             f"{PREFIX}_release_changes", "Node drivers that were seen to change their release", registry=registry
         )
+        self._draining: Any = Gauge(
+            f"{PREFIX}_draining_nodes", "Nodes of which an operation drains devices", registry=registry
+        )
+        self._drains: Any = Counter(
+            f"{PREFIX}_drains_ended", "Drains of devices of a node that were seen to end", registry=registry
+        )
         self._token: Any = Gauge(
             f"{PREFIX}_identity_token_expiry_timestamp_seconds",
             "When the token with which the controller speaks to the API server ends; 0 for one that does not end",
@@ -129,6 +135,14 @@ class Measurements:
     def release_changed(self) -> None:
         """A node's driver is of another release than before."""
         self._releases.inc()
+
+    def draining(self, nodes: int) -> None:
+        """Of so many nodes devices are drained."""
+        self._draining.set(nodes)
+
+    def drain_ended(self) -> None:
+        """An operation drains no device of a node any more."""
+        self._drains.inc()
 
     def token_ends(self, expires: Callable[[], float]) -> None:
         """What to ask at each scrape for when the identity's token ends, in seconds since 1970; 0 for never."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Which release of the node driver each node has, and how far a roll-out is. Pure.
+"""Which release of the node driver each node has and how far a roll-out is, and which devices are drained. Pure.
 
 The site playbook says the release on the Node, in the label ``dra.accelerators/release``, once the driver of that release has been seen
 to work there; a node that was put back keeps the former one.
@@ -73,3 +73,40 @@ def _state(ready: bool, drifts: bool) -> str:
     if not ready:
         return NOT_READY
     return DRIFTING if drifts else READY
+
+
+#: A node, and the operation that drains devices of it.
+Drain = tuple[str, str]
+
+
+def drains(view: View) -> dict[Drain, int]:
+    """By how many rules each operation keeps devices of a node from new claims at this moment."""
+    return dict(Counter((rule.node, rule.operation) for rule in view.rules if rule.operation))
+
+
+def drain_changes(former: Mapping[Drain, int] | None, found: Mapping[Drain, int]) -> tuple[list[Drain], list[Drain]]:
+    """The drains that have begun since ``former``, and those that have ended; None: nothing is known of before, and so of neither."""
+    if former is None:
+        return [], []
+    return sorted(set(found) - set(former)), sorted(set(former) - set(found))
+
+
+def drain_begun_message(drain: Drain, found: Mapping[Drain, int]) -> str:
+    """That devices of a node are about to change."""
+    node, operation = drain
+    rules = found[drain]
+    return (
+        f"Devices of node {node} are drained by the operation {operation} ({rules} DeviceTaintRule{'' if rules == 1 else 's'}): "
+        f"nobody is given them. {_drained_nodes(found)}"
+    )
+
+
+def drain_ended_message(drain: Drain, found: Mapping[Drain, int]) -> str:
+    """That they can be had again."""
+    node, operation = drain
+    return f"The operation {operation} drains no device of node {node} any more. {_drained_nodes(found)}"
+
+
+def _drained_nodes(found: Mapping[Drain, int]) -> str:
+    number = len({node for node, _operation in found})
+    return f"Nodes with drained devices: {number}."

@@ -60,7 +60,10 @@ class Reporter:
         self._releases: dict[str, str] | None = None
         self._changed_at: float | None = None
         self._untold: dict[str, progress.Change] = {}
+        self._drains: dict[progress.Drain, int] | None = None
+        self._untold_drains: dict[progress.Drain, tuple[str, str]] = {}
         self._measurements.fleet({}, {})
+        self._measurements.draining(0)
 
     def look(self, view: View, absent_since: Mapping[str, float], now: float) -> None:
         """Look once, at ``now`` of the controller's own clock, and say what has changed."""
@@ -72,8 +75,10 @@ class Reporter:
         self._drifts = drift.follow(self._drifts, found, now=now, lasting=self._lasting)
         self._tell_drift()
         self._tell_progress(view, changed)
+        self._tell_drains(view)
         nodes = {each.finding.node for each in self._drifts.values() if each.lasting}
         self._measurements.fleet(drift.lasting_of(self._drifts), progress.counts(view, nodes))
+        self._measurements.draining(len({node for node, _operation in self._drains or ()}))
 
     def _tell_drift(self) -> None:
         begun, ended = drift.reports(self._told, self._drifts, self._lasting)
@@ -99,6 +104,22 @@ class Reporter:
                 subject, "ReleaseChanged", progress.message(change, view), action="RollOut"
             ):
                 del self._untold[node]
+
+    def _tell_drains(self, view: View) -> None:
+        """How far operations that drain devices have come: what repartitions, and exchanges drivers, device by device."""
+        found = progress.drains(view)
+        begun, ended = progress.drain_changes(self._drains, found)
+        self._drains = found
+        for drain in begun:
+            self._untold_drains[drain] = ("DevicesDrained", progress.drain_begun_message(drain, found))
+        for drain in ended:
+            self._measurements.drain_ended()
+            self._untold_drains[drain] = ("DevicesReturned", progress.drain_ended_message(drain, found))
+        for drain, (reason, message) in tuple(self._untold_drains.items()):
+            subject = Subject("Node", "v1", drain[0], drain[0])
+            if self._dry_run or self._events.normal(subject, reason, message, action="Drain"):
+                LOG.info("%s", message, extra=fields(reason=reason, node=drain[0]))
+                del self._untold_drains[drain]
 
     def _said(self, report: Report, reason: str, *, warning: bool) -> bool:
         if report.slice_name:
