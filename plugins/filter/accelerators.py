@@ -141,7 +141,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.published import devices
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import devices
 
 
 def accelerators(slices: Any, claims: Any = ()) -> list[dict[str, Any]]:

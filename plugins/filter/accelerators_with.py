@@ -50,7 +50,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.published import select
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import select
 
 
 def accelerators_with(devices: Any, **criteria: Any) -> list[Any]:

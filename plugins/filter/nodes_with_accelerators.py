@@ -49,7 +49,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.published import nodes_with
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import nodes_with
 
 
 def nodes_with_accelerators(devices: Any, count: Any = 1, **criteria: Any) -> list[str]:

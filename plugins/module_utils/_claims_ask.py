@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from ._kubernetes import Api, served_version
 from .core.cluster.claims import facts_by, pods_of
-from .core.cluster.published import devices, key_of, results
+from .core.cluster.inventory import devices, key_of, results
 
 GROUP = "resource.k8s.io"
 #: Best first.

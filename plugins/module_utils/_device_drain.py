@@ -21,9 +21,9 @@ from typing import Any
 
 from ._migration_inventory import Problem, controller
 from ._taint_rules import LONGEST_LABEL, NODE_LABEL, Wanted
-from .core.cluster import published as inventory
+from .core.cluster import inventory
 from .core.cluster.claims import tolerates
-from .core.cluster.published import Json
+from .core.cluster.inventory import Json
 from .core.errors import AcceleratorError
 from .core.published import attribute_of
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .core.cluster.published import Json, devices
+from .core.cluster.inventory import Json, devices
 
 WHOLE, ALL, NONE = "whole", "all", "none"
 GROUP = "resource.k8s.io/"

@@ -298,7 +298,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._report import An
 from ansible_collections.dra.accelerators.plugins.module_utils._taint_rules import GROUP, PLURAL, served_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, vendors_there
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.claims import facts_by
-from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.published import devices
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import devices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, NotFound
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import Rule, parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import fleet_report

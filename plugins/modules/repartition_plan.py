@@ -186,7 +186,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._taint_rules impo
     is_ours,
     served_rules,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.published import devices
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import devices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 
 CONSTRAINTS: dict[str, Any] = {"required_together": API_REQUIRED_TOGETHER}

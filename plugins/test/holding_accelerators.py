@@ -48,7 +48,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.published import are_there
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import are_there
 
 
 def holding_accelerators(devices: Any, count: Any = 1, **criteria: Any) -> bool:

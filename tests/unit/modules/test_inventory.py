@@ -17,7 +17,7 @@ import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
 from ansible_collections.dra.accelerators.plugins.module_utils import _hosts
-from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.published import most_at_once
+from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import most_at_once
 from ansible_collections.dra.accelerators.plugins.modules import claim_info
 from hypothesis import given
 from hypothesis import strategies as st

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from . import published as inventory
-from .published import Json, Key
+from . import inventory
+from .inventory import Json, Key
 
 HEALTHY = "Healthy"
 EXISTS = "Exists"
@@ -18,7 +18,7 @@ _EXTENDED = "resource.kubernetes.io/extended-resource-claim"
 
 
 def claim_facts(claim: Json, published: Mapping[Key, Json], pods: Mapping[tuple[str, str], Json]) -> dict[str, Any]:
-    """Return what is told of a claim. ``published`` are devices as ``published`` has them, ``pods`` those that were asked for.
+    """Return what is told of a claim. ``published`` are devices as ``inventory`` has them, ``pods`` those that were asked for.
 
     Raises KeyError, TypeError, AttributeError for what is no claim.
     """

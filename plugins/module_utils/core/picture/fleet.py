@@ -34,7 +34,7 @@ def picture(
 ) -> Json:
     """Return the picture of a fleet.
 
-    ``report`` is what ``fleet_report`` returns, ``published`` are devices as ``cluster.published.devices`` has them (None: no cluster was
+    ``report`` is what ``fleet_report`` returns, ``published`` are devices as ``cluster.inventory.devices`` has them (None: no cluster was
     asked), ``pending`` the pods that are Pending (None: nobody asked), ``rules`` the DeviceTaintRules. ``reasons`` explain, by
     namespace/name of a claim, why it waits, and go before what the scheduler says. ``generated`` is when all was asked, RFC 3339. ``former`` is
     a former picture: what it knew of devices whose node or driver does not answer now is shown, with its age.

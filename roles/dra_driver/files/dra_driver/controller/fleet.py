@@ -18,7 +18,7 @@ from typing import Any
 from ..api.client import ApiClient
 from ..api.resources import GROUP, ResourceApi, slice_from_version
 from ..core.cluster.claims import facts_by
-from ..core.cluster.published import devices
+from ..core.cluster.inventory import devices
 from ..core.picture.answers import fleet_report
 from ..core.picture.fleet import picture
 from ..core.times import text_of
