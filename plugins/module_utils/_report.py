@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ._facts import device_facts
+from ._kinds import kinds_of
 from ._layout import assign, needs_reset
 from ._layout_module import Look
 from ._layout_states import by_place, compare, name_of, owner_of, partition_facts
 from .core.backend import BACKENDS, create
-from .core.layout import Rule
+from .core.layout import Rule, wanted_for
+from .core.layout_rules import document_of
 from .core.model import Device
 from .core.picture.answers import Json, attention
 from .core.prepared import PreparedClaim
@@ -49,15 +51,21 @@ def node_report(answers: Sequence[Answer], rules: Sequence[Rule] | None, source:
             continue
         for device in answer.look.devices:
             devices.append(_device(device, answer.look))
+            rule = None if rules is None else wanted_for(device, rules)
+            devices[-1]["rule"] = None if rule is None else document_of(rule)
             notes += _notes(device)
         for each in answer.look.faulty:
             unread.append(each.describe())
             notes.append(attention("device-unread", each.describe(), "", each.uuid))
+    kinds, names = kinds_of(device for each in answers if each.look is not None for device in each.look.devices)
+    for told, name in zip(devices, names):
+        told["kind"] = name
     layout = _layout(answers, rules, source)
     notes += [attention("layout-differs", each["message"], "", each["uuid"]) for each in layout["differences"]]
     notes += [attention("layout-refused", each["message"], each["hint"]) for each in layout["refused"]]
     return {
         "devices": devices,
+        "kinds": kinds,
         "unread": unread,
         "drivers": [
             {
@@ -94,7 +102,13 @@ def _device(device: Device, look: Look) -> Json:
         owner, claims = owner_of(device, partition, look.prepared)
         memory = partition.memory_bytes
         partitions.append(
-            {**partition_facts(partition), "memory_bytes": memory, "owner": owner, "claims": list(claims)}
+            {
+                **partition_facts(partition),
+                "profile_id": partition.profile_id,
+                "memory_bytes": memory,
+                "owner": owner,
+                "claims": list(claims),
+            }
         )
     return {
         **{key: facts[key] for key in TOLD},

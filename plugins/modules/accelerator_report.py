@@ -154,7 +154,9 @@ ansible_facts:
             - The devices, with C(vendor), C(index), C(uuid), C(product), C(pci_address), C(pcie_root), C(numa_node), C(memory_bytes), C(memory_slices),
               C(partitioning), C(processes) and C(health) as M(dra.accelerators.accelerator_info) has them, the C(claims) that the node has prepared, and
               C(groups), the groups of devices with direct links between them that it belongs to, by what people call such a group.
-            - Each of its C(partitions) has C(profile), C(placement), C(uuid), C(memory_bytes), C(claims) and C(owner), which is V(claim) where the node
+            - Its C(kind) is one of RV(ansible_facts.accelerator_report.kinds), its C(rule) what the layout says of it without C(match), nothing where no
+              rule is for it.
+            - Each of its C(partitions) has C(profile), C(profile_id), C(placement), C(uuid), C(memory_bytes), C(claims) and C(owner), which is V(claim) where the node
               driver has made it for one, V(administrator) where somebody else has, and V(foreign) where it was made by hand in a form that no profile has.
           returned: without O(nodes)
           type: list
@@ -165,6 +167,14 @@ ansible_facts:
               product: NVIDIA H100 80GB HBM3
               partitions: []
               claims: []
+        kinds:
+          description:
+            - What is the same for all devices of a kind, by the kind's name. The C(profiles) into which such a device can be cut, as
+              M(dra.accelerators.accelerator_info) has them, C(memory_slices) and C(capacities), and how the whole device and its partitions would be
+              C(published). M(dra.accelerators.fleet_plan) plans by that.
+          returned: without O(nodes)
+          type: dict
+          sample: {}
         unread:
           description: The devices that are there and could not be read, each with the reason.
           returned: without O(nodes)

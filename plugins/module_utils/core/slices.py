@@ -138,7 +138,7 @@ def build_pool(
         if layout == COMBINED:
             names = {name for offer in group for name in offer.taken}
             beside = tuple(_counter_set_json(each) for each in sets if each.name in names)
-        devices = [_device_json(offer) for offer in group]
+        devices = [published_form(offer) for offer in group]
         most = MOST_DEVICES_WITH_COUNTERS if any(_is_heavy(device) for device in devices) else MOST_DEVICES
         if layout == COMBINED and beside and len(devices) > most:
             raise ValueError(f"Pool {pool}: {len(devices)} devices share counters, a slice takes {most} at most")
@@ -294,7 +294,8 @@ def amount(name: str, value: int) -> str:
     return quantity.format_bytes(value) if name in ("memory", "addressableMemory") else str(value)
 
 
-def _device_json(offer: Offer) -> dict[str, Any]:
+def published_form(offer: Offer) -> dict[str, Any]:
+    """Return a device as a ResourceSlice has it, in the API's form."""
     device: dict[str, Any] = {"name": offer.name}
     if offer.attributes:
         device["attributes"] = {name: attribute_json(value) for name, value in sorted(offer.attributes.items())}

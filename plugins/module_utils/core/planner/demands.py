@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Optional
 
 from .. import quantity
 from ..errors import AcceleratorError
@@ -18,6 +18,8 @@ TYPES = (ANY, DEVICE, PARTITION)
 _KEYS = ("name", "count", "priority", "devices", "type", "profile", "memory", "vendor", "product")
 _PART_KEYS = ("devices", "type", "profile", "memory", "vendor", "product")
 _MOST = 1_000_000
+#: Vendor, product and memory of a device, and the number of a profile; None for the device itself.
+Kind = tuple[str, str, int, Optional[int]]
 
 
 class InvalidDemand(AcceleratorError):
@@ -31,7 +33,8 @@ class Part:
     """So many devices that are alike, of a claim.
 
     ``type`` is whether whole devices or partitions are meant, or either; ``profiles`` names of profiles, any of which will do; ``memory_bytes``
-    what a device has at least; ``vendor`` is empty for any; of ``products``, shell patterns, any may fit.
+    what a device has at least; ``vendor`` is empty for any; of ``products``, shell patterns, any may fit. Where somebody has found out already
+    what will do, ``items`` says that alone, and ``text`` in words.
     """
 
     devices: int = 1
@@ -40,9 +43,14 @@ class Part:
     memory_bytes: int = 0
     vendor: str = ""
     products: tuple[str, ...] = ()
+    items: frozenset[Kind] | None = None
+    text: str = ""
 
     def takes(self, device: Device, profile: Profile | None) -> bool:
         """Whether a whole device (profile None) or a partition of it will do."""
+        if self.items is not None:
+            number = None if profile is None else profile.profile_id
+            return (device.vendor, device.product, device.memory_bytes, number) in self.items
         if self.vendor not in ("", device.vendor):
             return False
         if self.products and not any(fnmatchcase(device.product, pattern) for pattern in self.products):
@@ -55,7 +63,7 @@ class Part:
 
     def describe(self) -> str:
         """Say for a person what is wanted."""
-        words = [" or ".join(self.profiles)] if self.profiles else []
+        words = [self.text] if self.text else [" or ".join(self.profiles)] if self.profiles else []
         if not words:
             words = [{ANY: "device or partition", DEVICE: "whole device", PARTITION: "partition"}[self.type]]
         if self.memory_bytes:

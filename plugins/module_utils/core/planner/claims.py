@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What claims of a cluster, or of manifests, want of a fleet: which kinds of devices their selectors take, and what claims have today. Pure.
+
+A selector is asked of one device of each kind as it would be published. What tells devices of one kind from each other (UUID, PCI address), the
+constraints of claims, and which nodes a pod may go to are no matter of a layout, and are left to the scheduler.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..allocation.capacity import lacking, taken
+from ..allocation.objects import Device, Judge, NotJudged, Request, SelectorFailed, missing_classes, wanted_claim
+from .demands import ANY, Demand, Kind, Part
+
+Json = Mapping[str, Any]
+#: The workloads that make pods, and where each says how many; one pod where it says nothing.
+REPLICAS = {
+    "Deployment": "replicas",
+    "ReplicaSet": "replicas",
+    "StatefulSet": "replicas",
+    "ReplicationController": "replicas",
+    "Job": "parallelism",
+}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """So many pods, or claims alone, that want the same: the claims of one of them, as the API has them."""
+
+    name: str
+    claims: tuple[Json, ...]
+    count: int = 1
+    priority: int = 0
+
+
+@dataclass
+class Read:
+    """What wishes come to. ``refused`` are those that no layout can be planned for, with the reason; ``remarks`` what was not looked at."""
+
+    demands: list[Demand] = field(default_factory=list)
+    refused: list[tuple[Wish, str]] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+def published_kinds(nodes: Mapping[str, Any]) -> dict[Kind, Device]:
+    """Return, of what nodes have answered, how a device of each kind, and a partition of each profile, would be published."""
+    found: dict[Kind, Device] = {}
+    for answer in nodes.values():
+        kinds = (answer or {}).get("kinds") or {}
+        for facts in (answer or {}).get("devices") or ():
+            told = (kinds.get(facts.get("kind")) or {}).get("published") or {}
+            for key, content in (told.get("devices") or {}).items():
+                kind = (facts["vendor"], facts["product"], facts["memory_bytes"], None if key == "whole" else int(key))
+                found.setdefault(
+                    kind, Device(str(told["driver"]), "planned", {**content, "name": f"{facts['product']} {key}"})
+                )
+    return found
+
+
+def demands_of(wishes: Iterable[Wish], classes: Iterable[Json], kinds: Mapping[Kind, Device], judge: Judge) -> Read:
+    """Return what is wanted of the fleet; wishes for the same at one priority are one demand. Raises Malformed for a claim that cannot be read."""
+    by_name = {str(each["metadata"]["name"]): each for each in classes}
+    read = Read()
+    known: dict[tuple[int, str], int] = {}
+    names: list[list[str]] = []
+    for wish in wishes:
+        key = (wish.priority, json.dumps([each.get("spec") or {} for each in wish.claims], sort_keys=True, default=str))
+        if key in known:
+            at = known[key]
+            read.demands[at] = replace(read.demands[at], count=read.demands[at].count + wish.count)
+            names[at].append(wish.name)
+            continue
+        parts, reason = _parts(wish, by_name, kinds, judge, read.remarks)
+        if reason:
+            read.refused.append((wish, reason))
+        elif parts:
+            known[key] = len(read.demands)
+            read.demands.append(Demand(wish.name, wish.count, parts, wish.priority))
+            names.append([wish.name])
+    for at, those in enumerate(names):
+        if len(those) > 1:
+            read.demands[at] = replace(read.demands[at], name=f"{those[0]} and {len(those) - 1} more")
+    read.remarks[:] = list(dict.fromkeys(read.remarks))
+    return read
+
+
+def _parts(
+    wish: Wish, classes: Mapping[str, Json], kinds: Mapping[Kind, Device], judge: Judge, remarks: list[str]
+) -> tuple[tuple[Part, ...], str]:
+    """What the claims of a wish take, or why no layout can be planned for them."""
+    parts: list[Part] = []
+    for document in wish.claims:
+        claim = wanted_claim(document, classes)
+        for request, name in missing_classes(claim, classes):
+            return (), f"Request {request} names the DeviceClass {name}, which does not exist"
+        if claim.constraints:
+            which = ", ".join(dict.fromkeys(each.attribute for each in claim.constraints))
+            remarks.append(f"{wish.name}: the constraints on {which} are left to the scheduler")
+        for alternatives in claim.requests:
+            if alternatives[0].admin:
+                continue  # who watches takes nothing away
+            if any(each.every for each in alternatives):
+                return (), f"Request {alternatives[0].name} wants all devices of a node, however many these are"
+            found = [(each, _taken(wish, each, kinds, judge, remarks)) for each in alternatives]
+            # As the scheduler: the first alternative that can be had.
+            request, items = next((one for one in found if one[1]), found[0])
+            parts.append(Part(request.count, ANY, items=items, text=_words(request)))
+    return tuple(parts), ""
+
+
+def _taken(
+    wish: Wish, request: Request, kinds: Mapping[Kind, Device], judge: Judge, remarks: list[str]
+) -> frozenset[Kind]:
+    found = set()
+    for kind, device in kinds.items():
+        try:
+            if all(judge.matches(expression, device) for _where, expression in request.selectors):
+                amounts = taken(request.capacity, device)
+                if amounts is not None and lacking(amounts, device, {}) is None:
+                    found.add(kind)
+        except SelectorFailed as error:
+            remarks.append(f"{wish.name}, request {request.full_name}: a selector has an error, {error.reason}")
+        except NotJudged as error:
+            remarks.append(f"{wish.name}, request {request.full_name}: {error.message}")
+    return frozenset(found)
+
+
+def _words(request: Request) -> str:
+    own = [text for where, text in request.selectors if where.startswith("request ")]
+    own += [f"{name} {amount}" for name, amount in request.capacity.items()]
+    return f"device of class {request.device_class}" + (f" with {' and '.join(own)}" if own else "")
+
+
+# ---- who wants what
+
+
+def wishes_of(
+    documents: Sequence[Json], *, claims: Iterable[Json] = (), templates: Iterable[Json] = (), alone: bool = True
+) -> tuple[list[Wish], list[str]]:
+    """Return what pods, workloads that make pods, and with ``alone`` claims that none of these names, want; and what they lack, in sentences.
+
+    ``claims`` and ``templates`` are those that the cluster has beside those of the documents. Of a claim that several pods share the first one
+    counts, of a claim that has its devices none. Where nobody names them, a template counts for one claim.
+    """
+    by_kind: dict[str, list[Json]] = {}
+    for each in documents:
+        by_kind.setdefault(str(each.get("kind")), []).append(each)
+    known = {_key(each): each for each in (*claims, *by_kind.get("ResourceClaim", ()))}
+    made = {_key(each): each for each in (*templates, *by_kind.get("ResourceClaimTemplate", ()))}
+    classes = {str(each["metadata"]["name"]): int(each.get("value") or 0) for each in by_kind.get("PriorityClass", ())}
+    used: set[tuple[str, str]] = set()
+    lacks: list[str] = []
+    wishes: list[Wish] = []
+    pods = [(each, each.get("spec") or {}, 1) for each in by_kind.get("Pod", ())]
+    for kind, key in REPLICAS.items():
+        for each in by_kind.get(kind, ()):
+            spec = each.get("spec") or {}
+            count = spec.get(key)
+            pods.append((each, (spec.get("template") or {}).get("spec") or {}, 1 if count is None else int(count)))
+    for each, spec, count in pods:
+        name = f"{each.get('kind')} {'/'.join(_key(each))}"
+        priority = int(spec.get("priority") or classes.get(str(spec.get("priorityClassName")), 0))
+        own: list[Json] = []
+        shared: list[Json] = []
+        status = (each.get("status") or {}).get("resourceClaimStatuses") or ()
+        generated = {str(one["name"]): one.get("resourceClaimName") for one in status}
+        for entry in spec.get("resourceClaims") or ():
+            word, template = str(entry["name"]), entry.get("resourceClaimTemplateName")
+            place = (_key(each)[0], str(entry.get("resourceClaimName") or generated.get(word) or ""))
+            found = known.get(place) if place[1] else None
+            if found is not None:
+                # A claim that was made for one pod alone is that pod's; one that is named may be several pods'.
+                if place not in used and not _has_devices(found):
+                    (own if template else shared).append(found)
+                used.add(place)
+            elif template and (_key(each)[0], str(template)) in made:
+                used.add((_key(each)[0], f"template {template}"))
+                own.append(_of_template(made[_key(each)[0], str(template)], word))
+            elif not (word in generated and generated[word] is None):
+                what = f"ResourceClaimTemplate {template}" if template else f"ResourceClaim {place[1]}"
+                lacks.append(f"{name}: {what} does not exist in namespace {place[0]}")
+        if shared and count > 0:
+            wishes.append(Wish(name, (*shared, *own), 1, priority))
+            count -= 1
+        if own and count > 0:
+            wishes.append(Wish(name, tuple(own), count, priority))
+    if alone:
+        wishes += [
+            Wish(f"ResourceClaim {'/'.join(_key(each))}", (each,))
+            for each in by_kind.get("ResourceClaim", ())
+            if _key(each) not in used and not _has_devices(each)
+        ]
+        if not wishes:
+            wishes += [
+                Wish(f"ResourceClaimTemplate {'/'.join(_key(each))}", (_of_template(each, _key(each)[1]),))
+                for each in by_kind.get("ResourceClaimTemplate", ())
+            ]
+    return wishes, lacks
+
+
+def waiting_since(pod: Json) -> str:
+    """Return since when a pod waits for a node, as the API writes times; empty where it does not wait, or for nothing with devices.
+
+    A pod whose scheduling gates are not lifted waits for somebody else.
+    """
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    if spec.get("nodeName") or not spec.get("resourceClaims") or spec.get("schedulingGates"):
+        return ""
+    if status.get("phase", "Pending") != "Pending" or pod["metadata"].get("deletionTimestamp"):
+        return ""
+    return str(pod["metadata"].get("creationTimestamp") or "")
+
+
+# ---- who has what
+
+
+def holdings(claims: Iterable[Json], slices: Iterable[Json], drivers: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the claims that have devices of some drivers, as ``read_fleet`` wants them: where each device is, and its and its whole's UUIDs."""
+    mine = set(drivers)
+    published = {
+        (each["spec"]["driver"], each["spec"]["pool"]["name"], content["name"]): (each["spec"], content)
+        for each in slices
+        if each["spec"]["driver"] in mine
+        for content in each["spec"].get("devices") or ()
+    }
+    found = []
+    for claim in claims:
+        results = (((claim.get("status") or {}).get("allocation") or {}).get("devices") or {}).get("results") or ()
+        devices = []
+        for result in results:
+            if result["driver"] not in mine:
+                continue
+            spec, content = published.get((result["driver"], result["pool"], result["device"]), ({}, {"name": ""}))
+            device = Device(result["driver"], result["pool"], content)
+            node = content.get("nodeName") or spec.get("nodeName") or result["pool"]
+            devices.append(
+                {
+                    "node": str(node),
+                    "uuid": _text(device, "uuid"),
+                    "parent_uuid": _text(device, "parentUUID"),
+                    "admin_access": bool(result.get("adminAccess")),
+                }
+            )
+        if devices:
+            namespace, name = _key(claim)
+            found.append({"namespace": namespace, "name": name, "devices": devices})
+    return found
+
+
+def users_of(claims: Iterable[Json]) -> dict[str, list[str]]:
+    """Return, by claims, the pods that they are reserved for, each with its namespace."""
+    return {
+        "/".join(_key(claim)): [
+            f"{_key(claim)[0]}/{each['name']}"
+            for each in (claim.get("status") or {}).get("reservedFor") or ()
+            if each.get("resource") == "pods"
+        ]
+        for claim in claims
+    }
+
+
+def _text(device: Device, name: str) -> str:
+    return str((device.attribute(f"{device.driver}/{name}") or {}).get("string") or "")
+
+
+def _of_template(template: Json, word: str) -> Json:
+    metadata = {"namespace": _key(template)[0], "name": word}
+    return {"metadata": metadata, "spec": (template.get("spec") or {}).get("spec") or {}}
+
+
+def _has_devices(claim: Json) -> bool:
+    return bool((claim.get("status") or {}).get("allocation"))
+
+
+def _key(each: Json) -> tuple[str, str]:
+    return (str(each["metadata"].get("namespace") or "default"), str(each["metadata"]["name"]))
