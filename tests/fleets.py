@@ -17,7 +17,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inve
     devices as published_devices,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules
-from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, Health
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, Health, Version
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import fleet_report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.fleet import picture
 from ansible_collections.dra.accelerators.plugins.module_utils.core.signs import Severity, Sign
@@ -28,6 +28,14 @@ Json = dict[str, Any]
 DRIVER = "gpu.nvidia.com"
 VERSIONS = {"kernel": "6.1", "release": "0.1.0-1a2b3c4d", "environment": "0123456789ab"}
 BROKEN = Health((Sign("lost", Severity.FAILED, "It has fallen off the bus.", "Start the machine again."),))
+
+
+def as_modules_have(device: Device) -> Device:
+    """A board for the modules' own code: its versions are those of the core that modules have, which tells them from texts."""
+    attributes = {
+        name: Version(value.text) if hasattr(value, "text") else value for name, value in device.attributes.items()
+    }
+    return replace(device, attributes=attributes)
 
 
 @dataclass
@@ -44,7 +52,7 @@ class Fleet:
         self, name: str, devices: Sequence[Device], layout: Sequence[Json] | None = None, *, publish: bool = True
     ) -> None:
         """Add a node that has answered and publishes its devices, with partitions made on demand."""
-        answer = _report.Answer("nvidia", DRIVER, Look(tuple(devices), (), ()))
+        answer = _report.Answer("nvidia", DRIVER, Look(tuple(map(as_modules_have, devices)), (), ()))
         rules = None if layout is None else parse_rules(layout)
         self.answers[name] = _report.node_report([answer], rules, "/etc/dra-accelerators/layout.json", VERSIONS)
         for number, body in enumerate(board_model.slices_of(devices, DRIVER, name) if publish else ()):

@@ -6,7 +6,7 @@
 
 How many devices of a group become which of their configurations, how many claims of each demand are served on which node, and by which items,
 are whole numbers. What is worth most is found in turns: the claims of the highest priority, then of the next, then the fewest moves, the fewest
-partitions that go, and the fewest devices that are touched; each turn keeps what the ones before have reached.
+partitions that go, the fewest devices that are touched, and the smallest items that will do; each turn keeps what the ones before have reached.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Any
 
 from .core.errors import AcceleratorError
-from .core.planner.problem import Configuration, Problem
+from .core.planner.problem import Problem
 from .core.planner.search import MOVED, Solution, Use, search
 from .core.planner.shapes import Shapes
 
@@ -175,7 +175,8 @@ class Program:
         until = monotonic() + seconds
         rows, values, bounds, proven = list(self.rows), [], [], True
         most_served, remark = True, ""
-        for at, (costs, most) in enumerate(self._goals()):
+        goals = self._goals()
+        for at, (costs, most) in enumerate(goals):
             is_served = at < len(self.problem.priorities)
             if not costs:
                 bounds += [0] if is_served else []
@@ -191,6 +192,8 @@ class Program:
             reached = sum(cost * values[column] for column, cost in costs.items())
             # The goals that count what is to be least are negative, so that each turn looks for the most.
             rows.append((ceil(reached - _NEAR), float("inf"), costs))
+            if at == len(goals) - 1:
+                break  # which of the items that will do is a matter of taste
             proven = proven and found.proven
             if is_served:
                 bounds.append(round(reached) if found.proven else min(floor(found.bound + _NEAR), most))
@@ -208,16 +211,20 @@ class Program:
             own = {number for number, each in enumerate(self.problem.demands) if each.priority == priority}
             most = sum(self.problem.demands[number].count for number in own)
             goals.append(({at: 1.0 for (number, _node), at in self._served.items() if number in own}, most))
-        for cost in (lambda one: one.moves, lambda one: one.destroyed, lambda one: one.touched):
-            goals.append((self._costs(cost), 0))
-        return goals
+        goals += [(self._costs(name), 0) for name in ("moves", "destroyed", "touched")]
+        # At last the smallest of the items that will do.
+        sizes = {
+            at: -float(self.problem.wants[number][part].index(item))
+            for (number, part, item, _node), at in self._given.items()
+        }
+        return [*goals, (sizes, 0)]
 
-    def _costs(self, cost: Any) -> dict[int, float]:
+    def _costs(self, name: str) -> dict[int, float]:
         found = {}
         for (group, which), at in self._become.items():
-            one: Configuration = self.problem.groups[group].configurations[which]
-            if cost(one):
-                found[at] = -float(cost(one))
+            cost = getattr(self.problem.groups[group].configurations[which], name)
+            if cost:
+                found[at] = -float(cost)
         return found
 
     def _solution(self, values: Sequence[int], bounds: tuple[int, ...]) -> Solution:

@@ -249,11 +249,9 @@ reason:
   sample: Forbidden
 """
 
-from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule, missing_required_lib
-from ansible.module_utils.common.yaml import HAS_YAML, yaml_load_all
+from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanations import (
     Objects,
     add_documents,
@@ -265,9 +263,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes impor
     API_REQUIRED_TOGETHER,
     connect,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._module import end, run
+from ansible_collections.dra.accelerators.plugins.module_utils._manifests import documents_of, read
+from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.allocation.text import text
-from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 
 CONSTRAINTS: dict[str, Any] = {
     "required_together": API_REQUIRED_TOGETHER,
@@ -288,47 +286,18 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-def documents_of(module: AnsibleModule, given: Any, where: str) -> list[Any]:
-    """Return the manifests of a text, or what was given as such. Raises AcceleratorError for what is no YAML."""
-    if isinstance(given, dict):
-        return [given]
-    if isinstance(given, list):
-        return given
-    if not HAS_YAML:
-        end(module, msg=missing_required_lib("PyYAML"), error_code="missing-package")
-    try:
-        return list(yaml_load_all(str(given)))
-    except ValueError as error:
-        raise AcceleratorError(f"{where} is no YAML: {error}", code="manifest-unreadable") from error
-    except Exception as error:
-        # PyYAML's own errors have a base class that cannot be named where PyYAML is not installed.
-        if type(error).__module__.partition(".")[0] != "yaml":
-            raise
-        raise AcceleratorError(
-            f"{where} is no YAML: {error}", hint="Correct it.", code="manifest-unreadable"
-        ) from error
-
-
-def read(path: str) -> str:
-    """Return a file's text. Raises AcceleratorError."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise AcceleratorError(f"{path} cannot be read: {error}", code="manifest-unreadable") from error
-
-
 def work(module: AnsibleModule) -> dict[str, Any]:
     params, objects = module.params, Objects()
     namespace = params["namespace"] or "default"
     for path in params["cluster_src"]:
-        add_documents(objects, documents_of(module, read(path), path), "default")
+        add_documents(objects, documents_of(read(path), path), "default")
     if not params["cluster_src"]:
         ask(connect(module), objects)
     manifests: list[tuple[str, str, str]] = []
     if params["src"]:
-        manifests = add_documents(objects, documents_of(module, read(params["src"]), params["src"]), namespace)
+        manifests = add_documents(objects, documents_of(read(params["src"]), params["src"]), namespace)
     elif params["definition"] is not None:
-        manifests = add_documents(objects, documents_of(module, params["definition"], "definition"), namespace)
+        manifests = add_documents(objects, documents_of(params["definition"], "definition"), namespace)
     found = explanations(
         objects,
         pods=params["pods"],

@@ -8,7 +8,7 @@ import contextlib
 import json
 import ssl
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -94,6 +94,13 @@ class Cluster(ApiServer):
             if not waiting:
                 return pods
             assert time.monotonic() < deadline, f"the scheduler has said nothing of {waiting[:5]} ({len(waiting)})"
+            time.sleep(0.5)
+
+    def until(self, lacking: Callable[[], list[str]], seconds: float = 300) -> None:
+        """Wait until nothing is lacking any more."""
+        deadline = time.monotonic() + seconds
+        while still := lacking():
+            assert time.monotonic() < deadline, f"still lacking after {seconds:g} seconds: {still[:5]} ({len(still)})"
             time.sleep(0.5)
 
     def claims(self) -> dict[str, Json]:

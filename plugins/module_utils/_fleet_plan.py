@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""A plan for a fleet as data, as a table for people, and as the file of variables that the playbooks take. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from ._plan_exact import Solved
+from .core.errors import AcceleratorError
+from .core.planner.claims import Wish
+from .core.planner.plan import DevicePlan, Plan, layouts_of
+from .core.planner.problem import Problem
+
+Json = dict[str, Any]
+VARIABLE = "accelerator_layouts"
+HEAD = "# Layouts that dra.accelerators.plan has planned. Show what they change with: ansible-playbook … dra.accelerators.repartition -e @FILE --check"
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def duration(text: str) -> timedelta:
+    """Read a duration such as 90m, 1d or 1d12h. Raises AcceleratorError."""
+    found = re.findall(r"(\d+)([smhdw])", text)
+    if not found or "".join(number + unit for number, unit in found) != text:
+        raise AcceleratorError(
+            f"pending_for is {text!r}, expected a duration such as 90m, 12h, 1d or 1d12h",
+            hint="Write numbers with s, m, h, d or w.",
+            code="invalid-duration",
+        )
+    return timedelta(seconds=sum(int(number) * _UNITS[unit] for number, unit in found))
+
+
+def moment(text: str) -> datetime | None:
+    """Read a time as the API writes it; None where it is none."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+    except ValueError:
+        return None
+
+
+def plan_facts(
+    problem: Problem,
+    solved: Solved,
+    plan: Plan,
+    *,
+    hosts: Mapping[str, str],
+    users: Mapping[str, Sequence[str]],
+    refused: Iterable[tuple[Wish, str]] = (),
+    why: Mapping[str, str] | None = None,
+) -> Json:
+    """Return a plan as data.
+
+    ``hosts`` are nodes' names in the inventory where these are others, ``users`` the pods of claims, ``refused`` what is wanted and cannot be
+    planned for, and ``why`` what stands in the way of a demand today.
+    """
+    moves = [
+        {
+            "claim": each.claim,
+            "pods": list(users.get(each.claim, ())),
+            "item": each.item,
+            "from": {"node": each.source.node, "index": each.source.device.index, "uuid": each.source.device.uuid},
+            "to": {"node": each.target.node, "index": each.target.device.index, "uuid": each.target.device.uuid},
+        }
+        for each in plan.moves
+    ]
+    unplaceable = [
+        {
+            "name": each.demand.name,
+            "count": each.count,
+            "code": each.code,
+            "message": each.message,
+            "why": (why or {}).get(each.demand.name, ""),
+        }
+        for each in plan.unplaceable
+    ]
+    unplaceable += [
+        {"name": wish.name, "count": wish.count, "code": "not-planned", "message": reason, "why": ""}
+        for wish, reason in refused
+    ]
+    return {
+        "devices": [_device(each) for each in plan.devices],
+        "wanted": [
+            {
+                "name": each.name,
+                "priority": each.priority,
+                "wants": each.describe(),
+                "count": each.count,
+                "served": plan.served[each.name],
+            }
+            for each in problem.demands
+        ],
+        "moves": moves,
+        "pods": sorted({pod for each in moves for pod in each["pods"]}),
+        "unplaceable": unplaceable,
+        "solver": {
+            "used": solved.solver,
+            "most_served": solved.most_served,
+            "least_changed": solved.least_changed,
+            "remark": solved.remark,
+            "bounds": [
+                {"priority": priority, "served": most - gap, "at_most": most, "gap": gap}
+                for priority, most, gap in zip(problem.priorities, plan.bounds, plan.gaps)
+            ],
+        },
+        "destroyed": solved.solution.destroyed,
+        "touched": solved.solution.touched,
+        "layouts": layouts_of(plan, hosts),
+    }
+
+
+def _device(each: DevicePlan) -> Json:
+    device = each.device.device
+    gone = {one.uuid for one in each.destroyed}
+    return {
+        "node": each.device.node,
+        "index": device.index,
+        "uuid": device.uuid,
+        "vendor": device.vendor,
+        "product": device.product,
+        "changed": each.changed,
+        "fixed": each.device.fixed,
+        "mode_today": each.device.mode,
+        "mode": each.rule["mode"] if each.rule is not None else each.device.mode,
+        "goes": counted([one.profile for one in each.destroyed]),
+        "comes": counted([profile.name for profile, _place in each.created]),
+        "stays": counted([one.profile for one in device.partitions if one.uuid not in gone]),
+        "claims_that_leave": list(each.leaving),
+        "given": dict(each.given),
+    }
+
+
+def counted(names: Iterable[str]) -> dict[str, int]:
+    """Return how often each name comes, in the order of the names."""
+    return dict(sorted(Counter(names).items()))
+
+
+def table(facts: Json) -> list[str]:
+    """Return a plan as lines for people: the devices that change, what is served and what is not, who moves, and how good it is."""
+    rows = [("node", "device", "mode", "goes", "comes", "stays", "for")]
+    for each in facts["devices"]:
+        if each["changed"]:
+            mode = each["mode"] if each["mode"] == each["mode_today"] else f"{each['mode_today']} → {each['mode']}"
+            rows.append(
+                (
+                    each["node"],
+                    str(each["index"]),
+                    mode,
+                    _amounts(each["goes"]),
+                    _amounts(each["comes"]),
+                    _amounts(each["stays"]),
+                    _amounts(each["given"]),
+                )
+            )
+    unchanged = sum(not each["changed"] for each in facts["devices"])
+    said = _aligned(rows) if len(rows) > 1 else []
+    said.append(f"{len(rows) - 1} of {len(facts['devices'])} devices change; {unchanged} stay as they are.")
+    said += ["", *_aligned([("wanted", "priority", "claims", "served"), *map(_wanted, facts["wanted"])])]
+    for each in facts["unplaceable"]:
+        said.append(f"{each['count']} without a place: {each['name']}: {each['message'].rstrip('.')}.")
+    for each in facts["moves"]:
+        who = f" ({', '.join(each['pods'])})" if each["pods"] else ""
+        said.append(
+            f"{each['claim']}{who} moves from {each['from']['node']} {each['from']['index']} to {each['to']['node']} {each['to']['index']}."
+        )
+    fixed = Counter(each["fixed"] for each in facts["devices"] if each["fixed"])
+    said += [f"{number} left alone: {reason}." for reason, number in fixed.most_common()]
+    said.append(_quality(facts["solver"]))
+    return said
+
+
+def _wanted(each: Json) -> tuple[str, ...]:
+    return (each["name"], str(each["priority"]), str(each["count"]), str(each["served"]))
+
+
+def _quality(solver: Json) -> str:
+    if solver["most_served"] and solver["least_changed"]:
+        said = f"No plan serves more, and none that serves as many changes less (solver: {solver['used']})."
+    elif solver["most_served"]:
+        said = f"No plan serves more; one that changes less may be there (solver: {solver['used']})."
+    else:
+        gaps = [f"{each['gap']} of priority {each['priority']}" for each in solver["bounds"] if each["gap"]]
+        said = f"At most so many more could be served: {', '.join(gaps)} (solver: {solver['used']})."
+    return said + (f" Why not the exact solver: {solver['remark']}." if solver["remark"] else "")
+
+
+def _amounts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "-"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def variables_text(layouts: Sequence[Json], dump: Any) -> str:
+    """Return the text of the file of variables; ``dump`` writes YAML, and where it is None JSON is written, which YAML is as well."""
+    document = {VARIABLE: list(layouts)}
+    text = json.dumps(document, indent=2) + "\n" if dump is None else dump(document, sort_keys=False, width=120)
+    return f"{HEAD}\n---\n{text}" if dump is not None else text

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A small fleet for tests of plans: what its nodes answer, what they publish, and what both are once a plan's layouts are applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ansible_collections.dra.accelerators.plugins.module_utils import _report
+from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import Look
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import (
+    CreatePartition,
+    DestroyPartition,
+    parse_rules,
+    plan_layout,
+    wanted_for,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
+from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia import offers
+from ansible_collections.dra.accelerators.plugins.module_utils.core.slices import build_pool, plan_pool
+
+from tests.fleets import as_modules_have
+from tests.unit.core import board_model
+
+Json = dict[str, Any]
+DRIVER, BOARD = "gpu.nvidia.com", "h100-80"
+VERSIONS = {"kernel": "6.1", "release": "0.1.0-1a2b3c4d", "environment": "0123456789ab"}
+Devices = Mapping[str, Sequence[Device]]
+#: The classes that the role device_classes makes, with what they select by.
+CLASSES: list[Json] = [
+    {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": name},
+        "spec": {
+            "selectors": [
+                {
+                    "cel": {
+                        "expression": f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{kind}'"
+                    }
+                }
+            ]
+        },
+    }
+    for name, kind in ((DRIVER, "gpu"), ("mig.nvidia.com", "mig"))
+]
+
+
+def _device(number: int, minor: int, **options: Any) -> Device:
+    """A board, by a number that no other one of the fleet has."""
+    return replace(as_modules_have(board_model.device(BOARD, number, minor=minor, **options)), index=minor)
+
+
+def fleet(nodes: int = 2, each: int = 2) -> dict[str, list[Device]]:
+    """Nodes gpu-1, gpu-2 and so on with whole H100; all UUIDs are different."""
+    return {
+        f"gpu-{number + 1}": [_device(number * each + place, place, enabled=False) for place in range(each)]
+        for number in range(nodes)
+    }
+
+
+def answers(devices: Devices) -> dict[str, Json]:
+    """What the module accelerator_report answers on each node."""
+    return {
+        node: _report.node_report(
+            [_report.Answer("nvidia", DRIVER, Look(tuple(those), (), ()))], None, "test", VERSIONS
+        )
+        for node, those in devices.items()
+    }
+
+
+def slices(devices: Devices) -> list[Json]:
+    """The ResourceSlices of the nodes, with the partitions that exist."""
+    found = []
+    for node, those in devices.items():
+        published = [one for device in those for one in offers.offers(device, dynamic=False)]
+        pool = build_pool(driver=DRIVER, pool=node, node_name=node, offers=published, counter_sets=[])
+        bodies = [each.body for each in plan_pool(pool, ()).writes if each.body is not None]
+        found += [
+            {**body, "kind": "ResourceSlice", "metadata": {"name": f"{node}-{number}"}}
+            for number, body in enumerate(bodies)
+        ]
+    return found
+
+
+def applied(devices: Devices, layouts: Iterable[Json]) -> dict[str, list[Device]]:
+    """The fleet once the layouts are applied, by the steps that the core plans for them."""
+    rules = {entry["hosts"]: parse_rules(entry["layout"]) for entry in layouts}
+    found: dict[str, list[Device]] = {}
+    for node, those in devices.items():
+        found[node] = []
+        for device in those:
+            rule = wanted_for(device, rules.get(node, ()))
+            places = {(each.profile_id, each.placement.start) for each in device.partitions}
+            steps = plan_layout(device, rule).steps if rule is not None else ()
+            for step in steps:
+                if isinstance(step, DestroyPartition):
+                    places.discard((step.partition.profile_id, step.partition.placement.start))
+                if isinstance(step, CreatePartition):
+                    places.add((step.profile_id, step.placement.start))
+            found[node].append(
+                _device(
+                    int(device.uuid[4:12], 16),
+                    device.minor,
+                    places=tuple(sorted(places)),
+                    enabled=rule is not None and rule.mode == "static",
+                )
+            )
+    return found
+
+
+def claim(name: str, profile: str = "", *, count: int = 1, namespace: str = "default") -> Json:
+    """A claim for partitions of a profile, or for whole GPUs."""
+    exactly: Json = {"deviceClassName": "mig.nvidia.com" if profile else DRIVER, "count": count}
+    if profile:
+        exactly["selectors"] = [{"cel": {"expression": f"device.attributes['{DRIVER}'].profile == '{profile}'"}}]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"devices": {"requests": [{"name": "device", "exactly": exactly}]}},
+    }
+
+
+def pod(name: str, *claims: str, since: str = "", **spec: Any) -> Json:
+    """A pod that waits with these claims."""
+    made = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", **({"creationTimestamp": since} if since else {})},
+        "spec": {
+            "containers": [{"name": "main", "image": "busybox"}],
+            "resourceClaims": [{"name": f"c{at}", "resourceClaimName": each} for at, each in enumerate(claims)],
+            **spec,
+        },
+    }
+    return {**made, "status": {"phase": "Pending"}} if since else made

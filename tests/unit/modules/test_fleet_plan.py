@@ -1,0 +1,326 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module fleet_plan: the three ways to say what is wanted, the file it writes, who moves, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules
+
+from tests import planned
+
+if TYPE_CHECKING:
+    from conftest import Node
+
+Json = dict[str, Any]
+Run = Callable[..., Json]
+LONG_AGO, NEVER = "2020-01-01T00:00:00Z", "2999-01-01T00:00:00Z"
+
+
+def listed(tmp_path: Path, *documents: Json, name: str = "cluster.json") -> str:
+    """A file with these objects."""
+    path = tmp_path / name
+    path.write_text(json.dumps({"kind": "List", "items": [*documents]}))
+    return str(path)
+
+
+def allocated(claim: Json, node: str, *devices: str, pods: tuple[str, ...] = ()) -> Json:
+    results = [{"request": "device", "driver": planned.DRIVER, "pool": node, "device": each} for each in devices]
+    users = [{"resource": "pods", "name": each, "uid": each} for each in pods]
+    return {**claim, "status": {"allocation": {"devices": {"results": results}}, "reservedFor": users}}
+
+
+def template(name: str, profile: str) -> Json:
+    claim = planned.claim(name, profile)
+    return {**claim, "kind": "ResourceClaimTemplate", "spec": {"spec": claim["spec"]}}
+
+
+def workload(kind: str, name: str, template_name: str, **spec: Any) -> Json:
+    pod = {"spec": {"containers": [], "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": template_name}]}}
+    return {"kind": kind, "metadata": {"name": name}, "spec": {"template": pod, **spec}}
+
+
+def served(result: Json) -> dict[str, tuple[int, int]]:
+    return {each["name"]: (each["served"], each["count"]) for each in result["plan"]["wanted"]}
+
+
+# ---- counts
+
+
+def test_counts_become_layouts_in_a_file_that_the_playbooks_take(run_here: Run, tmp_path: Path) -> None:
+    devices = planned.fleet()
+    options = {
+        "nodes": planned.answers(devices),
+        "cluster": False,
+        "wanted": [{"name": "notebooks", "profile": "1g.10gb", "count": 9}, {"name": "whole", "priority": 5}],
+        "hosts": {"gpu-1": "first.example.com"},
+        "dest": str(tmp_path / "layouts.yml"),
+    }
+    shown = run_here("fleet_plan", options, check=True, diff=True)
+    assert shown["changed"] and not (tmp_path / "layouts.yml").exists()
+    result = run_here("fleet_plan", options, diff=True)
+    assert result["changed"] and result["diff"] == shown["diff"] and result["plan"] == shown["plan"]
+    text = (tmp_path / "layouts.yml").read_text()
+    assert result["diff"]["before"] == "" and result["diff"]["after"] == text
+    variables = yaml.safe_load(text)
+    assert list(variables) == ["accelerator_layouts"] and variables["accelerator_layouts"] == result["plan"]["layouts"]
+    assert {each["hosts"] for each in variables["accelerator_layouts"]} == {"first.example.com", "gpu-2"}
+    for each in variables["accelerator_layouts"]:
+        parse_rules(each["layout"])
+    assert served(result) == {"notebooks": (9, 9), "whole": (1, 1)} and result["plan"]["touched"] == 2
+    assert result["plan"]["unplaceable"] == [] and result["plan"]["solver"]["most_served"]
+    assert not run_here("fleet_plan", options)["changed"]
+
+
+def test_planned_again_after_it_was_applied_nothing_changes(run_here: Run) -> None:
+    devices = planned.fleet()
+    options = {"cluster": False, "wanted": [{"profile": "1g.10gb", "count": 9}, {"profile": "3g.40gb", "count": 2}]}
+    first = run_here("fleet_plan", {"nodes": planned.answers(devices), **options})
+    after = planned.applied(devices, first["plan"]["layouts"])
+    again = run_here("fleet_plan", {"nodes": planned.answers(after), **options})
+    assert served(again) == served(first) and again["plan"]["touched"] == 0
+    assert not any(each["changed"] for each in again["plan"]["devices"])
+
+
+def test_the_answers_of_a_node_are_an_inventory(run_here: Run, shared_node: Node, tmp_path: Path) -> None:
+    options = {"vendor": ["nvidia"], "kubelet_root": str(tmp_path), "layout_file": str(tmp_path / "none.json")}
+    answer = shared_node.module("accelerator_report", options)["ansible_facts"]["accelerator_report"]
+    path = tmp_path / "fleet.json"
+    path.write_text(json.dumps({"nodes": {"gpu-1": answer, "silent": {}}}))
+    wanted = [{"name": "small", "profile": "1g.10gb", "count": 6}, {"name": "whole", "count": 7, "priority": 1}]
+    result = run_here("fleet_plan", {"nodes_src": str(path), "cluster": False, "wanted": wanted})
+    # Four of the small ones are there already; the fourth GPU keeps them, the others stay whole.
+    assert served(result) == {"small": (4, 6), "whole": (7, 7)} or result["plan"]["touched"] > 0
+    assert served(result)["whole"] == (7, 7) and served(result)["small"][0] >= 4
+    assert [each["name"] for each in result["plan"]["unplaceable"]] in ([], ["small"])
+
+
+# ---- manifests
+
+
+def test_manifests_count_pods_replicas_and_claims(run_here: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "manifests"
+    (folder / "more").mkdir(parents=True)
+    first = [
+        template("small", "1g.10gb"),
+        workload("Deployment", "web", "small", replicas=5),
+        workload("Job", "batch", "small", parallelism=2),
+    ]
+    (folder / "web.yaml").write_text(yaml.safe_dump_all(first))
+    second = [
+        planned.claim("shared", "3g.40gb"),
+        planned.pod("one", "shared"),
+        planned.pod("two", "shared"),
+        planned.claim("alone"),
+        {"kind": "ConfigMap", "metadata": {"name": "nothing"}},
+    ]
+    (folder / "more" / "pods.json").write_text(json.dumps({"items": second}))
+    result = run_here(
+        "fleet_plan",
+        {
+            "nodes": planned.answers(planned.fleet()),
+            "cluster_src": [listed(tmp_path, *planned.CLASSES)],
+            "src": [str(folder)],
+        },
+    )
+    assert served(result) == {
+        "Deployment default/web and 1 more": (7, 7),
+        "Pod default/one": (1, 1),
+        "ResourceClaim default/alone": (1, 1),
+    }
+    assert result["plan"]["wanted"][0]["wants"].startswith("device of class mig.nvidia.com with ")
+
+
+def test_alternatives_priorities_and_what_cannot_be_planned(run_here: Run, tmp_path: Path) -> None:
+    flexible = planned.claim("flexible")
+    flexible["spec"]["devices"]["requests"] = [
+        {
+            "name": "gpu",
+            "firstAvailable": [
+                {
+                    "name": "none",
+                    "deviceClassName": "mig.nvidia.com",
+                    "selectors": [{"cel": {"expression": f"device.attributes['{planned.DRIVER}'].profile == '9g'"}}],
+                },
+                {"name": "whole", "deviceClassName": planned.DRIVER},
+            ],
+        }
+    ]
+    everything = planned.claim("everything")
+    everything["spec"]["devices"]["requests"][0]["exactly"] = {
+        "deviceClassName": planned.DRIVER,
+        "allocationMode": "All",
+    }
+    watching = planned.claim("watching")
+    watching["spec"]["devices"]["requests"][0]["exactly"]["adminAccess"] = True
+    bound = planned.claim("bound", count=2)
+    bound["spec"]["devices"]["constraints"] = [{"matchAttribute": "resource.kubernetes.io/pcieRoot"}]
+    unknown = planned.claim("unknown")
+    unknown["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = "no.such.class"
+    urgent = {"kind": "PriorityClass", "metadata": {"name": "urgent"}, "value": 1000}
+    manifests = [urgent, flexible, everything, watching, bound, unknown]
+    manifests.append(planned.pod("first", "flexible", priorityClassName="urgent"))
+    manifests.append(planned.pod("lost", "nowhere"))
+    result = run_here(
+        "fleet_plan",
+        {
+            "nodes": planned.answers(planned.fleet(1)),
+            "cluster": False,
+            "src": [listed(tmp_path, *planned.CLASSES, *manifests)],
+        },
+    )
+    assert served(result) == {"Pod default/first": (1, 1), "ResourceClaim default/bound": (0, 1)}
+    assert {(each["name"], each["code"]) for each in result["plan"]["unplaceable"]} == {
+        ("ResourceClaim default/bound", "taken-by-others"),
+        ("ResourceClaim default/everything", "not-planned"),
+        ("ResourceClaim default/unknown", "not-planned"),
+    }
+    assert any("pcieRoot" in each for each in result["remarks"])
+    assert "Pod default/lost: ResourceClaim nowhere does not exist in namespace default" in result["remarks"]
+
+
+# ---- what waits
+
+
+def test_what_has_been_waiting_becomes_a_plan_and_says_what_stands_in_its_way(run_here: Run, tmp_path: Path) -> None:
+    devices = planned.fleet(1)
+    (gpu,) = [each for each in planned.slices(devices)[0]["spec"]["devices"] if each["name"] == "gpu-0"]
+    held = allocated(planned.claim("running"), "gpu-1", gpu["name"], pods=("runner",))
+    names = [f"small-{number}" for number in range(9)]
+    objects = [
+        *planned.CLASSES,
+        *planned.slices(devices),
+        {"kind": "Node", "metadata": {"name": "gpu-1"}},
+        held,
+        *(planned.claim(name, "1g.10gb") for name in names),
+        *(planned.pod(name, name, since=LONG_AGO) for name in names),
+        planned.claim("late", "1g.10gb"),
+        planned.pod("late", "late", since=NEVER),
+        planned.claim("gated", "1g.10gb"),
+        planned.pod("gated", "gated", since=LONG_AGO, schedulingGates=[{"name": "later"}]),
+    ]
+    options = {
+        "nodes": planned.answers(devices),
+        "cluster_src": [listed(tmp_path, *objects)],
+        "pending_for": "1d",
+        "dest": str(tmp_path / "layouts.yml"),
+    }
+    result = run_here("fleet_plan", options)
+    name = "Pod default/small-0 and 8 more"
+    assert served(result) == {name: (7, 9)}
+    (lacking,) = result["plan"]["unplaceable"]
+    assert (lacking["count"], lacking["code"]) == (2, "held")
+    assert lacking["why"].startswith("Pod default/small-0: no node has devices for it now.")
+    assert [each["mode"] for each in result["plan"]["devices"]] == ["whole", "static"]
+    assert any("2 without a place" in line for line in result["table"])
+    # Nobody else's namespace.
+    other = run_here("fleet_plan", {**options, "namespace": "other"})
+    assert other["plan"]["wanted"] == [] and other["plan"]["touched"] == 0
+
+
+def test_claims_move_where_that_is_allowed_and_their_pods_are_named(run_here: Run, tmp_path: Path) -> None:
+    devices = planned.applied(
+        planned.fleet(2, 1),
+        [
+            {
+                "hosts": node,
+                "layout": [{"match": {}, "mode": "static", "partitions": [{"profile": "3g.40gb", "placement": 0}]}],
+            }
+            for node in ("gpu-1", "gpu-2")
+        ],
+    )
+    published = {each["spec"]["nodeName"]: each["spec"]["devices"][0]["name"] for each in planned.slices(devices)}
+    held = [
+        allocated(planned.claim(f"part-{node}", "3g.40gb"), node, name, pods=(f"pod-{node}",))
+        for node, name in published.items()
+    ]
+    options = {
+        "nodes": planned.answers(devices),
+        "cluster_src": [listed(tmp_path, *planned.slices(devices), *held)],
+        "wanted": [{"name": "whole"}],
+    }
+    stays = run_here("fleet_plan", options)
+    assert served(stays) == {"whole": (0, 1)} and stays["plan"]["moves"] == [] and stays["plan"]["touched"] == 0
+    moves = run_here("fleet_plan", {**options, "most_moves": 1})
+    assert served(moves) == {"whole": (1, 1)}
+    (move,) = moves["plan"]["moves"]
+    assert move["claim"] == f"default/part-{move['from']['node']}" and move["from"]["node"] != move["to"]["node"]
+    assert moves["plan"]["pods"] == [f"default/pod-{move['from']['node']}"]
+    assert any(f"default/pod-{move['from']['node']}" in line and "moves from" in line for line in moves["table"])
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        ({"pending_for": "a day", "cluster_src": ["/dev/null"]}, "invalid-duration", "90m"),
+        ({"pending_for": "1d", "cluster_src": [], "cluster": False}, "no-cluster", "cluster_src"),
+        ({"nodes": None, "nodes_src": "none.json"}, "manifest-unreadable", "none.json"),
+        ({"nodes": {"n": {"devices": [{"uuid": "x"}]}}}, "invalid-inventory", "accelerator_report"),
+        ({"wanted": [{"memory": "much"}]}, "invalid-wish", "key memory"),
+        ({"dest": "/no/such/folder/layouts.yml"}, "file-unwritable", "/no/such/folder"),
+    ],
+)
+def test_what_is_wrong_is_said(run_here: Run, change: Json, code: str, says: str) -> None:
+    options = {"nodes": planned.answers(planned.fleet(1)), "cluster": False, "wanted": [{"profile": "1g.10gb"}]}
+    result = run_here("fleet_plan", {key: each for key, each in {**options, **change}.items() if each is not None})
+    assert result["failed"] and result["error_code"] == code and says in result["msg"]
+
+
+def test_selectors_need_answers_that_say_how_devices_are_published(run_here: Run, tmp_path: Path) -> None:
+    nodes = planned.answers(planned.fleet(1))
+    for kind in nodes["gpu-1"]["kinds"].values():
+        del kind["published"]
+    src = listed(tmp_path, *planned.CLASSES, planned.claim("one"))
+    result = run_here("fleet_plan", {"nodes": nodes, "cluster": False, "src": [src]})
+    assert result["error_code"] == "invalid-inventory" and "dra.accelerators.plan" in result["msg"]
+
+
+def test_a_folder_without_manifests_and_objects_without_names_are_refused(run_here: Run, tmp_path: Path) -> None:
+    options = {"nodes": planned.answers(planned.fleet(1)), "cluster": False}
+    (tmp_path / "empty").mkdir()
+    result = run_here("fleet_plan", {**options, "src": [str(tmp_path / "empty")]})
+    assert result["error_code"] == "manifest-unreadable" and ".yaml" in result["msg"]
+    result = run_here("fleet_plan", {**options, "src": [listed(tmp_path, {"kind": "Pod"})]})
+    assert result["error_code"] == "manifest-unreadable" and "metadata.name" in result["msg"]
+
+
+# ---- the page
+
+
+def sections() -> dict[str, tuple[str, str]]:
+    """By its heading, the input and the text of each example of docs/plan.md."""
+    page = (Path(__file__).resolve().parents[3] / "docs" / "plan.md").read_text(encoding="utf-8")
+    found = re.findall(r"\n### ([^\n]+)\n.*?```yaml\n(.*?)```\s+```text\n(.*?)```", page, re.DOTALL)
+    (written,) = re.findall(r"\n## The file\n.*?```yaml\n(.*?)```", page, re.DOTALL)
+    return {**{title: (given, text) for title, given, text in found}, "The file": ("", written)}
+
+
+def test_the_examples_of_the_page(run_here: Run, tmp_path: Path) -> None:
+    devices, page = planned.fleet(), sections()
+    nodes = [{"kind": "Node", "metadata": {"name": name}} for name in devices]
+    (tmp_path / "manifests.yaml").write_text(page["Manifests"][0])
+    (tmp_path / "waiting.yaml").write_text(page["What has been waiting"][0])
+    cluster = listed(tmp_path, *planned.CLASSES, *nodes, *planned.slices(devices))
+    ways: dict[str, Json] = {
+        "Counts": {"wanted": yaml.safe_load(page["Counts"][0])["accelerator_plan_wanted"]},
+        "Manifests": {"src": [str(tmp_path / "manifests.yaml")]},
+        "What has been waiting": {"cluster_src": [cluster, str(tmp_path / "waiting.yaml")], "pending_for": "1d"},
+    }
+    for title, options in ways.items():
+        dest = {"dest": str(tmp_path / "layouts.yml")} if title == "Counts" else {}
+        result = run_here(
+            "fleet_plan", {"nodes": planned.answers(devices), "cluster_src": [cluster], **options, **dest}
+        )
+        assert "\n".join(result["table"]) + "\n" == page[title][1], title
+    assert (tmp_path / "layouts.yml").read_text() == page["The file"][1]
