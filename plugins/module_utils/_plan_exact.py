@@ -26,7 +26,7 @@ from .core.planner.search import MOVED, Solution, Use, search
 from .core.planner.shapes import Shapes
 
 try:
-    import highspy  # type: ignore[import-not-found, unused-ignore]
+    import highspy  # type: ignore[import-not-found, import-untyped, unused-ignore]
 except ImportError:
     HAS_HIGHS = False
     HIGHS_IMPORT_ERROR = traceback.format_exc()
@@ -130,8 +130,8 @@ class Program:
         self._wants(offers)
         for item, gone in sorted(leave.items()):
             balance = dict(gone)
-            for (one, node), supply in sorted(offers.items()):
-                if one == item:
+            for (offered, node), supply in sorted(offers.items()):
+                if offered == item:
                     at = self._arrive[item, node] = self._column(self.problem.most_moves)
                     balance[at] = -1.0
                     supply[at] = -1.0
@@ -139,8 +139,8 @@ class Program:
         if leave:
             together: dict[int, float] = {}
             for gone in leave.values():
-                for at, count in gone.items():
-                    together[at] = together.get(at, 0.0) + count
+                for at, number_of in gone.items():
+                    together[at] = together.get(at, 0.0) + number_of
             self.rows.append((0, self.problem.most_moves, together))
         self.rows += [(0, float("inf"), supply) for _place, supply in sorted(offers.items())]
 

@@ -96,8 +96,8 @@ def _parts(
     parts: list[Part] = []
     for document in wish.claims:
         claim = wanted_claim(document, classes)
-        for request, name in missing_classes(claim, classes):
-            return (), f"Request {request} names the DeviceClass {name}, which does not exist"
+        for missing, name in missing_classes(claim, classes):
+            return (), f"Request {missing} names the DeviceClass {name}, which does not exist"
         if claim.constraints:
             which = ", ".join(dict.fromkeys(each.attribute for each in claim.constraints))
             remarks.append(f"{wish.name}: the constraints on {which} are left to the scheduler")

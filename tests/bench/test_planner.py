@@ -1,0 +1,212 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""How many claims a planned fleet serves, beside one that is cut as claims come and one whose devices are all cut alike."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.figures import Figures
+from tests.bench.order_model import MIXES
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "core"))
+
+import chip_model
+from planner_model import Small, answers
+
+UTILS = "ansible_collections.dra.accelerators.plugins.module_utils"
+Json = dict[str, Any]
+Kind = tuple[str, Any]  # a product, and the number of a profile or None
+SEEDS, SECONDS = 3, 30.0
+#: Of each kind of device the layout with one of everything that has room, by profile: NVIDIA's own all-balanced for the H100.
+BALANCED: Mapping[str, Mapping[str, int]] = {
+    "h100-80": {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1},
+    "a30": {"1g.6gb": 2, "2g.12gb": 1},
+    "310P": {"vir01": 1, "vir02": 1, "vir04": 1},
+    "910B3": {"vir05_1c_16g": 2, "vir10_3c_32g": 1},
+}
+FLEETS: Mapping[str, Mapping[str, int]] = {
+    "32 H100": {"h100-80": 32},
+    "200 NPUs": {"310P": 100, "910B3": 100},
+    "1,600 of four kinds": {"h100-80": 800, "a30": 200, "310P": 400, "910B3": 200},
+}
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(f"{UTILS}.{name}")
+
+
+def nodes_of(counts: Mapping[str, int]) -> tuple[dict[str, Json], dict[str, str]]:
+    """What the nodes of a fleet answer, eight devices each, and the name of the kind of each product."""
+    found: dict[str, Json] = {}
+    products: dict[str, str] = {}
+    number = 0
+    for kind, count in counts.items():
+        if kind in chip_model.CHIPS:
+            facts = module("_facts").device_facts(chip_model.device(kind, (), 0))
+        else:
+            (answer,) = answers([Small(kind)]).values()
+            facts = {**answer["devices"][0], **answer["kinds"][kind]}
+            facts.pop("kind")
+        products[facts["product"]] = kind
+        for at in range(count):
+            number += 1
+            node = found.setdefault(f"{kind}-{at // 8}", {"devices": []})
+            node["devices"].append({**facts, "index": at % 8, "uuid": f"{kind}-{number:06d}"})
+    return found, products
+
+
+def wanted(fleet: Any, products: Mapping[str, str], mix: str, chance: random.Random) -> list[Json]:
+    """Claims at random that would fill the fleet if nothing were lost: smaller ones the more often the mix says, a tenth for whole devices."""
+    found: list[Json] = []
+    for product, kind in products.items():
+        devices = [each.device for each in fleet.devices if each.device.product == product]
+        balanced = BALANCED[kind]
+        profiles = [each for each in devices[0].profiles if each.name in balanced]
+        weights = [each.memory_bytes ** -MIXES[mix]["exponent"] for each in profiles]
+        left = float(sum(each.memory_bytes for each in devices))
+        counts: Counter[str] = Counter()
+        while left > 0:
+            if chance.random() < 0.1:
+                counts[""] += 1
+                left -= devices[0].memory_bytes
+            else:
+                (profile,) = chance.choices(profiles, weights)
+                counts[profile.name] += 1
+                left -= profile.memory_bytes
+        for name, count in counts.items():
+            found.append(
+                {
+                    "name": f"{name or 'whole'} of {kind}",
+                    "count": count,
+                    "product": product,
+                    **({"profile": name} if name else {}),
+                }
+            )
+    return found
+
+
+def items_of(problem: Any) -> list[list[Any]]:
+    """For each claim, the items that will do."""
+    return [
+        [problem.items[item] for item in problem.wants[number][0]]
+        for number, demand in enumerate(problem.demands)
+        for _claim in range(demand.count)
+    ]
+
+
+def first_fit(problem: Any, chance: random.Random) -> int:
+    """How many claims are served as they come, each on the first device with room, at the first place there."""
+    claims = items_of(problem)
+    chance.shuffle(claims)
+    devices = list(enumerate(problem.fleet.devices))
+    state: dict[int, Any] = {}
+    by_product: dict[str, list[int]] = {}
+    for number, each in devices:
+        by_product.setdefault(each.device.product, []).append(number)
+    legal: dict[int, set[Any]] = {}
+    served = 0
+    for items in claims:
+        for item in items:
+            for device in by_product[item.device.product]:
+                arrangements = problem.kinds[device]
+                sets = legal.setdefault(id(arrangements), {(one.bits, one.counts) for one in arrangements.all})
+                before = state.get(device, (0, (0,) * len(arrangements.profiles)))
+                after = _with(arrangements, before, item, sets)
+                if after is not None:
+                    state[device] = after
+                    served += 1
+                    break
+            else:
+                continue
+            break
+    return served
+
+
+def _with(arrangements: Any, state: Any, item: Any, legal: set[Any]) -> Any:
+    """What a device has with one more; None where there is no room. A whole one has nothing else."""
+    if state == "whole":
+        return None
+    bits, counts = state
+    if item.profile is None:
+        return "whole" if not any(counts) else None
+    number = arrangements.number(item.profile.profile_id)
+    more = (*counts[:number], counts[number] + 1, *counts[number + 1 :])
+    if item.profile.is_numbered:
+        return (bits, more) if (bits, more) in legal else None
+    for at, (profile, _place) in enumerate(arrangements.places):
+        if profile == number and not bits >> at & 1 and (bits | 1 << at, more) in legal:
+            return (bits | 1 << at, more)
+    return None
+
+
+def balanced(problem: Any, products: Mapping[str, str]) -> int:
+    """How many claims are served where every device is cut alike, and who wants a whole one gets none."""
+    supply: Counter[tuple[str, str]] = Counter()
+    for number, each in enumerate(problem.fleet.devices):
+        counts = BALANCED[products[each.device.product]]
+        known = problem.kinds[number]
+        assert tuple(counts.get(one.name, 0) for one in known.profiles) in dict(known.by_counts), each.device.product
+        for name, count in counts.items():
+            supply[each.device.product, name] += count
+    served = 0
+    for number, demand in enumerate(problem.demands):
+        names = {(problem.items[item].device.product, _name(problem.items[item])) for item in problem.wants[number][0]}
+        served += min(demand.count, sum(supply[name] for name in names))
+    return served
+
+
+def _name(item: Any) -> str:
+    return item.profile.name if item.profile is not None else ""
+
+
+def timed(function: Callable[[], Any]) -> tuple[Any, float]:
+    begin = time.monotonic()
+    return function(), time.monotonic() - begin
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("name", FLEETS)
+def test_claims_that_a_plan_serves(figures: Figures, name: str, mix: str) -> None:
+    exact = module("_plan_exact")
+    sums: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    nodes, products = nodes_of(FLEETS[name])
+    fleet = module("core.planner.fleet").read_fleet(nodes)
+    for seed in range(SEEDS):
+        chance = random.Random(f"{name} {mix} {seed}")
+        demands = module("core.planner.demands").read_demands(wanted(fleet, products, mix, chance))
+        problem, seconds_of = timed(lambda demands=demands: module("core.planner.problem").build(fleet, demands))
+        seconds["problem"] += seconds_of
+        searched, seconds_of = timed(lambda problem=problem: exact.solve(problem, "heuristic", SECONDS))
+        seconds["search"] += seconds_of
+        best, seconds_of = timed(lambda problem=problem: exact.solve(problem, "exact", SECONDS))
+        seconds["exact"] += seconds_of
+        served = sum(searched.solution.served)
+        sums["wanted"] += sum(each.count for each in demands)
+        sums["search"] += served
+        sums["bound"] += searched.solution.bounds[0]
+        sums["exact"] += sum(best.solution.served)
+        sums["proven"] += best.most_served
+        sums["first fit"] += first_fit(problem, chance)
+        sums["balanced"] += balanced(problem, products)
+        assert served <= sum(best.solution.served) or not best.most_served
+        assert sum(best.solution.served) <= searched.solution.bounds[0]
+    assert sums["search"] >= max(sums["first fit"], sums["balanced"])
+    figures.said(
+        f"{name}, {mix}: of {sums['wanted']} claims the search serves {sums['search']} (no plan more than {sums['bound']}), "
+        f"the exact solver {sums['exact']} (proven in {sums['proven']} of {SEEDS}), first fit {sums['first fit']}, "
+        f"balanced {sums['balanced']}: search / first fit {sums['search'] / sums['first fit']:.3f}, "
+        f"search / balanced {sums['search'] / sums['balanced']:.3f}, search / exact {sums['search'] / sums['exact']:.4f}; "
+        f"the exact solver takes {seconds['exact'] / (seconds['search'] + seconds['problem']):.1f} times as long "
+        f"({seconds['exact'] / SEEDS:.1f} s)"
+    )
