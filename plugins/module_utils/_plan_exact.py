@@ -276,7 +276,7 @@ def _quiet_solver() -> Any:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 1)
-        solver = highspy.Highs()
+        solver: Any = highspy.Highs()  # type: ignore[no-untyped-call, unused-ignore]
         solver.setOptionValue("output_flag", False)
     finally:
         os.dup2(kept, 1)

@@ -156,8 +156,9 @@ ansible_facts:
               C(groups), the groups of devices with direct links between them that it belongs to, by what people call such a group.
             - Its C(kind) is one of RV(ansible_facts.accelerator_report.kinds), its C(rule) what the layout says of it without C(match), nothing where no
               rule is for it.
-            - Each of its C(partitions) has C(profile), C(profile_id), C(placement), C(uuid), C(memory_bytes), C(claims) and C(owner), which is V(claim) where the node
-              driver has made it for one, V(administrator) where somebody else has, and V(foreign) where it was made by hand in a form that no profile has.
+            - Each of its C(partitions) has C(profile), C(profile_id), C(placement), C(uuid), C(memory_bytes), C(claims) and C(owner), which is V(claim)
+              where the node driver has made it for one, V(administrator) where somebody else has, and V(foreign) where it was made by hand in a form
+              that no profile has.
           returned: without O(nodes)
           type: list
           elements: dict

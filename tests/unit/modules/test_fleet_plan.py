@@ -6,22 +6,32 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from ansible_collections.dra.accelerators.plugins.module_utils import _report
+from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import Look
+from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.vendor import FACTS as ASCEND
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules
 
 from tests import planned
+from tests.fleets import as_modules_have
+from tests.unit.core import chip_model
 
 if TYPE_CHECKING:
     from conftest import Node
 
+ROOT = Path(__file__).resolve().parents[3]
 Json = dict[str, Any]
 Run = Callable[..., Json]
+NPU_DRIVER = ASCEND.driver_name
 LONG_AGO, NEVER = "2020-01-01T00:00:00Z", "2999-01-01T00:00:00Z"
 
 
@@ -101,6 +111,35 @@ def test_the_answers_of_a_node_are_an_inventory(run_here: Run, shared_node: Node
     assert served(result) == {"small": (4, 6), "whole": (7, 7)} or result["plan"]["touched"] > 0
     assert served(result)["whole"] == (7, 7) and served(result)["small"][0] >= 4
     assert [each["name"] for each in result["plan"]["unplaceable"]] in ([], ["small"])
+
+
+def test_npus_are_planned_by_the_same_words(run_here: Run, tmp_path: Path) -> None:
+    chips = tuple(chip_model.device("310P", (), physical) for physical in range(2))
+    answer = _report.Answer("ascend", NPU_DRIVER, Look(tuple(map(as_modules_have, chips)), (), ()))
+    node = _report.node_report([answer], None, "test", planned.VERSIONS)
+    selector = (
+        f"device.driver == '{NPU_DRIVER}' && device.capacity['{NPU_DRIVER}'].aiCores.compareTo(quantity('4')) == 0"
+    )
+    npu = {
+        "kind": "DeviceClass",
+        "metadata": {"name": "npu"},
+        "spec": {"selectors": [{"cel": {"expression": selector}}]},
+    }
+    claim = planned.claim("quarter")
+    claim["spec"]["devices"]["requests"][0]["exactly"] = {"deviceClassName": "npu", "count": 3}
+    result = run_here(
+        "fleet_plan",
+        {
+            "nodes": {"npu-1": json.loads(json.dumps(node))},
+            "cluster": False,
+            "src": [listed(tmp_path, npu, claim)],
+            "wanted": [{"name": "small", "profile": "vir02", "count": 2}],
+        },
+    )
+    assert served(result) == {"small": (2, 2), "ResourceClaim default/quarter": (1, 1)}
+    for each in result["plan"]["layouts"]:
+        parse_rules(each["layout"])
+    assert {each["vendor"] for each in result["plan"]["devices"]} == {"ascend"}
 
 
 # ---- manifests
@@ -300,7 +339,7 @@ def test_a_folder_without_manifests_and_objects_without_names_are_refused(run_he
 
 def sections() -> dict[str, tuple[str, str]]:
     """By its heading, the input and the text of each example of docs/plan.md."""
-    page = (Path(__file__).resolve().parents[3] / "docs" / "plan.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
     found = re.findall(r"\n### ([^\n]+)\n.*?```yaml\n(.*?)```\s+```text\n(.*?)```", page, re.DOTALL)
     (written,) = re.findall(r"\n## The file\n.*?```yaml\n(.*?)```", page, re.DOTALL)
     return {**{title: (given, text) for title, given, text in found}, "The file": ("", written)}
@@ -324,3 +363,40 @@ def test_the_examples_of_the_page(run_here: Run, tmp_path: Path) -> None:
         )
         assert "\n".join(result["table"]) + "\n" == page[title][1], title
     assert (tmp_path / "layouts.yml").read_text() == page["The file"][1]
+
+
+# ---- the playbook
+
+
+def test_the_playbook_shows_the_plan_and_writes_it_where_that_is_wanted(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes.json"
+    nodes.write_text(json.dumps({"nodes": planned.answers(planned.fleet())}))
+    hosts = {"first.example.com": {"accelerator_node_name": "gpu-1"}, "gpu-2": {}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"accelerator_nodes": {"hosts": hosts}}))
+    variables = {
+        "accelerator_plan_nodes_src": str(nodes),
+        "accelerator_plan_cluster": False,
+        "accelerator_plan_wanted": [{"name": "notebooks", "profile": "1g.10gb", "count": 8}],
+        "accelerator_plan_file": str(tmp_path / "layouts.yml"),
+        "ansible_python_interpreter": sys.executable,
+        "accelerator_become": False,
+    }
+
+    def play(**more: Any) -> str:
+        return subprocess.run(
+            [
+                *(Path(sys.executable).with_name("ansible-playbook"), "--inventory", tmp_path / "hosts.yml"),
+                *(ROOT / "playbooks/plan.yml", "--extra-vars", json.dumps({**variables, **more})),
+            ],
+            env={**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path / "l"), "ANSIBLE_REMOTE_TEMP": str(tmp_path / "r")},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    shown = play()
+    assert "2 of 4 devices change; 2 stay as they are." in shown and "accelerator_plan_write=true" in shown
+    assert "changed=0" in shown and not (tmp_path / "layouts.yml").exists()
+    play(accelerator_plan_write=True)
+    written = yaml.safe_load((tmp_path / "layouts.yml").read_text())["accelerator_layouts"]
+    assert [each["hosts"] for each in written] == ["first.example.com", "gpu-2"]
