@@ -17,14 +17,15 @@ from tests.oracles.allocation_cases import READY
 from tests.oracles.scheduler import DRA, Cluster
 
 Json = dict[str, Any]
-SMALL, LARGE = "1g.10gb", "3g.40gb"
+#: Nobody but the pair wants what it wants, so that it does not matter in which order the scheduler serves them.
+SMALL, LARGE, PAIR = "1g.10gb", "3g.40gb", "2g.20gb"
 
 
 def waiting() -> list[Json]:
     """Claims that no whole GPU serves, one for a whole GPU, which has it at once, and one that there is nothing for; and a pod for each."""
     claims = [planned.claim(f"small-{number}", SMALL) for number in range(9)]
     claims += [planned.claim(f"large-{number}", LARGE) for number in range(3)]
-    claims += [planned.claim("pair", LARGE, count=2), planned.claim("whole"), planned.claim("never", "9g.90gb")]
+    claims += [planned.claim("pair", PAIR, count=2), planned.claim("whole"), planned.claim("never", "9g.90gb")]
     return [*claims, *(planned.pod(each["metadata"]["name"], each["metadata"]["name"]) for each in claims)]
 
 
@@ -61,9 +62,9 @@ def test_what_waits_is_planned_and_then_gets_its_devices(tmp_path: Path, capsys:
         assert not kept["changed"] and kept["mode"] == "whole"
 
         after = planned.applied(devices, plan["layouts"])
-        published = {each["spec"]["nodeName"]: each for each in planned.slices(after)}
+        published = {each["metadata"]["name"]: each for each in planned.slices(after)}
         for each in cluster.request("GET", f"{DRA}/resourceslices")["items"]:
-            spec = published[each["spec"]["nodeName"]]["spec"]
+            spec = published[each["metadata"]["name"]]["spec"]
             pool = {**spec["pool"], "generation": each["spec"]["pool"]["generation"] + 1}
             cluster.request(
                 "PUT", f"{DRA}/resourceslices/{each['metadata']['name']}", {**each, "spec": {**spec, "pool": pool}}
