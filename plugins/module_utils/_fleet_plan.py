@@ -10,7 +10,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from ._plan_exact import Solved
@@ -25,8 +24,8 @@ HEAD = "# Layouts that dra.accelerators.plan has planned. Show what they change 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-def duration(text: str) -> timedelta:
-    """Read a duration such as 90m, 1d or 1d12h. Raises AcceleratorError."""
+def duration(text: str) -> int:
+    """Return the seconds of a duration such as 90m, 1d or 1d12h. Raises AcceleratorError."""
     found = re.findall(r"(\d+)([smhdw])", text)
     if not found or "".join(number + unit for number, unit in found) != text:
         raise AcceleratorError(
@@ -34,15 +33,7 @@ def duration(text: str) -> timedelta:
             hint="Write numbers with s, m, h, d or w.",
             code="invalid-duration",
         )
-    return timedelta(seconds=sum(int(number) * _UNITS[unit] for number, unit in found))
-
-
-def moment(text: str) -> datetime | None:
-    """Read a time as the API writes it; None where it is none."""
-    try:
-        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
-    except ValueError:
-        return None
+    return sum(int(number) * _UNITS[unit] for number, unit in found)
 
 
 def plan_facts(

@@ -271,7 +271,7 @@ reason:
 
 import os
 import tempfile
-from datetime import datetime, timezone
+import time
 from pathlib import Path
 from typing import Any
 
@@ -281,7 +281,6 @@ from ansible_collections.dra.accelerators.plugins.module_utils._cel import CelJu
 from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanations import LISTS, Objects, ask
 from ansible_collections.dra.accelerators.plugins.module_utils._fleet_plan import (
     duration,
-    moment,
     plan_facts,
     table,
     variables_text,
@@ -317,6 +316,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.dema
 from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.fleet import Fleet, InvalidFleet, read_fleet
 from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.plan import Plan, make_plan
 from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.problem import build
+from ansible_collections.dra.accelerators.plugins.module_utils.core.times import seconds_of
 
 CONSTRAINTS: dict[str, Any] = {
     "required_together": API_REQUIRED_TOGETHER,
@@ -392,10 +392,10 @@ def wishes(params: dict[str, Any], objects: Objects) -> tuple[list[Wish], list[s
     lacks: list[str] = []
     pods: dict[str, Any] = {}
     if params["pending_for"] is not None:
-        limit = datetime.now(timezone.utc) - duration(params["pending_for"])
+        limit = time.time() - duration(params["pending_for"])
         waiting = []
         for each in objects.cluster().pods:
-            since = moment(waiting_since(each))
+            since = seconds_of(waiting_since(each))
             if since is not None and since <= limit and params["namespace"] in (None, each["metadata"]["namespace"]):
                 waiting.append({**each, "kind": "Pod"})
                 pods[f"Pod {each['metadata']['namespace']}/{each['metadata']['name']}"] = each
