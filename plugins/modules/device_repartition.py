@@ -111,6 +111,22 @@ options:
     type: str
     choices: [draining, applying, publishing, reverting]
     default: draining
+  going:
+    description:
+      - The partitions that go, as RV(operations[].going) has them. With O(step=applying) it is waited until the node driver itself has unprepared
+        every claim on them, by its own store; that the claim has gone from the API server does not count, since pods that are deleted by force
+        give their claims back there before their containers have ended.
+    type: list
+    elements: dict
+    default: []
+  restarts:
+    description: Whether everything on the devices ends, as RV(operations[].restarts) says, so that it is waited for every claim of them.
+    type: bool
+    default: false
+  unprepare_timeout:
+    description: How many seconds it is waited for that. Then the module fails and names the claims, and the step is not begun.
+    type: int
+    default: 300
   seconds:
     description:
       - For how long the devices are held from now on, at most six hours. A run that is killed holds them no longer than that.
@@ -321,8 +337,16 @@ record:
   returned: O(state=present) and O(state=absent)
   type: dict
   sample: {}
+claims:
+  description: The claims that the node driver still has prepared on what goes.
+  returned: failure with RV(error_code=still-prepared)
+  type: list
+  elements: str
+  sample: ["team-a/training"]
 error_code:
-  description: A stable word for the kind of the error, such as V(reset-needs-consent), V(does-not-fit), V(in-use), V(other-operation) or V(several).
+  description:
+    - A stable word for the kind of the error, such as V(reset-needs-consent), V(does-not-fit), V(in-use), V(still-prepared), V(other-operation) or
+      V(several).
   returned: failure
   type: str
   sample: does-not-fit
@@ -337,6 +361,7 @@ errors:
 
 import json
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -355,7 +380,12 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.backend impo
 from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import DeviceLocks
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, InUse
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules
-from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import wake_driver
+from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import (
+    prepared_claims,
+    prepared_partitions,
+    wake_driver,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition import still_held
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import Record
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
@@ -394,6 +424,9 @@ def argument_spec() -> dict[str, Any]:
         "wanted": {**rules, "default": []},
         "former": {**rules, "default": []},
         "step": {"type": "str", "choices": list(records.STEPS), "default": records.DRAINING},
+        "going": {**rules, "default": []},
+        "restarts": {"type": "bool", "default": False},
+        "unprepare_timeout": {"type": "int", "default": 300},
         "seconds": {"type": "int", "default": 1800},
     }
 
@@ -477,6 +510,39 @@ def is_fresh(wanted: Record, there: Record | None, now: float) -> bool:
     )
 
 
+def await_unprepared(
+    look: Callable[[], Sequence[str]],
+    driver: str,
+    seconds: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until the driver has nothing prepared on what goes. Raises InUse with code still-prepared, naming the claims."""
+    deadline = clock() + seconds
+    while claims := look():
+        if clock() >= deadline:
+            raise InUse(
+                f"After {seconds:g} s the node driver {driver} still has {', '.join(claims)} prepared on what goes, expected none",
+                claims=claims,
+                hint="The kubelet has it unprepared when the pod's containers have ended. See that both run, what their logs say of the claim, "
+                "and run again, which goes on from here.",
+                code="still-prepared",
+            )
+        sleep(1.0)
+
+
+def held_on_what_goes(params: dict[str, Any], directory: str) -> tuple[str, ...]:
+    """Return the claims that the driver has prepared on what goes, by its own store. Raises AcceleratorError."""
+    return still_held(
+        prepared_partitions(prepared_claims(f"{directory}/state.db")),
+        parse_rules(params["wanted"]),
+        [(str(each["device_uuid"]), int(each["start"]), int(each["size"])) for each in params["going"]],
+        params["restarts"],
+        params["devices"],
+    )
+
+
 def present(module: AnsibleModule, system: System, directory: str) -> dict[str, Any]:
     """Write down that an operation has begun or gone on; when this returns, nobody is preparing a claim on the devices."""
     params, now = module.params, time.time()
@@ -484,6 +550,11 @@ def present(module: AnsibleModule, system: System, directory: str) -> dict[str, 
         end(module, msg=f"seconds is {params['seconds']}, expected 1 to {records.LONGEST_SECONDS:g}")
     for rules in (params["wanted"], params["former"]):
         parse_rules(rules)
+    if params["step"] == records.APPLYING and not module.check_mode:
+        await_unprepared(
+            lambda: held_on_what_goes(params, directory), str(params["driver"]), float(params["unprepare_timeout"])
+        )
+        now = time.time()
     there = records.read(system, directory)
     wanted = wanted_record(params, there, now)
     changed = not is_fresh(wanted, there, now)

@@ -339,6 +339,34 @@ def _held_by_nobody(operation: Operation, plan: LayoutPlan) -> InUse | None:
     )
 
 
+def still_held(
+    prepared: Sequence[PreparedPartition],
+    wanted: Sequence[Rule],
+    going: Sequence[tuple[str, int, int]],
+    restarts: bool,
+    uuids: Collection[str],
+) -> tuple[str, ...]:
+    """Return the claims that the driver still has prepared on what goes, as namespace and name, in the store's order.
+
+    ``going`` are partitions by their device's UUID, start and size, ``wanted`` the rules of the operation's devices, ``uuids`` those devices.
+    Where everything ends (``restarts``) each claim of the devices counts; otherwise those on what goes, and those whose partition the
+    driver has made itself on a device that is to become whole or static, also when they came after the plan.
+    """
+    emptied = {uuid for rule in wanted if rule.mode in (WHOLE, STATIC) for uuid in rule.match.uuid or ()}
+    places = set(going)
+    found = [
+        each.claim
+        for each in prepared
+        if each.device_uuid in uuids
+        and (
+            restarts
+            or (each.created and each.device_uuid in emptied)
+            or (each.placement is not None and (each.device_uuid, each.placement.start, each.placement.size) in places)
+        )
+    ]
+    return tuple(dict.fromkeys(found))
+
+
 def driver_rules(
     devices: Sequence[Device], rules: Sequence[Rule], former: Sequence[Rule], pending: Collection[str]
 ) -> tuple[Document, ...]:

@@ -14,10 +14,10 @@ from board_model import Place, all_states, device, multiset
 from dra_driver.core import repartition_record as records
 from dra_driver.core.errors import AcceleratorError, InUse
 from dra_driver.core.layout import CreatePartition, DestroyPartition, Rule, execute, parse_rules, plan_layout
-from dra_driver.core.model import Device, Process
+from dra_driver.core.model import Device, Placement, Process
 from dra_driver.core.nvidia import offers
 from dra_driver.core.prepared import PreparedPartition
-from dra_driver.core.repartition import Operation, driver_rules, plan_operations, same_for_driver
+from dra_driver.core.repartition import Operation, driver_rules, plan_operations, same_for_driver, still_held
 from dra_driver.core.repartition_record import Record, Watch
 from dra_driver.core.system import System
 from hypothesis import given
@@ -263,3 +263,35 @@ def test_rule_is_written_as_it_was_read() -> None:
         (told,) = driver_rules([gpu], parse_rules([rule]), (), ())
         again: Rule = parse_rules([dict(told)])[0]
         assert replace(again, match=parse_rules([rule])[0].match) == parse_rules([rule])[0]
+
+
+# ---- what the driver still has prepared
+
+
+def held_of(operation: Operation, prepared: list[PreparedPartition]) -> tuple[str, ...]:
+    document = operation.to_dict()
+    going = [(each["device_uuid"], each["start"], each["size"]) for each in document["going"]]
+    return still_held(prepared, parse_rules(document["wanted"]), going, operation.restarts, operation.uuids)
+
+
+def test_what_is_prepared_on_what_goes_is_waited_for_and_nothing_else() -> None:
+    gpu = device(BOARD, places=((9, 4), (19, 0), (19, 1), (19, 2), (19, 3)))
+    prepared = [holding(gpu, number, f"team/{number}") for number in range(5)]
+    found = only(gpu, {"mode": "static", "partitions": {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}}, prepared)
+    assert sorted(held_of(found, prepared)) == sorted(found.claims)
+    assert held_of(found, [each for each in prepared if each.claim not in found.claims]) == ()
+    # Of another device with the same places nothing is waited for.
+    assert held_of(found, [replace(each, device_uuid="GPU-other") for each in prepared]) == ()
+
+
+def test_where_all_ends_every_claim_of_the_devices_is_waited_for() -> None:
+    gpu = device(BOARD)
+    found = only(gpu, STATIC, [PreparedPartition("team/whole", gpu.uuid)])
+    assert held_of(found, [PreparedPartition("team/late", gpu.uuid)]) == ("team/late",)
+
+
+def test_what_the_driver_has_made_after_the_plan_is_waited_for_where_the_device_becomes_static() -> None:
+    gpu = device(BOARD, places=((19, 0),))
+    found = only(gpu, STATIC, [holding(gpu, 0, "team/a", created=True)])
+    late = replace(holding(gpu, 0, "team/late", created=True), placement=Placement(6, 1), partition_uuid="MIG-late")
+    assert held_of(found, [late]) == ("team/late",)

@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils._device_drain import Consent
 from ansible_collections.dra.accelerators.plugins.module_utils._repartition_plan import Cluster, is_limit, join
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import InUse
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import Record
-from ansible_collections.dra.accelerators.plugins.modules.device_repartition import is_fresh, wanted_record
+from ansible_collections.dra.accelerators.plugins.modules.device_repartition import (
+    await_unprepared,
+    is_fresh,
+    wanted_record,
+)
 from drain_world import DRIVER, claim_of
 from driver_store import claim
 from migration_world import pod
@@ -113,6 +118,40 @@ def test_nothing_is_written_where_no_driver_has_run(node: Node, tmp_path: Path) 
     options = {"state": "present", "driver": "gpu.nvidia.com", "operation": "a", "devices": ["GPU-1"]}
     answer = node.module("device_repartition", {**options, "kubelet_root": str(tmp_path)})
     assert answer["failed"] and answer["error_code"] == "no-driver"
+
+
+def test_nothing_is_changed_before_the_driver_itself_has_unprepared(node: Node, tmp_path: Path, state: Path) -> None:
+    """A pod was deleted by force: the API server has no claim any more, and the driver has."""
+    board = node.layout(FIRST)["after"][0]
+    (operation,) = planned(node, tmp_path / "kubelet", SECOND)["operations"]
+    part = next(each for each in board["partitions"] if each["uuid"] == operation["going"][0]["uuid"])
+    claim(state / "state.db", board["uuid"], part)
+    options = {
+        "state": "present",
+        "kubelet_root": str(tmp_path / "kubelet"),
+        "devices": [board["uuid"]],
+        "unprepare_timeout": 0,
+        **{key: operation[key] for key in ("driver", "operation", "wanted", "former", "going", "restarts")},
+    }
+    assert node.module("device_repartition", options)["changed"]
+    refused = node.module("device_repartition", {**options, "step": "applying"})
+    assert refused["failed"] and refused["error_code"] == "still-prepared" and refused["claims"] == ["team-a/training"]
+    assert json.loads((state / "repartition.json").read_text())["step"] == "draining"
+    (state / "state.db").unlink()
+    assert node.module("device_repartition", {**options, "step": "applying"})["record"]["step"] == "applying"
+
+
+def test_it_is_waited_for_the_driver_and_no_longer_than_so() -> None:
+    now, seen = [0.0], [("a/one", "a/two"), ("a/two",), ()]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    await_unprepared(lambda: seen.pop(0), DRIVER, 60, clock=lambda: now[0], sleep=sleep)
+    assert not seen and now[0] == 2.0
+    with pytest.raises(InUse, match="a/one") as caught:
+        await_unprepared(lambda: ("a/one",), DRIVER, 60, clock=lambda: now[0], sleep=sleep)
+    assert now[0] == 62.0 and caught.value.claims == ("a/one",) and caught.value.code == "still-prepared"
 
 
 def test_a_run_that_was_killed_is_gone_on_with(node: Node, tmp_path: Path, state: Path) -> None:
