@@ -1,0 +1,217 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The playbook repartition with everything that can go wrong at each of its steps, and what the next run makes of it.
+
+At each step of an operation the API server goes away, the node goes away, the record cannot be written, the silicon refuses, or all of
+Ansible is killed. The run has to name the step; what it leaves is one layout altogether or something that nobody new is given; and the
+next run, by turns with the new and with the former layout, has to end with one layout, no record and no rule. `-rP` prints the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from repartition_world import FIRST, KILLED, SECOND, Cluster, away, play_all, steps
+
+if TYPE_CHECKING:
+    from conftest import Node
+
+pytestmark = pytest.mark.prove
+
+STEPS = steps()
+HOLD, DRAIN, UNPREPARED, CHANGE, LOOK, TELL, PUBLISH, WAIT, OPEN = STEPS
+#: Those that ask the API server, and those that are done on the node; of the latter, those that write down how far it is.
+ASK = (DRAIN, WAIT, OPEN)
+ON_NODE = tuple(each for each in STEPS if each not in ASK)
+WRITE = (HOLD, UNPREPARED, TELL)
+#: Functions of NVML that a change of the layout calls, or the look at it.
+CALLS = (
+    (CHANGE, "nvmlComputeInstanceDestroy"),
+    (CHANGE, "nvmlGpuInstanceDestroy"),
+    (CHANGE, "nvmlDeviceCreateGpuInstanceWithPlacement"),
+    (CHANGE, "nvmlGpuInstanceCreateComputeInstance"),
+)
+
+
+@dataclass
+class World:
+    """A node with the first layout, and its cluster; ``folder`` has the driver's state."""
+
+    node: Node
+    cluster: Cluster
+    folder: Path
+
+    @property
+    def record(self) -> Path:
+        return self.folder / "kubelet/plugins/gpu.nvidia.com/repartition.json"
+
+    def profiles(self) -> Counter[str]:
+        return Counter(profile for profile, _start in self.node.partitions()[0])
+
+    def left(self) -> str:
+        """What there is, in words."""
+        step = json.loads(self.record.read_text())["step"] if self.record.is_file() else "no record"
+        layouts = (("former layout", FIRST), ("new layout", SECOND))
+        there = next((name for name, each in layouts if self.profiles() == Counter(each["partitions"])), "neither")
+        return f"{there}, {step}, {len(self.cluster.rules)} rules"
+
+    def at(self, step: str, what: Callable[[], bool]) -> None:
+        """Have something done as that step begins, the first time."""
+        done: list[str] = []
+
+        def once(task: str) -> bool:
+            if task != step or done:
+                return False
+            done.append(task)
+            return what()
+
+        self.cluster.at_step = once
+
+    def mend(self) -> None:
+        """Have nothing wrong any more."""
+        self.cluster.away = False
+        self.cluster.at_step = lambda _task: False
+        away(self.folder).unlink(missing_ok=True)
+        if self.record.is_dir():
+            self.record.rmdir()
+        self.node.simulator("clear", "0")
+
+
+@pytest.fixture
+def world(node: Node, tmp_path: Path) -> Iterator[World]:
+    (tmp_path / "kubelet/plugins/gpu.nvidia.com").mkdir(parents=True)
+    node.layout(FIRST)
+    with Cluster(node) as cluster:
+        yield World(node, cluster, tmp_path)
+
+
+def whole(world: World, layout: dict[str, object]) -> None:
+    """One layout altogether, and nothing left over."""
+    assert world.profiles() == Counter(layout["partitions"])
+    assert not world.record.exists() and not world.cluster.rules
+
+
+def next_run(world: World, injected: str, step: str, *, reverts: bool) -> None:
+    """What is left is whole or closed, and the next run ends it; prints its row of the table."""
+    world.mend()
+    left = world.left()
+    if "neither" in left:
+        # Half a layout is nobody's: what goes is tainted and held.
+        assert world.cluster.rules and world.record.exists()
+    if world.cluster.rules:
+        assert len(world.cluster.rules) == 2, "all that goes is tainted, or nothing"
+    again = play_all(world.node, world.cluster, world.folder, FIRST if reverts else SECOND)
+    print(f"{step} | {injected} | {left} | {'reverted' if reverts else 'finished'}")
+    assert again.returncode == 0, again.stdout + again.stderr
+    whole(world, FIRST if reverts else SECOND)
+
+
+def failed_at(world: World, step: str) -> str:
+    """Play to the second layout, which has to fail and name a step; returns what was said."""
+    done = play_all(world.node, world.cluster, world.folder, SECOND)
+    assert done.returncode not in (0, KILLED), done.stdout
+    assert f'"{step}" failed' in done.stdout, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("reverts", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+def test_ansible_is_killed(world: World, step: str, *, reverts: bool) -> None:
+    world.at(step, lambda: True)
+    assert play_all(world.node, world.cluster, world.folder, SECOND).returncode == KILLED
+    next_run(world, "killed as it begins", step, reverts=reverts)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_api_server_goes_away(world: World, step: str) -> None:
+    def goes() -> bool:
+        world.cluster.away = True
+        return False
+
+    world.at(step, goes)
+    failed_at(world, next(each for each in ASK if STEPS.index(each) >= STEPS.index(step)))
+    next_run(world, "no API server from here on", step, reverts=STEPS.index(step) % 2 == 0)
+
+
+@pytest.mark.parametrize("step", ON_NODE)
+def test_the_node_goes_away(world: World, step: str) -> None:
+    def goes() -> bool:
+        away(world.folder).touch()
+        return False
+
+    world.at(step, goes)
+    done = play_all(world.node, world.cluster, world.folder, SECOND)
+    assert done.returncode not in (0, KILLED), done.stdout
+    # Ansible itself says so, below the step's name, and does nothing more on that node.
+    _before, _line, after = done.stdout.rpartition(f"TASK [{step}]")
+    assert "UNREACHABLE" in after and "TASK [" not in after.partition("UNREACHABLE")[0], done.stdout
+    next_run(world, "node unreachable from here on", step, reverts=STEPS.index(step) % 2 == 0)
+
+
+@pytest.mark.parametrize("step", WRITE)
+def test_the_record_cannot_be_written(world: World, step: str) -> None:
+    def goes() -> bool:
+        world.record.unlink(missing_ok=True)
+        world.record.mkdir()
+        return False
+
+    world.at(step, goes)
+    failed_at(world, step)
+    assert world.profiles() == Counter(FIRST["partitions"])
+    next_run(world, "record cannot be written", step, reverts=False)
+
+
+@pytest.mark.parametrize(("step", "call"), CALLS)
+def test_the_silicon_refuses(world: World, step: str, call: str) -> None:
+    def goes() -> bool:
+        world.node.simulator("fault", "0", "call", call, "fail", "999", "nth", "1")
+        return False
+
+    world.at(step, goes)
+    said = failed_at(world, step)
+    assert "has its former layout again, and pods can come" in said, said
+    whole(world, FIRST)
+    next_run(world, f"{call} fails", step, reverts=False)
+
+
+@pytest.mark.parametrize("reverts", [False, True])
+def test_the_silicon_refuses_the_way_back_as_well(world: World, *, reverts: bool) -> None:
+    def goes() -> bool:
+        world.node.simulator("fault", "0", "call", "nvmlDeviceCreateGpuInstanceWithPlacement", "fail", "999")
+        return False
+
+    world.at(CHANGE, goes)
+    said = failed_at(world, CHANGE)
+    assert "The former layout could not be put back: Put the GPU back" in said, said
+    next_run(world, "no partition can be made any more", CHANGE, reverts=reverts)
+
+
+def test_the_look_finds_something_else(world: World) -> None:
+    """Somebody takes a partition away between the change and the look."""
+
+    def goes() -> bool:
+        parts = {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 1}
+        world.node.layout({"match": {"index": 0}, "mode": "static", "partitions": parts})
+        return False
+
+    world.at(LOOK, goes)
+    said = failed_at(world, LOOK)
+    assert "has its former layout again" in said, said
+    next_run(world, "somebody takes a partition away", LOOK, reverts=False)
+
+
+def test_the_gpu_is_lost_while_it_is_changed(world: World) -> None:
+    def goes() -> bool:
+        world.node.simulator("fault", "0", "lost")
+        return False
+
+    world.at(CHANGE, goes)
+    failed_at(world, CHANGE)
+    next_run(world, "GPU is lost, and is there again", CHANGE, reverts=False)
