@@ -17,6 +17,7 @@ from .core.errors import AcceleratorError, Unsupported
 from .core.layout import CreatePartition, ResetDevice, SetPartitioning
 from .core.layout_rules import Rule, wanted_for
 from .core.model import Device
+from .core.packing import PODS
 from .core.repartition import Operation, driver_rules, plan_operations, same_for_driver
 from .core.repartition_record import Record
 
@@ -40,16 +41,19 @@ def node_plan(
     *,
     pods: Mapping[str, int],
     reset: str | None,
+    prefer: str = PODS,
 ) -> tuple[Json, list[AcceleratorError]]:
     """Return the node's operations in order, with what is left of an earlier run, and what stands in the way of anything.
 
     ``former`` are the rules that the driver works by, ``documents`` the same as they were written. ``pods`` says how many a claim has.
-    Resets need ``reset`` to be when_needed.
+    Resets need ``reset`` to be when_needed. ``prefer`` says what is disturbed the least, before anything else.
     """
     errors: list[AcceleratorError] = []
     planned: list[tuple[Vendor, Operation]] = []
     for each in vendors:
-        found, problems = plan_operations(each.backend, each.look.devices, rules, each.look.prepared, pods, former)
+        found, problems = plan_operations(
+            each.backend, each.look.devices, rules, each.look.prepared, pods, former, prefer
+        )
         errors += problems
         errors += [_without_consent(one) for one in found if one.resets and reset != "when_needed"]
         planned += [(each, one) for one in found]

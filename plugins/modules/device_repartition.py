@@ -64,6 +64,13 @@ options:
       - How many pods have a claim, by the claim's namespace and name joined by a slash. A claim that is not named counts as one.
     type: dict
     default: {}
+  prefer:
+    description:
+      - What is disturbed the least, before anything else, where there are several ways to a layout. With V(pods) the pods that have what goes, and
+        then partitions; with V(partitions) the other way round.
+    type: str
+    choices: [pods, partitions]
+    default: pods
   reset:
     description:
       - Whether devices whose mode changes only by a reset may be reset. Without it an operation that needs a reset is refused.
@@ -380,6 +387,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.backend impo
 from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import DeviceLocks
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, InUse
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.packing import PODS, PREFERENCES
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import (
     prepared_claims,
     prepared_partitions,
@@ -414,6 +422,7 @@ def argument_spec() -> dict[str, Any]:
         "layout": rules,
         "former_layout": rules,
         "pods": {"type": "dict", "default": {}},
+        "prefer": {"type": "str", "choices": list(PREFERENCES), "default": PODS},
         "reset": {"type": "str", "choices": ["never", "when_needed"]},
         "vendor": {"type": "list", "elements": "str", "choices": sorted(BACKENDS)},
         "kubelet_root": {"type": "path", "default": "/var/lib/kubelet"},
@@ -469,7 +478,15 @@ def planned(module: AnsibleModule, system: System) -> dict[str, Any]:
         finally:
             backend.close()
     pods = {str(claim): int(number) for claim, number in params["pods"].items()}
-    answer, errors = node_plan(found, rules, parse_rules(documents), documents, pods=pods, reset=params["reset"])
+    answer, errors = node_plan(
+        found,
+        rules,
+        parse_rules(documents),
+        documents,
+        pods=pods,
+        reset=params["reset"],
+        prefer=params["prefer"],
+    )
     if errors:
         fail_all(module, errors)
     return {

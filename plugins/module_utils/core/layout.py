@@ -186,6 +186,7 @@ def plan_layout(
     prepared: Sequence[PreparedPartition] = (),
     refuse: bool = True,
     pods: Mapping[str, int] | None = None,
+    prefer: str = packing.PODS,
 ) -> LayoutPlan:
     """Plan the steps from a device's present state to what a rule wants, disturbing the fewest partitions.
 
@@ -193,7 +194,7 @@ def plan_layout(
     the driver has made for claims; partitioning is switched on where that needs a reset, and left as it is elsewhere.
 
     ``pods`` says how many pods have a claim, by the claim's namespace and name; one where it says nothing. The fewest are disturbed
-    first, then the fewest partitions.
+    first, then the fewest partitions; with ``prefer`` partitions the other way round.
 
     Raises InvalidLayout, DoesNotFit, Unsupported, and InUse with pids and claims when every plan would disturb something
     held; with ``refuse=False`` the plan is returned with its blockers instead.
@@ -222,7 +223,7 @@ def plan_layout(
             )
         held = {each.key: _holders(each, mine, pods or {}) for each in device.partitions}
         held = {key: number for key, number in held.items() if number}
-        places = packing.arrange(device, rule.partitions, held)
+        places = packing.arrange(device, rule.partitions, held, prefer)
         keeping = packing.kept(device, places)
         there = {partition.key for partition in keeping}
         creates = tuple(
@@ -259,6 +260,7 @@ def plan_layouts(
     prepared: Sequence[PreparedPartition] = (),
     refuse: bool = True,
     pods: Mapping[str, int] | None = None,
+    prefer: str = packing.PODS,
 ) -> tuple[LayoutPlan | AcceleratorError, ...]:
     """Plan all devices of a machine; one outcome for each, in order: a plan, or the error that plan_layout would raise.
 
@@ -269,7 +271,7 @@ def plan_layouts(
     outcomes: list[LayoutPlan | AcceleratorError] = []
     for device, rule in wanted:
         try:
-            outcomes.append(_plan_one(device, rule, prepared, refuse, pods))
+            outcomes.append(_plan_one(device, rule, prepared, refuse, pods, prefer))
         except AcceleratorError as error:
             outcomes.append(error)
     for group in reset_groups([device for device, _rule in wanted]):
@@ -317,10 +319,11 @@ def _plan_one(
     prepared: Sequence[PreparedPartition],
     refuse: bool,
     pods: Mapping[str, int] | None,
+    prefer: str,
 ) -> LayoutPlan:
     if rule is None:
         return LayoutPlan(device.uuid, (), device.partitions)
-    return plan_layout(device, rule, prepared=prepared, refuse=refuse, pods=pods)
+    return plan_layout(device, rule, prepared=prepared, refuse=refuse, pods=pods, prefer=prefer)
 
 
 def _has_reset(outcome: LayoutPlan | AcceleratorError) -> bool:

@@ -21,16 +21,24 @@ _Group = tuple[Profile, tuple[int, ...], int]  # profile, starts that are given,
 _Cost = tuple[int, int, int, int, int, tuple[tuple[int, int], ...]]
 
 
+#: What is disturbed the least, before anything else.
+PODS, PARTITIONS = "pods", "partitions"
+PREFERENCES = (PODS, PARTITIONS)
+
+
 def arrange(
-    device: Device, wanted: Sequence[WantedPartition], held: Mapping[tuple[int, int, int], int] | None = None
+    device: Device,
+    wanted: Sequence[WantedPartition],
+    held: Mapping[tuple[int, int, int], int] | None = None,
+    prefer: str = PODS,
 ) -> tuple[Place, ...]:
     """Choose a placement for every wanted partition.
 
     ``held`` are the keys (profile id, start, size) of existing partitions that somebody holds, with how many that are: pods, or one for
     who is no pod. In this order the choice has: the fewest holders disturbed; the fewest held partitions disturbed; the fewest
-    partitions disturbed; the most room left for large partitions; the lowest starts, or numbers. Raises InvalidLayout for an unknown profile
-    or placement, DoesNotFit when
-    there is no arrangement at all, with what is in the way.
+    partitions disturbed; the most room left for large partitions; the lowest starts, or numbers. With ``prefer`` partitions the fewest
+    partitions disturbed come before the holders. Raises InvalidLayout for an unknown profile or placement, DoesNotFit when there is no
+    arrangement at all, with what is in the way.
     """
     held = held or {}
     groups = _groups(device, wanted)
@@ -38,7 +46,7 @@ def arrange(
     best: tuple[_Cost, tuple[Place, ...]] | None = None
     for placed in _arrangements(device, groups):
         places = placed + numbered
-        cost = _cost(device, places, held)
+        cost = _cost(device, places, held, prefer)
         if best is None or cost < best[0]:
             best = (cost, places)
     if best is None:
@@ -165,7 +173,7 @@ def _arrangements(device: Device, groups: Sequence[_Group], engines: bool = True
         yield from extend(0, 0, dict(limits), ())
 
 
-def _cost(device: Device, places: Sequence[Place], held: Mapping[tuple[int, int, int], int]) -> _Cost:
+def _cost(device: Device, places: Sequence[Place], held: Mapping[tuple[int, int, int], int], prefer: str) -> _Cost:
     keeping = {partition.key for partition in kept(device, places)}
     disturbed = [partition for partition in device.partitions if partition.key not in keeping]
     live = [partition for partition in disturbed if partition.uuid or partition.compute_instances]
@@ -180,7 +188,9 @@ def _cost(device: Device, places: Sequence[Place], held: Mapping[tuple[int, int,
     )
     starts = tuple(sorted((placement.start, profile.profile_id) for profile, placement in places))
     holders = [held[partition.key] for partition in disturbed if partition.key in held]
-    return (sum(holders), len(holders), len(live), len(disturbed), -left, starts)
+    of_holders, of_partitions = (sum(holders), len(holders)), (len(live), len(disturbed))
+    first, then = (of_partitions, of_holders) if prefer == PARTITIONS else (of_holders, of_partitions)
+    return (*first, *then, -left, starts)
 
 
 def _does_not_fit(device: Device, groups: Sequence[_Group]) -> DoesNotFit:

@@ -27,6 +27,7 @@ from .layout import (
 )
 from .layout_rules import DYNAMIC, STATIC, WHOLE, Rule, wanted_for
 from .model import PARTITION, Device, Offer, OwnedPartition, Partition, Placement
+from .packing import PODS
 from .prepared import PreparedPartition
 
 Document = dict[str, Any]
@@ -122,12 +123,14 @@ def plan_operations(
     prepared: Sequence[PreparedPartition],
     pods: Mapping[str, int] | None = None,
     former: Sequence[Rule] = (),
+    prefer: str = PODS,
 ) -> tuple[tuple[Operation, ...], tuple[AcceleratorError, ...]]:
     """Return the operations that bring devices to their rules, in the devices' order, and what stands in the way of others.
 
     ``former`` are the rules that the driver works by until then. ``pods`` says how many pods a claim has (one where it
     says nothing): of all ways to the layout that is taken which disturbs the
-    fewest of them, and of those the one that destroys the fewest partitions. Of the backend only pure functions are called.
+    fewest of them, and of those the one that destroys the fewest partitions; with ``prefer`` partitions the other way round. Of the backend
+    only pure functions are called.
 
     A partition that the driver has made for a claim goes with that claim: it is in no static layout, and its claim has to end
     first where a device becomes static. What a process holds that has no claim is InUse: nobody could be asked to leave.
@@ -135,7 +138,7 @@ def plan_operations(
     wanted = [
         (_without_made(device, wanted_for(device, rules), prepared), wanted_for(device, rules)) for device in devices
     ]
-    outcomes = plan_layouts(wanted, prepared=prepared, refuse=False, pods=pods)
+    outcomes = plan_layouts(wanted, prepared=prepared, refuse=False, pods=pods, prefer=prefer)
     reset = [_reset_together(outcome) for outcome in outcomes]
     along = {uuid for uuids in reset for uuid in uuids}
     operations: list[Operation] = []

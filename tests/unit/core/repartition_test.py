@@ -42,8 +42,11 @@ def plan(
     prepared: list[PreparedPartition] | None = None,
     pods: dict[str, int] | None = None,
     former: list[dict[str, Any]] | None = None,
+    prefer: str = "pods",
 ) -> tuple[tuple[Operation, ...], tuple[AcceleratorError, ...]]:
-    return plan_operations(Offers(), devices, parse_rules(rules), prepared or [], pods, parse_rules(former or []))  # type: ignore[arg-type]
+    return plan_operations(
+        Offers(), devices, parse_rules(rules), prepared or [], pods, parse_rules(former or []), prefer
+    )  # type: ignore[arg-type]
 
 
 def only(gpu: Device, rule: dict[str, Any], prepared: list[PreparedPartition] | None = None, **more: Any) -> Operation:
@@ -66,9 +69,9 @@ def scenes(draw: st.DrawFn) -> tuple[tuple[Place, ...], dict[int, int], tuple[tu
     return present, users, multiset(draw(st.sampled_from(states)))
 
 
-@given(scenes())
-def test_the_fewest_pods_and_then_the_fewest_partitions_are_disturbed(
-    scene: tuple[tuple[Place, ...], dict[int, int], tuple[tuple[int, int], ...]],
+@given(scenes(), st.sampled_from(("pods", "partitions")))
+def test_the_fewest_pods_or_partitions_are_disturbed_and_then_of_the_other(
+    scene: tuple[tuple[Place, ...], dict[int, int], tuple[tuple[int, int], ...]], prefer: str
 ) -> None:
     present, users, target = scene
     gpu = device(BOARD, enabled=True, places=present)
@@ -81,16 +84,22 @@ def test_the_fewest_pods_and_then_the_fewest_partitions_are_disturbed(
         "mode": "static",
         "partitions": [{"profile": each.profile, "count": each.count} for each in rule.partitions],
     }
-    found, errors = plan([gpu], [{"match": {}, **document}], prepared, pods)
+    found, errors = plan([gpu], [{"match": {}, **document}], prepared, pods, prefer=prefer)
     candidates = states_by_multiset(BOARD)[target]
     gone = [set(present) - candidate for candidate in candidates]
-    least = min((sum(count[place] for place in each), len(each)) for each in gone)
+    rank = (0, 1) if prefer == "pods" else (1, 0)
+
+    def cost(places: set[Place]) -> tuple[int, int]:
+        both = (sum(count[place] for place in places), len(places))
+        return both[rank[0]], both[rank[1]]
+
+    least = min(cost(each) for each in gone)
     assert not errors
     if not found:
         assert least == (0, 0) and multiset(present) == target
         return
     going = {(each.partition.profile_id, each.partition.placement.start) for each in found[0].going}
-    assert (sum(count[place] for place in going), len(going)) == least
+    assert cost(going) == least
     assert sorted(found[0].claims) == sorted({claim for each in found[0].going for claim in each.claims})
     # What is written down with its places leads to the same, whoever has gone meanwhile.
     left = [each for each in prepared if each.claim not in found[0].claims]
@@ -103,6 +112,15 @@ def test_the_fewest_pods_and_then_the_fewest_partitions_are_disturbed(
     former = parse_rules([dict(each) for each in found[0].former])
     execute(backend, plan_layout(backend.present, former[0]))  # type: ignore[arg-type]
     assert {(each.profile_id, each.placement.start) for each in backend.present.partitions} == set(present)
+
+
+@pytest.mark.parametrize(("prefer", "partitions", "pods"), [("pods", 3, 0), ("partitions", 2, 1)])
+def test_where_pods_and_partitions_differ_what_is_preferred_decides(prefer: str, partitions: int, pods: int) -> None:
+    gpu = device(BOARD, places=((19, 0), (19, 2), (20, 3), (19, 4)))
+    wanted = {"mode": "static", "partitions": {"2g.20gb": 2, "1g.10gb": 1, "1g.10gb+me": 1}}
+    held = [holding(gpu, number, "team/a") for number, each in enumerate(gpu.partitions) if each.placement.start == 0]
+    found = only(gpu, wanted, held, prefer=prefer)
+    assert (len(found.going), len(found.claims)) == (partitions, pods)
 
 
 def test_a_change_leaves_what_is_kept_to_whoever_has_it() -> None:
