@@ -14,6 +14,7 @@ from typing import Any
 
 from . import _device_drain as drain
 from ._device_drain import Consent, Target
+from ._inventory import BLOCKING
 from ._migration_inventory import Problem
 
 Json = dict[str, Any]
@@ -23,12 +24,16 @@ OPERATION = "repartition"
 
 @dataclass(frozen=True)
 class Cluster:
-    """What the cluster knows: published devices as ``_inventory`` has them, claims and pods as the API server sent them, rules of drains."""
+    """What the cluster knows: published devices as ``_inventory`` has them, claims and pods as the API server sent them.
+
+    ``rules`` are those of our drains, ``all_rules`` all DeviceTaintRules, whoever wrote them.
+    """
 
     devices: Sequence[Json]
     claims: Sequence[Json]
     pods: Sequence[Json]
     rules: Sequence[Json]
+    all_rules: Sequence[Json] = ()
 
 
 def targets_of(operation: Json, node: str, devices: Iterable[Json]) -> list[Target]:
@@ -62,7 +67,9 @@ def join(nodes: Mapping[str, Json], cluster: Cluster, consent: Consent, limit: s
                     "published": [each.device for each in targets],
                     "claims": claims,
                     "pods": [each.document() for each in holders],
-                    "closes": dict(Counter(_kind(each) for each in cluster.devices if _is_in(each, targets))),
+                    "closes": {
+                        kind: sorted(those) for kind, those in _boards(_those(cluster.devices, targets)).items()
+                    },
                 }
             )
             evicted.update({each.key: {**each.document(), "node": node} for each in holders if not each.deleting})
@@ -72,7 +79,7 @@ def join(nodes: Mapping[str, Json], cluster: Cluster, consent: Consent, limit: s
             if drain.rule_facts(rule)["operation"] == OPERATION and drain.rule_facts(rule)["node"] == node
         ]
         joined[node] = {**plan, "operations": operations, "leftover_rules": leftovers}
-    allowed, refused = _allowed(joined, cluster.devices, limit)
+    allowed, refused = _allowed(joined, cluster, limit)
     problems += refused
     staying = sorted(_users(cluster) - set(evicted))
     return {
@@ -88,13 +95,52 @@ def join(nodes: Mapping[str, Json], cluster: Cluster, consent: Consent, limit: s
     }
 
 
-def _is_in(device: Json, targets: Iterable[Target]) -> bool:
-    return Target(device["driver"], device["pool"], device["name"]) in set(targets)
+def _those(devices: Iterable[Json], targets: Iterable[Target]) -> list[Json]:
+    wanted = set(targets)
+    return [each for each in devices if Target(each["driver"], each["pool"], each["name"]) in wanted]
 
 
 def _kind(device: Json) -> str:
     """What the DeviceClasses of this collection tell devices apart by: their driver and type."""
     return f"{device['driver']}/{device['type']}"
+
+
+def _board(device: Json) -> str:
+    """The physical device that a published one is, or is a part of."""
+    attributes = device.get("attributes") or {}
+    parent = attributes.get("parentUUID", attributes.get(f"{device['driver']}/parentUUID"))
+    return f"{device['pool']}/{parent or device.get('uuid') or device['name']}"
+
+
+def _boards(devices: Iterable[Json]) -> dict[str, set[str]]:
+    """By kind the physical devices that are published as it: a GPU whose four partitions are closed is one."""
+    found: dict[str, set[str]] = {}
+    for each in devices:
+        found.setdefault(_kind(each), set()).add(_board(each))
+    return found
+
+
+def _closed_already(cluster: Cluster) -> list[Json]:
+    """Published devices that nobody is given: the driver says that they are not well, or a rule of anybody's closes them."""
+    selectors = [
+        (rule.get("spec") or {}).get("deviceSelector")
+        for rule in cluster.all_rules
+        if ((rule.get("spec") or {}).get("taint") or {}).get("effect") in BLOCKING
+    ]
+    return [
+        each
+        for each in cluster.devices
+        if any(taint["effect"] in BLOCKING for taint in each.get("taints") or ())
+        or any(_selects(selector, each) for selector in selectors)
+    ]
+
+
+def _selects(selector: Json | None, device: Json) -> bool:
+    """Whether a rule is about a device. Without a selector it is about none, and with an empty one about all."""
+    if selector is None:
+        return False
+    named = (("driver", device["driver"]), ("pool", device["pool"]), ("device", device["name"]))
+    return all(selector.get(key) in (None, "", value) for key, value in named)
 
 
 def _users(cluster: Cluster) -> set[str]:
@@ -104,36 +150,44 @@ def _users(cluster: Cluster) -> set[str]:
     return {each.key for each in drain.holders_of(held, cluster.pods) if not each.deleting}
 
 
-def _allowed(nodes: Mapping[str, Json], devices: Sequence[Json], limit: str) -> tuple[int, list[Problem]]:
+def _allowed(nodes: Mapping[str, Json], cluster: Cluster, limit: str) -> tuple[int, list[Problem]]:
     """Return how many nodes can be worked on at a time so that no more than ``limit`` of any kind is unavailable, and what exceeds it alone.
 
-    On each node one operation is under way at a time. At worst those that close the most come together.
+    What counts are physical devices, and those that are unavailable already. On each node one operation is under way at a time. At worst
+    those that close the most come together.
     """
-    totals = Counter(_kind(each) for each in devices)
+    closed = _boards(_closed_already(cluster))
     at_most = len([node for node, plan in nodes.items() if plan["operations"]]) or 1
     problems: list[Problem] = []
-    for kind, total in sorted(totals.items()):
-        room = _room(limit, total)
+    for kind, boards in sorted(_boards(cluster.devices).items()):
+        gone = closed.get(kind, set())
+        room = _room(limit, len(boards)) - len(gone)
         worst = sorted(
-            (max((one["closes"].get(kind, 0) for one in plan["operations"]), default=0) for plan in nodes.values()),
+            (
+                max((len(set(one["closes"].get(kind, ())) - gone) for one in plan["operations"]), default=0)
+                for plan in nodes.values()
+            ),
             reverse=True,
         )
-        if worst and worst[0] > room:
-            problems.append(
-                Problem(
-                    "too-much-unavailable",
-                    f"One operation takes {worst[0]} of {total} devices of {kind} away, and {room} may be ({limit})",
-                    "Allow more (max_unavailable), or change fewer devices that are reset together.",
-                    blocks=True,
-                )
-            )
+        if worst and worst[0] > max(room, 0):
+            problems.append(_too_much(kind, worst[0], boards, gone, limit))
         taken = 0
         for number, each in enumerate(worst):
             taken += each
-            if taken > room:
+            if taken > room and each:
                 at_most = min(at_most, number)
                 break
     return max(at_most, 1), problems
+
+
+def _too_much(kind: str, takes: int, boards: set[str], gone: set[str], limit: str) -> Problem:
+    already = f", {len(gone)} are unavailable already ({', '.join(sorted(gone))})" if gone else ""
+    return Problem(
+        "too-much-unavailable",
+        f"One operation takes {takes} of {len(boards)} devices of {kind} away{already}, and {_room(limit, len(boards))} may be unavailable ({limit})",
+        "Allow more (max_unavailable), mend or open what is unavailable, or change fewer devices that are reset together.",
+        blocks=True,
+    )
 
 
 def _room(limit: str, total: int) -> int:

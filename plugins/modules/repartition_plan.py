@@ -53,8 +53,11 @@ options:
     default: false
   max_unavailable:
     description:
-      - How many devices of a kind may be unavailable at a time over the whole cluster, as a number or a percentage of those that are published,
-        rounded up. A kind is a driver and a type of device, which is what the DeviceClasses of this collection tell apart.
+      - How many physical devices of a kind may be unavailable at a time over the whole cluster, as a number or a percentage of those that are
+        published, rounded up. A kind is a driver and a type of device, which is what the DeviceClasses of this collection tell apart. A GPU of which
+        some partitions are closed is one.
+      - Those count that are unavailable already, because their driver says that they are not well, or because any DeviceTaintRule keeps claims off
+        them, this collection's or not.
     type: str
     default: 25%
   most_nodes:
@@ -94,7 +97,7 @@ plan:
   contains:
     nodes:
       description:
-        - By node what was given, each operation with C(published) (names of devices), C(claims), C(pods) and C(closes) (how many devices of each kind),
+        - By node what was given, each operation with C(published) (names of devices), C(claims), C(pods) and C(closes) (which physical devices, by kind),
           and C(leftover_rules), the rules that an earlier run has left.
       type: dict
       returned: success
@@ -180,8 +183,6 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes impor
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils._repartition_plan import Cluster, is_limit, join
 from ansible_collections.dra.accelerators.plugins.module_utils._taint_rules import (
-    MANAGED_BY,
-    OURS,
     Rules,
     is_ours,
     served_rules,
@@ -210,8 +211,13 @@ def ask(api: Api, drivers: set[str]) -> Cluster:
         {claim["metadata"]["namespace"] for claim in claims if (claim.get("status") or {}).get("reservedFor")}
     )
     pods = [pod for each in namespaces for pod in api.list_all(f"/api/v1/namespaces/{quote(each)}/pods", {})]
-    rules = Rules(api, served_rules(api), MANAGER).labelled(f"{MANAGED_BY}={OURS},{OPERATION_LABEL}")
-    return Cluster(devices(slices), claims, pods, [each for each in rules if is_ours(each, MANAGER)])
+    rules = Rules(api, served_rules(api), MANAGER).labelled("")
+    return Cluster(devices(slices), claims, pods, [each for each in rules if is_drain(each)], rules)
+
+
+def is_drain(rule: dict[str, Any]) -> bool:
+    """Whether a rule is one of a drain of ours, by its field manager and label; pure."""
+    return is_ours(rule, MANAGER) and OPERATION_LABEL in rule["metadata"].get("labels", {})
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ from ansible_collections.dra.accelerators.plugins.modules.device_repartition imp
 )
 from drain_world import DRIVER, claim_of
 from driver_store import claim
+from hypothesis import given
+from hypothesis import strategies as st
 from migration_world import pod
 
 if TYPE_CHECKING:
@@ -199,8 +202,19 @@ def test_a_record_is_written_again_when_much_of_its_time_is_over() -> None:
 # ---- the plan of a fleet
 
 
-def published(node: str, name: str, kind: str = "mig") -> Json:
-    return {"driver": DRIVER, "pool": node, "node": node, "name": name, "type": kind}
+def published(
+    node: str, name: str, kind: str = "mig", *, gpu: int | None = None, taints: tuple[Json, ...] = ()
+) -> Json:
+    """A published device; ``gpu`` is the physical one that it is a part of, by default one of its own."""
+    return {
+        "driver": DRIVER,
+        "pool": node,
+        "node": node,
+        "name": name,
+        "type": kind,
+        "attributes": {} if gpu is None else {"parentUUID": f"GPU-{gpu}"},
+        "taints": list(taints),
+    }
 
 
 def told(*operations: Json, **more: Any) -> Json:
@@ -272,6 +286,92 @@ def test_so_many_nodes_at_a_time_as_capacity_allows(limit: str, most: int, at_a_
     nodes = {each: told(operation(0, "part-0", "part-1"), operation(1, "part-2")) for each in "ab"}
     plan = join(nodes, Cluster(DEVICES, [], [], []), Consent(), limit, most)
     assert plan["at_a_time"] == at_a_time and len(plan["blocked"]) == blocked
+
+
+def closes(rule: str | None, device: str, effect: str = "NoSchedule", pool: str = "b") -> Json:
+    """A taint rule of anybody's."""
+    selector = {"driver": DRIVER, "pool": pool, "device": device} if device else {} if rule else None
+    return {
+        "metadata": {"name": rule or "r"},
+        "spec": {"deviceSelector": selector, "taint": {"key": "k", "effect": effect}},
+    }
+
+
+#: Two nodes with two GPUs each, each GPU in four partitions.
+HALVES = [published(node, f"gpu-{gpu}-part-{part}", gpu=gpu) for node in "ab" for gpu in (0, 1) for part in range(4)]
+
+
+def test_physical_devices_count_and_not_their_partitions() -> None:
+    names = [f"gpu-0-part-{part}" for part in range(4)]
+    nodes = {"a": told(operation(0, *names)), "b": told(operation(0, *names))}
+    plan = join(nodes, Cluster(HALVES, [], [], []), Consent(), "25%", 9)
+    assert plan["blocked"] == [] and plan["at_a_time"] == 1
+    (found,) = plan["nodes"]["a"]["operations"]
+    assert found["closes"] == {f"{DRIVER}/mig": ["a/GPU-0"]}
+    assert join(nodes, Cluster(HALVES, [], [], []), Consent(), "2", 9)["at_a_time"] == 2
+
+
+ILL = {"key": "gpu.nvidia.com/unhealthy", "value": "lost", "effect": "NoExecute"}
+
+
+@pytest.mark.parametrize(
+    ("ill", "rule", "blocked"),
+    [
+        (None, None, False),
+        (ILL, None, True),
+        ({**ILL, "effect": "None"}, None, False),
+        (None, closes("r", "gpu-1-part-0"), True),
+        (None, closes("r", "gpu-1-part-0", "None"), False),
+        (None, closes("r", "gpu-9"), False),
+        (None, closes(None, ""), False),
+        # What this operation closes itself, as a run has left it that was cut short, counts once.
+        (None, closes("r", "gpu-0-part-1", pool="a"), False),
+    ],
+)
+def test_what_is_unavailable_already_counts(ill: Json | None, rule: Json | None, *, blocked: bool) -> None:
+    devices = [
+        {**each, "taints": [ill]} if ill and (each["node"], each["name"]) == ("b", "gpu-1-part-2") else each
+        for each in HALVES
+    ]
+    nodes = {"a": told(operation(0, "gpu-0-part-1", "gpu-0-part-2"))}
+    plan = join(nodes, Cluster(devices, [], [], [], [rule] if rule else []), Consent(), "1", 1)
+    assert bool(plan["blocked"]) is blocked
+    if blocked:
+        assert "1 are unavailable already (b/GPU-1)" in plan["blocked"][0]
+
+
+@given(st.data())
+def test_never_more_is_closed_than_may_be(data: st.DataObject) -> None:
+    """Whatever nodes come together, and whichever of their operations: what is closed stays within the limit."""
+    names = [f"gpu-{gpu}" for gpu in range(4)]
+    devices = [published(node, name) for node in "abc" for name in names]
+    rules = [
+        closes("r", data.draw(st.sampled_from(names)), pool=node) for node in data.draw(st.sets(st.sampled_from("abc")))
+    ]
+    nodes = {
+        node: told(
+            *(
+                operation(number, *chosen)
+                for number, chosen in enumerate(
+                    data.draw(st.lists(st.sets(st.sampled_from(names), min_size=1), max_size=2))
+                )
+            )
+        )
+        for node in "abc"
+    }
+    limit = data.draw(st.integers(1, 12))
+    plan = join(nodes, Cluster(devices, [], [], [], rules), Consent(), str(limit), 3)
+    gone = {f"{each['spec']['deviceSelector']['pool']}/{each['spec']['deviceSelector']['device']}" for each in rules}
+    sets = [
+        [set(one["closes"][f"{DRIVER}/mig"]) for one in plan["nodes"][node]["operations"]] or [set()] for node in "abc"
+    ]
+    alone = any(len(each - gone) > max(limit - len(gone), 0) for node in sets for each in node)
+    assert bool(plan["blocked"]) == alone
+    if not alone:
+        for together in combinations(sets, plan["at_a_time"]):
+            for chosen in product(*together):
+                added = set().union(*chosen) - gone
+                assert not added or len(gone | added) <= limit
 
 
 def test_what_an_earlier_run_has_left_is_found() -> None:
