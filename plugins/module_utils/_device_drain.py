@@ -17,6 +17,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any
 
 from ._migration_inventory import Problem, controller
@@ -31,6 +32,10 @@ MANAGER = "dra.accelerators.device-drain"
 #: By these a rule of a drain is found again: the operation it is of, and for people since when and for which node.
 OPERATION_LABEL = "dra.accelerators/drain"
 SINCE, FOR_NODE = "dra.accelerators/drain-since", "dra.accelerators/drain-node"
+#: When a later run has gone on with the drain: a rule is as old as its last sign of life.
+RENEWED = "dra.accelerators/drain-renewed"
+#: A sign of life is written again when the last one is older than that, in seconds.
+RENEW_SECONDS = 600.0
 TAINT_KEY, EFFECT = "dra.accelerators/drain", "NoSchedule"
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _ENDED = ("Succeeded", "Failed")
@@ -299,7 +304,34 @@ def rule_facts(rule: Json) -> dict[str, str]:
         "pool": selector.get("pool", ""),
         "device": selector.get("device", ""),
         "since": notes.get(SINCE, ""),
+        "renewed": notes.get(RENEWED, ""),
     }
+
+
+def age(rule: Json, now: str) -> float | None:
+    """Return for how many seconds a rule has shown no sign of life, by what it says itself; None where it says nothing.
+
+    Signs are the API server's time of its making, and when runs began to drain by it or went on.
+    """
+    metadata = rule["metadata"]
+    notes = metadata.get("annotations") or {}
+    told = (_moment(each) for each in (metadata.get("creationTimestamp"), notes.get(SINCE), notes.get(RENEWED)))
+    signs = [each for each in told if each is not None]
+    at = _moment(now)
+    return (at - max(signs)).total_seconds() if signs and at is not None else None
+
+
+def is_left(rule: Json, now: str, older_than: float) -> bool:
+    """Whether nobody is at work by a rule any more, as far as its age tells: one that does not tell its age is not left."""
+    found = age(rule, now)
+    return older_than <= 0 or (found is not None and found >= older_than)
+
+
+def _moment(text: Any) -> datetime | None:
+    try:
+        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+    except ValueError:
+        return None
 
 
 def _target_of(rule: Json) -> Target | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +20,7 @@ from ._device_drain import MANAGER, OPERATION_LABEL, Asked, Consent, Held, Holde
 from ._evictions import evict
 from ._kubernetes import Api, served_version
 from ._migration_inventory import Json, Problem
-from ._taint_rules import GROUP, MANAGED_BY, OURS, Rules, is_ours, served_rules
+from ._taint_rules import GROUP, MANAGED_BY, OURS, Rules, Wanted, is_ours, served_rules
 from .core.errors import AcceleratorError
 
 LOOK_SECONDS = 2.0
@@ -124,11 +124,15 @@ class Drainer:
         self._clear(plan)
         return self.done
 
-    def open(self, attributes: Mapping[str, str] | None = None) -> Done:
-        """Lift the operation's rules, with ``attributes`` once the devices are published so. Raises TimeIsUp, DrainError, ApiError."""
+    def open(self, attributes: Mapping[str, str] | None = None, older_than: float = 0) -> Done:
+        """Lift the operation's rules, with ``attributes`` once the devices are published so. Raises TimeIsUp, DrainError, ApiError.
+
+        With ``older_than``, in seconds, those stay that are younger: a run that goes on drains by them.
+        """
         if attributes and not self._asked.node:
             raise drain.DrainError("published needs the name of a node, whose devices are looked at", code="no-node")
         mine, self.done.others = self._found_rules()
+        mine = [each for each in mine if drain.is_left(each, self._now(), older_than)]
         if attributes and mine and not self._dry:
             self._await_published(attributes, [drain.rule_facts(each) for each in mine])
         for each in mine:
@@ -194,7 +198,7 @@ class Drainer:
         """Write the rules; where one is refused, those that this run has written go again."""
         written: list[str] = []
         try:
-            for each in plan.rules:
+            for each in self._with_signs(plan.rules):
                 done = self._rules.bring_about(each.name, each, force=False, dry=self._dry)
                 if done.verb:
                     text = str(
@@ -212,6 +216,13 @@ class Drainer:
             raise
         for name in plan.stale:
             self._lift(name)
+
+    def _with_signs(self, rules: Sequence[Wanted]) -> list[Wanted]:
+        """The rules, and a new sign of life on those that an earlier run has left."""
+        mine, _others = self._found_rules()
+        now = self._now()
+        old = {each["metadata"]["name"] for each in mine if drain.is_left(each, now, drain.RENEW_SECONDS)}
+        return [replace(each, signs={drain.RENEWED: now}) if each.name in old else each for each in rules]
 
     def _lift(self, name: str) -> None:
         rule = self._rules.find(name)

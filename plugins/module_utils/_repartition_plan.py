@@ -16,6 +16,7 @@ from . import _device_drain as drain
 from ._device_drain import Consent, Target
 from ._inventory import BLOCKING
 from ._migration_inventory import Problem
+from .core.repartition_record import LONGEST_SECONDS
 
 Json = dict[str, Any]
 #: What a drain of this play is called, on every node: what a killed run has left is found by it.
@@ -46,8 +47,21 @@ def targets_of(operation: Json, node: str, devices: Iterable[Json]) -> list[Targ
     ]
 
 
-def join(nodes: Mapping[str, Json], cluster: Cluster, consent: Consent, limit: str, most: int) -> Json:
-    """Return the plan of the whole fleet as data. ``limit`` is what may be unavailable of each kind of devices, ``most`` how many nodes at a time."""
+def join(
+    nodes: Mapping[str, Json],
+    cluster: Cluster,
+    consent: Consent,
+    limit: str,
+    most: int,
+    *,
+    now: str = "",
+    left_after: float = LONGEST_SECONDS,
+) -> Json:
+    """Return the plan of the whole fleet as data. ``limit`` is what may be unavailable of each kind of devices, ``most`` how many nodes at a time.
+
+    Rules of drains on nodes that are not among these are left over when they have shown no sign of life for ``left_after`` seconds
+    before ``now``: no operation holds a device for longer.
+    """
     problems: list[Problem] = []
     joined: dict[str, Json] = {}
     evicted: dict[str, Json] = {}
@@ -79,6 +93,13 @@ def join(nodes: Mapping[str, Json], cluster: Cluster, consent: Consent, limit: s
             if drain.rule_facts(rule)["operation"] == OPERATION and drain.rule_facts(rule)["node"] == node
         ]
         joined[node] = {**plan, "operations": operations, "leftover_rules": leftovers}
+    strays = [
+        drain.rule_facts(rule)
+        for rule in cluster.rules
+        if drain.rule_facts(rule)["operation"] == OPERATION
+        and drain.rule_facts(rule)["node"] not in nodes
+        and drain.is_left(rule, now, left_after)
+    ]
     allowed, refused = _allowed(joined, cluster, limit)
     problems += refused
     staying = sorted(_users(cluster) - set(evicted))
@@ -91,7 +112,8 @@ def join(nodes: Mapping[str, Json], cluster: Cluster, consent: Consent, limit: s
         "at_a_time": max(1, min(most, allowed)),
         "partitions_destroyed": sum(len(one["going"]) for plan in joined.values() for one in plan["operations"]),
         "devices_touched": sum(len(one["devices"]) for plan in joined.values() for one in plan["operations"]),
-        "table": table(joined, staying, consent),
+        "strays": strays,
+        "table": [*table(joined, staying, consent), *_of_strays(strays)],
     }
 
 
@@ -244,6 +266,14 @@ def table(nodes: Mapping[str, Json], staying: Sequence[str], consent: Consent) -
             )
         lines += [f"{node}: keeps what it has, since it cannot be read: {each}" for each in plan["unread"]]
     return [line.rstrip() for line in lines]
+
+
+def _of_strays(strays: Sequence[Json]) -> list[str]:
+    by_node = Counter(each["node"] for each in strays)
+    return [
+        f"{node}, which is not in this run: {number} taint rules of a run long ago are lifted."
+        for node, number in by_node.items()
+    ]
 
 
 def _row(node: str, one: Json) -> tuple[str, ...]:

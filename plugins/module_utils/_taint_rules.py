@@ -35,7 +35,9 @@ _TAINT = ("key", "value", "effect")
 
 @dataclass(frozen=True)
 class Wanted:
-    """A rule as it is to be. ``node`` is the Node with which it is to go; ``notes`` are annotations that a rule keeps as it got them first."""
+    """A rule as it is to be. ``node`` is the Node with which it is to go; ``notes`` are annotations that a rule keeps as it got them first,
+    ``signs`` such as are written anew.
+    """
 
     name: str
     selector: Mapping[str, str]
@@ -44,6 +46,7 @@ class Wanted:
     node: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+    signs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ def plan(wanted: Wanted, existing: Mapping[str, Any] | None, version: str) -> Wr
     same = summary(existing) == summary(body) and (existing["metadata"].get("labels") or {}) == body["metadata"].get(
         "labels", {}
     )
+    annotations = existing["metadata"].get("annotations") or {}
+    same = same and all(annotations.get(key) == value for key, value in wanted.signs.items())
     return Write("") if same else Write("update", body)
 
 
@@ -100,7 +105,7 @@ def _body(wanted: Wanted, metadata: Mapping[str, Any], version: str, present: Ma
     # A node's name can be longer than a label's value: such a rule stays when the Node goes.
     if wanted.node and len(wanted.node) <= LONGEST_LABEL:
         labels[NODE_LABEL] = wanted.node
-    annotations = {**wanted.notes, **(metadata.get("annotations") or {})}
+    annotations = {**wanted.notes, **(metadata.get("annotations") or {}), **wanted.signs}
     annotations.pop(REASON, None)
     if wanted.reason:
         annotations[REASON] = wanted.reason

@@ -38,6 +38,8 @@ attributes:
     support: full
   idempotent:
     support: full
+    details:
+      - A rule whose last sign of life is more than ten minutes old gets a new one when a run goes on with it.
   platform:
     support: full
     platforms: posix
@@ -106,6 +108,12 @@ options:
         device does not have at all are passed over, and versions may have zeros in front of their numbers. Needs O(node).
     type: dict
     default: {}
+  older_than:
+    description:
+      - With O(state=open), only rules are lifted that have shown no sign of life for so many seconds. Signs are the making of the rule, and each run
+        that goes on with it. So what a run has left that was killed is told from what a run drains by that goes on; give more than a run takes.
+    type: int
+    default: 0
   reason:
     description: Why, for people. It is kept in the rules' annotation C(dra.accelerators/reason).
     type: str
@@ -203,6 +211,11 @@ rules:
       type: str
       returned: success
       sample: "2026-11-23T12:00:00Z"
+    renewed:
+      description: When a later run has gone on with it; empty where none has.
+      type: str
+      returned: success
+      sample: ""
 other_drains:
   description: Rules of other operations on this node, which were left alone.
   returned: success, and on failure with RV(error_code=time-is-up)
@@ -377,6 +390,7 @@ def argument_spec() -> dict[str, Any]:
         "grace_period": {"type": "int"},
         "timeout": {"type": "int", "default": 900},
         "published": {"type": "dict", "default": {}},
+        "older_than": {"type": "int", "default": 0},
         "reason": {"type": "str", "default": ""},
     }
 
@@ -436,7 +450,11 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             return result(Done())
         raise
     try:
-        done = drainer.drain() if params["state"] == "drained" else drainer.open(texts(params["published"]))
+        done = (
+            drainer.drain()
+            if params["state"] == "drained"
+            else drainer.open(texts(params["published"]), params["older_than"])
+        )
     except (Blocked, TimeIsUp) as error:
         fail(module, error, **result(drainer.done))
     return result(done)

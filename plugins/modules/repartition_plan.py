@@ -64,6 +64,12 @@ options:
     description: How many nodes may be worked on at a time at most.
     type: int
     default: 1
+  left_after:
+    description:
+      - After how many seconds without a sign of life taint rules of this play on nodes that are not in O(nodes) count as left over. No operation holds
+        a device for longer than the default.
+    type: int
+    default: 21600
 seealso:
   - module: dra.accelerators.device_repartition
   - module: dra.accelerators.device_drain
@@ -126,6 +132,12 @@ plan:
       elements: str
       returned: success
       sample: []
+    strays:
+      description: The rules on other nodes that an earlier run has left, as M(dra.accelerators.device_drain) returns rules.
+      type: list
+      elements: dict
+      returned: success
+      sample: []
     at_a_time:
       description: How many nodes can be worked on at a time.
       type: int
@@ -174,6 +186,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._device_drain imp
     OPERATION_LABEL,
     Consent,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._device_drain_run import utc_now
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
@@ -189,6 +202,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._taint_rules impo
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import devices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import LONGEST_SECONDS
 
 CONSTRAINTS: dict[str, Any] = {"required_together": API_REQUIRED_TOGETHER}
 
@@ -201,6 +215,7 @@ def argument_spec() -> dict[str, Any]:
         "evict_unmanaged": {"type": "bool", "default": False},
         "max_unavailable": {"type": "str", "default": "25%"},
         "most_nodes": {"type": "int", "default": 1},
+        "left_after": {"type": "int", "default": int(LONGEST_SECONDS)},
     }
 
 
@@ -235,6 +250,8 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         Consent(params["evict"], params["evict_unmanaged"]),
         params["max_unavailable"],
         max(params["most_nodes"], 1),
+        now=utc_now(),
+        left_after=params["left_after"],
     )
     return {"changed": False, "plan": plan}
 

@@ -22,7 +22,7 @@ YES, NO, NOTHING = Consent(True), Consent(False), Consent(None)
 
 
 def drainer(world: DrainWorld, consent: Consent = YES, **options: Any) -> running.Drainer:
-    settings = {key: options.pop(key) for key in ("timeout", "grace_period", "dry") if key in options}
+    settings = {key: options.pop(key) for key in ("timeout", "grace_period", "dry", "now") if key in options}
     asked = Asked(**{"node": "a", "operation": "new-driver", **options})
     return running.Drainer(
         world,  # type: ignore[arg-type]
@@ -30,8 +30,7 @@ def drainer(world: DrainWorld, consent: Consent = YES, **options: Any) -> runnin
         consent,
         clock=world.clock,
         sleep=world.sleep,
-        now=lambda: "then",
-        **{"timeout": 60, **settings},
+        **{"timeout": 60, "now": lambda: "then", **settings},
     )
 
 
@@ -244,6 +243,34 @@ def test_rules_of_other_operations_and_nodes_stay_and_those_for_other_devices_go
     assert drainer(world).open().steps == [f"lifted the taint of {DRIVER}/a/gpu-1"]
     assert world.rule_targets() == [("a", "gpu-0"), ("b", "gpu-0")]
     assert len(drainer(world, node="").open().steps) == 1 and world.rule_targets() == [("a", "gpu-0")]
+
+
+def test_a_rule_that_a_run_goes_on_with_is_young_again_and_only_old_ones_are_lifted() -> None:
+    world = busy()
+    times = {"begin": "2026-01-01T00:00:00Z", "soon": "2026-01-01T00:09:00Z", "late": "2026-01-01T01:00:00Z"}
+
+    def at(when: str) -> running.Drainer:
+        return drainer(world, now=lambda: times[when])
+
+    at("begin").drain()
+    assert at("soon").drain().steps == []
+    assert at("soon").open(older_than=600).steps == [] and world.rule_targets() == [("a", "")]
+    # An hour later a run goes on with it: its first time stays, and it is young again.
+    assert at("late").drain().steps == [f"tainted {DRIVER}/a/*"]
+    (rule,) = world.kinds["devicetaintrules"]
+    notes = rule["metadata"]["annotations"]
+    assert notes["dra.accelerators/drain-since"] == times["begin"]
+    assert notes["dra.accelerators/drain-renewed"] == times["late"]
+    assert at("late").drain().steps == []
+    assert at("late").open(older_than=1800).steps == []
+    assert at("late").open().steps == [f"lifted the taint of {DRIVER}/a/*"]
+
+
+def test_a_rule_that_does_not_tell_its_age_is_left_to_whoever_lifts_all() -> None:
+    rule = {"metadata": {"name": "r"}}
+    assert drain.age(rule, "2026-01-01T00:00:00Z") is None and not drain.is_left(rule, "2026-01-01T00:00:00Z", 1)
+    rule["metadata"]["creationTimestamp"] = "2025-12-31T23:59:00Z"  # type: ignore[assignment]
+    assert drain.age(rule, "2026-01-01T00:00:00Z") == 60.0
 
 
 def test_where_a_rule_is_refused_none_stays() -> None:

@@ -390,6 +390,35 @@ def test_what_an_earlier_run_has_left_is_found() -> None:
     assert "nothing to do" in plan["table"][0] and "repartition-9" in plan["table"][1]
 
 
+@pytest.mark.parametrize(
+    ("node", "operation_of", "since", "renewed", "found"),
+    [
+        ("gone", "repartition", "2026-01-01T00:00:00Z", "", True),
+        ("gone", "repartition", "2026-01-01T05:00:00Z", "", False),
+        ("gone", "repartition", "2026-01-01T00:00:00Z", "2026-01-01T05:00:00Z", False),
+        ("gone", "repartition", "", "", False),
+        ("gone", "nvidia-driver", "2026-01-01T00:00:00Z", "", False),
+        ("b", "repartition", "2026-01-01T00:00:00Z", "", False),
+    ],
+)
+def test_rules_on_other_nodes_are_left_over_by_their_own_age(
+    node: str, operation_of: str, since: str, renewed: str, *, found: bool
+) -> None:
+    notes = {
+        "dra.accelerators/drain-node": node,
+        "dra.accelerators/drain-since": since,
+        "dra.accelerators/drain-renewed": renewed,
+    }
+    rule = {
+        "metadata": {"name": "r", "labels": {"dra.accelerators/drain": operation_of}, "annotations": notes},
+        "spec": {"deviceSelector": {"driver": DRIVER, "pool": node, "device": "part-1"}},
+    }
+    cluster = Cluster(DEVICES, [], [], [rule])
+    plan = join({"b": told()}, cluster, Consent(), "25%", 1, now="2026-01-01T06:00:00Z")
+    assert [each["node"] for each in plan["strays"]] == ([node] if found else [])
+    assert any("not in this run" in line for line in plan["table"]) is found
+
+
 def test_limits_are_numbers_and_percentages() -> None:
     assert [is_limit(text) for text in ("1", "25%", "100%", "0.5%")] == [True] * 4
     assert [is_limit(text) for text in ("0", "-1", "", "%", "101%", "0%", "many")] == [False] * 7
