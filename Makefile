@@ -19,7 +19,7 @@ export RUFF_CACHE_DIR := $(CACHE)/ruff
 export MYPY_CACHE_DIR := $(CACHE)/mypy
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
 
-.PHONY: help demo demo-ascend test prove chaos test-unit test-simulator test-cluster test-molecule lint format bench rings profile clean clean-cache venv tree packages
+.PHONY: help demo demo-ascend test prove chaos test-unit test-simulator test-cluster test-molecule lint format bench rings layouts profile clean clean-cache venv tree packages
 
 help: ## say what the targets are
 	@printf 'usage: make TARGET\n\n'
@@ -67,6 +67,9 @@ bench: venv tree ## figures of the node driver on the cluster
 
 rings: venv tree ## how whole cards and rings of NPUs stay, with our claims and with Volcano's plugin; RINGS='--help' says what there is
 	@PYTHONPATH="$$(tests/tools/tree)/python" $(PYTHON) -m tests.bench.rings $(RINGS)
+
+layouts: venv tree ## what new layouts disturb, with this collection and by nvidia-mig-parted's steps; LAYOUTS='--help' says what there is
+	@PYTHONPATH="$$(tests/tools/tree)/python" $(PYTHON) -m tests.bench.layouts $(LAYOUTS)
 
 clean: ## take the test worlds down and remove what tools left in the checkout
 	@tests/tools/clean

@@ -1,0 +1,111 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""What one and the same new layout disturbs on a node: by this collection's plan, and by the steps of nvidia-mig-parted.
+
+What nvidia-mig-parted does was read in its sources (NVIDIA/mig-parted, cmd/nvidia-mig-parted/apply/mode.go and config.go,
+pkg/mig/config/config.go), and is told here in words of our own. Where the mode of any GPU differs, each GPU that the layout is about is
+cleared and has its mode set; where one of them needs a reset for that, all GPUs of the node are reset at once. Afterwards each GPU
+whose profiles, counted, are others than wanted is cleared and made anew, without a word on places. It evicts nobody: who has what is
+cleared has to have gone before, or the GPU refuses. So each pod on that counts as disturbed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dra_driver.core.layout_rules import parse_rules
+from dra_driver.core.model import Device
+from dra_driver.core.nvidia import offers
+from dra_driver.core.prepared import PreparedPartition
+from dra_driver.core.repartition import plan_operations
+
+from tests.unit.core.board_model import device
+
+#: Of one GPU: how many partitions of each profile, or None for a whole GPU with MIG off.
+Layout = Mapping[str, int] | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a change disturbs. ``touched`` are GPUs to which anything is done."""
+
+    destroyed: int = 0
+    touched: int = 0
+    pods: int = 0
+
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(self.destroyed + other.destroyed, self.touched + other.touched, self.pods + other.pods)
+
+
+class _Backend:
+    """What a plan asks of a backend: its pure functions."""
+
+    vendor, driver_name, grouping = "nvidia", "gpu.nvidia.com", None
+    offers = staticmethod(offers.offers)
+
+
+def node(board: str, layouts: Sequence[tuple[tuple[int, int], ...] | None], pairs: bool = False) -> tuple[Device, ...]:
+    """Return the GPUs of a node: of each the places (profile id and start) of its partitions, or None for MIG off.
+
+    With ``pairs``, neighbours are linked directly, so that they are reset together.
+    """
+    gpus = [
+        device(board, index, enabled=places is not None, places=places or ()) for index, places in enumerate(layouts)
+    ]
+    if not pairs:
+        return tuple(gpus)
+    return tuple(replace(each, linked=(gpus[number ^ 1].pci_address,)) for number, each in enumerate(gpus))
+
+
+def users(gpus: Sequence[Device]) -> tuple[PreparedPartition, ...]:
+    """A pod on each partition, and on each GPU that has MIG off."""
+    found = []
+    for each in gpus:
+        if not each.partitioning.enabled:
+            found.append(PreparedPartition(f"pods/{each.index}", each.uuid))
+        found += [
+            PreparedPartition(
+                f"pods/{each.index}-{part.instance_id}", each.uuid, part.uuid, part.profile_id, part.placement
+            )
+            for part in each.partitions
+        ]
+    return tuple(found)
+
+
+def ours(gpus: Sequence[Device], wanted: Sequence[Layout], prefer: str = "pods") -> Outcome:
+    """Return what this collection's plan disturbs. Raises AssertionError for a layout that does not fit."""
+    rules: list[dict[str, Any]] = [
+        {"match": {"index": each.index}, "mode": "whole"}
+        if layout is None
+        else {"match": {"index": each.index}, "mode": "static", "partitions": dict(layout)}
+        for each, layout in zip(gpus, wanted)
+    ]
+    held = users(gpus)
+    operations, errors = plan_operations(_Backend(), gpus, parse_rules(rules), held, prefer=prefer)  # type: ignore[arg-type]
+    assert not errors, errors
+    return Outcome(
+        destroyed=sum(len(each.going) for each in operations),
+        touched=sum(len(each.devices) for each in operations),
+        pods=sum(len(each.claims) for each in operations),
+    )
+
+
+def parted(gpus: Sequence[Device], wanted: Sequence[Layout]) -> Outcome:
+    """Return what nvidia-mig-parted's steps disturb."""
+    modes = [(each.partitioning.enabled, layout is not None) for each, layout in zip(gpus, wanted)]
+    switched = {number for number, (now, then) in enumerate(modes) if now != then}
+    cleared = set(range(len(gpus))) if switched else set()
+    reset = {number for number in range(len(gpus)) if any(gpus[each].partitioning.needs_reset for each in switched)}
+    cleared |= {
+        number
+        for number, (each, layout) in enumerate(zip(gpus, wanted))
+        if layout is not None and Counter(part.profile for part in each.partitions) != Counter(layout)
+    }
+    emptied = {number for number in cleared if gpus[number].partitions}
+    whole = {number for number in switched | reset if not gpus[number].partitioning.enabled}
+    destroyed = sum(len(gpus[number].partitions) for number in cleared)
+    filled = {number for number in cleared if wanted[number]}
+    return Outcome(destroyed, len(emptied | filled | switched | reset), destroyed + len(whole))

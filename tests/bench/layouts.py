@@ -1,0 +1,80 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the same new layouts disturb with this collection and by the steps of nvidia-mig-parted; no cluster, no GPU.
+
+    make layouts LAYOUTS='[--changes 200] [--seed 1]'
+
+Each partition has a pod before, and each GPU with MIG off. The last rows are random layouts of a node with eight H100, of which so many
+GPUs get another one, all GPUs keeping their mode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections import Counter
+
+from tests.bench.layout_model import Layout, Outcome, node, ours, parted
+from tests.unit.core.board_model import all_states, profiles
+
+BOARD, SMALL = "h100-80", "a30"
+#: 3g.40gb and four 1g.10gb, by profile id and start.
+MIXED = ((9, 4), (19, 0), (19, 1), (19, 2), (19, 3))
+OF_MIXED = {"3g.40gb": 1, "1g.10gb": 4}
+SEVENS = tuple((19, start) for start in range(7))
+Scene = tuple[str, Outcome, Outcome]
+
+
+def scenes() -> list[Scene]:
+    """Changes that sites make."""
+    eight = node(BOARD, [MIXED] * 8)
+    same: list[Layout] = [OF_MIXED] * 7
+    cases = [
+        ("8 x H100: nothing changes", eight, [OF_MIXED, *same]),
+        ("8 x H100: on one, two 1g.10gb become a 2g.20gb", eight, [{"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}, *same]),
+        ("8 x H100: one is whole from now on", eight, [None, *same]),
+        ("8 x H100: one whole GPU is partitioned", node(BOARD, [None, *[MIXED] * 7]), [{"7g.80gb": 1}, *same]),
+        (
+            "8 x H100: of seven 1g.10gb each, four become a 4g.40gb",
+            node(BOARD, [SEVENS] * 8),
+            [{"4g.40gb": 1, "1g.10gb": 3}] * 8,
+        ),
+        (
+            "4 x A30 in linked pairs: one whole GPU is partitioned",
+            node(SMALL, [None, ((14, 0), (14, 1)), None, ((14, 0), (14, 1))], pairs=True),
+            [{"1g.6gb": 4}, {"1g.6gb": 2}, None, {"1g.6gb": 2}],
+        ),
+    ]
+    return [(name, ours(gpus, wanted), parted(gpus, wanted)) for name, gpus, wanted in cases]
+
+
+def at_random(changing: int, changes: int, seed: int) -> Scene:
+    """So many random changes, of so many GPUs of a node each, taken together."""
+    draw = random.Random(seed)
+    states, names = all_states(BOARD), {each.profile_id: each.name for each in profiles(BOARD)}
+    mine = theirs = Outcome()
+    for _ in range(changes):
+        now = [draw.choice(states) for _gpu in range(8)]
+        then = [draw.choice(states) if number < changing else each for number, each in enumerate(now)]
+        wanted = [Counter(names[profile] for profile, _start in each) for each in then]
+        gpus = node(BOARD, now)
+        mine, theirs = mine + ours(gpus, wanted), theirs + parted(gpus, wanted)
+    return f"8 x H100: {changes} random changes of {changing} GPU{'s' if changing > 1 else ''}", mine, theirs
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--changes", type=int, default=200, help="random changes for each number of GPUs")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    rows = scenes() + [at_random(changing, options.changes, options.seed) for changing in (1, 2, 8)]
+    width = max(len(name) for name, _ours, _theirs in rows)
+    print(f"{'':{width}}  destroyed     GPUs touched  pods disturbed   (dra.accelerators, nvidia-mig-parted)")
+    for name, mine, theirs in rows:
+        pairs = zip((mine.destroyed, mine.touched, mine.pods), (theirs.destroyed, theirs.touched, theirs.pods))
+        print(f"{name:{width}}  " + "  ".join(f"{one:5} {other:6}" for one, other in pairs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Beside the steps of nvidia-mig-parted a plan never disturbs more, and the table in docs/repartition.md is what comes out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.bench.layout_model import Outcome, node, ours, parted
+from tests.bench.layouts import BOARD, MIXED, OF_MIXED, SMALL, scenes
+from tests.unit.core.board_model import Place, all_states, profiles
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def layouts(board: str) -> st.SearchStrategy[list[tuple[Place, ...] | None]]:
+    return st.lists(st.none() | st.sampled_from(all_states(board)), min_size=4, max_size=4)
+
+
+@given(
+    st.sampled_from([(BOARD, False), (SMALL, False), (SMALL, True)]), st.sampled_from(["pods", "partitions"]), st.data()
+)
+def test_never_more_is_disturbed(kind: tuple[str, bool], prefer: str, data: st.DataObject) -> None:
+    board, pairs = kind
+    now, then = data.draw(layouts(board)), data.draw(layouts(board))
+    names = {each.profile_id: each.name for each in profiles(board)}
+    wanted = [None if each is None else Counter(names[profile] for profile, _start in each) for each in then]
+    gpus = node(board, now, pairs)
+    mine, theirs = ours(gpus, wanted, prefer), parted(gpus, wanted)
+    assert mine.destroyed <= theirs.destroyed and mine.pods <= theirs.pods
+    assert mine.touched <= theirs.touched
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        # One GPU alone differs: it is cleared, and made anew.
+        ([{"1g.10gb": 7}, OF_MIXED], Outcome(5, 1, 5)),
+        # The mode of one differs: both are cleared.
+        ([None, OF_MIXED], Outcome(10, 2, 10)),
+        ([OF_MIXED, OF_MIXED], Outcome()),
+    ],
+)
+def test_the_steps_of_nvidia_mig_parted(wanted: list[dict[str, int] | None], found: Outcome) -> None:
+    assert parted(node(BOARD, [MIXED, MIXED]), wanted) == found
+
+
+def test_the_table_is_what_comes_out() -> None:
+    page = (ROOT / "docs/repartition.md").read_text(encoding="utf-8")
+    for name, mine, theirs in scenes():
+        cells = zip((mine.destroyed, mine.touched, mine.pods), (theirs.destroyed, theirs.touched, theirs.pods))
+        assert f"| {name} | " + " | ".join(f"{one} / {other}" for one, other in cells) + " |" in page
