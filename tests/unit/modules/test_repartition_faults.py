@@ -213,5 +213,6 @@ def test_the_gpu_is_lost_while_it_is_changed(world: World) -> None:
         return False
 
     world.at(CHANGE, goes)
-    failed_at(world, CHANGE)
+    said = failed_at(world, LOOK)
+    assert "The former layout could not be put back: See that the GPU is what it was" in said, said
     next_run(world, "GPU is lost, and is there again", CHANGE, reverts=False)

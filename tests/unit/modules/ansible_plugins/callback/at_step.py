@@ -30,7 +30,7 @@ class CallbackModule(CallbackBase):
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         request = urllib.request.Request(
             os.environ["AT_STEP"],
-            data=json.dumps({"task": task.get_name(include_role_fqcn=False)}).encode(),
+            data=json.dumps({"task": task.name or ""}).encode(),
             headers={"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=120) as reply:
