@@ -158,11 +158,12 @@ class Installer:
 
     def refuse_users(self) -> None:
         """Refuse while a prepared claim or a process has the NPUs; services that are stopped for it do not count. Raises InUse."""
-        found = self._users()
+        found = self.users()
         found.refuse_claims("NPUs")
         found.refuse_processes("NPUs")
 
-    def _users(self) -> InTheWay:
+    def users(self) -> InTheWay:
+        """Return who has the NPUs: prepared claims, and processes other than services that are stopped."""
         names = [name for name in self.system.list_directory("/dev") if _NODE.fullmatch(name)]
         paths = (MANAGER, *CONTROL_NODES, *(f"/dev/{name}" for name in names))
         return in_the_way(self.system, state_path=self.state_path, paths=paths, services=self.services)

@@ -319,8 +319,14 @@ class Record:
                 former[step.kind] = before
         return Record(packages, former, boot or self.boot, "")
 
-    def way_back(self) -> list[Package]:
-        """Return the packages of what was installed before. Raises PackageError where nothing is known of it."""
+    def way_back(self, versions: Mapping[str, str] | None = None) -> list[Package]:
+        """Return the packages of what was installed before. Raises PackageError where nothing is known of it.
+
+        ``versions`` by kind are what is gone back to, of all that is kept: also after a package has failed half way, when what the
+        record calls installed is what was there before it.
+        """
+        if versions:
+            return [self._kept(kind, version) for kind, version in versions.items()]
         if not self.former:
             raise PackageError(
                 "Nothing is known of a driver before this one: what this collection installed first, or somebody else has, cannot be gone back to",
@@ -330,6 +336,17 @@ class Record:
         return [
             read_package(kind, each["path"], each["version"], each["checksum"]) for kind, each in self.former.items()
         ]
+
+    def _kept(self, kind: str, version: str) -> Package:
+        for known in (self.packages, self.former):
+            each = known.get(kind)
+            if each is not None and each["version"] == version:
+                return read_package(kind, each["path"], each["version"], each["checksum"])
+        raise PackageError(
+            f"No package of the {kind} {version} is kept on this node: this collection has not installed it",
+            hint="Name the packages of the version that is wanted.",
+            code="no-former",
+        )
 
 
 def read_record(text: str | None, path: str) -> Record:

@@ -263,7 +263,12 @@ def not_published_as(
 
 
 def _plain_version(text: str) -> str:
-    return ".".join(str(int(part)) if part.isdigit() else part for part in text.split("."))
+    """A version as a semantic one, as drivers publish it: ``24.1.rc2`` is ``24.1.0-rc.2``, and ``580.95.05`` is ``580.95.5``."""
+    numbers, dash, rest = re.sub(r"^([0-9.]+)\.rc", r"\1-rc.", text.lower()).partition("-")
+    parts = [str(int(part)) if part.isdigit() else part for part in numbers.split(".")]
+    if all(part.isdigit() for part in parts):
+        parts += ["0"] * (3 - len(parts))
+    return ".".join(parts) + dash + rest
 
 
 def rule_name(asked: Asked, target: Target) -> str:

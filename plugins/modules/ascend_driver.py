@@ -44,7 +44,8 @@ options:
   state:
     description:
       - V(present) installs the versions of O(driver) and O(firmware), also older ones in place of newer ones.
-      - V(previous) goes back to the packages that were there before the last ones. Once more goes forward again.
+      - V(previous) goes back to the packages that were there before the last ones. Once more goes forward again. With O(driver_version) and
+        O(firmware_version) it goes back to these, of those that are kept, also when a package has failed half way.
       - V(absent) removes both, by what they have left for that. Only those that this module has installed, unless O(foreign) is true.
     type: str
     choices: [present, previous, absent]
@@ -119,6 +120,12 @@ options:
     description: Where the node driver keeps its prepared claims. While there are any, nothing is run. Empty looks at none.
     type: str
     default: /var/lib/kubelet/plugins/npu.huawei.com/state.db
+  claims_timeout:
+    description:
+      - How many seconds it is waited until the node driver has no claims, by its own store, before claims and processes are refused.
+      - Above 0, check mode returns who is in the way in RV(in_the_way) in place of refusing, since they may go until then.
+    type: int
+    default: 0
   timeout:
     description: How many seconds one package may take.
     type: int
@@ -165,6 +172,29 @@ lacking:
   type: list
   elements: str
   sample: []
+in_the_way:
+  description: In check mode, who has NPUs of the node. A real run refuses then, once O(claims_timeout) is over.
+  returned: success
+  type: dict
+  contains:
+    claims:
+      description: Prepared claims.
+      returned: success
+      type: list
+      elements: str
+      sample: [team-a/training]
+    processes:
+      description: Processes that have an NPU's node open, with their pods. The node driver's own do not count.
+      returned: success
+      type: list
+      elements: str
+      sample: ["4711 (python3, pod team-a/training-0)"]
+    pods:
+      description: The pods of these claims and processes, as far as the node knows them.
+      returned: success
+      type: list
+      elements: str
+      sample: [team-a/training-0]
 before:
   description: What was installed before.
   returned: success
@@ -244,6 +274,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._ascend_packages 
     plan_removal,
     read_package,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import InTheWay, wait_for_claims
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
@@ -269,6 +300,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "keep": {"type": "bool", "default": True},
         "services": {"type": "list", "elements": "str", "default": ["dra-accelerators-driver.service"]},
         "state_path": {"type": "str", "default": "/var/lib/kubelet/plugins/npu.huawei.com/state.db"},
+        "claims_timeout": {"type": "int", "default": 0},
         "timeout": {"type": "int", "default": 1800},
     }
 
@@ -276,7 +308,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 def wanted(params: dict[str, Any], record: Record) -> list[Package]:
     """Return the packages that are wanted. Raises PackageError."""
     if params["state"] == "previous":
-        return record.way_back()
+        return record.way_back({kind: params[f"{kind}_version"] for kind in KINDS if params[f"{kind}_version"]})
     named = [kind for kind in KINDS if params[kind]]
     if not named:
         raise PackageError(
@@ -319,6 +351,15 @@ def refuse(
     for package in packages:
         if not check or installer.system.exists(package.path):
             installer.verify(package)
+    refuse_users(installer, params, check=check)
+
+
+def refuse_users(installer: Installer, params: dict[str, Any], *, check: bool) -> None:
+    """Refuse who has NPUs, once the claims had their time to go. Raises InUse."""
+    if check and params["claims_timeout"] > 0:
+        return
+    if not check:
+        wait_for_claims(params["state_path"], params["claims_timeout"])
     installer.refuse_users()
 
 
@@ -353,12 +394,13 @@ def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
         steps = plan_removal(before)
         refuse_removal(steps, record, params)
         if steps:
-            installer.refuse_users()
+            refuse_users(installer, params, check=module.check_mode)
     else:
         steps = plan(before, wanted(params, record), unfinished=record.doing)
         if steps:
             refuse(installer, steps, choices, params, check=module.check_mode)
             lacking = sorted(installer.lacking(steps, choices))
+    way = installer.users() if steps and module.check_mode else InTheWay()
     waits = installer.waits_for_restart(record)
     after = foretold(before, steps)
     if not module.check_mode:
@@ -373,6 +415,11 @@ def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
         "steps": [step.describe() for step in steps],
         "packages": [step.kind for step in steps if step.package is not None],
         "lacking": lacking,
+        "in_the_way": {
+            "claims": way.described_claims(),
+            "processes": [str(each) for each in way.processes],
+            "pods": list(way.pod_names()),
+        },
         "before": before.to_dict(),
         "after": after,
         "reboot_required": waits or (module.check_mode and bool(steps)),

@@ -251,6 +251,33 @@ def test_npus_in_use_keep_their_driver(node: Node, tmp_path: Path) -> None:
     assert node.run(NEWER)["steps"] == ["install the driver 24.1.rc2 in place of 24.1.rc1"] and node.versions() == NEWER
 
 
+def test_claims_are_waited_for_and_in_check_mode_told(node: Node, tmp_path: Path) -> None:
+    node.run(BOTH)
+    store = tmp_path / "state.db"
+    claim(store, "NPU-1")
+    told = node.run(NEWER, state_path=str(store), claims_timeout=60, check=True)
+    assert told["changed"] and told["in_the_way"]["claims"] == ["team-a/training"], told
+    refused = node.run(NEWER, state_path=str(store), check=True)
+    assert refused["error_code"] == "in-use"
+    store.unlink()
+    done = node.run(NEWER, state_path=str(store), claims_timeout=60)
+    assert done["changed"] and done["in_the_way"]["claims"] == [] and node.versions() == NEWER
+
+
+@pytest.mark.parametrize("place", ["driver", "driver-late", "firmware"])
+def test_a_package_that_ends_half_way_is_gone_back_from(node: Node, place: str) -> None:
+    node.run(BOTH)
+    node.monkeypatch.setenv("FAKE_STOP", place)
+    assert node.run(NEWER)["failed"]
+    node.monkeypatch.delenv("FAKE_STOP")
+    back = node.run(state="previous", driver_version=BOTH["driver"], firmware_version=BOTH["firmware"])
+    assert back["changed"] and node.versions() == BOTH and node.status() == COMPLETE
+    again = node.run(state="previous", driver_version=BOTH["driver"], firmware_version=BOTH["firmware"])
+    assert not again["changed"]
+    unknown = node.run(state="previous", driver_version="23.0")
+    assert unknown["error_code"] == "no-former" and "23.0" in unknown["msg"]
+
+
 def test_a_driver_that_does_not_let_itself_be_removed_stays_and_is_removed_later(node: Node) -> None:
     node.run(BOTH)
     (node.root / "run").mkdir()

@@ -273,6 +273,23 @@ def test_a_rule_that_does_not_tell_its_age_is_left_to_whoever_lifts_all() -> Non
     assert drain.age(rule, "2026-01-01T00:00:00Z") == 60.0
 
 
+@pytest.mark.parametrize(
+    ("published", "wanted", "same"),
+    [
+        ("580.95.5", "580.95.05", True),
+        ("24.1.0-rc.2", "24.1.rc2", True),
+        ("25.0.0-rc.1.1", "25.0.RC1.1", True),
+        ("25.2.0", "25.2", True),
+        ("24.1.0-rc.1", "24.1.rc2", False),
+        ("24.1.0", "24.1.rc2", False),
+    ],
+)
+def test_a_version_is_the_same_however_a_vendor_writes_it(published: str, wanted: str, *, same: bool) -> None:
+    slices = [pool("a", {"name": "gpu-0", "attributes": {"driverVersion": {"version": published}}})]
+    pools = [drain.Target(DRIVER, "a")]
+    assert (not drain.not_published_as(slices, Asked(node="a"), pools, {"driverVersion": wanted})) is same
+
+
 def test_where_a_rule_is_refused_none_stays() -> None:
     world = busy()
     world.refuses_after = 1

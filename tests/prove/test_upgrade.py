@@ -1,0 +1,134 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""Two nodes whose GPUs pods have by claims get a newer driver by the playbook upgrade, one after the other; one that does not load is taken back.
+
+The packages are the stand-ins of test_gpu_host.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import sys
+import tarfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import ROOT, Cluster, Recap, execute
+from tests.prove.test_gpu_host import (
+    FURNISH,
+    KEPT,
+    MODULE,
+    NEWER,
+    NOT_LOADED,
+    OLDER,
+    SERVER,
+    loaded,
+    pods_of,
+    published_version,
+    rules,
+    see,
+    semantic,
+    workload,
+)
+from tests.simulator.nvml_builds import build
+
+WORLD = os.environ.get("DRA_ACCELERATORS_UPGRADE_WORLD", "upgrade")
+
+
+@pytest.fixture(scope="module")
+def gpus() -> Iterator[Cluster]:
+    """Two nodes with eight GPUs each on their buses, for which nobody has installed anything."""
+    made = Cluster(WORLD)
+    if not KEPT:
+        made.world("down")
+    os.environ["DRA_ACCELERATORS_NVIDIA_MODULE"] = MODULE
+    try:
+        made.world("up", "--nodes", "2", "--silicon", "8xH100,8xH100", timeout=3000)
+    finally:
+        del os.environ["DRA_ACCELERATORS_NVIDIA_MODULE"]
+    for name in made.nodes():
+        for program in ("modprobe", "rmmod", "modinfo"):
+            path = f"/usr/local/sbin/{program}"
+            made.run(name, "tee", path, text=(ROOT / "tests/packages/kmod").read_text(encoding="utf-8"))
+            made.run(name, "chmod", "755", path)
+    yield made
+    if not KEPT:
+        made.world("down")
+
+
+@pytest.fixture(scope="module")
+def first(gpus: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Recap:
+    """The site playbook's first run with the driver's door open, and a pod with a GPU on each node."""
+    folder = tmp_path_factory.mktemp("packages")
+    for version in (OLDER, NEWER, NOT_LOADED):
+        shutil.copytree(build("", f"DRIVER_VERSION={version}").folder, folder / "files" / version, symlinks=True)
+    packages = folder / "debian12"
+    maker = ROOT / "tests/packages/nvidia.py"
+    execute([sys.executable, "-B", maker, "--files", folder / "files", packages, OLDER, NEWER, NOT_LOADED])
+    archive = folder / "packages.tar"
+    with tarfile.open(archive, "w") as made:
+        made.add(packages, packages.name)
+    for name in gpus.nodes():
+        gpus.run(name, "sh", "-c", FURNISH, text=base64.b64encode(archive.read_bytes()).decode(), timeout=600)
+    gpus.variables = {
+        "accelerator_nvidia_driver": True,
+        "nvidia_driver_version": OLDER,
+        "nvidia_driver_repository": f"{SERVER}/debian12",
+        "nvidia_driver_repository_fingerprints": [(packages / "FINGERPRINT").read_text().strip()],
+    }
+    done = gpus.playbook("site.yml", check=False)
+    assert not done.failed, done.output
+    for name in gpus.nodes():
+        template, deployment = workload(name, 1)
+        deployment["spec"]["template"]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": name}
+        gpus.apply(template, deployment)
+    return done
+
+
+def upgrade(gpus: Cluster, version: str, *words: str, **variables: Any) -> Recap:
+    said = json.dumps({"nvidia_driver_version": version, "accelerator_upgrade_timeout": 300, **variables})
+    return gpus.playbook("upgrade.yml", "-e", said, *words, check=False)
+
+
+def test_who_has_to_leave_is_named_before_anything_is_begun(gpus: Cluster, first: Recap) -> None:
+    assert not first.failed
+    before = {name: see(gpus, name, 1, OLDER) for name in gpus.nodes()}
+    pods = [pod for name in gpus.nodes() for pod in pods_of(gpus, name).values()]
+    told = upgrade(gpus, NEWER, "--check")
+    assert not told.failed and NEWER in told.output, told.output
+    assert all(f"pod default/{pod} has to leave" in told.output for pod in pods), told.output
+    silent = upgrade(gpus, NEWER)
+    assert silent.failed and "Nothing was touched" in silent.output, silent.output
+    assert {name: set(pods_of(gpus, name)) for name in gpus.nodes()} == before
+    assert [loaded(gpus, name) for name in gpus.nodes()] == [OLDER] * 2 and rules(gpus) == []
+
+
+def test_one_node_after_the_other_has_the_new_driver_and_its_pods_back(gpus: Cluster, first: Recap) -> None:
+    assert not first.failed
+    before = {name: see(gpus, name, 1, OLDER) for name in gpus.nodes()}
+    done = upgrade(gpus, NEWER, accelerator_upgrade_evict=True)
+    assert not done.failed, done.output
+    one, other = gpus.nodes()
+    assert f"Begins with {one}; not begun yet: {other}" in done.output
+    for name in gpus.nodes():
+        assert loaded(gpus, name) == NEWER and published_version(gpus, name) == {semantic(NEWER)}
+        see(gpus, name, 1, NEWER, other_than=before[name])
+    assert rules(gpus) == []
+    again = upgrade(gpus, NEWER, accelerator_upgrade_evict=True)
+    assert (again.failed, again.changed) == (0, 0), again.output
+
+
+def test_one_that_does_not_load_is_taken_back_and_the_next_node_is_not_begun(gpus: Cluster, first: Recap) -> None:
+    assert not first.failed
+    one, other = gpus.nodes()
+    before = {name: see(gpus, name, 1, NEWER) for name in gpus.nodes()}
+    failed = upgrade(gpus, NOT_LOADED, accelerator_upgrade_evict=True)
+    assert failed.failed and f"Not begun: {other}" in failed.output, failed.output
+    assert [loaded(gpus, name) for name in gpus.nodes()] == [NEWER] * 2 and rules(gpus) == []
+    assert set(pods_of(gpus, other)) == before[other], "nobody has left the node that was not begun"
+    see(gpus, one, 1, NEWER, other_than=before[one])

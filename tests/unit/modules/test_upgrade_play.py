@@ -1,0 +1,214 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The playbook upgrade over three nodes: what it refuses before anything is begun, in what order it goes, and what it says where it ends.
+
+Stand-ins take the place of the roles that exchange drivers; those have tests of their own. Pods that have to leave are asked of what stands in
+for the API server by the module that is in use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+from migration_world import pod
+
+from tests.unit.json_server import JsonHandler, JsonServer
+
+DRIVER = "gpu.nvidia.com"
+NODES = ("a", "b", "c")
+Json = dict[str, Any]
+#: What a role does of its part: it plans, and unless it only looks, it exchanges; on one node that fails.
+ROLE = """
+- ansible.builtin.set_fact:
+    __ROLE_plan: {steps: "{{ ['exchange ROLE'] if inventory_hostname in old else [] }}", packages: [], reboot_required: false}
+- when: not (__ROLE_looks_only | default(false))
+  block:
+    - name: Exchange it
+      ansible.builtin.assert:
+        that: inventory_hostname not in broken
+        quiet: true
+        fail_msg: it does not load
+    - ansible.builtin.debug:
+        msg: "exchanged ROLE on {{ inventory_hostname }}, drain {{ ROLE_drain }}, {{ ROLE_drain_timeout }}"
+"""
+
+
+class Cluster(JsonServer):
+    """Three Nodes with a GPU each; the pods of ``users`` have those of their nodes."""
+
+    def __init__(self) -> None:
+        self.users: dict[str, Json] = {}
+        self.writes: list[str] = []
+        cluster = self
+
+        class Handler(JsonHandler):
+            def take(self) -> None:
+                self.body()
+                self.answer(*cluster.answer(self.command, urlsplit(self.path).path, urlsplit(self.path).query))
+
+            do_GET = do_POST = do_PUT = do_DELETE = take  # noqa: N815 http.server's names
+
+        super().__init__(Handler)
+
+    def answer(self, method: str, path: str, query: str) -> tuple[int, Json]:
+        if method != "GET" and "dryRun" not in query:
+            self.writes.append(f"{method} {path}")
+        if method == "POST":
+            return 201, {"metadata": {"name": "r", "managedFields": [{"manager": "dra.accelerators.device-drain"}]}}
+        last = path.rpartition("/")[2]
+        if path == "/apis/resource.k8s.io":
+            return 200, {"versions": [{"version": "v1"}], "preferredVersion": {"version": "v1"}}
+        if path == "/apis/resource.k8s.io/v1":
+            return 200, {
+                "resources": [{"name": name} for name in ("devicetaintrules", "resourceclaims", "resourceslices")]
+            }
+        if path.startswith("/api/v1/nodes/"):
+            return 200, {"metadata": {"name": last}}
+        if last in self.users:
+            return 200, self.users[last]
+        if last == "resourceslices":
+            return 200, {
+                "items": [self.slice(name) for name in NODES if f"%3D{name}" in query or "nodeName" not in query]
+            }
+        if last == "resourceclaims":
+            return 200, {"items": [self.claim(name) for name in self.users]}
+        if last == "devicetaintrules":
+            return 200, {"items": []}
+        return 404, {"kind": "Status", "code": 404, "reason": "NotFound", "message": f"{method} {path}"}
+
+    def slice(self, node: str) -> Json:
+        pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": [{"name": "gpu-0"}]}
+        return {"metadata": {"name": f"s-{node}"}, "spec": spec}
+
+    def claim(self, user: str) -> Json:
+        found = self.users[user]
+        result = {"request": "r", "driver": DRIVER, "pool": found["spec"]["nodeName"], "device": "gpu-0"}
+        return {
+            "metadata": {"namespace": "default", "name": f"of-{user}"},
+            "status": {
+                "allocation": {"devices": {"results": [result]}},
+                "reservedFor": [{"resource": "pods", "name": user, "uid": found["metadata"]["uid"]}],
+            },
+        }
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as server:
+        yield server
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Path:
+    """The collection with stand-ins for the roles that exchange drivers."""
+    root = tmp_path / "ansible_collections/dra/accelerators"
+    real = Path(os.environ["ANSIBLE_COLLECTIONS_PATH"]) / "ansible_collections/dra/accelerators"
+    root.mkdir(parents=True)
+    for name in ("plugins", "playbooks", "meta", "galaxy.yml"):
+        (root / name).symlink_to((real / name).resolve())
+    for role in ("nvidia_driver", "ascend_driver"):
+        tasks = root / "roles" / role / "tasks"
+        tasks.mkdir(parents=True)
+        (tasks / "main.yml").write_text(ROLE.replace("ROLE", role), encoding="utf-8")
+    return tmp_path
+
+
+def upgrade(collection: Path, cluster: Cluster, *words: str, **variables: Any) -> tuple[int, str]:
+    """Play it; returns the exit status and what was said."""
+    access = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": cluster.url}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    (collection / "kubeconfig").write_text(yaml.safe_dump(access), encoding="utf-8")
+    hosts = {name: {"ansible_connection": "local"} for name in NODES}
+    (collection / "hosts.yml").write_text(yaml.safe_dump({"accelerator_nodes": {"hosts": hosts}}), encoding="utf-8")
+    common = {
+        "ansible_python_interpreter": sys.executable,
+        "accelerator_become": False,
+        "accelerator_nvidia_driver": True,
+        "old": list(NODES),
+        "broken": [],
+    }
+    done = subprocess.run(
+        [
+            *(Path(sys.executable).with_name("ansible-playbook"), "-i", collection / "hosts.yml"),
+            *("dra.accelerators.upgrade", "-e", json.dumps({**common, **variables}), *words),
+        ],
+        env={
+            **os.environ,
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_COLLECTIONS_PATH": str(collection),
+            "ANSIBLE_LOCAL_TEMP": str(collection / "local"),
+            "ANSIBLE_REMOTE_TEMP": str(collection / "remote"),
+            "KUBECONFIG": str(collection / "kubeconfig"),
+            "PYTHONPATH": "",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def exchanged(said: str) -> list[str]:
+    """The nodes on which a role has exchanged something, in order."""
+    return [line.partition(" on ")[2].partition(",")[0] for line in said.splitlines() if '"msg": "exchanged' in line]
+
+
+def test_one_node_after_the_other_and_those_that_have_it_are_passed_over(collection: Path, cluster: Cluster) -> None:
+    status, said = upgrade(collection, cluster, old=["a", "c"], accelerator_upgrade_timeout=77)
+    assert status == 0, said
+    assert exchanged(said) == ["a", "b", "c"] and "drain False, 77" in said
+    assert "b: has what is wanted" in said and "a: exchange nvidia_driver" in said
+    assert "Begins with a; not begun yet: b, c" in said and "Begins with c; not begun yet: none" in said
+    assert cluster.writes == []
+
+
+def test_who_has_to_leave_is_named_and_nothing_is_begun_without_a_word(collection: Path, cluster: Cluster) -> None:
+    cluster.users = {"training": pod("training", on="c", owner=("ReplicaSet", "web"))}
+    status, said = upgrade(collection, cluster)
+    assert status != 0 and exchanged(said) == [] and "Nothing was touched" in said, said
+    assert "c: pod default/training has to leave" in said
+    assert cluster.writes == []
+    told = upgrade(collection, cluster, "--check")
+    assert told[0] == 0 and "c: pod default/training has to leave" in told[1], told[1]
+    status, said = upgrade(collection, cluster, accelerator_upgrade_evict=True)
+    assert status == 0 and exchanged(said) == ["a", "b", "c"] and "drain True" in said, said
+
+
+def test_where_a_node_fails_it_is_said_which_were_not_begun(collection: Path, cluster: Cluster) -> None:
+    status, said = upgrade(collection, cluster, broken=["b"])
+    assert status != 0 and exchanged(said) == ["a"], said
+    assert 'b: \\"Exchange it\\" failed: it does not load Not begun: c.' in " ".join(said.split()), said
+    # Two at a time: the one beside it comes to its end, and the next batch is not begun.
+    status, said = upgrade(collection, cluster, broken=["a"], accelerator_upgrade_serial=2)
+    assert status != 0 and exchanged(said) == ["b"], said
+    assert "a failed, so c are not begun" in said
+
+
+def test_npus_need_a_word_on_the_restart_before_anything_is_begun(collection: Path, cluster: Cluster) -> None:
+    options = {"accelerator_nvidia_driver": False, "accelerator_ascend_driver": True}
+    status, said = upgrade(collection, cluster, **options)
+    assert status != 0 and "ascend_driver_reboot says nothing" in said and exchanged(said) == [], said
+    status, said = upgrade(collection, cluster, **options, ascend_driver_reboot=True)
+    assert status == 0 and exchanged(said) == ["a", "b", "c"], said
+
+
+def test_a_fleet_file_that_opens_no_door_is_refused(collection: Path, cluster: Cluster) -> None:
+    status, said = upgrade(collection, cluster, accelerator_nvidia_driver=False)
+    assert status != 0 and "opens neither" in said, said
