@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ._layout_module import Look
@@ -20,6 +20,7 @@ from .core.model import Device
 from .core.packing import PODS
 from .core.repartition import Operation, driver_rules, plan_operations, same_for_driver
 from .core.repartition_record import Record
+from .core.repartition_settings import Unrest
 
 Json = dict[str, Any]
 
@@ -31,6 +32,7 @@ class Vendor:
     backend: Backend
     look: Look
     record: Record | None = None
+    unrest: Mapping[str, Unrest] = field(default_factory=dict)
 
 
 def node_plan(
@@ -42,20 +44,28 @@ def node_plan(
     pods: Mapping[str, int],
     reset: str | None,
     prefer: str = PODS,
+    settings_reset: str | None = None,
 ) -> tuple[Json, list[AcceleratorError]]:
     """Return the node's operations in order, with what is left of an earlier run, and what stands in the way of anything.
 
     ``former`` are the rules that the driver works by, ``documents`` the same as they were written. ``pods`` says how many a claim has.
-    Resets need ``reset`` to be when_needed. ``prefer`` says what is disturbed the least, before anything else.
+    Resets need ``reset`` to be when_needed; those for settings need ``settings_reset`` to be so.
+    ``prefer`` says what is disturbed the least, before anything else.
     """
     errors: list[AcceleratorError] = []
     planned: list[tuple[Vendor, Operation]] = []
     for each in vendors:
         found, problems = plan_operations(
-            each.backend, each.look.devices, rules, each.look.prepared, pods, former, prefer
+            each.backend, each.look.devices, rules, each.look.prepared, pods, former, prefer, each.unrest
         )
         errors += problems
-        errors += [_without_consent(one) for one in found if one.resets and reset != "when_needed"]
+        errors += [_without_consent(one) for one in found if _resets_for_mode(one) and reset != "when_needed"]
+        errors += [
+            _without_consent_for_settings(one)
+            for one in found
+            if any(each.unrest[uuid].resets for uuid in one.uuids if uuid in each.unrest)
+            and settings_reset != "when_needed"
+        ]
         planned += [(each, one) for one in found]
     devices = [device for each in vendors for device in each.look.devices]
     pending = {uuid for _each, one in planned for uuid in one.uuids}
@@ -108,6 +118,22 @@ def _without_consent(operation: Operation) -> AcceleratorError:
         f"{'; '.join(device.describe() for device in operation.devices)}: the mode changes only by a reset of "
         "these devices together, and nobody has said that they may be reset",
         hint="Set reset to when_needed. Pods are evicted first, by your word on evictions.",
+        code="reset-needs-consent",
+    )
+
+
+def _resets_for_mode(operation: Operation) -> bool:
+    """Whether a reset is needed for the layout's own sake: not for settings alone."""
+    modes = {step.device_uuid for step in operation.steps if isinstance(step, SetPartitioning)}
+    waiting = any(each.partitioning.needs_reset and each.uuid in modes for each in operation.devices)
+    return operation.resets and (waiting or not operation.settings)
+
+
+def _without_consent_for_settings(operation: Operation) -> AcceleratorError:
+    return Unsupported(
+        f"{'; '.join(device.describe() for device in operation.devices)}: ECC changes only by a reset of these devices together, and nobody "
+        "has said that they may be reset",
+        hint="Set settings_reset to when_needed. Pods are evicted first, by your word on evictions.",
         code="reset-needs-consent",
     )
 

@@ -281,7 +281,12 @@ def _row(node: str, one: Json) -> tuple[str, ...]:
         node,
         "+".join(str(each["index"]) for each in one["devices"]) + (" (reset)" if one["resets"] else ""),
         _listed(each["profile"] for each in one["going"]) or "-",
-        _listed(step["profile"] for step in one["steps"] if step["step"] == "create_partition") or _mode(one),
+        ", ".join(
+            [
+                _listed(step["profile"] for step in one["steps"] if step["step"] == "create_partition") or _mode(one),
+                *(f"{step['setting']} {step['to']}".lower() for step in one["steps"] if step["step"] == "set"),
+            ]
+        ),
         _listed(each["profile"] for each in one["kept"]) or "-",
         ", ".join(f"{each['namespace']}/{each['name']}" for each in one["pods"]) or "nobody",
     )

@@ -76,6 +76,19 @@ options:
       - Whether devices whose mode changes only by a reset may be reset. Without it an operation that needs a reset is refused.
     type: str
     choices: [never, when_needed]
+  settings:
+    description:
+      - Rules of settings, as in M(dra.accelerators.nvidia_gpu). Of these, what changes only while nobody uses the GPU becomes a part of the plan. That is
+        C(ecc), which needs a reset, and a C(compute_mode) other than V(Default). All others are passed over.
+    type: list
+    elements: dict
+    default: []
+  settings_reset:
+    description:
+      - Whether GPUs may be reset for a change of C(ecc). Without it such an operation is refused. With V(never) ECC is no part of the plan, and is left to
+        the next start of the machine.
+    type: str
+    choices: [never, when_needed]
   vendor:
     description: The vendors whose devices are meant, of C(nvidia) and C(ascend). Without it, those that the node has devices of.
     type: list
@@ -270,6 +283,24 @@ operations:
       type: bool
       returned: success
       sample: false
+    settings:
+      description: Rules of settings that change meanwhile, for M(dra.accelerators.nvidia_gpu).
+      type: list
+      elements: dict
+      returned: success
+      sample: [{match: {uuid: [GPU-0a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55]}, ecc: false}]
+    former_settings:
+      description: Rules that set them back.
+      type: list
+      elements: dict
+      returned: success
+      sample: [{match: {uuid: [GPU-0a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55]}, ecc: true}]
+    emptied:
+      description: Where settings change, rules that leave nothing on the devices, in their mode.
+      type: list
+      elements: dict
+      returned: success
+      sample: []
     resumes:
       description: Whether an earlier run has begun it.
       type: bool
@@ -383,10 +414,12 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import (
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._repartition import Vendor, difference, node_plan
 from ansible_collections.dra.accelerators.plugins.module_utils.core import repartition_record as records
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, vendors_there
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend, vendors_there
 from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import DeviceLocks
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, InUse
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
+from ansible_collections.dra.accelerators.plugins.module_utils.core.node_settings import parse_settings
 from ansible_collections.dra.accelerators.plugins.module_utils.core.packing import PODS, PREFERENCES
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import (
     prepared_claims,
@@ -395,6 +428,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared imp
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition import still_held
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import Record
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_settings import Unrest, unrest
+from ansible_collections.dra.accelerators.plugins.module_utils.core.settings import COMPUTE_MODE, ECC
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 PLANNED = "planned"
@@ -424,6 +459,8 @@ def argument_spec() -> dict[str, Any]:
         "pods": {"type": "dict", "default": {}},
         "prefer": {"type": "str", "choices": list(PREFERENCES), "default": PODS},
         "reset": {"type": "str", "choices": ["never", "when_needed"]},
+        "settings": {**rules, "default": []},
+        "settings_reset": {"type": "str", "choices": ["never", "when_needed"]},
         "vendor": {"type": "list", "elements": "str", "choices": sorted(BACKENDS)},
         "kubelet_root": {"type": "path", "default": "/var/lib/kubelet"},
         "driver": {"type": "str"},
@@ -468,13 +505,15 @@ def planned(module: AnsibleModule, system: System) -> dict[str, Any]:
         # A binding that is nowhere to be found is a driver that is not there: the backend says so when it is opened.
         find_binding("pynvml", params["interpreter"])
     found = []
+    settings = parse_settings(params["settings"])
     for word in vendors:
         backend = BACKENDS[word](system)
         directory = f"{params['kubelet_root']}/plugins/{backend.driver_name}"
         record = records.read(system, directory)
         backend.open()
         try:
-            found.append(Vendor(backend, look_at(backend, f"{directory}/state.db"), record))
+            look = look_at(backend, f"{directory}/state.db")
+            found.append(Vendor(backend, look, record, unrest_of(backend, look.devices, params) if settings else {}))
         finally:
             backend.close()
     pods = {str(claim): int(number) for claim, number in params["pods"].items()}
@@ -486,6 +525,7 @@ def planned(module: AnsibleModule, system: System) -> dict[str, Any]:
         pods=pods,
         reset=params["reset"],
         prefer=params["prefer"],
+        settings_reset=params["settings_reset"],
     )
     if errors:
         fail_all(module, errors)
@@ -496,6 +536,20 @@ def planned(module: AnsibleModule, system: System) -> dict[str, Any]:
         "rules_differ": documents != params["layout"],
         "diff": difference(answer["before"], answer["after"]),
     }
+
+
+def unrest_of(backend: Backend, devices: Sequence[Device], params: dict[str, Any]) -> dict[str, Unrest]:
+    """Return which settings have to change while nobody uses a device, by its UUID. Raises AcceleratorError."""
+    rules = parse_settings(params["settings"])
+    found = {}
+    for device in devices:
+        knobs = backend.knobs(
+            device.uuid, (ECC, COMPUTE_MODE) if params["settings_reset"] != "never" else (COMPUTE_MODE,)
+        )
+        change = unrest(device, knobs, rules)
+        if change is not None:
+            found[device.uuid] = change
+    return found
 
 
 def wanted_record(params: dict[str, Any], there: Record | None, now: float) -> Record:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Union
 
@@ -261,12 +261,14 @@ def plan_layouts(
     refuse: bool = True,
     pods: Mapping[str, int] | None = None,
     prefer: str = packing.PODS,
+    resets: Collection[str] = (),
 ) -> tuple[LayoutPlan | AcceleratorError, ...]:
     """Plan all devices of a machine; one outcome for each, in order: a plan, or the error that plan_layout would raise.
 
     Devices that are linked directly are reset together, and a reset takes the partitions of all of them away. If one of
     such a group needs a reset, its plan (the first such device's) holds the steps of the whole group: what exists is
-    destroyed, all modes change, one reset, and all partitions are made, also those of members without a rule (None).
+    destroyed, all modes change, one reset, and all partitions are made, also those of members without a rule (None). ``resets`` are
+    UUIDs of devices that have to be reset whatever their layout, each with those that are linked to it.
     """
     outcomes: list[LayoutPlan | AcceleratorError] = []
     for device, rule in wanted:
@@ -275,10 +277,11 @@ def plan_layouts(
         except AcceleratorError as error:
             outcomes.append(error)
     for group in reset_groups([device for device, _rule in wanted]):
-        resets = [number for number in group if _has_reset(outcomes[number])]
-        if len(group) > 1 and resets:
+        forced = [number for number in group if wanted[number][0].uuid in resets]
+        leaders = [number for number in group if _has_reset(outcomes[number])] or forced
+        if leaders and (forced or len(group) > 1):
             members = [(wanted[number][0], outcomes[number]) for number in group]
-            leader = resets[0]
+            leader = leaders[0]
             merged = _merge(wanted[leader][0].uuid, members, prepared)
             for number in group:
                 plan = outcomes[number]

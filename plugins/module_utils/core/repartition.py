@@ -27,8 +27,10 @@ from .layout import (
 )
 from .layout_rules import DYNAMIC, STATIC, WHOLE, Rule, wanted_for
 from .model import PARTITION, Device, Offer, OwnedPartition, Partition, Placement
+from .node_settings import words
 from .packing import PODS
 from .prepared import PreparedPartition
+from .repartition_settings import Unrest, key_to_knob
 
 Document = dict[str, Any]
 
@@ -49,7 +51,8 @@ class Operation:
     ``devices`` are those that change, and those that are reset along. ``steps`` is what is left to do when the claims have gone; the
     driver itself destroys what it has made for them. ``wanted`` are rules for these devices alone, with every place. ``claims`` have
     to end first; ``names`` are devices, by all names under which they may be published, that nobody may be given meanwhile. ``restarts``
-    says that everything on the devices ends: their mode changes, or they are reset.
+    says that everything on the devices ends: their mode changes, they are reset, or settings change that need that nobody uses them.
+    ``settings`` and ``former_settings`` are rules of such settings, for the devices of which any change.
     """
 
     devices: tuple[Device, ...]
@@ -61,6 +64,17 @@ class Operation:
     wanted: tuple[Document, ...]
     former: tuple[Document, ...]
     restarts: bool
+    settings: tuple[Document, ...] = ()
+    former_settings: tuple[Document, ...] = ()
+
+    @property
+    def emptied(self) -> tuple[Document, ...]:
+        """Rules that leave nothing on the devices, in their mode: what a reset for settings wants."""
+        return tuple(
+            rule_document(device, {"mode": STATIC, "partitions": []})
+            for device in self.devices
+            if device.partitioning.supported and device.partitioning.enabled
+        )
 
     @property
     def resets(self) -> bool:
@@ -71,6 +85,26 @@ class Operation:
     def uuids(self) -> tuple[str, ...]:
         """The devices' UUIDs."""
         return tuple(device.uuid for device in self.devices)
+
+    def _described_steps(self) -> list[Document]:
+        """The steps as data, with what is set between what goes and the reset."""
+        steps: list[Document] = [{**step.to_dict(), "description": step.describe()} for step in self.steps]
+        first = next(
+            (number for number, step in enumerate(self.steps) if not isinstance(step, DestroyPartition)), len(steps)
+        )
+        sets: list[Document] = [
+            {
+                "step": "set",
+                "device_uuid": rule["match"]["uuid"][0],
+                "setting": key,
+                "to": value,
+                "description": f"set {key} of {rule['match']['uuid'][0]} to {words(key_to_knob(key), value)}",
+            }
+            for rule in self.settings
+            for key, value in rule.items()
+            if key != "match"
+        ]
+        return [*steps[:first], *sets, *steps[first:]]
 
     def to_dict(self) -> Document:
         """Return the operation as data."""
@@ -85,7 +119,7 @@ class Operation:
                 }
                 for device in self.devices
             ],
-            "steps": [{**step.to_dict(), "description": step.describe()} for step in self.steps],
+            "steps": self._described_steps(),
             "going": [
                 {
                     "device_uuid": each.device_uuid,
@@ -113,6 +147,9 @@ class Operation:
             "former": [dict(each) for each in self.former],
             "resets": self.resets,
             "restarts": self.restarts,
+            "settings": [dict(each) for each in self.settings],
+            "former_settings": [dict(each) for each in self.former_settings],
+            "emptied": [dict(each) for each in self.emptied] if self.settings else [],
         }
 
 
@@ -124,6 +161,7 @@ def plan_operations(
     pods: Mapping[str, int] | None = None,
     former: Sequence[Rule] = (),
     prefer: str = PODS,
+    unrest: Mapping[str, Unrest] | None = None,
 ) -> tuple[tuple[Operation, ...], tuple[AcceleratorError, ...]]:
     """Return the operations that bring devices to their rules, in the devices' order, and what stands in the way of others.
 
@@ -132,13 +170,19 @@ def plan_operations(
     fewest of them, and of those the one that destroys the fewest partitions; with ``prefer`` partitions the other way round. Of the backend
     only pure functions are called.
 
+    ``unrest`` says by UUID which settings of a device have to change while nobody uses it. Such a device is emptied altogether; where
+    that is in force only after a reset, those that are reset along are too.
+
     A partition that the driver has made for a claim goes with that claim: it is in no static layout, and its claim has to end
     first where a device becomes static. What a process holds that has no claim is InUse: nobody could be asked to leave.
     """
+    unrest = unrest or {}
     wanted = [
-        (_without_made(device, wanted_for(device, rules), prepared), wanted_for(device, rules)) for device in devices
+        (_without_made(device, wanted_for(device, rules), prepared, device.uuid in unrest), wanted_for(device, rules))
+        for device in devices
     ]
-    outcomes = plan_layouts(wanted, prepared=prepared, refuse=False, pods=pods, prefer=prefer)
+    resets = {uuid for uuid, each in unrest.items() if each.resets}
+    outcomes = plan_layouts(wanted, prepared=prepared, refuse=False, pods=pods, prefer=prefer, resets=resets)
     reset = [_reset_together(outcome) for outcome in outcomes]
     along = {uuid for uuids in reset for uuid in uuids}
     operations: list[Operation] = []
@@ -150,8 +194,8 @@ def plan_operations(
         if device.uuid in along and not together:
             continue  # in the operation of another one
         taken = [each for each in devices if each.uuid in together] if together else [device]
-        found = _operation(backend, devices, taken, rules, former, outcome, prepared)
-        if not found.steps and not found.going:
+        found = _operation(backend, devices, taken, rules, former, outcome, prepared, unrest)
+        if not found.steps and not found.going and not found.settings:
             continue
         problem = _held_by_nobody(found, outcome)
         if problem is not None:
@@ -167,9 +211,11 @@ def _reset_together(outcome: LayoutPlan | AcceleratorError) -> tuple[str, ...]:
     return next((step.device_uuids for step in outcome.steps if isinstance(step, ResetDevice)), ())
 
 
-def _without_made(device: Device, rule: Rule | None, prepared: Sequence[PreparedPartition]) -> Device:
-    """Return the device as it is when the claims whose partitions the driver has made have ended, where it becomes static."""
-    if rule is None or rule.mode != STATIC:
+def _without_made(
+    device: Device, rule: Rule | None, prepared: Sequence[PreparedPartition], emptied: bool = False
+) -> Device:
+    """Return the device as it is when the claims whose partitions the driver has made have ended: where it becomes static, or is emptied."""
+    if not emptied and (rule is None or rule.mode != STATIC):
         return device
     made = _made(device, prepared)
     left = tuple(each for each in device.partitions if not claims_on(each, made))
@@ -188,15 +234,18 @@ def _operation(
     former: Sequence[Rule],
     plan: LayoutPlan,
     prepared: Sequence[PreparedPartition],
+    unrest: Mapping[str, Unrest],
 ) -> Operation:
     destroyed = {(step.device_uuid, step.partition.key) for step in plan.steps if isinstance(step, DestroyPartition)}
-    restarts = _restarts(devices, plan)
+    changing = [(device, unrest[device.uuid]) for device in devices if device.uuid in unrest]
+    restarts = _restarts(devices, plan) or bool(changing)
     going: list[Going] = []
     kept: list[tuple[str, Partition]] = []
     for device in devices:
         mine = tuple(each for each in prepared if each.device_uuid == device.uuid)
         rule = wanted_for(device, rules)
-        made = _made(device, prepared) if rule is not None and rule.mode == STATIC else ()
+        emptied = device.uuid in unrest or (rule is not None and rule.mode == STATIC)
+        made = _made(device, prepared) if emptied else ()
         for partition in device.partitions:
             if (device.uuid, partition.key) in destroyed or claims_on(partition, made):
                 going.append(Going(device.uuid, partition, claims_on(partition, mine)))
@@ -223,6 +272,8 @@ def _operation(
             rule_document(device, _former(device, wanted_for(device, former), prepared)) for device in devices
         ),
         restarts=restarts,
+        settings=tuple(rule_document(device, each.wanted) for device, each in changing),
+        former_settings=tuple(rule_document(device, each.former) for device, each in changing),
     )
 
 

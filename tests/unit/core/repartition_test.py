@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 from board_model import Place, all_states, device, multiset
 from dra_driver.core import repartition_record as records
+from dra_driver.core.documents import Truth
 from dra_driver.core.errors import AcceleratorError, InUse
 from dra_driver.core.layout import CreatePartition, DestroyPartition, Rule, execute, parse_rules, plan_layout
 from dra_driver.core.model import Device, Placement, Process
+from dra_driver.core.node_settings import parse_settings
 from dra_driver.core.nvidia import offers
 from dra_driver.core.prepared import PreparedPartition
 from dra_driver.core.repartition import Operation, driver_rules, plan_operations, same_for_driver, still_held
 from dra_driver.core.repartition_record import Record, Watch
+from dra_driver.core.repartition_settings import Unrest, unrest
+from dra_driver.core.settings import Knob
 from dra_driver.core.system import System
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,10 +47,18 @@ def plan(
     pods: dict[str, int] | None = None,
     former: list[dict[str, Any]] | None = None,
     prefer: str = "pods",
+    unrest: dict[str, Unrest] | None = None,
 ) -> tuple[tuple[Operation, ...], tuple[AcceleratorError, ...]]:
     return plan_operations(
-        Offers(), devices, parse_rules(rules), prepared or [], pods, parse_rules(former or []), prefer
-    )  # type: ignore[arg-type]
+        Offers(),  # type: ignore[arg-type]
+        devices,
+        parse_rules(rules),
+        prepared or [],
+        pods,
+        parse_rules(former or []),
+        prefer,
+        unrest,
+    )
 
 
 def only(gpu: Device, rule: dict[str, Any], prepared: list[PreparedPartition] | None = None, **more: Any) -> Operation:
@@ -313,3 +325,86 @@ def test_what_the_driver_has_made_after_the_plan_is_waited_for_where_the_device_
     found = only(gpu, STATIC, [holding(gpu, 0, "team/a", created=True)])
     late = replace(holding(gpu, 0, "team/late", created=True), placement=Placement(6, 1), partition_uuid="MIG-late")
     assert held_of(found, [late]) == ("team/late",)
+
+
+# ---- settings that need that nobody uses the device
+
+
+ECC_OFF = Unrest({"ecc": False}, {"ecc": True})
+
+
+def test_a_device_whose_ecc_changes_is_emptied_reset_and_comes_back_as_it_was() -> None:
+    gpu = device(BOARD, places=((9, 4), (19, 0)))
+    held = holding(gpu, 0, "team/a")
+    rule = {"mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 1}}
+    found = only(gpu, rule, [held], unrest={gpu.uuid: ECC_OFF})
+    assert found.resets and found.restarts and found.claims == ("team/a",) and len(found.going) == 2 and not found.kept
+    told = found.to_dict()
+    assert [each["step"] for each in told["steps"]] == [
+        *["destroy_partition"] * 2,
+        "set",
+        "reset_device",
+        *["create_partition"] * 2,
+    ]
+    assert told["settings"] == [{"match": {"uuid": [gpu.uuid]}, "ecc": False}]
+    assert told["former_settings"] == [{"match": {"uuid": [gpu.uuid]}, "ecc": True}]
+    # Emptied in its mode, and made again where it was.
+    backend = MemoryBackend(BOARD, gpu)
+    execute(backend, plan_layout(gpu, parse_rules(list(told["emptied"]))[0]))  # type: ignore[arg-type]
+    assert backend.present.partitions == () and backend.present.partitioning.enabled
+    execute(backend, plan_layout(backend.present, parse_rules([dict(found.wanted[0])])[0]))  # type: ignore[arg-type]
+    assert {each.key for each in backend.present.partitions} == {each.key for each in gpu.partitions}
+
+
+def test_devices_that_are_reset_along_are_emptied_too_and_others_stay() -> None:
+    gpus = [*linked("a30", {0: (1,), 1: (0,)}), device("a30", 2)]
+    held = [PreparedPartition("team/pair", gpus[1].uuid), PreparedPartition("team/far", gpus[2].uuid)]
+    (found,), errors = plan(gpus, [{"match": {}, "mode": "whole"}], held, unrest={gpus[0].uuid: ECC_OFF})
+    assert not errors and found.uuids == (gpus[0].uuid, gpus[1].uuid) and found.claims == ("team/pair",)
+    assert [each["match"]["uuid"] for each in found.settings] == [[gpus[0].uuid]] and found.to_dict()["emptied"] == []
+
+
+def test_a_compute_mode_needs_no_reset_but_that_nobody_is_there() -> None:
+    gpu = device(BOARD)
+    held = PreparedPartition("team/a", gpu.uuid)
+    change = Unrest({"compute_mode": "ExclusiveProcess"}, {"compute_mode": "Default"})
+    found = only(gpu, {"mode": "whole"}, [held], unrest={gpu.uuid: change})
+    assert found.claims == ("team/a",) and found.restarts and not found.resets
+    assert [each["step"] for each in found.to_dict()["steps"]] == ["set"]
+
+
+def test_what_the_driver_has_made_goes_with_its_claim_where_the_device_is_emptied() -> None:
+    gpu = device(BOARD, places=((19, 0),))
+    held = holding(gpu, 0, "team/a", created=True)
+    found = only(gpu, {"mode": "dynamic"}, [held], unrest={gpu.uuid: ECC_OFF})
+    assert found.claims == ("team/a",) and len(found.going) == 1
+    assert not any(isinstance(each, CreatePartition | DestroyPartition) for each in found.steps)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "knob", "changes"),
+    [
+        ({"ecc": True}, {"ecc": (True, True)}, {}),
+        ({"ecc": False}, {"ecc": (True, True)}, {"ecc": False}),
+        ({"ecc": True}, {"ecc": (True, False)}, {"ecc": True}),  # somebody has left another one pending
+        ({"ecc": False}, {}, {}),  # a board without
+        ({"power_limit": 400}, {"powerLimit": (700, None)}, {}),
+        (
+            {"compute_mode": "ExclusiveProcess"},
+            {"computeMode": ("Default", None)},
+            {"compute_mode": "ExclusiveProcess"},
+        ),
+        ({"compute_mode": "Default"}, {"computeMode": ("ExclusiveProcess", None)}, {}),
+        ({"compute_mode": "ExclusiveProcess"}, {"computeMode": ("Default", "MIG is on")}, {}),
+    ],
+)
+def test_which_settings_need_that_nobody_is_there(
+    wanted: dict[str, Any], knob: dict[str, tuple[Any, Any]], changes: dict[str, Any]
+) -> None:
+    knobs = {
+        name: Knob(value, Truth(), blocked=more) if isinstance(more, str) else Knob(value, Truth(), more)
+        for name, (value, more) in knob.items()
+    }
+    found = unrest(device(BOARD), knobs, parse_settings([{"match": {}, **wanted}]))
+    assert (dict(found.wanted) if found else {}) == changes
+    assert unrest(device(BOARD), knobs, ()) is None

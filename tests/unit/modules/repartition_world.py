@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -200,13 +201,16 @@ def play_all(node: Node, cluster: Cluster, folder: Path, layout: Json, **more: A
     return play(node, cluster, folder, plays, {"nvidia_mig_layout": [layout], **more})
 
 
-def planned(node: Node, cluster: Cluster, folder: Path, layout: Json = SECOND, former: Json = FIRST) -> Json:
+def planned(
+    node: Node, cluster: Cluster, folder: Path, layout: Json = SECOND, former: Json = FIRST, **more: Any
+) -> Json:
     """Return the one operation that leads to a layout, with what is published of it."""
     options = {
         "layout": [layout],
         "former_layout": [former],
         "kubelet_root": str(folder / "kubelet"),
         "vendor": ["nvidia"],
+        **more,
     }
     (operation,) = node.module("device_repartition", options)["operations"]
     there = {each["name"] for each in cluster.slice()["spec"]["devices"]}
@@ -220,5 +224,6 @@ def steps() -> list[str]:
     return [
         task["name"]
         for task in tasks
-        if "ascend" not in str(task.get("when", "")) and "ansible.builtin.include_role" not in task
+        if not {"ascend", "settings"} & set(re.findall(r"[a-z]+", str(task.get("when", ""))))
+        and "ansible.builtin.include_role" not in task
     ]

@@ -84,6 +84,20 @@ def test_the_driver_is_told_of_devices_that_are_published_in_another_way(
     assert operation["driver_layout"][-1] == old[0]
 
 
+def test_a_change_of_ecc_needs_a_word_on_the_reset_and_never_leaves_it_out(
+    node: Node, tmp_path: Path, state: Path
+) -> None:
+    settings = [{"match": {"index": 0}, "ecc": False}]
+    rule = {"match": {}, "mode": "whole"}
+    silent = planned(node, tmp_path / "kubelet", rule, former=[rule], settings=settings)
+    assert silent["failed"] and silent["error_code"] == "reset-needs-consent" and "ECC" in silent["msg"]
+    never = planned(node, tmp_path / "kubelet", rule, former=[rule], settings=settings, settings_reset="never")
+    assert never["operations"] == []
+    yes = planned(node, tmp_path / "kubelet", rule, former=[rule], settings=settings, settings_reset="when_needed")
+    (found,) = yes["operations"]
+    assert found["resets"] and found["settings"] and found["names"] and found["emptied"] == []
+
+
 def test_what_does_not_fit_is_refused(node: Node, tmp_path: Path, state: Path) -> None:
     answer = planned(node, tmp_path / "kubelet", {**FIRST, "partitions": {"7g.80gb": 2}})
     assert answer["failed"] and answer["error_code"] == "does-not-fit"

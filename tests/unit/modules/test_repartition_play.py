@@ -76,6 +76,7 @@ def test_where_the_api_server_goes_away_the_step_is_named_and_the_next_run_ends_
     assert not cluster.rules and "lifted when this one is done" in again.stdout
 
 
+@pytest.mark.prove
 def test_a_run_that_is_killed_is_gone_on_with(node: Node, cluster: Cluster, tmp_path: Path, state: Path) -> None:
     node.layout(FIRST)
     cluster.at_step = lambda task: task == "See that the GPU is what is wanted"
@@ -86,4 +87,43 @@ def test_a_run_that_is_killed_is_gone_on_with(node: Node, cluster: Cluster, tmp_
     # The silicon has come to what is wanted: there is nothing left but to end it.
     again = play_all(node, cluster, tmp_path, SECOND)
     assert again.returncode == 0, again.stdout
+    assert not cluster.rules and not (state / "repartition.json").exists()
+
+
+def ecc(node: Node, index: int) -> bool:
+    return bool(node.module("nvidia_gpu", {"settings": [{"match": {"index": index}}]})["devices"][0]["before"]["ecc"])
+
+
+ECC_OFF = {
+    "settings": [{"match": {"index": 0}, "ecc": False, "power_limit": 500}],
+    "settings_reset": "when_needed",
+}
+
+
+def test_a_gpu_whose_ecc_changes_is_emptied_reset_and_comes_back(
+    node: Node, cluster: Cluster, tmp_path: Path, state: Path
+) -> None:
+    before = node.layout(FIRST)["after"][0]["partitions"]
+    operation = planned(node, cluster, tmp_path, FIRST, FIRST, **ECC_OFF)
+    assert operation["resets"] and len(operation["published"]) == 5 and ecc(node, 0) and ecc(node, 1)
+    done = play_operation(node, cluster, tmp_path, operation)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not ecc(node, 0) and ecc(node, 1)
+    assert node.partitions()[0] == sorted((each["profile"], each["placement"]["start"]) for each in before)
+    assert not cluster.rules and not (state / "repartition.json").exists()
+    options = {"layout": [FIRST], "former_layout": [FIRST], "kubelet_root": str(tmp_path / "kubelet"), **ECC_OFF}
+    assert node.module("device_repartition", {**options, "vendor": ["nvidia"]})["operations"] == []
+
+
+@pytest.mark.prove
+def test_where_the_layout_fails_after_ecc_both_are_put_back(
+    node: Node, cluster: Cluster, tmp_path: Path, state: Path
+) -> None:
+    node.layout(FIRST)
+    before = node.partitions()[0]
+    operation = planned(node, cluster, tmp_path, SECOND, FIRST, **ECC_OFF)
+    node.simulator("fault", "0", "call", "nvmlDeviceCreateGpuInstanceWithPlacement", "fail", "19", "nth", "1")
+    done = play_operation(node, cluster, tmp_path, operation)
+    assert done.returncode != 0 and "has its former layout again" in done.stdout, done.stdout
+    assert ecc(node, 0) and node.partitions()[0] == before
     assert not cluster.rules and not (state / "repartition.json").exists()
