@@ -371,7 +371,7 @@ def consistent(cluster: Cluster, node: str, gpu: int, partitions: dict[str, int]
 STEPS = (
     "Have the driver prepare no new claim on the device",
     "Have nobody on what goes",
-    "Say that the device is about to change",
+    "Wait until the driver has unprepared what goes, and say that the device is about to change",
     "Change the layout of the GPU",
     "See that the GPU is what is wanted",
     "Say that the device is about to be published",
