@@ -16,6 +16,7 @@ from . import _device_drain as drain
 from ._device_drain import Consent, Target
 from ._inventory import BLOCKING
 from ._migration_inventory import Problem
+from .core.published import attribute_of, selects
 from .core.repartition_record import LONGEST_SECONDS
 
 Json = dict[str, Any]
@@ -129,8 +130,7 @@ def _kind(device: Json) -> str:
 
 def _board(device: Json) -> str:
     """The physical device that a published one is, or is a part of."""
-    attributes = device.get("attributes") or {}
-    parent = attributes.get("parentUUID", attributes.get(f"{device['driver']}/parentUUID"))
+    parent = attribute_of(device.get("attributes") or {}, device["driver"], "parentUUID")
     return f"{device['pool']}/{parent or device.get('uuid') or device['name']}"
 
 
@@ -144,25 +144,15 @@ def _boards(devices: Iterable[Json]) -> dict[str, set[str]]:
 
 def _closed_already(cluster: Cluster) -> list[Json]:
     """Published devices that nobody is given: the driver says that they are not well, or a rule of anybody's closes them."""
-    selectors = [
-        (rule.get("spec") or {}).get("deviceSelector")
-        for rule in cluster.all_rules
-        if ((rule.get("spec") or {}).get("taint") or {}).get("effect") in BLOCKING
+    rules = [
+        rule for rule in cluster.all_rules if ((rule.get("spec") or {}).get("taint") or {}).get("effect") in BLOCKING
     ]
     return [
         each
         for each in cluster.devices
         if any(taint["effect"] in BLOCKING for taint in each.get("taints") or ())
-        or any(_selects(selector, each) for selector in selectors)
+        or any(selects(rule, driver=each["driver"], pool=each["pool"], device=each["name"]) for rule in rules)
     ]
-
-
-def _selects(selector: Json | None, device: Json) -> bool:
-    """Whether a rule is about a device. Without a selector it is about none, and with an empty one about all."""
-    if selector is None:
-        return False
-    named = (("driver", device["driver"]), ("pool", device["pool"]), ("device", device["name"]))
-    return all(selector.get(key) in (None, "", value) for key, value in named)
 
 
 def _users(cluster: Cluster) -> set[str]:
