@@ -14,8 +14,8 @@ from typing import Any
 
 from . import _device_drain as drain
 from ._device_drain import Consent, Target
-from ._inventory import BLOCKING
 from ._migration_inventory import Problem
+from .core.cluster.inventory import BLOCKING
 from .core.published import attribute_of, selects
 from .core.repartition_record import LONGEST_SECONDS
 
