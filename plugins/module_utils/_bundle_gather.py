@@ -2,42 +2,30 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""Gathers what a plan names into a folder: packages by apt, wheels by pip, files. What is there already is not fetched again."""
+"""Gathers what a plan names into a folder: packages by apt or dnf, wheels by pip, files. What is there already is not fetched again."""
 
 from __future__ import annotations
 
 import posixpath
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from . import _apt, _bundle_packages, _bundle_wheels, _openpgp
 from ._apt import errors_of
 from ._bundle_manifest import FILE, IMAGE, INDEX, PACKAGE, WHEEL, BundleError, Item, digest_of_text
-from ._bundle_needs import DriverNeed, Plan, PlatformPlan, WheelsPlan, redacted
+from ._bundle_needs import Plan, PlatformPlan, WheelsPlan, redacted
 from ._bundle_packages import Archive, Stanza
+from ._bundle_platform import Means, PlatformGatherer
+from ._bundle_rpm_gather import RpmGatherer
 from ._bundle_wheels import Wheel
 from ._driver_install import digest_of, last_words
-from ._nvidia_driver import not_offered
 from ._package_port import Change
 from .core.system import Completed, System
 
 #: How often pip is asked once more because of what its markers have left out.
 _ROUNDS = 6
-
-
-@dataclass(frozen=True)
-class Means:
-    """By what is gathered: pip's interpreter, mirrors of distributions, the image's file, and how a key is fetched."""
-
-    interpreter: str
-    fetch: Callable[[str], str]
-    mirrors: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    image: str = ""
-    pip_environment: Mapping[str, str] = field(default_factory=dict)
-    timeout: float = 3600.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +48,8 @@ class Gatherer:
         """Gather all of a plan. Raises BundleError, KeyProblem or OSError; what is there by then is kept for the next time."""
         items: list[Item] = []
         for platform in plan.platforms:
-            items += PackageGatherer(self.system, self.folder, self.means, platform).gather()
+            kind = RpmGatherer if platform.platform.uses_rpm else AptGatherer
+            items += kind(self.system, self.folder, self.means, platform).gather()
         wheels: dict[str, Item] = {}
         for each in plan.wheels:
             self._wheels(each, wheels)
@@ -194,16 +183,12 @@ class Gatherer:
         return Item(path, kind, name, version, place.stat().st_size, digest, (), source, (), verified)
 
 
-class PackageGatherer:
+class AptGatherer(PlatformGatherer):
     """Gathers the packages of one platform, by an apt whose root is a folder of its own."""
 
     def __init__(self, system: System, folder: str, means: Means, plan: PlatformPlan) -> None:
-        self.system = system
-        self.means = means
-        self.plan = plan
+        super().__init__(system, folder, means, plan)
         self.root = f"{folder}/apt/{plan.platform.key}"
-        self.path = f"packages/{plan.platform.key}"
-        self.files = Path(folder, self.path)
         self.archives: tuple[Archive, ...] = ()
 
     def gather(self) -> list[Item]:
@@ -222,7 +207,11 @@ class PackageGatherer:
             "Its signature, its address and the way there count.",
         )
         signers = self._signers()
-        words = self._words()
+        groups, available = self._groups()
+        found: dict[str, None] = {}
+        for group in groups:
+            found.update(dict.fromkeys(_bundle_packages.wanted_words(self._foreseen(group), group, available)))
+        words = sorted(found)
         stanzas = self._stanzas(words)
         self.files.mkdir(parents=True, exist_ok=True)
         self._download(stanzas)
@@ -287,65 +276,12 @@ class PackageGatherer:
                 )
         return found
 
-    def _words(self) -> list[str]:
-        """Return which packages are needed, as ``name=version``."""
-        asked = {name: None for group in self.plan.groups for name in group}
-        asked.update({name: None for driver in self.plan.drivers for name in driver.names()})
-        available = self._available(asked)
-        lacking = [name for group in self.plan.groups for name in group if name not in available]
-        lacking += [name for driver in self.plan.drivers for name in driver.headers if name not in available]
-        if lacking:
-            raise BundleError(
-                f"No source of {self.plan.platform} has {', '.join(dict.fromkeys(lacking))}",
-                hint="For headers, the kernel of accelerator_platform has to be one that the sources still have.",
-                code="not-offered",
-            )
-        groups = [list(group) for group in self.plan.groups]
-        versions: list[str] = []
-        for driver in self.plan.drivers:
-            groups += self._driver_groups(driver, available, versions)
-        groups += self._companion_groups(versions)
-        found: dict[str, None] = {}
-        for group in groups:
-            found.update(dict.fromkeys(_bundle_packages.wanted_words(self._foreseen(group), group, available)))
-        return sorted(found)
-
     def _available(self, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """Return which versions of packages the sources have, the newest first."""
         asked = list(names)
         if not asked:
             return {}
         return _apt.parse_available(self._said(["apt-cache", "madison", *asked], "apt-cache has failed"))
-
-    def _companion_groups(self, of_drivers: Sequence[str]) -> list[list[str]]:
-        """Return the packages that have one version, which may be that of the drivers that were chosen."""
-        found = []
-        for need in self.plan.companions:
-            for version in need.versions(of_drivers):
-                available = self._available(need.names(version))
-                words = need.words(version, available)
-                if not words:
-                    has = "; ".join(f"{name}: {', '.join(each[:4])}" for name, each in available.items())
-                    raise BundleError(
-                        f"No source of {self.plan.platform} has {need} {version}".rstrip()
-                        + f"; there is {has or 'none'}",
-                        hint=f"Look at the variables of the role {need.of}.",
-                        code="not-offered",
-                    )
-                found.append(words)
-        return found
-
-    def _driver_groups(
-        self, driver: DriverNeed, available: Mapping[str, Sequence[str]], versions: list[str]
-    ) -> list[list[str]]:
-        choices = driver.choices(available)
-        if not choices:
-            raise not_offered(driver.offers(), driver.wanted, available)
-        versions += [choice.version for choice in choices]
-        return [
-            [*(f"{name}={version}" if version else name for name, version in choice.packages.items()), *driver.headers]
-            for choice in choices
-        ]
 
     def _foreseen(self, words: Sequence[str]) -> tuple[Change, ...]:
         said = self._said(

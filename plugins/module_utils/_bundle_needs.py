@@ -18,7 +18,18 @@ from typing import Any
 
 from . import _package_group
 from ._bundle_manifest import FILE, IMAGE, BundleError, Manifest, digest_of_text
-from ._nvidia_driver import AUTO, Choice, DriverError, Offer, Wanted, choose, names_of, read_offers
+from ._nvidia_driver import (
+    AUTO,
+    Choice,
+    DriverError,
+    Offer,
+    Wanted,
+    choose,
+    header_name,
+    headers_of,
+    names_of,
+    read_offers,
+)
 
 PACKAGES, DRIVER, GROUP, WHEELS = "packages", "driver", "group", "wheels"
 _KEYS = {
@@ -38,6 +49,8 @@ SUITES = {
     "ubuntu_22": "jammy",
     "ubuntu_24": "noble",
 }
+#: The distributions whose packages are RPM's, by their ids in os-release, in small letters.
+RPM_DISTRIBUTIONS = frozenset({"rhel", "rocky", "almalinux", "centos", "ol", "sles", "opensuse-leap", "openeuler"})
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,11 @@ class Platform:
         return f"{self.system}_{self.machine}"
 
     @property
+    def uses_rpm(self) -> bool:
+        """Whether its packages are RPM's."""
+        return self.distribution in RPM_DISTRIBUTIONS
+
+    @property
     def architecture(self) -> str:
         """The machine, as dpkg calls it. Raises BundleError for one that it is not known of."""
         if self.machine not in _ARCHITECTURES:
@@ -75,7 +93,8 @@ class Platform:
             raise BundleError(
                 f"No packages can be gathered for {self.distribution} {self.release}, only for {', '.join(SUITES)}".replace(
                     "_", " "
-                ),
+                )
+                + f", and releases of {', '.join(sorted(RPM_DISTRIBUTIONS))}",
                 hint="Packages of other distributions have to be on the nodes beforehand, or come from a mirror of the site's.",
                 code="platform",
             )
@@ -121,7 +140,20 @@ class DriverNeed:
 
     def names(self) -> list[str]:
         """Return all names that sources are asked for."""
-        return [*names_of(self.offers(), self.wanted), *self.headers]
+        return [*names_of(self.offers(), self.wanted), *self.header_names()]
+
+    def header_names(self) -> list[str]:
+        """Return the names of the packages with the kernel's headers."""
+        return [header_name(name, self.kernel) for name in self.headers]
+
+    def header_words(self, available: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
+        """Return the packages with the kernel's headers, as ``name`` or ``name=version``, and those of which there are none of this kernel."""
+        found = {name: headers_of(name, self.kernel, {}, available) for name in self.headers}
+        words = [f"{each[0]}={each[1]}" if each[1] else each[0] for each in found.values() if each]
+        return words, [self._header_title(name) for name, each in found.items() if not each]
+
+    def _header_title(self, name: str) -> str:
+        return f"{header_name(name, self.kernel)} of the kernel {self.kernel}" if "=" in name else name
 
     def choices(self, available: Mapping[str, Sequence[str]]) -> tuple[Choice, ...]:
         """Choose packages as the role does; with AUTO for either kind of kernel modules, because the GPUs are not known here."""
@@ -195,6 +227,7 @@ class SourceNeed:
     key: str = ""
     key_url: str = ""
     fingerprints: tuple[str, ...] = ()
+    packages_signed: bool = True
 
 
 @dataclass
@@ -304,8 +337,15 @@ def plan(needs: Iterable[Mapping[str, Any]]) -> Plan:
 
 
 def _add_packages(found: PlatformPlan, need: Mapping[str, Any]) -> None:
-    # Both refuse platforms of which no packages are gathered.
-    _known = (found.platform.suite, found.platform.architecture)
+    if not found.platform.uses_rpm:
+        # Both refuse platforms of which no packages are gathered.
+        _known = (found.platform.suite, found.platform.architecture)
+    elif need.get("status"):
+        raise BundleError(
+            f"A status of packages is given for {found.platform} ({need['of']}), and rpm has no such file",
+            hint="Leave `status` out of accelerator_platform: for RPM all is gathered that the packages need.",
+            code="platform",
+        )
     if need["kind"] == PACKAGES:
         group = tuple(map(str, need["names"]))
         if group and group not in found.groups:
@@ -323,6 +363,7 @@ def _add_packages(found: PlatformPlan, need: Mapping[str, Any]) -> None:
             source.get("key") or "",
             source.get("key_url") or "",
             tuple(source.get("fingerprints") or ()),
+            bool(source.get("packages_signed", True)),
         )
         if each not in found.sources:
             found.sources.append(each)
@@ -412,7 +453,7 @@ def _lacks_driver(need: Mapping[str, Any], manifest: Manifest) -> list[str]:
     there = manifest.versions(platform.key)
     driver = driver_of(need)
     found = [] if driver.choices(there) else [f"{driver} for {platform} ({need['of']})"]
-    return found + [f"the package {name} for {platform} ({need['of']})" for name in driver.headers if name not in there]
+    return found + [f"the package {name} for {platform} ({need['of']})" for name in driver.header_words(there)[1]]
 
 
 def _lacks_group(need: Mapping[str, Any], manifest: Manifest, all_needs: Sequence[Mapping[str, Any]]) -> list[str]:

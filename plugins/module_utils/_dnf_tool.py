@@ -44,8 +44,8 @@ class Dnf(RpmTool):
     repositories = "/etc/yum.repos.d"
     keys = "/etc/pki/rpm-gpg"
 
-    def __init__(self, system: System, *, timeout: float) -> None:
-        super().__init__(system, timeout=timeout)
+    def __init__(self, system: System, *, timeout: float, bundle: str = "") -> None:
+        super().__init__(system, timeout=timeout, bundle=bundle)
         # What came for others' sake dnf alone knows, which takes seconds to say it; only its own work changes that.
         self._automatic: frozenset[str] | None = None
 
@@ -218,7 +218,13 @@ class Dnf(RpmTool):
         specs = {(name, _rpm.without_epoch(version)): _spec(name, version) for name, version in wanted(words)[0]}
         asked = ["-q", "--disableplugin=versionlock", "repoquery", "--location", *specs.values()]
         addresses = self.run(["dnf", *asked]).stdout.split()
-        there = {named: each for each in addresses if (named := _rpm.name_of_file(each)) in specs}
+        # Of a bundle's packages, a node gets those alone that are to be installed.
+        there = {
+            named: each
+            for each in addresses
+            if (named := _rpm.name_of_file(each)) in specs
+            and (not each.startswith("file:") or self.system.exists(unquote(urlsplit(each).path)))
+        }
         remote = [specs[named] for named, each in there.items() if not each.startswith("file:")]
         for address in there.values():
             if address.startswith("file:"):
@@ -251,6 +257,10 @@ class Dnf(RpmTool):
         return _rpm.parse_locks(self.system.read_text(_LOCKS)) if self.system.exists(_LOCKS) else {}
 
     # Programs
+
+    def bundle_options(self) -> Sequence[str]:
+        """Return what has dnf know the bundle's repository alone."""
+        return (f"--setopt=reposdir={self.bundle}/repositories", f"--setopt=cachedir={self.bundle}/cache")
 
     @contextlib.contextmanager
     def _transaction(self, words: Sequence[str], options: Sequence[str]) -> Iterator[list[str]]:

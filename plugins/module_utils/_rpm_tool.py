@@ -31,9 +31,11 @@ class RpmTool:
     keys = ""
     title = "rpm"
 
-    def __init__(self, system: System, *, timeout: float) -> None:
+    def __init__(self, system: System, *, timeout: float, bundle: str = "") -> None:
         self.system = system
         self.timeout = timeout
+        #: The folder of a bundle's repository; with one, the repositories of the node do not count.
+        self.bundle = bundle
         self.architecture = os.uname().machine
 
     # What is there
@@ -175,10 +177,16 @@ class RpmTool:
 
     # Programs
 
+    def bundle_options(self) -> Sequence[str]:
+        """Return what has the package manager know the bundle's repository alone, and keep nothing of it elsewhere."""
+        raise NotImplementedError
+
     def run(
         self, argv: Sequence[str], *, seconds: float = 0.0, environment: Mapping[str, str] | None = None
     ) -> Completed:
         """Run a program that asks nothing."""
+        if self.bundle and argv[0] == self.title:
+            argv = [argv[0], *self.bundle_options(), *argv[1:]]
         return self.system.run(argv, seconds or self.timeout, input="", environment={**_QUIET, **(environment or {})})
 
     def said(self, argv: Sequence[str]) -> str:

@@ -236,6 +236,10 @@ class Zypper(RpmTool):
         if names:
             self._act([*_CALL, "addlock" if verb == "hold" else "removelock", *names], verb, {})
 
+    def bundle_options(self) -> Sequence[str]:
+        """Return what has zypper know the bundle's repository alone."""
+        return ("--reposd-dir", f"{self.bundle}/repositories", "--cache-dir", f"{self.bundle}/cache")
+
     def _mark_automatic(self, names: Sequence[str], *, without: Sequence[str] = ()) -> None:
         """Write which packages came along with others, for which zypper has no word."""
         lines = self._text(_AUTOMATIC).splitlines()

@@ -13,12 +13,15 @@ short_description: Gather all that a fleet needs from outside into one archive
 description:
   - Fetches the packages, wheels, files and the image that O(needs) names, and writes them as one archive, with a manifest that says of each file
     what it is, which version, where it comes from, its SHA-256 digest, by whose keys it was signed, and what was verified.
-  - Packages come by apt, from sources whose signatures apt verifies; a vendor's source counts by a key with a pinned fingerprint alone.
+  - Packages for Debian and Ubuntu come by apt, from sources whose signatures apt verifies; a vendor's source counts by a key with a pinned
+    fingerprint alone.
+  - RPM packages come by dnf, for hosts with dnf and with zypper alike, from repositories that are named in O(mirrors) and the vendors'. Each counts by
+    a key with a pinned fingerprint alone; the signature of its index, that of each package, or both, as the repository has them, are verified.
   - What was gathered by an earlier run is kept in O(folder), and is not fetched again.
   - Where the archive has what is needed already, nothing is gathered, and nobody is asked.
 notes:
-  - Runs on a machine with a way out, which is none of the fleet's. Packages need an apt there, of any release of Debian or Ubuntu, and wheels a pip.
-  - Packages of RPM-based distributions are not gathered.
+  - Runs on a machine with a way out, which is none of the fleet's. Packages of apt's need an apt there, of any release of Debian or Ubuntu, RPM packages
+    a dnf 4 with createrepo_c and rpm, which Debian and Ubuntu have too, and wheels a pip.
   - The playbook C(dra.accelerators.bundle) finds out what a fleet needs, and calls this module.
 author:
   - The dra.accelerators authors (@dra-accelerators)
@@ -133,6 +136,9 @@ options:
     description:
       - Package sources in place of a distribution's own, by platforms such as C(debian_13). Each has C(uris), C(suites), C(components) and, where it
         is not the distribution's own, the C(keyring) that vouches for it. With C(fingerprints), one of these keys has to have signed it.
+      - For RPM distributions, whose repositories are a subscription's or the site's, an entry such as C(rocky_9) is required where packages are. Each
+        has C(uris), the C(key) as a file in ASCII armour and its C(fingerprints). C(packages_signed) and C(index_signed) say what the vendor signs,
+        both by default. An empty list is for hosts that have all that the vendors' packages need.
     type: dict
     default: {}
   interpreter:
@@ -152,7 +158,7 @@ options:
     type: bool
     default: false
   timeout:
-    description: How many seconds one call of apt or pip may take.
+    description: How many seconds one call of apt, dnf or pip may take.
     type: int
     default: 3600
 seealso:
@@ -225,7 +231,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import open_url
 from ansible_collections.dra.accelerators.plugins.module_utils._bundle_archive import read_manifest, verify, write
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_gather import Gatherer, Means
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle_gather import Gatherer
 from ansible_collections.dra.accelerators.plugins.module_utils._bundle_manifest import (
     FILE,
     BundleError,
@@ -234,6 +240,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._bundle_manifest 
     listed,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._bundle_needs import Plan, plan
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle_platform import Means
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle_rpm import check_mirrors
 from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import digest_of
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
@@ -326,6 +334,8 @@ def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
     before, is_whole = there(system, archive, wanted)
     steps = [] if is_whole and not params["refresh"] else [*wanted.describe(), f"write {archive}"]
     after = before
+    if steps:
+        check_mirrors(wanted.platforms, params["mirrors"])
     if steps and not module.check_mode:
         folder.mkdir(parents=True, exist_ok=True)
         means = Means(

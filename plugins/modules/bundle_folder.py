@@ -108,6 +108,12 @@ packages:
       returned: success
       type: dict
       sample: {python3-venv=3.13.5-1: python3-venv_3.13.5-1_amd64.deb}
+    index:
+      description: The files of the index, by their paths below the folder.
+      returned: success
+      type: list
+      elements: str
+      sample: [Packages]
 wheelhouses:
   description: By Python and machine, such as C(cp313-x86_64), the folder with its wheels.
   returned: success
@@ -144,6 +150,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._bundle_archive i
 from ansible_collections.dra.accelerators.plugins.module_utils._bundle_manifest import (
     FILE,
     IMAGE,
+    INDEX,
     NAME,
     PACKAGE,
     BundleError,
@@ -181,8 +188,13 @@ def places(folder: Path, manifest: Manifest) -> dict[str, Any]:
     packages: dict[str, dict[str, Any]] = {}
     for item in manifest.of(PACKAGE):
         for platform in item.places:
-            found = packages.setdefault(platform, {"folder": f"{folder}/packages/{platform}", "files": {}})
+            found = packages.setdefault(platform, {"folder": f"{folder}/packages/{platform}", "files": {}, "index": []})
             found["files"][f"{item.name}={item.version}"] = item.path.rpartition("/")[2]
+    for item in manifest.of(INDEX):
+        for platform in item.places:
+            top = f"packages/{platform}"
+            found = packages.setdefault(platform, {"folder": f"{folder}/{top}", "files": {}, "index": []})
+            found["index"].append(item.path[len(top) + 1 :])
     return {
         "packages": packages,
         "wheelhouses": {key: f"{folder}/{WHEELHOUSES}/{key}" for key in manifest.wheelhouses},

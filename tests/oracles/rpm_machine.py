@@ -147,11 +147,14 @@ class RpmMachine:
         """Read a file there; empty where there is none."""
         return self.run("cat", path).stdout
 
-    def module(self, name: str, *, check: bool = False, **options: Any) -> dict[str, Any]:
+    def module(
+        self, name: str, *, check: bool = False, environment: Mapping[str, str] | None = None, **options: Any
+    ) -> dict[str, Any]:
         """Run a module there."""
+        more = [f"{key}={value}" for key, value in (environment or {}).items()]
         given = {"_ansible_check_mode": check, **options}
         path = os.environ.get("PYTHONPATH", "")
-        command = ["env", f"PYTHONPATH={path}", "HOME=/root", sys.executable, "-B", "-c", MODULE, name]
+        command = ["env", f"PYTHONPATH={path}", "HOME=/root", *more, sys.executable, "-B", "-c", MODULE, name]
         done = self.run(*command, given=json.dumps(given))
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         assert lines, f"{done.stdout}{done.stderr}"

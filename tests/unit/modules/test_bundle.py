@@ -116,7 +116,7 @@ def test_the_order_of_hosts_changes_nothing(order: list[dict[str, Any]], more: l
         ({"kind": "rpm"}, "is no need"),
         ({"kind": "wheels", "of": "x", "machine": "x86_64"}, "no python and no requirements"),
         ({**PYTHON, "platform": {}}, "the platform of python_environment|expected a distribution"),
-        ({**PYTHON, "platform": {**DEBIAN, "distribution": "rocky"}}, "no packages can be gathered for rocky 13"),
+        ({**PYTHON, "platform": {**DEBIAN, "distribution": "fedora"}}, "no packages can be gathered for fedora 13"),
         ({**PYTHON, "platform": {**DEBIAN, "machine": "riscv64"}}, "riscv64 is known by no package name"),
         ({**WHEELS, "python": "three"}, "'three' is no version of python"),
     ],

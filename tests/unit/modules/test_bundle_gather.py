@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils import _bundle_packages as packages
 from ansible_collections.dra.accelerators.plugins.module_utils import _bundle_wheels as wheels
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_gather import Gatherer, Means
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle_gather import Gatherer
 from ansible_collections.dra.accelerators.plugins.module_utils._bundle_manifest import BundleError, Item
 from ansible_collections.dra.accelerators.plugins.module_utils._bundle_needs import plan
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle_platform import Means
 from ansible_collections.dra.accelerators.plugins.module_utils._openpgp import KeyProblem, signers
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed, System
 from ansible_collections.dra.accelerators.plugins.modules import bundle as module

@@ -47,6 +47,26 @@ HOSTS: dict[str, dict[str, Any]] = {
         "nvidia_driver_files": ["/srv/nvidia-driver-cuda_580.95.05-1_amd64.deb"],
         "nvidia_driver_checksums": {"nvidia-driver-cuda_580.95.05-1_amd64.deb": "ab" * 32},
     },
+    "rocky": {
+        "accelerator_platform": {
+            "distribution": "rocky",
+            "release": "9.6",
+            "machine": "x86_64",
+            "kernel": "5.14.0-570.el9.x86_64",
+            "python": "3.12",
+        },
+        "accelerator_nvidia_driver": True,
+        "nvidia_driver_version": "580",
+        "accelerator_nvidia_container_toolkit": True,
+        "accelerator_nvidia_fabric_manager": True,
+        "accelerator_bundle_mirrors": {"rocky_9": []},
+    },
+    "sles": {
+        "accelerator_platform": {"distribution": "sles", "release": "15.7", "machine": "x86_64", "python": "3.11"},
+        "python_environment_interpreter": "/usr/bin/python3.11",
+        "accelerator_bundle_mirrors": {"sles_15": []},
+        "accelerator_bundle_packages": ["tmux"],
+    },
     "ascend": {
         "accelerator_platform": {"distribution": "openEuler", "release": "24.03", "machine": "aarch64", "python": 3.11},
         "accelerator_ascend_driver": True,
@@ -82,12 +102,30 @@ def test_every_host_needs_wheels_of_its_python(said: dict[str, list[dict[str, An
         assert wheels["requirements"].rstrip("\n") == REQUIREMENTS
 
 
-def test_a_platform_without_packages_has_wheels_and_files_alone(said: dict[str, list[dict[str, Any]]]) -> None:
+def test_an_rpm_host_without_a_mirror_has_wheels_and_files_alone(said: dict[str, list[dict[str, Any]]]) -> None:
     assert {need["kind"] for need in said["ascend"]} == {"wheels", "file"}
     assert [need["path"] for need in said["ascend"] if need["kind"] == "file"] == [RUN_FILE, "/srv/runtime.run"]
     (packages,) = of(said["plain"], "python_environment", "packages")
     assert packages["names"] == ["python3-venv", "ca-certificates"]
     assert packages["platform"] == {"distribution": "debian", "release": "13", "machine": "x86_64"}
+
+
+def test_hosts_with_rpm_need_their_own_packages(said: dict[str, list[dict[str, Any]]]) -> None:
+    platform = {"distribution": "rocky", "release": "9", "machine": "x86_64"}
+    (python,) = of(said["rocky"], "python_environment", "packages")
+    assert (python["names"][0], python["platform"]) == ("python3", platform)
+    (driver,) = of(said["rocky"], "nvidia_driver", "driver")
+    assert driver["headers"] == ["kernel-devel={kernel_release}"]
+    assert driver["source"]["uris"] == ["https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64"]
+    (toolkit,) = of(said["rocky"], "nvidia_container_toolkit", "group")
+    assert toolkit["source"]["uris"] == ["https://nvidia.github.io/libnvidia-container/stable/rpm/x86_64"]
+    assert toolkit["source"]["packages_signed"] is False
+    (fabric,) = of(said["rocky"], "nvidia_fabric_manager", "group")
+    assert fabric["parts"] == [["nvidia-fabricmanager", "nvidia-fabric-manager"]]
+    (python,) = of(said["sles"], "python_environment", "packages")
+    assert python["names"] == ["python311", "python311-pip", "ca-certificates"]
+    (more,) = of(said["sles"], "accelerator_bundle_packages", "packages")
+    assert more["platform"]["distribution"] == "sles"
 
 
 def test_the_driver_is_needed_by_its_own_plan(said: dict[str, list[dict[str, Any]]]) -> None:
