@@ -19,7 +19,7 @@ export RUFF_CACHE_DIR := $(CACHE)/ruff
 export MYPY_CACHE_DIR := $(CACHE)/mypy
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
 
-.PHONY: help demo demo-ascend test prove chaos test-unit test-simulator test-cluster test-molecule lint format bench rings layouts profile clean clean-cache venv tree packages
+.PHONY: help demo demo-ascend test prove chaos test-unit test-simulator test-cluster test-molecule molecule lint format bench rings layouts profile clean clean-cache venv tree packages
 
 help: ## say what the targets are
 	@printf 'usage: make TARGET\n\n'
@@ -52,6 +52,9 @@ test-cluster: venv tree ## what is seen on the real cluster
 
 test-molecule: venv tree ## the molecule scenarios
 	@$(PYTHON) tests/tools/suites.py molecule
+
+molecule: venv tree ## one molecule scenario alone, long ones too, with all that it needs; SCENARIO=nvidia_driver
+	@$(PYTHON) tests/tools/suites.py 'molecule=$(SCENARIO)'
 
 lint: venv tree ## every gate that needs no cluster
 	@$(PYTHON) tests/tools/suites.py lint release

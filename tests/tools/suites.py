@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Runs suites of tests by name: lint, release, unit, simulator, cluster, molecule, prove, bench.
+"""Runs suites of tests by name: lint, release, unit, simulator, cluster, molecule, prove, bench; molecule=NAME is one scenario alone.
 
 All suites that are asked for are run to their end, whatever fails before. What needs the cluster runs beside what needs
 none, which gives way: a cluster waits most of its time, a linter never does. A table, the ten slowest tests and one line
@@ -249,6 +249,11 @@ def bench(work: Path) -> list[Step]:
     return [replace(step, command=[*step.command, "-s"], show=FIGURES)]
 
 
+def one_scenario(name: str) -> Callable[[Path], list[Step]]:
+    """Return what makes the steps of one molecule scenario, be it short or long."""
+    return lambda _work: molecule_steps([name])
+
+
 SUITES: dict[str, Callable[[Path], list[Step]]] = {
     "lint": gates,
     "release": release_gates,
@@ -261,9 +266,18 @@ SUITES: dict[str, Callable[[Path], list[Step]]] = {
 }
 
 
+def suite(name: str) -> Callable[[Path], list[Step]] | None:
+    """Return what makes the steps of a suite, or of the scenario of ``molecule=NAME``; None where there is none of the name."""
+    before, equals, scenario = name.partition("=")
+    if equals:
+        return one_scenario(scenario) if before == "molecule" and scenario in scenarios() else None
+    return SUITES.get(name)
+
+
 def graph(names: Sequence[str], work: Path) -> list[Step]:
     """The steps of all suites, each step once; what a suite needs stands before it, in whatever suite it was first named."""
-    steps = {step.name: step for name in names for step in SUITES[name](work)}
+    made = [found for name in names if (found := suite(name))]
+    steps = {step.name: step for make in made for step in make(work)}
     if "prove" in names:
         steps = {
             name: replace(step, command=[*step.command, *EVERYTHING]) if step.junit else step
@@ -300,7 +314,13 @@ def end_by_signal() -> None:
 
 def main(names: Sequence[str]) -> int:
     """Run the suites called ``names`` and return the exit status."""
-    unknown = [name for name in names if name not in SUITES]
+    unknown = [name for name in names if suite(name) is None]
+    strange = [name.partition("=")[2] for name in unknown if name.startswith("molecule=")]
+    if strange:
+        say(
+            f"There is no molecule scenario {strange[0]!r}; say which one by SCENARIO=NAME, one of {', '.join(scenarios())}"
+        )
+        return 2
     if unknown or not names:
         say(f"suites.py: unknown suites {unknown}; expected some of {', '.join(SUITES)}")
         return 2

@@ -212,3 +212,18 @@ def test_proving_runs_the_chaos_of_every_kind_of_node(tmp_path: Path, monkeypatc
     assert floors["--least"] == floors["--runs"] == "200"
     assert floors["--least-requests"] == floors["--requests"] == "100000"
     assert [each["--away"] for each in asked if each.get("--faults") == "api-away"] == ["600"]
+
+
+def test_one_scenario_is_run_alone_with_what_it_needs(tmp_path: Path) -> None:
+    for name in suites.scenarios():
+        steps = suites.graph([f"molecule={name}"], tmp_path)
+        assert [step.command[-1] for step in steps if step.command[:2] == ["molecule", "test"]] == [name]
+        names = [step.name for step in steps]
+        assert all(needed in names for step in steps for needed in step.after)
+
+
+@pytest.mark.parametrize("name", ["", "no-such", "default"])
+def test_a_scenario_that_is_none_is_answered_by_those_that_are(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert suites.main([f"molecule={name}"]) == 2
+    said = capsys.readouterr().out
+    assert f"no molecule scenario {name!r}" in said and "SCENARIO=NAME" in said and "nvidia_driver" in said
