@@ -1,11 +1,12 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module cdi_spec beside nvidia-ctk, on the same simulated node: the same devices by the same names, each with the same nodes."""
+"""The module cdi_spec beside nvidia-ctk, on the same simulated node: the same devices by the same names, judged edit by edit."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,100 @@ with patch_module_args({"vendor": ["nvidia"], "directory": sys.argv[2]}):
 """
 
 Json = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+#: What a device of theirs has and ours has not, or has otherwise, with the words of docs/container-edits.md. One that explains nothing any more
+#: is an error as well.
+EXPLAINED = {
+    "permissions of /dev/nvidia#: rwm, ours rw": "a container has no reason to make nodes",
+    "permissions of /dev/nvidia-caps/nvidia-cap#: rwm, ours r": "who may open a capability node for reading has what it stands for",
+    "fileMode of /dev/nvidia#: 0o666, ours none": "its control group decides what it may open",
+    "fileMode of /dev/nvidia-caps/nvidia-cap#: 0o444, ours none": "its control group decides what it may open",
+    "type of /dev/nvidia#: none, ours c": "without a type the runtime asks the node on the host",
+    "type of /dev/nvidia-caps/nvidia-cap#: none, ours c": "without a type the runtime asks the node on the host",
+    "hook apply-cuda-memory-limits": "limits of memory are a claim's own configuration",
+}
+#: The same for what all devices share. A name of a library is a link of a hook there, and a mount here.
+EXPLAINED_OF_ALL = {
+    "permissions of *: rwm, ours rw": "a container has no reason to make nodes",
+    "fileMode of *: 0o666, ours none": "its control group decides what it may open",
+    "type of *: none, ours c": "without a type the runtime asks the node on the host",
+    "env NVIDIA_CTK_LIBCUDA_DIR": "nothing in driver or toolkit reads it",
+    "hook create-symlinks": "each name is a mount of the library",
+    "hook enable-cuda-compat": "a newer CUDA in the image than in the driver needs the toolkit",
+    "hook disable-device-node-modification": "making nodes is not allowed in the first place",
+    "hook update-application-profile": "what can be opened is restricted anyway",
+    "hook update-ldcache": "which both ways of making the list use where it is installed",
+}
 
 
 def nodes(edits: Json) -> set[str]:
     return {one["path"] for one in edits.get("deviceNodes", ())}
 
 
-def test_the_same_devices_with_the_same_nodes(nvidia_ctk: Path, library: Path, tmp_path: Path) -> None:
+def verb_of(hook: Json) -> str:
+    """What a hook of the toolkit does."""
+    words: list[str] = [word for word in hook["args"][1:] if word != "hook"]
+    return words[0]
+
+
+def differences(theirs: Json, ours: Json, *, shared: bool = False) -> set[str]:
+    """Take edits apart, one by one: what the two do not share, in short words. Numbers of nodes count as one, as do the shared nodes."""
+    kinds = {"deviceNodes", "hooks", "env", "mounts"}
+    found = {f"edits of the kind {kind}" for kind in (set(theirs) | set(ours)) - kinds}
+    mine, other = ({one["path"]: one for one in each.get("deviceNodes", ())} for each in (ours, theirs))
+    found |= {f"node {path}" for path in set(mine) ^ set(other)}
+    for path in set(mine) & set(other):
+        title = "*" if shared else re.sub(r"[0-9]+$", "#", path)
+        one, two = ({"minor": 0, **each[path]} for each in (other, mine))
+        for key in sorted((set(one) | set(two)) - {"path"}):
+            if one.get(key) != two.get(key):
+                said = [
+                    oct(each[key]) if key == "fileMode" and key in each else each.get(key, "none")
+                    for each in (one, two)
+                ]
+                found.add(f"{key} of {title}: {said[0]}, ours {said[1]}")
+    verbs = [{verb_of(hook) for hook in each.get("hooks", ())} for each in (theirs, ours)]
+    found |= {f"hook {verb}" for verb in verbs[0] ^ verbs[1]}
+    found |= {f"env {entry.partition('=')[0]}" for entry in set(theirs.get("env", ())) ^ set(ours.get("env", ()))}
+    return found | {f"mount {each}" for each in mounts(theirs) ^ mounts(ours)}
+
+
+def mounts(edits: Json) -> set[tuple[str, str, tuple[str, ...]]]:
+    """Mounts of files by their own paths; those of a library by a further name are what a hook makes there."""
+    return {
+        (one["hostPath"], one["containerPath"], tuple(one["options"]))
+        for one in edits.get("mounts", ())
+        if one["hostPath"] == one["containerPath"] or ".so" not in one["containerPath"]
+    }
+
+
+def names(edits: Json) -> dict[str, str]:
+    """The further names of libraries, made by mounts or by links, and the file that each leads to."""
+    found = {
+        one["containerPath"]: one["hostPath"]
+        for one in edits.get("mounts", ())
+        if one["hostPath"] != one["containerPath"]
+    }
+    links = {}
+    for hook in edits.get("hooks", ()):
+        if verb_of(hook) == "create-symlinks":
+            for text in hook["args"]:
+                target, between, link = text.partition("::")
+                if between:
+                    links[link] = f"{link.rpartition('/')[0]}/{target}"
+    for link, first in links.items():
+        target = first
+        while target in links:
+            target = links[target]
+        found[link] = target
+    return found
+
+
+def test_each_device_has_the_same_edits_but_for_what_is_explained(
+    nvidia_ctk: Path, library: Path, tmp_path: Path
+) -> None:
     (tmp_path / "ours.py").write_text(OURS)
     ours = f"{sys.executable} {tmp_path / 'ours.py'} {library} {tmp_path / 'cdi'}"
     # What the module says of a failure is on its standard output.
@@ -49,11 +137,23 @@ def test_the_same_devices_with_the_same_nodes(nvidia_ctk: Path, library: Path, t
     # Partitions are counted by their numbers here, and there as the library lists them; by UUID they are the same.
     counted = {name for name in mine if ":" in name}
     assert len(counted) == 3
-    for name in sorted(set(mine) - counted):
-        assert nodes(mine[name]) == nodes(other[name]), name
-    assert sorted(map(sorted, (nodes(mine[name]) for name in counted))) == sorted(
-        map(sorted, (nodes(other[name]) for name in counted))
-    )
-    assert nodes(written["containerEdits"]) >= {"/dev/nvidiactl", "/dev/nvidia-uvm"}
-    mounted = {one["hostPath"] for one in written["containerEdits"]["mounts"]}
-    assert {one["hostPath"] for one in theirs["containerEdits"]["mounts"] if "lib" in one["hostPath"]} & mounted
+    # By the nodes that a partition has, which say what it is, its entry of ours is found beside theirs.
+    by_nodes = {frozenset(nodes(mine[name])): mine[name] for name in counted}
+    assert {frozenset(nodes(other[name])) for name in counted} == set(by_nodes)
+    beside = {
+        name: by_nodes[frozenset(nodes(edits))] if name in counted else mine[name] for name, edits in other.items()
+    }
+    found = {name: differences(edits, beside[name]) for name, edits in other.items()}
+    assert set().union(*found.values()) == set(EXPLAINED)
+    partitions = {name for name in found if name in counted or name.startswith("MIG-")}
+    of_memory = "hook apply-cuda-memory-limits"
+    assert all((of_memory in found[name]) == (name not in partitions) for name in found)
+    theirs_all, mine_all = theirs["containerEdits"], written["containerEdits"]
+    assert differences(theirs_all, mine_all, shared=True) == set(EXPLAINED_OF_ALL)
+    further = names(theirs_all)
+    assert further and {name: names(mine_all).get(name) for name in further} == further
+
+
+def test_the_docs_explain_what_the_test_explains() -> None:
+    page = " ".join((ROOT / "docs/container-edits.md").read_text("utf-8").split())
+    assert not [words for words in (*EXPLAINED.values(), *EXPLAINED_OF_ALL.values()) if words not in page]
