@@ -91,3 +91,84 @@ def test_where_the_toolkit_comes_from_and_who_gets_none(tmp_path: Path) -> None:
     assert {name for name, each in played.told.items() if str(each["skipped"]).strip() == "True"} == {"bare"}
     (fingerprint,) = played.told["vendor"]["source"]["fingerprints"]
     assert len(fingerprint) == 40 and not played.told["bare"]["source"] and not played.told["leaving"]["source"]
+
+
+def with_stand_ins(tasks: list[dict[str, Any]], stand_ins: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tasks in which some modules and roles are others: by the module's name, or by the role's with its part."""
+    found = []
+    for task in tasks:
+        made = dict(task)
+        for key in ("block", "rescue", "always"):
+            if key in made:
+                made[key] = with_stand_ins(made[key], stand_ins)
+        for key, asked in task.items():
+            includes = key == "ansible.builtin.include_role"
+            name = asked["name"] if includes else key
+            if name in stand_ins:
+                del made[key]
+                made.pop("vars", None)
+                made.update(stand_ins[name])
+        found.append(made)
+    return found
+
+
+@pytest.mark.parametrize("role", ["nvidia_container_toolkit", "nvidia_fabric_manager"])
+def test_nothing_that_was_brought_stays_where_it_is_not_installed(role: str, tmp_path: Path) -> None:
+    brought = tmp_path / "brought"
+    brought.mkdir()
+    (brought / "a_1_amd64.deb").write_text("a package")
+    (last,) = (
+        each for each in yaml.safe_load((ROLES / role / "tasks/apply.yml").read_text("utf-8")) if "block" in each
+    )
+    (exchange,) = (each for each in last["block"] if each["name"].endswith("leave nothing of what was brought"))
+    given = {
+        f"__{role}_plan": {"steps": ["install a 1"], "changes": ["install a 1"]},
+        f"__{role}_brought": str(brought),
+        f"__{role}_copies": ["/srv/a_1_amd64.deb"],
+        f"__{role}_bundled": ["a=1"],
+    }
+    clear = {"ansible.builtin.copy": {"content": "", "dest": str(tmp_path / "cleared"), "mode": "0644"}}
+    stand_ins = {
+        f"dra.accelerators.{role}": {"ansible.builtin.fail": {"msg": "It does not start."}},
+        "dra.accelerators.offline": clear,
+    }
+    played = play(tmp_path, with_stand_ins([exchange], stand_ins), {"node": given})
+    assert played.failed["node"]["msg"] == "It does not start.", played.output
+    assert not brought.exists() and (tmp_path / "cleared").exists(), played.output
+
+
+@pytest.mark.parametrize(
+    ("restarts", "reboot", "says"),
+    [(True, True, ""), (True, "", "has to be started again"), (False, True, "")],
+)
+def test_a_driver_with_which_nothing_is_published_gives_way_to_the_one_before(
+    *, restarts: bool, reboot: bool | str, says: str, tmp_path: Path
+) -> None:
+    """Where the one before cannot be loaded without a start of the machine, that follows with consent, and is asked for without."""
+    tasks = yaml.safe_load((ROLES / "nvidia_driver/tasks/published.yml").read_text("utf-8"))
+    started = tmp_path / "started"
+    back = {"after": {"version": "580.1"}, "reboot_required": restarts}
+    stand_ins: dict[str, dict[str, Any]] = {
+        "dra.accelerators.device_drain": {"ansible.builtin.fail": {"msg": "Not published."}},
+        "dra.accelerators.nvidia_driver": {"ansible.builtin.set_fact": {"__nvidia_driver_back": back}},
+        "dra.accelerators.machine_restart": {
+            "ansible.builtin.copy": {"content": "", "dest": str(started), "mode": "0644"}
+        },
+    }
+    given = {
+        "__nvidia_driver_moves_pod": False,
+        "__nvidia_driver_may_restart": bool(reboot),
+        "__nvidia_driver_done": {"way_back": True, "after": {"version": "595.1"}},
+        "nvidia_driver_node_name": "node",
+        "nvidia_driver_reboot": reboot,
+    }
+    made = with_stand_ins(tasks, stand_ins)
+    for each in made[0]["rescue"]:
+        # The fact stands for what is registered.
+        each.pop("register", None)
+    played = play(tmp_path, made, {"node": given})
+    said = played.failed["node"]["msg"]
+    assert "were not published with the driver 595.1: Not published." in said, played.output
+    assert "It has the driver 580.1 again." in said and (says in said), said
+    assert ("has to be started again" in said) == bool(says)
+    assert started.exists() == (restarts and bool(reboot))
