@@ -21,6 +21,8 @@ DIRECTORY = "/run/dra-accelerators/companions"
 UNIT_PREFIX = "dra-accelerators-"
 #: What has systemd list them all, one a line, with the unit's name first.
 LIST_UNITS = ("systemctl", "list-units", "--all", "--plain", "--no-legend", "--full", f"{UNIT_PREFIX}*@*.service")
+#: The variable of its environment that tells its claim.
+CLAIM = "DRA_ACCELERATORS_CLAIM"
 SHARED_MEMORY = "shm"  # in a companion's folder; what /dev/shm is for it and for the containers
 
 
@@ -46,6 +48,8 @@ class Companion:
 
     ``environment`` is its environment, ``commands`` are lines for the vendor's control program once it runs. ``nodes`` are
     device nodes that have to be on the machine for it: containers get nodes of their own, and the machine may have none.
+    ``claim`` is the claim's namespace and name, with a slash between them: it stands in the environment, so that a driver that has
+    lost everything else can ask for it.
     """
 
     kind: str
@@ -54,6 +58,7 @@ class Companion:
     environment: Mapping[str, str]
     commands: tuple[str, ...] = ()
     nodes: tuple[DeviceNode, ...] = ()
+    claim: str = ""
 
     @property
     def folder(self) -> str:
@@ -63,7 +68,8 @@ class Companion:
     @property
     def environment_text(self) -> str:
         """The content of its environment file, as systemd reads it."""
-        return "".join(f'{name}="{value}"\n' for name, value in sorted(self.environment.items()))
+        told = {CLAIM: self.claim} if self.claim else {}
+        return "".join(f'{name}="{value}"\n' for name, value in sorted({**self.environment, **told}.items()))
 
     @property
     def commands_text(self) -> str:
@@ -79,6 +85,15 @@ def companion_name(claim_uid: str, number: int) -> str:
 def claim_of(name: str) -> str:
     """Return the UID of the claim that a companion was made for."""
     return name.rpartition(".")[0]
+
+
+def claim_told(environment_text: str) -> str:
+    """Return the namespace and name of the claim that a companion's environment tells; "" where it tells none."""
+    for line in environment_text.splitlines():
+        name, _, value = line.partition("=")
+        if name == CLAIM:
+            return value.strip('"')
+    return ""
 
 
 def units_listed(text: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from dra_driver.claims.records import ClaimReference
 from dra_driver.core.companions import Companion, claim_of
 from dra_driver.core.errors import AcceleratorError
 
@@ -39,7 +40,7 @@ class ModelKeeper:
         with self.gpus.state() as state:
             for users in self._users(state, served):
                 users.append(pid)
-        told = {"pid": pid, "devices": served, "commands": list(companion.commands)}
+        told = {"pid": pid, "devices": served, "commands": list(companion.commands), "claim": companion.claim}
         self.path.write_text(json.dumps({**running, companion.name: told}))
 
     def stop(self, claim_uid: str) -> None:
@@ -54,6 +55,13 @@ class ModelKeeper:
 
     def claims(self) -> frozenset[str]:
         return frozenset(map(claim_of, self.running()))
+
+    def claim_named(self, claim_uid: str) -> ClaimReference | None:
+        for name, told in self.running().items():
+            if claim_of(name) == claim_uid and told["claim"]:
+                namespace, _, claim = told["claim"].partition("/")
+                return ClaimReference(namespace, claim, claim_uid)
+        return None
 
     def pids(self, claim_uid: str) -> frozenset[int]:
         return frozenset(told["pid"] for name, told in self.running().items() if claim_of(name) == claim_uid)

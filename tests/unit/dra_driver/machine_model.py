@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import board_model
+from dra_driver.api.client import ApiError
 from dra_driver.claims.execute import Hands
 from dra_driver.claims.guard import DeviceGuard
 from dra_driver.claims.ownership import Ownership
@@ -481,7 +482,7 @@ class Claims:
         try:
             return self.claims[namespace, name]
         except KeyError:
-            raise AcceleratorError(f"claim {namespace}/{name} not found", code="api-error") from None
+            raise ApiError(f"claim {namespace}/{name} not found", status=404) from None
 
 
 class Reports:

@@ -18,6 +18,9 @@ from .records import ClaimReference
 
 FROM_CLASS = "FromClass"
 FROM_CLAIM = "FromClaim"
+#: The condition of a device in a claim's status that is prepared, and what its data say where its partition was made for the claim.
+READY = "Ready"
+MADE = "madeForClaim"
 
 
 class ClaimError(AcceleratorError):
@@ -43,7 +46,8 @@ class OpaqueConfig:
 class AllocatedDevice:
     """One device of the allocation. ``configs`` go from lowest to highest precedence.
 
-    ``consumed`` is what the claim has of each capacity of a device that it shares with other claims.
+    ``consumed`` is what the claim has of each capacity of a device that it shares with other claims. ``was_prepared`` says that the
+    claim's status tells of the device as prepared, and ``made`` is the UUID of the partition that was made for it then.
     """
 
     request: str
@@ -53,6 +57,8 @@ class AllocatedDevice:
     admin: bool
     configs: tuple[OpaqueConfig, ...]
     consumed: Mapping[str, int] = field(default_factory=dict)
+    was_prepared: bool = False
+    made: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,11 @@ class Allocation:
     claim: ClaimReference
     devices: tuple[AllocatedDevice, ...]
     pod_claim: str = ""
+
+    @property
+    def was_prepared(self) -> bool:
+        """Whether the claim's status says that all of this was prepared, now or in an earlier time of the same allocation."""
+        return bool(self.devices) and all(device.was_prepared for device in self.devices)
 
 
 def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, driver: str) -> Allocation:
@@ -86,6 +97,7 @@ def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, drive
     content = allocation.get("devices") or {}
     try:
         configs = _configs(content.get("config") or (), driver, reference)
+        told = told_as_prepared(claim, driver)
         devices = tuple(
             AllocatedDevice(
                 request=str(result["request"]),
@@ -95,6 +107,8 @@ def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, drive
                 admin=bool(result.get("adminAccess")),
                 configs=tuple(config for config in configs if config.applies_to(str(result["request"]))),
                 consumed=consumed(result.get("consumedCapacity") or {}) if result.get("shareID") else {},
+                was_prepared=_place(result) in told,
+                made=told.get(_place(result), ""),
             )
             for result in content.get("results") or ()
             if result["driver"] == driver
@@ -103,6 +117,27 @@ def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, drive
         raise ClaimError(f"The allocation of claim {reference.describe()} cannot be read: {error!r}") from error
     annotations = claim.get("metadata", {}).get("annotations") or {}
     return Allocation(claim=reference, devices=devices, pod_claim=str(annotations.get(POD_CLAIM_ANNOTATION, "")))
+
+
+def told_as_prepared(claim: Mapping[str, Any], driver: str) -> Mapping[tuple[str, str, str], str]:
+    """Return which devices of a driver a claim's status tells of as prepared, each with the UUID of the partition made for it, or "".
+
+    What of the status cannot be read tells nothing: others may write there.
+    """
+    found = {}
+    for entry in (claim.get("status") or {}).get("devices") or ():
+        conditions = entry.get("conditions") or ()
+        if entry.get("driver") == driver and any(
+            each.get("type") == READY and each.get("status") == "True" for each in conditions
+        ):
+            data = entry.get("data")
+            made = data.get("uuid") if isinstance(data, dict) and data.get(MADE) is True else ""
+            found[_place(entry)] = made if isinstance(made, str) else ""
+    return found
+
+
+def _place(entry: Mapping[str, Any]) -> tuple[str, str, str]:
+    return (str(entry.get("pool")), str(entry.get("device")), str(entry.get("shareID") or ""))
 
 
 def _configs(entries: Sequence[Mapping[str, Any]], driver: str, reference: ClaimReference) -> tuple[OpaqueConfig, ...]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 from typing import Protocol
 
-from ..core.companions import DIRECTORY, LIST_UNITS, UNIT_PREFIX, Companion, claim_of, units_listed
+from ..core.companions import DIRECTORY, LIST_UNITS, UNIT_PREFIX, Companion, claim_of, claim_told, units_listed
 from ..core.errors import AcceleratorError
 from ..core.system import System
+from .records import ClaimReference
 
 # A start that takes longer than this is given up, so that the kubelet is told why before it hangs up.
 START_SECONDS = 25.0
@@ -40,6 +41,9 @@ class Keeper(Protocol):
 
     def pids(self, claim_uid: str) -> frozenset[int]:
         """Return the processes of a claim's companions."""
+
+    def claim_named(self, claim_uid: str) -> ClaimReference | None:
+        """Return the claim that companions were started for; None where they do not tell its name."""
 
 
 class ServiceManager:
@@ -100,6 +104,17 @@ class ServiceManager:
             raise AcceleratorError(f"The companions of claims cannot be listed: {said}", code="companion-failed")
         names.update(unit.partition("@")[2].removesuffix(".service") for unit in units_listed(said))
         return frozenset(filter(None, map(claim_of, names)))
+
+    def claim_named(self, claim_uid: str) -> ClaimReference | None:
+        """Return the claim that stands in the environment of its companions; None where it stands in none."""
+        for file in self._files():
+            if file.endswith(_ENVIRONMENT) and claim_of(_name(file)) == claim_uid:
+                with contextlib.suppress(OSError):
+                    namespace, _, name = claim_told(self._system.read_text(f"{DIRECTORY}/{file}")).partition("/")
+                    reference = ClaimReference(namespace, name, claim_uid)
+                    if not reference.problem:
+                        return reference
+        return None
 
     def pids(self, claim_uid: str) -> frozenset[int]:
         """Return the processes in the cgroups of a claim's companions."""

@@ -121,7 +121,8 @@ class Hands:
         if not record.shared:
             return ()
         try:
-            return self.backend.companions(record.uid, record.shared)
+            found = self.backend.companions(record.uid, record.shared)
+            return tuple(replace(each, claim=record.describe()) for each in found)
         except ConfigRefused as error:
             raise ClaimError(
                 f"Claim {record.describe()} cannot share its devices: {error.message}", hint=error.hint, code=error.code

@@ -211,13 +211,14 @@ def plan_prepare(
             sharing=sharing,
         )
         device = devices[offer.device_uuid]
+        entry = _as_made_before(entry, allocated, device)
         if entry.share_id and device.unshareable is not None:
             raise ClaimError(
                 f"{entry.name} of claim {allocation.claim.describe()} cannot be shared. {device.unshareable.message}",
                 hint=device.unshareable.remedy,
                 code="not-shareable",
             )
-        if offer.dynamic and offer.placement is not None and offer.placement.is_number:
+        if offer.dynamic and not entry.created and offer.placement is not None and offer.placement.is_number:
             held_by_others = [held for record in others for held in record.devices]
             not_taken = {place for uuid, place in refused if uuid == device.uuid}
             entry = with_number(entry, device, [*held_by_others, *planned], not_taken)
@@ -239,12 +240,14 @@ def plan_prepare(
                 )
         if offer.kind == PASSTHROUGH:
             entry = _passed_through(entry, device, *interface_of(configurations))
-        for uuid in offer.device_uuids:
+        for uuid in () if entry.created else offer.device_uuids:
             entry, mode = _settle(entry, offer, devices[uuid], uuid in inventory.dynamic)
             if mode is not None:
                 modes[uuid] = mode
         held_by_others = [held for record in others for held in record.devices]
-        planned.append(with_id(entry, device, [*held_by_others, *planned], choose_id))
+        if entry.partition_uuid is None:
+            entry = with_id(entry, device, [*held_by_others, *planned], choose_id)
+        planned.append(entry)
     record = ClaimRecord(
         uid=allocation.claim.uid,
         namespace=allocation.claim.namespace,
@@ -276,6 +279,23 @@ def _entry(allocated: AllocatedDevice, offer: Offer, *, cdi_kind: str, claim_uid
         consumed=allocated.consumed,
         members=offer.members,
     )
+
+
+def _as_made_before(entry: DeviceRecord, allocated: AllocatedDevice, device: Device) -> DeviceRecord:
+    """Return an entry with the partition that was made for the claim before its record was lost, where that is still there."""
+    if entry.kind != PARTITION or entry.admin or not allocated.made:
+        return entry
+    for partition in device.partitions:
+        if partition.uuid == allocated.made and partition.profile_id == entry.profile_id:
+            return replace(
+                entry,
+                placement_start=partition.placement.start,
+                placement_size=partition.placement.size,
+                partition_uuid=partition.uuid,
+                instance_id=partition.instance_id,
+                created=True,
+            )
+    return entry
 
 
 def _passed_through(entry: DeviceRecord, device: Device, prefers_iommufd: bool, api_device: bool) -> DeviceRecord:

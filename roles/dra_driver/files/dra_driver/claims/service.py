@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Callable, Protocol, TypeVar
 
@@ -23,6 +24,7 @@ from ..core.model import Device, Placement
 from ..core.repartition_record import Watch
 from ..logs import fields
 from ..metrics import Metrics, Stopwatch
+from .adopting import Adopting
 from .allocation import Allocation, ClaimError, decode_allocation
 from .answers import Answers, Outcome, Reporter
 from .asking import look_at
@@ -100,7 +102,7 @@ class ClaimService:
         self.driver = driver
         self.hands = hands
         self.store = store
-        self._source = source
+        self.source = source
         self._executor = executor
         self._boot_id = boot_id
         self._inventory = inventory
@@ -114,6 +116,7 @@ class ClaimService:
         self._answers = Answers(reporter, metrics)
         self.reporter = reporter
         self.metrics = metrics
+        self._adopting = Adopting(self, inventory, boot_id)
         self._insisting = Insisting(self, refusals or Refusals(), inventory)
         # Claims whose partitions or CDI file may not be what the record says; they are restored when asked for.
         self.suspect: set[str] = set()
@@ -164,7 +167,8 @@ class ClaimService:
 
     # ------------------------------------------------------------------ whether claims can be served
 
-    async def _wait_until_ready(self) -> None:
+    async def wait_until_ready(self) -> None:
+        """Wait a while until claims can be served. Raises BackendUnavailable, with what is in the way."""
         if self._ready.is_set():
             return
         try:
@@ -180,7 +184,7 @@ class ClaimService:
     async def _prepare(self, reference: ClaimReference, watch: Stopwatch) -> ClaimRecord:
         asked = time.monotonic()
         with watch.stage("ready"):
-            await self._wait_until_ready()
+            await self.wait_until_ready()
         async with self._claims.hold([reference.uid]):
             record = self.store.claims.get(reference.uid)
             with watch.stage("fetch"):
@@ -206,6 +210,10 @@ class ClaimService:
                         await self._undo_former(record, allocation)
                 with watch.stage("facts"):
                     facts = await self.facts(reference, uuids)
+                lost = await self._adopting.adopt(allocation, facts) if record is None else None
+                if lost is not None:
+                    self.asked.add(lost.uid)
+                    return await self.make_again(lost, watch) or lost
                 return await self._insisting.prepare(allocation, facts, watch)
 
     async def _allocation(
@@ -219,7 +227,7 @@ class ClaimService:
         if prepared and self._compared.get(reference.uid, 0.0) > asked:
             return None
         began = time.monotonic()
-        read = self._source.claim(reference.namespace, reference.name)
+        read = self.source.claim(reference.namespace, reference.name)
         if prepared:
             try:
                 claim = await asyncio.wait_for(read, COMPARE_SECONDS)
@@ -242,6 +250,10 @@ class ClaimService:
                 extra=fields(claim=record.describe(), had=[device.name for device in record.devices]),
             )
         await self.undo(record)
+
+    def holding(self, uuids: Collection[str]) -> AbstractAsyncContextManager[None]:
+        """Hold devices, to look at them and change them. Raises InUse or BackendUnavailable, naming who has them."""
+        return self._devices.hold(uuids)
 
     async def facts(self, reference: ClaimReference, uuids: Collection[str]) -> Mapping[str, Device]:
         """Return fresh facts of devices whose locks are held; what is owed on them is paid first. Raises ClaimError."""
@@ -378,6 +390,8 @@ class ClaimService:
         async with self._claims.hold([reference.uid]):
             record = self.store.claims.get(reference.uid)
             if record is None:
+                record = await self._adopting.adopt_ending(reference)
+            if record is None:
                 self._compared.pop(reference.uid, None)
                 with watch.stage("cdi"):
                     await self.thread(self.hands.remove_cdi, reference.uid)
@@ -385,7 +399,7 @@ class ClaimService:
             watch.kind = record.kind
             if self.undoing.needs_hardware(record) and not self.undoing.went_with_the_boot(record):
                 with watch.stage("ready"):
-                    await self._wait_until_ready()
+                    await self.wait_until_ready()
             # A pod with a whole device can end although the device's driver is gone; so can, after a reboot, any other.
             async with self._devices.hold(record.device_uuids):
                 self.hands.reached("unprepare-started")
@@ -458,7 +472,11 @@ class ClaimService:
         # A claim is in the store before its companions start, and until after they have ended.
         found = await self.thread(self.hands.keeper.claims)
         shared = {uid for uid, record in self.store.claims.items() if record.shared}
-        return tuple(sorted(found - shared))
+        unknown = found - shared
+        known = unknown & self.store.claims.keys()
+        return tuple(
+            sorted([*known, *await self._adopting.of_no_claim(sorted(unknown - known), self._inventory().pool)])
+        )
 
     async def switch_off(self, device_uuid: str) -> None:
         """Switch partitioning off where the driver left it on with nothing on it. Raises AcceleratorError."""

@@ -15,9 +15,9 @@ from typing import Any
 from ..core.model import AttributeValue, Offer, Version
 from ..core.slices import FAILED_CONDITION, PREPARED_CONDITION
 from ..core.times import text_of
+from .allocation import MADE, READY
 from .records import ClaimRecord, ClaimReference, DeviceRecord
 
-READY = "Ready"
 #: A condition's message has room for so many characters.
 LONGEST_MESSAGE = 4096
 
@@ -112,6 +112,8 @@ def _prepared_entry(driver: str, record: ClaimRecord, device: DeviceRecord, offe
         **({"uuids": list(device.members)} if device.members else {"uuid": device.device_uuid}),
         **attributes,
         **({"uuid": device.partition_uuid} if device.partition_uuid else {}),
+        # A driver that has lost its store and its files knows its own partition again by this.
+        **({MADE: True} if device.created and device.partition_uuid else {}),
         **({"settings": dict(device.settings)} if device.settings else {}),
         **({"sharing": dict(device.sharing)} if device.sharing else {}),
         **({"consumed": dict(device.consumed)} if device.consumed else {}),

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Takes up again what was prepared for claims whose records and CDI files are lost. What to do is decided in ``lost.py``.
+
+The kubelet asks again for claims of pods that start or end, and says their names; the API server is asked by these. While it does not
+answer nothing is taken for left over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..api.client import ApiError
+from ..core.errors import AcceleratorError, InUse
+from ..core.model import Device
+from ..logs import fields
+from .allocation import Allocation, ClaimError, allocated_here, decode_allocation
+from .lost import has_unknown_partitions, is_found_again, noted_with
+from .plan import Inventory, offers_of
+from .records import ClaimRecord, ClaimReference
+from .settings import fit_settings
+from .store import Change
+
+if TYPE_CHECKING:
+    from .service import ClaimService
+
+LOG = logging.getLogger(__name__)
+
+# How long the API server may take to say what has become of a claim.
+ANSWER_SECONDS = 5.0
+
+
+class Adopting:
+    """Finds claims of one driver again."""
+
+    def __init__(self, service: ClaimService, inventory: Callable[[], Inventory], boot_id: str) -> None:
+        self._service = service
+        self._inventory = inventory
+        self._boot_id = boot_id
+
+    async def adopt(self, allocation: Allocation, facts: Mapping[str, Device]) -> ClaimRecord | None:
+        """Write the record of a claim of which the store knows nothing, and something is there; None where nothing is.
+
+        The locks of its devices are held. It is written as prepared, and suspect: whoever asks for it has it made complete.
+        Raises AcceleratorError.
+        """
+        if not allocation.was_prepared:
+            return None
+        service = self._service
+        record = service.plan(allocation, facts).record
+        knobs = await service.thread(service.hands.knobs, record)
+        record = fit_settings(record, knobs)
+        companions: frozenset[str] = frozenset()
+        if record.shared and service.hands.backend.has_companions:
+            companions = await service.thread(service.hands.keeper.claims)
+        if record.away or not is_found_again(record, knobs, record.uid in companions):
+            return None
+        record = record.as_prepared(record.devices, self._boot_id)
+        service.suspect.add(record.uid)
+        await service.store.commit(Change(put=record, meta=noted_with(record, service.store.meta, self._boot_id)))
+        service.metrics.finding("claim-found-again")
+        LOG.warning(
+            "the claim's record and its CDI file were lost: what was prepared for it is taken up again",
+            extra=fields(claim=record.describe(), uid=record.uid, devices=[held.name for held in record.devices]),
+        )
+        return record
+
+    async def adopt_ending(self, reference: ClaimReference) -> ClaimRecord | None:
+        """Find a claim again that is to be unprepared; None where nothing of it is there.
+
+        Raises AcceleratorError where the API server does not answer and a partition is there that may be the claim's, and
+        BackendUnavailable where the claim was prepared here and the hardware does not answer yet.
+        """
+        service = self._service
+        try:
+            claim = await self._read(reference)
+        except AcceleratorError as error:
+            if has_unknown_partitions(self._inventory()):
+                raise AcceleratorError(
+                    f"Nothing is known of claim {reference.describe()}, a partition of no known claim is there, and the API server "
+                    f"does not say whether it was made for the claim: {error.message}",
+                    hint="It is asked again when the kubelet calls again.",
+                    code=error.code,
+                ) from error
+            return None
+        try:
+            allocation = decode_allocation(claim, reference, service.driver)
+            if not allocation.was_prepared:
+                return None
+            await service.wait_until_ready()
+            offers = offers_of(allocation, self._inventory())
+            uuids = {uuid for offer in offers.values() for uuid in offer.device_uuids}
+            async with service.holding(uuids):
+                return await self.adopt(allocation, await service.facts(reference, uuids))
+        except (ClaimError, InUse) as error:
+            # Another claim of that name; none of this node's; or another claim has what it had, so that it was given back before.
+            LOG.debug("nothing is left of claim %s: %s", reference.uid, error)
+            return None
+
+    async def of_no_claim(self, uids: Collection[str], pool: str) -> tuple[str, ...]:
+        """Return those UIDs, of claims that the store does not know, whose companions are to end: the API server has no such claim here.
+
+        Companions tell their claim's name; of one that tells none (a release before wrote none) there is nobody to ask for.
+        """
+        service, found = self._service, []
+        for uid in uids:
+            reference = await service.thread(service.hands.keeper.claim_named, uid)
+            if reference is None or not await self._may_be_here(reference, pool):
+                found.append(uid)
+        return tuple(found)
+
+    async def _may_be_here(self, reference: ClaimReference, pool: str) -> bool:
+        try:
+            claim = await self._read(reference)
+        except AcceleratorError as error:
+            LOG.warning("what runs for claim %s stays until it is known whether it is there: %s", reference.uid, error)
+            return True
+        return allocated_here(claim, reference.uid, self._service.driver, pool)
+
+    async def _read(self, reference: ClaimReference) -> Mapping[str, Any]:
+        """Return a claim, empty for one that the API server has not. Raises AcceleratorError."""
+        read = self._service.source.claim(reference.namespace, reference.name)
+        try:
+            return await asyncio.wait_for(read, ANSWER_SECONDS)
+        except asyncio.TimeoutError:
+            raise AcceleratorError(
+                f"The API server did not answer within {ANSWER_SECONDS:.0f} s", code="api-unreachable"
+            ) from None
+        except ApiError as error:
+            if error.status == 404:
+                return {}
+            raise

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Claims whose records and CDI files are both lost: what was prepared for them is known again, and gone with them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from claim_steps import prepare, unprepare
+from dra_driver.api.client import ApiUnreachable
+from dra_driver.claims.records import ClaimReference
+from dra_driver.claims.statuses import prepared_entries
+from dra_driver.core.cdi import remove_spec
+from dra_driver.core.companions import CLAIM, Companion, claim_told
+from machine_model import DRIVER, Claims, Node
+
+SMALL = "gpu-0-mig-1g10gb-19-0"
+API = "resource.nvidia.com/v1beta1"
+SHARED = {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}}
+
+
+def config(kind: str, **values: Any) -> dict[str, Any]:
+    return {"opaque": {"driver": DRIVER, "parameters": {"apiVersion": API, "kind": kind, **values}}}
+
+
+def power(watts: int) -> dict[str, Any]:
+    parameters = {"apiVersion": "dra.accelerators/v1alpha1", "kind": "DeviceSettings", "powerLimit": watts}
+    return {"opaque": {"driver": DRIVER, "parameters": parameters}}
+
+
+#: The device of a claim, and its configuration.
+CLAIMS: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "partition": (SMALL, []),
+    "partition with a daemon": (SMALL, [config("MigDeviceConfig", sharing=SHARED)]),
+    "whole with a daemon": ("gpu-0", [config("GpuConfig", sharing=SHARED)]),
+    "settings": ("gpu-0", [power(400)]),
+}
+
+
+def traces(node: Node) -> tuple[Any, ...]:
+    """What of claims is there beside the store and the files."""
+    with node.gpus.state() as state:
+        knobs = [entry["knobs"] for entry in state.values()]
+    return node.partitions(), node.keeper.running(), knobs, [gpu.partitioning.enabled for gpu in node.gpus.devices()]
+
+
+def tell(node: Node, claims: Claims, claim: ClaimReference) -> None:
+    """Write the claim's status, as the driver does once a claim is prepared."""
+    record = node.store.claims[claim.uid]
+    entries = prepared_entries(DRIVER, record, node.inventory.offers)
+    claims.claims[claim.namespace, claim.name]["status"]["devices"] = entries
+
+
+def lose(node: Node, claim: ClaimReference) -> None:
+    """End the driver, and empty its folder and that of CDI files."""
+    node.close()
+    shutil.rmtree(node.folder / "state")
+    remove_spec(node.system, node.service.hands.cdi_path(claim.uid))
+
+
+def play(
+    folder: Path,
+    kind: str,
+    scenario: Callable[[Node, Claims, ClaimReference, tuple[Any, ...], tuple[Any, ...]], Awaitable[None]],
+    *,
+    told: bool = True,
+    away: bool = False,
+) -> None:
+    """A claim is prepared, everything that is written of it is lost, and the driver starts; then the scenario."""
+
+    async def main() -> None:
+        claims, (device, configs) = Claims(), CLAIMS[kind]
+        node = Node(folder, claims)
+        await node.start()
+        before = traces(node)
+        claim = claims.allocate("a", device, config=configs)
+        assert await prepare(node, claim) == ""
+        meanwhile = traces(node)
+        if told:
+            tell(node, claims, claim)
+        lose(node, claim)
+        node = Node(folder, claims)
+        try:
+            if away:
+                claims.failures = [ApiUnreachable("the API server is away")]
+            await node.start()
+            assert node.store.claims == {}
+            await scenario(node, claims, claim, before, meanwhile)
+        finally:
+            node.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", CLAIMS)
+def test_the_next_prepare_takes_up_what_is_there(tmp_path: Path, kind: str) -> None:
+    async def scenario(
+        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
+    ) -> None:
+        assert traces(node) == meanwhile
+        assert await prepare(node, claim) == ""
+        assert traces(node) == meanwhile
+        (record,) = node.store.claims.values()
+        assert record.prepared and record.uid == claim.uid
+        assert node.cdi_files() == (claim.uid,)
+        assert not node.service.suspect
+        assert await unprepare(node, claim) == ""
+        assert (traces(node), node.store.claims, node.cdi_files()) == (before, {}, ())
+
+    play(tmp_path, kind, scenario)
+
+
+@pytest.mark.parametrize("kind", CLAIMS)
+def test_the_next_unprepare_leaves_nothing(tmp_path: Path, kind: str) -> None:
+    async def scenario(
+        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
+    ) -> None:
+        assert await unprepare(node, claim) == ""
+        assert (traces(node), node.store.claims, node.cdi_files()) == (before, {}, ())
+        assert await unprepare(node, claim) == ""
+        assert (traces(node), node.store.claims) == (before, {})
+
+    play(tmp_path, kind, scenario)
+
+
+def test_nothing_is_removed_while_the_api_server_is_away(tmp_path: Path) -> None:
+    async def scenario(
+        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
+    ) -> None:
+        assert traces(node) == meanwhile
+        claims.failures = [ApiUnreachable("the API server is away")]
+        assert "does not say whether it was made for the claim" in await unprepare(node, claim)
+        assert traces(node) == meanwhile
+        assert await unprepare(node, claim) == ""
+        assert traces(node) == before
+
+    play(tmp_path, "partition with a daemon", scenario, away=True)
+
+
+def test_a_claim_that_the_api_server_has_no_more_leaves_no_daemon(tmp_path: Path) -> None:
+    async def scenario(
+        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
+    ) -> None:
+        claims.remove(claim)
+        assert await node.service.orphans() == (claim.uid,)
+        await node.service.end_companions(claim.uid)
+        assert (node.keeper.running(), node.partitions()) == ({}, meanwhile[0])
+
+    play(tmp_path, "partition with a daemon", scenario)
+
+
+def test_a_partition_that_the_status_does_not_tell_of_is_an_administrators(tmp_path: Path) -> None:
+    async def scenario(
+        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
+    ) -> None:
+        for ends in (False, True):
+            assert await unprepare(node, claim) == ""
+            assert traces(node) == meanwhile
+            if not ends:
+                assert await prepare(node, claim) == ""
+                assert [held.created for held in node.store.claims[claim.uid].devices] == [False]
+
+    play(tmp_path, "partition", scenario, told=False)
+
+
+def test_what_was_given_back_before_is_made_anew(tmp_path: Path) -> None:
+    """A claim keeps its status while it keeps its devices: the status alone is no sign that something is there."""
+
+    async def main() -> None:
+        claims = Claims()
+        node = Node(tmp_path, claims)
+        await node.start()
+        before = traces(node)
+        claim = claims.allocate("a", SMALL)
+        assert await prepare(node, claim) == ""
+        tell(node, claims, claim)
+        for _time in range(2):
+            assert await unprepare(node, claim) == ""
+            assert traces(node) == before
+            assert await prepare(node, claim) == ""
+            assert len(node.partitions()) == 1
+        assert await unprepare(node, claim) == ""
+        assert traces(node) == before
+        node.close()
+
+    asyncio.run(main())
+
+
+def test_the_driver_that_is_killed_while_it_takes_up_a_claim_has_it_afterwards(tmp_path: Path) -> None:
+    async def scenario(
+        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
+    ) -> None:
+        node.backend.failures["check_companion"] = [ApiUnreachable("it does not answer")]
+        assert "it does not answer" in await prepare(node, claim)
+        assert traces(node) == meanwhile and node.store.claims[claim.uid].prepared
+        again = Node(tmp_path, claims)
+        await again.start()
+        assert traces(again) == meanwhile and again.cdi_files() == (claim.uid,)
+        assert await unprepare(again, claim) == ""
+        assert traces(again) == before
+        again.close()
+
+    play(tmp_path, "partition with a daemon", scenario)
+
+
+def test_a_companion_tells_its_claim() -> None:
+    companion = Companion("mps", "uid.0", (), {"A": "b"}, claim="default/a")
+    assert claim_told(companion.environment_text) == "default/a"
+    assert claim_told(Companion("mps", "uid.0", (), {"A": "b"}).environment_text) == ""
+    assert CLAIM not in Companion("mps", "uid.0", (), {"A": "b"}).environment_text
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"conditions": [{"type": "Ready", "status": "False"}]},
+        {"conditions": [{"type": "Ready", "status": "True"}], "driver": "other.example.com"},
+        {"conditions": [{"type": "Ready", "status": "True"}], "device": "gpu-0-mig-1g10gb-19-1"},
+        {"conditions": [{"type": "Ready", "status": "True"}], "data": {"uuid": ["GPU"], "madeForClaim": True}},
+        {"conditions": [{"type": "Ready", "status": "True"}], "data": "nothing"},
+    ],
+)
+def test_what_else_stands_in_a_status_makes_no_partition_the_drivers(tmp_path: Path, entry: dict[str, Any]) -> None:
+    async def scenario(
+        node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
+    ) -> None:
+        place = {"driver": DRIVER, "pool": "node-1", "device": SMALL}
+        claims.claims["default", "a"]["status"]["devices"] = [{**place, **entry}]
+        assert await unprepare(node, claim) == ""
+        assert traces(node) == meanwhile
+
+    play(tmp_path, "partition", scenario, told=False)
