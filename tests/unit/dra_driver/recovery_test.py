@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,17 @@ def shared(kind: str) -> dict[str, Any]:
 #: What each claim is configured with, by its name.
 CONFIGURED = {"a": [SETTINGS], "b": [SETTINGS, shared("GpuConfig"), shared("MigDeviceConfig")], "c": []}
 
+
+def fitting(name: str, devices: Sequence[str]) -> list[dict[str, Any]]:
+    """What a claim with these devices is configured with: a configuration that fits none of them is refused."""
+    kinds = {"partition" if "-mig-" in each else "machine" if "-vfio-" in each else "whole" for each in devices}
+    return [
+        each
+        for each in CONFIGURED[name]
+        if ("partition" if each["opaque"]["parameters"]["kind"] == "MigDeviceConfig" else "whole") in kinds
+    ]
+
+
 operations = st.one_of(
     st.tuples(st.just("prepare"), st.sampled_from(CLAIMS), st.lists(st.sampled_from(DEVICES), min_size=1, max_size=2)),
     st.tuples(st.just("unprepare"), st.sampled_from(CLAIMS), st.just(None)),
@@ -116,7 +128,7 @@ class World:
                     if verb == "prepare":
                         # A claim keeps its allocation while it is prepared, as in a cluster.
                         if name not in self.references:
-                            self.references[name] = self.claims.allocate(name, *devices, config=CONFIGURED[name])
+                            self.references[name] = self.claims.allocate(name, *devices, config=fitting(name, devices))
                         await node.service.prepare([self.references[name]])
                     elif name in self.references:
                         outcome = await node.service.unprepare([self.references[name]])
