@@ -8,7 +8,7 @@ two files beside its folder; the folder is memory that its containers share with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,16 +107,18 @@ def sharing_of(
     admin: bool = False,
     consumed: Mapping[str, int] | None = None,
     totals: Mapping[str, int] | None = None,
+    alongside: Sequence[str] = (),
 ) -> Mapping[str, Any]:
     """Return how the configurations of one device want it shared by a companion; empty where they do not.
 
+    ``alongside`` are the UUIDs of the devices that the same configuration is for, where they are known.
     Of a device that several claims share it stays within what the claim has ``consumed`` of the ``totals``.
     Raises ConfigRefused where the device is asked for with administrator's access.
     """
     found: Mapping[str, Any] = {}
     for configuration in configurations:
         kind = configuration.kind
-        wanted = kind.sharing(configuration.values)
+        wanted = kind.named(kind.sharing(configuration.values), alongside)
         if wanted:
             found = kind.within(wanted, consumed, totals or {}) if consumed else wanted
     if found and admin:

@@ -38,7 +38,8 @@ class ConfigKind:
     program that lets containers share the device (see companions.py; empty: none is wanted), ``within`` holds that to what the
     claim consumes of a device that several claims share (given the sharing, what is consumed, and what the device has), and
     ``passthrough`` tells how a virtual machine reaches the device (whether by iommufd where the kernel has it, and whether with that
-    interface's own node; see passthrough.py). ``profile`` tells of which profile a partition has to be; empty for any.
+    interface's own node; see passthrough.py). ``named`` returns a sharing with devices named by UUID that it names by their place
+    among those whose UUIDs are given: all that the one configuration is for. ``profile`` tells of which profile a partition has to be; empty for any.
     """
 
     api_version: str
@@ -52,6 +53,7 @@ class ConfigKind:
     )
     passthrough: Callable[[Mapping[str, Any]], tuple[bool, bool]] = lambda _values: (False, False)
     profile: Callable[[Mapping[str, Any]], str] = lambda _values: ""
+    named: Callable[[Mapping[str, Any], Sequence[str]], Mapping[str, Any]] = lambda sharing, _uuids: sharing
 
     def suits(self, kind: str) -> bool:
         """Whether it is for offers of a kind. What is for a whole device holds for each member of a group."""

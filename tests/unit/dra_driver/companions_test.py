@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from claim_steps import prepare, run, unprepare
 from dra_driver.claims.companions import ServiceManager
-from dra_driver.claims.records import DOCUMENT_VERSION, NewerRelease, record_of_document
+from dra_driver.claims.records import DOCUMENT_VERSION, ClaimReference, NewerRelease, record_of_document
 from dra_driver.claims.statuses import prepared_entries
 from dra_driver.core.cdi import DeviceNode
 from dra_driver.core.companions import Companion
@@ -21,7 +21,7 @@ from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.system import Completed, System
 from dra_driver.monitoring.families import FAMILIES, Samples, of_holding
 from dra_driver.monitoring.view import holdings
-from machine_model import DRIVER, Claims, Node
+from machine_model import DRIVER, Claims, ModelGpus, Node
 
 PARTITION = "gpu-0-mig-1g10gb-19-0"
 API = "resource.nvidia.com/v1beta1"
@@ -397,3 +397,49 @@ def test_the_processes_of_a_service_are_those_of_its_cgroup(tmp_path: Path, root
     (group / "cgroup.procs").write_text("12\n34\n")
     system = Systemd(tmp_path, show=Completed(0, "/system.slice/mps\n\n/system.slice/gone\n", ""))
     assert ServiceManager(system).pids("0uid-a") == {12, 34}
+
+
+def test_a_service_tells_the_claim_that_it_was_started_for(tmp_path: Path) -> None:
+    """Everything else that names it may be lost."""
+    keeper = ServiceManager(Systemd(tmp_path, is_active=DEAD))
+    assert keeper.claim_named("0uid-a") is None
+    for told, found in (
+        ("default/a", ClaimReference("default", "a", "0uid-a")),
+        ("", None),
+        ("../../nodes", None),
+    ):
+        keeper.start(replace(COMPANION, claim=told))
+        assert keeper.claim_named("0uid-a") == found
+        assert keeper.claim_named("0uid") is None
+
+
+def test_an_index_counts_the_gpus_of_the_configuration_as_nvidias_driver_does(tmp_path: Path) -> None:
+    """In the order of their UUIDs, whichever daemon each of them has: what they consume keeps two shares apart."""
+    one, other = ("11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222")
+    limits = mps(defaultPerDevicePinnedMemoryLimit={"0": "1Gi", "1": "2Gi"})
+    for_the_rest = mps(defaultPerDevicePinnedMemoryLimit={"0": "1Gi"})
+    own = {**mps(defaultPerDevicePinnedMemoryLimit={"0": "3Gi"}), "requests": ["r0"], "source": "FromClaim"}
+
+    def share(name: str, share_id: str, memory: str) -> dict[str, Any]:
+        return {"device": name, "shareID": share_id, "consumedCapacity": {"memory": memory, "shares": "1"}}
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        first, second = ModelGpus.uuids(2)
+        wanted = dict(zip(sorted((first, second)), ("1024M", "2048M")))
+        for devices, config, expected in (
+            ((share("gpu-1", one, "20Gi"), share("gpu-0", other, "10Gi")), [limits], wanted),
+            (("gpu-1", "gpu-0"), [limits], wanted),
+            (("gpu-1", "gpu-0"), [for_the_rest, own], {second: "3072M", first: "1024M"}),
+        ):
+            claim = claims.allocate("a", *devices, config=config)
+            assert await prepare(node, claim) == ""
+            told = {}
+            for daemon in node.keeper.running().values():
+                for command in daemon["commands"]:
+                    what, *words = command.split()
+                    if what == "set_default_device_pinned_mem_limit":
+                        told[daemon["devices"][int(words[0])]] = words[1]
+            assert told == expected
+            assert await unprepare(node, claim) == ""
+
+    run(tmp_path, scenario, rules=({"match": {}, "mode": "whole", "shares": 4},))

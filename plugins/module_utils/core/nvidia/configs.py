@@ -8,7 +8,7 @@ vfiodeviceconfig.go, iommu.go).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..configuration import ConfigKind
@@ -125,6 +125,19 @@ def _within(sharing: Mapping[str, Any], consumed: Mapping[str, int], totals: Map
     return limits
 
 
+def _named(sharing: Mapping[str, Any], uuids: Sequence[str]) -> Mapping[str, Any]:
+    """Name the devices of limits by UUID. Whoever is named both ways has the limit by UUID; an index that none has stays, to be refused.
+
+    NVIDIA's own driver counts the UUIDs of the devices that one configuration is for, sorted (GKP/prepared.go, UUIDs).
+    """
+    if not uuids or _LIMIT_BY_DEVICE not in sharing:
+        return sharing
+    places = {str(number): uuid for number, uuid in enumerate(sorted(uuids))}
+    limits = {places.get(key, key): limit for key, limit in sharing[_LIMIT_BY_DEVICE].items() if key in places}
+    limits.update({key: limit for key, limit in sharing[_LIMIT_BY_DEVICE].items() if key not in places})
+    return {**sharing, _LIMIT_BY_DEVICE: limits}
+
+
 _IOMMU = Record(
     {"backendPolicy": Choice(POLICIES), "enableAPIDevice": Truth()},
     required=frozenset({"backendPolicy"}),
@@ -139,7 +152,9 @@ def _interface(values: Mapping[str, Any]) -> tuple[bool, bool]:
 
 
 CONFIG_KINDS: tuple[ConfigKind, ...] = (
-    ConfigKind(_VERSION, "GpuConfig", DEVICE, Record({"sharing": _GPU_SHARING}), _settings, _mps, _within),
+    ConfigKind(
+        _VERSION, "GpuConfig", DEVICE, Record({"sharing": _GPU_SHARING}), _settings, _mps, _within, named=_named
+    ),
     ConfigKind(
         _VERSION,
         "MigDeviceConfig",

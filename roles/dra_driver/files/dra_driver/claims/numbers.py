@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Which number, and which id, a partition that is to be made for a claim gets. Decided from facts alone."""
+"""Which partition a claim has already; which number, and which id, one gets that is to be made. Decided from facts alone."""
 
 from __future__ import annotations
 
@@ -10,11 +10,28 @@ from typing import Callable, NoReturn, Optional
 
 from ..core.errors import InUse
 from ..core.model import PARTITION, Device, Placement
-from .allocation import ClaimError
+from .allocation import AllocatedDevice, ClaimError
 from .records import DeviceRecord
 
 #: Chooses the id that a partition at a placement of a device is made with, beside ids that others are to have (see core/backend.py).
 ChooseId = Callable[[Device, Placement, Collection[int]], Optional[int]]
+
+
+def as_made_before(entry: DeviceRecord, allocated: AllocatedDevice, device: Device) -> DeviceRecord:
+    """Return an entry with the partition that was made for the claim before its record was lost, where that is still there."""
+    if entry.kind != PARTITION or entry.admin or not allocated.made:
+        return entry
+    for partition in device.partitions:
+        if partition.uuid == allocated.made and partition.profile_id == entry.profile_id:
+            return replace(
+                entry,
+                placement_start=partition.placement.start,
+                placement_size=partition.placement.size,
+                partition_uuid=partition.uuid,
+                instance_id=partition.instance_id,
+                created=True,
+            )
+    return entry
 
 
 def with_number(

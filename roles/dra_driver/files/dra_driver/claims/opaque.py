@@ -21,6 +21,7 @@ from ..core.configuration import (
     decode_configuration,
 )
 from ..core.documents import any_of
+from ..core.model import DEVICE, Offer
 from ..core.settings import settings_of
 from .allocation import AllocatedDevice, ClaimError, OpaqueConfig
 
@@ -104,13 +105,42 @@ def sharing_for(
     admin: bool,
     consumed: Mapping[str, int],
     totals: Mapping[str, int],
+    alongside: Sequence[str] = (),
 ) -> Mapping[str, Any]:
     """Return what configurations ask of one device's companion, within what the claim has ``consumed`` of a shared device.
 
-    Raises ClaimError with code config-refused.
+    ``alongside`` are the UUIDs of the devices that the same configuration is for. Raises ClaimError with code config-refused.
     """
     with _refused(request):
-        return sharing_of(configurations, admin=admin, consumed=consumed, totals=totals)
+        return sharing_of(configurations, admin=admin, consumed=consumed, totals=totals, alongside=alongside)
+
+
+def shared_alike(
+    kinds: Sequence[ConfigKind], devices: Sequence[tuple[AllocatedDevice, Offer]]
+) -> tuple[tuple[str, ...], ...]:
+    """Return for each whole device of a claim the UUIDs of those for which the same configuration says how they are shared, each once.
+
+    Nothing for a device that none says so of, and for partitions, whose UUIDs come with them.
+    """
+    said = [_saying(kinds, allocated, offer) for allocated, offer in devices]
+    found = []
+    for mine in said:
+        alike = {
+            offer.device_uuid for (_each, offer), other in zip(devices, said) if mine is not None and other is mine
+        }
+        found.append(tuple(sorted(alike)))
+    return tuple(found)
+
+
+def _saying(kinds: Sequence[ConfigKind], allocated: AllocatedDevice, offer: Offer) -> OpaqueConfig | None:
+    """The configuration that says how a whole device is shared: the last one that does."""
+    said = None
+    for config in allocated.configs if offer.kind == DEVICE else ():
+        with _refused(allocated.request):
+            configuration = decode_configuration(kinds, config.parameters)
+        if configuration.kind.suits(offer.kind) and configuration.kind.sharing(configuration.values):
+            said = config
+    return said
 
 
 @contextlib.contextmanager

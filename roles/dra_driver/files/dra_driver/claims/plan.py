@@ -17,13 +17,14 @@ from ..core.room import in_the_way
 from ..core.settings import COMPUTE_MODE, PERSISTENCE
 from .allocation import AllocatedDevice, Allocation, ClaimError
 from .debts import Debt
-from .numbers import ChooseId, refuse_missing, with_id, with_number
+from .numbers import ChooseId, as_made_before, refuse_missing, with_id, with_number
 from .opaque import (
     configurations_of,
     interface_of,
     refuse_other_profile,
     refuse_unfitting,
     settings_for,
+    shared_alike,
     sharing_for,
 )
 from .records import ClaimRecord, ClaimReference, DeviceRecord
@@ -182,7 +183,8 @@ def plan_prepare(
     others = [record for record in records.values() if record.uid != allocation.claim.uid]
     planned: list[DeviceRecord] = []
     modes: dict[str, ModeChange] = {}
-    for allocated in allocation.devices:
+    alike = shared_alike(config_kinds, [(each, offers[each.device]) for each in allocation.devices])
+    for allocated, alongside in zip(allocation.devices, alike):
         offer = offers[allocated.device]
         configurations = configurations_of(
             config_kinds, allocated.configs, request=allocated.request, device_kind=offer.kind
@@ -195,6 +197,7 @@ def plan_prepare(
             admin=allocated.admin,
             consumed=allocated.consumed,
             totals=offer.capacities,
+            alongside=alongside,
         )
         if sharing and offer.kind == GROUP:
             raise ClaimError(
@@ -211,7 +214,7 @@ def plan_prepare(
             sharing=sharing,
         )
         device = devices[offer.device_uuid]
-        entry = _as_made_before(entry, allocated, device)
+        entry = as_made_before(entry, allocated, device)
         if entry.share_id and device.unshareable is not None:
             raise ClaimError(
                 f"{entry.name} of claim {allocation.claim.describe()} cannot be shared. {device.unshareable.message}",
@@ -279,23 +282,6 @@ def _entry(allocated: AllocatedDevice, offer: Offer, *, cdi_kind: str, claim_uid
         consumed=allocated.consumed,
         members=offer.members,
     )
-
-
-def _as_made_before(entry: DeviceRecord, allocated: AllocatedDevice, device: Device) -> DeviceRecord:
-    """Return an entry with the partition that was made for the claim before its record was lost, where that is still there."""
-    if entry.kind != PARTITION or entry.admin or not allocated.made:
-        return entry
-    for partition in device.partitions:
-        if partition.uuid == allocated.made and partition.profile_id == entry.profile_id:
-            return replace(
-                entry,
-                placement_start=partition.placement.start,
-                placement_size=partition.placement.size,
-                partition_uuid=partition.uuid,
-                instance_id=partition.instance_id,
-                created=True,
-            )
-    return entry
 
 
 def _passed_through(entry: DeviceRecord, device: Device, prefers_iommufd: bool, api_device: bool) -> DeviceRecord:
