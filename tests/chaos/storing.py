@@ -19,6 +19,7 @@ from store_model import write_entry
 
 from tests.chaos import surroundings
 from tests.chaos.errors import Broken, CrashLoop, Leaked, Lost
+from tests.chaos.kinds import PASSTHROUGH
 from tests.chaos.node import CDI, Node
 from tests.chaos.snapshot import difference, snapshot
 from tests.chaos.tenants import Tenants
@@ -111,13 +112,18 @@ DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
     "a bit of a claim": partial(turn, "claims", "document"),
     "a bit of a device's row": partial(turn, "devices", "claim_uid || request || pool || name"),
 }
+#: The store, and all that the driver keeps beside it and of claims: their CDI files as well.
+EVERYTHING = "everything lost, and the claims' CDI files"
 #: What SQLite does not see, and has to be seen all the same.
 ROWS = tuple(name for name in DAMAGES if name.startswith("a bit of"))
 
 
 def damaged(node: Node, number: int, chance: random.Random, *, checkpointed: bool) -> None:
     """Claims are prepared, the driver is killed and its store damaged: all claims are still prepared when it is back."""
-    name = list(DAMAGES)[number % len(DAMAGES)]
+    name = [EVERYTHING, *DAMAGES][number % (len(DAMAGES) + 1)]
+    if name == EVERYTHING:
+        lost_altogether(node, number, chance)
+        return
     tenants = Tenants(node)
     if name in ROWS or (checkpointed and "log" not in name):
         node.stop()  # everything is in the database, and there is no log
@@ -131,6 +137,41 @@ def damaged(node: Node, number: int, chance: random.Random, *, checkpointed: boo
     tenants.await_prepared(besides=ASIDE)
     tenants.give_back(besides=ASIDE)
     remove_aside(node)
+
+
+def lost_altogether(node: Node, number: int, chance: random.Random) -> None:
+    """Nothing written is left of claims: the hardware stays as it is, whoever asks again has what there was, and it goes with its claim.
+
+    Claims on devices that are away, for virtual machines, are left out: nobody knows any more where those came from.
+    """
+    turn_of = node.vendor.turns[number % len(node.vendor.turns)][0]
+    kinds = [name for name in turn_of if not (node.kinds[name].ahead or node.kinds[name].does & PASSTHROUGH)]
+    tenants = Tenants(node, kinds)
+    for name, _uid in tenants.claims:
+        node.until(f"the status of {name} tells that it is prepared", partial(told, node, name))
+    node.kill()
+    for path in (*node.state.iterdir(), *CDI.iterdir()):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if chance.random() < 0.5:
+        node.api.away()
+    node.start()
+    node.until("claims are served", lambda: node.status()["ready"])
+    written = ("claims", "meta", "cdi", "metadata")
+    tenants.await_hardware(besides=written)
+    if not node.api.answers:
+        node.api.back()
+    node.wait_ready()
+    for caller in tenants.callers:
+        if chance.random() < 0.5:
+            caller.bind()
+    tenants.await_hardware(besides=written)
+    tenants.give_back(besides=ASIDE)
+
+
+def told(node: Node, name: str) -> bool:
+    """Whether a claim's status has an entry for each of its devices."""
+    status = node.api.model.claims[name]["status"]
+    return len(status.get("devices", ())) == len(status["allocation"]["devices"]["results"])
 
 
 def set_aside(node: Node, why: str) -> list[Path]:

@@ -34,6 +34,10 @@ class Tenants:
         self._await(self.prepared, besides, Lost)
         check_files(self.node)
 
+    def await_hardware(self, besides: Collection[str]) -> None:
+        """Wait until what was done for the claims is as it was; ``besides`` is what is written of them. Raises Lost."""
+        self._await(self.prepared, besides, Lost)
+
     def give_back(self, besides: Collection[str] = ()) -> None:
         """Unprepare all, and see that nothing is left. Raises Leaked."""
         for caller in self.callers:
