@@ -28,6 +28,27 @@ from tests.debian import programs
 from tests.prove.pods import NAMESPACE, make_base_image, the_pod, variables
 
 DYNAMIC = [{"match": {}, "mode": "dynamic"}]
+# What the pod sees of the node's own file systems, as it starts and before it moves into them: which of them it may write, and what
+# comes of opening files to write that are there on every node. None is written, also where one can be opened.
+LOOK = """
+import errno, json, os
+below = ("/host/run", "/host/proc", "/host/sys")
+seen = {line.split()[4] for line in open("/proc/self/mountinfo")}
+seen = {"/host"} | {each for each in seen if each.startswith(below) and os.path.exists(each)}
+def opened(path):
+    try:
+        os.close(os.open(path, os.O_WRONLY))
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return "opened"
+wanted = ("/host/run/systemd/container", "/host/proc/sys/kernel/core_pattern")
+# Version 2 and version 1 of control groups.
+groups = ("/host/sys/fs/cgroup/cgroup.procs", "/host/sys/fs/cgroup/pids/cgroup.procs")
+print(json.dumps({
+    "writable": [each for each in seen if not os.statvfs(each).f_flag & os.ST_RDONLY],
+    "opened": {each: opened(each) for each in wanted + tuple(filter(os.path.exists, groups))},
+}))
+"""
 MACHINES = [{"match": {"index": [5, 6]}, "mode": "dynamic", "passthrough": True}, *DYNAMIC]
 
 
@@ -51,6 +72,12 @@ class PodForm:
         """The pod that serves, and how often its container was started again."""
         found = the_pod(self.cluster)
         return found["metadata"]["uid"], found["status"]["containerStatuses"][0]["restartCount"]
+
+    def sees(self) -> dict[str, Any]:
+        """What the pod's container may write of the node, by its mounts and by trying."""
+        name = the_pod(self.cluster)["metadata"]["name"]
+        said = self.cluster.kubectl("exec", name, "-n", NAMESPACE, "-c", "driver", "--", "python3", "-c", LOOK)
+        return dict(json.loads(said))
 
     def held(self, name: str, profile: str = "1g.10gb") -> list[dict[str, Any]]:
         """A claim for a partition and the pod that has it, which runs."""
@@ -95,6 +122,16 @@ def test_the_first_run_counts_the_devices_and_the_second_changes_nothing(form: P
     assert f"{form.node}: the driver was started and works, 8 devices" in first.output
     again = form.playbook("site.yml")
     assert (again.failed, again.changed) == (0, 0), again.output
+
+
+def test_the_node_is_read_only_but_for_what_the_pod_writes(form: PodForm) -> None:
+    seen = form.sees()
+    writable = set(seen["writable"])
+    assert not writable & {"/host", "/host/run", "/host/proc", "/host/sys"}
+    assert {"/host/run/cdi", "/host/run/dra-accelerators/companions"} <= writable
+    # The node's runtime can have read-only what is mounted below: the control groups are, which would be a way out.
+    assert [each for each in sorted(writable) if each.startswith("/host/sys")] == []
+    assert len(seen["opened"]) >= 3 and set(seen["opened"].values()) == {"EROFS"}, seen["opened"]
 
 
 def test_metrics_are_told_at_the_port_that_prometheus_looks_for(form: PodForm) -> None:
@@ -160,6 +197,9 @@ def test_a_gpu_goes_to_a_virtual_machine_and_comes_back(form: PodForm) -> None:
     assert not changed.failed, changed.output
     added = the_pod(cluster)["spec"]["containers"][0]["securityContext"]["capabilities"]["add"]
     assert {"SYS_PTRACE", "DAC_READ_SEARCH"} <= set(added)
+    writable = {each for each in form.sees()["writable"] if each.startswith("/host/sys")}
+    named = ("/host/sys/bus/pci/drivers", "/host/sys/devices")
+    assert writable >= set(named) and {each for each in writable if not each.startswith(named)} == set()
     cluster.wait(
         "GPUs are offered to virtual machines", lambda: {"gpu-vfio-5", "gpu-vfio-6"} <= set(cluster.devices(node))
     )

@@ -88,7 +88,10 @@ def test_the_daemonset_has_what_was_asked_for_and_no_more(tmp_path: Path) -> Non
     # What systemd mounts there for a claim once the pod runs: without, no MPS daemon is seen to work.
     mounts = [mount for each in containers.values() for mount in each["volumeMounts"]]
     assert "/host/run/dra-accelerators/companions" in {mount["mountPath"] for mount in mounts}
-    assert {mount.get("mountPropagation") for mount in mounts} == {"HostToContainer"}
+    apart = {mount["mountPath"] for mount in mounts if mount.get("mountPropagation") != "HostToContainer"}
+    assert apart == {"/host/sys"}, (
+        "Kubernetes has no propagation where all that is mounted below is to be read-only too"
+    )
     # Known by the Node's label, and by the file that goes last.
     assert {name for name, each in told.items() if each["has"]} == {"metrics", "node-network"}
     assert {name: each["lacks"] for name, each in told.items()} == {name: [] for name in HOSTS}
@@ -102,6 +105,64 @@ def test_the_daemonset_has_what_was_asked_for_and_no_more(tmp_path: Path) -> Non
         chosen = each["set"]["spec"]["selector"]["matchLabels"]
         assert chosen.items() <= each["set"]["spec"]["template"]["metadata"]["labels"].items()
         assert chosen["dra-accelerators/revision"] == revisions[name]
+
+
+MOUNTED = "{{ __dra_driver_pod_spec | to_json | b64encode }}"
+PLACES = {
+    "claims": host(),
+    "machines": host(dra_driver_pod_passthrough=True),
+    "resources": host(dra_driver_kubelet_interface="device-plugin"),
+    "npus": host(has=["ascend"], accelerator_vendors=["nvidia", "ascend"]),
+    "elsewhere": host(dra_driver_cdi_folder="/etc/cdi", dra_driver_kubelet_root="/srv/kubelet"),
+}
+# What is written everywhere, and what of each besides.
+WRITTEN = {
+    "/var/lib/kubelet/plugins/gpu.nvidia.com",
+    "/var/lib/kubelet/plugins_registry",
+    "/run/cdi",
+    "/run/dra-accelerators/companions",
+}
+WRITTEN_BY = {
+    "claims": WRITTEN,
+    "machines": WRITTEN | {"/sys/bus/pci/drivers", "/sys/devices"},
+    "resources": WRITTEN | {"/var/lib/kubelet/device-plugins"},
+    "npus": WRITTEN - {"/var/lib/kubelet/plugins/gpu.nvidia.com"}
+    | {"/var/lib/kubelet/plugins/npu.huawei.com", "/etc", "/run/vnpu_cfg_lock"},
+    "elsewhere": {
+        "/srv/kubelet/plugins/gpu.nvidia.com",
+        "/srv/kubelet/plugins_registry",
+        "/etc/cdi",
+        "/run/dra-accelerators/companions",
+    },
+}
+
+
+def test_the_pod_writes_where_it_is_named_alone_and_reads_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "templates").symlink_to(ROLE / "templates")
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
+    hosts = {name: {**defaults, **variables} for name, variables in PLACES.items()}
+    read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
+    told = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": MOUNTED}}], hosts).told
+    assert set(told) == set(PLACES)
+    for name, spec in told.items():
+        volumes = {each["name"]: each["hostPath"] for each in spec["volumes"]}
+        mounts = spec["containers"][0]["volumeMounts"]
+        assert len(volumes) == len(spec["volumes"]) == len(mounts)
+        # Each is where the node has it, so that a path means the same inside.
+        for mount in mounts:
+            assert mount["mountPath"] == f"/host{volumes[mount['name']]['path']}".rstrip("/")
+        read_only = {mount["mountPath"] for mount in mounts if mount.get("readOnly")}
+        assert read_only == {"/host", "/host/run", "/host/proc", "/host/sys"}, name
+        written = {volumes[mount["name"]]["path"]: mount for mount in mounts if not mount.get("readOnly")}
+        assert set(written) == WRITTEN_BY[name]
+        # The container runtime can make no mount point in what is read-only: the kubelet makes it on the node, or the kernel has it.
+        for path, mount in written.items():
+            there = path.startswith(("/sys/", "/etc")) and path != "/etc/cdi"
+            assert volumes[mount["name"]]["type"] == ("" if there else "DirectoryOrCreate")
+        # Of file systems with file systems mounted below, which are read-only where the node can have that.
+        below = {mount["mountPath"]: mount["recursiveReadOnly"] for mount in mounts if "recursiveReadOnly" in mount}
+        assert below == {"/host/sys": "IfPossible"}
+        assert not [mount for mount in mounts if "recursiveReadOnly" in mount and "mountPropagation" in mount]
 
 
 SERVED = (
