@@ -16,99 +16,24 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cluster.cluster import DRIVER_UNIT, EXAMPLES, Cluster, Recap, execute
+from tests.cluster.cluster import DRIVER_UNIT, EXAMPLES, execute
 from tests.cluster.machines import drivers, listed
-from tests.cluster.manifests import claim, device_named, dynamic, mps, pod
+from tests.cluster.manifests import claim, device_named, mps, pod
 from tests.cluster.test_28_mps import computing, daemons, modes, told
 from tests.debian import programs
-from tests.prove.pods import NAMESPACE, make_base_image, the_pod, variables
+from tests.prove.pods import DYNAMIC, NAMESPACE, PodForm, bare_world, images, the_pod, variables
 
-DYNAMIC = [{"match": {}, "mode": "dynamic"}]
-# What the pod sees of the node's own file systems, as it starts and before it moves into them: which of them it may write, and what
-# comes of opening files to write that are there on every node. None is written, also where one can be opened.
-LOOK = """
-import errno, json, os
-below = ("/host/run", "/host/proc", "/host/sys")
-seen = {line.split()[4] for line in open("/proc/self/mountinfo")}
-seen = {"/host"} | {each for each in seen if each.startswith(below) and os.path.exists(each)}
-def opened(path):
-    try:
-        os.close(os.open(path, os.O_WRONLY))
-    except OSError as error:
-        return errno.errorcode[error.errno]
-    return "opened"
-wanted = ("/host/run/systemd/container", "/host/proc/sys/kernel/core_pattern")
-# Version 2 and version 1 of control groups.
-groups = ("/host/sys/fs/cgroup/cgroup.procs", "/host/sys/fs/cgroup/pids/cgroup.procs")
-print(json.dumps({
-    "writable": [each for each in seen if not os.statvfs(each).f_flag & os.ST_RDONLY],
-    "opened": {each: opened(each) for each in wanted + tuple(filter(os.path.exists, groups))},
-}))
-"""
 MACHINES = [{"match": {"index": [5, 6]}, "mode": "dynamic", "passthrough": True}, *DYNAMIC]
-
-
-class PodForm:
-    """The world, what was in it before the first run, and the variables of its fleet."""
-
-    def __init__(self, cluster: Cluster, before: dict[str, str], base: str) -> None:
-        self.cluster, self.before, self.base = cluster, before, base
-        (self.node,) = cluster.nodes()
-
-    def playbook(self, name: str, *arguments: object, check: bool = True, **more: Any) -> Recap:
-        """Run a playbook with the fleet's variables and these."""
-        fleet = {
-            "accelerator_layouts": [{"hosts": "all", "layout": DYNAMIC}],
-            "dra_driver_metrics_address": "0.0.0.0:9817",
-        }
-        fleet |= variables(self.base, **more)
-        return self.cluster.playbook(name, "-e", json.dumps(fleet), *arguments, check=check)
-
-    def process(self) -> tuple[str, int]:
-        """The pod that serves, and how often its container was started again."""
-        found = the_pod(self.cluster)
-        return found["metadata"]["uid"], found["status"]["containerStatuses"][0]["restartCount"]
-
-    def sees(self) -> dict[str, Any]:
-        """What the pod's container may write of the node, by its mounts and by trying."""
-        name = the_pod(self.cluster)["metadata"]["name"]
-        said = self.cluster.kubectl("exec", name, "-n", NAMESPACE, "-c", "driver", "--", "python3", "-c", LOOK)
-        return dict(json.loads(said))
-
-    def held(self, name: str, profile: str = "1g.10gb") -> list[dict[str, Any]]:
-        """A claim for a partition and the pod that has it, which runs."""
-        documents = [
-            claim(name, device_class="mig.nvidia.com", expression=dynamic(profile)),
-            pod(name, name, node=self.node),
-        ]
-        self.cluster.apply(*documents)
-        self.cluster.wait_running(name)
-        return documents
-
-
-def images(cluster: Cluster, node: str) -> dict[str, str]:
-    """What a node's containerd has, which is no part of the node's files."""
-    return {f"image {name}": "" for name in cluster.run(node, "ctr", "-n", "k8s.io", "images", "ls", "-q").split()}
 
 
 @pytest.fixture(scope="module")
 def form() -> Iterator[PodForm]:
     """A bare world, and what is in it."""
-    cluster, kept = Cluster("pod"), os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
-    if not kept:
-        cluster.world("down")
-    cluster.world("up", "--nodes", "1", "--silicon", "8xH100", timeout=3000)
-    try:
-        (node,) = cluster.nodes()
-        before = cluster.footprint() | images(cluster, node)
-        yield PodForm(cluster, before, make_base_image(cluster))
-    finally:
-        if not kept:
-            cluster.world("down")
+    with bare_world("pod") as form:
+        yield form
 
 
 def test_the_first_run_counts_the_devices_and_the_second_changes_nothing(form: PodForm) -> None:
