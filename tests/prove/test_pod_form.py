@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -168,6 +169,7 @@ def test_the_image_goes_to_a_registry(form: PodForm, tmp_path: Path) -> None:
         "driver_image_delivery": "push",
         "driver_image_repository": repository,
         "driver_image_manifest_arguments": ["--insecure"],
+        "ansible_python_interpreter": sys.executable,
     }
     play = tmp_path / "push.yml"
     roles = [{"role": "dra.accelerators.driver_image"}]
