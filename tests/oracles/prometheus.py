@@ -81,7 +81,7 @@ class Server:
         found = json.loads(self._get("/api/v1/alerts"))["data"]["alerts"]
         return {str(each["labels"]["alertname"]) for each in found if each["state"] == "firing"}
 
-    def until(self, what: str, probe: Callable[[], T], seconds: float = 60) -> T:
+    def until(self, what: str, probe: Callable[[], T], seconds: float = 180) -> T:
         """Ask until the answer is a true one."""
         deadline, last = time.monotonic() + seconds, None
         while time.monotonic() < deadline:
