@@ -53,7 +53,7 @@ def at_random(changing: int, changes: int, seed: int) -> Scene:
     draw = random.Random(seed)
     states, names = all_states(BOARD), {each.profile_id: each.name for each in profiles(BOARD)}
     mine = theirs = Outcome()
-    for _ in range(changes):
+    for _change in range(changes):
         now = [draw.choice(states) for _gpu in range(8)]
         then = [draw.choice(states) if number < changing else each for number, each in enumerate(now)]
         wanted = [Counter(names[profile] for profile, _start in each) for each in then]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from monitoring_test import ROOT, expressions
+from dashboard import ROOT, expressions
 from prometheus import promtool
 
 PAGE = ROOT / "docs/monitoring.md"

@@ -24,13 +24,12 @@ from typing import Any
 
 import pytest
 import yaml
+from dashboard import DASHBOARD, ROOT, dashboard, expressions, panels
 from grafana import UNITS, problems
 from prometheus import Server, promtool
 
-ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests/unit/dra_driver"), str(ROOT / "tests/unit/core")]
 RULES = ROOT / "roles/monitoring/files/rules.yml"
-DASHBOARD = ROOT / "roles/monitoring/files/dashboard.json"
 ALERTS = Path(__file__).with_name("alerts.yml")
 # What has nothing to say on a node where nothing has gone wrong, or nothing was recovered or changed yet.
 QUIET = (
@@ -47,31 +46,6 @@ QUIET = (
     "clean_up_actions",
 )
 METRIC = re.compile(r"\b(?:dra_accelerators|process)_\w+")
-VARIABLES = {"$instance": ".*", "$driver": ".*", "$__rate_interval": "1m"}
-
-
-def dashboard() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(DASHBOARD.read_text())
-    return document
-
-
-def panels() -> Iterator[dict[str, Any]]:
-    for panel in dashboard()["panels"]:
-        yield panel
-        yield from panel.get("panels", ())
-
-
-def expressions() -> list[str]:
-    """Every query of the dashboard, its variables put in."""
-    found = []
-    for panel in panels():
-        for target in panel.get("targets", ()):
-            text = target["expr"]
-            for name, value in VARIABLES.items():
-                text = text.replace(name, value)
-            assert "$" not in text, text
-            found.append(text)
-    return found
 
 
 def alerts() -> dict[str, dict[str, Any]]:

@@ -299,14 +299,24 @@ def test_in_the_foreground_it_ends_by_a_signal_and_leaves_its_files(
     programs: dict[str, tuple[list[str], Path]], tmp_path: Path
 ) -> None:
     def observe(mps: Mps) -> Sequence[object]:
+        told = tmp_path / f"{mps.folder.name}.txt"
+
+        def written(wanted: str) -> str:
+            end = time.monotonic() + SECONDS
+            while wanted not in (text := mps.neutral(told.read_text())):
+                assert time.monotonic() < end, f"it has not said {wanted!r}: {text}"
+                time.sleep(0.01)
+            return text
+
         command = [*mps.command, "-f"]
-        with subprocess.Popen(command, env=mps.environment, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout
-            lines = [process.stdout.readline() for _line in range(2)]
+        with told.open("w") as output, subprocess.Popen(command, env=mps.environment, stdout=output) as process:
             # NVIDIA's opens its socket to everybody after these lines.
-            seen = [mps.neutral("".join(lines)), mps.run("frobnicate\n"), mps.files()]
+            written("CUDA_MPS_PIPE_DIRECTORY=FOLDER/pipe\n")
+            seen = [mps.run("frobnicate\n"), mps.files()]
+            # Who asked has gone; a signal before it has noticed would end it without this line.
+            written("UI closed\n")
             process.terminate()
-            return [*seen, process.wait(SECONDS), mps.neutral(process.stdout.read()), mps.files(), mps.run("")]
+            return [*seen, process.wait(SECONDS), mps.neutral(told.read_text()), mps.files(), mps.run("")]
 
     both(programs, tmp_path, observe)
 

@@ -90,7 +90,7 @@ def claim_of(name: str) -> str:
 def claim_told(environment_text: str) -> str:
     """Return the namespace and name of the claim that a companion's environment tells; "" where it tells none."""
     for line in environment_text.splitlines():
-        name, _, value = line.partition("=")
+        name, _equals, value = line.partition("=")
         if name == CLAIM:
             return value.strip('"')
     return ""

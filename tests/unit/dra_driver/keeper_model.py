@@ -59,7 +59,7 @@ class ModelKeeper:
     def claim_named(self, claim_uid: str) -> ClaimReference | None:
         for name, told in self.running().items():
             if claim_of(name) == claim_uid and told["claim"]:
-                namespace, _, claim = told["claim"].partition("/")
+                namespace, _slash, claim = told["claim"].partition("/")
                 return ClaimReference(namespace, claim, claim_uid)
         return None
 

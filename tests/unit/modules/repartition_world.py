@@ -202,12 +202,12 @@ def play_all(node: Node, cluster: Cluster, folder: Path, layout: Json, **more: A
 
 
 def planned(
-    node: Node, cluster: Cluster, folder: Path, layout: Json = SECOND, former: Json = FIRST, **more: Any
+    node: Node, cluster: Cluster, folder: Path, layout: Json | None = None, former: Json | None = None, **more: Any
 ) -> Json:
-    """Return the one operation that leads to a layout, with what is published of it."""
+    """Return the one operation that leads from FIRST to SECOND, or to other layouts, with what is published of it."""
     options = {
-        "layout": [layout],
-        "former_layout": [former],
+        "layout": [layout or SECOND],
+        "former_layout": [former or FIRST],
         "kubelet_root": str(folder / "kubelet"),
         "vendor": ["nvidia"],
         **more,

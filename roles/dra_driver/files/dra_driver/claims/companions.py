@@ -110,7 +110,7 @@ class ServiceManager:
         for file in self._files():
             if file.endswith(_ENVIRONMENT) and claim_of(_name(file)) == claim_uid:
                 with contextlib.suppress(OSError):
-                    namespace, _, name = claim_told(self._system.read_text(f"{DIRECTORY}/{file}")).partition("/")
+                    namespace, _slash, name = claim_told(self._system.read_text(f"{DIRECTORY}/{file}")).partition("/")
                     reference = ClaimReference(namespace, name, claim_uid)
                     if not reference.problem:
                         return reference
