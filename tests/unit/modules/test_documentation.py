@@ -24,7 +24,19 @@ TYPES: dict[str, Any] = {
     "raw": object,
     "str": str,
 }
-KEYWORDS = {"name", "register", "when", "failed_when", "loop", "vars", "delegate_to", "become", "no_log", "check_mode"}
+KEYWORDS = {
+    "name",
+    "register",
+    "when",
+    "failed_when",
+    "loop",
+    "vars",
+    "delegate_to",
+    "become",
+    "no_log",
+    "check_mode",
+    "environment",
+}
 
 
 def load(name: str) -> Any:
