@@ -81,8 +81,8 @@ def hand_over(node: Node, number: int, chance: random.Random) -> None:
             )
     if failed := load.refusals + load.unanswered:
         raise Broken(f"{len(failed)} calls failed during a hand-over: {failed[:3]}\n{node.said()}")
-    if published(node) != before:
-        raise Broken("slices were written during a hand-over")
+    if (now := published(node)) != before:
+        raise Broken(f"slices were written during a hand-over: before {before[:3000]}\nand now {now[:3000]}")
     tenants.await_prepared()
     tenants.give_back()
 

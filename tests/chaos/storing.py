@@ -21,6 +21,7 @@ from tests.chaos import surroundings
 from tests.chaos.errors import Broken, CrashLoop, Leaked, Lost
 from tests.chaos.kinds import PASSTHROUGH
 from tests.chaos.node import CDI, Node
+from tests.chaos.outages import offered
 from tests.chaos.snapshot import difference, snapshot
 from tests.chaos.tenants import Tenants
 
@@ -144,7 +145,7 @@ def lost_altogether(node: Node, number: int, chance: random.Random) -> None:
 
     Claims on devices that are away, for virtual machines, are left out: nobody knows any more where those came from.
     """
-    turn_of = node.vendor.turns[number % len(node.vendor.turns)][0]
+    turn_of, published = node.vendor.turns[number % len(node.vendor.turns)][0], offered(node)
     kinds = [name for name in turn_of if not (node.kinds[name].ahead or node.kinds[name].does & PASSTHROUGH)]
     tenants = Tenants(node, kinds)
     for name, _uid in tenants.claims:
@@ -166,6 +167,7 @@ def lost_altogether(node: Node, number: int, chance: random.Random) -> None:
             caller.bind()
     tenants.await_hardware(besides=written)
     tenants.give_back(besides=ASIDE)
+    node.until("all devices are published as they were", lambda: offered(node) == published, 30)
 
 
 def told(node: Node, name: str) -> bool:

@@ -109,8 +109,10 @@ def test_the_next_prepare_takes_up_what_is_there(tmp_path: Path, kind: str) -> N
         assert record.prepared and record.uid == claim.uid
         assert node.cdi_files() == (claim.uid,)
         assert not node.service.suspect
+        assert node.looks_asked == 1
         assert await unprepare(node, claim) == ""
         assert (traces(node), node.store.claims, node.cdi_files()) == (before, {}, ())
+        assert node.looks_asked == 1
 
     play(tmp_path, kind, scenario)
 
@@ -124,6 +126,7 @@ def test_the_next_unprepare_leaves_nothing(tmp_path: Path, kind: str) -> None:
         assert (traces(node), node.store.claims, node.cdi_files()) == (before, {}, ())
         assert await unprepare(node, claim) == ""
         assert (traces(node), node.store.claims) == (before, {})
+        assert node.looks_asked == 1
 
     play(tmp_path, kind, scenario)
 

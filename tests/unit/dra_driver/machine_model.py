@@ -524,6 +524,7 @@ class Node:
         self.backend.remember(device for record in self.store.claims.values() for device in record.away)
         self.survey: Survey | None = None
         self.refusals = Refusals()
+        self.looks_asked = 0
         self.ownership = Ownership(self.store, None if self.backend.partitions_outlive_boot else boot_id)
         self.service = ClaimService(
             driver=DRIVER,
@@ -538,9 +539,14 @@ class Node:
             ownership=self.ownership,
             devices=DeviceGuard(DeviceLocks(str(folder / "state"), "the driver")),
             refresh=self.look,
+            look_soon=self.look_soon,
             refusals=self.refusals,
             repartition=Watch(str(folder / "state")),
         )
+
+    def look_soon(self) -> None:
+        """Count how often the service asks for a look that nobody waits for."""
+        self.looks_asked += 1
 
     async def start(self) -> None:
         """What the daemon does when its hardware answers: look, recover, serve."""

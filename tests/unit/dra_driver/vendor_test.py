@@ -54,6 +54,7 @@ def test_starts_before_everything_and_gets_there(short: Path) -> None:
 
 def test_status_is_the_living_process_own(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
+        scene.settings = {"inventory_interval": 300}  # a look that is seen here was asked for
         assert not (await scene.status())["ready"]
         scene.backend.present = False
         await scene.api.start()
@@ -73,8 +74,11 @@ def test_status_is_the_living_process_own(short: Path) -> None:
         assert [device["fault"] for device in told["devices"]] == ["", ""]
         seen = told["looked_at"]
         scene.driver.look_again()
-        await asyncio.sleep(0.2)
-        assert (await scene.status())["looked_at"] > seen
+
+        async def has_looked() -> str:
+            return "" if (await scene.status())["looked_at"] > seen else "not yet"
+
+        assert await Scene.eventually(has_looked) == ""
         await scene.stop()
         told = await scene.status()
         assert (told["ready"], told["pid"]) == (False, 0)

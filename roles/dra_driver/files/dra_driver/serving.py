@@ -210,6 +210,7 @@ class Serving:
             ownership=ownership,
             devices=guard,
             refresh=watch.look,
+            look_soon=self._soon.set,
             ready_seconds=TAKEN_OVER_SECONDS if taken_over else None,
             prepared=statuses.note,
             refusals=refusals,

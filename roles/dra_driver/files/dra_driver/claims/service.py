@@ -72,8 +72,8 @@ class ClaimSource(Protocol):
 class ClaimService:
     """One driver's claims on this node.
 
-    ``inventory`` returns what is published at that moment, ``refresh`` looks at the hardware again before it does. ``prepared`` is told
-    the UID of each claim that was prepared or restored. ``repartition`` knows the devices of which nobody new is given any.
+    ``inventory`` returns what is published at that moment, ``refresh`` looks at the hardware again before it does, ``look_soon`` has that
+    done soon, since a claim was found again and its partitions are nobody else's. ``prepared`` is told the UID of each claim that was prepared or restored. ``repartition`` knows the devices of which nobody new is given any.
     The node says with set_ready() whether claims can be served; a call waits ``ready_seconds`` for that, if it has to.
     """
 
@@ -92,6 +92,7 @@ class ClaimService:
         ownership: Ownership,
         devices: DeviceGuard,
         refresh: Callable[[], Awaitable[None]],
+        look_soon: Callable[[], None] = lambda: None,
         ready_seconds: float | None = None,
         prepared: Callable[[str], None] = lambda _uid: None,
         refusals: Refusals | None = None,
@@ -110,6 +111,7 @@ class ClaimService:
         self.undoing = Undoing(hands=hands, store=store, ownership=ownership, boot_id=boot_id, thread=self.thread)
         self._doing = Doing(hands, store, boot_id)
         self._refresh = refresh
+        self._look_soon = look_soon
         self._prepared = prepared
         self._claims = NamedLocks()
         self._devices = devices
@@ -213,6 +215,7 @@ class ClaimService:
                 lost = await self._adopting.adopt(allocation, facts) if record is None else None
                 if lost is not None:
                     self.asked.add(lost.uid)
+                    self._look_soon()
                     return await self.make_again(lost, watch) or lost
                 return await self._insisting.prepare(allocation, facts, watch)
 
@@ -389,6 +392,7 @@ class ClaimService:
     async def _unprepare(self, reference: ClaimReference, watch: Stopwatch) -> ClaimRecord | None:
         async with self._claims.hold([reference.uid]):
             record = self.store.claims.get(reference.uid)
+            was_lost = record is None
             if record is None:
                 record = await self._adopting.adopt_ending(reference)
             if record is None:
@@ -405,6 +409,8 @@ class ClaimService:
                 self.hands.reached("unprepare-started")
                 with watch.stage("undo"):
                     await self.undo(record)
+            if was_lost:
+                self._look_soon()
             return record
 
     async def forget(self, uid: str, *, prepared_too: bool = True) -> None:
