@@ -72,8 +72,10 @@ class ClaimSource(Protocol):
 class ClaimService:
     """One driver's claims on this node.
 
-    ``inventory`` returns what is published at that moment, ``refresh`` looks at the hardware again before it does, ``look_soon`` has that
-    done soon, since a claim was found again and its partitions are nobody else's. ``prepared`` is told the UID of each claim that was prepared or restored. ``repartition`` knows the devices of which nobody new is given any.
+    ``inventory`` returns what is published at that moment, ``refresh`` looks at the hardware again before it does,
+    ``look_soon`` has that done soon, since a claim was found again and its partitions are nobody else's. ``prepared`` is
+    told the UID of each claim that was prepared or restored. ``repartition`` knows the devices of which nobody new is
+    given any.
     The node says with set_ready() whether claims can be served; a call waits ``ready_seconds`` for that, if it has to.
     """
 
