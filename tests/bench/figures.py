@@ -52,6 +52,16 @@ class Figures:
         self.lines.append(f"{what}, {parallel} in parallel: {middle:.2f} at p50, {late:.2f} at p90")
         return middle
 
+    def beside(self, what: str, ours: Mapping[str, list[float]], theirs: Mapping[str, list[float]]) -> None:
+        """Add our times as multiples of another driver's: a call at p50 and p90, and all calls that came together."""
+        told = []
+        for name, share in (("prepare", 0.5), ("prepare", 0.9), ("unprepare", 0.5)):
+            mine, other = percentile(ours[name], share), percentile(theirs[name], share)
+            told.append(f"{name} p{share * 100:.0f} {mine / other:.2f} ({mine * 1e3:.1f} and {other * 1e3:.1f} ms)")
+        mine, other = median(ours["prepare_all"]), median(theirs["prepare_all"])
+        told.append(f"all prepared {mine / other:.3f} ({mine * 1e3:.1f} and {other * 1e3:.1f} ms)")
+        self.lines.append(f"{what}: {', '.join(told)}")
+
     def explained(self, what: str, says: str) -> None:
         """Say once what the rows of a name are."""
         line = f"{what}: {says}"

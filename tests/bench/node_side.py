@@ -29,7 +29,7 @@ from dra_driver.core.system import System
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc
 
 PLUGINS = "/var/lib/kubelet/plugins"
-GPUS = "gpu.nvidia.com"
+NPUS = "npu.huawei.com"
 KUBECONFIG = "/etc/dra-accelerators/kubeconfig"
 PARTS = 50
 
@@ -72,7 +72,7 @@ def cost_of_cdi() -> list[float]:
 
 def shared_edits(driver: str) -> Callable[[], object]:
     """What each prepare calls to know that the shared container edits still fit the disk."""
-    if driver != GPUS:
+    if driver == NPUS:
         return EditsOfNpus(System()).current
     version = Path("/sys/module/nvidia/version").read_text(encoding="utf-8").strip()
     edits = CommonEdits(System())

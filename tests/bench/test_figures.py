@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,20 @@ STAGE = re.compile(
 REST_SECONDS = int(os.environ.get("DRA_ACCELERATORS_REST_SECONDS", "600"))
 
 
-def allocated_claims(cluster: Cluster, node: str, kind: Kind, number: int, first: int = 0) -> list[dict[str, str]]:
-    """Make ``number`` claims and write their allocation as the scheduler would: the places of their kind, from the ``first`` on."""
-    given = places(kind, cluster.devices(node), first + number)[first:]
+def allocated_claims(
+    cluster: Cluster,
+    node: str,
+    kind: Kind,
+    number: int,
+    first: int = 0,
+    driver: str = "",
+    devices: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[dict[str, str]]:
+    """Make ``number`` claims and write their allocation as the scheduler would: the places of their kind, from the ``first`` on.
+
+    ``driver`` is whose the devices are, another one than the cluster's; ``devices`` are those of the node, if they are known.
+    """
+    given = places(kind, devices or cluster.devices(node), first + number)[first:]
     claims = [claim(f"bench-{kind.name}-{position:03}", device_class=kind.device_class) for position in range(number)]
     if kind.admin:
         for document in claims:
@@ -44,7 +55,9 @@ def allocated_claims(cluster: Cluster, node: str, kind: Kind, number: int, first
     stored = sorted(cluster.get("resourceclaims", "-n", "default")["items"], key=lambda item: item["metadata"]["name"])
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     for document, place in zip(stored, given):
-        devices: dict[str, Any] = {"results": [{"request": "device", "driver": cluster.driver, "pool": node, **place}]}
+        devices: dict[str, Any] = {
+            "results": [{"request": "device", "driver": driver or cluster.driver, "pool": node, **place}]
+        }
         if kind.config:
             devices["config"] = [{"source": "FromClaim", "requests": [], **kind.config}]
         document["status"] = {"allocation": {"devices": devices, "nodeSelector": {"nodeSelectorTerms": [term]}}}

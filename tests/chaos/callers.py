@@ -109,6 +109,9 @@ class Scheduler(Kubelet):
         self._release()
 
     def give_up(self) -> None:
+        # A driver that has come back and reads the claim has nothing yet that could be seen to go, and prepares it for a moment.
+        if self._is_reserved():
+            self.prepare()
         self._release()
         self.node.until(f"{self.name}, which was given up, is undone", self._is_gone, GIVE_UP_SECONDS)
 

@@ -178,7 +178,10 @@ class Node:
             raise Broken(f"the layout: {done.stdout}{done.stderr}")
 
     def begin_anew(self) -> None:
-        """Forget all that a case that went wrong has left, by force: boards without power, folders empty, no programs."""
+        """Forget all that a case that went wrong has left, by force: boards without power, folders empty, no programs.
+
+        The machine tells of the boot that it told of before: what the next cases are compared with names it.
+        """
         if self.pid:
             self.kill()
         self.instance = ""
@@ -188,18 +191,21 @@ class Node:
         for path in self.state.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.vendor.forget(self)
-        self.boot()
+        self.boot(surroundings.boot_id())
         self.start()
         self.wait_ready()
 
-    def boot(self) -> None:
-        """Start the machine again: no program lives, devices and what lies in /run are as a boot leaves them, the layout is applied."""
+    def boot(self, told: str = "") -> None:
+        """Start the machine again: no program lives, devices and what lies in /run are as a boot leaves them, the layout is applied.
+
+        ``told`` is the boot that it tells of, if not a new one.
+        """
         self._stop_programs()
         for folder in (CDI, COMPANIONS):
             for path in folder.iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.silicon.command("power-cycle")
-        surroundings.begin_boot()
+        surroundings.begin_boot(told)
         for device in Path("/sys/bus/pci/drivers/vfio-pci").glob("0000:*"):
             (device / "driver_override").write_text("")
             (device / "driver/unbind").write_text(device.name)

@@ -145,9 +145,14 @@ def lay(library: Path, vendor: Vendor) -> None:
     Path("/run/dra-accelerators/companions").mkdir(parents=True)
 
 
-def begin_boot() -> None:
-    """Have the machine tell of another boot."""
-    BOOT_ID.write_text(f"{uuid.uuid4()}\n", encoding="ascii")
+def begin_boot(told: str = "") -> None:
+    """Have the machine tell of another boot, or of one that it has told of before."""
+    BOOT_ID.write_text(f"{told or uuid.uuid4()}\n", encoding="ascii")
+
+
+def boot_id() -> str:
+    """The boot that the machine tells of."""
+    return BOOT_ID.read_text(encoding="ascii").strip()
 
 
 def _devices() -> None:

@@ -17,7 +17,7 @@ from . import cache
 from .commands import execute
 from .errors import WorldError
 from .parallel import in_parallel
-from .pins import GO_MINIMUM, GO_PACKAGE, LONG_ORACLES, NODE_PROGRAMS, ORACLES, PINNED, RELEASES, Component
+from .pins import GO_MINIMUM, GO_PACKAGE, LONG_ORACLES, NODE_PROGRAMS, ORACLES, PEERS, PINNED, RELEASES, Component
 from .progress import step
 
 #: Builds side by side, and compilers in each: downloads and linkers leave processors to others.
@@ -38,7 +38,7 @@ def component_key(component: Component, module_folder: Path) -> str:
         repr(component.cgo),
         # What has none keeps the name of its folder.
         *([repr(component.tags)] if component.tags else []),
-        repr(COMPILER_FLAGS),
+        repr(() if component.measured else COMPILER_FLAGS),
         os.uname().machine,
     )
 
@@ -102,7 +102,7 @@ def compile_component(component: Component, target: Path) -> None:
             "-trimpath",
             "-mod=readonly",
             f"-modfile={component.module}.mod",
-            *COMPILER_FLAGS,
+            *(() if component.measured else COMPILER_FLAGS),
             *(["-tags", ",".join(component.tags)] if component.tags else []),
             "-ldflags",
             linker,
@@ -149,6 +149,11 @@ def build_oracles(thorough: bool = False) -> None:
 def build_long_oracles(thorough: bool = False) -> None:
     """Build the programs that only tests marked ``prove`` ask."""
     in_parallel(builds(LONG_ORACLES, thorough), BUILD_JOBS)
+
+
+def build_peers(thorough: bool = False) -> None:
+    """Build the programs that figures are held against."""
+    in_parallel(builds(PEERS, thorough), BUILD_JOBS)
 
 
 def program(name: str, release: str = PINNED) -> Path:

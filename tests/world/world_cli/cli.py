@@ -42,8 +42,9 @@ def parser() -> argparse.ArgumentParser:
     build = verb("build", "make programs and images; what is there and whole is kept")
     build.add_argument(
         "--only",
-        choices=("worlds", "oracles", "long-oracles"),
-        help="what worlds are made of, the programs that tests ask, or those that only tests marked `prove` ask",
+        choices=("worlds", "oracles", "long-oracles", "peers"),
+        help="what worlds are made of, the programs that tests ask, those that only tests marked `prove` ask, or those that "
+        "`make bench` measures",
     )
     build.add_argument("--prune", action="store_true", help="then remove what belongs to other pins")
     build.add_argument("--release", choices=tuple(RELEASES), default=PINNED, help="which Kubernetes")
@@ -139,6 +140,8 @@ def _build(arguments: argparse.Namespace) -> int:
         binaries.build_oracles(arguments.verify)
     if arguments.only == "long-oracles":
         binaries.build_long_oracles(arguments.verify)
+    if arguments.only == "peers":
+        binaries.build_peers(arguments.verify)
     for removed in image.prune() if arguments.prune else []:
         say(f"removed {removed}")
     if worlds:

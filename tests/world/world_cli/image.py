@@ -24,6 +24,7 @@ from .pins import (
     NODE_PACKAGES,
     NODE_PROGRAMS,
     ORACLES,
+    PEERS,
     PINNED,
     RELEASES,
     WORLD_FOLDER,
@@ -209,7 +210,12 @@ def prune() -> list[str]:
 
     An image that a container still runs on stays.
     """
-    components = [*ORACLES, *LONG_ORACLES, *(component for release in RELEASES.values() for component in release)]
+    components = [
+        *ORACLES,
+        *LONG_ORACLES,
+        *PEERS,
+        *(component for release in RELEASES.values() for component in release),
+    ]
     kept = {bootstrap_folder().name, pods_folder().name, *(binaries.component_folder(each).name for each in components)}
     images = {node_image(release) for release in RELEASES}
     folders = [*cache.world_cache().glob("*/" + cache.STAMP), *cache.world_cache().glob("binaries/*/" + cache.STAMP)]

@@ -106,7 +106,8 @@ class Component:
 
     ``programs`` maps the name of the finished program to its main package; names that share a package are links to one
     program, which does what its name says. ``variables`` are linker values, ``tags`` those of the build. ``module`` is the module in whose ``folder``
-    the component is built, where another component shares the sources.
+    the component is built, where another component shares the sources. ``measured``: its speed is what it is built for, so that the
+    compiler spares nothing.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Component:
     folder: str = ""
     module: str = "go"
     tags: tuple[str, ...] = ()
+    measured: bool = False
 
     @property
     def module_folder(self) -> Path:
@@ -220,6 +222,18 @@ LONG_ORACLES = (
             "github.com/docker/cli/cli/version.Version": DOCKER_VERSION,
         },
         tags=("exclude_graphdriver_btrfs",),
+    ),
+)
+
+#: Programs that figures of ours are held against in the same run: `make bench` builds them.
+PEERS = (
+    Component(
+        "go-driver",
+        KUBERNETES_VERSION,
+        {"go-driver": "dra.accelerators/tests/world/go-driver"},
+        {},
+        cgo=True,
+        measured=True,
     ),
 )
 

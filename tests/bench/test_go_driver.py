@@ -1,0 +1,149 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""Our driver beside one in Go on the same boards, by turns, each with the node to itself.
+
+The other one (``tests/world/go/go-driver``) is what is on the way of a claim in a driver made of Kubernetes' and NVIDIA's libraries for Go.
+Alone it is held to the least that such a driver needs, a lock within its process; many at once are also held against the lock file
+that NVIDIA's driver has for a node, asked for every 100 ms. What is printed is our time as a multiple of the other's in this run.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.allocations import KINDS, LAYOUTS, Kind
+from tests.bench.figures import Figures
+from tests.bench.test_figures import NODE_SIDE, PYTHON, allocated_claims, await_devices, lay_out
+from tests.cluster.cluster import DRIVER_UNIT, ROOT, Cluster, execute
+
+GO_DRIVER = "go-driver.example.com"
+UNIT = "bench-go-driver"
+PROGRAM, DEVICES = "/usr/local/bin/bench-go-driver", "/run/bench-go-driver.json"
+LOCKS = ("process", "node")
+TURNS = 3
+#: What is compared: claims of a kind, so many at once.
+ROWS = (("whole", 1), ("whole", 8), ("dynamic", 1), ("dynamic", 42))
+#: The number of NVML's smallest GPU instance profile in its enumeration (nvml.h, NVML_GPU_INSTANCE_PROFILE_1_SLICE).
+ONE_SLICE = 0
+
+
+@pytest.fixture(scope="module")
+def with_go(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The node with sixteen H100 and the other driver's program."""
+    subprocess.run([ROOT / "tests/world/world", "build", "--only", "peers"], check=True)
+    cache = Path(execute([ROOT / "tests/tools/cache"]).stdout.strip())
+    built = sorted(cache.glob("world/binaries/go-driver-*/go-driver"), key=lambda path: path.stat().st_mtime)
+    cluster.world("up", "--nodes", "1", "--silicon", "16xH100", timeout=3000)
+    (node,) = cluster.nodes()
+    lay_out(cluster, tmp_path_factory.mktemp("bench") / "layout.yml", LAYOUTS["whole"])
+    execute(["docker", "cp", built[-1], f"{node}:{PROGRAM}"])
+    yield cluster
+    cluster.shell(node, f"systemctl stop {UNIT}; rm -rf {PROGRAM} {DEVICES} /var/lib/kubelet/plugins/{GO_DRIVER}")
+    cluster.run(node, "systemctl", "start", DRIVER_UNIT)
+
+
+def known_devices(devices: Mapping[str, Mapping[str, Any]], kind: Kind) -> dict[str, dict[str, Any]]:
+    """What the other driver is to know of the devices that ours publishes, by their names."""
+    known = {}
+    for name, device in devices.items():
+        if not kind.fits(device):
+            continue
+        attributes = device["attributes"]
+        if kind.is_partition:
+            place = {"partition": True, "profile": ONE_SLICE, "start": int(name.rpartition("-")[2]), "size": 1}
+            known[name] = {"uuid": attributes["parentUUID"]["string"], **place}
+        else:
+            known[name] = {"uuid": attributes["uuid"]["string"]}
+    return known
+
+
+def served_by(cluster: Cluster, lock: str = "") -> str:
+    """Have one driver alone on the node, ours or the other one with such a lock; returns its name when it answers."""
+    (node,) = cluster.nodes()
+    cluster.run(node, "systemctl", "stop", DRIVER_UNIT, UNIT, check=False)
+    if not lock:
+        cluster.run(node, "systemctl", "start", DRIVER_UNIT)
+        return cluster.driver
+    words = (
+        "--driver",
+        GO_DRIVER,
+        "--node",
+        node,
+        "--kubeconfig",
+        "/etc/dra-accelerators/kubeconfig",
+        "--devices",
+        DEVICES,
+    )
+    cluster.run(node, "systemd-run", f"--unit={UNIT}", "--collect", PROGRAM, *words, "--lock", lock)
+    run = cluster.run(node, "systemctl", "show", UNIT, "--property=InvocationID", "--value").strip()
+    journal = ("journalctl", f"_SYSTEMD_INVOCATION_ID={run}", "--output=cat")
+    cluster.wait("the other driver", lambda: "ready" in cluster.run(node, *journal).splitlines())
+    return GO_DRIVER
+
+
+def called(cluster: Cluster, driver: str, claims: list[dict[str, str]], rounds: int) -> dict[str, list[float]]:
+    """What ``node_side.py`` tells of so many rounds, after one that nobody counts."""
+    (node,) = cluster.nodes()
+    order = {"driver": driver, "rounds": rounds + 1, "parallel": len(claims), "claims": claims}
+    told: dict[str, list[float]] = json.loads(
+        cluster.run(node, *PYTHON, "/tmp/node_side.py", text=json.dumps(order), timeout=900)
+    )
+    counted = {"prepare": len(claims), "unprepare": len(claims), "prepare_all": 1, "unprepare_all": 1}
+    return {name: told[name][first:] for name, first in counted.items()}
+
+
+@pytest.mark.parametrize(("name", "parallel"), ROWS)
+def test_beside_a_driver_in_go(with_go: Cluster, figures: Figures, name: str, parallel: int, tmp_path: Path) -> None:
+    cluster, kind = with_go, KINDS[name]
+    (node,) = cluster.nodes()
+    served_by(cluster)
+    lay_out(cluster, tmp_path / "layout.yml", LAYOUTS[kind.layout])
+    await_devices(cluster, kind.name, lambda devices: sum(map(kind.fits, devices)) >= parallel)
+    # The kubelet takes the slices away of a driver that has been gone for half a minute.
+    devices = cluster.devices(node)
+    cluster.run(node, "sh", "-c", f"cat > {DEVICES}", text=json.dumps(known_devices(devices, kind)))
+    cluster.run(node, "sh", "-c", "cat > /tmp/node_side.py", text=NODE_SIDE.read_text(encoding="utf-8"))
+    ways = ("", *LOCKS) if parallel > 1 else ("", LOCKS[0])
+    rounds = 40 if parallel == 1 else 6
+    taken: dict[str, dict[str, list[float]]] = {way: {} for way in ways}
+    for _turn in range(TURNS):
+        for way in ways:
+            driver = served_by(cluster, way)
+            claims = allocated_claims(cluster, node, kind, parallel, driver=driver, devices=devices)
+            for what, seconds in called(cluster, driver, claims, rounds).items():
+                taken[way].setdefault(what, []).extend(seconds)
+            cluster.kubectl("delete", "resourceclaims", "--all", "-n", "default")
+    assert len(taken[""]["prepare"]) == TURNS * rounds * parallel
+    figures.explained(kind.name, kind.says)
+    for way in ways[1:]:
+        figures.beside(
+            f"{name}, {parallel} at once, our driver to one in Go with a lock of its {way}", taken[""], taken[way]
+        )
+    if kind.is_partition:
+        assert cluster.instances(node) == []
+
+
+def test_memory_beside_a_driver_in_go(with_go: Cluster, figures: Figures) -> None:
+    cluster = with_go
+    (node,) = cluster.nodes()
+    served_by(cluster, LOCKS[0])
+    pid = cluster.run(node, "systemctl", "show", UNIT, "--property=MainPID", "--value").strip()
+    theirs = resident(cluster, node, pid)
+    served_by(cluster)
+    pid = cluster.run(node, "systemctl", "show", DRIVER_UNIT, "--property=MainPID", "--value").strip()
+    cluster.wait("our driver", lambda: cluster.devices(node))
+    figures.said(
+        f"resident memory, our driver to one in Go: {resident(cluster, node, pid) / theirs:.2f} ({theirs / 1024:.0f} MiB)"
+    )
+
+
+def resident(cluster: Cluster, node: str, pid: str) -> float:
+    """The resident memory of a process, in KiB."""
+    lines = cluster.run(node, "cat", f"/proc/{pid}/status").splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith("VmRSS")))
