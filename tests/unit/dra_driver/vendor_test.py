@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,32 @@ def test_damaged_store_is_set_aside_and_rebuilt(short: Path, damage: str) -> Non
         assert await scene.unprepare("b") == ""
         assert (scene.partitions(), scene.cdi()) == ([], [])
         assert not any(device.partitioning.enabled for device in scene.backend.gpus.devices())
+
+    run(short, scenario)
+
+
+@pytest.mark.parametrize("comes", ["prepare", "unprepare"])
+def test_what_is_published_follows_a_claim_that_is_found_again(short: Path, comes: str) -> None:
+    """Its partition is an administrator's until then; no look is due for minutes, and no event of the hardware asks for one."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.settings = {"inventory_interval": 300}
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: len(scene.devices()) == 2 * 26)
+        before = scene.specs()
+        assert await scene.prepare("a", SMALL) == ""
+        await scene.until(lambda: "devices" in scene.api.claims["a"]["status"])
+        await scene.stop()
+        shutil.rmtree(short / f"kubelet/plugins/{DRIVER}")
+        for path in scene.cdi():
+            path.unlink()
+        await scene.start()
+        await scene.until(lambda: "gpu-0" not in scene.devices())
+        assert SMALL in scene.devices()
+        assert await (scene.prepare("a") if comes == "prepare" else scene.unprepare("a")) == ""
+        await scene.until(lambda: scene.specs() == before)
+        assert scene.partitions() == ([(19, 0, 1)] if comes == "prepare" else [])
 
     run(short, scenario)
 
