@@ -185,6 +185,8 @@ class Node:
         if self.pid:
             self.kill()
         self.instance = ""
+        if not self.api.answers:
+            self.api.back()
         self.api.release_awaited()
         self.silicon.command("clear all")
         self._stop_programs()

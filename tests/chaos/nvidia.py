@@ -38,7 +38,7 @@ LAYOUT: tuple[Mapping[str, Any], ...] = (
     {"match": {"index": 4}, "mode": "whole", "shares": 4},
     {"match": {"index": 5}, "mode": "dynamic", "passthrough": True},
     {"match": {"index": [3, 6]}, "mode": "whole"},
-    {"match": {"index": 7}, "mode": "dynamic", "prepared_before_binding": True},
+    {"match": {"index": 7}, "mode": "dynamic", "passthrough": True, "prepared_before_binding": True},
     {"match": {}, "mode": "dynamic"},
 )
 VERSION = "resource.nvidia.com/v1beta1"
@@ -65,6 +65,7 @@ AWAITED = {
     "bindingConditions": [PREPARED_CONDITION],
     "bindingFailureConditions": [FAILED_CONDITION],
 }
+AWAITED_MACHINE = {**AWAITED, "device": "gpu-vfio-7"}
 _CLOCKS = {"minimum": 900, "maximum": 1200}
 ON_ONE, ALSO, ELSEWHERE = "gpu-1-mig-1g10gb-19-0", "gpu-1-mig-2g20gb-14-2", "gpu-2-mig-3g40gb-9-4"
 #: Places that those three leave free, so that claims of all three kinds can be held at once.
@@ -100,12 +101,16 @@ KINDS = (
     Kind("passthrough", ("gpu-vfio-5",), does=PASSTHROUGH),
     Kind("iommufd", ("gpu-vfio-5",), (IOMMUFD,), PASSTHROUGH),
     Kind("ahead", (AWAITED,), does=PARTITIONS, partitions=1, ahead=True),
+    Kind("passthrough-ahead", (AWAITED_MACHINE,), does=PASSTHROUGH, ahead=True),
     Kind("admin", ({"device": "gpu-3", "adminAccess": True},)),
 )
 TURNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("static", "three", "settings", "mps", "mps-partition", "share", "two-shares", "passthrough", "ahead"), "dynamic"),
     (("static", "dynamic", "three", "settings-mps", "time-slicing", "two-shares", "iommufd", "ahead"), "mps-partition"),
-    (("dynamic", "three", "whole", "admin", "mps-partition", "share", "passthrough"), "time-slicing"),
+    (
+        ("dynamic", "three", "whole", "admin", "mps-partition", "share", "passthrough", "passthrough-ahead"),
+        "time-slicing",
+    ),
 )
 CALLS = (
     "nvmlDeviceSetMigMode",

@@ -156,7 +156,7 @@ def lost_altogether(node: Node, number: int, chance: random.Random) -> None:
     if chance.random() < 0.5:
         node.api.away()
     node.start()
-    node.until("claims are served", lambda: node.status()["ready"])
+    node.until("claims are served", lambda: serves(node))
     written = ("claims", "meta", "cdi", "metadata")
     tenants.await_hardware(besides=written)
     if not node.api.answers:
@@ -168,6 +168,12 @@ def lost_altogether(node: Node, number: int, chance: random.Random) -> None:
     tenants.await_hardware(besides=written)
     tenants.give_back(besides=ASIDE)
     node.until("all devices are published as they were", lambda: offered(node) == published, 30)
+
+
+def serves(node: Node) -> bool:
+    """Whether nothing stands in the way of claims, but that there may be no API server to publish at."""
+    told = node.status()
+    return bool(told["pid"]) and all(problem.startswith("publish: ") for problem in told["problems"])
 
 
 def told(node: Node, name: str) -> bool:

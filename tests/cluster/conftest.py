@@ -88,12 +88,13 @@ def times() -> Iterator[Times]:
 def other_layout(cluster: Cluster) -> Iterator[Recap]:
     """A run that gives the second node another layout, by its tag alone.
 
-    Meanwhile four claims share its GPU 7, virtual machines can have its GPUs 5 and 6, and pods wait for GPU 4 before they are bound.
+    Meanwhile four claims share its GPU 7, virtual machines can have its GPUs 5 and 6, and pods wait for GPUs 4 and 6 before they are bound.
     """
     node = cluster.nodes()[1]
     rules = [
         {"match": {"index": 7}, "mode": "whole", "shares": 4},
-        {"match": {"index": [5, 6]}, "mode": "dynamic", "passthrough": True},
+        {"match": {"index": 6}, "mode": "dynamic", "passthrough": True, "prepared_before_binding": True},
+        {"match": {"index": 5}, "mode": "dynamic", "passthrough": True},
         {"match": {"index": 4}, "mode": "dynamic", "prepared_before_binding": True},
         {"match": {}, "mode": "dynamic"},
     ]

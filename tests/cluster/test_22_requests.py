@@ -126,3 +126,17 @@ def test_the_first_wish_that_can_be_met_is_met_with_its_own_configuration(clean:
     assert limit() == "500.00 W"
     clean.delete(user, wish)
     assert limit() == "700.00 W"
+
+
+def test_a_configuration_that_names_an_alternative_which_it_does_not_fit_is_refused(clean: Cluster) -> None:
+    """The scheduler leaves out of the allocation which requests a configuration names, where that is all of them."""
+    wish, user = example("first-available.yaml")
+    wish["spec"]["devices"]["config"][0]["requests"] = ["gpu/part"]
+    clean.apply(wish, user)
+    reason = "DeviceSettings is for a device, and the request was given a partition"
+    clean.wait(
+        "the refusal as an Event",
+        lambda: reason in " ".join(clean.kubectl("get", "events", "-n", "default", "-o", "yaml").split()),
+    )
+    assert list(allocated(clean, "first-available")) == ["gpu/part"]
+    assert clean.pod("first-available")["status"]["phase"] == "Pending"

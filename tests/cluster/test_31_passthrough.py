@@ -12,11 +12,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.cluster import EXAMPLES, Cluster, Recap
+from tests.cluster.cluster import DRIVER_UNIT, EXAMPLES, Cluster, Recap
 from tests.cluster.killer import Killer
 from tests.cluster.machines import drivers, generations, listed
 from tests.cluster.manifests import TOLERATED, claim, pod
 from tests.cluster.surfaces import Ailment, Holder, Sick, Surfaces, Times
+from tests.cluster.test_29_shares import conditions
 
 pytestmark = pytest.mark.prove
 CLASS = "vfio.gpu.nvidia.com"
@@ -83,6 +84,32 @@ def test_whole_partition_and_virtual_machine_exclude_each_other(clean: Cluster, 
 def address_of(cluster: Cluster, node: str, number: int) -> str:
     """The PCI address of a GPU."""
     return str(cluster.devices(node)[f"gpu-{number}"]["attributes"]["resource.kubernetes.io/pciBusID"]["string"])
+
+
+def test_a_pod_is_bound_when_its_gpu_is(clean: Cluster, passing: str) -> None:
+    """The GPU has changed its driver before the pod has a node; while there is nobody who does that, it has none."""
+    address = address_of(clean, passing, 6)
+    where = f"device.attributes['resource.kubernetes.io'].pciBusID == '{address}'"
+    documents = [
+        claim("awaited", device_class=CLASS, expression=where),
+        pod("awaited", "awaited", node=passing),
+    ]
+    clean.run(passing, "systemctl", "stop", DRIVER_UNIT)
+    try:
+        clean.apply(*documents)
+        status = clean.wait("the claim is allocated", lambda: clean.get("resourceclaim", "awaited").get("status"))
+        (result,) = status["allocation"]["devices"]["results"]
+        assert (result["device"], result["bindingConditions"]) == ("gpu-vfio-6", ["dra.accelerators/Prepared"])
+        assert not clean.pod("awaited")["spec"].get("nodeName") and drivers(clean, passing) == {}
+    finally:
+        clean.run(passing, "systemctl", "start", DRIVER_UNIT)
+    clean.wait_running("awaited")
+    found = conditions(clean, "awaited")["dra.accelerators/Prepared"]
+    bound = next(each for each in clean.pod("awaited")["status"]["conditions"] if each["type"] == "PodScheduled")
+    assert found["status"] == "True" and found["lastTransitionTime"] <= bound["lastTransitionTime"]
+    assert drivers(clean, passing) == {address: "vfio-pci vfio-pci"}
+    clean.delete(*reversed(documents))
+    clean.wait("the GPU is back", lambda: listed(clean, passing) == 8 and drivers(clean, passing) == {})
 
 
 def test_what_uses_a_gpu_is_named(clean: Cluster, passing: str) -> None:

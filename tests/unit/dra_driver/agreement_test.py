@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import board_model
+import pytest
 from ansible.module_utils.testing import patch_module_args
 from dra_driver.claims.allocation import ClaimError, decode_allocation
 from dra_driver.claims.plan import Inventory, plan_prepare
@@ -107,13 +108,40 @@ def document(requests: Mapping[str, Request], configs: Sequence[tuple[list[str],
     }
 
 
-def allocated(claim: Mapping[str, Any], requests: Mapping[str, Request]) -> dict[str, Any]:
-    """The same claim as the scheduler leaves it, each request with a board of its own."""
+def is_meant(names: Sequence[str], request: str) -> bool:
+    return not names or request in names or request.partition("/")[0] in names
+
+
+def allocated(
+    claim: Mapping[str, Any],
+    requests: Mapping[str, Request],
+    *,
+    drops_names: bool = True,
+    of_classes: Sequence[tuple[list[str], Any]] = (),
+) -> dict[str, Any]:
+    """The same claim as the scheduler leaves it, each request with a board of its own.
+
+    ``requests`` are by their names in the allocation: ``request``, or ``request/subrequest`` of the alternative that was chosen.
+    ``drops_names`` is what schedulers do from 1.37 on, where a configuration names all requests. ``of_classes`` are configurations of
+    classes, each with the requests that were given devices of that class.
+    """
     results = [
-        {"request": name, "driver": DRIVER, "pool": POOL, "device": f"dev-{name}", "adminAccess": admin}
+        {"request": name, "driver": DRIVER, "pool": POOL, "device": f"dev-{name[0]}", "adminAccess": admin}
         for name, (_found, admin) in requests.items()
     ]
-    configs = [{"source": "FromClaim", **each} for each in claim["spec"]["devices"]["config"]]
+    theirs = [
+        {"source": "FromClass", "requests": names, "opaque": {"driver": DRIVER, "parameters": parameters}}
+        for names, parameters in of_classes
+    ]
+    own = [
+        {"source": "FromClaim", **each}
+        for each in claim["spec"]["devices"]["config"]
+        if any(is_meant(each["requests"], name) for name in requests)
+    ]
+    configs = [
+        {**each, "requests": []} if drops_names and all(is_meant(each["requests"], name) for name in requests) else each
+        for each in theirs + own
+    ]
     return {**claim, "status": {"allocation": {"devices": {"results": results, "config": configs}}}}
 
 
@@ -121,10 +149,10 @@ def board_of(name: str, kind: str) -> tuple[Offer, Device]:
     """A board, and what of it is offered: as a whole, as a partition that is there, or to a virtual machine."""
     small = board_model.profiles(BOARD)[0]
     places = ((small.profile_id, 0),) if kind == PARTITION else ()
-    device = board_model.device(BOARD, NAMES.index(name), places=places)
+    device = board_model.device(BOARD, NAMES.index(name[0]), places=places)
     (there,) = device.partitions or (None,)
     return Offer(
-        name=f"dev-{name}",
+        name=f"dev-{name[0]}",
         kind=kind,
         device_uuid=device.uuid,
         dynamic=False,
@@ -138,11 +166,16 @@ def board_of(name: str, kind: str) -> tuple[Offer, Device]:
 
 
 def driver_allows(claim: Mapping[str, Any], requests: Mapping[str, Request]) -> bool:
+    return prepares(allocated(claim, requests), requests)
+
+
+def prepares(told: Mapping[str, Any], requests: Mapping[str, Request]) -> bool:
+    """Whether the driver prepares an allocated claim."""
     boards = [board_of(name, DEVICE_CLASSES[found]) for name, (found, _admin) in requests.items()]
     reference = ClaimReference("team", "claim", "u")
     try:
         plan_prepare(
-            decode_allocation(allocated(claim, requests), reference, DRIVER),
+            decode_allocation(told, reference, DRIVER),
             Inventory(POOL, {offer.name: offer for offer, _device in boards}, frozenset()),
             {device.uuid: device for _offer, device in boards},
             {},
@@ -188,6 +221,62 @@ def test_module_webhook_and_driver_agree(asked: list[Request], configs: list[tup
     claim = document(requests, configs)
     verdicts = module_allows(claim), webhook_allows(claim), driver_allows(claim, requests)
     assert len(set(verdicts)) == 1, dict(zip(("module", "webhook", "driver"), verdicts))
+
+
+ALTERNATIVES = st.lists(REQUEST.map(lambda found: (found[0], False)), min_size=1, max_size=2)
+NAMED = st.sampled_from([*NAMES, *(f"{name}/{place}" for name in NAMES for place in range(2))])
+MEANT = st.tuples(st.lists(NAMED, unique=True, max_size=3), PARAMETERS)
+
+
+@given(st.data())
+def test_of_alternatives_what_is_for_the_chosen_one_holds_whatever_the_scheduler_makes_of_the_names(data: Any) -> None:
+    """Nothing that a scheduler drops of names changes an answer, and what the webhook lets through the driver takes, whichever is chosen."""
+    asked = dict(zip(NAMES, data.draw(st.lists(ALTERNATIVES, min_size=1, max_size=3))))
+    every = {f"{name}/{place}": each for name, found in asked.items() for place, each in enumerate(found)}
+    configs = [each for each in data.draw(st.lists(MEANT, max_size=3)) if {*each[0]} <= {*asked, *every}]
+    claim = document({}, configs)
+    claim["spec"]["devices"]["requests"] = [
+        {
+            "name": name,
+            "firstAvailable": [
+                {"name": str(place), "deviceClassName": each} for place, (each, _admin) in enumerate(found)
+            ],
+        }
+        for name, found in asked.items()
+    ]
+    chosen = [f"{name}/{data.draw(st.integers(0, len(found) - 1))}" for name, found in asked.items()]
+    requests = {name: every[name] for name in chosen}
+    of_classes = [
+        (sorted(set(chosen) & set(data.draw(st.lists(st.sampled_from(chosen), min_size=1)))), parameters)
+        for parameters in data.draw(st.lists(PARAMETERS, max_size=1))
+    ]
+    kept, dropped = (
+        prepares(allocated(claim, requests, drops_names=drops, of_classes=of_classes), requests)
+        for drops in (False, True)
+    )
+    assert kept == dropped
+    if not of_classes and module_allows(claim):
+        assert kept and webhook_allows(claim)
+
+
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize(
+    ("names", "chosen", "allowed"),
+    [
+        ([], "a/part", True),  # it may be meant for the alternative that was not chosen
+        (["a"], "a/whole", True),
+        (["a"], "a/part", False),
+        (["a/whole"], "a/part", True),
+        (["a/part"], "a/part", False),
+    ],
+)
+def test_a_configuration_that_names_what_was_chosen_has_to_fit_it(
+    drops: bool, names: list[str], chosen: str, allowed: bool
+) -> None:
+    """One that names an alternative is for that one alone, and one that names the request for each of its alternatives."""
+    claim = document({}, [(names, GPU)])
+    requests = {chosen: ("gpu.nvidia.com" if chosen == "a/whole" else "mig.nvidia.com", False)}
+    assert prepares(allocated(claim, requests, drops_names=drops), requests) is allowed
 
 
 def test_alternatives_that_were_not_chosen_may_be_what_a_configuration_is_for() -> None:

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.model import Fault, Finding, Placement
 from dra_driver.kubelet.sockets import SocketError
+from dra_driver.logs import current_operation
 from machine_model import DRIVER
 from store_model import write_entry
 from vendor_scene import SMALL, Scene, run
@@ -157,6 +160,32 @@ def test_damaged_store_is_set_aside_and_rebuilt(short: Path, damage: str) -> Non
         assert await scene.unprepare("b") == ""
         assert (scene.partitions(), scene.cdi()) == ([], [])
         assert not any(device.partitioning.enabled for device in scene.backend.gpus.devices())
+
+    run(short, scenario)
+
+
+@pytest.mark.parametrize("comes", ["prepare", "unprepare"])
+def test_what_is_published_follows_a_claim_that_is_found_again(short: Path, comes: str) -> None:
+    """Its partition is an administrator's until then; no look is due for minutes, and no event of the hardware asks for one."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.settings = {"inventory_interval": 300}
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: len(scene.devices()) == 2 * 26)
+        before = scene.specs()
+        assert await scene.prepare("a", SMALL) == ""
+        await scene.until(lambda: "devices" in scene.api.claims["a"]["status"])
+        await scene.stop()
+        shutil.rmtree(short / f"kubelet/plugins/{DRIVER}")
+        for path in scene.cdi():
+            path.unlink()
+        await scene.start()
+        await scene.until(lambda: "gpu-0" not in scene.devices())
+        assert SMALL in scene.devices()
+        assert await (scene.prepare("a") if comes == "prepare" else scene.unprepare("a")) == ""
+        await scene.until(lambda: scene.specs() == before)
+        assert scene.partitions() == ([(19, 0, 1)] if comes == "prepare" else [])
 
     run(short, scenario)
 
@@ -340,6 +369,64 @@ def test_failed_prepare_is_an_event_on_the_claim(short: Path) -> None:
         assert "It is freed when" in event["message"]
 
     run(short, scenario)
+
+
+class Heard(logging.Handler):
+    """What is logged: of which operation and which claim each line is, and its words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        claim = str(getattr(record, "fields", {}).get("claim", ""))
+        self.lines.append((current_operation(), claim, record.getMessage()))
+
+    def operations(self, words: str = "", claim: str = "") -> set[str]:
+        """The operations of the lines about a claim with these words."""
+        return {operation for operation, about, line in list(self.lines) if about == claim and words in line}
+
+
+def test_the_lines_of_an_operation_its_threads_and_its_event_have_one_id(
+    short: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of claims that are prepared side by side each has its own, and so has each time that one is asked for."""
+    caplog.set_level(logging.INFO)
+
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(scene.devices)
+        real = scene.backend.create_partition
+
+        def telling(uuid: str, *arguments: Any) -> Any:
+            logging.getLogger("silicon").info("made on %s, %s", uuid, threading.current_thread().name)
+            return real(uuid, *arguments)
+
+        scene.backend.create_partition = telling  # type: ignore[method-assign]
+        names = {"a": SMALL, "b": "gpu-1-mig-1g10gb-19-0"}
+        answers = await asyncio.gather(*(scene.prepare(name, device) for name, device in names.items()))
+        assert answers == ["", ""]
+        assert await scene.prepare("late", "gpu-1")
+        await scene.until(lambda: scene.api.events)
+        told = {name: heard.operations(claim=f"default/{name}") for name in (*names, "late")}
+        assert all(len(ids) == 1 and "" not in ids for ids in told.values()), told
+        assert len(set.union(*told.values())) == 3
+        for number, name in enumerate(names):
+            uuid = scene.backend.gpus.template(number).uuid
+            assert heard.operations(f"made on {uuid}") == told[name]
+        assert not heard.operations(threading.current_thread().name), "it was not another thread"
+        (event,) = scene.api.events
+        assert {event["metadata"]["annotations"]["dra-accelerators/operation"]} == told["late"]
+        assert await scene.prepare("late")
+        assert len(heard.operations(claim="default/late")) == 2
+
+    heard = Heard()
+    logging.getLogger().addHandler(heard)
+    try:
+        run(short, scenario)
+    finally:
+        logging.getLogger().removeHandler(heard)
 
 
 def test_unforeseen_failure_ends_nothing(short: Path) -> None:

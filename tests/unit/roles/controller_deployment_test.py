@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -288,6 +289,28 @@ def rules(written: Written, kind: str) -> dict[str, list[str]]:
     """What a role of the controller may do, by resource."""
     (role,) = (each for each in written["rights"] if each["kind"] == kind)
     return {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]}
+
+
+def test_each_right_has_its_reason_in_the_document_and_no_other_is_said(sites: dict[str, Written]) -> None:
+    """Of a service and of pods, with the report: all rights that there can be."""
+    page = (ROLE.parents[1] / "docs/security.md").read_text(encoding="utf-8").partition("\n## The controller\n")[2]
+    table = page.partition("\n### ")[0]
+    said: dict[tuple[str, str], str] = {}
+    for verbs, on, reason in re.findall(r"^\| ([a-z].*?) \| (.*?) \| (.*?) \|$", table, re.MULTILINE)[1:]:
+        resources = re.findall(r"[a-z]+(?:/[a-z]+)?", re.sub(r" (in|of|that) .*|: .*", "", on))
+        for verb in re.findall(r"[a-z-]+(?::[a-z]+)?", re.sub("by name", "", verbs)):
+            said.update({(resource, verb): reason for resource in resources})
+    held = {
+        (resource, verb)
+        for site in ("services", "report")
+        for each in sites[site]["rights"]
+        if each["kind"] in ("ClusterRole", "Role")
+        for rule in each["rules"]
+        for resource in rule.get("resources", ())
+        for verb in rule["verbs"]
+    }
+    assert set(said) == held
+    assert all(said.values())
 
 
 def test_pods_have_the_rights_of_the_service_but_to_renew_a_token(sites: dict[str, Written]) -> None:

@@ -31,7 +31,10 @@ class ClaimError(AcceleratorError):
 
 @dataclass(frozen=True)
 class OpaqueConfig:
-    """One configuration for this driver. ``requests`` empty means all requests. ``source`` is FromClass or FromClaim."""
+    """One configuration for this driver. ``source`` is FromClass or FromClaim.
+
+    ``requests`` are those that it names; empty means that it names none, and is for all of them.
+    """
 
     source: str
     requests: tuple[str, ...]
@@ -39,7 +42,7 @@ class OpaqueConfig:
 
     def applies_to(self, request: str) -> bool:
         """Whether it is meant for a request, given as ``request`` or ``request/subrequest``."""
-        return not self.requests or request in self.requests or request.partition("/")[0] in self.requests
+        return _is_meant(self.requests, request)
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, drive
         )
     content = allocation.get("devices") or {}
     try:
-        configs = _configs(content.get("config") or (), driver, reference)
+        configs = _configs(_with_names(claim, content), driver, reference)
         told = told_as_prepared(claim, driver)
         devices = tuple(
             AllocatedDevice(
@@ -138,6 +141,37 @@ def told_as_prepared(claim: Mapping[str, Any], driver: str) -> Mapping[tuple[str
 
 def _place(entry: Mapping[str, Any]) -> tuple[str, str, str]:
     return (str(entry.get("pool")), str(entry.get("device")), str(entry.get("shareID") or ""))
+
+
+def _is_meant(named: Sequence[str], request: str) -> bool:
+    return not named or request in named or request.partition("/")[0] in named
+
+
+def _with_names(claim: Mapping[str, Any], content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The configurations of an allocation, each with the names of the requests that it was written for.
+
+    Facts: where a configuration names all requests that there are the scheduler of 1.37 drops the names (``structured/internal`` of
+    k8s.io/dynamic-resource-allocation). One that names a request has to fit it, though, and one for all may pass by some, so the names
+    are taken from the claim: it has the same configurations in the same order, and besides them those of alternatives that were not
+    chosen. A class knows no names: its configurations are for the requests that ask for it.
+    """
+    entries: list[Mapping[str, Any]] = list(content.get("config") or ())
+    asked = sorted({str(result["request"]) for result in content.get("results") or ()})
+    written = [
+        each
+        for each in ((claim.get("spec") or {}).get("devices") or {}).get("config") or ()
+        if any(_is_meant(each.get("requests") or (), request) for request in asked)
+    ]
+    own = [each for each in entries if each.get("source") != FROM_CLASS]
+    if [each.get("opaque") for each in own] != [each.get("opaque") for each in written]:
+        written = own
+    theirs = iter(written)
+    return [
+        {**each, "requests": each.get("requests") or asked}
+        if each.get("source") == FROM_CLASS
+        else {**each, "requests": next(theirs).get("requests") or ()}
+        for each in entries
+    ]
 
 
 def _configs(entries: Sequence[Mapping[str, Any]], driver: str, reference: ClaimReference) -> tuple[OpaqueConfig, ...]:
