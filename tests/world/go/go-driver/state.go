@@ -127,12 +127,13 @@ func (l *processLock) acquire(context.Context) (func(), error) {
 	return l.mutex.Unlock, nil
 }
 
-// nodeLock is a locked file: who does not get it asks again after a while, for ten seconds at most.
+// nodeLock is a locked file: who does not get it asks again after a while. NVIDIA's driver gives up after ten seconds, which
+// many claims at once can exceed on a slow machine; here every call is to have its time.
 type nodeLock struct{ path string }
 
 const (
 	askAgain = 100 * time.Millisecond
-	askUntil = 10 * time.Second
+	askUntil = time.Minute
 )
 
 func (l *nodeLock) acquire(ctx context.Context) (func(), error) {
