@@ -203,6 +203,15 @@ class System:
         if durable:
             self._sync_directory(target.parent)
 
+    def remove_temporaries(self, path: str) -> int:
+        """Remove what a writer of this file that was killed has left beside it; return how many there were. Raises OSError.
+
+        For when nobody writes it: they are those that ``write_atomic`` has made and not yet renamed.
+        """
+        target = self.path(path)
+        left = [name for name in self.list_directory(str(Path(path).parent)) if name.startswith(f".{target.name}.")]
+        return sum(self.remove(f"{Path(path).parent}/{name}") for name in left if name.endswith(".tmp"))
+
     def make_file(self, path: str, data: bytes, mode: int = 0o644, directory_mode: int = 0o755) -> bool:
         """Make a file that nobody reads before this call is over; False when something is there already. Raises OSError.
 

@@ -144,6 +144,8 @@ def test_containers_read_what_their_devices_are_under_the_name_that_the_pod_has_
         claims.claims["default", claim.name]["metadata"]["annotations"] = {POD_CLAIM_ANNOTATION: "gpu"}
         assert await prepare_all(node, claim) == [""]
         seen.update(read(node, claim.uid))
+        path = node.service.hands.metadata_path(claim.uid)
+        node.system.make_file(f"{path}/.r.json.killed.tmp", b"a part of what a driver wrote that was killed meanwhile")
         node.close()
 
     async def after_a_reboot() -> None:
@@ -152,6 +154,7 @@ def test_containers_read_what_their_devices_are_under_the_name_that_the_pod_has_
         await node.start()
         claim = ClaimReference("default", "of-template-x7", "0uid-of-template-x7")
         assert read(node, claim.uid) == seen, "the pod's name for the claim is not in the record"
+        assert node.system.list_directory(node.service.hands.metadata_path(claim.uid)) == ("r.json", "w.json")
         assert await unprepare_all(node, claim) == [""]
         assert node.service.hands.metadata_uids() == ()
         node.close()

@@ -253,6 +253,7 @@ class Hands:
             ]
             data = metadata.content(claim, described)
             if not self.system.make_file(path, data):
+                self.system.remove_temporaries(path)
                 self.system.write_atomic(path, data, durable=False)
             mount = metadata.mount(self.driver, claim, request, path)
             found[devices[0].cdi_name] = ContainerEdits(mounts=(mount,))
