@@ -29,12 +29,13 @@ from ._layout import (
     undisturbed,
 )
 from ._layout_checkpoint import Restoration, assign_restoration, parse, restoration, to_text, unrestorable
-from ._layout_states import compare, describe_devices, owner_of, partition_facts, unread_difference
+from ._layout_states import describe_devices
 from ._module import end, fail_all
 from .core.backend import Backend
 from .core.device_locks import DeviceLocks
 from .core.errors import AcceleratorError, NotFound
 from .core.layout import Rule
+from .core.layout_differences import compare, owner_of, partition_facts, unread_difference
 from .core.model import Device, Finding, well
 from .core.prepared import PreparedPartition, observe, prepared_claims, prepared_partitions, wake_driver
 from .core.system import System

@@ -13,9 +13,9 @@ from ._facts import device_facts
 from ._kinds import kinds_of
 from ._layout import assign, needs_reset
 from ._layout_module import Look
-from ._layout_states import by_place, compare, name_of, owner_of, partition_facts
 from .core.backend import BACKENDS, create
 from .core.layout import Rule, wanted_for
+from .core.layout_differences import by_place, compare, name_of, owner_of, partition_facts
 from .core.layout_rules import document_of
 from .core.model import Device
 from .core.picture.answers import Json, attention

@@ -312,6 +312,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.clai
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import devices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, NotFound
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import Rule, parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_differences import told_by_slices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import fleet_report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.fleet import VERSION, picture
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.former import remember
@@ -423,6 +424,7 @@ def of_fleet(module: AnsibleModule) -> dict[str, Any]:
         reasons=reasons,
         generated=generated,
         former=former,
+        differing=told_by_slices(slices),
     )
     return {**report, "picture": drawn}
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import quantity
@@ -65,7 +65,8 @@ class PoolSpec:
     """A pool as it should be, without its generation.
 
     The devices belong to the node ``node_name``. Those that are reached over a network have an empty ``node_name`` and
-    a node selector of one term, or ``all_nodes``.
+    a node selector of one term, or ``all_nodes``. ``notes`` are annotations of the first slice, "" for one that is not to be there; what others
+    have noted stays.
     """
 
     driver: str
@@ -74,6 +75,7 @@ class PoolSpec:
     slices: tuple[SliceContent, ...]
     node_selector: Mapping[str, Any] | None = None
     all_nodes: bool = False
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def node_selection(self) -> dict[str, Any]:
         """Return the part of a slice's spec that says which nodes reach the devices."""
@@ -112,11 +114,12 @@ def build_pool(
     offers: Iterable[Offer],
     counter_sets: Iterable[CounterSet] = (),
     layout: str = SEPARATE,
+    notes: Mapping[str, str] | None = None,
 ) -> PoolSpec:
     """Return the pool of a node: one slice for each physical device, in the order of the offers, and one for those that stand for several.
 
     ``layout`` separate puts the counter sets into slices of their own, before the others; combined puts each beside
-    its devices. Without any offer the pool has one empty slice, which says that the driver is there and has nothing.
+    its devices. Without any offer the pool has one empty slice, which says that the driver is there and has nothing. ``notes`` are as in PoolSpec.
     Raises ValueError, naming the device, for whatever the API server would refuse.
     """
     if layout not in (SEPARATE, COMBINED):
@@ -146,7 +149,7 @@ def build_pool(
             SliceContent(devices=tuple(devices[start : start + most]), shared_counters=beside)
             for start in range(0, len(devices), most)
         ]
-    spec = PoolSpec(driver, pool, node_name, tuple(slices) or (SliceContent(),))
+    spec = PoolSpec(driver, pool, node_name, tuple(slices) or (SliceContent(),), notes=dict(notes or {}))
     validate_pool(spec, layout)
     return spec
 
@@ -215,6 +218,7 @@ def plan_pool(
         or not same_content(desired.slices[index], each["spec"])
         or not _same_selection(desired, each["spec"])
         or (owner is not None and not _is_owned(each, owner))
+        or (index == 0 and not _is_noted(each, desired.notes))
     ]
     generation = newest if mine else 1
     if mine and (missing or len(changed) > 1):
@@ -224,10 +228,13 @@ def plan_pool(
     for index in sorted(changed):
         each = matched[index]
         body = _body(desired, index, generation, owner)
-        body["metadata"] = _kept_metadata(each, owner)
+        body["metadata"] = _noted(_kept_metadata(each, owner), desired.notes if index == 0 else {})
         _keep_taint_times(body["spec"], each["spec"])
         writes.append(SliceWrite("update", str(each["metadata"]["name"]), body, _preconditions(each)))
-    writes += [SliceWrite("create", "", _body(desired, index, generation, owner), {}) for index in missing]
+    for index in missing:
+        body = _body(desired, index, generation, owner)
+        body["metadata"] = _noted(body["metadata"], desired.notes if index == 0 else {})
+        writes.append(SliceWrite("create", "", body, {}))
     return PoolPlan(tuple(writes), generation)
 
 
@@ -442,6 +449,19 @@ def _kept_metadata(each: Mapping[str, Any], owner: Mapping[str, Any] | None) -> 
     if owner is not None:
         kept["ownerReferences"] = [dict(owner)]
     return kept
+
+
+def _is_noted(each: Mapping[str, Any], notes: Mapping[str, str]) -> bool:
+    there = each["metadata"].get("annotations") or {}
+    return all(there.get(key, "") == text for key, text in notes.items())
+
+
+def _noted(metadata: dict[str, Any], notes: Mapping[str, str]) -> dict[str, Any]:
+    """Return an object's metadata with the notes, and without those that are not to be there."""
+    there = {**(metadata.get("annotations") or {}), **notes}
+    kept = {key: text for key, text in there.items() if text or key not in notes}
+    rest = {key: value for key, value in metadata.items() if key != "annotations"}
+    return {**rest, **({"annotations": kept} if kept else {})}
 
 
 def _is_owned(each: Mapping[str, Any], owner: Mapping[str, Any]) -> bool:

@@ -417,3 +417,38 @@ def test_attribute_types() -> None:
         {"string": "x"},
         {"version": "1.0.0"},
     ]
+
+
+NOTE = "dra.accelerators/note"
+
+
+def test_a_note_is_one_write_of_the_first_slice_and_no_new_generation() -> None:
+    server = ApiServer()
+    plain = pool(content("gpu-0"), content("gpu-1"))
+    server.apply(plan_pool(plain, [], owner=OWNER))
+    first, second = sorted(server.objects)
+    server.objects[first]["metadata"]["annotations"] = {"example.com/theirs": "stays"}
+    noted = replace(plain, notes={NOTE: "gpu-1 differs"})
+    assert server.apply(plan_pool(noted, server.items(), owner=OWNER)) == ["update"]
+    assert server.objects[first]["metadata"]["annotations"] == {
+        "example.com/theirs": "stays",
+        NOTE: "gpu-1 differs",
+    }
+    assert "annotations" not in server.objects[second]["metadata"]
+    settled(server, noted)
+    assert not plan_pool(plain, server.items(), owner=OWNER).writes, "who says nothing of notes leaves them"
+    assert server.apply(plan_pool(replace(plain, notes={NOTE: ""}), server.items(), owner=OWNER)) == ["update"]
+    assert server.objects[first]["metadata"]["annotations"] == {"example.com/theirs": "stays"}
+    assert {each["spec"]["pool"]["generation"] for each in server.items()} == {1}
+    settled(server, replace(plain, notes={NOTE: ""}))
+
+
+def test_a_pool_that_is_made_anew_bears_its_note_from_the_beginning() -> None:
+    server = ApiServer()
+    noted = replace(pool(content("gpu-0"), content("gpu-1")), notes={NOTE: "one", "example.com/none": ""})
+    assert server.apply(plan_pool(noted, [], owner=OWNER)) == ["create", "create"]
+    assert [each["metadata"].get("annotations") for _name, each in sorted(server.objects.items())] == [
+        {NOTE: "one"},
+        None,
+    ]
+    settled(server, noted)

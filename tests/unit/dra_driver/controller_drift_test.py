@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from dra_driver.controller.facts import NodeFacts, RuleFacts, SliceFacts, node_f
 from dra_driver.controller.measurements import Measurements
 from dra_driver.controller.plan import View
 from dra_driver.controller.reporting import ENDED, REASONS, Reporter
+from dra_driver.core.layout_differences import ANNOTATION
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +35,7 @@ some_slices = st.builds(
     st.integers(1, 3),
     st.booleans(),
     st.sampled_from(((), ("d",), ("d", "e"))),
+    st.sampled_from(((), (("0 (GPU-0)", "+ 1g"),), (("0 (GPU-0)", "− 2g"), ("1 (GPU-1)", "+ 1g")))),
 )
 
 
@@ -79,6 +82,11 @@ def kinds(view: View, changed_at: float | None = None) -> list[tuple[str, str]]:
         (view_of([node("a")], [a_slice("s", generation=2), a_slice("t")]), [(drift.POOL_MIXED, "a")]),
         (view_of([node("a")], [a_slice("s", tainted=("d",))]), [(drift.DEVICE_TAINTED, "a")]),
         (view_of([], [a_slice("s", at="", count=2)]), [(drift.POOL_INCOMPLETE, "")]),
+        (view_of([node("a")], [a_slice("s", differing=(("0 (GPU-0)", "+ 1g"),))]), [(drift.LAYOUT_DIFFERS, "a")]),
+        (
+            view_of([node("a")], [a_slice("s", generation=2), a_slice("t", differing=(("0 (GPU-0)", "+ 1g"),))]),
+            [(drift.POOL_MIXED, "a")],
+        ),
     ],
 )
 def test_what_is_found(view: View, found: list[tuple[str, str]]) -> None:
@@ -327,3 +335,25 @@ def test_each_kind_has_its_reason_and_its_words() -> None:
         at = (kind, "n", OURS, "p")
         assert drift.begun_message(at, [drift.Finding(*at, device="d", detail="what is so")], 600)
         assert drift.ended_message(at)
+
+
+def test_what_a_nodes_driver_says_of_its_layout_is_told() -> None:
+    said = {
+        f"GPU-{number}": {"index": number, "wanted": "static", "steps": ["− 1g at 0", "+ 2g at 2"], "error": ""}
+        for number in range(12)
+    }
+    item = {
+        "metadata": {
+            "name": "s",
+            "annotations": {ANNOTATION: json.dumps(said)},
+            "managedFields": [{"manager": "dra-accelerators-driver"}],
+        },
+        "spec": {"driver": OURS, "nodeName": "a", "pool": {"name": "a", "generation": 1, "resourceSliceCount": 1}},
+    }
+    facts = slice_facts(item)
+    assert [device for device, _how in facts.differing] == [f"{number} (GPU-{number})" for number in range(12)]
+    (report,) = drift.begun(drift.findings(view_of([node("a")], [facts]), (OURS,))).values()
+    assert report.node == "a" and "0 (GPU-0): − 1g at 0; + 2g at 2" in report.message and "and 7 more" in report.message
+    assert len(report.message) < 1024 and "--limit a" in report.message
+    item["metadata"]["annotations"][ANNOTATION] = "not what was expected"
+    assert slice_facts(item).differing == ()

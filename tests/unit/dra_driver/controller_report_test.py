@@ -19,6 +19,7 @@ from dra_driver.controller.measurements import Measurements
 from dra_driver.controller.readers import AUDIENCE, OUTAGE_SECONDS, PATH, Readers
 from dra_driver.controller.readers import KEPT_SECONDS as JUDGED_SECONDS
 from dra_driver.controller.report_page import add_report
+from dra_driver.core.layout_differences import ANNOTATION
 
 from tests.fleets import DRIVER, Fleet, boards
 
@@ -49,6 +50,23 @@ def test_the_report_is_the_picture_of_what_the_cluster_knows() -> None:
     (waits,) = found["waiting"]
     assert waits["claim"] == "research/late" and waits["reason"]["source"] == "scheduler"
     assert found["attention"] == []
+
+
+def test_the_report_has_what_drivers_say_of_their_layout() -> None:
+    made = fleet()
+    drawn = next(
+        each["uuid"] for each in report_of(made.slices, [], [], [], "2026-11-24T10:00:00Z")["nodes"][0]["devices"]
+    )
+    differs = {"index": 0, "wanted": "static: 1 × 3g.40gb", "steps": ["+ 3g.40gb at 0"], "error": ""}
+    said = {drawn: differs, "GPU-unpublished": {**differs, "index": 7}}
+    made.slices[0]["metadata"]["annotations"] = {ANNOTATION: json.dumps(said)}
+    found = report_of(made.slices, made.claims, made.pending, made.rules, "2026-11-24T10:00:00Z")
+    jsonschema.validate(found, SCHEMA)
+    drifts = [each["drift"] for each in found["nodes"][0]["devices"]]
+    assert drifts == [{"wanted": "static: 1 × 3g.40gb", "steps": ["+ 3g.40gb at 0"], "held_by": [], "error": ""}, None]
+    assert (found["totals"]["drifting"], found["totals"]["drifting_nodes"]) == (1, 1)
+    (note,) = found["attention"]
+    assert note["node"] == "node-1" and "device 7 (GPU-unpublished)" in note["message"]
 
 
 class Cluster:

@@ -18,6 +18,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.errors impor
     Unsupported,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_differences import compare
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Fault, Finding
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import PreparedPartition
 
@@ -49,7 +50,7 @@ def held(device: Any, number: int, *, created: bool) -> Any:
 
 
 def compared(devices: list[Any], *rules: dict[str, Any], prepared: Any = (), **more: Any) -> list[dict[str, Any]]:
-    return states.compare(devices, parse_rules(list(rules)), prepared, **more)
+    return compare(devices, parse_rules(list(rules)), prepared, **more)
 
 
 def kinds(assigned: Any) -> list[list[str]]:
@@ -171,7 +172,7 @@ def test_devices_are_described_so_that_nothing_changes() -> None:
         {"match": {"vendor": "nvidia", "index": [1, 3]}, "mode": "whole"},
     ]
     assert left_out == []
-    assert states.compare(devices, parse_rules(rules)) == []
+    assert compare(devices, parse_rules(rules)) == []
 
 
 def test_devices_that_are_all_alike_need_no_numbers() -> None:
@@ -205,7 +206,7 @@ def test_numbers_are_described_by_how_many_there_are() -> None:
     rules, _left_out = states.describe_devices([chip])
     assert rules[0]["partitions"] == [{"profile": profile.name, "count": 2}]
     assert rules[0]["match"] == {"vendor": "ascend"}
-    assert states.compare([chip], parse_rules(rules)) == []
+    assert compare([chip], parse_rules(rules)) == []
 
 
 # ---- checkpoints

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..layout_differences import shortly
 from .devices import Json, device_of, free_bytes, known_by_silicon, of_cluster
 from .former import Remembered, remember
 from .waiting import waiting
@@ -31,13 +32,15 @@ def picture(
     reasons: Mapping[str, Json] | None = None,
     generated: str = "",
     former: Json | None = None,
+    differing: Mapping[str, Mapping[str, Json]] | None = None,
 ) -> Json:
     """Return the picture of a fleet.
 
     ``report`` is what ``fleet_report`` returns, ``published`` are devices as ``cluster.inventory.devices`` has them (None: no cluster was
     asked), ``pending`` the pods that are Pending (None: nobody asked), ``rules`` the DeviceTaintRules. ``reasons`` explain, by
     namespace/name of a claim, why it waits, and go before what the scheduler says. ``generated`` is when all was asked, RFC 3339. ``former`` is
-    a former picture: what it knew of devices whose node or driver does not answer now is shown, with its age.
+    a former picture: what it knew of devices whose node or driver does not answer now is shown, with its age. ``differing`` is what slices say of
+    devices that are not as their layout wants (``layout_differences.told_by_slices``), for those of which their node does not tell.
     """
     by_node: dict[str, list[Json]] = {}
     for one in published or ():
@@ -58,6 +61,7 @@ def picture(
                 models,
                 numbers,
                 known.get(name, {}),
+                (differing or {}).get(name, {}),
                 cluster=published is not None,
             )
         )
@@ -91,7 +95,8 @@ def picture(
             {key: each.get(key, "") for key in ("code", "node", "message", "remedy")}
             for each in report["attention"]
             if each["code"] not in _TOLD_ELSEWHERE
-        ],
+        ]
+        + _differing_unseen(nodes, differing or {}),
         "versions": report["versions"],
     }
 
@@ -104,6 +109,7 @@ def _node(
     models: list[Json],
     numbers: dict[tuple[Any, ...], int],
     known: Mapping[str, Remembered],
+    differing: Mapping[str, Json],
     *,
     cluster: bool,
 ) -> Json:
@@ -133,7 +139,17 @@ def _node(
             each["health"] = last.health()
         device = device_of(each, mine.get(each["uuid"], []), rules)
         device["model"] = numbers[key]
-        device["drift"] = _drift(differences.get(each["uuid"])) if last is None else last.device["drift"]
+        device["drift"] = shortly(differences[each["uuid"]]) if each["uuid"] in differences else None
+        if each["uuid"] not in told:
+            # What its driver says now is newer than what is remembered.
+            said = differing.get(each["uuid"])
+            device["drift"] = (
+                {key: said[key] for key in ("wanted", "steps", "held_by", "error")}
+                if said is not None
+                else last.device["drift"]
+                if last is not None
+                else None
+            )
         if last is not None:
             device["as_of"] = last.as_of()
         device["state"] = _state(device, models[device["model"]], cluster)
@@ -149,6 +165,23 @@ def _node(
         else {"known": False, "source": "", "matches": False},
         "refused": [{"message": each["message"], "hint": each["hint"]} for each in layout["refused"]] if layout else [],
     }
+
+
+def _differing_unseen(nodes: Sequence[Json], differing: Mapping[str, Mapping[str, Json]]) -> list[Json]:
+    """What somebody has to look at of devices that differ from their layout so far that nothing of them is published, or drawn."""
+    drawn = {(node["name"], device["uuid"]) for node in nodes for device in node["devices"]}
+    return [
+        {
+            "code": "layout-differs",
+            "node": name,
+            "message": f"device {said['index']} ({uuid}), of which nothing is published, is not as wanted ({said['wanted']}): "
+            + "; ".join([*said["steps"], *([said["error"]] if said["error"] else [])]),
+            "remedy": "Apply the node's layout, or correct it.",
+        }
+        for name, those in sorted(differing.items())
+        for uuid, said in sorted(those.items())
+        if (name, uuid) not in drawn
+    ]
 
 
 def _away(answer: Json | None) -> set[str] | None:
@@ -176,28 +209,6 @@ def _tainting(rule: Json) -> Json | None:
             "rule": str(rule["metadata"]["name"]),
         },
     }
-
-
-def _drift(difference: Json | None) -> Json | None:
-    if difference is None:
-        return None
-    mode = difference["mode"]
-    steps = []
-    if mode and mode["found"] != mode["wanted"]:
-        steps.append(f"partitioning {'on' if mode['wanted'] else 'off'}")
-    steps += [f"− {_placed(each)}" for each in difference["surplus"]]
-    steps += [f"+ {_placed(each)}" for each in difference["missing"]]
-    return {
-        "wanted": difference["wanted"],
-        "steps": steps,
-        "held_by": difference["held_by"],
-        "error": (difference["error"] or {}).get("message", ""),
-    }
-
-
-def _placed(one: Json) -> str:
-    place = one.get("placement") or {}
-    return f"{one['profile']} at {place['start']}" if place else str(one["profile"])
 
 
 def _state(device: Json, model: Json, cluster: bool) -> str:

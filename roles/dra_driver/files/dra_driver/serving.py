@@ -33,6 +33,7 @@ from .supervisors.device_plugin import PluginKeeper
 from .supervisors.hardware import AWAIT_SECONDS, HardwareWatch
 from .supervisors.health import HealthKeeper, Picture
 from .supervisors.intake import Intake
+from .supervisors.layout import Differing, LayoutKeeper
 from .supervisors.lending import Lending
 from .supervisors.listener import Listener
 from .supervisors.pool import PoolKeeper
@@ -57,7 +58,7 @@ TAKEN_OVER_SECONDS = 30.0
 class Serving:
     """One driver's work for as long as it is this instance's turn; made anew for each turn.
 
-    What it knows is there to be read from the beginning: ``conditions``, ``pictures``, ``publisher``, ``service``.
+    What it knows is there to be read from the beginning: ``conditions``, ``pictures``, ``differing``, ``publisher``, ``service``.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Serving:
         reached: Callable[[str], None],
         soon: asyncio.Event,
         pictures: Shared[Picture],
+        differing: Shared[Differing],
         conditions: Conditions,
     ) -> None:
         self._configuration = configuration
@@ -92,6 +94,7 @@ class Serving:
         self._soon = soon
         self._snapshots = Shared(Snapshot())
         self.pictures = pictures
+        self.differing = differing
         self.conditions = conditions
         self.service: ClaimService | None = None
         #: Who offers the devices where that is not done for claims.
@@ -278,6 +281,17 @@ class Serving:
                 uuid for record in store.claims.values() for each in record.devices for uuid in each.device_uuids
             ),
         )
+        layout = LayoutKeeper(
+            driver=self._driver,
+            rules=configuration.layout,
+            seconds=configuration.full_inventory_interval,
+            snapshots=self._snapshots,
+            known=self.differing,
+            claims=lambda: tuple(store.claims.values()),
+            repartition=repartition,
+            note=self.publisher.set_notes,
+            teller=self._reports,
+        )
         ways = Ways(
             directory=directory,
             system=self._system,
@@ -316,6 +330,7 @@ class Serving:
                 keep("recovery", recovering.run),
                 keep("reconcile", reconciler.run),
                 keep("statuses", statuses.run),
+                keep("layout", layout.run),
                 *(keep(name, work) for name, work in offering.items()),
             )
         finally:

@@ -37,6 +37,7 @@ from .serving import PARTS, Serving
 from .supervisors import shared, sockets, storage
 from .supervisors.health import Picture, PictureHealth
 from .supervisors.intake import Intake
+from .supervisors.layout import Differing
 from .supervisors.reports import Reports
 from .supervisors.shared import Conditions, Shared, keep
 from .supervisors.sockets import SocketKeeper
@@ -199,6 +200,7 @@ class VendorDriver:
             owing=service.undoing.owing if service is not None else frozenset(),
             under_way=service.under_way if service is not None else 0,
             resources=self._serving.plugin.resources if self._serving.plugin is not None else (),
+            differing=self._serving.differing.value.number,
         )
 
     def telemetry(self, seconds: float) -> tuple[Telemetry, ...]:
@@ -230,6 +232,7 @@ class VendorDriver:
             reached=self._reached,
             soon=self._look_soon,
             pictures=former.pictures if former is not None else Shared(Picture()),
+            differing=former.differing if former is not None else Shared(Differing()),
             conditions=former.conditions if former is not None else Conditions(*PARTS),
         )
 

@@ -21,6 +21,7 @@ from .progress import releases
 NODE_ABSENT, NODE_NOT_READY, NO_SLICES = "node-absent", "node-not-ready", "no-slices"
 POOL_INCOMPLETE, POOL_MIXED, DEVICE_TAINTED = "pool-incomplete", "pool-mixed", "device-tainted"
 RELEASE_BEHIND, DRAIN_LEFT = "release-behind", "drain-left"
+LAYOUT_DIFFERS = "layout-differs"
 KINDS = (
     NODE_ABSENT,
     NODE_NOT_READY,
@@ -30,6 +31,7 @@ KINDS = (
     DEVICE_TAINTED,
     RELEASE_BEHIND,
     DRAIN_LEFT,
+    LAYOUT_DIFFERS,
 )
 #: So many devices are named in one message.
 MOST_NAMED = 5
@@ -129,6 +131,8 @@ def _of_pools(ours: Iterable[SliceFacts]) -> Iterable[Finding]:
             yield Finding(POOL_MIXED, node, driver, pool, detail=detail, **at)
         for device in sorted({device for one in current for device in one.tainted}):
             yield Finding(DEVICE_TAINTED, node, driver, pool, device, **at)
+        for device, how in (each for one in current for each in one.differing):
+            yield Finding(LAYOUT_DIFFERS, node, driver, pool, device, detail=how, **at)
 
 
 def _behind(view: View, changed_at: float) -> Iterable[Finding]:
@@ -191,6 +195,7 @@ def begun_message(at: Place, those: Sequence[Finding], lasting: float) -> str:
     kind, node, driver, pool = at
     long, detail = f"for at least {lasting:.0f} s" if lasting else "at this moment", those[0].detail
     named = ", ".join(one.device for one in those[:MOST_NAMED])
+    how = " | ".join(f"{one.device}: {one.detail}" for one in those[:MOST_NAMED])
     more = f" and {len(those) - MOST_NAMED} more" if len(those) > MOST_NAMED else ""
     return {
         NODE_ABSENT: f"ResourceSlices of node {node} are there and no Node object {long}. If the node is gone, they are "
@@ -207,6 +212,8 @@ def begun_message(at: Place, those: Sequence[Finding], lasting: float) -> str:
         "On the node: dra-driver devices says what is wrong with each and what to do.",
         DRAIN_LEFT: f"Devices of node {node} have been drained by the operation {pool} {long} and are not given out, by the rules "
         f"{named}{more}. If no run of it is under way any more, run it again, or open them with the module device_drain.",
+        LAYOUT_DIFFERS: f"Devices of pool {pool} of {driver} have not been as their node's layout wants {long}, as the driver there says: "
+        f"{how}{more}. Apply the layout: ansible-playbook dra.accelerators.repartition --limit {node}; or correct it.",
         RELEASE_BEHIND: f"No node has changed its release {long}, and they differ: {detail}. Finish the roll-out: "
         f"ansible-playbook dra.accelerators.site --limit {node}",
     }[kind]
@@ -223,5 +230,6 @@ def ended_message(at: Place) -> str:
         POOL_MIXED: f"Pool {pool} of {driver} has slices of one generation again.",
         DEVICE_TAINTED: f"No device of pool {pool} of {driver} has been tainted for long any more.",
         DRAIN_LEFT: f"No device of node {node} is drained by the operation {pool} any more.",
+        LAYOUT_DIFFERS: f"All devices of pool {pool} of {driver} are as their node's layout wants again, or nobody says otherwise.",
         RELEASE_BEHIND: f"Node {node} has the release of the others, or releases change again.",
     }[kind]

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..core.layout_differences import ANNOTATION, read_note
+
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 #: Finalizers with this prefix are ours, and no others.
 OUR_FINALIZERS = "dra.accelerators/"
@@ -48,7 +50,8 @@ class NodeFacts(NamedTuple):
 class SliceFacts(NamedTuple):
     """A ResourceSlice. ``node`` is "" for one that belongs to no single node; ``ours`` says that one of our drivers wrote it.
 
-    ``tainted`` are the names of its devices that are not given out for a taint in the slice itself.
+    ``tainted`` are the names of its devices that are not given out for a taint in the slice itself. ``differing`` are devices, in words,
+    of which the node's driver says that they are not as the node's layout wants, each with what.
     """
 
     name: str
@@ -60,6 +63,7 @@ class SliceFacts(NamedTuple):
     slice_count: int
     ours: bool
     tainted: tuple[str, ...] = ()
+    differing: tuple[tuple[str, str], ...] = ()
 
 
 class Consumer(NamedTuple):
@@ -136,6 +140,13 @@ def slice_facts(item: Mapping[str, Any]) -> SliceFacts:
             for device in spec.get("devices") or ()
             # Version v1beta1 has everything but the name one level below.
             if any(taint.get("effect") in KEEPING_AWAY for taint in (device.get("basic") or device).get("taints") or ())
+        ),
+        tuple(
+            (f"{said['index']} ({uuid})", "; ".join([*said["steps"], *([said["error"]] if said["error"] else [])]))
+            for uuid, said in sorted(
+                read_note(str((metadata.get("annotations") or {}).get(ANNOTATION) or "")).items(),
+                key=lambda each: (int(each[1]["index"]), each[0]),
+            )
         ),
     )
 

@@ -19,6 +19,7 @@ from ..api.client import ApiClient
 from ..api.resources import GROUP, ResourceApi, slice_from_version
 from ..core.cluster.claims import facts_by
 from ..core.cluster.inventory import devices
+from ..core.layout_differences import told_by_slices
 from ..core.picture.answers import fleet_report
 from ..core.picture.fleet import picture
 from ..core.times import text_of
@@ -35,7 +36,9 @@ def report_of(slices: list[Json], claims: list[Json], pending: list[Json], rules
     report = fleet_report({}, published, facts_by(claims, published, {}))
     # No node was asked, so none is unknown to who asked.
     report["attention"] = [each for each in report["attention"] if each["code"] != "node-unknown"]
-    return picture(report, published, pending=pending, rules=rules, generated=generated)
+    return picture(
+        report, published, pending=pending, rules=rules, generated=generated, differing=told_by_slices(slices)
+    )
 
 
 @dataclass(frozen=True)

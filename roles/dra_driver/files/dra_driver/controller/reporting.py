@@ -27,6 +27,7 @@ REASONS = {
     drift.DEVICE_TAINTED: "DevicesTainted",
     drift.RELEASE_BEHIND: "ReleaseBehind",
     drift.DRAIN_LEFT: "DrainLeft",
+    drift.LAYOUT_DIFFERS: "LayoutDiffers",
 }
 
 

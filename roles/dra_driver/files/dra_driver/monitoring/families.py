@@ -58,6 +58,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "part_ready": Family(GAUGE, "Whether nothing stands in the way of a part of the driver", ("driver", "part")),
         "inventory_timestamp_seconds": Family(GAUGE, "When the hardware was last seen; 0 for never", ("driver",)),
         "devices": Family(GAUGE, "Physical devices by how they are", ("driver", "state")),
+        "layout_differing_devices": Family(
+            GAUGE, "Physical devices that have for long not been as the node's layout wants", ("driver",)
+        ),
         "published_devices": Family(
             GAUGE,
             "Devices that the pool holds: whole ones, partitions that exist and partitions that can be made",
@@ -173,6 +176,7 @@ def of_view(samples: Samples, view: View, containers: Iterable[ContainerDevice])
     for state in ("prepared", "preparing"):
         samples.add("claims", sum(record.state == state for record in view.records), driver, state)
     samples.add("operations_under_way", view.under_way, driver)
+    samples.add("layout_differing_devices", view.differing, driver)
     for resource in view.resources:
         samples.add("plugin_devices", resource.healthy, driver, resource.resource, "healthy")
         samples.add("plugin_devices", resource.devices - resource.healthy, driver, resource.resource, "unhealthy")

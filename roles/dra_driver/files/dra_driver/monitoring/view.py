@@ -23,7 +23,8 @@ from ..supervisors.shared import Snapshot
 class View:
     """How one driver is. ``problems`` says by part what is wrong; ``owing`` are devices on which something is to be undone.
 
-    ``resources`` are what pods can ask for without a claim, where the kubelet's device-plugin API is the node's way.
+    ``resources`` are what pods can ask for without a claim, where the kubelet's device-plugin API is the node's way. ``differing`` is how many
+    devices have for long not been as the layout wants.
     """
 
     driver: str
@@ -37,6 +38,7 @@ class View:
     owing: frozenset[str]
     under_way: int = 0
     resources: tuple[ResourceStatus, ...] = ()
+    differing: int = 0
 
     @property
     def snapshot(self) -> Snapshot:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..api.client import ApiError, Json
@@ -78,6 +78,13 @@ class Publisher:
         """Say what the pool is to hold; it is published at once."""
         if content != self._state.content:
             self._state = reducer.wanted(self._state, content)
+            self._behind()
+            self._wake.set()
+
+    def set_notes(self, notes: Mapping[str, str]) -> None:
+        """Say what the pool is to bear beside its content (see PoolSpec); it is published at once. Nothing is said of it until then."""
+        if notes != self._state.notes:
+            self._state = reducer.noted(self._state, notes)
             self._behind()
             self._wake.set()
 

@@ -83,12 +83,13 @@ class Server:
 class State:
     """All that is known. ``slices`` None: never listed. ``server`` None: has to be asked. Times are of one clock.
 
-    ``sent`` is the pool that was last seen complete. ``curtailed`` holds by slice name what was sent and what the server
-    made of it, where that is not the same. ``not_before`` ends a wait after a failure, ``told`` one that the server asked
-    for. ``leftovers`` says when the removal of a slice of another pool is tried again.
+    ``notes`` are annotations of the pool, as in PoolSpec. ``sent`` is the pool that was last seen complete. ``curtailed`` holds by slice
+    name what was sent and what the server made of it, where that is not the same. ``not_before`` ends a wait after a failure, ``told`` one
+    that the server asked for. ``leftovers`` says when the removal of a slice of another pool is tried again.
     """
 
     content: Content | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
     slices: Mapping[str, Json] | None = None
     server: Server | None = None
     owner: Owner | None = None
@@ -142,6 +143,7 @@ def decide(identity: Identity, pace: Pace, state: State, now: float) -> Decision
             offers=content.offers,
             counter_sets=content.counter_sets,
             layout=state.server.layout,
+            notes=state.notes,
         )
     except ValueError as error:
         return Decision(problem=str(error))
@@ -189,6 +191,11 @@ def patience(pace: Pace, state: State, now: float) -> float:
 def wanted(state: State, content: Content) -> State:
     """The pool is to hold this from now on."""
     return replace(state, content=content)
+
+
+def noted(state: State, notes: Mapping[str, str]) -> State:
+    """The pool is to bear these annotations from now on."""
+    return replace(state, notes=dict(notes))
 
 
 def listed(state: State, items: Iterable[Json], now: float) -> State:

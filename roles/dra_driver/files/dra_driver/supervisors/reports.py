@@ -122,10 +122,10 @@ class Reports:
             pod = Subject("Pod", "v1", each["name"], each.get("uid", ""), reference.namespace)
             emit(pod, reason, f"{text} (claim {reference.name})", action=action)
 
-    def done(self, reason: str, message: str) -> None:
-        """Write an Event on the node: something that was done there which nobody had asked for."""
+    def done(self, reason: str, message: str, action: str = "Reset") -> None:
+        """Write an Event on the node: something that was done there, or is over. ``action`` is a word for programs."""
         subject = Subject("Node", "v1", self._node_name, self._node_name)
-        self._events.normal(subject, reason, f"{self._driver}: {message}", action="Reset")
+        self._events.normal(subject, reason, f"{self._driver}: {message}", action=action)
 
     def problem(self, reason: str, message: str) -> None:
         """Write an Event on the node: something that its administrator should know."""

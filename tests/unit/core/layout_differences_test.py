@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""How devices differ from a layout, short enough for a slice's annotation, and read again from there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import board_model
+from dra_driver.core import layout_differences
+from dra_driver.core.layout import parse_rules
+from dra_driver.core.layout_differences import (
+    ANNOTATION,
+    LONGEST_TEXT,
+    MOST_DEVICES,
+    MOST_STEPS,
+    compare,
+    note_of,
+    read_note,
+    shortly,
+    told_by_slices,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+SMALL, LARGE = 19, 9
+STATIC = parse_rules([{"match": {}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 1}}])
+placements = st.builds(lambda start: {"start": start, "size": 1}, st.integers(0, 7))
+parts = st.builds(lambda profile, placement: {"profile": profile, "placement": placement}, st.text(), placements)
+entries = st.builds(
+    lambda number, wanted, missing, surplus, error: {
+        "index": number,
+        "uuid": f"GPU-{number}",
+        "wanted": wanted,
+        "mode": {"found": number % 2 == 0, "wanted": True},
+        "missing": missing,
+        "surplus": surplus,
+        "held_by": ["claim team-a/secret"],
+        "error": {"message": error} if error else None,
+    },
+    st.integers(0, 200),
+    st.text(max_size=300),
+    st.lists(parts, max_size=20),
+    st.lists(parts, max_size=20),
+    st.text(max_size=300),
+)
+
+
+def test_what_differs_is_said_shortly_and_read_again() -> None:
+    devices = [board_model.device("h100-80", places=((LARGE, 0), (SMALL, 4), (SMALL, 5)))]
+    devices += [board_model.device("h100-80", 1), board_model.device("h100-80", 2, places=((LARGE, 0), (SMALL, 4)))]
+    found = compare(devices, STATIC)
+    assert [each["index"] for each in found] == [0, 1]
+    told = read_note(note_of(found))
+    assert [told[device.uuid]["steps"] for device in devices[:2]] == [
+        ["− 1g.10gb at 5"],
+        ["partitioning on", "+ 3g.40gb at 4", "+ 1g.10gb at 0"],
+    ]
+    for each in found:
+        assert told[each["uuid"]] == {**shortly(each), "index": each["index"], "held_by": []}
+    assert note_of([]) == "" and read_note("") == {}
+
+
+@given(st.lists(entries, unique_by=lambda each: each["uuid"], max_size=80))
+def test_a_note_is_bounded_and_names_nobody(found: list[Any]) -> None:
+    text = note_of(found)
+    told = read_note(text)
+    assert list(told) == sorted(each["uuid"] for each in found[:MOST_DEVICES])
+    for each in told.values():
+        assert len(each["steps"]) <= MOST_STEPS + 1
+        assert all(len(one) <= LONGEST_TEXT for one in (*each["steps"], each["wanted"], each["error"]))
+    assert "team-a/secret" not in json.dumps(told)
+    # Four bytes a character at most, and all annotations of an object have 256 KiB.
+    assert len(text) * 4 < 128 * MOST_DEVICES + 4 * MOST_DEVICES * (MOST_STEPS + 4) * 2 * LONGEST_TEXT
+    assert note_of(reversed(found[:MOST_DEVICES])) == text, "the order of the devices makes no other note"
+
+
+@given(st.one_of(st.text(), st.recursive(st.none() | st.text(), lambda inner: st.lists(inner)).map(json.dumps)))
+def test_what_is_no_note_says_nothing(text: str) -> None:
+    assert read_note(text) == {} or isinstance(json.loads(text), dict)
+
+
+def a_slice(node: str, generation: int, note: str | None) -> dict[str, Any]:
+    pool = {"name": node, "generation": generation}
+    annotations = {} if note is None else {ANNOTATION: note}
+    return {
+        "metadata": {"annotations": annotations},
+        "spec": {"driver": "gpu.nvidia.com", "nodeName": node, "pool": pool},
+    }
+
+
+def test_of_a_pool_the_newest_generation_counts() -> None:
+    one = note_of(compare([board_model.device("h100-80")], STATIC))
+    slices = [
+        a_slice("node-1", 1, one),
+        a_slice("node-1", 2, None),
+        a_slice("node-2", 2, one),
+        a_slice("node-2", 2, None),
+    ]
+    assert list(told_by_slices(slices)) == ["node-2"]
+    assert told_by_slices([a_slice("node-1", 1, "{")]) == {"node-1": {}}
+
+
+def test_the_annotation_is_named_once() -> None:
+    assert layout_differences.ANNOTATION == "dra.accelerators/layout-differs"

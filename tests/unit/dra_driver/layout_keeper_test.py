@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The node driver says that devices are not as the layout wants: when it has lasted, once, and not while a layout changes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import board_model
+from dra_driver.claims.records import ClaimRecord, DeviceRecord
+from dra_driver.core import repartition_record
+from dra_driver.core.layout import parse_rules
+from dra_driver.core.layout_differences import ANNOTATION, read_note
+from dra_driver.core.model import Device, Fault, Finding
+from dra_driver.core.repartition_record import Record, Watch
+from dra_driver.core.system import System
+from dra_driver.inventory import Survey
+from dra_driver.supervisors.layout import AGREES, DIFFERS, Differing, LayoutKeeper, differences, follow, paused
+from dra_driver.supervisors.shared import Shared, Snapshot
+from hypothesis import given
+from hypothesis import strategies as st
+
+SMALL, LARGE = 19, 9
+RULES = parse_rules(
+    [
+        {"match": {"index": [0, 1]}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 1}},
+        {"match": {}, "mode": "dynamic"},
+    ]
+)
+SECONDS = 300.0
+
+
+def gpu(index: int, *places: tuple[int, int]) -> Device:
+    return board_model.device("h100-80", index, places=places)
+
+
+def survey(*devices: Device, faulty: tuple[int, ...] = ()) -> Survey:
+    findings = tuple(
+        Finding(
+            each.index,
+            each.describe(),
+            each.uuid,
+            each,
+            Fault("gpu-lost", "it is lost") if each.index in faulty else None,
+        )
+        for each in devices
+    )
+    return Survey(findings, {each.uuid: each for each in devices}, (), (), frozenset())
+
+
+def claim(device: Device, number: int, *, created: bool = True) -> ClaimRecord:
+    part = device.partitions[number]
+    held = DeviceRecord(
+        request="r",
+        pool="node-1",
+        name="gpu",
+        device_uuid=device.uuid,
+        kind="partition",
+        profile_id=part.profile_id,
+        placement_start=part.placement.start,
+        placement_size=part.placement.size,
+        partition_uuid=part.uuid,
+        created=created,
+    )
+    return ClaimRecord("uid", "team-a", "training", "prepared", "boot", 0.0, (held,))
+
+
+class Scene:
+    """A keeper whose clock the test moves, and what it has said."""
+
+    def __init__(self, folder: Path, known: Shared[Differing] | None = None) -> None:
+        self.folder, self.now = folder, 0.0
+        self.notes: list[Mapping[str, str]] = []
+        self.events: list[tuple[str, str]] = []
+        self.records: tuple[ClaimRecord, ...] = ()
+        self.known = known or Shared(Differing())
+        self.keeper = LayoutKeeper(
+            driver="gpu.nvidia.com",
+            rules=RULES,
+            seconds=SECONDS,
+            snapshots=Shared(Snapshot()),
+            known=self.known,
+            claims=lambda: self.records,
+            repartition=Watch(str(folder)),
+            note=self.notes.append,
+            teller=self,
+            clock=lambda: self.now,
+        )
+
+    def problem(self, reason: str, message: str) -> None:
+        self.events.append((reason, message))
+
+    def done(self, reason: str, message: str, action: str) -> None:
+        self.events.append((reason, message))
+
+    def look(self, at: float, *devices: Device, faulty: tuple[int, ...] = ()) -> None:
+        self.now = at
+        asyncio.run(self.keeper.look(Snapshot(survey=survey(*devices, faulty=faulty))))
+
+    @property
+    def noted(self) -> set[int]:
+        """The devices that the last note names."""
+        return {each["index"] for each in read_note(self.notes[-1][ANNOTATION]).values()}
+
+
+GOOD, OTHER = gpu(0, (LARGE, 0), (SMALL, 4)), gpu(0, (LARGE, 0))
+
+
+def test_what_has_lasted_is_said_once_and_so_is_its_end(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.look(0, GOOD)
+    assert scene.notes == [{ANNOTATION: ""}] and not scene.events
+    scene.look(30, OTHER)
+    scene.look(300, OTHER)
+    assert scene.noted == set() and scene.known.value.number == 0, "it may be about to be changed"
+    for at in (330, 360, 390):
+        scene.look(at, OTHER)
+        assert scene.noted == {0} and scene.known.value.number == 1
+    ((reason, message),) = scene.events
+    assert reason == DIFFERS and "missing: 1g.10gb at 6" in message and "repartition" in message
+    scene.look(400, OTHER, gpu(1))
+    scene.look(700, OTHER, gpu(1))
+    assert scene.noted == {0, 1} and [each for each, _text in scene.events] == [DIFFERS, DIFFERS]
+    scene.look(701, GOOD, gpu(1))
+    assert scene.noted == {1} and scene.events[2][1].startswith("1 device is")
+    scene.look(702, GOOD, gpu(1, (SMALL, 0), (LARGE, 4)))
+    assert scene.notes[-1] == {ANNOTATION: ""} and scene.events[-1][0] == AGREES and scene.known.value.number == 0
+
+
+def test_what_was_said_before_a_start_stays_until_more_is_known(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.look(0, OTHER)
+    scene.look(299, OTHER)
+    assert not scene.notes and not scene.events, "the note of the process before stands"
+    scene.look(300, OTHER)
+    assert scene.noted == {0} and len(scene.events) == 1
+    # Another configuration is taken over: what is known goes on, and its end is told.
+    after = Scene(tmp_path, scene.known)
+    after.look(310, OTHER)
+    assert after.noted == {0} and not after.events
+    after.look(311, GOOD)
+    assert [each for each, _text in after.events] == [AGREES]
+
+
+def test_partitions_of_claims_are_what_a_dynamic_layout_wants(tmp_path: Path) -> None:
+    device = gpu(2, (SMALL, 0), (SMALL, 1))
+    mine = claim(device, 0)
+    assert [each["surplus"][0]["placement"]["start"] for each in differences(survey(device), RULES, (mine,))] == [1]
+    both = (mine, claim(device, 1))
+    assert differences(survey(device), RULES, both) == []
+    # An administrator's partition that a claim has is still not in the layout.
+    assert len(differences(survey(device), RULES, (mine, claim(device, 1, created=False)))) == 1
+
+
+def test_nothing_is_judged_while_devices_are_repartitioned(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.look(0, GOOD)
+    record = Record("replan", (GOOD.uuid,), repartition_record.DRAINING, time.time() + 3600, (), ())
+    repartition_record.write(System(), str(tmp_path), record)
+    for at in (10, 400, 800):
+        scene.look(at, OTHER, gpu(1))
+    assert len(scene.notes) == 1 and not scene.events
+    repartition_record.remove(System(), str(tmp_path))
+    scene.look(801, OTHER)
+    scene.look(1100, OTHER)
+    assert not scene.events, "from the end of the operation on it counts"
+    scene.look(1101, OTHER)
+    assert scene.noted == {0}
+    repartition_record.write(System(), str(tmp_path), record)
+    scene.look(1200, GOOD)
+    assert scene.noted == {0}
+    repartition_record.remove(System(), str(tmp_path))
+    scene.look(1201, GOOD)
+    assert scene.events[-1][0] == AGREES
+
+
+def test_what_cannot_be_read_is_not_judged(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.look(0, OTHER, faulty=(0,))
+    scene.look(900, OTHER, faulty=(0,))
+    assert scene.notes[-1] == {ANNOTATION: ""} and not scene.events
+    asyncio.run(scene.keeper.look(Snapshot(given_up="no driver")))
+    assert len(scene.notes) == 2
+
+
+seen = st.lists(st.tuples(st.sets(st.integers(0, 3)), st.integers(1, 200), st.booleans()), max_size=12)
+
+
+@given(seen)
+def test_what_lasts_has_been_found_in_every_look_for_so_long(looks: list[tuple[set[int], int, bool]]) -> None:
+    """Against a model that keeps all looks; one during which nothing is judged forgets what was not said yet."""
+    known, now, begun = Differing(), 0, dict[int, int]()
+    decided, said = False, set[int]()
+    for found, seconds, judged in looks:
+        now += seconds
+        if not judged:
+            known = paused(known)
+            begun = {number: at for number, at in begun.items() if number in said}
+            continue
+        entries: list[dict[str, Any]] = [{"uuid": str(number)} for number in sorted(found)]
+        known = follow(known, entries, now, SECONDS)
+        begun = {number: begun.get(number, now) for number in found}
+        long = {number for number, at in begun.items() if now - at >= SECONDS}
+        decided = decided or long == found
+        said = long if decided else set()
+        assert known.lasting == (None if not decided else tuple({"uuid": str(number)} for number in sorted(said)))
+        assert known.number == len(said)
