@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import quote
 
@@ -22,6 +21,7 @@ from ._kubernetes import Api, served_version
 from ._migration_inventory import Json, Problem
 from ._taint_rules import GROUP, MANAGED_BY, OURS, Rules, Wanted, is_ours, served_rules
 from .core.errors import AcceleratorError
+from .core.times import now_text
 
 LOOK_SECONDS = 2.0
 #: A scheduler may have bound a pod by what it knew before the rule: so long after it was written somebody new can still come.
@@ -72,11 +72,6 @@ class Done:
     waited: float = 0.0
 
 
-def utc_now() -> str:
-    """Return the time as the API writes it."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 class Drainer:
     """One operation on one node. ``timeout`` is how many seconds it is waited until nobody has the devices."""
 
@@ -91,7 +86,7 @@ class Drainer:
         dry: bool = False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        now: Callable[[], str] = utc_now,
+        now: Callable[[], str] = now_text,
     ) -> None:
         drain.check(asked)
         self._api = api

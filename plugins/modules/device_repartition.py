@@ -131,6 +131,12 @@ options:
     type: str
     choices: [draining, applying, publishing, reverting]
     default: draining
+  reason:
+    description:
+      - Which step has failed, and why, in words, where the operation goes back (O(step=reverting)) or ends without its new layout (O(state=absent)).
+      - The node driver makes an Event on the Node of each step, and says so there.
+    type: str
+    default: ""
   going:
     description:
       - The partitions that go, as RV(operations[].going) has them. With O(step=applying) it is waited until the node driver itself has unprepared
@@ -414,6 +420,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import (
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._repartition import Vendor, difference, node_plan
 from ansible_collections.dra.accelerators.plugins.module_utils.core import repartition_record as records
+from ansible_collections.dra.accelerators.plugins.module_utils.core import repartition_steps as steps
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend, vendors_there
 from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import DeviceLocks
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, InUse
@@ -470,6 +477,7 @@ def argument_spec() -> dict[str, Any]:
         "wanted": {**rules, "default": []},
         "former": {**rules, "default": []},
         "step": {"type": "str", "choices": list(records.STEPS), "default": records.DRAINING},
+        "reason": {"type": "str", "default": ""},
         "going": {**rules, "default": []},
         "restarts": {"type": "bool", "default": False},
         "unprepare_timeout": {"type": "int", "default": 300},
@@ -639,8 +647,19 @@ def present(module: AnsibleModule, system: System, directory: str) -> dict[str, 
         # Who holds a device's lock prepares a claim on it, and has not seen the record.
         with DeviceLocks(directory, "the module device_repartition").hold(params["devices"], LOCK_SECONDS):
             records.write(system, directory, wanted)
+            tell(module, system, directory, steps.begun(there, wanted, params["reason"], now))
     before = there.to_dict() if there is not None else {}
     return {"changed": changed, "record": wanted.to_dict(), "diff": {"before": before, "after": wanted.to_dict()}}
+
+
+def tell(module: AnsibleModule, system: System, directory: str, taken: steps.Taken | None) -> None:
+    """Write a step down for the node driver, which makes an Event of it. Nothing depends on it, so that a full disk is only warned of."""
+    if taken is None:
+        return
+    try:
+        steps.add(system, directory, taken)
+    except OSError as error:
+        module.warn(f"The step {taken.step} of the operation {taken.operation} is in no Event: {error}")
 
 
 def absent(module: AnsibleModule, system: System, directory: str) -> dict[str, Any]:
@@ -650,6 +669,8 @@ def absent(module: AnsibleModule, system: System, directory: str) -> dict[str, A
     changed = there is not None and named in (None, there.operation)
     if changed and not module.check_mode:
         records.remove(system, directory)
+        if there is not None:
+            tell(module, system, directory, steps.over(there, module.params["reason"], time.time()))
         wake_driver(directory)
     before = there.to_dict() if there is not None else {}
     return {"changed": changed, "record": before, "diff": {"before": before, "after": {} if changed else before}}

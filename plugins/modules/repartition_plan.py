@@ -186,7 +186,6 @@ from ansible_collections.dra.accelerators.plugins.module_utils._device_drain imp
     OPERATION_LABEL,
     Consent,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._device_drain_run import utc_now
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
@@ -203,6 +202,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._taint_rules impo
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import devices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import LONGEST_SECONDS
+from ansible_collections.dra.accelerators.plugins.module_utils.core.times import now_text
 
 CONSTRAINTS: dict[str, Any] = {"required_together": API_REQUIRED_TOGETHER}
 
@@ -250,7 +250,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         Consent(params["evict"], params["evict_unmanaged"]),
         params["max_unavailable"],
         max(params["most_nodes"], 1),
-        now=utc_now(),
+        now=now_text(),
         left_after=params["left_after"],
     )
     return {"changed": False, "plan": plan}

@@ -131,6 +131,11 @@ class Watch:
 
     def current(self) -> Record | None:
         """Return the operation that holds devices now. One that cannot be read, or whose time is up, holds none."""
+        record = self.there()
+        return record if record is not None and record.holds(self._clock()) else None
+
+    def there(self) -> Record | None:
+        """Return the record that is there, be its time up or not. One that cannot be read is none."""
         try:
             there = os.stat(self._path)  # noqa: PTH116  at each claim: no objects
         except OSError:
@@ -142,8 +147,7 @@ class Watch:
             except (OSError, AcceleratorError):
                 found = None
             self._seen = (stamp, found)
-        record = self._seen[1]
-        return record if record is not None and record.holds(self._clock()) else None
+        return self._seen[1]
 
     def held(self) -> frozenset[str]:
         """Return the UUIDs of the devices that are held now."""

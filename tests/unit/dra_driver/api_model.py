@@ -140,7 +140,9 @@ class ApiModel:
             return web.json_response(claim) if claim else self._error(404, "claim not found")
         if path.endswith("/events"):
             body = await request.json()
-            body["metadata"]["name"] = f"event-{len(self.events)}"
+            name = body["metadata"].setdefault("name", f"event-{len(self.events)}")
+            if any(each["metadata"]["name"] == name for each in self.events):
+                return self._error(409, f"events {name} already exists")
             self.events.append(body)
             return web.json_response(body, status=201)
         if "/events/" in path:

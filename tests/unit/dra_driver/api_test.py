@@ -146,6 +146,27 @@ def test_forms_of_the_versions_are_the_same_thing() -> None:
     assert slice_to_version({"spec": {"sharedCounters": []}}, "v1beta1")["spec"] == {"sharedCounters": []}
 
 
+def test_an_event_with_a_name_is_written_unless_there_is_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(api: ApiModel, client: ApiClient) -> None:
+        recorder = EventRecorder(client, component="driver", node_name="node-1")
+        node = Subject("Node", "v1", "node-1", "node-1")
+        assert recorder.normal(node, "RepartitionBegun", "it has begun", action="Repartition", name="node-1.one")
+        # The same words are another step's.
+        assert recorder.normal(node, "RepartitionBegun", "it has begun", action="Repartition", name="node-1.two")
+        await recorder.close()
+        assert [event["metadata"]["name"] for event in api.events] == ["node-1.one", "node-1.two"]
+        assert all("generateName" not in event["metadata"] for event in api.events)
+        # A driver that was started anew does not know what it has told.
+        other = EventRecorder(client, component="driver", node_name="node-1")
+        assert other.normal(node, "RepartitionBegun", "it has begun", action="Repartition", name="node-1.two")
+        assert other.warning(node, "RepartitionFailed", "it failed", action="Repartition", name="node-1.three")
+        await other.close()
+        assert [event["metadata"]["name"] for event in api.events] == ["node-1.one", "node-1.two", "node-1.three"]
+        assert [event["count"] for event in api.events] == [1, 1, 1] and "WARNING" not in caplog.text
+
+    run(tmp_path, scenario)
+
+
 def test_events_are_repeated_by_count_and_limited(tmp_path: Path) -> None:
     async def scenario(api: ApiModel, client: ApiClient) -> None:
         now = [1000.0]

@@ -16,6 +16,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._device_drain imp
 from ansible_collections.dra.accelerators.plugins.module_utils._repartition_plan import Cluster, is_limit, join
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import InUse
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import Record
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_steps import parse as steps_of
 from ansible_collections.dra.accelerators.plugins.modules.device_repartition import (
     await_unprepared,
     is_fresh,
@@ -129,6 +130,27 @@ def test_an_operation_is_written_down_renewed_and_ended(node: Node, tmp_path: Pa
     ended = node.module("device_repartition", {**options, "state": "absent"})
     assert ended["changed"] and not path.exists()
     assert not node.module("device_repartition", {**options, "state": "absent"})["changed"]
+    told = [each.step for each in steps_of((state / "repartition-steps.json").read_text())]
+    assert told == ["draining", "applying", "ended"], "for the node driver, which tells of it"
+
+
+def test_what_has_failed_is_written_down_with_its_reason(node: Node, tmp_path: Path, state: Path) -> None:
+    options = {
+        "kubelet_root": str(tmp_path / "kubelet"),
+        "driver": "gpu.nvidia.com",
+        "operation": "repartition-1",
+        "devices": ["GPU-1"],
+    }
+    for more in ({"step": "applying"}, {"step": "reverting", "reason": "refused"}):
+        assert node.module("device_repartition", {**options, **more, "state": "present"})["changed"]
+    # Nothing depends on the list: where it cannot be written the operation goes on, and says so.
+    file = state / "repartition-steps.json"
+    kept = file.read_text()
+    file.unlink()
+    file.mkdir()
+    ended = node.module("device_repartition", {**options, "state": "absent", "reason": "refused"})
+    assert ended["changed"] and not (state / "repartition.json").exists()
+    assert [(each.step, each.reason) for each in steps_of(kept)] == [("applying", ""), ("reverting", "refused")]
 
 
 def test_nothing_is_written_where_no_driver_has_run(node: Node, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_steps import Taken, parse
 from repartition_world import FIRST, KILLED, SECOND, Cluster, planned, play_all, play_operation
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ def state(tmp_path: Path) -> Path:
     return folder
 
 
+def told(state: Path) -> tuple[Taken, ...]:
+    """The steps that the node driver makes Events of."""
+    return parse((state / "repartition-steps.json").read_text())
+
+
 def test_an_operation_comes_to_its_end(node: Node, cluster: Cluster, tmp_path: Path, state: Path) -> None:
     node.layout(FIRST)
     operation = planned(node, cluster, tmp_path)
@@ -42,6 +48,7 @@ def test_an_operation_comes_to_its_end(node: Node, cluster: Cluster, tmp_path: P
     assert sorted(profile for profile, _start in node.partitions()[0]) == ["1g.10gb"] * 2 + ["2g.20gb", "3g.40gb"]
     assert not cluster.rules and cluster.writes == ["POST", "POST", "DELETE", "DELETE"]
     assert not (state / "repartition.json").exists()
+    assert [each.step for each in told(state)] == ["draining", "applying", "publishing", "released"]
 
 
 def test_what_fails_is_put_back_and_named(node: Node, cluster: Cluster, tmp_path: Path, state: Path) -> None:
@@ -54,6 +61,8 @@ def test_what_fails_is_put_back_and_named(node: Node, cluster: Cluster, tmp_path
     assert "Change the layout of the GPU" in done.stdout and "has its former layout again" in done.stdout, done.stdout
     assert node.partitions()[0] == before
     assert not cluster.rules and not (state / "repartition.json").exists()
+    assert [each.step for each in told(state)] == ["draining", "applying", "reverting", "failed"]
+    assert all(each.reason.startswith('"Change the layout of the GPU" failed: ') for each in told(state)[2:])
 
 
 def test_where_the_api_server_goes_away_the_step_is_named_and_the_next_run_ends_it(

@@ -69,6 +69,9 @@ class Metrics(Protocol):
     def finding(self, finding: str) -> None:
         """A comparison of what is prepared with the cluster and the machine found something that is not as it should be."""
 
+    def repartition_step(self, step: str) -> None:
+        """A step of an operation that repartitions devices was seen."""
+
 
 class NoMetrics:
     """Collects nothing."""
@@ -95,6 +98,9 @@ class NoMetrics:
         """Ignore."""
 
     def finding(self, finding: str) -> None:
+        """Ignore."""
+
+    def repartition_step(self, step: str) -> None:
         """Ignore."""
 
 
@@ -140,6 +146,10 @@ class PrometheusMetrics:
     def finding(self, finding: str) -> None:
         """Count the finding."""
         self._registry.findings.labels(self._driver, finding).inc()
+
+    def repartition_step(self, step: str) -> None:
+        """Count the step."""
+        self._registry.repartitions.labels(self._driver, step).inc()
 
 
 class MetricsRegistry:
@@ -205,6 +215,9 @@ class MetricsRegistry:
             "reconcile_findings",
             "What was prepared and is not as the cluster or the machine wants it",
             ("driver", "finding"),
+        )
+        self.repartitions = counter(
+            "repartition_steps", "Steps of operations that repartition devices, and how these ended", ("driver", "step")
         )
         self.api_requests = counter(
             "api_requests",

@@ -23,6 +23,7 @@ from .core.device_locks import REQUEST, DeviceLocks
 from .core.errors import AcceleratorError
 from .core.plugin_devices import PLUGIN_FILE, cdi_kind
 from .core.repartition_record import Watch
+from .core.repartition_steps import Taken
 from .core.system import System
 from .kubelet.pod_resources import socket_path
 from .metrics import Metrics
@@ -40,6 +41,7 @@ from .supervisors.pool import PoolKeeper
 from .supervisors.reconciler import Reconciler
 from .supervisors.recovery import Recovery
 from .supervisors.remedy import Remedy
+from .supervisors.repartitioning import StepTeller
 from .supervisors.reports import Reports
 from .supervisors.shared import Conditions, Shared, Snapshot, keep
 from .supervisors.statuses import ClaimStatuses
@@ -78,6 +80,7 @@ class Serving:
         soon: asyncio.Event,
         pictures: Shared[Picture],
         differing: Shared[Differing],
+        steps_told: Shared[frozenset[Taken]],
         conditions: Conditions,
     ) -> None:
         self._configuration = configuration
@@ -95,6 +98,7 @@ class Serving:
         self._snapshots = Shared(Snapshot())
         self.pictures = pictures
         self.differing = differing
+        self.steps_told = steps_told
         self.conditions = conditions
         self.service: ClaimService | None = None
         #: Who offers the devices where that is not done for claims.
@@ -292,6 +296,16 @@ class Serving:
             note=self.publisher.set_notes,
             teller=self._reports,
         )
+        steps = StepTeller(
+            driver=self._driver,
+            node=configuration.node_name,
+            directory=directory,
+            repartition=repartition,
+            told=self.steps_told,
+            devices=lambda: survey.devices if (survey := self._snapshots.value.survey) is not None else {},
+            teller=self._reports,
+            counts=self._metrics,
+        )
         ways = Ways(
             directory=directory,
             system=self._system,
@@ -331,6 +345,7 @@ class Serving:
                 keep("reconcile", reconciler.run),
                 keep("statuses", statuses.run),
                 keep("layout", layout.run),
+                keep("repartition", steps.run),
                 *(keep(name, work) for name, work in offering.items()),
             )
         finally:

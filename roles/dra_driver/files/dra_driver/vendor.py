@@ -233,6 +233,7 @@ class VendorDriver:
             soon=self._look_soon,
             pictures=former.pictures if former is not None else Shared(Picture()),
             differing=former.differing if former is not None else Shared(Differing()),
+            steps_told=former.steps_told if former is not None else Shared(frozenset()),
             conditions=former.conditions if former is not None else Conditions(*PARTS),
         )
 

@@ -88,13 +88,16 @@ class EventRecorder:
         self._each: OrderedDict[str, _Allowance] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def warning(self, subject: Subject, reason: str, message: str, *, action: str) -> bool:
-        """Write a Warning. ``reason`` and ``action`` are UpperCamelCase words for programs. False: too many were written."""
-        return self._emit("Warning", subject, reason, message, action)
+    def warning(self, subject: Subject, reason: str, message: str, *, action: str, name: str = "") -> bool:
+        """Write a Warning. ``reason`` and ``action`` are UpperCamelCase words for programs. False: too many were written.
 
-    def normal(self, subject: Subject, reason: str, message: str, *, action: str) -> bool:
-        """Write a Normal Event. False: too many were written."""
-        return self._emit("Normal", subject, reason, message, action)
+        With a ``name`` the Event is called so, and is written unless there is one of that name already.
+        """
+        return self._emit("Warning", subject, reason, message, action, name)
+
+    def normal(self, subject: Subject, reason: str, message: str, *, action: str, name: str = "") -> bool:
+        """Write a Normal Event. False: too many were written. ``name`` as in warning."""
+        return self._emit("Normal", subject, reason, message, action, name)
 
     async def close(self) -> None:
         """Wait a moment for Events under way, then give up on them."""
@@ -103,9 +106,9 @@ class EventRecorder:
         for task in tuple(self._tasks):
             task.cancel()
 
-    def _emit(self, kind: str, subject: Subject, reason: str, message: str, action: str) -> bool:
+    def _emit(self, kind: str, subject: Subject, reason: str, message: str, action: str, name: str) -> bool:
         message = message if len(message) <= MESSAGE_LIMIT else message[: MESSAGE_LIMIT - 3] + "..."
-        key = (subject.uid or subject.name, kind, reason, message)
+        key = (subject.uid or subject.name, kind, reason, name or message)
         now = self._clock()
         former = self._written.get(key)
         if former is not None and now - former.at < REPEAT_SECONDS:
@@ -118,7 +121,7 @@ class EventRecorder:
                 self._written.popitem(last=False)
         former.at = now
         former.count += 1
-        task = asyncio.get_running_loop().create_task(self._write(former, kind, subject, reason, message, action))
+        task = asyncio.get_running_loop().create_task(self._write(former, kind, subject, reason, message, action, name))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return True
@@ -131,18 +134,23 @@ class EventRecorder:
         return own.take(now) and self._all.take(now)
 
     async def _write(
-        self, written: _Written, kind: str, subject: Subject, reason: str, message: str, action: str
+        self, written: _Written, kind: str, subject: Subject, reason: str, message: str, action: str, name: str
     ) -> None:
         path = f"/api/v1/namespaces/{written.namespace}/events"
         stamp = now_text()
         try:
             if written.name and await self._raise_count(path, written, stamp):
                 return
-            answer = await self._api.request(
-                "POST", path, body=self._body(written, kind, subject, reason, message, action, stamp)
-            )
+            body = self._body(written, kind, subject, reason, message, action, stamp)
+            if name:
+                body["metadata"] = {**body["metadata"], "name": name}
+                del body["metadata"]["generateName"]
+            answer = await self._api.request("POST", path, body=body)
             written.name = str(answer.get("metadata", {}).get("name", ""))
         except AcceleratorError as error:
+            if name and isinstance(error, ApiError) and error.status == 409:
+                written.name = name  # whoever wrote here before has told it
+                return
             LOG.warning("an Event could not be written: %s", error)
 
     async def _raise_count(self, path: str, written: _Written, stamp: str) -> bool:

@@ -127,6 +127,12 @@ class Reports:
         subject = Subject("Node", "v1", self._node_name, self._node_name)
         self._events.normal(subject, reason, f"{self._driver}: {message}", action=action)
 
+    def step(self, reason: str, message: str, *, name: str, warning: bool) -> bool:
+        """Write an Event of this name on the node, unless there is one: a step of what somebody does there. False: too many were written."""
+        subject = Subject("Node", "v1", self._node_name, self._node_name)
+        write = self._events.warning if warning else self._events.normal
+        return write(subject, reason, f"{self._driver}: {message}", action="Repartition", name=name)
+
     def problem(self, reason: str, message: str) -> None:
         """Write an Event on the node: something that its administrator should know."""
         subject = Subject("Node", "v1", self._node_name, self._node_name)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The node driver tells the steps of a repartitioning: each once, also when it is started anew, and what nobody has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import board_model
+from dra_driver.core import repartition_record as records
+from dra_driver.core import repartition_steps as steps
+from dra_driver.core.repartition_record import Record, Watch
+from dra_driver.core.repartition_steps import Taken
+from dra_driver.core.system import System
+from dra_driver.supervisors.repartitioning import OLDEST_SECONDS, WORDS, StepTeller, name_of
+from dra_driver.supervisors.shared import Shared
+
+GPU = board_model.device("h100-80")
+NOW = 1_000_000.0
+
+
+class Scene:
+    """A teller, and what the API server has of it by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now, self.room = folder, NOW, 100
+        self.events: dict[str, tuple[str, str, bool]] = {}
+        self.counted: list[str] = []
+        self.start()
+
+    def start(self) -> None:
+        """Another process."""
+        self.teller = StepTeller(
+            driver="gpu.nvidia.com",
+            node="node-1",
+            directory=str(self.folder),
+            repartition=Watch(str(self.folder), lambda: self.now),
+            told=Shared(frozenset[Taken]()),
+            devices=lambda: {GPU.uuid: GPU},
+            teller=self,
+            counts=self,
+            clock=lambda: self.now,
+        )
+
+    def step(self, reason: str, message: str, *, name: str, warning: bool) -> bool:
+        self.room -= 1
+        if self.room < 0:
+            return False
+        self.events.setdefault(name, (reason, message, warning))
+        return True
+
+    def repartition_step(self, step: str) -> None:
+        self.counted.append(step)
+
+    def take(self, step: str, reason: str = "") -> None:
+        self.now += 1
+        steps.add(System(), str(self.folder), Taken(self.now, "replan-1", (GPU.uuid,), step, reason))
+        self.teller.look()
+
+    @property
+    def reasons(self) -> list[str]:
+        return [reason for reason, _message, _warning in self.events.values()]
+
+
+def test_each_step_is_told_once(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    for step in (records.DRAINING, records.APPLYING, records.PUBLISHING, steps.RELEASED):
+        scene.take(step)
+        scene.teller.look()
+    assert scene.reasons == ["RepartitionBegun", "RepartitionChanging", "RepartitionApplied", "RepartitionDone"]
+    assert scene.counted == [records.DRAINING, records.APPLYING, records.PUBLISHING, steps.RELEASED]
+    for _reason, message, warning in scene.events.values():
+        assert message.startswith(f"{GPU.describe()}: operation replan-1: ") and not warning
+    # A new process tells them again, of which the API server takes none.
+    scene.now += 1
+    scene.start()
+    scene.teller.look()
+    assert len(scene.events) == 4 and len(scene.counted) == 4
+    scene.events.clear()
+    scene.now += OLDEST_SECONDS + 1
+    scene.start()
+    scene.teller.look()
+    assert not scene.events, "what is old is not told at all"
+
+
+def test_what_fails_is_told_with_its_step(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.take(records.DRAINING)
+    why = '"Change the layout of the GPU" failed: NVML says 19'
+    scene.take(records.REVERTING, why)
+    scene.take(steps.FAILED, why)
+    assert scene.reasons == ["RepartitionBegun", "RepartitionFailed", "RepartitionUndone"]
+    assert [warning for _reason, _message, warning in scene.events.values()] == [False, True, True]
+    assert all(why in message for _reason, message, warning in scene.events.values() if warning)
+
+
+def test_what_finds_no_room_is_told_later_and_in_order(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.room = 1
+    scene.take(records.DRAINING)
+    scene.take(records.APPLYING)
+    assert scene.reasons == ["RepartitionBegun"]
+    scene.room = 5
+    scene.take(records.PUBLISHING)
+    assert scene.reasons == ["RepartitionBegun", "RepartitionChanging", "RepartitionApplied"]
+
+
+def test_an_operation_that_nobody_ends_is_told_once(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    record = Record("replan-1", (GPU.uuid, "GPU-away"), records.APPLYING, scene.now + 60, (), ())
+    records.write(System(), str(tmp_path), record)
+    scene.teller.look()
+    assert not scene.events
+    scene.now += 60
+    scene.teller.look()
+    scene.now += 60
+    scene.teller.look()
+    ((reason, message, warning),) = scene.events.values()
+    assert reason == "RepartitionAbandoned" and warning and "GPU-away" in message and "run the playbook" in message
+    assert scene.counted == [steps.ABANDONED]
+    records.remove(System(), str(tmp_path))
+    scene.start()
+    scene.teller.look()
+    assert len(scene.counted) == 1
+
+
+def test_names_are_those_of_objects_and_of_one_step_each() -> None:
+    long = "n" * 190 + ".example-of-a-long-name.example.com"
+    first = Taken(1.0, "a", (), records.DRAINING)
+    names = {
+        name_of(long, driver, each)
+        for driver in ("gpu.nvidia.com", "npu.huawei.com")
+        for each in (first, Taken(2.0, "a", (), records.DRAINING), Taken(1.0, "a", (), records.APPLYING))
+    }
+    assert len(names) == 6 and all(len(each) <= 253 and not each.startswith(".") for each in names)
+    assert set(WORDS) == {*steps.STEPS, steps.ABANDONED}
