@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The whole driver of one vendor tells of its layout and of a repartitioning: at the slice, as Events, once, also when it is started anew."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver.core import repartition_steps as steps
+from dra_driver.core.layout_differences import ANNOTATION
+from dra_driver.core.system import System
+from machine_model import DRIVER
+from vendor_scene import SMALL, Scene, run
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("dra_driver.supervisors.repartitioning.SECONDS", 0.02)
+    return tmp_path_factory.mktemp("t")
+
+
+def note(scene: Scene) -> dict[str, Any]:
+    found = [each["metadata"].get("annotations", {}).get(ANNOTATION) for each in scene.api.slices.values()]
+    return dict(json.loads(next(filter(None, found), "{}")))
+
+
+def reasons(scene: Scene) -> list[str]:
+    return [each["reason"] for each in scene.api.events if each["involvedObject"]["kind"] == "Node"]
+
+
+def test_what_is_not_as_the_layout_wants_is_told(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        wants = {"match": {"index": 0}, "mode": "static", "partitions": {"1g.10gb": 1}}
+        scene.settings = {"full_inventory_interval": 1, "layout": [wants, {"match": {}, "mode": "dynamic"}]}
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: note(scene))
+        (said,) = note(scene).values()
+        assert said["index"] == 0 and "+ 1g.10gb at 6" in said["steps"], said
+        assert {each["spec"]["pool"]["generation"] for each in scene.api.slices.values()} == {1}
+        await scene.until(lambda: "LayoutDiffers" in reasons(scene))
+        writes = len(scene.api.slice_writes())
+        # A driver that is started anew writes nothing of what it finds again.
+        await scene.stop()
+        await scene.start()
+        await scene.until(lambda: scene.driver.view().differing == 1)
+        assert note(scene) and len(scene.api.slice_writes()) == writes
+        # Another layout, which is what there is: the end is told at the first look.
+        await scene.stop()
+        scene.settings = {"full_inventory_interval": 300}
+        await scene.start()
+        await scene.until(lambda: not note(scene))
+        assert await scene.prepare("a", SMALL) == "" and scene.driver.view().differing == 0
+
+    run(short, scenario)
+
+
+def test_steps_of_a_repartitioning_are_told_and_not_twice(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        directory = str(scene.folder / "kubelet/plugins" / DRIVER)
+        await scene.api.start()
+        await scene.start()
+        await scene.until(scene.devices)
+        uuid = next(iter(scene.backend.gpus.devices())).uuid
+        for step in ("draining", "applying", "publishing", "released"):
+            steps.add(System(), directory, steps.Taken(time.time(), "replan-0", (uuid,), step))
+        told = ["RepartitionBegun", "RepartitionChanging", "RepartitionApplied", "RepartitionDone"]
+        await scene.until(lambda: reasons(scene) == told)
+        await scene.stop()
+        await scene.start()
+        steps.add(System(), directory, steps.Taken(time.time(), "replan-0", (uuid,), "draining"))
+        await scene.until(lambda: reasons(scene)[4:] == ["RepartitionBegun"])
+        assert [each["count"] for each in scene.api.events if each["reason"].startswith("Repartition")] == [1] * 5
+
+    run(short, scenario)
