@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_steps import Taken, parse
 from repartition_world import FIRST, KILLED, SECOND, Cluster, planned, play_all, play_operation
 
@@ -83,6 +84,30 @@ def test_where_the_api_server_goes_away_the_step_is_named_and_the_next_run_ends_
     again = play_all(node, cluster, tmp_path, SECOND)
     assert again.returncode == 0, again.stdout
     assert not cluster.rules and "lifted when this one is done" in again.stdout
+
+
+@pytest.mark.prove
+def test_what_a_plan_has_written_is_brought_about(node: Node, cluster: Cluster, tmp_path: Path, state: Path) -> None:
+    """As plan.yml does, from what the node answers: what is wanted besides goes beside what is there, on the GPUs that the plan names."""
+    node.layout(FIRST)
+    before, file = node.partitions()[0], tmp_path / "layouts.yml"
+    answer = node.module("accelerator_report", {"layout": [FIRST], "vendor": ["nvidia"]})["ansible_facts"]
+    options = {
+        "nodes": {"a": answer["accelerator_report"]},
+        "wanted": [{"name": "half", "profile": "3g.40gb", "count": 4}],
+        "hosts": {"a": "a"},
+        "cluster": False,
+        "dest": str(file),
+    }
+    plan = node.module("fleet_plan", options)["plan"]
+    assert [(each["name"], each["served"]) for each in plan["wanted"]] == [("half", 4)], plan
+    layouts = yaml.safe_load(file.read_text(encoding="utf-8"))
+    done = play_all(node, cluster, tmp_path, FIRST, **layouts)
+    assert done.returncode == 0, done.stdout + done.stderr
+    large = sum(profile == "3g.40gb" for parts in node.partitions().values() for profile, _start in parts)
+    assert large == 4 and not cluster.rules and not (state / "repartition.json").exists()
+    assert node.partitions()[0] == before, "three of the GPUs that nobody has cut are enough"
+    assert [each.step for each in told(state)][-1] == "released"
 
 
 @pytest.mark.prove
