@@ -32,6 +32,7 @@ PASSED_OVER = frozenset(
         "/dev/shm",  # noqa: S108 - nothing is written there
         "/proc",
         "/root/.ansible",
+        "/root/.kube",
         "/run/containerd",
         "/run/lock",
         "/run/log",
@@ -52,8 +53,10 @@ PASSED_OVER = frozenset(
 UNIT_PROPERTIES = "Id,FragmentPath,UnitFileState,ActiveState,InvocationID,NRestarts"
 #: Where units lie that somebody has put there, not a package.
 OWN_UNITS = ("/etc/systemd/system/", "/run/systemd/system/")
-#: Kinds of objects that the API server's own programs write all the time.
-PASSED_OVER_KINDS = frozenset({"events", "events.events.k8s.io", "leases.coordination.k8s.io"})
+#: Kinds of objects that the API server's own programs write all the time, or that are another kind's under an older name.
+PASSED_OVER_KINDS = frozenset(
+    {"componentstatuses", "endpoints", "events", "events.events.k8s.io", "leases.coordination.k8s.io"}
+)
 
 
 def files(root: str = "/") -> dict[str, str]:
