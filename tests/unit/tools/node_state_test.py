@@ -11,9 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 PATH = ROOT / "molecule/shared/files/node_state.py"
+SCENARIOS = sorted(
+    path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml") if path.parent.name != "default"
+)
+CHANGES_TOLD, NOTHING_TOLD = (f"side_effect ../shared/check_{what}.yml" for what in ("changes", "nothing"))
 
 
 @pytest.fixture(name="node_state", scope="module")
@@ -109,3 +114,15 @@ def test_units_that_somebody_put_there_or_enabled(node_state: types.ModuleType) 
         "unit persistence.service": "enabled active a1",
         "unit kubelet.service": "enabled again and again",
     }
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_each_scenario_tries_check_mode(scenario: str) -> None:
+    """Before the role has done anything, and after the run that changed nothing, where there is one."""
+    shared = yaml.safe_load((ROOT / ".config/molecule/config.yml").read_text(encoding="utf-8"))
+    own = yaml.safe_load((ROOT / "molecule" / scenario / "molecule.yml").read_text(encoding="utf-8"))
+    steps = {**shared, **own}["scenario"]["test_sequence"]
+    # A role that only looks has nothing to tell, the first time either.
+    first = NOTHING_TOLD if scenario == "preflight" else CHANGES_TOLD
+    assert steps[steps.index("converge") - 1] == first
+    assert "idempotence" not in steps or steps[steps.index("idempotence") + 1] == NOTHING_TOLD
