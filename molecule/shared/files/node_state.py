@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What there is on a node that a role could change: files and device nodes, packages, units, and the objects of its API server.
+"""What there is on a node that a role could change: files and device nodes, packages, units, simulated boards, and the objects of its
+API server.
 
 ``node_state.py keep`` writes it down, ``node_state.py compare`` says what is another since then and exits with 1 where
 anything is. A run in check mode stands between the two, so that nothing may be another.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -51,6 +53,10 @@ PASSED_OVER = frozenset(
     }
 )
 UNIT_PROPERTIES = "Id,FragmentPath,UnitFileState,ActiveState,InvocationID,NRestarts"
+#: The simulated boards, which each look through their library writes to: what they are set to is asked for.
+BOARDS = ("libnvidia-gpusim.so.", "libdcmi-sim.so.")
+#: What is said of a board that is no setting of it: whether somebody looks at it now.
+LOOKS = ("open",)
 #: Where units lie that somebody has put there, not a package.
 OWN_UNITS = ("/etc/systemd/system/", "/run/systemd/system/")
 #: Kinds of objects that the API server's own programs write all the time, or that are another kind's under an older name.
@@ -70,7 +76,9 @@ def files(root: str = "/") -> dict[str, str]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         for entry in entries:
-            if entry.path in PASSED_OVER or entry.path == str(KEPT) or entry.name == "__pycache__":
+            if entry.path in PASSED_OVER or entry.path == str(KEPT):
+                continue
+            if entry.name == "__pycache__" or entry.name.startswith(BOARDS):
                 continue
             try:
                 facts = entry.stat(follow_symlinks=False)
@@ -111,6 +119,21 @@ def units(shown: str) -> dict[str, str]:
     return found
 
 
+def boards(shown: str) -> dict[str, str]:
+    """Return what each simulated board is set to, with its partitions.
+
+    :param shown: what ``accelerator-simulator show --json`` says, of one vendor or of several; empty where there is none
+    """
+    said = json.loads(shown or "{}")
+    found: dict[str, str] = {}
+    for vendor in (said, *(each for each in said.values() if isinstance(each, dict))):
+        for kind in ("gpus", "npus"):
+            for number, board in enumerate(vendor.get(kind, ())):
+                lasting = {key: value for key, value in board.items() if key not in LOOKS}
+                found[f"board {kind} {number}"] = json.dumps(lasting, sort_keys=True)
+    return found
+
+
 def objects() -> dict[str, str]:
     """Return the objects of the node's API server, without what is written down by itself; nothing where none runs."""
     if not KUBECONFIG.exists():
@@ -132,12 +155,13 @@ def object_words(item: dict[str, Any]) -> str:
     return json.dumps({**item, "metadata": lasting, "status": None}, sort_keys=True)
 
 
-def output(*command: str) -> str:
-    """Return what a command writes.
+def output(*command: str, check: bool = True) -> str:
+    """Return what a command writes; nothing of one that fails, where ``check`` is false.
 
     :raises subprocess.CalledProcessError: where it fails
     """
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8", timeout=120).stdout
+    done = subprocess.run(command, check=check, stdout=subprocess.PIPE, encoding="utf-8", timeout=120)
+    return done.stdout if done.returncode == 0 else ""
 
 
 def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
@@ -152,7 +176,10 @@ def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
 def main(arguments: list[str]) -> int:
     """Write the state down, or print what is another since then."""
     shown = output("systemctl", "show", f"--property={UNIT_PROPERTIES}", "*")
-    state = {**files(), **units(shown), **objects()}
+    simulator = shutil.which("accelerator-simulator")
+    # No boards are shown of a machine whose driver is not there, or not loaded.
+    silicon = output("accelerator-simulator", "show", "--json", check=False) if simulator else ""
+    state = {**files(), **units(shown), **boards(silicon), **objects()}
     if arguments == ["keep"]:
         KEPT.write_text(json.dumps(state), encoding="utf-8")
         return 0

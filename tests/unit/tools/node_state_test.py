@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import types
 from collections.abc import Callable
@@ -80,9 +81,10 @@ def test_one_thing_that_is_another_is_named_alone(node_state: types.ModuleType, 
 
 
 def test_what_runs_by_itself_is_no_difference(node_state: types.ModuleType, node: Path) -> None:
-    """Python's own cache, the time of a folder and of a file's last reading say nothing."""
+    """Python's own cache, the time of a folder, and the boards' own file, which each look writes to, say nothing."""
     before = node_state.files(str(node))
     (node / "etc/__pycache__/a.pyc").touch()
+    (node / "etc/libnvidia-gpusim.so.580.95.05").touch()
     os.utime(node / "etc/modprobe.d", ns=(1, 1))
     assert node_state.differences(before, node_state.files(str(node))) == []
 
@@ -114,6 +116,20 @@ def test_units_that_somebody_put_there_or_enabled(node_state: types.ModuleType) 
         "unit persistence.service": "enabled active a1",
         "unit kubelet.service": "enabled again and again",
     }
+
+
+def test_boards_are_what_they_are_set_to(node_state: types.ModuleType) -> None:
+    """Of one vendor or of two; who looks at one says nothing, a partition does."""
+    gpu = {"index": 0, "mig_mode_current": 0, "gpu_instances": [], "open": False}
+
+    def shown(**changed: object) -> dict[str, str]:
+        return node_state.boards(json.dumps({"generation": 1, "gpus": [{**gpu, **changed}]}))  # type: ignore[no-any-return]
+
+    assert list(shown()) == ["board gpus 0"]
+    assert shown(open=True) == shown() != shown(gpu_instances=[{"profile": "1g.10gb"}])
+    both = {"nvidia": {"gpus": [gpu]}, "ascend": {"npus": [{"number": 0}]}}
+    assert list(node_state.boards(json.dumps(both))) == ["board gpus 0", "board npus 0"]
+    assert node_state.boards("") == {}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
