@@ -55,8 +55,8 @@ PASSED_OVER = frozenset(
 UNIT_PROPERTIES = "Id,FragmentPath,UnitFileState,ActiveState,InvocationID,NRestarts"
 #: The simulated boards, which each look through their library writes to: what they are set to is asked for.
 BOARDS = ("libnvidia-gpusim.so.", "libdcmi-sim.so.")
-#: What is said of a board that is no setting of it: whether somebody looks at it now.
-LOOKS = ("open",)
+#: What is said of a machine or a board that is no setting of it: how often it was written to, and whether somebody looks at it now.
+LOOKS = ("events", "generation", "open")
 #: Where units lie that somebody has put there, not a package.
 OWN_UNITS = ("/etc/systemd/system/", "/run/systemd/system/")
 #: Kinds of objects that the API server's own programs write all the time, or that are another kind's under an older name.
@@ -127,11 +127,14 @@ def boards(shown: str) -> dict[str, str]:
     said = json.loads(shown or "{}")
     found: dict[str, str] = {}
     for vendor in (said, *(each for each in said.values() if isinstance(each, dict))):
-        for kind in ("gpus", "npus"):
-            for number, board in enumerate(vendor.get(kind, ())):
-                lasting = {key: value for key, value in board.items() if key not in LOOKS}
-                found[f"board {kind} {number}"] = json.dumps(lasting, sort_keys=True)
+        for kind in {"gpus", "npus"} & vendor.keys():
+            found[f"machine of {kind}"] = _settings({key: value for key, value in vendor.items() if key != kind})
+            found.update((f"board {number} of {kind}", _settings(board)) for number, board in enumerate(vendor[kind]))
     return found
+
+
+def _settings(shown: dict[str, Any]) -> str:
+    return json.dumps({key: value for key, value in shown.items() if key not in LOOKS}, sort_keys=True)
 
 
 def objects() -> dict[str, str]:

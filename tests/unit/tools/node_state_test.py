@@ -123,12 +123,16 @@ def test_boards_are_what_they_are_set_to(node_state: types.ModuleType) -> None:
     gpu = {"index": 0, "mig_mode_current": 0, "gpu_instances": [], "open": False}
 
     def shown(**changed: object) -> dict[str, str]:
-        return node_state.boards(json.dumps({"generation": 1, "gpus": [{**gpu, **changed}]}))  # type: ignore[no-any-return]
+        shown = {"generation": len(changed), "cuda_version": 13000, "gpus": [{**gpu, **changed}]}
+        return node_state.boards(json.dumps(shown))  # type: ignore[no-any-return]
 
-    assert list(shown()) == ["board gpus 0"]
+    assert list(shown()) == ["machine of gpus", "board 0 of gpus"]
     assert shown(open=True) == shown() != shown(gpu_instances=[{"profile": "1g.10gb"}])
-    both = {"nvidia": {"gpus": [gpu]}, "ascend": {"npus": [{"number": 0}]}}
-    assert list(node_state.boards(json.dumps(both))) == ["board gpus 0", "board npus 0"]
+    both = {"nvidia": {"gpus": [gpu]}, "ascend": {"vnpu_mode": "docker", "npus": [{"number": 0}]}}
+    other = {**both, "ascend": {"vnpu_mode": "vm", "npus": [{"number": 0}]}}
+    boards, others = (node_state.boards(json.dumps(each)) for each in (both, other))
+    assert set(boards) == {f"{each} of {kind}" for kind in ("gpus", "npus") for each in ("machine", "board 0")}
+    assert [key for key in boards if boards[key] != others[key]] == ["machine of npus"]
     assert node_state.boards("") == {}
 
 
