@@ -144,7 +144,9 @@ class Scene:
 
     def specs(self) -> dict[str, dict[str, Any]]:
         """What is published of each device, by its name."""
-        return {device["name"]: device for item in self.api.slices.values() for device in item["spec"].get("devices", ())}
+        return {
+            device["name"]: device for item in self.api.slices.values() for device in item["spec"].get("devices", ())
+        }
 
     def partitions(self) -> list[tuple[int, int, int]]:
         return [partition.key for device in self.backend.gpus.devices() for partition in device.partitions]
