@@ -61,14 +61,19 @@ class Machine:
             (self.programs / name).write_text(f"#!{sys.executable}\n{MANAGER.read_text()}")
             (self.programs / name).chmod(0o755)
 
-    def start_with(self, more: str, *, imports: bool = True) -> None:
-        """Start containerd with these lines in the table of its plugin; each start writes its file."""
+    @property
+    def drop_in(self) -> Path:
+        """The file that the module writes."""
+        return self.etc / "config-v3.toml.d/60-dra-accelerators.toml"
+
+    def start_with(self, more: str, *, imports: bool = True, check: str = "true") -> None:
+        """Start containerd with these lines in the table of its plugin, where ``check`` lets it; each start writes its file."""
         line = f'imports = ["{self.etc}/config-v3.toml.d/*.toml"]' if imports else ""
         template = self.top / "template"
         template.write_text(GENERATED.format(imports=line, top=self.top, socket=self.socket, more=more))
         config = self.etc / "config.toml"
         daemon = f"{self.top}/data/current/bin/containerd --config {config}"
-        (self.top / "command").write_text(f"cp {template} {config} && exec {daemon}\n{self.socket}\n")
+        (self.top / "command").write_text(f"cp {template} {config} && {check} && exec {daemon}\n{self.socket}\n")
         self.systemctl("restart", "k3s.service")
 
     def environment(self) -> dict[str, str]:
@@ -150,7 +155,7 @@ def test_a_drop_in_is_written_where_the_generated_file_imports_it_and_taken_back
     assert machine.files() == before
     done = machine.module()
     assert done.get("runtime") == "k3s", done
-    assert done["files"] == [str(machine.etc / "config-v3.toml.d/60-dra-accelerators.toml")]
+    assert done["files"] == [str(machine.drop_in)]
     assert str(machine.top / "cdi") in machine.knows()
     # The file that is generated says what it said.
     assert (machine.etc / "config.toml").read_text() == before["agent/etc/containerd/config.toml"]
@@ -159,6 +164,39 @@ def test_a_drop_in_is_written_where_the_generated_file_imports_it_and_taken_back
     assert machine.files() == after
     back = machine.module(state="absent")
     assert back.get("restarted"), back
+    assert machine.files() == before
+    assert machine.knows() == []
+
+
+@pytest.mark.prove
+def test_what_its_containerd_does_not_start_with_is_undone(machine: Machine) -> None:
+    machine.start_with("  enable_cdi = false", check=f"! test -e {machine.drop_in}")
+    before = machine.files()
+    failed = machine.module()
+    assert failed.get("error_code") == "restart-failed", failed
+    assert "It runs with its files as they were" in failed["msg"]
+    assert machine.files() == before
+    assert machine.knows() == []
+
+
+@pytest.mark.prove
+def test_a_restart_that_a_killed_run_owes_is_made_up_for_and_the_way_back_takes_its_file(machine: Machine) -> None:
+    machine.start_with("  enable_cdi = false")
+    before = machine.files()
+    machine.module()
+    text, record = machine.drop_in.read_text(), machine.top / "record"
+    kept = {path: path.read_text() for path in record.iterdir()}
+    machine.module(state="absent")
+    assert machine.files() == before
+    # The file and its record are there and the daemon has not been restarted, as after a kill between the two.
+    for path, content in {machine.drop_in: text, **kept}.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    assert machine.knows() == []
+    done = machine.module()
+    assert (done.get("restarted"), done.get("files")) == (True, []), done
+    assert str(machine.top / "cdi") in machine.knows()
+    assert machine.module(state="absent")["changed"]
     assert machine.files() == before
     assert machine.knows() == []
 

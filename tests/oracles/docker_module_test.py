@@ -76,8 +76,9 @@ class Machine:
         if text is not None:
             self.config.write_text(text)
         here = self.folder
+        # In a network of its own: with --bridge none it removes the bridge of the machine's Docker Engine.
         daemon = (
-            f"{self.daemon} --config-file {self.config} --host unix://{self.socket} --data-root {here}/data --exec-root {here}/exec"
+            f"unshare --net {self.daemon} --config-file {self.config} --host unix://{self.socket} --data-root {here}/data --exec-root {here}/exec"
             f" --pidfile {here}/docker.pid --storage-driver vfs --bridge none --iptables=false --ip6tables=false --userland-proxy=false {more}"
         )
         # The service manager of this test kills: what an end in order removes is still there.
@@ -160,6 +161,7 @@ class Machine:
 
 @pytest.fixture
 def machine(docker: Path, containerd: Path) -> Iterator[Machine]:
+    bridge = Path("/sys/class/net/docker0").exists()
     # The path of a socket has to be short.
     with tempfile.TemporaryDirectory(prefix="docker-") as folder:
         made = Machine(Path(folder), docker, containerd)
@@ -167,6 +169,7 @@ def machine(docker: Path, containerd: Path) -> Iterator[Machine]:
             yield made
         finally:
             made.stop()
+    assert Path("/sys/class/net/docker0").exists() == bridge, "the machine's own Docker Engine has lost its bridge"
 
 
 def test_cdi_is_switched_on_and_off_again(machine: Machine) -> None:
