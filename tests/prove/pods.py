@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tests.cluster.cluster import ROOT, Cluster, Recap, execute
 from tests.cluster.manifests import claim, dynamic, pod
 
 NAMESPACE = "dra-accelerators-driver"
+#: The label of nodes whose driver is a pod, and the pod that can take that one's place.
+LABEL, STAND_IN = "dra-accelerators/driver", "with-less"
 #: What the simulated library writes to, as no real one does.
 STATE = "/usr/lib/x86_64-linux-gnu/libnvidia-gpusim.so.580.95.05"
 
@@ -142,3 +145,129 @@ def bare_world(name: str) -> Iterator[PodForm]:
     finally:
         if not kept:
             cluster.world("down")
+
+
+#: What is changed of a pod before it takes the place of the DaemonSet's.
+Change = Callable[[dict[str, Any]], None]
+
+
+def nothing(spec: dict[str, Any]) -> None:
+    """Leave a pod as it is."""
+
+
+def no_capability(name: str) -> Change:
+    """What takes one capability from a pod."""
+
+    def change(spec: dict[str, Any]) -> None:
+        spec["containers"][0]["securityContext"]["capabilities"]["add"].remove(name)
+
+    return change
+
+
+def no_mount(path: str) -> Change:
+    """What takes a mount from a pod: the node's file system is there as it is without, read-only."""
+
+    def change(spec: dict[str, Any]) -> None:
+        mounts = spec["containers"][0]["volumeMounts"]
+        (gone,) = (each for each in mounts if each["mountPath"] == f"/host{path}")
+        mounts.remove(gone)
+        spec["volumes"] = [each for each in spec["volumes"] if each["name"] != gone["name"]]
+
+    return change
+
+
+def no_handler(spec: dict[str, Any]) -> None:
+    """Take the runtime handler from a pod, which lets it open devices."""
+    del spec["runtimeClassName"]
+
+
+class Rights:
+    """The node without the DaemonSet's pod, and pods that take its place: made from the DaemonSet's own template, with all of it or with less."""
+
+    def __init__(self, form: PodForm) -> None:
+        self.form, self.cluster, self.node = form, form.cluster, form.node
+        (daemons,) = self.cluster.get("daemonsets", "-n", NAMESPACE)["items"]
+        self.spec: dict[str, Any] = daemons["spec"]["template"]["spec"]
+        self.label("-")
+        self.cluster.wait(
+            "the DaemonSet's pod is gone", lambda: not self.cluster.get("pods", "-n", NAMESPACE)["items"], timeout=120
+        )
+
+    def label(self, value: str) -> None:
+        """Let the DaemonSet have its pod on the node, or not."""
+        self.cluster.kubectl("label", "node", self.node, f"{LABEL}{value}", "--overwrite")
+
+    @contextlib.contextmanager
+    def standing_in(self, change: Change) -> Iterator[None]:
+        """Run a changed pod in the DaemonSet's place; none is there before and after."""
+        spec = copy.deepcopy(self.spec)
+        change(spec)
+        wanted = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": STAND_IN, "namespace": NAMESPACE},
+            "spec": {**spec, "nodeSelector": {"kubernetes.io/hostname": self.node}},
+        }
+        self.cluster.apply(wanted)
+        try:
+            yield
+        finally:
+            self.cluster.kubectl("delete", "pod", STAND_IN, "-n", NAMESPACE, "--timeout=120s", timeout=150)
+
+    @contextlib.contextmanager
+    def asking(self, documents: list[dict[str, Any]]) -> Iterator[None]:
+        """Have a claim and its pod. Afterwards they go, and what could not be undone without a right either is undone with all of them."""
+        try:
+            yield
+        finally:
+            self.cluster.delete(*reversed(documents), wait=False)
+            with self.standing_in(nothing):
+                self.cluster.wait("the pod serves", self.ready)
+                self.cluster.wait(
+                    "nothing is left of it",
+                    lambda: not self.cluster.get("pods,resourceclaims", "-n", "default")["items"],
+                )
+                self.cluster.wait("nor in the store", lambda: not self.cluster.recorded(self.node))
+
+    def ready(self) -> bool:
+        """Whether the pod that stands in serves."""
+        found = self.cluster.pod(STAND_IN, NAMESPACE).get("status", {}).get("containerStatuses", [])
+        return bool(found) and bool(found[0]["ready"])
+
+    def words(self) -> str:
+        """What the pod that stands in has said, also before its container was started again."""
+        said = []
+        for before in ((), ("--previous",)):
+            said.append(self.cluster.kubectl("logs", STAND_IN, "-n", NAMESPACE, *before, check=False))
+        return " ".join(" ".join(said).split())
+
+    def opened(self, path: str) -> str:
+        """What comes of opening a device of the node's in the pod that stands in: "opened", or the name of the error.
+
+        The error of a simulated device that may be opened is ENXIO: no driver is behind its number.
+        """
+        program = (
+            "import errno, os, sys\ntry:\n    os.close(os.open(sys.argv[1], os.O_RDWR))\n    print('opened')\n"
+            "except OSError as error:\n    print(errno.errorcode[error.errno])\n"
+        )
+        return self.cluster.kubectl(
+            *("exec", STAND_IN, "-n", NAMESPACE, "--", "python3", "-c", program, f"/host{path}")
+        ).strip()
+
+    def events(self, name: str, namespace: str = "default") -> str:
+        """What events say of a claim or pod of this name."""
+        chosen = ("--field-selector", f"involvedObject.name={name}")
+        items = self.cluster.get("events", "-n", namespace, *chosen)["items"]
+        return " ".join(" ".join(each["message"] for each in items).split())
+
+    def see_refused(self, change: Change, documents: list[dict[str, Any]], said: tuple[str, ...]) -> None:
+        """See that a pod with less serves, and that this claim is refused by a text with all of these words in it."""
+        name = documents[0]["metadata"]["name"]
+        with self.asking(documents), self.standing_in(change):
+            self.cluster.wait("the pod serves", self.ready)
+            self.cluster.apply(*documents)
+            self.cluster.wait(
+                f"an event says {' and '.join(said)}",
+                lambda: all(each in self.events(name) for each in said),
+                timeout=60,
+            )

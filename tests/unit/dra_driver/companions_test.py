@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -338,6 +340,36 @@ def test_a_service_that_does_not_start_says_its_last_words(tmp_path: Path) -> No
         AcceleratorError, match=r"0uid-a.0.service does not start: Job failed.*words: no GPU to be seen"
     ):
         ServiceManager(system).start(COMPANION)
+
+
+class ReadOnly(Systemd):
+    """A machine on whose disk nothing can be written or removed; root is not stopped by a folder's mode."""
+
+    def write_atomic(self, path: str, *_arguments: Any, **_options: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    def remove(self, path: str) -> bool:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+
+@pytest.mark.parametrize("nodes", [(), (DeviceNode("/dev/nvidia-caps/nvidia-cap12", type="c", major=236, minor=12),)])
+def test_what_a_service_is_told_cannot_be_written(tmp_path: Path, nodes: tuple[DeviceNode, ...]) -> None:
+    system = ReadOnly(tmp_path, is_active=DEAD)
+    told = r"/run/dra-accelerators/companions/0uid-a\.0\.\w+, which mps needs for 0uid-a.0, cannot be written: Read-only file system"
+    with pytest.raises(AcceleratorError, match=told) as refused:
+        ServiceManager(system).start(replace(COMPANION, nodes=nodes))
+    assert refused.value.code == "files-unwritable" and "read-only" in refused.value.hint
+    assert [words[1] for words in system.told] == ["is-active"]
+
+
+def test_what_a_service_was_told_cannot_be_removed(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    folder.mkdir(parents=True)
+    (folder / "0uid-a.0.commands").touch()
+    told = r"/run/dra-accelerators/companions/0uid-a\.0\.commands cannot be removed: Read-only file system"
+    with pytest.raises(AcceleratorError, match=told) as refused:
+        ServiceManager(ReadOnly(tmp_path)).stop("0uid-a")
+    assert refused.value.code == "files-unwritable"
 
 
 def test_nothing_is_left_of_a_claims_services(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ class ServiceManager:
         if self._systemctl("is-active", "--quiet", unit, timeout=ANSWER_SECONDS)[0]:
             return
         self._make_nodes(companion)
-        self._system.write_atomic(companion.folder + _COMMANDS, companion.commands_text.encode(), mode=0o600)
-        self._system.write_atomic(companion.folder + _ENVIRONMENT, companion.environment_text.encode(), mode=0o600)
+        self._write(companion, _COMMANDS, companion.commands_text)
+        self._write(companion, _ENVIRONMENT, companion.environment_text)
         started, said = self._systemctl("start", unit, timeout=START_SECONDS)
         if not started:
             raise AcceleratorError(
@@ -88,8 +88,8 @@ class ServiceManager:
             if claim_of(_name(file)) == claim_uid:
                 if file.endswith(_NODES):
                     for path in self._system.read_text(f"{DIRECTORY}/{file}").splitlines():
-                        self._system.remove(path)
-                self._system.remove(f"{DIRECTORY}/{file}")
+                        self._remove(path)
+                self._remove(f"{DIRECTORY}/{file}")
 
     def claims(self) -> frozenset[str]:
         """Return the UIDs of the claims that have companions, by their files and by their services.
@@ -141,7 +141,7 @@ class ServiceManager:
         if not missing:
             return
         listed = "".join(f"{node.path}\n" for node in missing)
-        self._system.write_atomic(companion.folder + _NODES, listed.encode(), mode=0o600)
+        self._write(companion, _NODES, listed)
         for node in missing:
             mode = _READABLE if node.permissions == "r" else _WRITABLE
             try:
@@ -151,6 +151,29 @@ class ServiceManager:
                     f"{node.path}, which {companion.kind} needs for {companion.name}, cannot be made: {error.strerror}",
                     code="companion-failed",
                 ) from error
+
+    def _write(self, companion: Companion, suffix: str, text: str) -> None:
+        """Write one of a companion's files. Raises AcceleratorError where the disk does not take it."""
+        path = companion.folder + suffix
+        try:
+            self._system.write_atomic(path, text.encode(), mode=0o600)
+        except OSError as error:
+            raise AcceleratorError(
+                f"{path}, which {companion.kind} needs for {companion.name}, cannot be written: {error.strerror}",
+                hint="Check that the disk is not full or read-only; the claim is prepared when the kubelet asks again.",
+                code="files-unwritable",
+            ) from error
+
+    def _remove(self, path: str) -> None:
+        """Remove a file or node of a companion; it need not be there. Raises AcceleratorError where the disk does not let it go."""
+        try:
+            self._system.remove(path)
+        except OSError as error:
+            raise AcceleratorError(
+                f"{path} cannot be removed: {error.strerror}",
+                hint="Check that the disk is not read-only; it is tried again.",
+                code="files-unwritable",
+            ) from error
 
     def _files(self) -> tuple[str, ...]:
         return tuple(name for name in self._system.list_directory(DIRECTORY) if name.endswith(_SUFFIXES))
