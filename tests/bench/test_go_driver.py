@@ -103,6 +103,7 @@ def test_beside_a_driver_in_go(with_go: Cluster, figures: Figures, name: str, pa
     cluster, kind = with_go, KINDS[name]
     (node,) = cluster.nodes()
     served_by(cluster)
+    cluster.kubectl("delete", "resourceclaims", "--all", "-n", "default")  # of a row that has failed
     lay_out(cluster, tmp_path / "layout.yml", LAYOUTS[kind.layout])
     await_devices(cluster, kind.name, lambda devices: sum(map(kind.fits, devices)) >= parallel)
     # The kubelet takes the slices away of a driver that has been gone for half a minute.
