@@ -76,7 +76,7 @@ def test_a_note_is_bounded_and_names_nobody(found: list[Any]) -> None:
     assert note_of(reversed(found[:MOST_DEVICES])) == text, "the order of the devices makes no other note"
 
 
-@given(st.one_of(st.text(), st.recursive(st.none() | st.text(), lambda inner: st.lists(inner)).map(json.dumps)))
+@given(st.one_of(st.text(), st.recursive(st.none() | st.text(), st.lists).map(json.dumps)))
 def test_what_is_no_note_says_nothing(text: str) -> None:
     assert read_note(text) == {} or isinstance(json.loads(text), dict)
 

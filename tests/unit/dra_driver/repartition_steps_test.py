@@ -115,7 +115,9 @@ def test_an_operation_that_nobody_ends_is_told_once(tmp_path: Path) -> None:
     scene.teller.look()
     scene.now += 60
     scene.teller.look()
-    ((reason, message, warning),) = scene.events.values()
+    told = [*scene.events.values()]
+    assert len(told) == 1
+    reason, message, warning = told[0]
     assert reason == "RepartitionAbandoned" and warning and "GPU-away" in message and "run the playbook" in message
     assert scene.counted == [steps.ABANDONED]
     records.remove(System(), str(tmp_path))
