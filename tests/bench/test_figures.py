@@ -40,13 +40,13 @@ def allocated_claims(
     number: int,
     first: int = 0,
     driver: str = "",
-    devices: Mapping[str, Mapping[str, Any]] | None = None,
+    published: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, str]]:
     """Make ``number`` claims and write their allocation as the scheduler would: the places of their kind, from the ``first`` on.
 
-    ``driver`` is whose the devices are, another one than the cluster's; ``devices`` are those of the node, if they are known.
+    ``driver`` is whose the devices are, another one than the cluster's; ``published`` are those of the node, if they are known.
     """
-    given = places(kind, devices or cluster.devices(node), first + number)[first:]
+    given = places(kind, published or cluster.devices(node), first + number)[first:]
     claims = [claim(f"bench-{kind.name}-{position:03}", device_class=kind.device_class) for position in range(number)]
     if kind.admin:
         for document in claims:
@@ -157,15 +157,16 @@ def full(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 
 
 def test_memory(full: Cluster, figures: Figures) -> None:
-    cluster = full
-    node = cluster.nodes()[0]
-    status = cluster.run(node, "cat", f"/proc/{cluster.driver_pid(node)}/status")
-    resident = {
-        line.split(":")[0]: line.split(":")[1].strip()
-        for line in status.splitlines()
-        if line.startswith(("VmRSS", "VmHWM"))
-    }
-    figures.said(f"memory of the node driver: {resident['VmRSS']} resident, {resident['VmHWM']} at most")
+    node = full.nodes()[0]
+    now, most = memory(full, node, full.driver_pid(node))
+    figures.said(f"memory of the node driver: {now} kB resident, {most} kB at most")
+
+
+def memory(cluster: Cluster, node: str, pid: int) -> tuple[int, int]:
+    """The resident memory of a process of a node, now and at most, in kB as the kernel counts them."""
+    lines = cluster.run(node, "cat", f"/proc/{pid}/status").splitlines()
+    found = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith(("VmRSS", "VmHWM"))}
+    return found["VmRSS"], found["VmHWM"]
 
 
 def published_at(cluster: Cluster, node: str, since: float) -> float | None:

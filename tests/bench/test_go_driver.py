@@ -19,7 +19,7 @@ import pytest
 
 from tests.bench.allocations import KINDS, LAYOUTS, Kind
 from tests.bench.figures import Figures
-from tests.bench.test_figures import NODE_SIDE, PYTHON, allocated_claims, await_devices, lay_out
+from tests.bench.test_figures import NODE_SIDE, PYTHON, allocated_claims, await_devices, lay_out, memory
 from tests.cluster.cluster import DRIVER_UNIT, ROOT, Cluster, execute
 
 GO_DRIVER = "go-driver.example.com"
@@ -116,7 +116,7 @@ def test_beside_a_driver_in_go(with_go: Cluster, figures: Figures, name: str, pa
     for _turn in range(TURNS):
         for way in ways:
             driver = served_by(cluster, way)
-            claims = allocated_claims(cluster, node, kind, parallel, driver=driver, devices=devices)
+            claims = allocated_claims(cluster, node, kind, parallel, driver=driver, published=devices)
             for what, seconds in called(cluster, driver, claims, rounds).items():
                 taken[way].setdefault(what, []).extend(seconds)
             cluster.kubectl("delete", "resourceclaims", "--all", "-n", "default")
@@ -134,17 +134,10 @@ def test_memory_beside_a_driver_in_go(with_go: Cluster, figures: Figures) -> Non
     cluster = with_go
     (node,) = cluster.nodes()
     served_by(cluster, LOCKS[0])
-    pid = cluster.run(node, "systemctl", "show", UNIT, "--property=MainPID", "--value").strip()
-    theirs = resident(cluster, node, pid)
+    shown = cluster.run(node, "systemctl", "show", UNIT, "--property=MainPID", "--value")
+    theirs, _most = memory(cluster, node, int(shown))
     served_by(cluster)
-    pid = cluster.run(node, "systemctl", "show", DRIVER_UNIT, "--property=MainPID", "--value").strip()
-    cluster.wait("our driver", lambda: cluster.devices(node))
+    ours, _most = memory(cluster, node, cluster.driver_pid(node))
     figures.said(
-        f"resident memory, our driver to one in Go: {resident(cluster, node, pid) / theirs:.2f} ({theirs / 1024:.0f} MiB)"
+        f"resident memory as soon as they serve, our driver to one in Go: {ours / theirs:.2f} ({theirs / 1024:.0f} MiB)"
     )
-
-
-def resident(cluster: Cluster, node: str, pid: str) -> float:
-    """The resident memory of a process, in KiB."""
-    lines = cluster.run(node, "cat", f"/proc/{pid}/status").splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith("VmRSS")))
