@@ -26,10 +26,10 @@ import signal
 import sqlite3
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from .errors import AcceleratorError
@@ -172,6 +172,11 @@ class PreparedDevice:
     kind: str = ""
     instance_id: int | None = None
     settings: tuple[str, ...] = ()
+
+    @property
+    def device_uuids(self) -> tuple[str, ...]:
+        """The UUID of the one physical device, as the driver's own records tell theirs."""
+        return (self.device_uuid,)
 
 
 @dataclass(frozen=True)
@@ -370,12 +375,47 @@ def device_of_row(row: Mapping[str, Any]) -> PreparedDevice:
     )
 
 
-def prepared_partitions(claims: Iterable[PreparedClaim]) -> tuple[PreparedPartition, ...]:
+class HeldDevice(Protocol):
+    """What a claim has of one device, or of several that it has as one."""
+
+    @property
+    def device_uuids(self) -> tuple[str, ...]:
+        """The physical devices."""
+
+    @property
+    def partition_uuid(self) -> str | None:
+        """The partition; None for a whole device."""
+
+    @property
+    def profile_id(self) -> int | None:
+        """The vendor's number of its profile."""
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where it lies."""
+
+    @property
+    def created(self) -> bool:
+        """Whether it came with the claim, and goes with it."""
+
+
+class Holder(Protocol):
+    """A claim, as it was read from the store or as the driver has it."""
+
+    @property
+    def devices(self) -> Sequence[HeldDevice]:
+        """What it holds."""
+
+    def describe(self) -> str:
+        """Name it for a person."""
+
+
+def prepared_partitions(claims: Iterable[Holder]) -> tuple[PreparedPartition, ...]:
     """Return what claims hold, for the planner. Devices held for administrators' access count as well."""
     return tuple(
         PreparedPartition(
             claim=claim.describe(),
-            device_uuid=device.device_uuid,
+            device_uuid=uuid,
             partition_uuid=device.partition_uuid,
             profile_id=device.profile_id,
             placement=device.placement,
@@ -383,4 +423,5 @@ def prepared_partitions(claims: Iterable[PreparedClaim]) -> tuple[PreparedPartit
         )
         for claim in claims
         for device in claim.devices
+        for uuid in device.device_uuids
     )

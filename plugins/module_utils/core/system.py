@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import stat
 import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Optional
 
@@ -39,6 +40,26 @@ class DeviceNumber:
     minor: int
 
 
+#: How a file is made that must not be there.
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_TEMPORARY = itertools.count()
+
+
+def _make_temporary(folder: str, name: str) -> tuple[int, str]:
+    """Make a file beside the one of that name, for its owner alone; return its descriptor and path. Raises OSError."""
+    while True:
+        path = f"{folder}/.{name}.{os.getpid()}-{next(_TEMPORARY)}.tmp"
+        with contextlib.suppress(FileExistsError):  # what a killed process of the same number has left
+            return os.open(path, _NEW, 0o600), path
+
+
+def _write_whole(file: FileIO, data: bytes) -> None:
+    """Write all of it, however little the kernel takes at once. Raises OSError."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
 class System:
     """The machine below a root folder. All paths given are absolute and are looked up under that root."""
 
@@ -48,6 +69,10 @@ class System:
     def path(self, path: str) -> Path:
         """Return where an absolute path of the machine lies in this process's own view."""
         return Path(self.root, path.lstrip("/")) if self.root != "/" else Path(path)
+
+    def _where(self, path: str) -> str:
+        """The same as text, for what each claim asks."""
+        return f"{self.root.rstrip('/')}/{path.lstrip('/')}" if self.root != "/" else path
 
     def run(
         self,
@@ -90,7 +115,8 @@ class System:
 
     def read_bytes(self, path: str) -> bytes:
         """Return a file's content. Raises OSError as open does."""
-        return self.path(path).read_bytes()
+        with open(self._where(path), "rb", buffering=0) as file:  # noqa: PTH123  at each claim: no objects
+            return file.read()
 
     def read_text(self, path: str) -> str:
         """Return a file's content as text; bytes that are not UTF-8 are replaced. Raises OSError."""
@@ -98,7 +124,7 @@ class System:
 
     def exists(self, path: str) -> bool:
         """Whether something is there, links followed."""
-        return self.path(path).exists()
+        return os.path.exists(self._where(path))  # noqa: PTH110  at each claim: no objects
 
     def list_directory(self, path: str) -> tuple[str, ...]:
         """Return the names in a folder, sorted; nothing for a folder that is not there."""
@@ -133,7 +159,7 @@ class System:
     def device_number(self, path: str) -> DeviceNumber | None:
         """Return type, major and minor of a device node, or None when there is no device node at the path."""
         try:
-            found = self.path(path).stat()
+            found = os.stat(self._where(path))  # noqa: PTH116  at each claim: no objects
         except OSError:
             return None
         if stat.S_ISCHR(found.st_mode):
@@ -181,27 +207,26 @@ class System:
         The temporary file lies in the same folder and ends in neither .json nor .yaml, because container runtimes
         read every such file there. Missing folders are made with ``directory_mode``.
         """
-        target = self.path(path)
-        name, folder = f".{target.name}.", str(target.parent)
+        target = self._where(path)
+        folder, name = os.path.split(target)
         try:
-            descriptor, temporary = tempfile.mkstemp(prefix=name, suffix=".tmp", dir=folder)
+            descriptor, temporary = _make_temporary(folder, name)
         except FileNotFoundError:
-            target.parent.mkdir(mode=directory_mode, parents=True, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(prefix=name, suffix=".tmp", dir=folder)
+            Path(folder).mkdir(mode=directory_mode, parents=True, exist_ok=True)
+            descriptor, temporary = _make_temporary(folder, name)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fchmod(file.fileno(), mode)
+            with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123  it is open already
+                _write_whole(file, data)
+                os.fchmod(descriptor, mode)
                 if durable:
-                    os.fsync(file.fileno())
-            Path(temporary).replace(target)
+                    os.fsync(descriptor)
+            os.replace(temporary, target)  # noqa: PTH105  at each claim: no objects
         except BaseException:
             with contextlib.suppress(OSError):
-                Path(temporary).unlink()
+                os.unlink(temporary)  # noqa: PTH108  as above
             raise
         if durable:
-            self._sync_directory(target.parent)
+            self._sync_directory(folder)
 
     def remove_temporaries(self, path: str) -> int:
         """Remove what a writer of this file that was killed has left beside it; return how many there were. Raises OSError.
@@ -217,30 +242,37 @@ class System:
 
         Cheaper than ``write_atomic``. It need not outlive a power cut; missing folders are made with ``directory_mode``.
         """
-        target = self.path(path)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        target = self._where(path)
         try:
-            target.parent.mkdir(mode=directory_mode, parents=True, exist_ok=True)
-            descriptor = os.open(target, flags, mode)
+            try:
+                descriptor = os.open(target, _NEW, mode)
+            except FileNotFoundError:
+                folder = os.path.dirname(target)  # noqa: PTH120  at each claim: no objects
+                try:
+                    with contextlib.suppress(FileExistsError):  # another writer was quicker
+                        os.mkdir(folder, directory_mode)  # noqa: PTH102  at each claim: no objects
+                except FileNotFoundError:
+                    Path(folder).mkdir(mode=directory_mode, parents=True, exist_ok=True)
+                descriptor = os.open(target, _NEW, mode)
         except FileExistsError:
             return False
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123  it is open already
                 os.fchmod(descriptor, mode)
-                file.write(data)
+                _write_whole(file, data)
         except BaseException:
             with contextlib.suppress(OSError):
-                target.unlink()
+                os.unlink(target)  # noqa: PTH108  as above
             raise
         return True
 
     def remove_tree(self, path: str) -> bool:
         """Remove a folder with all that is in it; False when it was not there. Raises OSError."""
-        folder = self.path(path)
+        folder = self._where(path)
         try:
             for name in os.listdir(folder):  # noqa: PTH208 names alone, no objects
                 os.unlink(f"{folder}/{name}")  # noqa: PTH108 at each claim: no objects
-            folder.rmdir()
+            os.rmdir(folder)  # noqa: PTH106  as above
         except FileNotFoundError:
             if not os.path.lexists(folder):
                 return False
@@ -256,14 +288,14 @@ class System:
 
     def remove(self, path: str) -> bool:
         """Remove a file for good; False when it was not there. Raises OSError."""
-        target = self.path(path)
+        target = self._where(path)
         try:
-            target.unlink()
+            os.unlink(target)  # noqa: PTH108  at each claim: no objects
         except OSError:
             if os.path.lexists(target):
                 raise
             return False  # a file system that is read-only refuses what is not there as well
-        self._sync_directory(target.parent)
+        self._sync_directory(os.path.dirname(target))  # noqa: PTH120  as above
         return True
 
     def boot_id(self) -> str:
@@ -271,7 +303,7 @@ class System:
         return self.read_text("/proc/sys/kernel/random/boot_id").strip()
 
     @staticmethod
-    def _sync_directory(path: Path) -> None:
+    def _sync_directory(path: str) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from dra_driver.core import pci
+from dra_driver.core import system as core_system
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.system import DeviceNumber, System
 
@@ -123,6 +124,33 @@ def test_a_file_that_nobody_reads_yet_is_made_once(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "a/b/d").exists()
 
 
+def test_what_a_killed_writer_of_the_same_number_has_left_is_passed_by(tmp_path: Path) -> None:
+    system = System(str(tmp_path))
+    system.write_atomic("/file", b"first")
+    # In a container every driver has the same process number, and begins to count anew.
+    number = next(core_system._TEMPORARY)
+    left = [tmp_path / f".file.{os.getpid()}-{number + step}.tmp" for step in (1, 2)]
+    for path in left:
+        path.write_bytes(b"a part")
+    system.write_atomic("/file", b"second")
+    assert (tmp_path / "file").read_bytes() == b"second"
+    assert [path.read_bytes() for path in left] == [b"a part"] * 2
+
+
+def test_a_folder_that_another_writer_makes_at_the_same_time_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system, real = System(str(tmp_path)), os.mkdir
+
+    def overtaken(path: str, mode: int = 0o777) -> None:
+        real(path, mode)
+        raise FileExistsError(errno.EEXIST, "File exists")
+
+    monkeypatch.setattr(os, "mkdir", overtaken)
+    assert system.make_file("/claim/request.json", b"x")
+    assert (tmp_path / "claim/request.json").read_bytes() == b"x"
+
+
 def test_a_folder_goes_with_all_that_is_in_it(tmp_path: Path) -> None:
     system = System(str(tmp_path))
     for file in ("flat/a", "flat/b", "deep/a", "deep/folder/b"):
@@ -138,11 +166,11 @@ def test_a_folder_goes_with_all_that_is_in_it(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_removed_from_a_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_path: Path) -> None:
+    def refuse(_path: str) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
     (tmp_path / "file").touch()
-    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(os, "unlink", refuse)
     system = System(str(tmp_path))
     assert system.remove("/nothing") is False
     with pytest.raises(OSError, match="Read-only"):

@@ -235,3 +235,35 @@ def test_a_closed_store_refuses_changes(tmp_path: Path) -> None:
             await asyncio.wait_for(asyncio.to_thread(store.write, Change(put=record())), 10)
 
     asyncio.run(main())
+
+
+def test_what_goes_with_a_power_cut_does_not_wait_for_the_disk_and_what_comes_after_it_does(tmp_path: Path) -> None:
+    """SQLite says itself how a commit is made: 2 waits for the disk, 1 leaves that to the next one."""
+    store = Store.open(str(tmp_path / "state.db"))
+
+    def levels(*changes: Change) -> list[int]:
+        found: list[int] = []
+        real = store._transaction
+
+        def seen(group: Any) -> None:
+            real(group)
+            found.append(store._connection.execute("PRAGMA synchronous").fetchone()[0])
+
+        store._transaction = seen  # type: ignore[method-assign]
+        try:
+            for change in changes:
+                store.write(change)
+        finally:
+            store._transaction = real  # type: ignore[method-assign]
+        return found
+
+    begun, done = Change(put=record("a"), durable=False), Change(put=record("a"))
+    assert levels(begun, done, done, begun, Change(delete="a")) == [1, 2, 2, 1, 2]
+    # Whoever is written together with one that has to be on the disk is on it as well.
+    store._write_now([Change(put=record("b"), durable=False), Change(put=record("c"))])
+    assert store._connection.execute("PRAGMA synchronous").fetchone()[0] == 2
+    store.write(begun)
+    store.close()
+    again = Store.open(str(tmp_path / "state.db"))
+    assert set(again.claims) == {"a", "b", "c"}
+    again.close()

@@ -12,7 +12,7 @@ import re
 from ..cdi import ContainerEdits, DeviceNode
 from ..errors import NotFound
 from ..model import Device, Partition
-from ..system import System
+from ..system import DeviceNumber, System
 
 #: Has NVIDIA's container runtime add nothing of its own.
 NOTHING = ContainerEdits(env=("NVIDIA_VISIBLE_DEVICES=void",))
@@ -59,18 +59,19 @@ def character_major(system: System, *names: str) -> int | None:
         text = system.read_text("/proc/devices")
     except OSError:
         return None
-    majors: dict[str, int] = {}
-    for line in text.partition("Block devices:")[0].splitlines():
-        number, _space, name = line.strip().partition(" ")
-        if number.isdigit():
-            majors[name.strip()] = int(number)
-    return next((majors[name] for name in names if name in majors), None)
+    characters = text.partition("Block devices:")[0]
+    for name in names:
+        found = re.search(rf"^ *(\d+) +{re.escape(name)} *$", characters, re.MULTILINE)
+        if found:
+            return int(found.group(1))
+    return None
 
 
 def _gpu_node(system: System, device: Device) -> DeviceNode:
     path = f"/dev/nvidia{device.minor}"
-    if system.device_number(path):
-        return node(system, path)
+    number = system.device_number(path)
+    if number is not None:
+        return _as_it_is(path, number)
     major = character_major(system, "nvidia", "nvidia-frontend")
     if major is None:
         raise NotFound(
@@ -127,4 +128,8 @@ def node(system: System, path: str) -> DeviceNode:
     number = system.device_number(path)
     if number is None:
         raise NotFound(f"{path} is no device node")
+    return _as_it_is(path, number)
+
+
+def _as_it_is(path: str, number: DeviceNumber) -> DeviceNode:
     return DeviceNode(path, type=number.type, major=number.major, minor=number.minor, permissions="rw")

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.client import ApiError
 from ..core.errors import AcceleratorError, InUse
-from ..core.model import Device
 from ..logs import fields
-from .allocation import Allocation, ClaimError, allocated_here, decode_allocation
+from .allocation import ClaimError, allocated_here, decode_allocation
 from .lost import has_unknown_partitions, is_found_again, noted_with
 from .plan import Inventory, offers_of
 from .records import ClaimRecord, ClaimReference
-from .settings import fit_settings
+from .settings import fit_settings, wanted_of
 from .store import Change
 
 if TYPE_CHECKING:
@@ -41,17 +40,14 @@ class Adopting:
         self._inventory = inventory
         self._boot_id = boot_id
 
-    async def adopt(self, allocation: Allocation, facts: Mapping[str, Device]) -> ClaimRecord | None:
-        """Write the record of a claim of which the store knows nothing, and something is there; None where nothing is.
+    async def adopt(self, record: ClaimRecord) -> ClaimRecord | None:
+        """Write the record of a claim that was prepared and of which the store knows nothing; None where nothing of it is there.
 
-        The locks of its devices are held. It is written as prepared, and suspect: whoever asks for it has it made complete.
-        Raises AcceleratorError.
+        ``record`` is what it would be prepared as. The locks of its devices are held. It is written as prepared, and suspect: whoever
+        asks for it has it made complete. Raises AcceleratorError.
         """
-        if not allocation.was_prepared:
-            return None
         service = self._service
-        record = service.plan(allocation, facts).record
-        knobs = await service.thread(service.hands.knobs, record)
+        knobs = await service.thread(service.hands.knobs, record) if wanted_of(record) else {}
         record = fit_settings(record, knobs)
         companions: frozenset[str] = frozenset()
         if record.shared and service.hands.backend.has_companions:
@@ -94,7 +90,8 @@ class Adopting:
             offers = offers_of(allocation, self._inventory())
             uuids = {uuid for offer in offers.values() for uuid in offer.device_uuids}
             async with service.holding(uuids):
-                return await self.adopt(allocation, await service.facts(reference, uuids))
+                facts = await service.facts(reference, uuids)
+                return await self.adopt(service.plan(allocation, facts).record)
         except (ClaimError, InUse) as error:
             # Another claim of that name; none of this node's; or another claim has what it had, so that it was given back before.
             LOG.debug("nothing is left of claim %s: %s", reference.uid, error)

@@ -53,7 +53,7 @@ class Doing:
         # Files alone need no word in the store before: they tell a start what is prepared.
         if plan.changes_hardware or work.before:
             with watch.stage("record"):
-                self.store.write(Change(put=plan.record, meta=work.before))
+                self.store.write(Change(put=plan.record, meta=work.before, durable=self._outlives_boot))
         work.has_begun = True
         self.hands.reached("recorded-preparing")
         with watch.stage("hardware"):
@@ -62,6 +62,15 @@ class Doing:
         with watch.stage("record"):
             self.store.write(Change(put=done))
         return done
+
+    @property
+    def _outlives_boot(self) -> bool:
+        """Whether what a claim changes is still there after a power cut.
+
+        Where it is not, the word of it need not be either: partitions go with the boot, and with them the mode (it is changed where no
+        reset is needed, and there it does not persist), knobs, and what a virtual machine was given.
+        """
+        return self.hands.backend.partitions_outlive_boot
 
     def make(self, plan: PreparePlan, facts: Mapping[str, Device]) -> ClaimRecord:
         """Do the hardware's part of a plan, and write the files for containers. Raises AcceleratorError."""

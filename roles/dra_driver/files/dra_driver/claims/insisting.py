@@ -40,14 +40,18 @@ class Insisting:
         self._refusals = refusals
         self._inventory = inventory
 
-    async def prepare(self, allocation: Allocation, facts: Mapping[str, Device], watch: Stopwatch) -> ClaimRecord:
-        """Prepare a claim in one of the ways that there are. Raises AcceleratorError; PartitionRefused when there is none."""
+    async def prepare(
+        self, allocation: Allocation, plan: PreparePlan, facts: Mapping[str, Device], watch: Stopwatch
+    ) -> ClaimRecord:
+        """Prepare a claim as planned, or in another of the ways that there are.
+
+        Raises AcceleratorError; PartitionRefused when there is none.
+        """
         refused: set[tuple[str, Placement]] = set()
         cleared: list[ClaimRecord] = []
         has_cleared = False
         try:
             while True:
-                plan = self._service.plan(allocation, facts, refused)
                 try:
                     record = await self._service.carry_out(plan, facts, watch)
                 except PartitionRefused as refusal:
@@ -56,12 +60,14 @@ class Insisting:
                     placement = refusal.held.placement
                     if placement is not None and placement.is_number and len(refused) < MOST_NUMBERS:
                         refused.add((refusal.held.device_uuid, placement))
+                        plan = self._service.plan(allocation, facts, refused)
                         continue
                     if not has_cleared:
                         has_cleared = True
                         cleared += await self._clear(plan, refusal, facts)
                         facts = await self._service.facts(plan.record.reference, facts)
                         if cleared:
+                            plan = self._service.plan(allocation, facts, refused)
                             continue
                     raise self._refused(refusal, facts) from None  # all that the refusal says is logged
                 self._note_made(plan)

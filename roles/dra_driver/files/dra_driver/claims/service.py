@@ -214,12 +214,14 @@ class ClaimService:
                         await self._undo_former(record, allocation)
                 with watch.stage("facts"):
                     facts = await self.facts(reference, uuids)
-                lost = await self._adopting.adopt(allocation, facts) if record is None else None
+                plan = self.plan(allocation, facts)
+                may_be_lost = record is None and allocation.was_prepared
+                lost = await self._adopting.adopt(plan.record) if may_be_lost else None
                 if lost is not None:
                     self.asked.add(lost.uid)
                     self._look_soon()
                     return await self.make_again(lost, watch) or lost
-                return await self._insisting.prepare(allocation, facts, watch)
+                return await self._insisting.prepare(allocation, plan, facts, watch)
 
     async def _allocation(
         self, reference: ClaimReference, record: ClaimRecord | None, asked: float

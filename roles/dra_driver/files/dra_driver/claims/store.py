@@ -44,15 +44,22 @@ GROUP_LIMIT = 128
 BUSY_SECONDS = 10.0
 # How long a store that is closed waits for what is being written.
 CLOSE_SECONDS = 10.0
+# Has each commit wait for the disk, or leaves that to the next one that does.
+_DURABLE, _SOON = "PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL"
 
 
 @dataclass(frozen=True)
 class Change:
-    """What one transaction does: put a record, delete one, and set (or with None delete) values by key."""
+    """What one transaction does: put a record, delete one, and set (or with None delete) values by key.
+
+    One that is not ``durable`` outlives the end of this process and no power cut, unless one that is came after it: enough for what
+    tells of things that a power cut takes along as well, and it costs no wait for the disk.
+    """
 
     put: ClaimRecord | None = None
     delete: str | None = None
     meta: Mapping[str, str | None] = field(default_factory=dict)
+    durable: bool = True
 
 
 class _Pending:
@@ -91,6 +98,7 @@ class Store:
         self.former = former
         self._content = Content(dict(content.claims), dict(content.meta))
         self._connection = connection
+        self._waits_for_disk = True
         self._queue: queue.SimpleQueue[_Pending] = queue.SimpleQueue()
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # there is something to write, or never again
         self._writing = threading.Lock()
@@ -297,7 +305,8 @@ class Store:
             _apply(change, content.claims, content.meta)
         return content
 
-    def _transaction(self, changes: Iterable[Change]) -> None:
+    def _transaction(self, changes: Sequence[Change]) -> None:
+        self._wait_for_disk(any(change.durable for change in changes))
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             for change in changes:
@@ -308,6 +317,12 @@ class Store:
                 self._connection.execute("ROLLBACK")
             raise
 
+    def _wait_for_disk(self, durable: bool) -> None:
+        """Have what is committed from now on wait for the disk, or not; SQLite's log stays whole and in order either way."""
+        if durable != self._waits_for_disk:
+            self._connection.execute(_DURABLE if durable else _SOON)
+            self._waits_for_disk = durable
+
     def _start_again(self, error: Exception, changes: list[Change]) -> None:
         # The file was damaged while it was open. Memory holds everything that was committed: write it anew.
         LOG.error("the store %s is damaged (%s); it is set aside and written anew from memory", self.path, error)
@@ -315,6 +330,7 @@ class Store:
             self._connection.close()
         former = replace(self.path, partial(_fill, self._with(changes)))
         self._connection = _connect(self.path)
+        self._waits_for_disk = True
         LOG.warning("the store %s was written anew; the damaged one is %s", self.path, former)
         self.replaced(
             f"The store {self.path} was damaged while it was open ({error}). {former or 'nothing'} was set aside; "
@@ -377,7 +393,7 @@ def _connect(path: str) -> sqlite3.Connection:
     connection.row_factory = sqlite3.Row
     try:
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(_DURABLE)
         connection.execute("PRAGMA foreign_keys = ON")
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # a message of SQLite's may quote what is no text
         connection.close()

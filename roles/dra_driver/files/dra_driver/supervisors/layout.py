@@ -19,7 +19,7 @@ from ..claims.records import ClaimRecord
 from ..core.layout import Rule
 from ..core.layout_differences import ANNOTATION, compare, note_of
 from ..core.model import well
-from ..core.prepared import PreparedPartition
+from ..core.prepared import prepared_partitions
 from ..core.repartition_record import Watch
 from ..inventory import Survey
 from ..logs import fields
@@ -65,20 +65,7 @@ def paused(former: Differing) -> Differing:
 
 def differences(survey: Survey, rules: tuple[Rule, ...], records: Collection[ClaimRecord]) -> list[Json]:
     """Return how the devices that are well differ from the rules, with the claims that have something of them. Pure."""
-    prepared = [
-        PreparedPartition(
-            claim=record.describe(),
-            device_uuid=uuid,
-            partition_uuid=each.partition_uuid,
-            profile_id=each.profile_id,
-            placement=each.placement,
-            created=each.created,
-        )
-        for record in records
-        for each in record.devices
-        for uuid in each.device_uuids
-    ]
-    return compare(well(survey.findings), rules, prepared)
+    return compare(well(survey.findings), rules, prepared_partitions(records))
 
 
 def message_of(lasting: Sequence[Json]) -> str:
