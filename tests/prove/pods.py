@@ -15,12 +15,14 @@ from typing import Any
 
 from tests.cluster.cluster import ROOT, Cluster, Recap, execute
 from tests.cluster.manifests import claim, dynamic, pod
+from tests.cluster.npus import NpuCluster
 
 NAMESPACE = "dra-accelerators-driver"
 #: The label of nodes whose driver is a pod, and the pod that can take that one's place.
 LABEL, STAND_IN = "dra-accelerators/driver", "with-less"
 #: What the simulated library writes to, as no real one does.
 STATE = "/usr/lib/x86_64-linux-gnu/libnvidia-gpusim.so.580.95.05"
+NPU_STATE = "/usr/local/Ascend/driver/lib64/driver/libdcmi-sim.so.*"
 
 DYNAMIC = [{"match": {}, "mode": "dynamic"}]
 
@@ -91,17 +93,23 @@ def the_pod(cluster: Cluster) -> dict[str, Any]:
 class PodForm:
     """The world, what was in it before the first run, and the variables of its fleet."""
 
-    def __init__(self, cluster: Cluster, before: dict[str, str], base: str) -> None:
-        self.cluster, self.before, self.base = cluster, before, base
+    def __init__(
+        self, cluster: Cluster, before: dict[str, str], base: str, layout: list[dict[str, Any]] | None = None
+    ) -> None:
+        self.cluster, self.before, self.base, self.layout = cluster, before, base, layout or DYNAMIC
         (self.node,) = cluster.nodes()
+        # The file has the version of the driver in its name.
+        self.state = STATE
+        if cluster.driver == NpuCluster.driver:
+            self.state = cluster.shell(self.node, f"ls {NPU_STATE}").strip()
 
     def playbook(self, name: str, *arguments: object, check: bool = True, **more: Any) -> Recap:
         """Run a playbook with the fleet's variables and these."""
         fleet = {
-            "accelerator_layouts": [{"hosts": "all", "layout": DYNAMIC}],
+            "accelerator_layouts": [{"hosts": "all", "layout": self.layout}],
             "dra_driver_metrics_address": "0.0.0.0:9817",
         }
-        fleet |= variables(self.base, **more)
+        fleet |= variables(self.base, **{"dra_driver_pod_writable_paths": [self.state], **more})
         return self.cluster.playbook(name, "-e", json.dumps(fleet), *arguments, check=check)
 
     def process(self) -> tuple[str, int]:
@@ -132,16 +140,21 @@ def images(cluster: Cluster, node: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def bare_world(name: str) -> Iterator[PodForm]:
-    """A world of one node with eight GPUs, on which nothing of the collection is yet."""
-    cluster, kept = Cluster(name), os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
+def bare_world(
+    name: str,
+    silicon: str = "8xH100",
+    kind: type[Cluster] = Cluster,
+    layout: list[dict[str, Any]] | None = None,
+) -> Iterator[PodForm]:
+    """A world of one node, with eight GPUs where nothing else is said, on which nothing of the collection is yet."""
+    cluster, kept = kind(name), os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
     if not kept:
         cluster.world("down")
-    cluster.world("up", "--nodes", "1", "--silicon", "8xH100", timeout=3000)
+    cluster.world("up", "--nodes", "1", "--silicon", silicon, timeout=3000)
     try:
         (node,) = cluster.nodes()
         before = cluster.footprint() | images(cluster, node)
-        yield PodForm(cluster, before, make_base_image(cluster))
+        yield PodForm(cluster, before, make_base_image(cluster), layout)
     finally:
         if not kept:
             cluster.world("down")
