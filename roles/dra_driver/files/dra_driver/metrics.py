@@ -28,7 +28,7 @@ RETRY_SECONDS = 10.0
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 45.0)
 # An answer of the API server takes milliseconds; at 15 seconds it is given up.
 API_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)
-# One transaction of the store, with its sync.
+# One transaction of the store, with its sync where it has one.
 COMMIT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
 PREFIX = "dra_accelerators"
 # What a label says for a value that it has no room for, and for what is not known yet.
@@ -202,7 +202,7 @@ class MetricsRegistry:
         )
         self.commits = histogram(
             "store_commit_duration_seconds",
-            "Duration of one transaction of the store of prepared claims, with its sync",
+            "Duration of one transaction of the store of prepared claims, with its sync where it has one",
             ("driver", "outcome"),
             COMMIT_BUCKETS,
         )
