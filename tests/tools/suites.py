@@ -58,6 +58,7 @@ CHAOS_FLOORS = (
 #: Molecule scenarios that are long: for `make prove`.
 LONG_SCENARIOS = frozenset(
     {
+        "ascend_driver",
         "ascend_runtime",
         "ascend_vnpu",
         "container_runtime",

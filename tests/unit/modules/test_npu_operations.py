@@ -89,6 +89,7 @@ def test_the_slices_go_that_nobody_has(begun: tuple[Operation, dict[str, Any]]) 
     assert not (one.inside / "repartition.json").exists()
 
 
+@pytest.mark.prove
 def test_what_has_begun_goes_back_to_the_same_slices(begun: tuple[Operation, dict[str, Any]]) -> None:
     one, operation = begun
     one.step(operation, "applying")

@@ -52,6 +52,7 @@ def test_an_operation_comes_to_its_end(node: Node, cluster: Cluster, tmp_path: P
     assert [each.step for each in told(state)] == ["draining", "applying", "publishing", "released"]
 
 
+@pytest.mark.prove
 def test_what_fails_is_put_back_and_named(node: Node, cluster: Cluster, tmp_path: Path, state: Path) -> None:
     node.layout(FIRST)
     before = node.partitions()[0]
@@ -66,6 +67,7 @@ def test_what_fails_is_put_back_and_named(node: Node, cluster: Cluster, tmp_path
     assert all(each.reason.startswith('"Change the layout of the GPU" failed: ') for each in told(state)[2:])
 
 
+@pytest.mark.prove
 def test_where_the_api_server_goes_away_the_step_is_named_and_the_next_run_ends_it(
     node: Node, cluster: Cluster, tmp_path: Path, state: Path
 ) -> None:
@@ -134,6 +136,7 @@ ECC_OFF = {
 }
 
 
+@pytest.mark.prove
 def test_a_gpu_whose_ecc_changes_is_emptied_reset_and_comes_back(
     node: Node, cluster: Cluster, tmp_path: Path, state: Path
 ) -> None:

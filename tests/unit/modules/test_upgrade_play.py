@@ -179,6 +179,7 @@ def test_one_node_after_the_other_and_those_that_have_it_are_passed_over(collect
     assert cluster.writes == []
 
 
+@pytest.mark.prove
 def test_who_has_to_leave_is_named_and_nothing_is_begun_without_a_word(collection: Path, cluster: Cluster) -> None:
     cluster.users = {"training": pod("training", on="c", owner=("ReplicaSet", "web"))}
     status, said = upgrade(collection, cluster)
@@ -191,6 +192,7 @@ def test_who_has_to_leave_is_named_and_nothing_is_begun_without_a_word(collectio
     assert status == 0 and exchanged(said) == ["a", "b", "c"] and "drain True" in said, said
 
 
+@pytest.mark.prove
 def test_where_a_node_fails_it_is_said_which_were_not_begun(collection: Path, cluster: Cluster) -> None:
     status, said = upgrade(collection, cluster, broken=["b"])
     assert status != 0 and exchanged(said) == ["a"], said
@@ -201,6 +203,7 @@ def test_where_a_node_fails_it_is_said_which_were_not_begun(collection: Path, cl
     assert "a failed, so c are not begun" in said
 
 
+@pytest.mark.prove
 def test_npus_need_a_word_on_the_restart_before_anything_is_begun(collection: Path, cluster: Cluster) -> None:
     options = {"accelerator_nvidia_driver": False, "accelerator_ascend_driver": True}
     status, said = upgrade(collection, cluster, **options)

@@ -128,6 +128,7 @@ def test_who_does_not_answer_has_not_said_that_there_is_none(
     assert asked(tmp_path) == commands
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("pushing", "changed"), [("1: Layer already exists\n", "changed=0"), ("1: Pushed\n", "changed=1")]
 )
@@ -137,6 +138,7 @@ def test_a_registry_that_is_not_asked_says_so_when_it_is_pushed_to(tmp_path: Pat
     assert asked(tmp_path) == ["image inspect", "push"]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("delivery", ["push", "import"])
 def test_who_only_builds_it_gives_it_to_nobody(tmp_path: Path, delivery: str) -> None:
     """Whatever the fleet file says of the delivery, which may have come as an extra variable."""

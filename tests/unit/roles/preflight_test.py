@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from playing import play
 
@@ -140,6 +141,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.prove
 def test_what_a_pod_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
     played = play(tmp_path, [{"ansible.builtin.include_role": {"name": "dra.accelerators.preflight"}}], HOSTS)
     assert set(played.failed) == set(REFUSED), played.output
