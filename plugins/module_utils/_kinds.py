@@ -12,7 +12,7 @@ from typing import Any
 
 from ._facts import profile_facts
 from .core.backend import BACKENDS, create
-from .core.model import DEVICE, Device
+from .core.model import DEVICE, Device, Offer, Partition, Profile
 from .core.slices import published_form
 
 Json = dict[str, Any]
@@ -41,7 +41,10 @@ def kinds_of(devices: Iterable[Device]) -> tuple[Json, list[str]]:
 
 
 def _published(device: Device) -> Json:
-    """How the whole device, and a partition of each profile, would be published if nobody had any of it."""
+    """How the whole device, and a partition of each profile, would be published if nobody had any of it.
+
+    ``devices`` has the whole device and what could be made when a claim wants it, ``made`` what a layout has made.
+    """
     if device.vendor not in BACKENDS:
         return {}
     mode = replace(device.partitioning, enabled=False, pending=False, needs_reset=False)
@@ -52,6 +55,29 @@ def _published(device: Device) -> Json:
     for offer in (*backend.offers(empty, dynamic=False), *backend.offers(empty, dynamic=True)):
         key = WHOLE if offer.kind == DEVICE else str(offer.profile_id)
         if key not in found and (offer.kind == DEVICE or offer.profile_id is not None):
-            form = published_form(offer)
-            found[key] = {each: form[each] for each in ("attributes", "capacity") if each in form}
-    return {"driver": backend.driver_name, "devices": found}
+            found[key] = _content(offer)
+    cut = replace(mode, enabled=True, pending=True)
+    made: Json = {}
+    for profile in device.profiles if mode.supported else ():
+        offers = backend.offers(replace(empty, partitions=(_made(device, profile),), partitioning=cut), dynamic=False)
+        made[str(profile.profile_id)] = _content(offers[0])
+    return {"driver": backend.driver_name, "devices": found, "made": made}
+
+
+def _made(device: Device, profile: Profile) -> Partition:
+    """A partition as a layout makes it, under a UUID and an id that are nobody's."""
+    return Partition(
+        uuid=f"{device.uuid}-{profile.profile_id}",
+        profile=profile.name,
+        profile_id=profile.profile_id,
+        placement=profile.placements[0],
+        instance_id=0,
+        compute_instance_id=0,
+        memory_bytes=profile.memory_bytes,
+        capacities=profile.capacities,
+    )
+
+
+def _content(offer: Offer) -> Json:
+    form = published_form(offer)
+    return {each: form[each] for each in ("attributes", "capacity") if each in form}

@@ -94,7 +94,7 @@ EXAMPLES = r"""
 
 - name: Say what somebody should look at
   ansible.builtin.debug:
-    msg: "{{ accelerator_report.attention | map(attribute='message') }}"
+    msg: "{{ ansible_facts.accelerator_report.attention | map(attribute='message') }}"
 
 - name: Ask a node how far it is from a layout that it does not have yet
   dra.accelerators.accelerator_report:
@@ -107,14 +107,14 @@ EXAMPLES = r"""
 - name: Ask the cluster, and join what the nodes have answered
   dra.accelerators.accelerator_report:
     nodes:
-      gpu-node-1: "{{ hostvars['gpu-node-1'].accelerator_report }}"
-      gpu-node-2: "{{ hostvars['gpu-node-2'].accelerator_report }}"
+      gpu-node-1: "{{ hostvars['gpu-node-1'].ansible_facts.accelerator_report }}"
+      gpu-node-2: "{{ hostvars['gpu-node-2'].ansible_facts.accelerator_report }}"
   delegate_to: localhost
 
 - name: Say why a claim waits in words of one's own
   dra.accelerators.accelerator_report:
     nodes:
-      gpu-node-1: "{{ hostvars['gpu-node-1'].accelerator_report }}"
+      gpu-node-1: "{{ hostvars['gpu-node-1'].ansible_facts.accelerator_report }}"
     reasons:
       research/training:
         message: Its team has used up what it has booked.
@@ -124,7 +124,7 @@ EXAMPLES = r"""
 - name: Know of nodes that do not answer what they have said before
   dra.accelerators.accelerator_report:
     nodes:
-      gpu-node-1: "{{ hostvars['gpu-node-1'].accelerator_report }}"
+      gpu-node-1: "{{ hostvars['gpu-node-1'].ansible_facts.accelerator_report }}"
       gpu-node-2: {}
     former: accelerators.json
   delegate_to: localhost
@@ -132,7 +132,7 @@ EXAMPLES = r"""
 - name: Join what the nodes have answered, without a cluster
   dra.accelerators.accelerator_report:
     nodes:
-      gpu-node-1: "{{ hostvars['gpu-node-1'].accelerator_report }}"
+      gpu-node-1: "{{ hostvars['gpu-node-1'].ansible_facts.accelerator_report }}"
       gpu-node-2: {}
     cluster: false
   delegate_to: localhost

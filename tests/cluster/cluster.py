@@ -333,10 +333,16 @@ class Cluster:
 
     # Playbooks
 
-    def inventory(self) -> Path:
-        """Write the world's Ansible inventory and return its path."""
-        path = Path(os.environ.get("PYTEST_CLUSTER_TMP", "/tmp")) / f"inventory-{self.name}.yml"
-        path.write_text(self.world("inventory"), encoding="utf-8")
+    def inventory(self, *, controllers: bool = False) -> Path:
+        """Write the world's Ansible inventory and return its path; with ``controllers`` all nodes are the controller's hosts as well."""
+        word = "-controllers" if controllers else ""
+        path = Path(os.environ.get("PYTEST_CLUSTER_TMP", "/tmp")) / f"inventory-{self.name}{word}.yml"
+        text = self.world("inventory")
+        if controllers:
+            document = yaml.safe_load(text)
+            document["all"]["children"]["accelerator_controllers"] = {"children": {"accelerator_nodes": {}}}
+            text = yaml.safe_dump(document)
+        path.write_text(text, encoding="utf-8")
         return path
 
     def playbook(

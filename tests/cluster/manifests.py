@@ -65,6 +65,43 @@ def pod(name: str, *claims: str, node: str | None = None, image: str = IMAGE, re
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}, "spec": spec}
 
 
+def deployed(name: str, replicas: int, spec: dict[str, Any]) -> dict[str, Any]:
+    """A Deployment of so many pods with this spec."""
+    labels = {"app": name}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+
+
+def deployment(name: str, replicas: int, exactly: dict[str, Any], **container: Any) -> list[dict[str, Any]]:
+    """So many pods that each have a claim of their own for exactly this, and who makes others for those that go.
+
+    ``container`` is what is said of the pods' container, which is otherwise that of ``pod``.
+    """
+    template = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"spec": {"devices": {"requests": [{"name": "device", "exactly": exactly}]}}},
+    }
+    spec = pod(name, name, restart="Always")["spec"]
+    spec["resourceClaims"] = [{"name": "claim-0", "resourceClaimTemplateName": name}]
+    spec["containers"][0] |= container
+    return [template, deployed(name, replicas, spec)]
+
+
+def selected(device_class: str, expression: str) -> dict[str, Any]:
+    """What a request asks for: a device of a class that a CEL expression is true of."""
+    return {"deviceClassName": device_class, "selectors": [{"cel": {"expression": expression}}]}
+
+
 def settings(**fields: Any) -> dict[str, Any]:
     """A configuration that sets something on the devices of all requests of a claim."""
     parameters = {"apiVersion": "dra.accelerators/v1alpha1", "kind": "DeviceSettings", **fields}

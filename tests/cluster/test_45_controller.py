@@ -107,13 +107,10 @@ class Installed:
 
 
 @pytest.fixture(scope="module")
-def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+def installed(cluster: Cluster) -> Iterator[Installed]:
     """The controller on both nodes; taken away afterwards, where the last test has not done so."""
     before = cluster.footprint()
-    document = yaml.safe_load(cluster.inventory().read_text())
-    document["all"]["children"]["accelerator_controllers"] = {"children": {"accelerator_nodes": {}}}
-    inventory = tmp_path_factory.mktemp("controller") / "inventory.yml"
-    inventory.write_text(yaml.safe_dump(document))
+    inventory = cluster.inventory(controllers=True)
     settings = ("-e", json.dumps(CHOSEN))
     recap = cluster.playbook("controller.yml", *settings, inventory=inventory)
     assert not recap.failed, recap.output

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.cluster.cluster import DRIVER, Cluster, Recap
 from tests.cluster.ghosts import Ghost
@@ -84,12 +83,9 @@ class Site:
 
 
 @pytest.fixture()
-def site(cluster: Cluster, tmp_path: Path) -> Iterator[Site]:
+def site(cluster: Cluster) -> Iterator[Site]:
     """Both nodes may run the controller; it is taken away afterwards, where the test has not come that far."""
-    document = yaml.safe_load(cluster.inventory().read_text())
-    document["all"]["children"]["accelerator_controllers"] = {"children": {"accelerator_nodes": {}}}
-    (tmp_path / "inventory.yml").write_text(yaml.safe_dump(document))
-    site = Site(cluster, tmp_path / "inventory.yml", make_base_image(cluster))
+    site = Site(cluster, cluster.inventory(controllers=True), make_base_image(cluster))
     yield site
     site.run("service", dra_controller_state="absent")
 

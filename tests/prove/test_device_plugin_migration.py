@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from tests.cluster.cluster import EXAMPLES, Cluster, CommandFailed, Recap
-from tests.cluster.manifests import IMAGE, PRINT_AND_STAY, claim, pod
+from tests.cluster.manifests import IMAGE, PRINT_AND_STAY, claim, deployed, pod
 
 LAYOUT: list[dict[str, Any]] = [
     {"match": {"index": 0}, "mode": "static", "partitions": {"1g.10gb": 4}},
@@ -85,17 +85,7 @@ def deployment(name: str, resource: str, replicas: int) -> dict[str, Any]:
         "resources": {"limits": {resource: "1"}},
     }
     spec = {"terminationGracePeriodSeconds": 2, "dnsPolicy": "Default", "containers": [container]}
-    labels = {"app": name}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {
-            "replicas": replicas,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": spec},
-        },
-    }
+    return deployed(name, replicas, spec)
 
 
 BUDGET = {

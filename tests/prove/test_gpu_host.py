@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.cluster import DRIVER_UNIT, ROOT, Cluster, Recap, execute
-from tests.cluster.manifests import IMAGE, claim, dynamic, pod
+from tests.cluster.manifests import claim, deployment, dynamic, pod
 from tests.simulator.nvml_builds import build
 
 WORLD = os.environ.get("DRA_ACCELERATORS_GPU_HOST_WORLD", "gpu-host")
@@ -306,7 +306,6 @@ def test_a_driver_that_does_not_load_is_taken_back_without_a_hand(gpus: Cluster,
 
 # An upgrade with claims on the node
 
-GPU_CLASS = {"exactly": {"deviceClassName": "gpu.nvidia.com"}}
 SHOW_DRIVER = (
     "nvidia-smi --query-gpu=driver_version --format=csv,noheader; trap 'exit 0' TERM; while :; do sleep 1; done"
 )
@@ -314,37 +313,7 @@ SHOW_DRIVER = (
 
 def workload(name: str, replicas: int) -> list[dict[str, Any]]:
     """A Deployment whose pods have a whole GPU each, by a claim of their own, and print the driver's version as they see it."""
-    template = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {"spec": {"devices": {"requests": [{"name": "gpu", **GPU_CLASS}]}}},
-    }
-    container = {
-        "name": "probe",
-        "image": IMAGE,
-        "imagePullPolicy": "Never",
-        "command": ["sh", "-c", SHOW_DRIVER],
-        "resources": {"claims": [{"name": "gpu"}]},
-    }
-    spec = {
-        "terminationGracePeriodSeconds": 2,
-        "dnsPolicy": "Default",
-        "containers": [container],
-        "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": name}],
-    }
-    labels = {"app": name}
-    deployment = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {
-            "replicas": replicas,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": spec},
-        },
-    }
-    return [template, deployment]
+    return deployment(name, replicas, {"deviceClassName": "gpu.nvidia.com"}, command=["sh", "-c", SHOW_DRIVER])
 
 
 def pods_of(gpus: Cluster, app: str) -> dict[str, str]:

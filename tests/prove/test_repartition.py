@@ -19,67 +19,29 @@ from typing import Any, Self
 
 import pytest
 
-from tests.cluster.cluster import EXAMPLES, Cluster, CommandFailed, Recap
-from tests.cluster.manifests import IMAGE, PRINT_AND_STAY, static
+from tests.cluster.cluster import Cluster, CommandFailed, Recap
+from tests.cluster.manifests import deployment, selected, static
+from tests.prove.repartitioning import (
+    containers,
+    holders,
+    numbered,
+    pods,
+    profiles,
+    records,
+    repartition,
+    rules,
+    wait_ready,
+)
 
 FIRST: dict[str, int] = {"3g.40gb": 1, "1g.10gb": 4}
 SECOND: dict[str, int] = {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}
 SMALL, LARGE = 30, 10
+ALL = {"small": SMALL, "large": LARGE}
 BEFORE: list[dict[str, Any]] = [
     {"match": {"index": [0, 1, 2, 3]}, "mode": "static", "partitions": FIRST},
     {"match": {"index": [4, 5]}, "mode": "dynamic"},
     {"match": {}, "mode": "whole"},
 ]
-
-
-def workload(name: str, profile: str, replicas: int) -> list[dict[str, Any]]:
-    """So many pods that each have a partition of a profile, and a controller that makes others for those that go."""
-    template = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {
-            "spec": {
-                "devices": {
-                    "requests": [
-                        {
-                            "name": "device",
-                            "exactly": {
-                                "deviceClassName": "mig.nvidia.com",
-                                "selectors": [{"cel": {"expression": static(profile)}}],
-                            },
-                        }
-                    ]
-                }
-            }
-        },
-    }
-    spec = {
-        "terminationGracePeriodSeconds": 2,
-        "dnsPolicy": "Default",
-        "containers": [
-            {
-                "name": "probe",
-                "image": IMAGE,
-                "imagePullPolicy": "Never",
-                "command": ["sh", "-c", PRINT_AND_STAY],
-                "resources": {"claims": [{"name": "part"}]},
-            }
-        ],
-        "resourceClaims": [{"name": "part", "resourceClaimTemplateName": name}],
-    }
-    labels = {"app": name}
-    deployment = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {
-            "replicas": replicas,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": spec},
-        },
-    }
-    return [template, deployment]
 
 
 def layouts(**nodes: list[dict[str, Any]]) -> str:
@@ -90,74 +52,9 @@ def layouts(**nodes: list[dict[str, Any]]) -> str:
     )
 
 
-def repartition(cluster: Cluster, fleet: str, *arguments: str, **more: Any) -> Recap:
-    """The playbook, with the example's variables and ``more``."""
-    example = f"@{EXAMPLES / 'repartition.yml'}"
-    return cluster.playbook(
-        "repartition.yml", "-e", example, "-e", fleet, "-e", json.dumps(more), *arguments, check=False
-    )
-
-
-def pods(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    """The pods that are not on their way out, by name."""
-    items = cluster.get("pods", "-n", "default")["items"]
-    return {each["metadata"]["name"]: each for each in items if not each["metadata"].get("deletionTimestamp")}
-
-
-def containers(cluster: Cluster) -> dict[str, tuple[str, int]]:
-    """What runs in each pod: the container's id, and how often it was started anew."""
-    return {
-        name: (
-            each["status"]["containerStatuses"][0]["containerID"],
-            each["status"]["containerStatuses"][0]["restartCount"],
-        )
-        for name, each in pods(cluster).items()
-        if (each["status"].get("containerStatuses") or [{}])[0].get("containerID")
-    }
-
-
-def wait_ready(cluster: Cluster, timeout: float = 300) -> None:
-    for name, number in (("small", SMALL), ("large", LARGE)):
-        cluster.wait(
-            f"{number} of {name} are ready",
-            lambda name=name, number=number: (
-                cluster.get("deployment", name, "-n", "default")["status"].get("readyReplicas", 0) == number
-            ),
-            timeout,
-        )
-
-
-def holders(cluster: Cluster) -> dict[str, str]:
-    """By node and device, the pod that has it."""
-    found = {}
-    for claim in cluster.get("resourceclaims", "-n", "default")["items"]:
-        status = claim.get("status", {})
-        for result in status.get("allocation", {}).get("devices", {}).get("results", []):
-            for user in status.get("reservedFor", []):
-                found[f"{result['pool']}/{result['device']}"] = user["name"]
-    return found
-
-
-def rules(cluster: Cluster) -> list[str]:
-    return [each["metadata"]["name"] for each in cluster.get("devicetaintrules")["items"]]
-
-
-def records(cluster: Cluster) -> list[str]:
-    """The operations that are written down on nodes."""
-    path = "/var/lib/kubelet/plugins/gpu.nvidia.com/repartition.json"
-    return [node for node in cluster.nodes() if cluster.shell(node, f"test -e {path} && echo yes || true").strip()]
-
-
-def profiles(cluster: Cluster, node: str, gpu: int) -> Counter[str]:
-    """The partitions of one GPU, as nvidia-smi lists them."""
-    found: Counter[str] = Counter()
-    inside = False
-    for line in cluster.run(node, "nvidia-smi", "-L").splitlines():
-        if line.startswith("GPU "):
-            inside = line.startswith(f"GPU {gpu}:")
-        elif inside:
-            found[line.split()[1]] += 1
-    return found
+def workload(name: str, profile: str, replicas: int) -> list[dict[str, Any]]:
+    """So many pods that each have a partition of a profile, and a controller that makes others for those that go."""
+    return deployment(name, replicas, selected("mig.nvidia.com", static(profile)))
 
 
 class Published(threading.Thread):
@@ -200,7 +97,7 @@ def living() -> Iterator[Cluster]:
     first = cluster.playbook("site.yml", "-e", layouts(), check=False)
     assert not first.failed, first.output
     cluster.apply(*workload("small", "1g.10gb", SMALL), *workload("large", "3g.40gb", LARGE))
-    wait_ready(cluster)
+    wait_ready(cluster, **ALL)
     yield cluster
     if not kept:
         cluster.world("down")
@@ -211,10 +108,8 @@ def target(living: Cluster) -> tuple[str, tuple[int, int]]:
     """The node with the most pods, and the two of its static GPUs that have the most."""
     users: dict[str, Counter[int]] = {}
     for place in holders(living):
-        node, device = place.split("/")
-        match = re.match(r"gpu-(\d+)-", device)
-        assert match, device
-        users.setdefault(node, Counter())[int(match[1])] += 1
+        node, gpu = numbered(place)
+        users.setdefault(node, Counter())[gpu] += 1
     node = max(users, key=lambda each: users[each].total())
     first, second = [gpu for gpu, _users in users[node].most_common(2)]
     return node, (first, second)
@@ -274,7 +169,7 @@ def test_only_pods_on_what_goes_are_evicted(living: Cluster, target: tuple[str, 
     gone = set(before) - set(pods(living))
     print(f"evicted: {sorted(gone)}\nexpected: {sorted(expected)}")
     assert gone == expected == {each["name"] for each in plan["evicted"]} and gone
-    wait_ready(living)
+    wait_ready(living, **ALL)
     after = containers(living)
     assert {name: each for name, each in before.items() if name not in gone} == {
         name: each for name, each in after.items() if name in before
@@ -302,12 +197,8 @@ PINNED = 3
 
 def pinned(gpu: str) -> list[dict[str, Any]]:
     """Pods that can be on one GPU alone."""
-    template, deployment = workload("pinned", "1g.10gb", PINNED)
-    requests = template["spec"]["spec"]["devices"]["requests"]
-    requests[0]["exactly"]["selectors"].append(
-        {"cel": {"expression": f"device.attributes['gpu.nvidia.com'].parentUUID == '{gpu}'"}}
-    )
-    return [template, deployment]
+    there = f"{static('1g.10gb')} && device.attributes['gpu.nvidia.com'].parentUUID == '{gpu}'"
+    return deployment("pinned", PINNED, selected("mig.nvidia.com", there))
 
 
 @pytest.fixture(scope="module")
@@ -319,20 +210,12 @@ def edge(living: Cluster, target: tuple[str, tuple[int, int]]) -> tuple[str, int
     assert not done.failed, done.output
     uuid = re.findall(r"UUID: (GPU-[0-9a-f-]+)", living.run(node, "nvidia-smi", "-L"))[gpu]
     living.apply(*pinned(uuid))
-    wait_pinned(living, PINNED)
+    wait_ready(living, pinned=PINNED)
     return node, gpu
 
 
 def between(node: str, gpu: int, partitions: dict[str, int]) -> str:
     return layouts(**{node.replace("-", "_"): [{"match": {"index": gpu}, "mode": "static", "partitions": partitions}]})
-
-
-def wait_pinned(cluster: Cluster, number: int) -> None:
-    cluster.wait(
-        f"{number} pinned pods are ready",
-        lambda: cluster.get("deployment", "pinned", "-n", "default")["status"].get("readyReplicas", 0) == number,
-        300,
-    )
 
 
 def others(cluster: Cluster) -> dict[str, tuple[str, int]]:
@@ -400,11 +283,11 @@ def test_a_run_that_is_killed_is_resumed_or_reverted(living: Cluster, edge: tupl
     assert not again.failed, again.output
     consistent(living, node, gpu, FIRST if reverts else SECOND)
     if not reverts:
-        wait_pinned(living, PINNED - 1)
+        wait_ready(living, pinned=PINNED - 1)
         back = repartition(living, there, "--limit", node)
         assert not back.failed, back.output
         consistent(living, node, gpu, FIRST)
-    wait_pinned(living, PINNED)
+    wait_ready(living, pinned=PINNED)
     assert others(living) == before
 
 
@@ -440,7 +323,7 @@ def test_what_the_silicon_refuses_is_undone(living: Cluster, edge: tuple[str, in
         living.run(node, "accelerator-simulator", "clear", gpu)
     assert '"Change the layout of the GPU" failed' in found.output and "former layout again" in found.output
     consistent(living, node, gpu, FIRST)
-    wait_pinned(living, PINNED)
+    wait_ready(living, pinned=PINNED)
 
 
 def test_a_budget_that_lets_nobody_go_is_named_and_all_stays(living: Cluster, edge: tuple[str, int]) -> None:
@@ -483,7 +366,7 @@ def test_a_node_that_goes_away_is_taken_up_where_it_was(living: Cluster, edge: t
     print("\n".join(f"{step}: {left} {end}" for step, left, end in OUTCOMES))
     assert not again.failed, again.output
     consistent(living, node, gpu, SECOND)
-    wait_pinned(living, PINNED - 1)
+    wait_ready(living, pinned=PINNED - 1)
 
 
 # ---- boards that change their mode by a reset only
@@ -497,11 +380,7 @@ AMPERE: list[dict[str, Any]] = [
 
 def on_gpu(name: str, kind: str, attribute: str, uuid: str) -> list[dict[str, Any]]:
     """One pod on one GPU, or on a partition of it, and who makes another one."""
-    template, deployment = workload(name, "1g.6gb", 1)
-    expression = f"device.attributes['gpu.nvidia.com'].{attribute} == '{uuid}'"
-    request = {"deviceClassName": kind, "selectors": [{"cel": {"expression": expression}}]}
-    template["spec"]["spec"]["devices"]["requests"][0]["exactly"] = request
-    return [template, deployment]
+    return deployment(name, 1, selected(kind, f"device.attributes['gpu.nvidia.com'].{attribute} == '{uuid}'"))
 
 
 def test_a_change_of_mode_takes_along_what_is_reset_with_it_and_nothing_else(living: Cluster) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
+import pytest
 import yaml
 from ansible_collections.dra.accelerators.plugins.module_utils import _report
 from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import facts_of
@@ -242,7 +243,8 @@ def test_a_report_says_all_of_it_in_words() -> None:
     assert "\nNothing.\n" in rendered(alone) and "It has no layout.\n" in rendered(alone)
 
 
-def test_the_playbook_asks_the_nodes_and_writes_the_report(tmp_path: Path) -> None:
+@pytest.mark.parametrize("injected", [True, False], ids=["facts-as-variables", "facts-by-themselves"])
+def test_the_playbook_asks_the_nodes_and_writes_the_report(tmp_path: Path, injected: bool) -> None:
     """On this machine, which has no accelerators, and on one that does not answer."""
     common = {"ansible_python_interpreter": sys.executable, "accelerator_become": False}
     hosts = {
@@ -257,7 +259,12 @@ def test_the_playbook_asks_the_nodes_and_writes_the_report(tmp_path: Path) -> No
             *(Path(sys.executable).with_name("ansible-playbook"), "--inventory", tmp_path / "hosts.yml"),
             *(ROOT / "playbooks/report.yml", "--extra-vars", json.dumps(variables)),
         ],
-        env={**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path / "l"), "ANSIBLE_REMOTE_TEMP": str(tmp_path / "r")},
+        env={
+            **os.environ,
+            "ANSIBLE_LOCAL_TEMP": str(tmp_path / "l"),
+            "ANSIBLE_REMOTE_TEMP": str(tmp_path / "r"),
+            "ANSIBLE_INJECT_FACT_VARS": str(injected),
+        },
         check=False,
         capture_output=True,
     )

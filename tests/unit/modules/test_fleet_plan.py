@@ -179,6 +179,31 @@ def test_manifests_count_pods_replicas_and_claims(run_here: Run, tmp_path: Path)
     assert result["plan"]["wanted"][0]["wants"].startswith("device of class mig.nvidia.com with ")
 
 
+def test_partitions_that_a_layout_makes_are_told_from_those_that_are_made_on_demand(
+    run_here: Run, tmp_path: Path
+) -> None:
+    """As claims tell them apart: by whether they have a UUID before anybody has them."""
+    uuid = f"has(device.attributes['{planned.DRIVER}'].uuid)"
+    claims = [planned.claim("there", "1g.10gb"), planned.claim("then", "1g.10gb"), planned.claim("any", "1g.10gb")]
+    for claim, more in zip(claims, (f" && {uuid}", f" && !{uuid}", ""), strict=True):
+        claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"] += more
+    options = {"cluster": False, "src": [listed(tmp_path, *planned.CLASSES, *claims)]}
+    nodes = planned.answers(planned.fleet(1))
+    without = run_here("fleet_plan", {"nodes": nodes, **options})
+    names = [f"ResourceClaim default/{each}" for each in ("there", "then", "any")]
+    assert served(without) == dict(zip(names, ((1, 1), (0, 1), (1, 1)), strict=True))
+    (lacking,) = without["plan"]["unplaceable"]
+    assert lacking["name"] == names[1] and lacking["message"].startswith("No device of the fleet is or can be cut into")
+    nodes["gpu-1"]["devices"][1]["rule"] = {"mode": "dynamic"}
+    result = run_here("fleet_plan", {"nodes": nodes, **options})
+    assert served(result) == dict.fromkeys(names, (1, 1))
+    # What is made on demand needs no other layout.
+    assert [(each["mode"], each["changed"]) for each in result["plan"]["devices"]] == [
+        ("static", True),
+        ("dynamic", False),
+    ]
+
+
 def test_alternatives_priorities_and_what_cannot_be_planned(run_here: Run, tmp_path: Path) -> None:
     flexible = planned.claim("flexible")
     flexible["spec"]["devices"]["requests"] = [

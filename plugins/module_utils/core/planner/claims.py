@@ -48,17 +48,22 @@ class Read:
 
 
 def published_kinds(nodes: Mapping[str, Any]) -> dict[Kind, Device]:
-    """Return, of what nodes have answered, how a device of each kind, and a partition of each profile, would be published."""
+    """Return, of what nodes have answered, how a device of each kind, and a partition of each profile, would be published.
+
+    A partition that a layout has made is not published as one that is made when a claim wants it: claims tell them apart by their UUID.
+    """
     found: dict[Kind, Device] = {}
     for answer in nodes.values():
         kinds = (answer or {}).get("kinds") or {}
         for facts in (answer or {}).get("devices") or ():
             told = (kinds.get(facts.get("kind")) or {}).get("published") or {}
-            for key, content in (told.get("devices") or {}).items():
-                kind = (facts["vendor"], facts["product"], facts["memory_bytes"], None if key == "whole" else int(key))
-                found.setdefault(
-                    kind, Device(str(told["driver"]), "planned", {**content, "name": f"{facts['product']} {key}"})
-                )
+            same = (str(facts["vendor"]), str(facts["product"]), int(facts["memory_bytes"]))
+            for word in ("devices", "made"):
+                for key, content in (told.get(word) or {}).items():
+                    kind = (*same, None, False) if key == "whole" else (*same, int(key), word == "devices")
+                    found.setdefault(
+                        kind, Device(str(told["driver"]), "planned", {**content, "name": f"{facts['product']} {key}"})
+                    )
     return found
 
 

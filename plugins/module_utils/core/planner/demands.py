@@ -18,8 +18,8 @@ TYPES = (ANY, DEVICE, PARTITION)
 _KEYS = ("name", "count", "priority", "devices", "type", "profile", "memory", "vendor", "product")
 _PART_KEYS = ("devices", "type", "profile", "memory", "vendor", "product")
 _MOST = 1_000_000
-#: Vendor, product and memory of a device, and the number of a profile; None for the device itself.
-Kind = tuple[str, str, int, Optional[int]]
+#: Vendor, product and memory of a device, the number of a profile, None for the device itself, and whether a partition is made on demand.
+Kind = tuple[str, str, int, Optional[int], bool]
 
 
 class InvalidDemand(AcceleratorError):
@@ -46,11 +46,12 @@ class Part:
     items: frozenset[Kind] | None = None
     text: str = ""
 
-    def takes(self, device: Device, profile: Profile | None) -> bool:
-        """Whether a whole device (profile None) or a partition of it will do."""
+    def takes(self, device: Device, profile: Profile | None, on_demand: bool = False) -> bool:
+        """Whether a whole device (profile None) or a partition of it, there or made ``on_demand``, will do."""
         if self.items is not None:
             number = None if profile is None else profile.profile_id
-            return (device.vendor, device.product, device.memory_bytes, number) in self.items
+            made_then = on_demand and profile is not None
+            return (device.vendor, device.product, device.memory_bytes, number, made_then) in self.items
         if self.vendor not in ("", device.vendor):
             return False
         if self.products and not any(fnmatchcase(device.product, pattern) for pattern in self.products):

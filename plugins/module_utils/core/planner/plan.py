@@ -147,6 +147,7 @@ class _DevicePlanner:
             for item in self.problem.items
             if item.device.profiles is self.device.profiles
             and item.device.product == self.device.product
+            and item.is_of(self.one.is_dynamic)
             and item.profile is not None
             and item.profile.profile_id == partition.profile_id
         )
@@ -393,7 +394,7 @@ def _most_when_empty(problem: Problem, member: int, items: Sequence[int]) -> int
         return 0
     kind = problem.kinds[member]
     mine = [each for each in (problem.items[item] for item in items) if each.device.profiles is one.device.profiles]
-    mine = [each for each in mine if each.device.product == one.device.product]
+    mine = [each for each in mine if each.device.product == one.device.product and each.is_of(one.is_dynamic)]
     wanted = {each.profile.profile_id for each in mine if each.profile is not None}
     positions = [at for at, profile in enumerate(kind.profiles) if profile.profile_id in wanted]
     cut = max((sum(each.counts[at] for at in positions) for each in kind.all), default=0) if positions else 0

@@ -22,11 +22,15 @@ Amounts = tuple[tuple[int, int], ...]  # items by their numbers, with how many o
 
 @dataclass(frozen=True)
 class Item:
-    """What a claim can be given: a partition of a profile, or without one the whole device, of one kind of device."""
+    """What a claim can be given: a partition of a profile, or without one the whole device, of one kind of device.
+
+    ``on_demand`` are those of devices whose partitions are made when claims want them.
+    """
 
     number: int
     device: Device
     profile: Profile | None
+    on_demand: bool = False
 
     @property
     def memory_bytes(self) -> int:
@@ -40,6 +44,10 @@ class Item:
             return (self.memory_bytes, 1, 0, (), self.device.product)
         capacities = tuple(self.profile.capacities.values())
         return (self.memory_bytes, 0, sum(1 for each in capacities if each), capacities, self.profile.name)
+
+    def is_of(self, dynamic: bool) -> bool:
+        """Whether devices have it whose partitions are made on demand, or those whose layout makes them. Whole ones both have."""
+        return self.profile is None or self.on_demand == dynamic
 
     def describe(self) -> str:
         """Name it for a person."""
@@ -116,6 +124,19 @@ def build(fleet: Fleet, demands: Sequence[Demand], *, most_moves: int = 0) -> Pr
     return _Builder(fleet, tuple(demands), most_moves).build()
 
 
+def _alike(device: Device) -> Any:
+    """What is the same of all devices of a kind."""
+    return (
+        device.vendor,
+        device.product,
+        device.memory_bytes,
+        device.memory_slices,
+        device.partitioning.supported,
+        id(device.profiles),
+        tuple(sorted(device.capacities.items())),
+    )
+
+
 class _Builder:
     def __init__(self, fleet: Fleet, demands: tuple[Demand, ...], most_moves: int) -> None:
         self.fleet = fleet
@@ -123,13 +144,14 @@ class _Builder:
         self.most_moves = most_moves
         self.items: list[Item] = []
         self.of_kind: dict[Any, int] = {}
-        self.exemplars: list[Device] = []
+        self.exemplars: list[FleetDevice] = []
+        self.wholes: dict[Any, int] = {}
         self.item_numbers: dict[tuple[int, int | None], int] = {}
         self.kinds: dict[int, Arrangements] = {}
         self.known: dict[Any, tuple[Configuration, ...]] = {}
 
     def build(self) -> Problem:
-        kinds = [self._kind(each.device) for each in self.fleet.devices]
+        kinds = [self._kind(each) for each in self.fleet.devices]
         for kind, exemplar in enumerate(self.exemplars):
             self._make_items(kind, exemplar, [each for each, of in zip(self.fleet.devices, kinds) if of == kind])
         by_node = any(each.devices > 1 for each in self.demands)
@@ -151,38 +173,36 @@ class _Builder:
             self.most_moves,
         )
 
-    def _kind(self, device: Device) -> int:
-        key = (
-            device.vendor,
-            device.product,
-            device.memory_bytes,
-            device.memory_slices,
-            device.partitioning.supported,
-            id(device.profiles),
-            tuple(sorted(device.capacities.items())),
-        )
+    def _kind(self, each: FleetDevice) -> int:
+        key = (each.is_dynamic, _alike(each.device))
         if key not in self.of_kind:
             self.of_kind[key] = len(self.exemplars)
-            self.exemplars.append(device)
+            self.exemplars.append(each)
         return self.of_kind[key]
 
-    def _make_items(self, kind: int, exemplar: Device, members: Sequence[FleetDevice]) -> None:
+    def _make_items(self, kind: int, first: FleetDevice, members: Sequence[FleetDevice]) -> None:
+        exemplar, on_demand = first.device, first.is_dynamic
         there = {one.profile_id for each in members for one in each.device.partitions}
         wanted = {
             profile.profile_id
             for profile in exemplar.profiles
             for demand in self.demands
             for part in demand.parts
-            if part.takes(exemplar, profile)
+            if part.takes(exemplar, profile, on_demand)
         }
         relevant = (there | wanted) if exemplar.partitioning.supported else set()
         self.kinds[kind] = Arrangements(exemplar, relevant)
-        for profile in (None, *self.kinds[kind].profiles):
-            self.item_numbers[(kind, None if profile is None else profile.profile_id)] = len(self.items)
-            self.items.append(Item(len(self.items), exemplar, profile))
+        # Whole they are the same, however their partitions are made.
+        whole = self.wholes.setdefault(_alike(exemplar), len(self.items))
+        self.item_numbers[(kind, None)] = whole
+        if whole == len(self.items):
+            self.items.append(Item(whole, exemplar, None))
+        for profile in self.kinds[kind].profiles:
+            self.item_numbers[(kind, profile.profile_id)] = len(self.items)
+            self.items.append(Item(len(self.items), exemplar, profile, on_demand))
 
     def _wanted(self, part: Part) -> tuple[int, ...]:
-        fitting = [item for item in self.items if part.takes(item.device, item.profile)]
+        fitting = [item for item in self.items if part.takes(item.device, item.profile, item.on_demand)]
         return tuple(item.number for item in sorted(fitting, key=lambda item: item.rank))
 
     def _is_movable(self, names: Sequence[str]) -> bool:

@@ -1,0 +1,249 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""A node with NPUs under pods: one NPU gets other slices, and then all of them another driver, and only who is in the way leaves.
+
+The packages of the driver are stand-ins (tests/packages). The tests go on from one to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import Recap
+from tests.cluster.manifests import deployment, pod, selected
+from tests.cluster.npus import NpuCluster, npu_pod
+from tests.prove.repartitioning import (
+    DONE,
+    containers,
+    holders,
+    numbered,
+    pods,
+    reasons,
+    records,
+    repartition,
+    rules,
+    steps_told,
+    wait_ready,
+)
+from tests.prove.test_gpu_host import published_version
+from tests.prove.test_npu_runtime import DRIVER, NEWER_DRIVER, boot_id, digest, installed_driver, package
+
+WORLD = os.environ.get("DRA_ACCELERATORS_NPU_REPARTITION_WORLD", "npu-repartition")
+KEPT = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
+#: A package after which the machine is to be started again, and then tells of the driver that the simulator has.
+NOT_TAKEN = "25.6.0"
+BEFORE: list[dict[str, Any]] = [
+    {"match": {"index": [0, 1]}, "mode": "static", "partitions": {"vir04": 1, "vir02": 1}},
+    {"match": {}, "mode": "whole"},
+]
+#: Two halves of an NPU, one quarter that is as well on one NPU as on the other, and whole ones; eighths are not there yet.
+RUNNING = {"half": 2, "quarter": 1, "whole": 2}
+EIGHTHS = 2
+
+
+def a_slice(template: str) -> dict[str, Any]:
+    """What asks for a slice that the layout has made."""
+    own = "device.attributes['npu.huawei.com']"
+    return selected("vnpu.huawei.com", f"{own}.template == '{template}' && has({own}.uuid)")
+
+
+ASKS = {
+    "half": a_slice("vir04"),
+    "quarter": a_slice("vir02"),
+    "eighth": a_slice("vir01"),
+    "whole": {"deviceClassName": "npu.huawei.com"},
+}
+
+
+def workload(name: str, replicas: int) -> list[dict[str, Any]]:
+    """Pods that print what their npu-smi shows."""
+    (container,) = npu_pod(name, name)["spec"]["containers"]
+    return deployment(name, replicas, ASKS[name], command=container["command"], env=container["env"])
+
+
+@pytest.fixture(scope="module")
+def living() -> Iterator[NpuCluster]:
+    """A node with eight NPUs, and pods on some of them."""
+    layouts = [{"hosts": "all", "layout": BEFORE}]
+    cluster = NpuCluster(WORLD, {"accelerator_layouts": layouts, "dra_driver_inventory_interval": 10})
+    if not KEPT:
+        cluster.world("down")
+    cluster.world("up", "--nodes", "1", "--silicon", "8x310P-Pro", timeout=3000)
+    first = cluster.playbook("site.yml", check=False)
+    assert not first.failed, first.output
+    for name, number in (*RUNNING.items(), ("eighth", EIGHTHS)):
+        cluster.apply(*workload(name, number))
+    wait_ready(cluster, **RUNNING)
+    assert not any(name.startswith("eighth") for name in containers(cluster))
+    yield cluster
+    if not KEPT:
+        cluster.world("down")
+
+
+@pytest.fixture(scope="module")
+def node(living: NpuCluster) -> str:
+    """The node's name."""
+    (found,) = living.nodes()
+    return found
+
+
+@pytest.fixture(scope="module")
+def target(living: NpuCluster) -> int:
+    """The NPU of which the quarter is had."""
+    (found,) = (numbered(place)[1] for place, user in holders(living).items() if user.startswith("quarter"))
+    return found
+
+
+def eighths(target: int) -> dict[str, Any]:
+    """The fleet with another layout: of one NPU the half stays, and the quarter becomes two eighths."""
+    rule = {"match": {"index": target}, "mode": "static", "partitions": {"vir04": 1, "vir01": EIGHTHS}}
+    return {"accelerator_layouts": [{"hosts": "all", "layout": [rule, *BEFORE]}]}
+
+
+def templates(living: NpuCluster, node: str) -> dict[int, list[str]]:
+    """The templates of the slices of the NPUs that have any."""
+    shown = living.slices_of(node)
+    return {npu: sorted(each["template"] for each in slices) for npu, slices in shown.items() if slices}
+
+
+def test_the_plan_names_the_one_pod_that_goes_and_touches_nothing(
+    living: NpuCluster, node: str, target: int, tmp_path: Path
+) -> None:
+    before, slices, file = containers(living), living.slices(), tmp_path / "steps.json"
+    words = ("--check", "--diff")
+    told = repartition(living, json.dumps(eighths(target)), *words, accelerator_repartition_file=str(file))
+    assert not told.failed and not told.changed and "vir01" in told.output, told.output
+    plan = json.loads(file.read_text())
+    (operation,) = plan["nodes"][node]["operations"]
+    assert [each["index"] for each in operation["devices"]] == [target]
+    assert [each["profile"] for each in operation["going"]] == ["vir02"]
+    assert [each["name"].partition("-")[0] for each in plan["evicted"]] == ["quarter"]
+    assert containers(living) == before and living.slices() == slices and not rules(living)
+
+
+def test_only_the_pod_on_the_slice_that_goes_leaves(living: NpuCluster, node: str, target: int) -> None:
+    before, other = containers(living), 1 - target
+    done = repartition(living, json.dumps(eighths(target)))
+    assert not done.failed, done.output
+    wait_ready(living, eighth=EIGHTHS, **RUNNING)
+    after = containers(living)
+    gone = set(before) - set(pods(living))
+    assert [name.partition("-")[0] for name in gone] == ["quarter"]
+    assert {name: each for name, each in before.items() if name not in gone}.items() <= after.items()
+    assert templates(living, node) == {target: ["vir01"] * EIGHTHS + ["vir04"], other: ["vir02", "vir04"]}
+    on = {user.partition("-")[0]: numbered(place)[1] for place, user in holders(living).items()}
+    assert (on["eighth"], on["quarter"]) == (target, other)
+    for name in after:
+        if name.startswith("eighth"):
+            assert living.shown_to(name) == ["310Pvir01"]
+    assert not rules(living) and not records(living)
+    assert [reasons(each) for each in steps_told(living, node).values()] == [DONE]
+
+
+def test_a_second_run_changes_nothing(living: NpuCluster, target: int) -> None:
+    before, slices = containers(living), living.slices()
+    # From now on it is the fleet's.
+    living.variables = {**living.variables, **eighths(target)}
+    for again in (repartition(living), living.playbook("site.yml", check=False)):
+        assert (again.failed, again.changed) == (0, 0), again.output
+    assert containers(living) == before and living.slices() == slices
+
+
+# ---- another driver
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The vendor's packages, on the controller: one that takes effect at once, and one that does not even after a start of the machine."""
+    folder = tmp_path_factory.mktemp("packages")
+    return {
+        NEWER_DRIVER: package(folder, "driver", NEWER_DRIVER, EFFECT="It takes effect immediately."),
+        NOT_TAKEN: package(folder, "driver", NOT_TAKEN),
+    }
+
+
+def upgrade(living: NpuCluster, path: Path, *words: str, **more: Any) -> Recap:
+    """The playbook, to the driver of a package."""
+    said = {
+        "accelerator_ascend_driver": True,
+        "ascend_driver_package": str(path),
+        "ascend_driver_checksums": {path.name: digest(path)},
+        "ascend_driver_accept_eula": True,
+        "ascend_driver_reboot": True,
+        "ascend_driver_reboot_command": "systemctl reboot",
+        # The kernel of whoever runs the test, which has no headers here.
+        "ascend_driver_build": False,
+        "accelerator_upgrade_timeout": 300,
+        **more,
+    }
+    return living.playbook("upgrade.yml", "-e", json.dumps(said), *words, check=False)
+
+
+@pytest.fixture(scope="module")
+def beside(living: NpuCluster) -> str:
+    """A pod that has no NPU."""
+    living.apply(pod("beside"))
+    living.wait_running("beside")
+    return "beside"
+
+
+def returned(living: NpuCluster, before: dict[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
+    """What runs, once all pods with claims are others than before, and ready."""
+    wait_ready(living, eighth=EIGHTHS, **RUNNING)
+    found = containers(living)
+    assert set(found) & set(before) <= {"beside"} and len(found) == len(before), (before, found)
+    return found
+
+
+def test_who_has_to_leave_for_a_driver_is_named_before_anything_is_begun(
+    living: NpuCluster, node: str, beside: str, packages: dict[str, Path]
+) -> None:
+    before = containers(living)
+    told = upgrade(living, packages[NEWER_DRIVER], "--check", "--diff")
+    assert not told.failed and NEWER_DRIVER in told.output, told.output
+    having = set(before) - {beside}
+    assert all(f"pod default/{name} has to leave" in told.output for name in having), told.output
+    assert f"pod default/{beside} has" not in told.output
+    silent = upgrade(living, packages[NEWER_DRIVER])
+    assert silent.failed and "Nothing was touched" in silent.output, silent.output
+    assert containers(living) == before and installed_driver(living, node) == DRIVER and not rules(living)
+
+
+def test_the_driver_is_exchanged_with_nobody_on_the_npus_and_the_pods_come_back(
+    living: NpuCluster, node: str, beside: str, packages: dict[str, Path]
+) -> None:
+    before, cut, boot = containers(living), templates(living, node), boot_id(living, node)
+    assert published_version(living, node) - {""} == {DRIVER}
+    done = upgrade(living, packages[NEWER_DRIVER], accelerator_upgrade_evict=True)
+    assert not done.failed, done.output
+    assert installed_driver(living, node) == NEWER_DRIVER and boot_id(living, node) == boot
+    assert published_version(living, node) - {""} == {NEWER_DRIVER}, "the taint goes when that is so"
+    assert not rules(living)
+    after = returned(living, before)
+    assert after[beside] == before[beside], "who has no NPU stays"
+    assert templates(living, node) == cut
+    again = upgrade(living, packages[NEWER_DRIVER], accelerator_upgrade_evict=True)
+    assert (again.failed, again.changed) == (0, 0), again.output
+    assert containers(living) == after
+
+
+def test_a_driver_that_is_not_there_after_the_start_is_gone_back_from(
+    living: NpuCluster, node: str, beside: str, packages: dict[str, Path]
+) -> None:
+    before, cut, boot = containers(living), templates(living, node), boot_id(living, node)
+    words: dict[str, Any] = {"accelerator_upgrade_evict": True, "accelerator_upgrade_timeout": 90}
+    failed = upgrade(living, packages[NOT_TAKEN], **words)
+    assert failed.failed and f"It has {NEWER_DRIVER}" in failed.output, failed.output
+    assert boot_id(living, node) != boot and installed_driver(living, node) == NEWER_DRIVER
+    living.wait_registered(node)
+    living.wait("the former one is published", lambda: published_version(living, node) - {""} == {NEWER_DRIVER})
+    assert not rules(living)
+    living.delete(pod(beside))
+    returned(living, {name: each for name, each in before.items() if name != beside})
+    assert templates(living, node) == cut
