@@ -25,11 +25,13 @@ from ._docker_cdi import (
     version_in,
 )
 from ._runtime_choice import CRI_DOCKERD
-from ._service_unit import COMMAND_SECONDS, Unit, last_words
+from ._service_unit import COMMAND_SECONDS, Unit, last_words, words_of
 from .core.errors import AcceleratorError
 from .core.system import System
 
 _NAMED_CONTAINERS = 8
+#: The option of Docker's daemon that names its file.
+_FILE = "--config-file"
 
 
 class Docker(Unit):
@@ -137,7 +139,7 @@ class Docker(Unit):
 
     def refuse_invalid(self, text: str) -> None:
         """Have the daemon try a text. Raises DockerError."""
-        refuse_invalid(self.system, self.daemon, self.config, text)
+        refuse_invalid(self.system, self.daemon, self.config, text, self.service)
 
     # What a restart does
 
@@ -177,13 +179,31 @@ class Docker(Unit):
         return self.system.run(["systemctl", "is-active", unit], COMMAND_SECONDS).stdout.strip() == "active"
 
 
-def refuse_invalid(system: System, daemon: str, path: str, text: str) -> None:
-    """Have Docker's daemon try a text of its file, where it is there and can (from 23 on). Raises DockerError."""
+def options_of(words: Sequence[str], daemon: str) -> list[str]:
+    """Return the options among the words of a process, but for the file that it reads; none where it is another program than ``daemon``."""
+    if not words or Path(words[0]).name != Path(daemon).name:
+        return []
+    options: list[str] = []
+    rest = iter(words[1:])
+    for word in rest:
+        if word == _FILE:
+            next(rest, None)
+        elif not word.startswith(f"{_FILE}="):
+            options.append(word)
+    return options
+
+
+def refuse_invalid(system: System, daemon: str, path: str, text: str, service: str) -> None:
+    """Have Docker's daemon try a text of its file, where it is there and can (from 23 on). Raises DockerError.
+
+    What the unit's process was started with counts beside the file: it may be refused without, or only with it.
+    """
+    options = options_of(words_of(system, service), daemon)
     with tempfile.TemporaryDirectory(prefix="dra-accelerators-") as folder:
         trial = Path(folder, "daemon.json")
         trial.write_text(text, encoding="utf-8")
         try:
-            done = system.run([daemon, "--validate", "--config-file", str(trial)], COMMAND_SECONDS)
+            done = system.run([daemon, "--validate", _FILE, str(trial), *options], COMMAND_SECONDS)
         except AcceleratorError as error:
             if error.code != "command-missing":
                 raise

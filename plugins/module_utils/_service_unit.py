@@ -80,6 +80,15 @@ class Unit:
         return "It said: " + " | ".join(line.strip()[:300] for line in lines if line.strip())
 
 
+def words_of(system: System, service: str) -> list[str]:
+    """Return the words with which a unit's process was started, its program first; none where it does not run."""
+    pid = system.run(["systemctl", "show", "--property=MainPID", "--value", service], COMMAND_SECONDS).stdout.strip()
+    try:
+        return system.read_text(f"/proc/{int(pid)}/cmdline").split("\0")[:-1]
+    except (OSError, ValueError):
+        return []
+
+
 def last_words(done: Completed) -> str:
     """Return the last line that a command said."""
     lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]

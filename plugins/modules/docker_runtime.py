@@ -197,7 +197,7 @@ class Docker:
 
     def refuse_invalid(self, text: str) -> None:
         """Have the daemon try a text, where it can. Raises DockerError."""
-        refuse_invalid(self.system, self.params["daemon"], self.path, text)
+        refuse_invalid(self.system, self.params["daemon"], self.path, text, self.params["service"])
 
     def put(self, text: str | None) -> None:
         """Have the file say this."""

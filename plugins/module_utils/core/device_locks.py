@@ -79,10 +79,22 @@ class DeviceLocks:
         return name in self._held
 
     def is_taken(self, name: str) -> bool:
-        """Whether somebody, who may be this object, holds a lock."""
-        if name in self._held or not self.take(name):
+        """Whether somebody, who may be this object, holds a lock; nothing is made and nothing written for a look. Raises AcceleratorError."""
+        if name in self._held:
             return True
-        self.drop(name)
+        path = self._path(name)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):  # one that was never made was never taken
+            return False
+        except OSError as error:
+            raise _unusable(path, error) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
         return False
 
     def holder_of(self, name: str) -> str:
@@ -145,11 +157,7 @@ class DeviceLocks:
             except FileNotFoundError:
                 return None
         except OSError as error:
-            raise AcceleratorError(
-                f"The lock {path} cannot be used: {error.strerror}",
-                hint="Check the folder and its disk.",
-                code="lock-unusable",
-            ) from error
+            raise _unusable(path, error) from error
 
     def _open_or_make(self, path: str) -> int | None:
         """Open a lock's file, which every claim does, and make its folder where it is missing; None without a driver's folder."""
@@ -169,6 +177,14 @@ class DeviceLocks:
             return False
         mine = os.fstat(descriptor)
         return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
+
+def _unusable(path: str, error: OSError) -> AcceleratorError:
+    return AcceleratorError(
+        f"The lock {path} cannot be used: {error.strerror}",
+        hint="Check the folder and its disk.",
+        code="lock-unusable",
+    )
 
 
 @contextlib.contextmanager

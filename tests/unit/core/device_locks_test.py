@@ -115,6 +115,17 @@ def test_taking_a_lock_again_writes_nothing(tmp_path: Path) -> None:
     assert times == [False, True, False, False]
 
 
+def test_a_look_makes_nothing_and_writes_nothing(tmp_path: Path) -> None:
+    module, driver = DeviceLocks(str(tmp_path), "a layout"), DeviceLocks(str(tmp_path), "the driver")
+    assert not driver.is_taken("request") and list(tmp_path.iterdir()) == []
+    assert module.take("request") and driver.is_taken("request")
+    module.drop("request")
+    assert not driver.is_taken("request") and not driver.is_taken("library")
+    (path,) = tmp_path.glob("*/*")
+    assert path.read_text().startswith("a layout")
+    assert module.take("request"), "a look holds nothing"
+
+
 def test_what_is_no_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "locks").write_text("in the way")
     with pytest.raises(AcceleratorError, match="locks") as refused:

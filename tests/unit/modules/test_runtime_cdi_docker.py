@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ SYSTEMCTL = """#!/bin/sh
 echo "$*" >> {folder}/asked
 case $1 in
 is-active) cat {folder}/cri-dockerd ;;
-show) echo ActiveState=$(cat {folder}/state); echo MainPID=$(cat {folder}/pid) ;;
+show) [ "$2" != --property=MainPID ] || {{ cat {folder}/pid; exit; }}; echo ActiveState=$(cat {folder}/state); echo MainPID=$(cat {folder}/pid) ;;
 restart)
   [ ! -e {folder}/broken ] || {{ grep -q cdi {config} && exit 1; }}
   [ ! -e {folder}/dead ] || exit 1
@@ -62,6 +63,7 @@ print(json.dumps({{"ServerVersion": version, "LiveRestoreEnabled": live == "True
 DAEMON = """#!/bin/sh
 [ "$1" = --version ] && {{ echo "Docker version $(cut -d' ' -f1 {folder}/engine), build 1"; exit; }}
 [ ! -e {folder}/refuses ] || {{ echo "invalid: $3" >&2; exit 1; }}
+echo "$*" > {folder}/tried
 """
 
 
@@ -128,6 +130,18 @@ def test_cdi_is_switched_on_and_taken_back_byte_for_byte(docker: Docker) -> None
     assert back["restarted"] and docker.config.read_text() == SITE
     assert not (docker.folder / "records").exists() and not (docker.folder / "cdi").exists()
     assert not docker.run(state="absent")["changed"]
+
+
+def test_the_file_is_tried_with_what_the_process_was_started_with(docker: Docker) -> None:
+    options = ["-c", "read line", "--userland-proxy=false"]
+    files = ["--config-file", "/etc/a", "--config-file=/etc/b"]
+    # The first word is what a process calls itself, not what it is.
+    for called, told in (("/usr/bin/dockerd", " ".join(options)), ("cri-dockerd", "")):
+        with subprocess.Popen([called, *options, *files], executable="/bin/sh", stdin=subprocess.PIPE) as process:
+            (docker.folder / "pid").write_text(f"{process.pid}\n")
+            docker.run(check=True)
+        tried = (docker.folder / "tried").read_text().strip().split(" ", 3)
+        assert tried[:2] == ["--validate", "--config-file"] and " ".join(tried[3:]) == told
 
 
 def test_a_release_that_has_it_on_is_left_alone(docker: Docker) -> None:
