@@ -95,7 +95,7 @@ def best(fleet: Sequence[Small], wishes: Sequence[Wish], most_moves: int = 0) ->
     priorities = sorted({each.priority for each in wishes}, reverse=True)
     found: Vector | None = None
     known: dict[Any, Vector | None] = {}
-    for chosen in product(*(tuple(_options(each, wishes, most_moves)) for each in fleet)):
+    for chosen in product(*(tuple(_options(each, fleet, wishes, most_moves)) for each in fleet)):
         moved = sum(len(each[1]) for each in chosen)
         if moved > most_moves:
             continue
@@ -115,9 +115,13 @@ def best(fleet: Sequence[Small], wishes: Sequence[Wish], most_moves: int = 0) ->
     return found
 
 
-def _options(small: Small, wishes: Sequence[Wish], most_moves: int) -> Iterator[tuple[Vector, Vector, int, int]]:
+def _options(
+    small: Small, fleet: Sequence[Small], wishes: Sequence[Wish], most_moves: int
+) -> Iterator[tuple[Vector, Vector, int, int]]:
     """What a board could be: the profiles that it offers, those of claims that would have to move, how many others go, whether it is touched."""
-    relevant = {profile for profile, _start in small.places} | {
+    # What others have may come here.
+    there_are = {profile for each in fleet if each.board == small.board for profile, _start in each.places}
+    relevant = there_are | {
         each["id"]
         for each in board(small.board)["mig"]["profiles"]
         if any(one.takes(small.board, each["id"]) for one in wishes)
@@ -143,8 +147,9 @@ def _options(small: Small, wishes: Sequence[Wish], most_moves: int) -> Iterator[
         )
         cost = (gone, int(bool(gone or new or lacking)))
         best[key] = min(best.get(key, cost), cost)
-    if len(small.held) <= most_moves:
-        key = ((WHOLE[0],), (*lost, *sorted(profile for profile, _start in small.held)))
+    # A device that stays as it is does not change hands: no layout would bring that about.
+    if len(small.held) <= most_moves and not small.occupied:
+        key = ((WHOLE[0],), tuple(sorted(profile for profile, _start in small.held)))
         cost = (len(free), int(small.enabled or bool(small.places)))
         best[key] = min(best.get(key, cost), cost)
     for (offers, lacking_now), (gone, touched) in best.items():
