@@ -34,6 +34,7 @@ from dra_driver.controller.plan import (
     POD_FINISHED,
     POD_GONE,
     RELEASE,
+    SeenDrain,
     View,
     absences,
     drains,
@@ -219,7 +220,7 @@ def test_reading_objects() -> None:
     ours = {"app.kubernetes.io/managed-by": "dra-accelerators", "dra.accelerators/node": "a"}
     assert rule_facts({"metadata": {"name": "r", "uid": "u", "labels": ours}}) == RuleFacts("r", "u", "a")
     assert rule_facts({"metadata": {"name": "r", "uid": "u", "labels": {"dra.accelerators/node": "a"}}}) is None
-    assert rule_facts(drain_rule("r", "u")) == RuleFacts("r", "u", "a", "monday")
+    assert rule_facts(drain_rule("r", "u")) == RuleFacts("r", "u", "a", "monday", "09:00")
     assert rule_facts(drain_rule("r", "u", manager="kubectl")) is None, "somebody else's, whatever it says"
 
 
@@ -251,7 +252,7 @@ def drain_rule(name: str, uid: str, *, manager: str = "dra.accelerators.device-d
         "uid": uid,
         "resourceVersion": "1",
         "labels": {"app.kubernetes.io/managed-by": "dra-accelerators", "dra.accelerators/drain": "monday"},
-        "annotations": {"dra.accelerators/drain-node": "a"},
+        "annotations": {"dra.accelerators/drain-node": "a", "dra.accelerators/drain-renewed": "09:00"},
         "managedFields": [{"manager": manager, "operation": "Update"}],
     }
     return {"metadata": metadata, "spec": {"deviceSelector": {"pool": "a"}}}
@@ -259,19 +260,34 @@ def drain_rule(name: str, uid: str, *, manager: str = "dra.accelerators.device-d
 
 def test_what_is_read_is_what_the_module_writes() -> None:
     """The two are in different programs: the names must be the same."""
-    found = re.findall(r"^(?:MANAGER|OPERATION_LABEL|SINCE, FOR_NODE)\b.* = (.*)$", DRAIN.read_text(), re.MULTILINE)
+    found = re.findall(
+        r"^(?:MANAGER|OPERATION_LABEL|SINCE, FOR_NODE|RENEWED)\b.* = (.*)$", DRAIN.read_text(), re.MULTILINE
+    )
     assert [each.strip('"') for each in ", ".join(found).split(", ")][:2] == [facts.DRAIN_MANAGER, facts.DRAIN_LABEL]
     assert f'"{facts.DRAIN_NODE}"' in ", ".join(found)
+    assert f'"{facts.DRAIN_RENEWED}"' in found
 
 
 def test_drains_are_left_once_they_were_seen_for_long_by_this_process() -> None:
     drained, marked = RuleFacts("d", "u1", "a", "monday"), RuleFacts("m", "u2", "a")
     view = View({"a": NodeFacts("a", "n", True, False)}, rules=[drained, marked])
-    since = drains({}, view, 100.0)
-    assert since == {"u1": 100.0}, "a rule of another kind was written to stay"
-    assert drains(since, view, 200.0) == since
-    assert drains(since, View({}), 200.0) == {}, "one that was away in between begins anew"
-    assert left_drains(view, since, now=159.0, lasting=60.0) == []
-    (action,) = left_drains(view, since, now=160.0, lasting=60.0)
+    seen = drains({}, view, 100.0)
+    assert seen == {"u1": SeenDrain(100.0, "")}, "a rule of another kind was written to stay"
+    assert drains(seen, view, 200.0) == seen
+    assert drains(seen, View({}), 200.0) == {}, "one that was away in between begins anew"
+    assert left_drains(view, seen, now=159.0, lasting=60.0) == []
+    (action,) = left_drains(view, seen, now=160.0, lasting=60.0)
     assert (action.verb, action.name, action.uid, action.node) == (LIFT_RULE, "d", "u1", "a")
-    assert left_drains(view, since, now=1e9, lasting=0) == [], "0 is never"
+    assert left_drains(view, seen, now=1e9, lasting=0) == [], "0 is never"
+
+
+def test_a_drain_that_a_run_goes_on_with_is_not_left() -> None:
+    def view(sign: str) -> View:
+        return View({"a": NodeFacts("a", "n", True, False)}, rules=[RuleFacts("d", "u1", "a", "monday", sign)])
+
+    seen = drains({}, view("09:00"), 100.0)
+    later = drains(seen, view("09:50"), 150.0)
+    assert later == {"u1": SeenDrain(150.0, "09:50")}
+    assert left_drains(view("09:50"), later, now=160.0, lasting=60.0) == []
+    (action,) = left_drains(view("09:50"), later, now=210.0, lasting=60.0)
+    assert action.renewed == "09:50", "what the API server must still say when the rule is lifted"

@@ -18,6 +18,7 @@ from dra_driver.api.events import EventRecorder
 from dra_driver.api.watching import Watched
 from dra_driver.config import InvalidConfiguration
 from dra_driver.controller import commands
+from dra_driver.controller.facts import RuleFacts, rule_facts
 from dra_driver.controller.keeping import Keeper
 from dra_driver.controller.lease import Elector, Terms
 from dra_driver.controller.measurements import Measurements
@@ -403,6 +404,33 @@ def test_a_node_that_came_back_unseen_keeps_everything(tmp_path: Path) -> None:
         assert ours_left(server) == before
 
     from dra_driver.controller.facts import node_facts as subject_facts
+
+    run(tmp_path, scenario)
+
+
+def test_a_drain_that_a_run_went_on_with_unseen_is_not_lifted(tmp_path: Path) -> None:
+    """The watch has not told yet; what the API server says at that moment decides."""
+
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        labels = {"app.kubernetes.io/managed-by": "dra-accelerators", "dra.accelerators/node": "here"}
+        rule = {
+            "labels": {**labels, "dra.accelerators/drain": "monday"},
+            "annotations": {"dra.accelerators/drain-renewed": "now"},
+            "managedFields": [{"manager": "dra.accelerators.device-drain"}],
+        }
+        server.put(f"{NODES}/here", {"metadata": {"labels": {}}})
+        server.put(f"{RULES}/drained", {"metadata": rule})
+        measurements = Measurements()
+        subject = keeper(client, measurements, lift_drains_after=0.1)
+
+        def former(item: Any) -> RuleFacts | None:
+            found = rule_facts(item)
+            return found._replace(renewed="before") if found else None
+
+        subject.rules._keep = former
+        async with going(subject.run()):
+            await until(lambda: b'action="lift-rule",outcome="not-needed"} 0.0' not in measurements.text())
+        assert f"{RULES}/drained" in server.objects
 
     run(tmp_path, scenario)
 

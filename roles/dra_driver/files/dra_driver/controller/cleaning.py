@@ -129,7 +129,9 @@ class Cleaner:
         """Whether the same would be done about what the API server says now."""
         if action.verb == planning.LIFT_RULE:
             found = rule_facts(item)
-            return found is not None and found.uid == action.uid and bool(found.operation)
+            # A run may have gone on with it since, and the watch has not told yet.
+            sought = (action.uid, action.renewed)
+            return found is not None and bool(found.operation) and (found.uid, found.renewed) == sought
         present = {} if node is None else {node.name: node}
         still_gone = planning.gone_nodes(View(present), {action.node: 0.0}, now=1.0, grace=1.0)
         if gone.get(action.node) != still_gone.get(action.node):

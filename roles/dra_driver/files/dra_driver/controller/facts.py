@@ -25,6 +25,8 @@ DRAIN_LABEL, DRAIN_NODE, DRAIN_MANAGER = (
     "dra.accelerators/drain-node",
     "dra.accelerators.device-drain",
 )
+#: What a run that goes on with a drain writes anew at its rules, the last sign of its life.
+DRAIN_RENEWED = "dra.accelerators/drain-renewed"
 #: The label of a Node that says of which release its node driver is; the role dra_driver writes it.
 RELEASE_LABEL = "dra.accelerators/release"
 #: The label of a Node whose devices pods have without claims, and its value; the same role writes it.
@@ -96,13 +98,15 @@ class ClaimFacts(NamedTuple):
 class RuleFacts(NamedTuple):
     """A DeviceTaintRule of ours and the node that it was made for.
 
-    ``operation`` is the drain that it is of, "" for a rule of another kind: that one was written to stay.
+    ``operation`` is the drain that it is of, "" for a rule of another kind: that one was written to stay. ``renewed`` is what the last
+    run that went on with the drain has written: it is compared with itself, never with a clock.
     """
 
     name: str
     uid: str
     node: str
     operation: str = ""
+    renewed: str = ""
 
 
 def _metadata(item: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -186,7 +190,8 @@ def rule_facts(item: Mapping[str, Any]) -> RuleFacts | None:
     node = labels.get(NODE_LABEL) or (notes.get(DRAIN_NODE) if operation else "")
     if labels.get(OUR_LABEL) != OURS or not node:
         return None
-    return RuleFacts(str(metadata.get("name", "")), str(metadata.get("uid", "")), str(node), operation)
+    renewed = str(notes.get(DRAIN_RENEWED) or "") if operation else ""
+    return RuleFacts(str(metadata.get("name", "")), str(metadata.get("uid", "")), str(node), operation, renewed)
 
 
 def pinned_node(selector: Mapping[str, Any] | None) -> str:

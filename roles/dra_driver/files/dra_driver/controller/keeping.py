@@ -67,7 +67,7 @@ class Keeper:
         self._measurements = measurements
         self._grace = grace
         self._lift_drains_after = lift_drains_after
-        self._drains_since: dict[str, float] = {}
+        self._seen_drains: dict[str, planning.SeenDrain] = {}
         self._interval = interval
         self._clock = clock
         self._changed = asyncio.Event()
@@ -145,7 +145,7 @@ class Keeper:
         finally:
             # Who acts no more knows nothing of drift and progress; the one who does tells of them.
             self._reporter.forget()
-            self._drains_since = {}
+            self._seen_drains = {}
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
@@ -183,8 +183,8 @@ class Keeper:
         began = time.perf_counter()
         view, now = self.view(), self._clock()
         self._absent_since = planning.absences(self._absent_since, view, self._drivers, now)
-        self._drains_since = planning.drains(self._drains_since, view, now)
-        left = planning.left_drains(view, self._drains_since, now=now, lasting=self._lift_drains_after)
+        self._seen_drains = planning.drains(self._seen_drains, view, now)
+        left = planning.left_drains(view, self._seen_drains, now=now, lasting=self._lift_drains_after)
         gone = planning.gone_nodes(view, self._absent_since, now=now, grace=self._grace)
         asked = planning.pods_to_ask(view, gone, self._drivers)
         self._reporter.look(view, self._absent_since, now)
@@ -205,5 +205,5 @@ class Keeper:
             slices=len(view.slices),
             claims=len(view.claims),
             rules=len(view.rules),
-            drains=len(self._drains_since),
+            drains=len(self._seen_drains),
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .facts import OUR_FINALIZERS, ClaimFacts, Consumer, NodeFacts, RuleFacts, SliceFacts
 
@@ -39,7 +40,7 @@ class View:
 
 @dataclass(frozen=True)
 class Action:
-    """One change to one object, which must still be the one with that UID."""
+    """One change to one object, which must still be the one with that UID, and of a drain's rule with that last sign of life."""
 
     verb: str
     namespace: str
@@ -47,6 +48,7 @@ class Action:
     uid: str
     node: str
     why: str
+    renewed: str = ""
 
     def __str__(self) -> str:
         place = f"{self.namespace}/{self.name}" if self.namespace else self.name
@@ -84,13 +86,28 @@ def next_gone(absent_since: Mapping[str, float], *, now: float, grace: float) ->
     return min((left for since in absent_since.values() if (left := since + grace - now) > 0), default=math.inf)
 
 
-def drains(former: Mapping[str, float], view: View, now: float) -> dict[str, float]:
-    """Since when each rule of a drain is seen, by its UID. No clock is compared with another machine's: it counts from here."""
-    return {rule.uid: former.get(rule.uid, now) for rule in view.rules if rule.operation}
+class SeenDrain(NamedTuple):
+    """Since when a rule of a drain is seen to stand without a new sign of life, in seconds of this process's clock, and the last sign."""
+
+    since: float
+    renewed: str
 
 
-def left_drains(view: View, since: Mapping[str, float], *, now: float, lasting: float) -> list[Action]:
-    """What lifts the rules that drains have left behind: those that are seen for ``lasting`` seconds; 0: none ever."""
+def drains(former: Mapping[str, SeenDrain], view: View, now: float) -> dict[str, SeenDrain]:
+    """What is known of each rule of a drain, by its UID. No clock is compared with another machine's: it counts from here.
+
+    A run that goes on with a drain gives its rules a new sign, and then it counts anew.
+    """
+    found = {}
+    for rule in view.rules:
+        if rule.operation:
+            known = former.get(rule.uid)
+            found[rule.uid] = known if known and known.renewed == rule.renewed else SeenDrain(now, rule.renewed)
+    return found
+
+
+def left_drains(view: View, seen: Mapping[str, SeenDrain], *, now: float, lasting: float) -> list[Action]:
+    """What lifts the rules that drains have left behind: those without a sign of life for ``lasting`` seconds; 0: none ever."""
     if not lasting:
         return []
     return sorted(
@@ -101,10 +118,11 @@ def left_drains(view: View, since: Mapping[str, float], *, now: float, lasting: 
                 rule.name,
                 rule.uid,
                 rule.node,
-                f"the drain {rule.operation} has kept its devices for at least {lasting:g} s",
+                f"the drain {rule.operation} has kept its devices for at least {lasting:g} s without a sign of life",
+                rule.renewed,
             )
             for rule in view.rules
-            if rule.operation and rule.uid in since and now - since[rule.uid] >= lasting
+            if rule.operation and rule.uid in seen and now - seen[rule.uid].since >= lasting
         ),
         key=lambda action: (action.node, action.name),
     )
