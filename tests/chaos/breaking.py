@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.chaos.errors import Broken, Leaked, Lost
 from tests.chaos.node import Node
-from tests.chaos.snapshot import check_files, difference, snapshot
+from tests.chaos.snapshot import await_snapshot, check_files, difference, snapshot
 from tests.chaos.tenants import Tenants
 from tests.chaos.vendor import Vendor
 
@@ -42,7 +42,7 @@ def step(node: Node, number: int, chance: random.Random) -> None:
             node.prepare(*claim)
             check_files(node)
         node.unprepare(*claim)
-    node.until("what was owed is undone", lambda: not difference(snapshot(node), before), 40)
+    await_snapshot(node, "what was owed is undone", before, 40)
     await_no_taints(node)
 
 

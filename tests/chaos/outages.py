@@ -20,7 +20,7 @@ import grpc
 
 from tests.chaos.errors import Broken, CrashLoop, Leaked, Lost
 from tests.chaos.node import CDI, Node
-from tests.chaos.snapshot import difference, snapshot
+from tests.chaos.snapshot import await_snapshot, difference, snapshot
 from tests.chaos.tenants import Tenants
 
 HOUR, YEAR = 3600, 365 * 86400
@@ -144,7 +144,7 @@ def api_away(node: Node, number: int, chance: random.Random, *, seconds: float) 
     node.wait_ready(90)
     tenants.await_prepared()
     tenants.give_back()
-    node.until("nothing is left", lambda: not difference(snapshot(node), before))
+    await_snapshot(node, "nothing is left", before)
     node.until("all devices are published as they were", lambda: are_whole(node) and offered(node) == published, 90)
 
 
@@ -176,7 +176,7 @@ def kubelet_storm(node: Node, number: int, chance: random.Random) -> None:
         node.prepare(*claim)
     for claim in claims:
         node.unprepare(*claim)
-    node.until("nothing is left", lambda: not difference(snapshot(node), before))
+    await_snapshot(node, "nothing is left", before)
     node.until("all devices are published again", lambda: len(node.devices()) > 100)
 
 

@@ -11,10 +11,12 @@ import json
 import os
 import re
 import sqlite3
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.errors import Broken
 from tests.chaos.node import CDI, COMPANIONS, REGISTRY, Node
 
 SERVICES = Path("/run/service-manager")
@@ -101,6 +103,15 @@ def difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
             ours, theirs = ({name: each.get(name) for name in names} for each in (ours, theirs))
         lines.append(f"{key}: found {json.dumps(ours)}, expected {json.dumps(theirs)}")
     return "\n".join(lines)
+
+
+def await_snapshot(node: Node, what: str, expected: Mapping[str, Any], seconds: float = 30) -> None:
+    """Wait until a node has what is expected. Raises Broken, with what differs."""
+    deadline = time.monotonic() + seconds
+    while text := difference(snapshot(node), expected):
+        if time.monotonic() > deadline:
+            raise Broken(f"waited {seconds:g} s for: {what}\n{text}\n{node.said()}")
+        time.sleep(0.01)
 
 
 def check_files(node: Node) -> None:

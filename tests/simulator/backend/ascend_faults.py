@@ -169,3 +169,30 @@ def what_chips_say_of_their_health(stage: Stage) -> None:
     assert "dcmi_get_device_health" not in counted
     stage.control("clear")
     assert not any(npu.health.signs for npu in stage.npus())
+
+
+@on("8x310P-Pro")
+def a_slice_is_not_gone_because_a_chip_once_does_not_tell_of_it(stage: Stage) -> None:
+    """Whoever takes it for gone leaves it on the chip for ever."""
+    backend, npu = stage.backend, stage.npus()[0]
+    profile = npu.profiles[0]
+    made = [backend.create_partition(npu.uuid, profile.profile_id, place) for place in profile.placements[:2]]
+    there = tuple(sorted(each.instance_id for each in made))
+    for code in ("-8008", "-8255", "-8005"):  # there is no such thing, the chip has none of it, an internal error
+        for nth in range(1, 6):
+            stage.control("fault", "0", "call", "dcmi_get_device_info", "fail", code, "nth", str(nth))
+            for _look in range(2):
+                try:
+                    now = backend.device(npu.uuid)
+                except DeviceFaulty:
+                    continue
+                assert tuple(sorted(each.instance_id for each in now.partitions)) == there, (code, nth)
+            stage.control("clear", "0")
+    for code in ("-8008", "-8255"):
+        stage.control("fault", "0", "call", "dcmi_get_device_info", "fail", code)
+        refused(DeviceFaulty, backend.device, npu.uuid)
+        refused(DeviceFaulty, backend.destroy_partition, npu.uuid, there[0])
+        stage.control("clear", "0")
+    for each in there:
+        backend.destroy_partition(npu.uuid, each)
+    assert backend.device(npu.uuid).partitions == ()

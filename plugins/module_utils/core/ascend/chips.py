@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from .. import pci
-from ..errors import BackendUnavailable, NotFound
+from ..errors import BackendUnavailable, DeviceFaulty, NotFound
 from ..model import AttributeValue, Device, Health, Partition, Partitioning, Process, Profile, frozen
 from ..room import MEMORY
 from ..system import System
@@ -23,6 +23,7 @@ from .attributes import ChipFacts, attributes
 from .dcmi import Spot
 from .driver_files import version_of
 from .families import Family, family_of, is_paired
+from .faults import UNKNOWN_ERROR
 from .readings import NETWORK, Identity, SliceReading, SliceReadings, Source
 from .templates import CORES, Template, Totals, capacities_of, profile_id, profiles_of
 from .tool import Templates
@@ -256,8 +257,20 @@ class Chips:
         of_port = codes.network_sign(told.network) if told.network is not None else None
         return Health((*codes.signs(told.level, told.errors), *((of_port,) if of_port is not None else ())))
 
+    def _slices(self, chip: Chip) -> SliceReadings | None:
+        """Return what a chip says of its slices. One that had some has not become one that cannot be cut: whoever takes them for gone leaves them for ever."""
+        readings = self.source.slices(chip.spot) or self.source.slices(chip.spot)
+        last = self._last.get(chip.uuid)
+        if readings is None and last is not None and last.partitions:
+            raise DeviceFaulty(
+                f"Listing the slices of {chip.spot}: it says that it has nothing of the kind, and it had {len(last.partitions)}",
+                hint="Look at the kernel log. It is asked again.",
+                code=UNKNOWN_ERROR,
+            )
+        return readings
+
     def _read(self, chip: Chip, health: Health) -> Device:
-        readings = self.source.slices(chip.spot) if chip.family.can_be_cut else None
+        readings = self._slices(chip) if chip.family.can_be_cut else None
         if readings is not None:
             self._settle_profiles(chip, readings)
         processes = tuple(

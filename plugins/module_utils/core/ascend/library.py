@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Callable
 
 from .. import pci
-from ..errors import AcceleratorError, NotFound
+from ..errors import AcceleratorError, DeviceFaulty, NotFound
 from ..model import Process
 from ..system import System
 from . import names
@@ -23,6 +23,7 @@ from .attributes import SuperPod, super_pod
 from .dcmi import Dcmi, Spot
 from .driver_files import version_of
 from .families import DIES_AS_ONE, Family, family_of
+from .faults import UNKNOWN_ERROR
 from .readings import MEBIBYTE, NETWORK, Condition, Identity, SliceReading, SliceReadings, Told, Work
 from .structures import (
     BoardInfo,
@@ -150,19 +151,34 @@ class Library:
         return "SIO" if one.card == other.card else "NA"  # what joins the dies of a module came after these numbers
 
     def slices(self, spot: Spot) -> SliceReadings | None:
-        """Return what a chip shares out, and its slices."""
-        doing, total = f"Listing the slices of {spot}", TotalResource()
-        if not self._information(spot, _SLICES, _TOTAL, total, doing):
+        """Return what a chip shares out, and its slices. Raises DeviceFaulty where it lists one of which it says that it is not there."""
+        doing = f"Listing the slices of {spot}"
+        missing: list[int] = []
+        # One that was destroyed by somebody else since the list was made is not in the next list.
+        for _list in range(2):
+            total = TotalResource()
+            if not self._information(spot, _SLICES, _TOTAL, total, doing):
+                return None
+            found = {
+                each: self._slice(spot, each, doing)
+                for each in total.slice_ids[: min(total.count, len(total.slice_ids))]
+            }
+            missing = [slice_id for slice_id, reading in found.items() if reading is None]
+            if not missing:
+                return SliceReadings(_totals(total), tuple(each for each in found.values() if each is not None))
+        raise DeviceFaulty(
+            f"{doing}: it lists {', '.join(map(str, missing))} and says that there is no such slice",
+            hint="Look at the kernel log. It is asked again.",
+            code=UNKNOWN_ERROR,
+        )
+
+    def _slice(self, spot: Spot, slice_id: int, doing: str) -> SliceReading | None:
+        query = SliceQuery(slice_id=slice_id)
+        try:
+            self._information(spot, _SLICES, _ONE, query, doing)
+        except NotFound:
             return None
-        found = []
-        for slice_id in total.slice_ids[: min(total.count, len(total.slice_ids))]:
-            query = SliceQuery(slice_id=slice_id)
-            try:
-                self._information(spot, _SLICES, _ONE, query, doing)
-            except NotFound:
-                continue  # destroyed by somebody else since the list was made
-            found.append(_slice(query))
-        return SliceReadings(_totals(total), tuple(found))
+        return _slice(query)
 
     def is_shared(self, spot: Spot) -> bool | None:
         """Whether several containers may have a chip at a time."""
