@@ -153,7 +153,8 @@ ansible_facts:
           description:
             - The devices, with C(vendor), C(index), C(uuid), C(product), C(pci_address), C(pcie_root), C(numa_node), C(memory_bytes), C(memory_slices),
               C(partitioning), C(processes) and C(health) as M(dra.accelerators.accelerator_info) has them, the C(claims) that the node has prepared, and
-              C(groups), the groups of devices with direct links between them that it belongs to, by what people call such a group.
+              C(groups), the groups of devices with direct links between them that it belongs to, by what people call such a group (C(NVLink), by the
+              indices of those that links or the switches of their machine connect; C(fabric), C(HCCS ring), C(card), C(super-pod)).
             - Its C(kind) is one of RV(ansible_facts.accelerator_report.kinds), its C(rule) what the layout says of it without C(match), nothing where no
               rule is for it.
             - Each of its C(partitions) has C(profile), C(profile_id), C(placement), C(uuid), C(memory_bytes), C(claims) and C(owner), which is V(claim)

@@ -36,6 +36,9 @@ def small() -> Json:
         devices = boards(number=number)
         if number == 1:
             devices[3] = replace(devices[3], health=BROKEN)
+        # Two machines with NVSwitches, and one with bridges between neighbours.
+        pairs = [(devices[each.index ^ 1].pci_address,) for each in devices] if number == 1 else [()] * 8
+        devices = [replace(each, linked=pairs[each.index], switched=number != 1) for each in devices]
         wanted = [{"match": {"index": 5}, "mode": "static", "partitions": {"3g.40gb": 2}}] if number == 1 else None
         fleet.node(name, devices, wanted)
     fleet.claim("training", "gpu-a", "gpu-0", pods=("trainer-0",))
@@ -112,6 +115,33 @@ def test_a_small_fleet_is_open_at_once(window: Browser, files: dict[str, Path]) 
     assert 0.45 < ratio < 0.55
     # Nothing asks for anything.
     assert window.run("return performance.getEntriesByType('resource').length") == 0
+
+
+def test_which_devices_belong_together(window: Browser, files: dict[str, Path]) -> None:
+    look(window, files["small"])
+    inside = "const box = document.getElementById(`inside-${arguments[0]}`);"
+    titles = "return [...box.querySelectorAll(arguments[1])].map((each) => each.textContent)"
+    for node in (0, 1):
+        assert window.run(inside + titles, node, "h3") == ["NUMA node 0", "NUMA node 1"]
+        roots = [f"PCIe root pci0000:{number}0" for number in (1, 2, 3, 4)]
+        assert window.run(inside + titles, node, "h4") == roots
+        assert window.run(inside + titles, node, ".numa:first-of-type .root:first-child h5") == [
+            f"{index} · H100 80GB HBM3{state}"
+            for index, state in enumerate(("full", "partly used") if node == 0 else ("free",) * 2)
+        ]
+    said = [window.run(inside + titles, node, ".links li span") for node in (0, 1)]
+    assert said == [["NVLink links 0, 1, 2, 3, 4, 5, 6, 7"], ["NVLink links 0, 1; 2, 3; 4, 5; 6, 7"]]
+    # A line through those that belong together, from the first of them to the last, below their numbers.
+    lines = (
+        "const middle = (each) => { const at = each.getBoundingClientRect(); return at.left + at.width / 2; };"
+        "const numbers = [...box.querySelectorAll('.links text')].map(middle);"
+        "return [...box.querySelectorAll('.links .link')].map((each) => { const at = each.getBoundingClientRect();"
+        "return [at.left, at.right].map((x) => numbers.findIndex((number) => Math.abs(number - x) < 4)); })"
+    )
+    assert window.run(inside + lines, 0) == [[0, 7]]
+    assert window.run(inside + lines, 1) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    # What a silent node publishes does not say it.
+    assert window.run(inside + titles, 2, ".links") == []
 
 
 def test_a_thousand_nodes(window: Browser, files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

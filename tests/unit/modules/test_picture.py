@@ -240,6 +240,55 @@ def test_groups_are_named_as_people_call_them() -> None:
     }
 
 
+def places(picture: Json) -> list[tuple[int | None, str, Json]]:
+    (node,) = picture["nodes"]
+    jsonschema.validate(picture, SCHEMA)
+    return [(each["numa"], each["root"], each["groups"]) for each in node["devices"]]
+
+
+def test_where_devices_are_on_their_machine_and_what_links_them() -> None:
+    fleet = Fleet()
+    fleet.node("node-1", [replace(each, switched=True) for each in boards(8)])
+    assert places(fleet.picture()) == [
+        (numa, root, {"NVLink": "0-7"})
+        for numa, root in zip(
+            [0] * 4 + [1] * 4,
+            [each for each in ("pci0000:10", "pci0000:20", "pci0000:30", "pci0000:40") for _twice in (0, 1)],
+        )
+    ]
+    # One that has not joined reaches nobody, and what joins a machine with others says what its fabric is called.
+    devices = boards(4)
+    devices = [replace(each, switched=each.index != 1) for each in devices]
+    devices[3] = replace(devices[3], switched=False, clique=Clique("f00d", 3))
+    fleet = Fleet()
+    fleet.node("node-1", devices)
+    assert [groups for _numa, _root, groups in places(fleet.picture())] == [
+        {"NVLink": "0, 2"},
+        {},
+        {"NVLink": "0, 2"},
+        {"fabric": "f00d.3"},
+    ]
+
+
+def test_gpus_with_direct_links_are_a_group_over_others_as_well() -> None:
+    pairs = boards(6, "a30")
+    joined = {0: (1,), 1: (0,), 2: (3,), 3: (2, 4), 4: (3,)}
+    fleet = Fleet()
+    fleet.node(
+        "node-1",
+        [
+            replace(each, linked=tuple(pairs[other].pci_address for other in joined.get(each.index, ())))
+            for each in pairs
+        ],
+    )
+    found = places(fleet.picture())
+    assert [groups for _numa, _root, groups in found] == [{"NVLink": "0-1"}] * 2 + [{"NVLink": "2-4"}] * 3 + [{}]
+    assert [numa for numa, _root, _groups in found] == [0, 0, 0, 1, 1, 1]
+    fleet = Fleet()
+    fleet.node("node-1", [replace(boards(1)[0], switched=True)])
+    assert places(fleet.picture())[0][2] == {}, "one alone is no group"
+
+
 # ---- who waits
 
 
