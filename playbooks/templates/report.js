@@ -184,6 +184,33 @@
     made.append(element("p", { class: "said soft", text: [gib(model(device).memory_bytes), device.pci, device.uuid, ...groups, device.processes ? `${device.processes} processes` : ""].filter(Boolean).join(" · ") }));
     return made;
   }
+  // For each kind of links a row of all devices that could have them, with a line through those that belong together.
+  function links(node) {
+    const list = element("ul", { class: "links", "aria-label": "Devices with direct links between them" });
+    for (const kind of new Set(node.devices.flatMap((each) => Object.keys(each.groups)))) {
+      const vendor = model(node.devices.find((each) => kind in each.groups)).vendor;
+      const row = node.devices.filter((each) => model(each).vendor === vendor);
+      const groups = [...grouped(row.filter((each) => kind in each.groups), (each) => each.groups[kind]).values()].filter((each) => each.length > 1);
+      if (!groups.length) continue;
+      const at = (device) => 22 * row.indexOf(device) + 11, ends = [], shapes = [];
+      for (const group of groups) {
+        const first = at(group[0]), last = at(group[group.length - 1]);
+        const free = ends.findIndex((end) => end < first), lane = free < 0 ? ends.length : free, y = 22 + 11 * lane;
+        ends[lane] = last;
+        shapes.push(drawn("path", { class: "link", d: `M${first} ${y}H${last}` }), ...group.map((each) => drawn("circle", { class: "end", cx: at(each), cy: y, r: 4 })));
+      }
+      const svg = drawn("svg", { viewBox: `0 0 ${22 * row.length} ${17 + 11 * ends.length}`, style: `width:${22 * row.length}px`, "aria-hidden": "true" });
+      for (const each of row) {
+        const label = drawn("text", { x: at(each), y: 11 });
+        label.textContent = each.index;
+        svg.append(label);
+      }
+      svg.append(...shapes);
+      const said = groups.map((group) => group.map((each) => each.index).join(", ")).join("; ");
+      list.append(element("li", {}, svg, element("span", {}, element("b", { text: kind }), ` links ${said}`)));
+    }
+    return list.children.length ? list : null;
+  }
   function grouped(list, key) {
     const found = new Map();
     for (const each of list) { const name = key(each); found.set(name, [...(found.get(name) || []), each]); }
@@ -196,6 +223,7 @@
     box.append(element("p", { class: "small soft", text: [layout, ...[...old].map((each) => `Health and layout are as it told ${each}.`)].join(" ") }));
     for (const each of node.refused) box.append(said("drift", "refused", `${each.message} ${each.hint}`));
     for (const each of node.unread) box.append(said("sick", "not read", each));
+    box.append(...[links(node)].filter(Boolean));
     for (const [numa, near] of grouped(node.devices, (each) => each.numa)) {
       const socket = element("div", { class: "numa" }, element("h3", { text: numa === null ? "NUMA node not known" : `NUMA node ${numa}` }));
       const roots = element("div", { class: "roots" });

@@ -138,6 +138,10 @@ _value:
       description: Attributes that are the same for devices of a node with direct links between them, or on one card, by what people call such a group.
       type: dict
       sample: {hccsRing: HCCS ring, cardID: card, superPodID: super-pod}
+    links:
+      description: What people call the links between devices that no attribute tells of. Empty where there are none.
+      type: str
+      sample: NVLink
 """
 
 from collections.abc import Callable

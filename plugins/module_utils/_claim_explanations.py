@@ -6,8 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -16,7 +19,11 @@ from ._cluster import found_or_none
 from ._kubernetes import Api, served_version
 from ._taint_rules import PLURAL as RULES
 from ._taint_rules import VERSIONS as RULE_VERSIONS
-from .core.allocation.explanation import Cluster, Explainer, Explanation
+from .core.allocation.changes import NOTHING
+from .core.allocation.explanation import BLOCKED, Cluster, Explainer, Explanation
+from .core.allocation.objects import Malformed
+from .core.allocation.reasons import ERROR, NO, UNKNOWN
+from .core.allocation.text import sentences
 from .core.errors import AcceleratorError, NotFound
 
 GROUP = "resource.k8s.io"
@@ -32,6 +39,8 @@ LISTS = {
     "Pod": "pods",
     "ResourceClaimTemplate": "templates",
 }
+#: The most that is explained where nobody has asked for one in particular; on how many nodes, which are mostly alike; and for how long.
+MOST_EXPLAINED, MOST_NODES, MOST_SECONDS = 20, 12, 60.0
 WITHOUT_NAMESPACE = ("ResourceSlice", "DeviceClass", "DeviceTaintRule", "Node")
 Json = dict[str, Any]
 
@@ -66,8 +75,13 @@ class Objects:
         return known
 
 
-def ask(api: Api, objects: Objects) -> None:
-    """Add what the cluster has. Raises ApiError."""
+def ask(
+    api: Api,
+    objects: Objects,
+    kinds: Collection[str] = tuple(LISTS),
+    queries: Mapping[str, Json] = MappingProxyType({}),
+) -> None:
+    """Add what the cluster has, of these kinds; ``queries`` choose among those of a kind. Raises ApiError."""
     base = f"/apis/{GROUP}/{served_version(api, GROUP, VERSIONS)}"
     paths = {
         "Node": "/api/v1/nodes",
@@ -78,9 +92,9 @@ def ask(api: Api, objects: Objects) -> None:
         "DeviceClass": f"{base}/deviceclasses",
     }
     for kind, path in paths.items():
-        for each in api.list_all(path, {}):
+        for each in api.list_all(path, queries.get(kind, {})) if kind in kinds else ():
             objects.add(kind, each, "default")
-    for version in RULE_VERSIONS:
+    for version in RULE_VERSIONS if "DeviceTaintRule" in kinds else ():
         path = f"/apis/{GROUP}/{quote(version)}"
         resources = (found_or_none(api, path) or {}).get("resources") or ()
         if any(each.get("name") == RULES for each in resources):
@@ -146,6 +160,74 @@ def explanations(
     if named:
         return [_one(explainer, objects, each) for each in named]
     return [each for each in explainer.waiting() if namespace in ("", each.namespace)]
+
+
+def reasons(
+    objects: Objects, pods: Sequence[Json], clock: Callable[[], float] = time.monotonic
+) -> tuple[dict[str, Json], int]:
+    """Return by namespace/name why pods wait, each with a code, a message and a remedy, and how many were too many to be looked at.
+
+    ``pods`` are those that wait, the most urgent first. Where there are devices, where a pod waits for something else and where a claim cannot
+    be read nothing is told: there the scheduler's own words say more. Raises NoCel.
+    """
+    ends = clock() + MOST_SECONDS
+    explainer = Explainer(objects.cluster(), CelJudge(), most_nodes=MOST_NODES)
+    told: dict[str, Json | None] = {}
+    found: dict[str, Json] = {}
+    left = 0
+    for pod in pods:
+        alike = _alike(objects, pod)
+        if alike in told:
+            reason = told[alike]
+        elif len(told) == MOST_EXPLAINED or clock() > ends:
+            left += 1
+            continue
+        else:
+            verdict, reason = _reason(explainer, pod)
+            if verdict not in (ERROR, BLOCKED):  # which name the claim, and are soon found
+                told[alike] = reason
+        if reason is not None:
+            found["/".join(_place(pod))] = reason
+    return found, left
+
+
+def _reason(explainer: Explainer, pod: Json) -> tuple[str, Json | None]:
+    """A verdict, and where that keeps it waiting, why."""
+    try:
+        said = explainer.pod(pod)
+    except Malformed:
+        return UNKNOWN, None
+    if said.verdict not in (NO, ERROR, BLOCKED):
+        return said.verdict, None
+    nearest = next(iter(said.changes), None)
+    at = f" (node {nearest.node})" if nearest is not None and nearest.node and nearest.node not in nearest.text else ""
+    return said.verdict, {
+        "code": nearest.kind if nearest is not None else said.verdict,
+        "message": sentences(said),
+        "remedy": f"{nearest.text[:1].upper()}{nearest.text[1:]}{at}."
+        if nearest is not None and nearest.kind != NOTHING
+        else "",
+    }
+
+
+def _alike(objects: Objects, pod: Json) -> str:
+    """What is the same for pods that are explained in the same words: those of one claim each that want the same, as the replicas of a job."""
+    namespace, name = _place(pod)
+    spec = pod["spec"]
+    made = {
+        each["name"]: each.get("resourceClaimName")
+        for each in (pod.get("status") or {}).get("resourceClaimStatuses") or ()
+    }
+    wanted = [each.get("resourceClaimName") or made.get(each["name"]) for each in spec["resourceClaims"]]
+    claim = objects.found["ResourceClaim"].get((namespace, str(wanted[0])))
+    if len(wanted) != 1 or claim is None or claim["metadata"].get("deletionTimestamp"):
+        return json.dumps([namespace, name])
+    own = {key: spec.get(key) for key in ("nodeSelector", "affinity", "tolerations")}
+    return json.dumps([own, claim.get("spec"), (claim.get("status") or {}).get("allocation")], sort_keys=True)
+
+
+def _place(each: Json) -> tuple[str, str]:
+    return str(each["metadata"]["namespace"]), str(each["metadata"]["name"])
 
 
 def _one(explainer: Explainer, objects: Objects, named: tuple[str, str, str]) -> Explanation:

@@ -15,7 +15,7 @@ from typing import Any
 from . import _device_drain as drain
 from ._device_drain import Consent, Target
 from ._migration_inventory import Problem
-from .core.cluster.inventory import BLOCKING
+from .core.cluster.inventory import BLOCKING, key_of, results
 from .core.published import attribute_of, selects
 from .core.repartition_record import LONGEST_SECONDS
 
@@ -66,6 +66,7 @@ def join(
     problems: list[Problem] = []
     joined: dict[str, Json] = {}
     evicted: dict[str, Json] = {}
+    on_nodes = _claims_on_nodes(cluster)
     for node, plan in nodes.items():
         asked = drain.Asked(node=node, operation=OPERATION)
         operations = []
@@ -93,7 +94,9 @@ def join(
             for rule in cluster.rules
             if drain.rule_facts(rule)["operation"] == OPERATION and drain.rule_facts(rule)["node"] == node
         ]
-        joined[node] = {**plan, "operations": operations, "leftover_rules": leftovers}
+        touched = {claim for each in operations for claim in each["claims"]}
+        untouched = _untouched(plan, on_nodes.get(node, set()) - touched)
+        joined[node] = {**plan, "operations": operations, "leftover_rules": leftovers, "stays": untouched}
     strays = [
         drain.rule_facts(rule)
         for rule in cluster.rules
@@ -116,6 +119,26 @@ def join(
         "strays": strays,
         "table": [*table(joined, staying, consent), *_of_strays(strays)],
     }
+
+
+def _claims_on_nodes(cluster: Cluster) -> dict[str, set[str]]:
+    """By node the claims, as namespace/name, that have a device which is published there."""
+    at = {(each["driver"], each["pool"], each["name"]): each["node"] for each in cluster.devices}
+    found: dict[str, set[str]] = {}
+    for claim in cluster.claims:
+        for one in results(claim):
+            node = at.get(key_of(one))
+            if node:
+                found.setdefault(node, set()).add(f"{claim['metadata']['namespace']}/{claim['metadata']['name']}")
+    return found
+
+
+def _untouched(plan: Json, claims: Iterable[str]) -> Json:
+    """What of a node stays as it is: how many devices, and partitions on these and on others, and which claims."""
+    uuids = {each["uuid"] for each in plan["untouched"]}
+    there = sum(len(each["partitions"]) for each in plan["before"] if each["uuid"] in uuids)
+    kept = sum(len(one["kept"]) for one in plan["operations"])
+    return {"devices": len(uuids), "partitions": there + kept, "claims": sorted(claims)}
 
 
 def _those(devices: Iterable[Json], targets: Iterable[Target]) -> list[Json]:
@@ -223,9 +246,9 @@ def is_limit(text: str) -> bool:
 
 
 def table(nodes: Mapping[str, Json], staying: Sequence[str], consent: Consent) -> list[str]:
-    """Return the plan as lines: for each node its operations, what goes, who goes, and what stays."""
-    rows: list[tuple[str, ...]] = [("node", "device", "goes", "comes", "stays", "pods")]
-    rows += [_row(node, one) for node, plan in nodes.items() for one in plan["operations"]]
+    """Return the plan as lines: for each node its operations, what goes, each claim that goes with who has it, and what stays untouched."""
+    rows: list[tuple[str, ...]] = [("node", "device", "goes", "comes", "stays", "claims and pods")]
+    rows += [row for node, plan in nodes.items() for one in plan["operations"] for row in _rows(node, one)]
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = ["  ".join([*(text.ljust(width) for text, width in zip(row, widths)), row[5]]) for row in rows]
     if len(rows) == 1:
@@ -245,6 +268,13 @@ def table(nodes: Mapping[str, Json], staying: Sequence[str], consent: Consent) -
             None: "would have to go, and nobody has said that they may",
         }
         lines.append(f"{leaving} pods {word[consent.evict]}; {len(staying)} others that have devices stay as they are.")
+    changing = [node for node, plan in nodes.items() if plan["operations"]]
+    for node in changing:
+        stays = nodes[node]["stays"]
+        counts = [(stays["devices"], "device"), (stays["partitions"], "partition"), (len(stays["claims"]), "claim")]
+        lines.append(f"{node}: {', '.join(_number(*each) for each in counts)} untouched.")
+    if 0 < len(changing) < len(nodes):
+        lines.append(f"Nothing is to do on {_number(len(nodes) - len(changing), 'other node')}.")
     for node, plan in nodes.items():
         for each in plan["unfinished"]:
             lines.append(
@@ -266,8 +296,14 @@ def _of_strays(strays: Sequence[Json]) -> list[str]:
     ]
 
 
-def _row(node: str, one: Json) -> tuple[str, ...]:
-    return (
+def _number(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def _rows(node: str, one: Json) -> list[tuple[str, ...]]:
+    """The lines of an operation: one for each claim of which anything goes, the first of them with all else."""
+    claims = [f"{claim} ({_pods(claim, one['pods'])})" for claim in one["claims"]] or ["nobody"]
+    row = (
         node,
         "+".join(str(each["index"]) for each in one["devices"]) + (" (reset)" if one["resets"] else ""),
         _listed(each["profile"] for each in one["going"]) or "-",
@@ -278,7 +314,15 @@ def _row(node: str, one: Json) -> tuple[str, ...]:
             ]
         ),
         _listed(each["profile"] for each in one["kept"]) or "-",
-        ", ".join(f"{each['namespace']}/{each['name']}" for each in one["pods"]) or "nobody",
+    )
+    return [(*row, claims[0]), *((*("" for _cell in row), claim) for claim in claims[1:])]
+
+
+def _pods(claim: str, pods: Sequence[Json]) -> str:
+    namespace, _slash, name = claim.partition("/")
+    return (
+        ", ".join(each["name"] for each in pods if each["namespace"] == namespace and name in each["claims"])
+        or "no pod"
     )
 
 

@@ -14,7 +14,7 @@ from ._kinds import kinds_of
 from ._layout import assign, needs_reset
 from ._layout_module import Look
 from .core.backend import BACKENDS, create
-from .core.layout import Rule, wanted_for
+from .core.layout import Rule, reset_groups, wanted_for
 from .core.layout_differences import by_place, compare, name_of, owner_of, partition_facts
 from .core.layout_rules import document_of
 from .core.model import Device
@@ -49,8 +49,9 @@ def node_report(answers: Sequence[Answer], rules: Sequence[Rule] | None, source:
         if answer.look is None:
             notes.append(attention("driver-unavailable", f"No devices of {answer.vendor}: {answer.reason}"))
             continue
+        links = linked_groups(answer.look.devices)
         for device in answer.look.devices:
-            devices.append(_device(device, answer.look))
+            devices.append(_device(device, answer.look, links.get(device.uuid, "")))
             rule = None if rules is None else wanted_for(device, rules)
             devices[-1]["rule"] = None if rule is None else document_of(rule)
             notes += _notes(device)
@@ -94,7 +95,7 @@ def node_report(answers: Sequence[Answer], rules: Sequence[Rule] | None, source:
     }
 
 
-def _device(device: Device, look: Look) -> Json:
+def _device(device: Device, look: Look, links: str) -> Json:
     facts = device_facts(device)
     mine = [each for each in look.prepared if each.device_uuid == device.uuid]
     partitions = []
@@ -112,7 +113,7 @@ def _device(device: Device, look: Look) -> Json:
         )
     return {
         **{key: facts[key] for key in TOLD},
-        "groups": _groups(device),
+        "groups": _groups(device, links),
         "partitions": partitions,
         "claims": list(dict.fromkeys(each.claim for each in mine)),
         "processes": facts["processes"],
@@ -120,9 +121,35 @@ def _device(device: Device, look: Look) -> Json:
     }
 
 
-def _groups(device: Device) -> dict[str, str]:
+def linked_groups(devices: Sequence[Device]) -> dict[str, str]:
+    """Return by UUID the group that links connect a device of a machine with, directly or over its switches; groups of one are none.
+
+    A group is called by the indices of its devices. What says itself what its fabric is called is in no group of this kind.
+    """
+    groups = [[devices[position] for position in group] for group in reset_groups(devices)]
+    groups.append([each for each in devices if each.switched])
+    return {
+        each.uuid: _ranges(sorted(one.index for one in group)) for group in groups if len(group) > 1 for each in group
+    }
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers in ascending order, with those that follow each other as a range: 0-3, 6."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _groups(device: Device, links: str) -> dict[str, str]:
     """The groups of devices with direct links to each other that a device belongs to, by what people call such a group."""
-    found = create(device.vendor).facts.groups_of(device.attributes) if device.vendor in BACKENDS else {}
+    facts = create(device.vendor).facts if device.vendor in BACKENDS else None
+    found = facts.groups_of(device.attributes) if facts is not None else {}
+    if links and facts is not None and facts.links:
+        found[facts.links] = links
     return {**found, **({"fabric": str(device.clique)} if device.clique is not None else {})}
 
 

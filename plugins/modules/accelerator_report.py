@@ -78,6 +78,15 @@ options:
         have a C(code) and a C(remedy).
     type: dict
     default: {}
+  explain:
+    description:
+      - With O(nodes) and O(health), whether it is worked out why claims wait that are not in O(reasons), and what the nearest change is, as
+        M(dra.accelerators.claim_explanation_info) does it. That is done for twenty pods that are not alike, those that have waited the longest, as far as
+        a minute does, and on twelve nodes at most.
+      - Needs the Python package C(cel-expr-python), with Python 3.11 or newer, and the permissions to list C(nodes), and C(deviceclasses) and
+        C(resourceclaimtemplates) in C(resource.k8s.io). Without them the scheduler's own words are shown, and C(attention) says what is missing.
+    type: bool
+    default: true
   former:
     description:
       - With O(nodes), a file with the C(picture) of a former run as JSON. Health, and what differs from the layout, of devices whose node or driver does not
@@ -153,7 +162,8 @@ ansible_facts:
           description:
             - The devices, with C(vendor), C(index), C(uuid), C(product), C(pci_address), C(pcie_root), C(numa_node), C(memory_bytes), C(memory_slices),
               C(partitioning), C(processes) and C(health) as M(dra.accelerators.accelerator_info) has them, the C(claims) that the node has prepared, and
-              C(groups), the groups of devices with direct links between them that it belongs to, by what people call such a group.
+              C(groups), the groups of devices with direct links between them that it belongs to, by what people call such a group (C(NVLink), by the
+              indices of those that links or the switches of their machine connect; C(fabric), C(HCCS ring), C(card), C(super-pod)).
             - Its C(kind) is one of RV(ansible_facts.accelerator_report.kinds), its C(rule) what the layout says of it without C(match), nothing where no
               rule is for it.
             - Each of its C(partitions) has C(profile), C(profile_id), C(placement), C(uuid), C(memory_bytes), C(claims) and C(owner), which is V(claim)
@@ -219,7 +229,7 @@ ansible_facts:
               also with the C(node), which is empty for what is of no one node.
             - The codes of a node are V(driver-unavailable), V(device-unread), V(device-unhealthy), V(mode-pending), V(made-by-hand),
               V(layout-differs) and V(layout-refused); of a fleet also V(node-silent), V(node-unknown), V(not-published),
-              V(published-and-gone), V(tainted), V(claim-waits), V(claim-unhealthy), V(claim-of-the-past) and V(versions-differ).
+              V(published-and-gone), V(tainted), V(claim-waits), V(claim-unhealthy), V(claim-of-the-past), V(versions-differ) and V(not-explained).
           returned: success
           type: list
           elements: dict
@@ -290,6 +300,13 @@ import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dra.accelerators.plugins.module_utils._cel import HAS_CEL, PACKAGE
+from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanations import (
+    MOST_EXPLAINED,
+    Objects,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanations import ask as ask_cluster
+from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanations import reasons as why_pods_wait
 from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import (
     list_claims,
     pending_pods,
@@ -313,9 +330,10 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inve
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, NotFound
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import Rule, parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_differences import told_by_slices
-from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import fleet_report
+from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import attention, fleet_report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.fleet import VERSION, picture
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.former import remember
+from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.waiting import unexplained
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import PreparedClaim, prepared_claims
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 from ansible_collections.dra.accelerators.plugins.module_utils.core.times import now_text
@@ -340,6 +358,7 @@ def argument_spec() -> dict[str, Any]:
         "cluster": {"type": "bool", "default": True},
         "health": {"type": "bool", "default": True},
         "reasons": {"type": "dict", "default": {}},
+        "explain": {"type": "bool", "default": True},
         "former": {"type": "path"},
     }
 
@@ -416,17 +435,60 @@ def of_fleet(module: AnsibleModule) -> dict[str, Any]:
     pending = pending_pods(api) if module.params["health"] else None
     published = devices(slices, found)
     report = fleet_report(nodes, published, facts_by(found, published, pods))
+    rules = rules_there(api)
+    explained: dict[str, Any] = {}
+    waiting = unexplained(pending or (), reasons)
+    if waiting and module.params["explain"]:
+        explained, note = explain(
+            api, waiting, {"ResourceClaim": found, "ResourceSlice": slices, "DeviceTaintRule": rules}
+        )
+        report["attention"] += [{"node": "", **note}] if note else []
     drawn = picture(
         report,
         published,
         pending=pending,
-        rules=rules_there(api),
+        rules=rules,
         reasons=reasons,
+        explained=explained,
         generated=generated,
         former=former,
         differing=told_by_slices(slices),
     )
     return {**report, "picture": drawn}
+
+
+def explain(
+    api: Api, waiting: list[dict[str, Any]], known: dict[str, list[dict[str, Any]]]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return why pods wait, by namespace/name, and what somebody should know of that. ``known`` are objects by kind. Raises ApiError."""
+    kind = "not-explained"
+    if not HAS_CEL:
+        text = f"Why claims wait is said in the scheduler's words: the Python package {PACKAGE}, which evaluates their selectors, is missing"
+        return {}, attention(
+            kind, text, f"Install it where the cluster is asked, with Python 3.11 or newer: pip install {PACKAGE}"
+        )
+    objects = Objects()
+    for name, documents in {**known, "Pod": waiting}.items():
+        for each in documents:
+            objects.add(name, each, "default")
+    others = ",".join(
+        f"spec.driver!={each}" for each in sorted({each["spec"]["driver"] for each in known["ResourceSlice"]})
+    )
+    queries = {"ResourceSlice": {"fieldSelector": others}} if others else {}
+    try:
+        ask_cluster(api, objects, ("Node", "ResourceSlice", "ResourceClaimTemplate", "DeviceClass"), queries)
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        text = f"Why claims wait is said in the scheduler's words: {error}"
+        return {}, attention(
+            kind, text, "Let who asks list nodes, deviceclasses and resourceclaimtemplates, or set explain to false."
+        )
+    found, left = why_pods_wait(objects, waiting)
+    text = f"Why they wait is said in the scheduler's words of {left} pods more: {MOST_EXPLAINED} that are not alike are explained, within a minute"
+    return found, attention(
+        kind, text, "The playbook dra.accelerators.why explains all, or those that are named."
+    ) if left else {}
 
 
 def read_former(path: str | None) -> dict[str, Any] | None:

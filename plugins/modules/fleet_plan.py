@@ -278,7 +278,12 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.yaml import HAS_YAML, yaml_dump
 from ansible_collections.dra.accelerators.plugins.module_utils._cel import CelJudge
-from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanations import LISTS, Objects, ask
+from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanations import (
+    LISTS,
+    MOST_EXPLAINED,
+    Objects,
+    ask,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils._fleet_plan import (
     duration,
     plan_facts,
@@ -323,8 +328,6 @@ CONSTRAINTS: dict[str, Any] = {
     "mutually_exclusive": [("nodes", "nodes_src")],
     "required_one_of": [("nodes", "nodes_src"), ("wanted", "src", "pending_for")],
 }
-#: Of how many demands without a place it is said what stands in their way today: each is asked of every node.
-MOST_EXPLAINED = 20
 WANTED: dict[str, Any] = {
     "name": {"type": "str"},
     "count": {"type": "int", "default": 1},

@@ -105,6 +105,7 @@ plan:
       description:
         - By node what was given, each operation with C(published) (names of devices), C(claims), C(pods) and C(closes) (which physical devices, by kind),
           and C(leftover_rules), the rules that an earlier run has left.
+        - What of it is not touched is its C(stays), the number of C(devices), of C(partitions) on these and on others, and the names of the C(claims).
       type: dict
       returned: success
       sample: {}

@@ -40,6 +40,7 @@ def document_of(device: Device) -> dict[str, Any]:
     found["passthrough"] = dict(vars(device.passthrough)) if device.passthrough is not None else None
     found["driver_version"] = device.driver_version
     found["clique"] = dict(vars(device.clique)) if device.clique is not None else None
+    found["switched"] = device.switched
     return found
 
 
@@ -55,9 +56,10 @@ def device_of(document: Mapping[str, Any]) -> Device:
             profiles=tuple(_profile(each) for each in document["profiles"]),
             linked=tuple(document["linked"]),
             passthrough=Passthrough(**passthrough) if passthrough is not None else None,
-            # Documents of former releases have neither of these.
+            # Documents of former releases have none of these.
             driver_version=document.get("driver_version", ""),
             clique=Clique(**clique) if clique is not None else None,
+            switched=bool(document.get("switched")),
         )
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"the facts of a device cannot be read: {error!r}") from error

@@ -267,7 +267,8 @@ class Device:
     of devices that have to be reset together with this one. ``passthrough`` is None for a device that cannot be given to a
     virtual machine: one without an IOMMU group. ``unshareable`` says why claims cannot have it beside each other at present, and
     what to do; None where they can. ``driver_version`` is the driver's as it spells it, empty where that is not known, and ``clique`` is
-    None for a device that has joined no fabric, or does not tell.
+    None for a device that has joined no fabric, or does not tell. ``switched`` says that it reaches over switches of its own machine all
+    devices there of which that is said too: its fabric has no name, since it ends with the machine.
     """
 
     vendor: str
@@ -294,6 +295,7 @@ class Device:
     unshareable: Sign | None = None
     driver_version: str = ""
     clique: Clique | None = None
+    switched: bool = False
 
     def profile(self, profile_id: int) -> Profile | None:
         """Return the profile with that published id, or None."""

@@ -53,7 +53,8 @@ class VendorFacts:
     need besides those of their devices, ``device_nodes`` shell patterns of these.
     ``layout_unit`` is this collection's unit that applies a layout at boot. ``fabric`` is None where nodes are joined by the network
     alone, or their devices do not tell. ``link_groups`` are attributes that are the same for devices of a node with direct links between
-    them, or on one card, by what people call such a group.
+    them, or on one card, by what people call such a group; ``links`` is what people call the links between devices that no attribute
+    tells of, empty where there are none.
     """
 
     word: str
@@ -76,6 +77,7 @@ class VendorFacts:
     replica_labels: tuple[str, ...] = ()
     fabric: Fabric | None = None
     link_groups: Mapping[str, str] = field(default_factory=dict)
+    links: str = ""
 
     def groups_of(self, attributes: Mapping[str, Any]) -> dict[str, str]:
         """Return which groups a device with these attributes belongs to, by what people call such a group."""

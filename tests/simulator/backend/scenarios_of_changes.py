@@ -56,6 +56,7 @@ def linked_gpus_are_reset_together(stage: Stage) -> None:
     """What a reset takes from the other GPU of a pair is there again afterwards, or the claim on it is respected."""
     first, second, *_others = stage.gpus()
     assert first.linked == (second.pci_address,) and second.linked == (first.pci_address,)
+    assert not any(gpu.switched for gpu in stage.gpus())
     static = Rule(Match(), "static", (WantedPartition("2g.12gb", 1), WantedPartition("1g.6gb", 2)))
     stage.lay_out(static)
     gpus = stage.gpus()

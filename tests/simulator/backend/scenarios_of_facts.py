@@ -55,6 +55,12 @@ def facts_of_a_server(stage: Stage) -> None:
         assert gpu.attributes["resource.kubernetes.io/pciBusID"] == gpu.pci_address
         assert gpu == stage.backend.device(gpu.uuid)
     assert [gpu.numa_node for gpu in gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
+    # NVSwitches join them, in a fabric that ends with the machine and has no name.
+    assert all(gpu.switched and gpu.clique is None and not gpu.linked for gpu in gpus)
+    stage.control("fault", "2", "fabric", "joining")
+    assert [gpu.index for gpu in stage.gpus() if not gpu.switched] == [2]
+    stage.control("clear")
+    assert all(gpu.switched for gpu in stage.gpus())
     assert [gpu.pcie_root for gpu in gpus] == sorted(["pci0000:15", "pci0000:48", "pci0000:97", "pci0000:c7"] * 2)
     assert stage.backend.driver_version == "580.95.05"
 
@@ -82,7 +88,7 @@ def labels_of_a_server(stage: Stage) -> None:
 def labels_of_a_server_in_a_fabric(stage: Stage) -> None:
     gpus = stage.gpus()
     clique = Clique("5d6c1a52-7e0b-4c3f-9a41-2b8f0c6d7e10", 1)
-    assert {gpu.clique for gpu in gpus} == {clique}
+    assert {gpu.clique for gpu in gpus} == {clique} and not any(gpu.switched for gpu in gpus)
     assert stage.backend.labels(gpus)["nvidia.com/gpu.clique"] == "5d6c1a52-7e0b-4c3f-9a41-2b8f0c6d7e10.1"
     # It is read with the condition, at looks: a claim asks for nothing more, and has what the last look found.
     calls = recorded(stage)
@@ -92,6 +98,12 @@ def labels_of_a_server_in_a_fabric(stage: Stage) -> None:
     assert [gpu.clique for gpu in stage.gpus()] == [None, clique, clique, clique]
     stage.control("clear")
     assert stage.gpus()[0].clique == clique
+
+
+@on("8xA100-40")
+def links_of_a_server_that_tells_of_no_fabric(stage: Stage) -> None:
+    """GPUs of the Ampere generation do not say whether they have joined one; their links lead to switches."""
+    assert all(gpu.switched and not gpu.linked and not gpu.health.signs for gpu in stage.gpus())
 
 
 @on("mixed")

@@ -30,7 +30,7 @@ from dra_driver.core.labels import (
     read_machine,
 )
 from dra_driver.core.model import Clique, Device, Partitioning, Version
-from dra_driver.core.nvidia.condition import clique_of
+from dra_driver.core.nvidia.condition import clique_of, has_joined
 from dra_driver.core.nvidia.node_labels import GPU, NAMES, OF_PARTITIONS, labels, partition_resource, spelled
 from dra_driver.core.system import System
 
@@ -138,6 +138,7 @@ def test_the_clique_of_a_gpu() -> None:
     name = bytes(range(16))
     assert str(clique_of(3, 0, name, 7)) == "00010203-0405-0607-0809-0a0b0c0d0e0f.7"
     assert clique_of(2, 0, name, 7) is clique_of(3, 1, name, 7) is clique_of(3, 0, bytes(16), 7) is None
+    assert has_joined(3, 0) and not has_joined(2, 0) and not has_joined(3, 1)
 
 
 def test_of_different_gpus_only_what_they_share() -> None:

@@ -280,11 +280,12 @@ def test_facts_outlive_the_process(board: str, index: int, passable: bool, iommu
 
 
 def test_facts_of_former_releases_say_less() -> None:
-    facts = device("h100-80", driver_version="580.95.05", clique=Clique("7b968a6d-c8aa-45e1-9e07-e1e51be99c31", 1))
+    clique = Clique("7b968a6d-c8aa-45e1-9e07-e1e51be99c31", 1)
+    facts = device("h100-80", driver_version="580.95.05", clique=clique, switched=True)
     document = json.loads(json.dumps(document_of(facts)))
     assert device_of(document) == facts
-    del document["driver_version"], document["clique"]
-    assert device_of(document) == replace(facts, driver_version="", clique=None)
+    del document["driver_version"], document["clique"], document["switched"]
+    assert device_of(document) == replace(facts, driver_version="", clique=None, switched=False)
 
 
 @pytest.mark.parametrize("document", [{}, {"vendor": 1}, {**document_of(device("l4", 0)), "profiles": [{}]}])

@@ -254,7 +254,7 @@ def published(
 
 
 def told(*operations: Json, **more: Any) -> Json:
-    return {"operations": list(operations), "unfinished": [], "unread": [], **more}
+    return {"operations": list(operations), "unfinished": [], "unread": [], "untouched": [], "before": [], **more}
 
 
 def operation(index: int, *names: str, **more: Any) -> Json:
@@ -287,15 +287,45 @@ def test_who_goes_is_who_has_what_goes_and_all_others_stay() -> None:
     assert found["published"] == ["part-1"] and found["claims"] == ["default/c1"]
     assert [(each["namespace"], each["name"], each["node"]) for each in plan["evicted"]] == [("default", "p1", "a")]
     assert plan["staying"] == ["default/p2"] and plan["blocked"] == []
-    assert plan["table"][1].split() == ["a", "0", "1", "x", "1g.10gb", "dynamic", "-", "default/p1"]
+    assert plan["table"][1].split() == ["a", "0", "1", "x", "1g.10gb", "dynamic", "-", "default/c1", "(p1)"]
     assert "1 pods are evicted; 1 others" in plan["table"][2]
+
+
+def test_claims_are_told_with_and_without_pods_and_what_is_not_touched_is_counted() -> None:
+    claims = [*CLAIMS, claim_of("alone", "a", "part-3"), claim_of("elsewhere", "b", "part-0")]
+    boards = [{"uuid": f"GPU-{index}", "partitions": ["1g.10gb at 0"] * index} for index in range(4)]
+    kept = [{"profile": "3g.40gb"}, {"profile": "1g.10gb"}]
+    nodes = {
+        "a": told(
+            # What is prepared on the node and gone from the API server is somebody's as well.
+            operation(0, "part-1", "part-3", claims=["team/gone"], kept=kept),
+            operation(1, "part-0"),
+            untouched=boards[2:],
+            before=boards,
+        ),
+        "b": told(untouched=boards, before=boards),
+    }
+    plan = join(nodes, Cluster(DEVICES, claims, USERS, []), Consent(True), "100%", 1)
+    assert plan["table"] == [
+        "node  device  goes         comes    stays                     claims and pods",
+        "a     0       1 x 1g.10gb  dynamic  1 x 3g.40gb, 1 x 1g.10gb  default/alone (no pod)",
+        "                                                              default/c1 (p1)",
+        "                                                              team/gone (no pod)",
+        "a     1       1 x 1g.10gb  dynamic  -                         nobody",
+        "1 pods are evicted; 1 others that have devices stay as they are.",
+        "a: 2 devices, 7 partitions, 1 claim untouched.",
+        "Nothing is to do on 1 other node.",
+    ]
+    stays = {name: each["stays"] for name, each in plan["nodes"].items()}
+    assert stays["a"] == {"devices": 2, "partitions": 7, "claims": ["default/c2"]}
+    assert stays["b"] == {"devices": 4, "partitions": 6, "claims": ["default/elsewhere"]}
 
 
 def test_without_a_word_on_evictions_it_is_in_the_way_and_waiting_is_not() -> None:
     nodes = {"a": told(operation(0, "part-1"))}
     assert "default/p1" in join(nodes, CLUSTER, Consent(None), "50%", 1)["blocked"][0]
     waits = join(nodes, CLUSTER, Consent(False), "50%", 1)
-    assert waits["blocked"] == [] and "waited for" in waits["table"][-1]
+    assert waits["blocked"] == [] and "waited for" in waits["table"][-2]
 
 
 def test_pods_that_nobody_makes_again_need_a_word_of_their_own() -> None:

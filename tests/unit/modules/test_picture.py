@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import jsonschema
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _report
+from ansible_collections.dra.accelerators.plugins.module_utils import _claim_explanations, _report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Clique
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.waiting import waiting
@@ -30,6 +30,10 @@ from tests.unit.json_server import JsonHandler, JsonServer
 Json = dict[str, Any]
 SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs/report.schema.json").read_text(encoding="utf-8"))
 SMALL, LARGE = 19, 9
+MIG_CLASS = {
+    "metadata": {"name": "mig.nvidia.com"},
+    "spec": {"selectors": [{"cel": {"expression": "device.attributes['gpu.nvidia.com'].type == 'mig'"}}]},
+}
 TAINT = {"key": "example.com/firmware", "value": "update", "effect": "NoSchedule"}
 
 
@@ -240,6 +244,55 @@ def test_groups_are_named_as_people_call_them() -> None:
     }
 
 
+def places(picture: Json) -> list[tuple[int | None, str, Json]]:
+    (node,) = picture["nodes"]
+    jsonschema.validate(picture, SCHEMA)
+    return [(each["numa"], each["root"], each["groups"]) for each in node["devices"]]
+
+
+def test_where_devices_are_on_their_machine_and_what_links_them() -> None:
+    fleet = Fleet()
+    fleet.node("node-1", [replace(each, switched=True) for each in boards(8)])
+    assert places(fleet.picture()) == [
+        (numa, root, {"NVLink": "0-7"})
+        for numa, root in zip(
+            [0] * 4 + [1] * 4,
+            [each for each in ("pci0000:10", "pci0000:20", "pci0000:30", "pci0000:40") for _twice in (0, 1)],
+        )
+    ]
+    # One that has not joined reaches nobody, and what joins a machine with others says what its fabric is called.
+    devices = boards(4)
+    devices = [replace(each, switched=each.index != 1) for each in devices]
+    devices[3] = replace(devices[3], switched=False, clique=Clique("f00d", 3))
+    fleet = Fleet()
+    fleet.node("node-1", devices)
+    assert [groups for _numa, _root, groups in places(fleet.picture())] == [
+        {"NVLink": "0, 2"},
+        {},
+        {"NVLink": "0, 2"},
+        {"fabric": "f00d.3"},
+    ]
+
+
+def test_gpus_with_direct_links_are_a_group_over_others_as_well() -> None:
+    pairs = boards(6, "a30")
+    joined = {0: (1,), 1: (0,), 2: (3,), 3: (2, 4), 4: (3,)}
+    fleet = Fleet()
+    fleet.node(
+        "node-1",
+        [
+            replace(each, linked=tuple(pairs[other].pci_address for other in joined.get(each.index, ())))
+            for each in pairs
+        ],
+    )
+    found = places(fleet.picture())
+    assert [groups for _numa, _root, groups in found] == [{"NVLink": "0-1"}] * 2 + [{"NVLink": "2-4"}] * 3 + [{}]
+    assert [numa for numa, _root, _groups in found] == [0, 0, 0, 1, 1, 1]
+    fleet = Fleet()
+    fleet.node("node-1", [replace(boards(1)[0], switched=True)])
+    assert places(fleet.picture())[0][2] == {}, "one alone is no group"
+
+
 # ---- who waits
 
 
@@ -412,6 +465,9 @@ class Cluster(JsonServer):
             f"{base}/v1/resourceclaims": {"items": fleet.claims},
             f"{base}/v1/resourceslices": {"items": fleet.slices},
             f"{base}/v1/devicetaintrules": {"items": fleet.rules},
+            f"{base}/v1/resourceclaimtemplates": {"items": []},
+            f"{base}/v1/deviceclasses": {"items": [MIG_CLASS]},
+            "/api/v1/nodes": {"items": [{"metadata": {"name": name}} for name in fleet.answers]},
             "/api/v1/pods": {"items": fleet.pending},
             "/api/v1/namespaces/research/pods": {"items": []},
         }
@@ -440,7 +496,7 @@ def test_the_module_asks_a_cluster(run_here: Callable[..., Json]) -> None:
     fleet.waits("p", "c", "0/1 nodes are available")
     fleet.rules = [{"metadata": {"name": "r"}, "spec": {"deviceSelector": {"pool": "node-1"}, "taint": TAINT}}]
     with Cluster(fleet) as cluster:
-        options = {"nodes": fleet.answers, "host": cluster.url, "api_key": "let-me-in"}
+        options = {"nodes": fleet.answers, "host": cluster.url, "api_key": "let-me-in", "explain": False}
 
         def ask(**more: Any) -> Json:
             return dict(run_here("accelerator_report", {**options, **more}))
@@ -458,3 +514,91 @@ def test_the_module_asks_a_cluster(run_here: Callable[..., Json]) -> None:
         assert not any("pods" in each for each in cluster.asked)
         cluster.forbidden = "/pods"
         assert ask()["status"] == 403
+
+
+def wants(fleet: Fleet, pod: str, claim: str, profile: str, since: str) -> None:
+    """A pod that waits for partitions of a profile."""
+    fleet.waits(pod, claim, "0/1 nodes are available", since)
+    selector = {"cel": {"expression": f"device.attributes['gpu.nvidia.com'].profile == '{profile}'"}}
+    fleet.claims[-1]["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [selector]
+
+
+def test_why_claims_wait_is_worked_out(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet()
+    fleet.node("node-1", boards(1))
+    fleet.claim("training", "node-1", published(fleet, "node-1", "gpu-0-mig-3g40gb-9-0"), pods=("trainer",))
+    wants(fleet, "large-0", "large", "7g.80gb", "2026-11-24T08:30:00Z")
+    wants(fleet, "late-0", "late", "7g.80gb", "2026-11-24T09:30:00Z")
+    wants(fleet, "small-0", "small", "1g.10gb", "2026-11-24T09:00:00Z")
+    wants(fleet, "odd-0", "odd", "5g.50gb", "2026-11-24T09:10:00Z")
+    reasons = {"research/odd": {"message": "Nobody has such boards."}}
+    with Cluster(fleet) as cluster:
+        options = {"nodes": fleet.answers, "host": cluster.url, "api_key": "let-me-in", "reasons": reasons}
+
+        def ask(**more: Any) -> tuple[Json, list[str], list[str]]:
+            found = run_here("accelerator_report", {**options, **more})["ansible_facts"]["accelerator_report"][
+                "picture"
+            ]
+            jsonschema.validate(found, SCHEMA)
+            notes = [each["message"] for each in found["attention"] if each["code"] == "not-explained"]
+            assert not notes or notes[0] in Page(page(found)).text
+            return {each["claim"]: each["reason"] for each in found["waiting"]}, notes, list(cluster.asked)
+
+        said, notes, asked = ask()
+        large, late = said["research/large"], said["research/late"]
+        assert (large["source"], large["code"]) == ("explained", "free-claims")
+        assert large["message"].startswith("No node has devices for it now. Request r: 0 of ")
+        assert "1 for which claims leave too little of counters" in large["message"]
+        assert large["remedy"] == "It fits when research/training ends, or is moved to another node (node node-1)."
+        assert late == large, "what is alike is told in the same words"
+        assert said["research/small"]["source"] == "scheduler", "there are devices for it: it waits for something else"
+        assert said["research/odd"]["source"] == "given" and notes == []
+        assert any("resourceslices?" in each and "driver%21%3Dgpu.nvidia.com" in each for each in asked), (
+            "none are asked for twice"
+        )
+
+        monkeypatch.setattr(_claim_explanations, "MOST_EXPLAINED", 1)
+        said, notes, _asked = ask(reasons={})
+        assert [said[f"research/{name}"]["source"] for name in ("large", "late", "small", "odd")] == [
+            *("explained", "explained", "scheduler", "scheduler")
+        ]
+        assert "of 2 pods more" in notes[0]
+
+        cluster.asked.clear()
+        cluster.forbidden = "/nodes"
+        said, notes, _asked = ask()
+        assert said["research/large"]["source"] == "scheduler" and "forbidden" in notes[0] and len(notes) == 1
+        cluster.asked.clear()
+        said, notes, asked = ask(explain=False)
+        assert said["research/large"]["source"] == "scheduler" and notes == []
+        assert not any("nodes" in each for each in asked)
+        monkeypatch.setattr(accelerator_report, "HAS_CEL", False)
+        cluster.asked.clear()
+        said, notes, asked = ask()
+        assert said["research/large"]["source"] == "scheduler" and "cel-expr-python" in notes[0] and len(notes) == 1
+        assert not any("nodes" in each for each in asked)
+
+
+def test_what_is_explained_has_an_end() -> None:
+    fleet = Fleet()
+    for number in range(30):
+        fleet.node(f"node-{number:02d}", boards(1, number=number))
+    wants(fleet, "odd-0", "odd", "5g.50gb", "2026-11-24T09:10:00Z")
+    wants(fleet, "more-0", "more", "6g.60gb", "2026-11-24T09:20:00Z")
+    objects = _claim_explanations.Objects()
+    nodes = [{"metadata": {"name": name}} for name in (*fleet.answers, "without-devices")]
+    for kind, documents in {
+        "ResourceClaim": fleet.claims,
+        "ResourceSlice": fleet.slices,
+        "DeviceClass": [MIG_CLASS],
+        "Node": nodes,
+    }.items():
+        for each in documents:
+            objects.add(kind, each, "")
+    found, left = _claim_explanations.reasons(objects, fleet.pending)
+    assert left == 0 and set(found) == {"research/odd-0", "research/more-0"}
+    assert "Looked at were 13 of 31 nodes that could be asked." in found["research/odd-0"]["message"]
+    assert found["research/odd-0"]["code"] == "nothing" and found["research/odd-0"]["remedy"] == ""
+    clock = iter((0.0, 1.0, _claim_explanations.MOST_SECONDS + 2))
+    found, left = _claim_explanations.reasons(objects, fleet.pending, lambda: next(clock))
+    assert set(found) == {"research/odd-0"} and left == 1

@@ -15,7 +15,7 @@ from typing import Any
 
 from .changes import Change, nearest
 from .nodes import selects, why_not_asked
-from .objects import Json, Judge, WantedClaim, held_by, missing_classes, wanted_claim
+from .objects import Json, Judge, Pool, WantedClaim, held_by, missing_classes, wanted_claim
 from .pools import Inventory
 from .reasons import ERROR, FITS, NO, NOT_ASKED, UNKNOWN, NodeFinding, look, outcome
 from .search import NodeSearch
@@ -43,6 +43,7 @@ class Explanation:
     """What is to be said of a pod, or of a claim that no pod is known for.
 
     ``verdict`` is fits, no, error, unknown, blocked (something is missing before any node is asked) or allocated; ``blockers`` are sentences.
+    ``left_out`` nodes could be asked for devices and were not looked at, since there are many.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Explanation:
     remarks: tuple[str, ...] = ()
     nodes: tuple[NodeFinding, ...] = ()
     changes: tuple[Change, ...] = ()
+    left_out: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as data."""
@@ -83,16 +85,19 @@ class _Subject:
 
 
 class Explainer:
-    """Explains for one cluster; what is the same for all who ask is worked out once."""
+    """Explains for one cluster; what is the same for all who ask is worked out once.
 
-    def __init__(self, cluster: Cluster, judge: Judge) -> None:
-        self._cluster, self._judge = cluster, judge
+    Of nodes that a pod may go to and that reach devices no more than ``most_nodes`` are looked at, spread over all of them.
+    """
+
+    def __init__(self, cluster: Cluster, judge: Judge, *, most_nodes: int | None = None) -> None:
+        self._cluster, self._judge, self._most_nodes = cluster, judge, most_nodes
         self._inventory = Inventory(cluster.slices, cluster.rules)
         self._classes = {str(each["metadata"]["name"]): each for each in cluster.classes}
         self._claims = {_key(each): each for each in cluster.claims}
         self._templates = {_key(each): each for each in cluster.templates}
         self._held = held_by(cluster.claims)
-        self._pools = {_name(node): self._inventory.pools(node) for node in cluster.nodes}
+        self._pools: dict[str, list[Pool]] = {}
 
     def waiting(self) -> list[Explanation]:
         """Explain every pod that is not on a node yet and has claims, and every claim without devices that no pod is known for."""
@@ -181,7 +186,7 @@ class Explainer:
         if not wanted and not subject.pod:
             text = _where(subject.claims[0]) if subject.claims else ""
             return said(verdict=ALLOCATED, remarks=(text,) if text else ())
-        findings, searches = self._nodes(subject, wanted)
+        findings, searches, left_out = self._nodes(subject, wanted)
         verdict = _verdict(findings)
         changes: list[Change] = []
         if verdict in (NO, ERROR) and wanted:
@@ -189,7 +194,9 @@ class Explainer:
             if asked:
                 changes = nearest(asked, wanted, self._judge, everywhere=searches)
         remarks = self._remarks(subject, wanted, findings)
-        return said(verdict=verdict, remarks=tuple(remarks), nodes=tuple(findings), changes=tuple(changes))
+        return said(
+            verdict=verdict, remarks=tuple(remarks), nodes=tuple(findings), changes=tuple(changes), left_out=left_out
+        )
 
     def _before(self, claim: Json, subject: _Subject) -> list[str]:
         metadata, status = claim["metadata"], claim.get("status") or {}
@@ -208,15 +215,21 @@ class Explainer:
             found.append(f"claim {name} is used by {len(users)} pods, {MOST_RESERVED} are the most")
         return found
 
-    def _nodes(self, subject: _Subject, wanted: Sequence[WantedClaim]) -> tuple[list[NodeFinding], list[NodeSearch]]:
+    def _nodes(
+        self, subject: _Subject, wanted: Sequence[WantedClaim]
+    ) -> tuple[list[NodeFinding], list[NodeSearch], int]:
         findings, searches = [], []
         bound = [
             (each, selector) for each in subject.claims if (selector := (_allocation(each) or {}).get("nodeSelector"))
         ]
+        reasons = {_name(node): why_not_asked(subject.pod, node) if subject.pod else "" for node in self._cluster.nodes}
+        left_out = self._too_many([node for node in self._cluster.nodes if not reasons[_name(node)]])
         for node in self._cluster.nodes:
-            at = NodeSearch(node, self._pools[_name(node)], self._held, self._judge)
+            if _name(node) in left_out:
+                continue
+            at = NodeSearch(node, self._pools_of(node), self._held, self._judge)
             searches.append(at)
-            reason = why_not_asked(subject.pod, node) if subject.pod else ""
+            reason = reasons[_name(node)]
             elsewhere = [each for each, selector in bound if not selects(selector, node)]
             if reason:
                 findings.append(NodeFinding(_name(node), NOT_ASKED, reason))
@@ -224,7 +237,21 @@ class Explainer:
                 findings.append(NodeFinding(_name(node), NOT_ASKED, _where(elsewhere[0])))
             else:
                 findings.append(look(at, wanted))
-        return findings, searches
+        return findings, searches, len(left_out)
+
+    def _too_many(self, nodes: Sequence[Json]) -> set[str]:
+        """The nodes that are not looked at, of those that could be asked."""
+        rich = [_name(node) for node in nodes if self._inventory.reaches(node)]
+        most = len(rich) if self._most_nodes is None else self._most_nodes
+        if len(rich) <= most:
+            return set()
+        return set(rich) - {rich[number * len(rich) // most] for number in range(most)}
+
+    def _pools_of(self, node: Json) -> list[Pool]:
+        name = _name(node)
+        if name not in self._pools:
+            self._pools[name] = self._inventory.pools(node)
+        return self._pools[name]
 
     def _remarks(self, subject: _Subject, wanted: Sequence[WantedClaim], findings: Sequence[NodeFinding]) -> list[str]:
         found = []

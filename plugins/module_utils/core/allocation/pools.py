@@ -37,6 +37,10 @@ class Inventory:
         """The drivers that publish anything."""
         return {driver for driver, _pool in self._of_pool}
 
+    def reaches(self, node: Json) -> bool:
+        """Whether a node may reach any pool at all; it is not looked at which."""
+        return bool(self._of_many) or str(node["metadata"]["name"]) in self._of_node
+
     def pools(self, node: Json) -> list[Pool]:
         """Return the pools that a node reaches: by driver and name, those with binding conditions last."""
         seen: dict[_PoolId, list[Json]] = {}

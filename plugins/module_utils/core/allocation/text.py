@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from .explanation import ALLOCATED, BLOCKED, Explanation
 from .reasons import (
@@ -78,6 +78,21 @@ def text(found: Sequence[Explanation], most_nodes: int = MOST_NODES) -> str:
     return "\n\n".join("\n".join(lines(each, most_nodes)) for each in found)
 
 
+def sentences(found: Explanation) -> str:
+    """Return in short what stands in the way: who is told knows which claims are meant."""
+    said = [_SAID[found.verdict], *found.blockers, *found.remarks]
+    asked = [each for each in found.nodes if each.verdict != NOT_ASKED]
+    if found.left_out:
+        said.append(f"looked at were {len(asked)} of {len(asked) + found.left_out} nodes that could be asked")
+    said += [each.message for each in asked if each.verdict == ERROR][:1]
+    for claim, request, free, devices, obstacles in _counted(asked):
+        of = f" of {claim}" if len(found.claims) > 1 else ""
+        rest = "".join(f", {count} {word}" for word, count in obstacles)
+        said.append(f"request {request}{of}: {free} of {_number(devices, 'device')} left{rest}")
+    said += [each.together for each in asked if each.together][:1]
+    return " ".join(f"{each[:1].upper()}{each[1:].rstrip('.')}." for each in said if each)
+
+
 def _chosen(each: NodeFinding) -> list[str]:
     return [f"  node {each.node}: {_devices(each) or 'nothing is wanted of it'}"]
 
@@ -131,6 +146,14 @@ def _ordered(one: RequestFinding) -> list[Obstacle]:
 def _sum(asked: Sequence[NodeFinding]) -> list[str]:
     """What rules devices out over all nodes, request by request."""
     said = [f"  over {len(asked)} nodes:"]
+    for claim, request, free, devices, obstacles in _counted(asked):
+        said.append(f"    request {request} of {claim}: {free} of {_number(devices, 'device')} left")
+        said += [f"      {count} {word}" for word, count in obstacles]
+    return said
+
+
+def _counted(asked: Sequence[NodeFinding]) -> Iterator[tuple[str, str, int, int, list[tuple[str, int]]]]:
+    """Each claim's requests, how many devices are left for them, of how many, and what rules out the most of the others."""
     for name in dict.fromkeys((one.claim, one.request) for each in asked for one in each.requests):
         those = [one for each in asked for one in each.requests if (one.claim, one.request) == name]
         counts: Counter[str] = Counter()
@@ -138,9 +161,7 @@ def _sum(asked: Sequence[NodeFinding]) -> list[str]:
             for each in one.obstacles:
                 counts[_WORDS.get(each.kind, each.detail)] += len(each.devices)
         free, devices = sum(one.free for one in those), sum(one.devices for one in those)
-        said.append(f"    request {name[1]} of {name[0]}: {free} of {_number(devices, 'device')} left")
-        said += [f"      {count} {word}" for word, count in counts.most_common(MOST_NAMED)]
-    return said
+        yield *name, free, devices, counts.most_common(MOST_NAMED)
 
 
 def _nearest(asked: Sequence[NodeFinding], first: Sequence[str]) -> list[NodeFinding]:

@@ -86,6 +86,7 @@ def read(nvml: Nvml, board: BoardFacts) -> Health:
             state, status = int(fabric.state), int(fabric.status)
             signs.extend(_of_fabric(state, status, int(fabric.healthMask)))
             board.clique = clique_of(state, status, bytes(fabric.clusterUuid), int(fabric.cliqueId))
+            board.switched = board.clique is None and has_joined(state, status)
     if "clocks" not in board.unanswered:
         reasons = nvml.optional("nvmlDeviceGetCurrentClocksEventReasons", board.handle, doing=doing)
         if reasons is None:
@@ -139,9 +140,14 @@ def _of_fields(fields: Mapping[int, int]) -> Iterator[Sign]:
 
 def clique_of(state: int, status: int, cluster: bytes, number: int) -> Clique | None:
     """Return which GPUs a GPU reaches over NVLink; None while it has not joined a fabric, and for a fabric without a name. Pure."""
-    if state != COMPLETED or status or not any(cluster):
+    if not has_joined(state, status) or not any(cluster):
         return None
     return Clique(str(UUID(bytes=cluster[:16].ljust(16, b"\0"))), number)
+
+
+def has_joined(state: int, status: int) -> bool:
+    """Whether a GPU has joined its fabric; one that ends with the machine has no name. Pure."""
+    return state == COMPLETED and not status
 
 
 def _of_clocks(reasons: int) -> Iterator[Sign]:

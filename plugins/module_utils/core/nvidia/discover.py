@@ -32,7 +32,7 @@ from .nvml import COMPUTE_INSTANCE_PROFILES, ENGINE_PROFILE_SHARED, GPU_INSTANCE
 
 MEBIBYTE = 1024 * 1024
 NVLINKS = 18  # the most links that a GPU has
-NVLINK_TO_GPU = 0  # NVML_NVLINK_DEVICE_TYPE_GPU
+NVLINK_TO_GPU, NVLINK_TO_SWITCH = 0, 2  # NVML_NVLINK_DEVICE_TYPE_*
 
 _BRANDS: Mapping[int, str] = MappingProxyType(
     {
@@ -75,7 +75,7 @@ class BoardFacts:
     ``profiles`` are those of the MIG mode ``mode``, because some drivers tell of them only in one of the two; those of the
     other mode, if they were read, wait in ``of_mode``. ``compute_profiles`` is filled per profile id as GPU instances are
     seen, because NVML tells it of instances only. ``unanswered`` names what the GPU has no answer to about its condition, and
-    ``clique`` is what it said last of its fabric.
+    ``clique`` and ``switched`` are what it said last of its fabric.
     """
 
     handle: Any
@@ -100,6 +100,7 @@ class BoardFacts:
     unanswered: set[str] = field(default_factory=set)
     driver_version: str = ""
     clique: Clique | None = None
+    switched: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,8 @@ def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> 
     mode = nvml.optional("nvmlDeviceGetAddressingMode", handle, doing=doing)
     if mode in _ADDRESSING_MODES:
         attributes["addressingMode"] = _ADDRESSING_MODES[mode]
+    # From Hopper on GPUs are reset alone, and say themselves that they have joined a fabric of switches.
+    linked, switched = read_links(nvml, handle, doing) if (major, minor) < _FIRST_WITHOUT_RESET else ((), False)
     return BoardFacts(
         handle=handle,
         index=int(nvml.call("nvmlDeviceGetIndex", handle, doing=doing)),
@@ -173,9 +176,10 @@ def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> 
         memory_bytes=memory_bytes,
         needs_reset=(major, minor) < _FIRST_WITHOUT_RESET,
         attributes=MappingProxyType(attributes),
-        linked=read_links(nvml, handle, doing) if (major, minor) < _FIRST_WITHOUT_RESET else (),
+        linked=linked,
         passthrough=read_passthrough(system, bus_id),
         driver_version=driver.driver_version,
+        switched=switched,
     )
 
 
@@ -232,14 +236,17 @@ def read_profiles(nvml: Nvml, handle: Any, memory_bytes: int, pci_device_id: int
     return tuple(found)
 
 
-def read_links(nvml: Nvml, handle: Any, doing: str = "Reading the links of a GPU") -> tuple[str, ...]:
-    """Return the PCI addresses of the GPUs that NVLink connects directly, without a switch; a reset takes them along."""
+def read_links(nvml: Nvml, handle: Any, doing: str = "Reading the links of a GPU") -> tuple[tuple[str, ...], bool]:
+    """Return the PCI addresses of the GPUs that NVLink connects directly, which a reset takes along, and whether it leads to a switch."""
     found: set[str] = set()
+    switched = False
     for link in range(NVLINKS):
         try:
             if not nvml.call("nvmlDeviceGetNvLinkState", handle, link, doing=doing):
                 continue
-            if nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link, doing=doing) == NVLINK_TO_GPU:
+            there = nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link, doing=doing)
+            switched = switched or there == NVLINK_TO_SWITCH
+            if there == NVLINK_TO_GPU:
                 remote = nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, doing=doing)
                 found.add(pci.normalise_bus_id(_text(remote.busId)))
         except Unsupported:
@@ -248,7 +255,7 @@ def read_links(nvml: Nvml, handle: Any, doing: str = "Reading the links of a GPU
             if error.code != "invalid-argument":
                 raise
             break  # beyond the last link
-    return tuple(sorted(found))
+    return tuple(sorted(found)), switched
 
 
 def read_device(nvml: Nvml, system: System, board: BoardFacts, known: Sequence[Partition] | None = None) -> Device:
@@ -286,6 +293,7 @@ def read_device(nvml: Nvml, system: System, board: BoardFacts, known: Sequence[P
         passthrough=board.passthrough,
         driver_version=board.driver_version,
         clique=board.clique,
+        switched=board.switched,
     )
 
 

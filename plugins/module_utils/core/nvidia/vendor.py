@@ -33,6 +33,7 @@ FACTS = VendorFacts(
     manager_labels=("nvidia.com/mig.config",),
     plugin_switches=("nvidia.com/gpu.deploy.device-plugin",),
     replica_labels=("nvidia.com/gpu.replicas",),
+    links="NVLink",
 )
 
 

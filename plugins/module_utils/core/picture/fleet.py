@@ -30,6 +30,7 @@ def picture(
     pending: Sequence[Json] | None = None,
     rules: Sequence[Json] = (),
     reasons: Mapping[str, Json] | None = None,
+    explained: Mapping[str, Json] | None = None,
     generated: str = "",
     former: Json | None = None,
     differing: Mapping[str, Mapping[str, Json]] | None = None,
@@ -38,7 +39,8 @@ def picture(
 
     ``report`` is what ``fleet_report`` returns, ``published`` are devices as ``cluster.inventory.devices`` has them (None: no cluster was
     asked), ``pending`` the pods that are Pending (None: nobody asked), ``rules`` the DeviceTaintRules. ``reasons`` explain, by
-    namespace/name of a claim, why it waits, and go before what the scheduler says. ``generated`` is when all was asked, RFC 3339. ``former`` is
+    namespace/name of a claim, why it waits, and go before what is ``explained`` by namespace/name of a pod, and that before what the scheduler
+    says. ``generated`` is when all was asked, RFC 3339. ``former`` is
     a former picture: what it knew of devices whose node or driver does not answer now is shown, with its age. ``differing`` is what slices say of
     devices that are not as their layout wants (``layout_differences.told_by_slices``), for those of which their node does not tell.
     """
@@ -68,7 +70,7 @@ def picture(
     for node in nodes:
         node["totals"] = _totals(node["devices"], models)
     room = _room(nodes, models) if published is not None else []
-    waits = waiting(report["claims"], pending, reasons or {})
+    waits = waiting(report["claims"], pending, reasons or {}, explained or {})
     devices = [each for node in nodes for each in node["devices"]]
     for each in devices:
         each.pop("most", None)

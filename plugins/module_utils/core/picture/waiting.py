@@ -8,18 +8,26 @@ Facts: k8s.io/api/core/v1/types.go (PodScheduled, schedulingGates, resourceClaim
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 Json = dict[str, Any]
-#: Who says why a claim waits: whoever asked for the report, the scheduler, or nobody.
-GIVEN, SCHEDULER, NOBODY = "given", "scheduler", "nobody"
+#: Who says why a claim waits: whoever asked for the report, an explanation made of all that the cluster has, the scheduler, or nobody.
+GIVEN, EXPLAINED, SCHEDULER, NOBODY = "given", "explained", "scheduler", "nobody"
+_NONE: Mapping[str, Json] = MappingProxyType({})
 
 
-def waiting(claims: Iterable[Json], pending: Sequence[Json] | None, reasons: Mapping[str, Json]) -> list[Json]:
+def waiting(
+    claims: Iterable[Json],
+    pending: Sequence[Json] | None,
+    reasons: Mapping[str, Json],
+    explained: Mapping[str, Json] = _NONE,
+) -> list[Json]:
     """Return what waits, the longest first.
 
     ``claims`` are facts of claims, ``pending`` pods that are Pending, None where nobody asked for them. A claim that no pod wants
-    waits for nobody. A pod whose claim has not been made of its template yet waits too, for no claim: its ``claim`` is "".
+    waits for nobody. A pod whose claim has not been made of its template yet waits too, for no claim: its ``claim`` is "". ``reasons`` by
+    namespace/name of claims go before those that are ``explained`` by namespace/name of pods, and both before what the scheduler says.
     """
     wanted: dict[str, list[Json]] = {}
     without: list[Json] = []
@@ -41,7 +49,7 @@ def waiting(claims: Iterable[Json], pending: Sequence[Json] | None, reasons: Map
                 "pods": sorted({*each["pods"], *(str(pod["metadata"]["name"]) for pod in pods)}),
                 "classes": each["device_classes"],
                 "since": min([_since(pod) for pod in pods], default=each["created"]),
-                "reason": _reason(name, pods, reasons, asked=pending is not None),
+                "reason": _reason(name, pods, reasons, explained, asked=pending is not None),
             }
         )
     for pod in without:
@@ -52,10 +60,21 @@ def waiting(claims: Iterable[Json], pending: Sequence[Json] | None, reasons: Map
                 "pods": [str(pod["metadata"]["name"])],
                 "classes": [],
                 "since": _since(pod),
-                "reason": _reason(name, [pod], reasons, asked=True),
+                "reason": _reason(name, [pod], reasons, explained, asked=True),
             }
         )
     return sorted(found, key=lambda each: (str(each["since"]), str(each["claim"]), each["pods"]))
+
+
+def unexplained(pending: Iterable[Json], reasons: Mapping[str, Json]) -> list[Json]:
+    """Return the pods that wait for devices and of which nobody has said why, the longest first."""
+    found = []
+    for pod in pending:
+        place, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        wanted = [] if pod["spec"].get("nodeName") else _claims_of(pod)
+        if any(f"{place}/{each or name}" not in reasons for each in wanted):
+            found.append(pod)
+    return sorted(found, key=lambda pod: (_since(pod), str(pod["metadata"]["namespace"]), str(pod["metadata"]["name"])))
 
 
 def _claims_of(pod: Json) -> list[str]:
@@ -84,14 +103,16 @@ def _since(pod: Json) -> str:
     return str(_scheduled(pod).get("lastTransitionTime") or pod["metadata"].get("creationTimestamp") or "")
 
 
-def _reason(name: str, pods: Sequence[Json], reasons: Mapping[str, Json], *, asked: bool) -> Json:
-    given = reasons.get(name)
+def _reason(
+    name: str, pods: Sequence[Json], reasons: Mapping[str, Json], explained: Mapping[str, Json], *, asked: bool
+) -> Json:
+    places = [f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods]
+    worked_out = next((explained[each] for each in places if each in explained), None)
+    given = reasons.get(name) or worked_out
     if given:
         return {
-            "source": GIVEN,
-            "code": str(given.get("code") or ""),
-            "message": str(given.get("message") or ""),
-            "remedy": str(given.get("remedy") or ""),
+            "source": GIVEN if name in reasons else EXPLAINED,
+            **{key: str(given.get(key) or "") for key in ("code", "message", "remedy")},
         }
     for pod in pods:
         condition = _scheduled(pod)
