@@ -14,10 +14,13 @@ from urllib.parse import quote
 from ._cel import CelJudge
 from ._cluster import found_or_none
 from ._kubernetes import Api, served_version
+from ._manifests import documents_of, read
 from ._taint_rules import PLURAL as RULES
 from ._taint_rules import VERSIONS as RULE_VERSIONS
 from .core.allocation.explanation import Cluster, Explainer, Explanation
 from .core.errors import AcceleratorError, NotFound
+from .core.planner.cuts import Cuts
+from .core.planner.fleet import InvalidFleet
 
 GROUP = "resource.k8s.io"
 #: Best first.
@@ -114,6 +117,27 @@ def add_documents(objects: Objects, documents: Iterable[Any], namespace: str) ->
     return added
 
 
+def answers_in(path: str) -> Json:
+    """Return the nodes' answers by their names that a file holds. Raises AcceleratorError."""
+    found = documents_of(read(path), path)
+    document = found[0] if len(found) == 1 else None
+    if isinstance(document, dict) and isinstance(document.get("nodes"), dict):
+        document = document["nodes"]
+    if not isinstance(document, dict) or not all(each is None or isinstance(each, dict) for each in document.values()):
+        raise InvalidFleet(
+            f"{path} holds no answers of nodes",
+            hint="Expected is a mapping from nodes' names to what the module accelerator_report has answered there.",
+        )
+    return document
+
+
+def explainer_of(objects: Objects, nodes: Mapping[str, Any] | None = None) -> Explainer:
+    """Return who explains a cluster; what ``nodes`` have answered says how their devices can be cut. Raises NoCel."""
+    cluster, judge = objects.cluster(), CelJudge()
+    cuts = Cuts(nodes, judge, claims=cluster.claims, slices=cluster.slices) if nodes is not None else None
+    return Explainer(cluster, judge, cuts)
+
+
 def explanations(
     objects: Objects,
     *,
@@ -121,12 +145,14 @@ def explanations(
     claims: Sequence[str] = (),
     manifests: Sequence[tuple[str, str, str]] = (),
     namespace: str = "",
+    nodes: Mapping[str, Any] | None = None,
 ) -> list[Explanation]:
     """Explain the pods and claims that are named, or those among manifests, or all that wait. Raises NotFound, NoCel, Malformed.
 
     Names may have their namespace before them, with a slash; ``namespace`` is that of those without, and the only one that is looked at of all that wait.
+    ``nodes`` are what nodes have answered, by their names.
     """
-    explainer = Explainer(objects.cluster(), CelJudge())
+    explainer = explainer_of(objects, nodes)
     named = [("Pod", *_split(each, namespace)) for each in pods]
     named += [("ResourceClaim", *_split(each, namespace)) for each in claims]
     if not named and manifests:

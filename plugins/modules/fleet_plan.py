@@ -278,7 +278,13 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.yaml import HAS_YAML, yaml_dump
 from ansible_collections.dra.accelerators.plugins.module_utils._cel import CelJudge
-from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanations import LISTS, Objects, ask
+from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanations import (
+    LISTS,
+    Objects,
+    answers_in,
+    ask,
+    explainer_of,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils._fleet_plan import (
     duration,
     plan_facts,
@@ -291,14 +297,11 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes impor
     connect,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._manifests import (
-    documents_of,
     objects_of,
-    read,
     read_all,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils._plan_exact import AUTO, SOLVERS, solve
-from ansible_collections.dra.accelerators.plugins.module_utils.core.allocation.explanation import Explainer
 from ansible_collections.dra.accelerators.plugins.module_utils.core.allocation.text import text
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, create
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
@@ -362,16 +365,7 @@ def inventory(params: dict[str, Any]) -> dict[str, Any]:
     """Return the nodes' answers by their names. Raises AcceleratorError."""
     if params["nodes"] is not None:
         return dict(params["nodes"])
-    found = documents_of(read(params["nodes_src"]), params["nodes_src"])
-    document = found[0] if len(found) == 1 else None
-    if isinstance(document, dict) and isinstance(document.get("nodes"), dict):
-        document = document["nodes"]
-    if not isinstance(document, dict) or not all(each is None or isinstance(each, dict) for each in document.values()):
-        raise InvalidFleet(
-            f"{params['nodes_src']} holds no answers of nodes",
-            hint="Expected is a mapping from nodes' names to what the module accelerator_report has answered there.",
-        )
-    return document
+    return answers_in(params["nodes_src"])
 
 
 def cluster_of(module: AnsibleModule) -> Objects:
@@ -424,13 +418,13 @@ def read_claims(nodes: dict[str, Any], found: list[Wish], objects: Objects) -> R
     return demands_of(found, objects.cluster().classes, kinds, CelJudge())
 
 
-def why_not(plan: Plan, pods: dict[str, Any], objects: Objects) -> dict[str, str]:
+def why_not(plan: Plan, pods: dict[str, Any], objects: Objects, nodes: dict[str, Any]) -> dict[str, str]:
     """Return, of the pods of the cluster without a place in the plan, what stands in their way today."""
     names = {each.demand.name: pods.get(each.demand.name.partition(" and ")[0]) for each in plan.unplaceable}
     asked = [(name, pod) for name, pod in names.items() if pod is not None][:MOST_EXPLAINED]
     if not asked:
         return {}
-    explainer = Explainer(objects.cluster(), CelJudge())
+    explainer = explainer_of(objects, nodes)
     return {name: text([explainer.pod(pod)]) for name, pod in asked}
 
 
@@ -493,7 +487,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         hosts=params["hosts"],
         users=users_of(claims),
         refused=said.refused,
-        why=why_not(plan, pods, objects),
+        why=why_not(plan, pods, objects, nodes),
     )
     result: dict[str, Any] = {
         "changed": False,

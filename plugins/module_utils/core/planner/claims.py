@@ -14,7 +14,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..allocation.capacity import lacking, taken
-from ..allocation.objects import Device, Judge, NotJudged, Request, SelectorFailed, missing_classes, wanted_claim
+from ..allocation.objects import (
+    Device,
+    Judge,
+    NotJudged,
+    Request,
+    SelectorFailed,
+    WantedClaim,
+    missing_classes,
+    wanted_claim,
+)
 from .demands import ANY, Demand, Kind, Part
 
 Json = Mapping[str, Any]
@@ -98,20 +107,28 @@ def _parts(
     wish: Wish, classes: Mapping[str, Json], kinds: Mapping[Kind, Device], judge: Judge, remarks: list[str]
 ) -> tuple[tuple[Part, ...], str]:
     """What the claims of a wish take, or why no layout can be planned for them."""
-    parts: list[Part] = []
-    for document in wish.claims:
-        claim = wanted_claim(document, classes)
+    claims = [wanted_claim(document, classes) for document in wish.claims]
+    for claim in claims:
         for missing, name in missing_classes(claim, classes):
             return (), f"Request {missing} names the DeviceClass {name}, which does not exist"
+    return parts_of(wish.name, claims, kinds, judge, remarks)
+
+
+def parts_of(
+    who: str, claims: Iterable[WantedClaim], kinds: Mapping[Kind, Device], judge: Judge, remarks: list[str]
+) -> tuple[tuple[Part, ...], str]:
+    """Return what claims take together, or why no layout can be planned for them; what is not looked at is added to ``remarks``."""
+    parts: list[Part] = []
+    for claim in claims:
         if claim.constraints:
             which = ", ".join(dict.fromkeys(each.attribute for each in claim.constraints))
-            remarks.append(f"{wish.name}: the constraints on {which} are left to the scheduler")
+            remarks.append(f"{who}: the constraints on {which} are left to the scheduler")
         for alternatives in claim.requests:
             if alternatives[0].admin:
                 continue  # who watches takes nothing away
             if any(each.every for each in alternatives):
                 return (), f"Request {alternatives[0].name} wants all devices of a node, however many these are"
-            found = [(each, _taken(wish, each, kinds, judge, remarks)) for each in alternatives]
+            found = [(each, _taken(who, each, kinds, judge, remarks)) for each in alternatives]
             # As the scheduler: the first alternative that can be had.
             request, items = next((one for one in found if one[1]), found[0])
             parts.append(Part(request.count, ANY, items=items, text=_words(request)))
@@ -119,7 +136,7 @@ def _parts(
 
 
 def _taken(
-    wish: Wish, request: Request, kinds: Mapping[Kind, Device], judge: Judge, remarks: list[str]
+    who: str, request: Request, kinds: Mapping[Kind, Device], judge: Judge, remarks: list[str]
 ) -> frozenset[Kind]:
     found = set()
     for kind, device in kinds.items():
@@ -129,9 +146,9 @@ def _taken(
                 if amounts is not None and lacking(amounts, device, {}) is None:
                     found.add(kind)
         except SelectorFailed as error:
-            remarks.append(f"{wish.name}, request {request.full_name}: a selector has an error, {error.reason}")
+            remarks.append(f"{who}, request {request.full_name}: a selector has an error, {error.reason}")
         except NotJudged as error:
-            remarks.append(f"{wish.name}, request {request.full_name}: {error.message}")
+            remarks.append(f"{who}, request {request.full_name}: {error.message}")
     return frozenset(found)
 
 
