@@ -302,9 +302,18 @@ def _cut_anew(
             next((one.label for one in mine if text_attribute(one, OWN_UUID) == cut.whole), f"{pool}/{cut.whole}")
         )
         said.append(f"{cut.text} of {labels[-1]}")
-    there = NodeSearch(at.node, pools, at.held.without(ended), judge)
-    if not said or (ended and not freed) or not _fits(there, claims):
+    if not said or (ended and not freed):
         return None
+
+    def fits(gone: Sequence[str]) -> bool:
+        return _fits(NodeSearch(at.node, pools, at.held.without([*ended, *gone]), judge), claims)
+
+    if not fits(()):
+        # What is wanted beside the parts is there already, and held.
+        others = sorted(holders - ended)
+        if not others or not fits(others):
+            return None
+        ended.update(_smallest(others, fits))
     who = f"when {_end(sorted(ended))}" if ended else "which takes nothing from any claim"
     text = f"make {' and '.join(said)} on node {_name(at)}, {who}: {PLAYBOOKS}"
     return Change(REPARTITION, text, _name(at), claims=tuple(sorted(ended)), device=", ".join(labels))

@@ -24,6 +24,8 @@ OWN_UUID, PARENT_UUID = "uuid", "parentUUID"
 STANDARD = "resource.kubernetes.io/"
 #: Where the counters of parts have their names that a device is cut into.
 ANEW = "partitioned-anew"
+#: What the names of such parts begin with.
+NEW = "new-"
 
 
 @dataclass(frozen=True)
@@ -114,13 +116,14 @@ def with_parts(
     }
     taints = tuple({taint_text(taint): taint for each in mine for taint in each.taints}.values())
     keys = {device.key for device in gone}
+    already = sum(device.name.startswith(NEW) for pool in pools for device in pool.devices)
     made = tuple(
         replace(
             each,
             pool=into[1],
             content={
                 **each.content,
-                "name": f"new-{number}-{each.name}",
+                "name": f"{NEW}{number}-{each.name}",
                 "attributes": {
                     **{name: value for name, value in each.attributes.items() if not name.startswith(STANDARD)},
                     **standard,
@@ -130,7 +133,7 @@ def with_parts(
             taints=taints,
             scope=ANEW,
         )
-        for number, each in enumerate(parts, start=sum(len(pool.devices) for pool in pools))
+        for number, each in enumerate(parts, start=already)
     )
     known = [*pools, *([] if any((one.driver, one.name) == into for one in pools) else [Pool(*into)])]
     return [

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from .changes import Change, Cutter, nearest
+from .changes import Change, nearest
+from .cutting import Cutter
 from .moves import Holder
 from .nodes import selects, why_not_asked
 from .objects import Json, Judge, WantedClaim, held_by, missing_classes, wanted_claim

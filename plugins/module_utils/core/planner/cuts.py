@@ -89,6 +89,11 @@ def _cut(each: DevicePlan, kinds: Mapping[Kind, Device]) -> Cut:
     if (each.rule or {}).get("mode") == WHOLE:
         return Cut(one.uuid, (kinds[(*same, None, False)],), frozenset(), "whole")
     parts = tuple(kinds[(*same, profile.profile_id, False)] for profile, _place in each.created)
-    counts = Counter(profile.name for profile, _place in each.created)
-    text = ", ".join(f"{count} x {name}" for name, count in counts.items())
+    text = _counted(profile.name for profile, _place in each.created)
+    if each.kept:
+        text += f" beside {_counted(part.profile for part in each.kept)}"
     return Cut(one.uuid, parts, frozenset(part.uuid for part in each.kept), text)
+
+
+def _counted(names: Iterable[str]) -> str:
+    return ", ".join(f"{count} x {name}" for name, count in sorted(Counter(names).items()))
