@@ -25,8 +25,8 @@ notes:
   - The exact solver needs the Python package C(highspy), tested with 1.16. Without it the plan is found by a search that states its bound.
   - Needs the permissions to list C(nodes) and C(pods), and C(resourceslices), C(resourceclaims), C(resourceclaimtemplates), C(deviceclasses) and
     C(devicetaintrules) in the API group C(resource.k8s.io). With O(cluster_src), or O(cluster=false), it asks no cluster.
-  - Constraints of claims, and which nodes a pod may go to, are not looked at. A selector is asked of one device of each kind, so one that names a
-    single device by its UUID is not planned for.
+  - Constraints of claims are not looked at. Which nodes a pod may go to is seen by its node selector and node affinity and by the nodes' taints;
+    what lies between pods is not. A selector is asked of one device of each kind, so one that names a single device by its UUID is not planned for.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -415,7 +415,9 @@ def read_claims(nodes: dict[str, Any], found: list[Wish], objects: Objects) -> R
             "The nodes' answers do not tell how their devices would be published, which is what selectors of claims are asked of",
             hint="Ask the nodes with the module accelerator_report of this release; the playbook dra.accelerators.plan does.",
         )
-    return demands_of(found, objects.cluster().classes, kinds, CelJudge())
+    cluster = objects.cluster()
+    there = [each for each in cluster.nodes if nodes.get(each["metadata"]["name"])]
+    return demands_of(found, cluster.classes, kinds, CelJudge(), there)
 
 
 def why_not(plan: Plan, pods: dict[str, Any], objects: Objects, nodes: dict[str, Any]) -> dict[str, str]:

@@ -2,8 +2,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """What claims of a cluster, or of manifests, want of a fleet: which kinds of devices their selectors take, and what claims have today. Pure.
 
-A selector is asked of one device of each kind as it would be published. What tells devices of one kind from each other (UUID, PCI address), the
-constraints of claims, and which nodes a pod may go to are no matter of a layout, and are left to the scheduler.
+A selector is asked of one device of each kind as it would be published. What tells devices of one kind from each other (UUID, PCI address) and the
+constraints of claims are no matter of a layout, and are left to the scheduler. Which nodes a pod may go to is seen by its node selector, its node
+affinity and the nodes' taints, as far as the cluster's nodes are known.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..allocation.capacity import lacking, taken
+from ..allocation.nodes import why_not_asked
 from ..allocation.objects import (
     Device,
     Judge,
@@ -39,12 +41,13 @@ REPLICAS = {
 
 @dataclass(frozen=True)
 class Wish:
-    """So many pods, or claims alone, that want the same: the claims of one of them, as the API has them."""
+    """So many pods, or claims alone, that want the same: the claims of one of them, as the API has them, and of a pod its spec."""
 
     name: str
     claims: tuple[Json, ...]
     count: int = 1
     priority: int = 0
+    spec: Json = field(default_factory=dict)
 
 
 @dataclass
@@ -76,14 +79,37 @@ def published_kinds(nodes: Mapping[str, Any]) -> dict[Kind, Device]:
     return found
 
 
-def demands_of(wishes: Iterable[Wish], classes: Iterable[Json], kinds: Mapping[Kind, Device], judge: Judge) -> Read:
-    """Return what is wanted of the fleet; wishes for the same at one priority are one demand. Raises Malformed for a claim that cannot be read."""
+def demands_of(
+    wishes: Iterable[Wish],
+    classes: Iterable[Json],
+    kinds: Mapping[Kind, Device],
+    judge: Judge,
+    nodes: Sequence[Json] = (),
+) -> Read:
+    """Return what is wanted of the fleet; wishes for the same at one priority, on the same nodes, are one demand.
+
+    ``nodes`` are those of the fleet, as the cluster has them. Raises Malformed for a claim that cannot be read.
+    """
     by_name = {str(each["metadata"]["name"]): each for each in classes}
     read = Read()
-    known: dict[tuple[int, str], int] = {}
+    known: dict[tuple[int, frozenset[str], str], int] = {}
     names: list[list[str]] = []
     for wish in wishes:
-        key = (wish.priority, json.dumps([each.get("spec") or {} for each in wish.claims], sort_keys=True, default=str))
+        barred = {
+            str(one["metadata"]["name"]): text for one in nodes if (text := why_not_asked({"spec": wish.spec}, one))
+        }
+        where = _where(wish, barred, nodes)
+        if barred and len(barred) == len(nodes):
+            read.refused.append((wish, where))
+            continue
+        if where:
+            read.remarks.append(f"{wish.name}: {where}")
+        elsewhere = frozenset(barred)
+        key = (
+            wish.priority,
+            elsewhere,
+            json.dumps([each.get("spec") or {} for each in wish.claims], sort_keys=True, default=str),
+        )
         if key in known:
             at = known[key]
             read.demands[at] = replace(read.demands[at], count=read.demands[at].count + wish.count)
@@ -94,13 +120,44 @@ def demands_of(wishes: Iterable[Wish], classes: Iterable[Json], kinds: Mapping[K
             read.refused.append((wish, reason))
         elif parts:
             known[key] = len(read.demands)
-            read.demands.append(Demand(wish.name, wish.count, parts, wish.priority))
+            read.demands.append(Demand(wish.name, wish.count, parts, wish.priority, elsewhere))
             names.append([wish.name])
     for at, those in enumerate(names):
         if len(those) > 1:
             read.demands[at] = replace(read.demands[at], name=f"{those[0]} and {len(those) - 1} more")
     read.remarks[:] = list(dict.fromkeys(read.remarks))
     return read
+
+
+def _where(wish: Wish, barred: Mapping[str, str], nodes: Sequence[Json]) -> str:
+    """What is to be said of the nodes that a pod may go to; nothing where that is all of them."""
+    if barred and len(barred) == len(nodes):
+        return f"Its pod may go to no node of the fleet: {_reasons(barred)}"
+    if barred:
+        return f"planned without {len(barred)} of {len(nodes)} nodes: {_reasons(barred)}"
+    chosen = [
+        word
+        for word, wanted in (
+            ("nodeName", wish.spec.get("nodeName")),
+            ("nodeSelector", wish.spec.get("nodeSelector")),
+            ("node affinity", (wish.spec.get("affinity") or {}).get("nodeAffinity")),
+        )
+        if wanted
+    ]
+    if chosen and not nodes:
+        return f"its pod's {' and '.join(chosen)} is left to the scheduler, since no node of the cluster is known here"
+    return ""
+
+
+def _reasons(barred: Mapping[str, str]) -> str:
+    """Why nodes are left out, each reason once with its nodes."""
+    by_reason: dict[str, list[str]] = {}
+    for node, reason in sorted(barred.items()):
+        by_reason.setdefault(reason, []).append(node)
+    return "; ".join(
+        f"{reason} ({', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''})"
+        for reason, names in by_reason.items()
+    )
 
 
 def _parts(
@@ -207,10 +264,10 @@ def wishes_of(
                 what = f"ResourceClaimTemplate {template}" if template else f"ResourceClaim {place[1]}"
                 lacks.append(f"{name}: {what} does not exist in namespace {place[0]}")
         if shared and count > 0:
-            wishes.append(Wish(name, (*shared, *own), 1, priority))
+            wishes.append(Wish(name, (*shared, *own), 1, priority, spec))
             count -= 1
         if own and count > 0:
-            wishes.append(Wish(name, tuple(own), count, priority))
+            wishes.append(Wish(name, tuple(own), count, priority, spec))
     if alone:
         wishes += [
             Wish(f"ResourceClaim {'/'.join(_key(each))}", (each,))
