@@ -340,6 +340,21 @@ def test_on_a_fleet_of_whole_gpus_one_that_nobody_has_is_cut() -> None:
     assert not any(each.kind == "repartition" and not each.claims for each in tainted.changes)
 
 
+def test_of_several_nodes_the_one_that_can_be_cut_is_named() -> None:
+    devices = planned.fleet(4, 1)
+    taken = holding(devices, {node: [devices[node][0].uuid] for node in ("gpu-1", "gpu-2", "gpu-4")})
+    wanted = planned.claim("wanted", SMALL, count=7)
+    objects = cluster(devices, [*taken, wanted])
+    (change,) = [
+        one for one in explained(objects, wanted, planned.answers(devices)).changes if one.kind == "repartition"
+    ]
+    assert (change.node, change.device, change.claims) == ("gpu-3", "gpu-3/gpu-0", ())
+    # The nodes without one are all alike, and what is said of one of them is not said of the one that has it.
+    only = {node: each for node, each in planned.answers(devices).items() if node != "gpu-3"}
+    (ends,) = [one for one in explained(objects, wanted, only).changes if one.kind == "repartition"]
+    assert (ends.node, len(ends.claims)) == ("gpu-1", 1) and f"when {ends.claims[0]} ends" in ends.text
+
+
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [

@@ -7,6 +7,7 @@ A device that claims hold in part is cut beside what they hold. Who asks tries w
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -36,6 +37,8 @@ class Cuts:
         self._kinds = published_kinds(nodes)
         self._held = holdings(claims, slices, {each.driver for each in self._kinds.values()})
         self._fleets: dict[str, Fleet | None] = {}
+        #: What is wanted, with what is on a node, of which no cut is known; the nodes of a fleet are mostly alike.
+        self._without: dict[Any, Sequence[Cut] | None] = {}
 
     def cuts(self, node: str, claims: Sequence[WantedClaim], ended: Collection[str] = ()) -> Sequence[Cut] | None:
         """Return the devices of a node that would have to be cut anew, and into what, as if the claims ``ended`` had; none where no cut does.
@@ -51,13 +54,16 @@ class Cuts:
         if any(not each.items for each in parts):
             return ()
         devices = tuple(_after(each, set(ended)) for each in fleet.devices)
+        key = (parts, tuple(map(_likeness, devices)))
+        if key in self._without:
+            return self._without[key]
         try:
             problem = build(replace(fleet, devices=devices), [Demand("wanted", 1, parts)])
             solution = search(problem)
         except AcceleratorError:
-            return None
+            return self._without.setdefault(key, None)
         if not all(solution.served):
-            return ()
+            return self._without.setdefault(key, ())
         changed = [each for each in make_plan(problem, solution).devices if each.changed and not each.device.is_dynamic]
         return [found for each in changed if (found := _cut(each, self._kinds)).parts]
 
@@ -73,6 +79,16 @@ class Cuts:
     def _held_on(self, node: str) -> list[dict[str, Any]]:
         here = [{**each, "devices": [one for one in each["devices"] if one["node"] == node]} for each in self._held]
         return [each for each in here if each["devices"]]
+
+
+def _likeness(each: FleetDevice) -> Any:
+    """What devices of different nodes have in common where the same can be made of them."""
+    one = each.device
+    held = tuple((part.profile_id, part.placement.start, at in each.holders) for at, part in enumerate(one.partitions))
+    profiles = tuple((profile.profile_id, profile.name) for profile in one.profiles)
+    what = (one.vendor, one.product, one.memory_bytes, profiles, one.partitioning.enabled, held)
+    rule = json.dumps(each.rule, sort_keys=True, default=str)
+    return (*what, bool(each.occupants), bool(each.fixed), one.health.healthy, rule)
 
 
 def _after(each: FleetDevice, ended: set[str]) -> FleetDevice:
