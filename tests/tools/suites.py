@@ -231,8 +231,8 @@ def prove(work: Path) -> list[Step]:
     )
     fleet = replace(fleet, command=[*fleet.command, "-s"], show=FIGURES, after=(build.name,))
     # They need no world: generated fleets and traces of claims.
-    planner = pytest_step("planner", "5 min", "tests/bench/test_planner.py", "read the log.", work / "reports")
-    order = pytest_step("order", "3 min", "tests/bench/test_order.py", "read the log.", work / "reports")
+    planner = pytest_step("planner", "4 min", "tests/bench/test_planner.py", "read the log.", work / "reports")
+    order = pytest_step("order", "1 min", "tests/bench/test_order.py", "read the log.", work / "reports")
     return [
         build,
         breaks,
