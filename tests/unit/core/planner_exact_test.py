@@ -81,13 +81,13 @@ def test_what_may_not_go_to_other_nodes_is_planned_as_if_its_node_were_alone(
     apart = 0
     wanted: list[Any] = []
     for node, those in wishes.items():
-        documents = [each.document(number) for number, each in enumerate(those)]
+        documents = [{**each.document(number), "priority": 0} for number, each in enumerate(those)]
         # No claim moves from one node to another where different pods wait.
         alone = problem_of([each for each in fleet if each.node == node], documents, 0)
         apart += sum(exact.solve(alone, "exact", LONG).solution.served) if alone.fleet.devices else 0
         wanted += [
-            replace(each, name=f"{node} {each.name}", priority=0, elsewhere=frozenset({*wishes} - {node}))
-            for each in demands.read_demands([{**one, "priority": 0} for one in documents])
+            replace(each, name=f"{node} {each.name}", elsewhere=frozenset({*wishes} - {node}))
+            for each in demands.read_demands(documents)
         ]
     problem = problems.build(fleets.read_fleet(answers(fleet)), wanted, most_moves=moves)
     for solver in ("exact", "heuristic"):
