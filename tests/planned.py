@@ -48,7 +48,7 @@ CLASSES: list[Json] = [
 ]
 
 
-def _device(number: int, minor: int, **options: Any) -> Device:
+def gpu(number: int, minor: int, **options: Any) -> Device:
     """A board, by a number that no other one of the fleet has."""
     return replace(as_modules_have(board_model.device(BOARD, number, minor=minor, **options)), index=minor)
 
@@ -56,7 +56,7 @@ def _device(number: int, minor: int, **options: Any) -> Device:
 def fleet(nodes: int = 2, each: int = 2) -> dict[str, list[Device]]:
     """Nodes gpu-1, gpu-2 and so on with whole H100; all UUIDs are different."""
     return {
-        f"gpu-{number + 1}": [_device(number * each + place, place, enabled=False) for place in range(each)]
+        f"gpu-{number + 1}": [gpu(number * each + place, place, enabled=False) for place in range(each)]
         for number in range(nodes)
     }
 
@@ -101,7 +101,7 @@ def applied(devices: Devices, layouts: Iterable[Json]) -> dict[str, list[Device]
                 if isinstance(step, CreatePartition):
                     places.add((step.profile_id, step.placement.start))
             found[node].append(
-                _device(
+                gpu(
                     int(device.uuid[4:12], 16),
                     device.minor,
                     places=tuple(sorted(places)),

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from ._cel import CelJudge
 from ._cluster import found_or_none
 from ._kubernetes import Api, served_version
+from ._manifests import documents_of, read
 from ._taint_rules import PLURAL as RULES
 from ._taint_rules import VERSIONS as RULE_VERSIONS
 from .core.allocation.changes import NOTHING
@@ -25,6 +26,8 @@ from .core.allocation.objects import Malformed
 from .core.allocation.reasons import ERROR, NO, UNKNOWN
 from .core.allocation.text import sentences
 from .core.errors import AcceleratorError, NotFound
+from .core.planner.cuts import Cuts
+from .core.planner.fleet import InvalidFleet
 
 GROUP = "resource.k8s.io"
 #: Best first.
@@ -128,6 +131,29 @@ def add_documents(objects: Objects, documents: Iterable[Any], namespace: str) ->
     return added
 
 
+def answers_in(path: str) -> Json:
+    """Return the nodes' answers by their names that a file holds. Raises AcceleratorError."""
+    found = documents_of(read(path), path)
+    document = found[0] if len(found) == 1 else None
+    if isinstance(document, dict) and isinstance(document.get("nodes"), dict):
+        document = document["nodes"]
+    if not isinstance(document, dict) or not all(each is None or isinstance(each, dict) for each in document.values()):
+        raise InvalidFleet(
+            f"{path} holds no answers of nodes",
+            hint="Expected is a mapping from nodes' names to what the module accelerator_report has answered there.",
+        )
+    return document
+
+
+def explainer_of(
+    objects: Objects, nodes: Mapping[str, Any] | None = None, *, most_nodes: int | None = None
+) -> Explainer:
+    """Return who explains a cluster, of so many nodes at most; what ``nodes`` have answered says how their devices can be cut. Raises NoCel."""
+    cluster, judge = objects.cluster(), CelJudge()
+    cuts = Cuts(nodes, judge, claims=cluster.claims, slices=cluster.slices) if nodes is not None else None
+    return Explainer(cluster, judge, cuts, most_nodes=most_nodes)
+
+
 def explanations(
     objects: Objects,
     *,
@@ -135,12 +161,14 @@ def explanations(
     claims: Sequence[str] = (),
     manifests: Sequence[tuple[str, str, str]] = (),
     namespace: str = "",
+    nodes: Mapping[str, Any] | None = None,
 ) -> list[Explanation]:
     """Explain the pods and claims that are named, or those among manifests, or all that wait. Raises NotFound, NoCel, Malformed.
 
     Names may have their namespace before them, with a slash; ``namespace`` is that of those without, and the only one that is looked at of all that wait.
+    ``nodes`` are what nodes have answered, by their names.
     """
-    explainer = Explainer(objects.cluster(), CelJudge())
+    explainer = explainer_of(objects, nodes)
     named = [("Pod", *_split(each, namespace)) for each in pods]
     named += [("ResourceClaim", *_split(each, namespace)) for each in claims]
     if not named and manifests:
@@ -163,15 +191,19 @@ def explanations(
 
 
 def reasons(
-    objects: Objects, pods: Sequence[Json], clock: Callable[[], float] = time.monotonic
+    objects: Objects,
+    pods: Sequence[Json],
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    nodes: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Json], int]:
     """Return by namespace/name why pods wait, each with a code, a message and a remedy, and how many were too many to be looked at.
 
-    ``pods`` are those that wait, the most urgent first. Where there are devices, where a pod waits for something else and where a claim cannot
+    ``pods`` are those that wait, the most urgent first; ``nodes`` are what nodes have answered, by their names. Where there are devices, where a pod waits for something else and where a claim cannot
     be read nothing is told: there the scheduler's own words say more. Raises NoCel.
     """
     ends = clock() + MOST_SECONDS
-    explainer = Explainer(objects.cluster(), CelJudge(), most_nodes=MOST_NODES)
+    explainer = explainer_of(objects, nodes, most_nodes=MOST_NODES)
     told: dict[str, Json | None] = {}
     found: dict[str, Json] = {}
     left = 0

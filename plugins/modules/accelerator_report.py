@@ -440,7 +440,7 @@ def of_fleet(module: AnsibleModule) -> dict[str, Any]:
     waiting = unexplained(pending or (), reasons)
     if waiting and module.params["explain"]:
         explained, note = explain(
-            api, waiting, {"ResourceClaim": found, "ResourceSlice": slices, "DeviceTaintRule": rules}
+            api, nodes, waiting, {"ResourceClaim": found, "ResourceSlice": slices, "DeviceTaintRule": rules}
         )
         report["attention"] += [{"node": "", **note}] if note else []
     drawn = picture(
@@ -458,9 +458,12 @@ def of_fleet(module: AnsibleModule) -> dict[str, Any]:
 
 
 def explain(
-    api: Api, waiting: list[dict[str, Any]], known: dict[str, list[dict[str, Any]]]
+    api: Api, nodes: dict[str, Any], waiting: list[dict[str, Any]], known: dict[str, list[dict[str, Any]]]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return why pods wait, by namespace/name, and what somebody should know of that. ``known`` are objects by kind. Raises ApiError."""
+    """Return why pods wait, by namespace/name, and what somebody should know of that. Raises ApiError.
+
+    ``nodes`` are the nodes' answers, ``known`` are objects by kind.
+    """
     kind = "not-explained"
     if not HAS_CEL:
         text = f"Why claims wait is said in the scheduler's words: the Python package {PACKAGE}, which evaluates their selectors, is missing"
@@ -484,7 +487,7 @@ def explain(
         return {}, attention(
             kind, text, "Let who asks list nodes, deviceclasses and resourceclaimtemplates, or set explain to false."
         )
-    found, left = why_pods_wait(objects, waiting)
+    found, left = why_pods_wait(objects, waiting, nodes=nodes)
     text = f"Why they wait is said in the scheduler's words of {left} pods more: {MOST_EXPLAINED} that are not alike are explained, within a minute"
     return found, attention(
         kind, text, "The playbook dra.accelerators.why explains all, or those that are named."

@@ -65,6 +65,13 @@ options:
     type: list
     elements: path
     default: []
+  nodes_src:
+    description:
+      - A file with what M(dra.accelerators.accelerator_report) has answered on nodes, by their names, in YAML or JSON, by itself or under the key
+        C(nodes). The playbook C(dra.accelerators.plan) writes one with C(accelerator_plan_keep_nodes).
+      - With it the nearest change is found also where a device would have to be cut as no device is cut yet. Without it only what is published
+        somewhere is known.
+    type: path
   text_nodes:
     description: Of how many nodes RV(text) tells request by request; it begins with those that are nearest. The data has all nodes.
     type: int
@@ -92,6 +99,11 @@ EXAMPLES = r"""
   failed_when: found.explanations | rejectattr('verdict', 'in', ['fits', 'allocated'])
   delegate_to: localhost
 
+- name: Explain what waits, with what the nodes have said about their devices
+  dra.accelerators.claim_explanation_info:
+    nodes_src: nodes.json
+  delegate_to: localhost
+
 - name: Explain everything that waits in a cluster that somebody has sent as a file
   dra.accelerators.claim_explanation_info:
     cluster_src: [cluster.yaml]
@@ -109,7 +121,7 @@ text:
         request gpu of default/two (class gpu.nvidia.com) wants 2, 1 of 2 devices is left
           1 ruled out by the claim default/other that has it: gpu-1/gpu-0
       Nearest change:
-        - it fits when default/other ends, or is moved to another node (node gpu-1).
+        - it fits when default/other ends, or is moved to node gpu-2, which has room for it (node gpu-1).
 explanations:
   description: One for each pod or claim.
   returned: success
@@ -221,17 +233,19 @@ explanations:
     changes:
       description:
         - What could be done, the nearest first, each with C(kind) (V(tolerate), V(free-claims), V(repartition), V(ask-for-less), V(guard-attribute), V(wait) or
-          V(nothing)), C(text), and what it is about, C(node), C(taints), C(claims) and C(device).
+          V(nothing)), C(text), and what it is about, C(node), C(taints), C(claims) and C(device). C(moves) are those of the claims that have room on
+          another node, each with that node.
       type: list
       elements: dict
       returned: success
       sample:
         - kind: free-claims
-          text: it fits when default/other ends, or is moved to another node
+          text: it fits when default/other ends, or is moved to node gpu-2, which has room for it
           node: gpu-1
           taints: []
           claims: [default/other]
           device: ""
+          moves: {default/other: gpu-2}
 error_code:
   description: A stable word for the kind of the error.
   returned: failure
@@ -255,6 +269,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanations import (
     Objects,
     add_documents,
+    answers_in,
     ask,
     explanations,
 )
@@ -282,6 +297,7 @@ def argument_spec() -> dict[str, Any]:
         "src": {"type": "path"},
         "definition": {"type": "raw"},
         "cluster_src": {"type": "list", "elements": "path", "default": []},
+        "nodes_src": {"type": "path"},
         "text_nodes": {"type": "int", "default": 3},
     }
 
@@ -304,6 +320,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         claims=params["claims"],
         manifests=manifests,
         namespace=params["namespace"] or "",
+        nodes=answers_in(params["nodes_src"]) if params["nodes_src"] else None,
     )
     said = [each.to_dict() for each in found]
     return {"changed": False, "explanations": said, "text": text(found, params["text_nodes"])}

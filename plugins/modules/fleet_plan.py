@@ -25,8 +25,8 @@ notes:
   - The exact solver needs the Python package C(highspy), tested with 1.16. Without it the plan is found by a search that states its bound.
   - Needs the permissions to list C(nodes) and C(pods), and C(resourceslices), C(resourceclaims), C(resourceclaimtemplates), C(deviceclasses) and
     C(devicetaintrules) in the API group C(resource.k8s.io). With O(cluster_src), or O(cluster=false), it asks no cluster.
-  - Constraints of claims, and which nodes a pod may go to, are not looked at. A selector is asked of one device of each kind, so one that names a
-    single device by its UUID is not planned for.
+  - Constraints of claims are not looked at. Which nodes a pod may go to is seen by its node selector and node affinity and by the nodes' taints;
+    what lies between pods is not. A selector is asked of one device of each kind, so one that names a single device by its UUID is not planned for.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -282,7 +282,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanatio
     LISTS,
     MOST_EXPLAINED,
     Objects,
+    answers_in,
     ask,
+    explainer_of,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._fleet_plan import (
     duration,
@@ -296,14 +298,11 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes impor
     connect,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._manifests import (
-    documents_of,
     objects_of,
-    read,
     read_all,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils._plan_exact import AUTO, SOLVERS, solve
-from ansible_collections.dra.accelerators.plugins.module_utils.core.allocation.explanation import Explainer
 from ansible_collections.dra.accelerators.plugins.module_utils.core.allocation.text import text
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, create
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
@@ -365,16 +364,7 @@ def inventory(params: dict[str, Any]) -> dict[str, Any]:
     """Return the nodes' answers by their names. Raises AcceleratorError."""
     if params["nodes"] is not None:
         return dict(params["nodes"])
-    found = documents_of(read(params["nodes_src"]), params["nodes_src"])
-    document = found[0] if len(found) == 1 else None
-    if isinstance(document, dict) and isinstance(document.get("nodes"), dict):
-        document = document["nodes"]
-    if not isinstance(document, dict) or not all(each is None or isinstance(each, dict) for each in document.values()):
-        raise InvalidFleet(
-            f"{params['nodes_src']} holds no answers of nodes",
-            hint="Expected is a mapping from nodes' names to what the module accelerator_report has answered there.",
-        )
-    return document
+    return answers_in(params["nodes_src"])
 
 
 def cluster_of(module: AnsibleModule) -> Objects:
@@ -424,16 +414,18 @@ def read_claims(nodes: dict[str, Any], found: list[Wish], objects: Objects) -> R
             "The nodes' answers do not tell how their devices would be published, which is what selectors of claims are asked of",
             hint="Ask the nodes with the module accelerator_report of this release; the playbook dra.accelerators.plan does.",
         )
-    return demands_of(found, objects.cluster().classes, kinds, CelJudge())
+    cluster = objects.cluster()
+    there = [each for each in cluster.nodes if nodes.get(each["metadata"]["name"])]
+    return demands_of(found, cluster.classes, kinds, CelJudge(), there)
 
 
-def why_not(plan: Plan, pods: dict[str, Any], objects: Objects) -> dict[str, str]:
+def why_not(plan: Plan, pods: dict[str, Any], objects: Objects, nodes: dict[str, Any]) -> dict[str, str]:
     """Return, of the pods of the cluster without a place in the plan, what stands in their way today."""
     names = {each.demand.name: pods.get(each.demand.name.partition(" and ")[0]) for each in plan.unplaceable}
     asked = [(name, pod) for name, pod in names.items() if pod is not None][:MOST_EXPLAINED]
     if not asked:
         return {}
-    explainer = Explainer(objects.cluster(), CelJudge())
+    explainer = explainer_of(objects, nodes)
     return {name: text([explainer.pod(pod)]) for name, pod in asked}
 
 
@@ -496,7 +488,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         hosts=params["hosts"],
         users=users_of(claims),
         refused=said.refused,
-        why=why_not(plan, pods, objects),
+        why=why_not(plan, pods, objects, nodes),
     )
     result: dict[str, Any] = {
         "changed": False,

@@ -33,8 +33,10 @@ class Event:
     profile: str = ""
 
 
-def trace(sizes: Mapping[str, int], slices: int, mix: str, *, seed: int, claims: int) -> tuple[Event, ...]:
-    """Claims at random moments, for random times, such that they would fill nine tenths of the node if all got in.
+def trace(
+    sizes: Mapping[str, int], slices: int, mix: str, *, seed: int, claims: int, gpus: int = GPUS, load: float = 0.9
+) -> tuple[Event, ...]:
+    """Claims at random moments, for random times, such that they would fill nine tenths (``load``) of the node if all got in.
 
     ``sizes`` are the memory slices of each profile, ``slices`` those of one GPU. The same seed gives the same trace.
     """
@@ -42,7 +44,7 @@ def trace(sizes: Mapping[str, int], slices: int, mix: str, *, seed: int, claims:
     names = sorted(sizes)
     weights = [sizes[name] ** -MIXES[mix]["exponent"] for name in names]
     mean = sum(weight * sizes[name] for weight, name in zip(weights, names)) / sum(weights)
-    staying = 0.9 * GPUS * slices / mean
+    staying = load * gpus * slices / mean
     now, events = 0.0, []
     leaving: list[tuple[float, int]] = []
     for number in range(claims):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import random
 import sys
@@ -16,10 +17,11 @@ from typing import Any
 import pytest
 
 from tests.bench.figures import Figures
-from tests.bench.order_model import MIXES
+from tests.bench.order_model import MIXES, Event, trace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "core"))
 
+import board_model
 import chip_model
 from planner_model import Small, answers
 
@@ -39,6 +41,9 @@ FLEETS: Mapping[str, Mapping[str, int]] = {
     "200 NPUs": {"310P": 100, "910B3": 100},
     "1,600 of four kinds": {"h100-80": 800, "a30": 200, "310P": 400, "910B3": 200},
 }
+#: Fleets that have been in use: so many H100, on which claims have come and gone; how many claims may move; how much the claims would fill.
+LIVED_IN, MOVES, LOAD = (32, 200), (0, 4, 16), 1.1
+BOARD = "h100-80"
 
 
 def module(name: str) -> Any:
@@ -211,4 +216,158 @@ def test_claims_that_a_plan_serves(figures: Figures, name: str, mix: str) -> Non
         f"{sums['exact'] / sums['balanced']:.2f}, search / exact {sums['search'] / sums['exact']:.3f}; "
         f"the exact solver takes {seconds['exact'] / (seconds['search'] + seconds['problem']):.2f} times as long "
         "as the search"
+    )
+
+
+# ---- fleets on which claims have come and gone
+
+
+Place = tuple[int, int]
+
+
+@functools.cache
+def can_exist(places: tuple[Place, ...]) -> bool:
+    return board_model.can_exist(BOARD, places)
+
+
+class Lived:
+    """GPUs that are cut as claims come, at the first place where there is room; what a claim had is gone when it goes."""
+
+    def __init__(self, gpus: int) -> None:
+        entries = board_model.board(BOARD)["mig"]["profiles"]
+        self.starts = {one["name"]: (one["id"], one["placements"]["starts"]) for one in entries}
+        self.gpus: list[tuple[Place, ...]] = [() for _gpu in range(gpus)]
+        self.held: dict[int, tuple[int, Place]] = {}
+        self.waiting: dict[int, str] = {}
+
+    def come(self, claim: int, profile: str) -> bool:
+        number, starts = self.starts[profile]
+        for at, places in enumerate(self.gpus):
+            for start in starts:
+                more = tuple(sorted((*places, (number, start))))
+                if can_exist(more):
+                    self.gpus[at] = more
+                    self.held[claim] = (at, (number, start))
+                    return True
+        self.waiting[claim] = profile
+        return False
+
+    def go(self, claim: int) -> None:
+        self.waiting.pop(claim, None)
+        if claim in self.held:
+            at, place = self.held.pop(claim)
+            self.gpus[at] = tuple(each for each in self.gpus[at] if each != place)
+
+
+def lived_in(gpus: int, events: tuple[Event, ...]) -> Lived:
+    found = Lived(gpus)
+    for event in events:
+        if event.profile:
+            found.come(event.claim, event.profile)
+        else:
+            found.go(event.claim)
+    return found
+
+
+def running_when_balanced(gpus: int, events: tuple[Event, ...]) -> int:
+    """How many claims of a trace have a device at its end where all GPUs are cut alike, and stay so."""
+    left = Counter({name: count * gpus for name, count in BALANCED[BOARD].items()})
+    held: dict[int, str] = {}
+    for event in events:
+        if event.profile and left[event.profile]:
+            held[event.claim] = event.profile
+            left[event.profile] -= 1
+        elif event.claim in held:
+            left[held.pop(event.claim)] += 1
+    return len(held)
+
+
+def waiting_demands(lived: Lived, chance: random.Random) -> list[Json]:
+    """Those who wait, half of them with a higher priority."""
+    counts = Counter((profile, chance.choice((0, 1))) for profile in lived.waiting.values())
+    return [
+        {"name": f"{profile} of priority {priority}", "count": count, "profile": profile, "priority": priority}
+        for (profile, priority), count in sorted(counts.items())
+    ]
+
+
+def first_fit_of_waiting(lived: Lived, demands: list[Json]) -> list[int]:
+    """How many of those who wait find room now if each in turn takes the first, the higher priority before the other."""
+    later = Lived(0)
+    later.gpus = list(lived.gpus)
+    found = [0, 0]
+    for demand in sorted(demands, key=lambda each: -each["priority"]):
+        for number in range(demand["count"]):
+            found[demand["priority"]] += later.come(number, demand["profile"])
+    return found
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("gpus", LIVED_IN)
+def test_claims_that_a_plan_serves_beside_those_that_run(figures: Figures, gpus: int, mix: str) -> None:
+    exact, problems = module("_plan_exact"), module("core.planner.problem")
+    entries = [one for one in board_model.board(BOARD)["mig"]["profiles"] if one["name"] in BALANCED[BOARD]]
+    sizes = {one["name"]: one["placements"]["size"] for one in entries}
+    sums: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        events = trace(
+            sizes,
+            board_model.board(BOARD)["mig"]["memory_slices"],
+            mix,
+            seed=seed,
+            claims=40 * gpus,
+            gpus=gpus,
+            load=LOAD,
+        )
+        lived = lived_in(gpus, events)
+        documents = waiting_demands(lived, random.Random(f"{gpus} {mix} {seed}"))
+        demands = module("core.planner.demands").read_demands(documents)
+        small = [
+            Small(BOARD, places, frozenset(places), enabled=bool(places), node=f"node-{at // 8}")
+            for at, places in enumerate(lived.gpus)
+        ]
+        fleet = module("core.planner.fleet").read_fleet(answers(small))
+        sums["running"] += len(lived.held)
+        sums["waiting"] += len(lived.waiting)
+        sums["high"] += sum(each["count"] for each in documents if each["priority"])
+        sums["balanced"] += running_when_balanced(gpus, events)
+        low, high = first_fit_of_waiting(lived, documents)
+        sums["first fit"] += low + high
+        sums["first fit, high"] += high
+        before = 0
+        for most in MOVES:
+            problem = problems.build(fleet, demands, most_moves=most)
+            searched, took = timed(lambda problem=problem: exact.solve(problem, "heuristic", SECONDS))
+            seconds["search"] += took
+            best, took = timed(lambda problem=problem: exact.solve(problem, "exact", SECONDS))
+            seconds["exact"] += took
+            served = {name: one.solution.served for name, one in (("search", searched), ("exact", best))}
+            for name, counts in served.items():
+                sums[f"{name} {most}"] += sum(counts)
+                sums[f"{name} {most}, high"] += sum(n for n, one in zip(counts, demands, strict=True) if one.priority)
+            sums[f"moves {most}"] += best.solution.moves
+            sums[f"proven {most}"] += best.most_served
+            assert best.solution.moves <= most and searched.solution.moves <= most
+            if best.most_served:
+                assert best.solution.worth(problem) >= searched.solution.worth(problem)
+            # Who may move more never serves fewer of the first priority.
+            first = sum(n for n, one in zip(served["search"], demands, strict=True) if one.priority)
+            assert first >= before, f"with {most} moves {first}, with fewer {before}"
+            before = first
+    assert sums["exact 0"] + sums["running"] > sums["balanced"]
+    figures.said(
+        f"{gpus} H100 in use, {mix}: {sums['running']} claims run and {sums['waiting']} wait, {sums['high']} of them with priority; "
+        f"first fit serves {sums['first fit']} ({sums['first fit, high']} with priority), "
+        + ", ".join(
+            f"a plan with {most} moves {sums[f'exact {most}']} ({sums[f'exact {most}, high']}; search {sums[f'search {most}']}, "
+            f"{sums[f'search {most}, high']}; {sums[f'moves {most}']} moved, proven {sums[f'proven {most}']} of {SEEDS})"
+            for most in MOVES
+        )
+        + f"; running then as a multiple of balanced ({sums['balanced']}): first fit "
+        f"{(sums['running'] + sums['first fit']) / sums['balanced']:.2f}, "
+        + ", ".join(
+            f"{most} moves {(sums['running'] + sums[f'exact {most}']) / sums['balanced']:.2f}" for most in MOVES
+        )
+        + f"; the exact solver takes {seconds['exact'] / seconds['search']:.2f} times as long as the search"
     )

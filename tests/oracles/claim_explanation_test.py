@@ -117,6 +117,11 @@ def test_random_claims_over_random_inventories(tmp_path: Path, judge: Any, numbe
             sep="\n",
             flush=True,
         )
+    print(
+        f"explained and scheduled: agreed on {sum(agreed.values())} of {number} (seeds {FIRST} to {FIRST + number - 1}): "
+        f"{agreed[FITS]} fit, {agreed[NO]} do not, {agreed[ERROR]} have an error; {len(wrong)} disagree",
+        flush=True,
+    )
     assert not wrong, "\n".join(wrong)
     # All three verdicts come up, so that an answer that is always the same is not taken for a right one.
     assert all(agreed[word] > number / 20 for word in (FITS, NO, ERROR)), agreed

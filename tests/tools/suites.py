@@ -230,6 +230,9 @@ def prove(work: Path) -> list[Step]:
         lane=MACHINES_LANE,
     )
     fleet = replace(fleet, command=[*fleet.command, "-s"], show=FIGURES, after=(build.name,))
+    # They need no world: generated fleets and traces of claims.
+    planner = pytest_step("planner", "4 min", "tests/bench/test_planner.py", "read the log.", work / "reports")
+    order = pytest_step("order", "1 min", "tests/bench/test_order.py", "read the log.", work / "reports")
     return [
         build,
         breaks,
@@ -241,6 +244,7 @@ def prove(work: Path) -> list[Step]:
         *long,
         replace(step, after=(build.name,)),
         fleet,
+        *(replace(each, command=[*each.command, "-s"], show=FIGURES) for each in (planner, order)),
     ]
 
 

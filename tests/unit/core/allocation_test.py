@@ -474,6 +474,12 @@ def test_a_device_is_cut_as_one_of_its_product_is_elsewhere() -> None:
     assert change.device == "n/w" and "parts like n/p0 of node m" in change.text
     other = at([published({**whole, "attributes": {**whole["attributes"], "productName": {"string": "Q"}}})])
     taken_already = at([published(whole)], [holds("h", "w")])
+    # Its parts would be tainted as it is.
+    assert not [
+        one
+        for one in changes(at([published({**whole, "taints": [TAINT]})]), asked, beside=[model])
+        if one.kind == "repartition"
+    ]
     for there in (other, taken_already):
         assert not [one for one in changes(there, asked, beside=[model]) if one.kind == "repartition"]
     assert not [

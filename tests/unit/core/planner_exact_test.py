@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,6 +65,40 @@ def test_the_exact_solver_is_never_worse_on_larger_boards(fleet: list[Small], on
     assert plans.make_plan(problem, found.solution) == plans.make_plan(
         problem, exact.solve(problem, "exact", LONG).solution
     )
+
+
+@given(
+    st.lists(smalls([A30]), min_size=1, max_size=4),
+    wishes_for(A30_NAMES, most_devices=2),
+    wishes_for(A30_NAMES, most_devices=2),
+    st.sampled_from([0, 0, 2]),
+)
+def test_what_may_not_go_to_other_nodes_is_planned_as_if_its_node_were_alone(
+    fleet: list[Small], first: list[Wish], second: list[Wish], moves: int
+) -> None:
+    fleet = [replace(each, node=f"node-{number % 2}") for number, each in enumerate(fleet)]
+    wishes = {"node-0": first, "node-1": second}
+    apart = 0
+    wanted: list[Any] = []
+    for node, those in wishes.items():
+        documents = [{**each.document(number), "priority": 0} for number, each in enumerate(those)]
+        # No claim moves from one node to another where different pods wait.
+        alone = problem_of([each for each in fleet if each.node == node], documents, 0)
+        apart += sum(exact.solve(alone, "exact", LONG).solution.served) if alone.fleet.devices else 0
+        wanted += [
+            replace(each, name=f"{node} {each.name}", elsewhere=frozenset({*wishes} - {node}))
+            for each in demands.read_demands(documents)
+        ]
+    problem = problems.build(fleets.read_fleet(answers(fleet)), wanted, most_moves=moves)
+    for solver in ("exact", "heuristic"):
+        solution = exact.solve(problem, solver, LONG).solution
+        plan = plans.make_plan(problem, solution)
+        for each in plan.devices:
+            assert all(name.startswith(each.device.node) for name in each.given)
+        for move in plan.moves:
+            assert move.source.node == move.target.node or not any(each.elsewhere for each in wanted)
+        if solver == "exact" and not moves:
+            assert sum(solution.served) == apart
 
 
 def test_without_the_package_the_search_is_used_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 import yaml
-from explained import Example, cluster, examples
+from explained import Example, cluster, examples, with_answers
+
+from tests import planned
 
 ROOT = Path(__file__).resolve().parents[3]
 UTILS = "ansible_collections.dra.accelerators.plugins.module_utils"
@@ -46,10 +48,27 @@ def test_the_examples_of_the_page(run_here: Run, there: str, tmp_path: Path, exa
     assert again["explanations"] == result["explanations"]
 
 
+def test_what_the_page_says_of_whole_gpus(run_here: Run, tmp_path: Path) -> None:
+    manifest, told, untold = with_answers()
+    devices, nodes = planned.fleet(), tmp_path / "nodes.json"
+    objects = [{"kind": "Node", "metadata": {"name": name}} for name in devices]
+    (tmp_path / "cluster.json").write_text(
+        json.dumps({"items": [*objects, *planned.CLASSES, *planned.slices(devices)]})
+    )
+    nodes.write_text(json.dumps({"nodes": planned.answers(devices)}))
+    options = {"cluster_src": [str(tmp_path / "cluster.json")], "definition": manifest}
+    assert run_here("claim_explanation_info", {**options, "nodes_src": str(nodes)})["text"] == told
+    without = run_here("claim_explanation_info", options)
+    assert without["text"].splitlines()[-1] == untold and not without["changed"]
+    nodes.write_text("[]")
+    refused = run_here("claim_explanation_info", {**options, "nodes_src": str(nodes)})
+    assert refused["error_code"] == "invalid-inventory" and "holds no answers of nodes" in refused["msg"]
+
+
 def test_the_page_has_the_twelve_reasons_and_no_two_are_alike() -> None:
     numbered = [one for one in EXAMPLES if one.title.split(".")[0].isdigit()]
     assert [int(one.title.split(".")[0]) for one in numbered] == list(range(1, 13))
-    assert len({one.text for one in EXAMPLES}) == len(EXAMPLES) == 13
+    assert len({one.text for one in EXAMPLES}) == len(EXAMPLES) == 14
 
 
 def test_everything_that_waits_and_only_what_waits_in_a_namespace(run_here: Run, there: str, tmp_path: Path) -> None:

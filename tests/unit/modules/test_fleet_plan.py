@@ -179,6 +179,64 @@ def test_manifests_count_pods_replicas_and_claims(run_here: Run, tmp_path: Path)
     assert result["plan"]["wanted"][0]["wants"].startswith("device of class mig.nvidia.com with ")
 
 
+def test_pods_get_layouts_only_where_they_may_go(run_here: Run, tmp_path: Path) -> None:
+    devices = planned.fleet()
+    claims = [planned.claim(name, "1g.10gb") for name in ("any", "there", "tolerant", "nowhere")]
+    taint = {"key": "only", "value": "some", "effect": "NoSchedule"}
+    nodes: list[Json] = [
+        {"kind": "Node", "metadata": {"name": "gpu-1", "labels": {"zone": "a"}}, "spec": {"taints": [taint]}},
+        {"kind": "Node", "metadata": {"name": "gpu-2", "labels": {"zone": "b"}}},
+        # Which has no accelerators, or has not answered.
+        {"kind": "Node", "metadata": {"name": "other", "labels": {"zone": "c"}}},
+    ]
+    tolerations = [{"key": "only", "operator": "Exists"}]
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    pods = [
+        planned.pod("any", "any", since=LONG_AGO, tolerations=tolerations),
+        planned.pod("there", "there", since=LONG_AGO, nodeSelector={"zone": "b"}, tolerations=tolerations),
+        planned.pod("tolerant", "tolerant", since=LONG_AGO, tolerations=tolerations, affinity=affinity),
+        planned.pod("nowhere", "nowhere", since=LONG_AGO, nodeSelector={"zone": "c"}),
+    ]
+    files = [listed(tmp_path, *planned.CLASSES, *claims, *pods, *nodes, *planned.slices(devices))]
+    options = {"nodes": planned.answers(devices), "cluster_src": files, "pending_for": "0s"}
+    result = run_here("fleet_plan", options)
+    given = {name: each["node"] for each in result["plan"]["devices"] for name in each["given"]}
+    assert given["Pod default/there"] == "gpu-2" and given["Pod default/tolerant"] == "gpu-1"
+    assert result["plan"]["touched"] == 2 and "Pod default/any" in given
+    (lacking,) = result["plan"]["unplaceable"]
+    assert (lacking["name"], lacking["code"]) == ("Pod default/nowhere", "not-planned")
+    assert lacking["message"].startswith("Its pod may go to no node of the fleet: the pod does not tolerate the node's")
+    assert result["remarks"] == [
+        "Pod default/there: planned without 1 of 2 nodes: the pod's nodeSelector wants zone=b (gpu-1)",
+        "Pod default/tolerant: planned without 1 of 2 nodes: the pod's node affinity does not select it (gpu-2)",
+    ]
+    # More than the one node has, while the other one stays empty.
+    many = [planned.claim(f"many-{number}", "3g.40gb") for number in range(6)]
+    crowd = [
+        planned.pod(one["metadata"]["name"], one["metadata"]["name"], since=LONG_AGO, nodeSelector={"zone": "b"})
+        for one in many
+    ]
+    files = [listed(tmp_path, *planned.CLASSES, *many, *crowd, *nodes, *planned.slices(devices))]
+    short = run_here("fleet_plan", {**options, "cluster_src": files})["plan"]
+    assert [each["served"] for each in short["wanted"]] == [4]
+    assert {each["node"] for each in short["devices"] if each["changed"]} == {"gpu-2"}
+    (lacking,) = short["unplaceable"]
+    assert lacking["message"].startswith("What its pod may go to of the fleet has room for 4 of them")
+
+
+def test_without_a_cluster_the_choice_of_nodes_is_left_to_the_scheduler_and_that_is_said(
+    run_here: Run, tmp_path: Path
+) -> None:
+    pod = planned.pod("p", "c", nodeSelector={"zone": "b"})
+    src = [listed(tmp_path, *planned.CLASSES, planned.claim("c", "1g.10gb"), pod)]
+    result = run_here("fleet_plan", {"nodes": planned.answers(planned.fleet()), "cluster": False, "src": src})
+    assert served(result) == {"Pod default/p": (1, 1)}
+    assert result["remarks"] == [
+        "Pod default/p: its pod's nodeSelector is left to the scheduler, since no node of the cluster is known here"
+    ]
+
+
 def test_partitions_that_a_layout_makes_are_told_from_those_that_are_made_on_demand(
     run_here: Run, tmp_path: Path
 ) -> None:

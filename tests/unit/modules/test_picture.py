@@ -549,7 +549,7 @@ def test_why_claims_wait_is_worked_out(run_here: Callable[..., Json], monkeypatc
         assert (large["source"], large["code"]) == ("explained", "free-claims")
         assert large["message"].startswith("No node has devices for it now. Request r: 0 of ")
         assert "1 for which claims leave too little of counters" in large["message"]
-        assert large["remedy"] == "It fits when research/training ends, or is moved to another node (node node-1)."
+        assert large["remedy"] == "It fits when research/training ends (node node-1)."
         assert late == large, "what is alike is told in the same words"
         assert said["research/small"]["source"] == "scheduler", "there are devices for it: it waits for something else"
         assert said["research/odd"]["source"] == "given" and notes == []

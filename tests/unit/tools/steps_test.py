@@ -192,7 +192,7 @@ def test_long_scenarios_are_for_proving(tmp_path: Path) -> None:
 def test_proving_runs_the_long_tests_of_every_suite(tmp_path: Path) -> None:
     given = suites.graph(["unit", "cluster", "prove"], tmp_path)
     runs = [step for step in given if step.junit]
-    assert {step.name for step in runs} == {"unit", "oracles", "cluster", "prove", "fleet"}
+    assert {step.name for step in runs} == {"unit", "oracles", "cluster", "prove", "fleet", "planner", "order"}
     assert all(tuple(step.command[-2:]) == suites.EVERYTHING for step in runs)
 
 

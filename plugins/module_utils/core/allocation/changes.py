@@ -5,16 +5,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
-from ..errors import AcceleratorError
-from .capacity import taken
-from .constraints import text_of, values_of
+from .cutting import (
+    OWN_UUID,
+    Cutter,
+    Model,
+    draws_beside,
+    forms_of,
+    models,
+    product_of,
+    replaced,
+    text_attribute,
+    wholes,
+    with_parts,
+)
+from .moves import HolderOf, places
 from .nodes import blocking_taints, taint_text
-from .objects import Device, Held, Judge, Pool, Request, SelectorFailed, WantedClaim
-from .reasons import ERROR, FITS, HELD, NodeFinding, holders_of_counters, outcome
+from .objects import Device, Held, Judge, Request, SelectorFailed, WantedClaim
+from .reasons import ERROR, FITS, HELD, NodeFinding, outcome
 from .search import NodeSearch
 
 TOLERATE, FREE_CLAIMS, REPARTITION, ASK_FOR_LESS, GUARD, WAIT, NOTHING = (
@@ -25,15 +36,15 @@ MOST_NODES = 12
 #: The most claims of which every set is tried; more are found one by one, which may leave one too many.
 MOST_TOGETHER = 2
 MOST_HOLDERS = 24
-#: By what devices are told to be of the same kind, and parts to be of the same whole.
-PRODUCTS = ("productName", "model")
-OWN_UUID, PARENT_UUID = "uuid", "parentUUID"
-STANDARD = "resource.kubernetes.io/"
+PLAYBOOKS = "dra.accelerators.plan makes such a layout, and dra.accelerators.repartition applies it"
 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that somebody could do, in a sentence, on which node, and with what: taints, claims, a device."""
+    """One thing that somebody could do, in a sentence, on which node, and with what: taints, claims, a device.
+
+    ``moves`` are those of the claims that have room on another node, each with that node.
+    """
 
     kind: str
     text: str
@@ -41,6 +52,7 @@ class Change:
     taints: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     device: str = ""
+    moves: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as data."""
@@ -51,6 +63,7 @@ class Change:
             "taints": list(self.taints),
             "claims": list(self.claims),
             "device": self.device,
+            "moves": dict(self.moves),
         }
 
 
@@ -60,24 +73,35 @@ def nearest(
     judge: Judge,
     *,
     everywhere: Sequence[NodeSearch] = (),
+    cutter: Cutter | None = None,
+    holder_of: HolderOf = lambda _name: None,
 ) -> list[Change]:
     """Return the changes after which the claims would have devices, the nearest first; one of kind ``nothing`` where none of these would do.
 
-    ``asked`` are the nodes that the pod may go to, ``everywhere`` all those on which a device may be partitioned as it would have to be.
+    ``asked`` are the nodes that the pod may go to, ``everywhere`` all those on which a device may be partitioned as it would have to be, or that
+    a claim which makes room may go to. ``cutter`` says into what devices can be cut; without it that is known of what is cut so somewhere.
     """
     guards = list(_guards(asked, claims, judge))
     nodes = [(at, one) for at, one in asked if one.verdict != FITS]
+    by_name = {_name(at): at for at, _one in nodes}
     found = [
         *guards,
         *_best(_tolerated(at, claims, judge) for at, _one in nodes),
-        *_best(_freed(at, one, claims, judge) for at, one in nodes),
+        *(
+            _with_places(each, places(by_name[each.node], each.claims, claims, everywhere, holder_of, judge))
+            for each in _best(_freed(at, one, claims, judge) for at, one in nodes)
+        ),
     ]
     if not found:
-        models = _models(everywhere, claims)
+        known = models(everywhere, claims)
         found = [
-            *_best(_repartitioned(at, claims, models, judge) for at, _one in nodes),
+            *_best(
+                _cut_anew(at, claims, cutter, judge) or _repartitioned(at, claims, known, judge) for at, _one in nodes
+            ),
             *_best(_both(at, claims, judge) for at, _one in nodes),
         ]
+    if not found:
+        found = _best(_cut_anew(at, claims, cutter, judge, freed=True) for at, _one in nodes)
     if not guards:
         found += _best(_less(at, claims) for at, _one in nodes)
     found += [
@@ -86,10 +110,24 @@ def nearest(
         for pool in at.pools
         if pool.incomplete
     ][:1]
-    if not found:
-        text = "none: whatever claims end and taints go, no node has what this asks for; change that, or add devices"
-        found = [Change(NOTHING, text)]
-    return found
+    return found or [Change(NOTHING, _none(nodes, claims, cutter))]
+
+
+def _none(nodes: Sequence[tuple[NodeSearch, NodeFinding]], claims: Sequence[WantedClaim], cutter: Cutter | None) -> str:
+    """Say that nothing was found, and no more than was looked for."""
+    tried = "none: whatever claims end and taints go, no node has what this asks for as its devices are cut"
+    unknown = [
+        name
+        for name in (_name(at) for at, _one in nodes if any(True for _device in at.devices()))
+        if cutter is None or cutter.cuts(name, claims) is None
+    ]
+    if unknown:
+        which = "the nodes" if cutter is None else f"{', '.join(unknown[:4])}{' and others' * (len(unknown) > 4)}"
+        return (
+            f"{tried}; whether another cut would do is not known of {which}: dra.accelerators.plan asks them and plans it. "
+            "If none does, change what is asked for, or add devices"
+        )
+    return f"{tried}, and no other cut of them gives it; change what is asked for, or add devices"
 
 
 def _best(found: Iterable[Change | None]) -> list[Change]:
@@ -167,13 +205,23 @@ def _freed(at: NodeSearch, finding: NodeFinding, claims: Sequence[WantedClaim], 
     found = _freeable(at, finding, claims, judge)
     if found is None:
         return None
-    end = "ends" if len(found) == 1 else "end"
-    return Change(
-        FREE_CLAIMS,
-        f"it fits when {' and '.join(found)} {end}, or {'is' if len(found) == 1 else 'are'} moved to another node",
-        _name(at),
-        claims=found,
-    )
+    return Change(FREE_CLAIMS, f"it fits when {_end(found)}", _name(at), claims=found)
+
+
+def _end(names: Sequence[str]) -> str:
+    return f"{' and '.join(names)} {'ends' if len(names) == 1 else 'end'}"
+
+
+def _with_places(change: Change, moves: Mapping[str, str]) -> Change:
+    """The same change, with those of its claims that need not end."""
+    if not moves:
+        return change
+    if len(change.claims) == 1:
+        more = f", or is moved to node {moves[change.claims[0]]}, which has room for it"
+    else:
+        where = " and ".join(f"{name} to node {node}" for name, node in moves.items())
+        more = f"; instead, there is room to move {where}"
+    return replace(change, text=change.text + more, moves=moves)
 
 
 def _freeable(
@@ -233,115 +281,61 @@ def _both(at: NodeSearch, claims: Sequence[WantedClaim], judge: Judge) -> Change
 # ---------------------------------------------------------------------- partition a device anew
 
 
-@dataclass(frozen=True)
-class _Model:
-    """A device somewhere with its parts, that has what a request selects; ``forms`` is what its parts are."""
+def _cut_anew(
+    at: NodeSearch, claims: Sequence[WantedClaim], cutter: Cutter | None, judge: Judge, *, freed: bool = False
+) -> Change | None:
+    """What the cutter knows of for a node, tried; with ``freed`` what would do once claims of the node have ended."""
+    holders = {name for device in at.devices() for name in at.held.holders(device.key)} if freed else set()
+    cuts = cutter.cuts(_name(at), claims, sorted(holders)) if cutter is not None and (holders or not freed) else ()
+    published, pools = wholes(at), list(at.pools)
+    said: list[str] = []
+    labels: list[str] = []
+    ended: set[str] = set()
+    for cut in cuts or ():
+        mine = published.get(cut.whole) or []
+        gone = [each for each in mine if text_attribute(each, OWN_UUID) not in cut.stays]
+        ended.update(name for each in gone for name in at.held.holders(each.key))
+        driver = cut.parts[0].driver
+        pool = next((each.pool for each in (*mine, *at.devices()) if each.driver == driver), _name(at))
+        pools = with_parts(pools, (driver, pool), mine, gone, cut.parts)
+        labels.append(
+            next((one.label for one in mine if text_attribute(one, OWN_UUID) == cut.whole), f"{pool}/{cut.whole}")
+        )
+        said.append(f"{cut.text} of {labels[-1]}")
+    if not said or (ended and not freed):
+        return None
 
-    node: str
-    pool: Pool
-    parts: tuple[Device, ...]
-    forms: tuple[str, ...]
+    def fits(gone: Sequence[str]) -> bool:
+        return _fits(NodeSearch(at.node, pools, at.held.without([*ended, *gone]), judge), claims)
+
+    if not fits(()):
+        # What is wanted beside the parts is there already, and held.
+        others = sorted(holders - ended)
+        if not others or not fits(others):
+            return None
+        ended.update(_smallest(others, fits))
+    who = f"when {_end(sorted(ended))}" if ended else "which takes nothing from any claim"
+    text = f"make {' and '.join(said)} on node {_name(at)}, {who}: {PLAYBOOKS}"
+    return Change(REPARTITION, text, _name(at), claims=tuple(sorted(ended)), device=", ".join(labels))
 
 
 def _repartitioned(
-    at: NodeSearch, claims: Sequence[WantedClaim], models: Mapping[str, Sequence[_Model]], judge: Judge
+    at: NodeSearch, claims: Sequence[WantedClaim], known: Mapping[str, Sequence[Model]], judge: Judge
 ) -> Change | None:
     """One device of this node, held by nobody, cut as one of the same product is somewhere in the cluster."""
-    for whole, mine in sorted(_wholes(at).items()):
-        if not whole or any(at.held.holders(each.key) for each in mine) or _draws_beside(at, mine):
+    for whole, mine in sorted(wholes(at).items()):
+        if not whole or any(at.held.holders(each.key) for each in mine) or draws_beside(at, mine):
             continue
-        for model in models.get(_product(mine[0]), ()):
-            if model.forms == _forms(mine):
+        for model in known.get(product_of(mine[0]), ()):
+            if model.forms == forms_of(mine):
                 continue
-            pools = _replaced(at, mine, model)
+            pools = replaced(at, mine, model)
             if _fits(NodeSearch(at.node, pools, at.held, judge), claims):
                 shown = mine[0].label if len(mine) == 1 else f"{mine[0].pool}/{whole}"
-                text = f"partition {shown} of node {_name(at)} so that it has parts like {model.parts[0].label} of node {model.node}; no claim has it"
+                like = f"{model.parts[0].label} of node {model.node}"
+                text = f"partition {shown} of node {_name(at)}, which no claim has, so that it has parts like {like}: {PLAYBOOKS}"
                 return Change(REPARTITION, text, _name(at), device=shown)
     return None
-
-
-def _models(searches: Sequence[NodeSearch], claims: Sequence[WantedClaim]) -> dict[str, list[_Model]]:
-    """By product the devices anywhere that have what a request selects; of those that are cut alike one is enough."""
-    requests = [each for claim in claims for alternatives in claim.requests for each in alternatives]
-    found: dict[str, list[_Model]] = {}
-    for other in searches:
-        for whole, parts in sorted(_wholes(other).items()):
-            product, forms = _product(parts[0]), _forms(parts)
-            known = found.setdefault(product, [])
-            if not product or not whole or any(each.forms == forms for each in known):
-                continue
-            if any(_selected(other, request, device) for request in requests for device in parts):
-                pool = next(one for one in other.pools if (one.driver, one.name) == parts[0].key[:2])
-                known.append(_Model(_name(other), pool, tuple(parts), forms))
-    return found
-
-
-def _selected(at: NodeSearch, request: Request, device: Device) -> bool:
-    try:
-        return at.selectable(request, device) and taken(request.capacity, device) is not None
-    except (SelectorFailed, AcceleratorError):
-        return False
-
-
-def _wholes(at: NodeSearch) -> dict[str, list[Device]]:
-    """The devices of a node by the UUID of the whole that they are, or are parts of."""
-    found: dict[str, list[Device]] = {}
-    for device in at.devices():
-        found.setdefault(_text(device, PARENT_UUID) or _text(device, OWN_UUID), []).append(device)
-    return found
-
-
-def _draws_beside(at: NodeSearch, mine: Sequence[Device]) -> bool:
-    """Whether counters that these devices draw on are drawn on already."""
-    places = {place for device in mine for place, _drawn, _groups in device.draws}
-    return bool(places and holders_of_counters(at, places))
-
-
-def _replaced(at: NodeSearch, mine: Sequence[Device], model: _Model) -> list[Pool]:
-    """The node's pools with the parts in place of these devices; they are where these are."""
-    standard = {name: value for name, value in mine[0].attributes.items() if name.startswith(STANDARD)}
-    gone, scope = {device.key for device in mine}, "partitioned-anew"
-    clones = tuple(
-        replace(
-            each,
-            pool=mine[0].pool,
-            content={**each.content, "name": f"new-{each.name}", "attributes": {**each.attributes, **standard}},
-            slice=mine[0].slice,
-            taints=(),
-            scope=scope,
-        )
-        for each in model.parts
-    )
-    places = {place for each in model.parts for place, _drawn, _groups in each.draws}
-    counters = {(scope, place[1]): amounts for place, amounts in model.pool.counters.items() if place in places}
-    return [
-        replace(
-            pool,
-            devices=(*(each for each in pool.devices if each.key not in gone), *clones),
-            counters={**pool.counters, **counters},
-        )
-        if (pool.driver, pool.name) == mine[0].key[:2]
-        else pool
-        for pool in at.pools
-    ]
-
-
-def _text(device: Device, name: str) -> str:
-    values = values_of(device.attribute(f"{device.driver}/{name}"))
-    return text_of(values) if values is not None and values[0] == "string" else ""
-
-
-def _product(device: Device) -> str:
-    return next((text for name in PRODUCTS if (text := _text(device, name))), "")
-
-
-def _forms(parts: Iterable[Device]) -> tuple[str, ...]:
-    return tuple(sorted(map(_form, parts)))
-
-
-def _form(device: Device) -> str:
-    return f"{_text(device, 'profile') or _text(device, 'type')} {sorted(device.capacity)}"
 
 
 # ---------------------------------------------------------------------- ask for less, or otherwise

@@ -14,6 +14,8 @@ from functools import partial
 from typing import Any
 
 from .changes import Change, nearest
+from .cutting import Cutter
+from .moves import Holder
 from .nodes import selects, why_not_asked
 from .objects import Json, Judge, Pool, WantedClaim, held_by, missing_classes, wanted_claim
 from .pools import Inventory
@@ -90,12 +92,15 @@ class Explainer:
     Of nodes that a pod may go to and that reach devices no more than ``most_nodes`` are looked at, spread over all of them.
     """
 
-    def __init__(self, cluster: Cluster, judge: Judge, *, most_nodes: int | None = None) -> None:
-        self._cluster, self._judge, self._most_nodes = cluster, judge, most_nodes
+    def __init__(
+        self, cluster: Cluster, judge: Judge, cutter: Cutter | None = None, *, most_nodes: int | None = None
+    ) -> None:
+        self._cluster, self._judge, self._cutter, self._most_nodes = cluster, judge, cutter, most_nodes
         self._inventory = Inventory(cluster.slices, cluster.rules)
         self._classes = {str(each["metadata"]["name"]): each for each in cluster.classes}
         self._claims = {_key(each): each for each in cluster.claims}
         self._templates = {_key(each): each for each in cluster.templates}
+        self._pods = {_key(each): each for each in cluster.pods}
         self._held = held_by(cluster.claims)
         self._pools: dict[str, list[Pool]] = {}
 
@@ -192,7 +197,12 @@ class Explainer:
         if verdict in (NO, ERROR) and wanted:
             asked = [(at, one) for at, one in zip(searches, findings) if one.verdict != NOT_ASKED]
             if asked:
-                changes = nearest(asked, wanted, self._judge, everywhere=searches)
+                changes = nearest(
+                    *(asked, wanted, self._judge),
+                    everywhere=searches,
+                    cutter=self._cutter,
+                    holder_of=self._holder,
+                )
         remarks = self._remarks(subject, wanted, findings)
         return said(
             verdict=verdict, remarks=tuple(remarks), nodes=tuple(findings), changes=tuple(changes), left_out=left_out
@@ -252,6 +262,32 @@ class Explainer:
         if name not in self._pools:
             self._pools[name] = self._inventory.pools(node)
         return self._pools[name]
+
+    def _holder(self, name: str) -> Holder | None:
+        """A claim that has devices; None where one of those that use it is not known, or its class is gone."""
+        namespace, _slash, own = name.partition("/")
+        claim = self._claims.get((namespace, own))
+        if claim is None:
+            return None
+        wanted = wanted_claim(claim, self._classes)
+        users = [
+            self._pods.get((namespace, str(each.get("name")))) if each.get("resource", "pods") == "pods" else None
+            for each in (claim.get("status") or {}).get("reservedFor") or ()
+        ]
+        pods = [{**each, "spec": {**each["spec"], "nodeName": ""}} for each in users if each is not None]
+        if len(pods) < len(users) or missing_classes(wanted, self._classes):
+            return None
+        bound = [
+            selector
+            for pod in pods
+            for each in self._pod(pod).claims
+            if _key(each) != _key(claim) and (selector := (_allocation(each) or {}).get("nodeSelector"))
+        ]
+
+        def may_go(node: Json) -> bool:
+            return not any(why_not_asked(pod, node) for pod in pods) and all(selects(each, node) for each in bound)
+
+        return Holder(wanted, may_go)
 
     def _remarks(self, subject: _Subject, wanted: Sequence[WantedClaim], findings: Sequence[NodeFinding]) -> list[str]:
         found = []

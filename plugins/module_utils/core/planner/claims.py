@@ -2,8 +2,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """What claims of a cluster, or of manifests, want of a fleet: which kinds of devices their selectors take, and what claims have today. Pure.
 
-A selector is asked of one device of each kind as it would be published. What tells devices of one kind from each other (UUID, PCI address), the
-constraints of claims, and which nodes a pod may go to are no matter of a layout, and are left to the scheduler.
+A selector is asked of one device of each kind as it would be published. What tells devices of one kind from each other (UUID, PCI address) and the
+constraints of claims are no matter of a layout, and are left to the scheduler. Which nodes a pod may go to is seen by its node selector, its node
+affinity and the nodes' taints, as far as the cluster's nodes are known.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..allocation.capacity import lacking, taken
-from ..allocation.objects import Device, Judge, NotJudged, Request, SelectorFailed, missing_classes, wanted_claim
+from ..allocation.nodes import why_not_asked
+from ..allocation.objects import (
+    Device,
+    Judge,
+    NotJudged,
+    Request,
+    SelectorFailed,
+    WantedClaim,
+    missing_classes,
+    wanted_claim,
+)
 from .demands import ANY, Demand, Kind, Part
 
 Json = Mapping[str, Any]
@@ -30,12 +41,13 @@ REPLICAS = {
 
 @dataclass(frozen=True)
 class Wish:
-    """So many pods, or claims alone, that want the same: the claims of one of them, as the API has them."""
+    """So many pods, or claims alone, that want the same: the claims of one of them, as the API has them, and of a pod its spec."""
 
     name: str
     claims: tuple[Json, ...]
     count: int = 1
     priority: int = 0
+    spec: Json = field(default_factory=dict)
 
 
 @dataclass
@@ -67,14 +79,37 @@ def published_kinds(nodes: Mapping[str, Any]) -> dict[Kind, Device]:
     return found
 
 
-def demands_of(wishes: Iterable[Wish], classes: Iterable[Json], kinds: Mapping[Kind, Device], judge: Judge) -> Read:
-    """Return what is wanted of the fleet; wishes for the same at one priority are one demand. Raises Malformed for a claim that cannot be read."""
+def demands_of(
+    wishes: Iterable[Wish],
+    classes: Iterable[Json],
+    kinds: Mapping[Kind, Device],
+    judge: Judge,
+    nodes: Sequence[Json] = (),
+) -> Read:
+    """Return what is wanted of the fleet; wishes for the same at one priority, on the same nodes, are one demand.
+
+    ``nodes`` are those of the fleet, as the cluster has them. Raises Malformed for a claim that cannot be read.
+    """
     by_name = {str(each["metadata"]["name"]): each for each in classes}
     read = Read()
-    known: dict[tuple[int, str], int] = {}
+    known: dict[tuple[int, frozenset[str], str], int] = {}
     names: list[list[str]] = []
     for wish in wishes:
-        key = (wish.priority, json.dumps([each.get("spec") or {} for each in wish.claims], sort_keys=True, default=str))
+        barred = {
+            str(one["metadata"]["name"]): text for one in nodes if (text := why_not_asked({"spec": wish.spec}, one))
+        }
+        where = _where(wish, barred, nodes)
+        if barred and len(barred) == len(nodes):
+            read.refused.append((wish, where))
+            continue
+        if where:
+            read.remarks.append(f"{wish.name}: {where}")
+        elsewhere = frozenset(barred)
+        key = (
+            wish.priority,
+            elsewhere,
+            json.dumps([each.get("spec") or {} for each in wish.claims], sort_keys=True, default=str),
+        )
         if key in known:
             at = known[key]
             read.demands[at] = replace(read.demands[at], count=read.demands[at].count + wish.count)
@@ -85,7 +120,7 @@ def demands_of(wishes: Iterable[Wish], classes: Iterable[Json], kinds: Mapping[K
             read.refused.append((wish, reason))
         elif parts:
             known[key] = len(read.demands)
-            read.demands.append(Demand(wish.name, wish.count, parts, wish.priority))
+            read.demands.append(Demand(wish.name, wish.count, parts, wish.priority, elsewhere))
             names.append([wish.name])
     for at, those in enumerate(names):
         if len(those) > 1:
@@ -94,24 +129,63 @@ def demands_of(wishes: Iterable[Wish], classes: Iterable[Json], kinds: Mapping[K
     return read
 
 
+def _where(wish: Wish, barred: Mapping[str, str], nodes: Sequence[Json]) -> str:
+    """What is to be said of the nodes that a pod may go to; nothing where that is all of them."""
+    if barred and len(barred) == len(nodes):
+        return f"Its pod may go to no node of the fleet: {_reasons(barred)}"
+    if barred:
+        return f"planned without {len(barred)} of {len(nodes)} nodes: {_reasons(barred)}"
+    chosen = [
+        word
+        for word, wanted in (
+            ("nodeName", wish.spec.get("nodeName")),
+            ("nodeSelector", wish.spec.get("nodeSelector")),
+            ("node affinity", (wish.spec.get("affinity") or {}).get("nodeAffinity")),
+        )
+        if wanted
+    ]
+    if chosen and not nodes:
+        return f"its pod's {' and '.join(chosen)} is left to the scheduler, since no node of the cluster is known here"
+    return ""
+
+
+def _reasons(barred: Mapping[str, str]) -> str:
+    """Why nodes are left out, each reason once with its nodes."""
+    by_reason: dict[str, list[str]] = {}
+    for node, reason in sorted(barred.items()):
+        by_reason.setdefault(reason, []).append(node)
+    return "; ".join(
+        f"{reason} ({', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''})"
+        for reason, names in by_reason.items()
+    )
+
+
 def _parts(
     wish: Wish, classes: Mapping[str, Json], kinds: Mapping[Kind, Device], judge: Judge, remarks: list[str]
 ) -> tuple[tuple[Part, ...], str]:
     """What the claims of a wish take, or why no layout can be planned for them."""
-    parts: list[Part] = []
-    for document in wish.claims:
-        claim = wanted_claim(document, classes)
+    claims = [wanted_claim(document, classes) for document in wish.claims]
+    for claim in claims:
         for missing, name in missing_classes(claim, classes):
             return (), f"Request {missing} names the DeviceClass {name}, which does not exist"
+    return parts_of(wish.name, claims, kinds, judge, remarks)
+
+
+def parts_of(
+    who: str, claims: Iterable[WantedClaim], kinds: Mapping[Kind, Device], judge: Judge, remarks: list[str]
+) -> tuple[tuple[Part, ...], str]:
+    """Return what claims take together, or why no layout can be planned for them; what is not looked at is added to ``remarks``."""
+    parts: list[Part] = []
+    for claim in claims:
         if claim.constraints:
             which = ", ".join(dict.fromkeys(each.attribute for each in claim.constraints))
-            remarks.append(f"{wish.name}: the constraints on {which} are left to the scheduler")
+            remarks.append(f"{who}: the constraints on {which} are left to the scheduler")
         for alternatives in claim.requests:
             if alternatives[0].admin:
                 continue  # who watches takes nothing away
             if any(each.every for each in alternatives):
                 return (), f"Request {alternatives[0].name} wants all devices of a node, however many these are"
-            found = [(each, _taken(wish, each, kinds, judge, remarks)) for each in alternatives]
+            found = [(each, _taken(who, each, kinds, judge, remarks)) for each in alternatives]
             # As the scheduler: the first alternative that can be had.
             request, items = next((one for one in found if one[1]), found[0])
             parts.append(Part(request.count, ANY, items=items, text=_words(request)))
@@ -119,7 +193,7 @@ def _parts(
 
 
 def _taken(
-    wish: Wish, request: Request, kinds: Mapping[Kind, Device], judge: Judge, remarks: list[str]
+    who: str, request: Request, kinds: Mapping[Kind, Device], judge: Judge, remarks: list[str]
 ) -> frozenset[Kind]:
     found = set()
     for kind, device in kinds.items():
@@ -129,9 +203,9 @@ def _taken(
                 if amounts is not None and lacking(amounts, device, {}) is None:
                     found.add(kind)
         except SelectorFailed as error:
-            remarks.append(f"{wish.name}, request {request.full_name}: a selector has an error, {error.reason}")
+            remarks.append(f"{who}, request {request.full_name}: a selector has an error, {error.reason}")
         except NotJudged as error:
-            remarks.append(f"{wish.name}, request {request.full_name}: {error.message}")
+            remarks.append(f"{who}, request {request.full_name}: {error.message}")
     return frozenset(found)
 
 
@@ -190,10 +264,10 @@ def wishes_of(
                 what = f"ResourceClaimTemplate {template}" if template else f"ResourceClaim {place[1]}"
                 lacks.append(f"{name}: {what} does not exist in namespace {place[0]}")
         if shared and count > 0:
-            wishes.append(Wish(name, (*shared, *own), 1, priority))
+            wishes.append(Wish(name, (*shared, *own), 1, priority, spec))
             count -= 1
         if own and count > 0:
-            wishes.append(Wish(name, tuple(own), count, priority))
+            wishes.append(Wish(name, tuple(own), count, priority, spec))
     if alone:
         wishes += [
             Wish(f"ResourceClaim {'/'.join(_key(each))}", (each,))

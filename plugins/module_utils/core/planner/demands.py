@@ -76,12 +76,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Demand:
-    """So many claims that are alike. The higher the priority, the earlier it is served. A claim has its devices from one node."""
+    """So many claims that are alike. The higher the priority, the earlier it is served. A claim has its devices from one node.
+
+    ``elsewhere`` are the nodes that they may not have devices of.
+    """
 
     name: str
     count: int
     parts: tuple[Part, ...]
     priority: int = 0
+    elsewhere: frozenset[str] = frozenset()
 
     @property
     def devices(self) -> int:

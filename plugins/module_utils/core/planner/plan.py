@@ -145,9 +145,7 @@ class _DevicePlanner:
         return next(
             item.number
             for item in self.problem.items
-            if item.device.profiles is self.device.profiles
-            and item.device.product == self.device.product
-            and item.is_of(self.one.is_dynamic)
+            if self.problem.is_of(item, self.one)
             and item.profile is not None
             and item.profile.profile_id == partition.profile_id
         )
@@ -331,10 +329,12 @@ def _reason(problem: Problem, solution: Solution, number: int) -> tuple[str, str
     demand = problem.demands[number]
     for part, items in zip(demand.parts, problem.wants[number]):
         if not items:
-            there = sorted({each.device.product for each in problem.fleet.devices})
+            devices = [each for each in problem.fleet.devices if each.node not in demand.elsewhere]
+            there = sorted({each.device.product for each in devices})
+            which = "the nodes that its pod may go to" if demand.elsewhere else "the fleet"
             return (
                 "no-such-device",
-                f"No device of the fleet is or can be cut into a {part.describe()}; there are {', '.join(there) or 'no devices'}",
+                f"No device of {which} is or can be cut into a {part.describe()}; there are {', '.join(there) or 'no devices'}",
             )
     now, ever, fixed = (
         _room_alone(problem, number, held=True),
@@ -359,7 +359,8 @@ def _reason(problem: Problem, solution: Solution, number: int) -> tuple[str, str
             f"There is room for {now} of them beside what claims hold today, and for {ever} on the same devices without those claims.{besides}",
         )
     where = " on nodes, of which one has to have all its devices" if demand.devices > 1 else ""
-    return ("too-few-devices", f"The fleet has room for {ever} of them{where}, and for no more.{besides}")
+    who = "What its pod may go to of the fleet" if demand.elsewhere else "The fleet"
+    return ("too-few-devices", f"{who} has room for {ever} of them{where}, and for no more.{besides}")
 
 
 def _fixed(problem: Problem) -> int:
@@ -393,8 +394,7 @@ def _most_when_empty(problem: Problem, member: int, items: Sequence[int]) -> int
     if one.fixed or one.has_particular_rule:
         return 0
     kind = problem.kinds[member]
-    mine = [each for each in (problem.items[item] for item in items) if each.device.profiles is one.device.profiles]
-    mine = [each for each in mine if each.device.product == one.device.product and each.is_of(one.is_dynamic)]
+    mine = [each for each in (problem.items[item] for item in items) if problem.is_of(each, one)]
     wanted = {each.profile.profile_id for each in mine if each.profile is not None}
     positions = [at for at, profile in enumerate(kind.profiles) if profile.profile_id in wanted]
     cut = max((sum(each.counts[at] for at in positions) for each in kind.all), default=0) if positions else 0

@@ -24,13 +24,15 @@ Amounts = tuple[tuple[int, int], ...]  # items by their numbers, with how many o
 class Item:
     """What a claim can be given: a partition of a profile, or without one the whole device, of one kind of device.
 
-    ``on_demand`` are those of devices whose partitions are made when claims want them.
+    ``on_demand`` are those of devices whose partitions are made when claims want them. ``barred`` are the numbers of demands that may not have it,
+    for the nodes that it is of.
     """
 
     number: int
     device: Device
     profile: Profile | None
     on_demand: bool = False
+    barred: frozenset[int] = frozenset()
 
     @property
     def memory_bytes(self) -> int:
@@ -105,6 +107,15 @@ class Problem:
     kinds: Mapping[int, Arrangements]
     most_moves: int
 
+    def is_of(self, item: Item, one: FleetDevice) -> bool:
+        """Whether a device has an item, or could."""
+        return (
+            item.device.profiles is one.device.profiles
+            and item.device.product == one.device.product
+            and item.is_of(one.is_dynamic)
+            and item.barred == barred_from(one.node, self.demands)
+        )
+
     @property
     def priorities(self) -> tuple[int, ...]:
         """All priorities, the highest first."""
@@ -114,6 +125,11 @@ class Problem:
     def by_node(self) -> bool:
         """Whether it matters which devices are of one node."""
         return any(each.devices > 1 for each in self.demands)
+
+
+def barred_from(node: str, demands: Sequence[Demand]) -> frozenset[int]:
+    """Return the numbers of the demands that may not have devices of a node."""
+    return frozenset(number for number, each in enumerate(demands) if node in each.elsewhere)
 
 
 def build(fleet: Fleet, demands: Sequence[Demand], *, most_moves: int = 0) -> Problem:
@@ -142,6 +158,7 @@ class _Builder:
         self.fleet = fleet
         self.demands = demands
         self.most_moves = most_moves
+        self.barred = {node: barred_from(node, demands) for node in fleet.nodes}
         self.items: list[Item] = []
         self.of_kind: dict[Any, int] = {}
         self.exemplars: list[FleetDevice] = []
@@ -159,7 +176,9 @@ class _Builder:
         for number, (each, kind) in enumerate(zip(self.fleet.devices, kinds)):
             key = (each.node if by_node else "", kind, self._likeness(each, kind))
             groups.setdefault(key, []).append(number)
-        wants = tuple(tuple(self._wanted(part) for part in demand.parts) for demand in self.demands)
+        wants = tuple(
+            tuple(self._wanted(number, part) for part in demand.parts) for number, demand in enumerate(self.demands)
+        )
         return Problem(
             self.fleet,
             self.demands,
@@ -174,35 +193,39 @@ class _Builder:
         )
 
     def _kind(self, each: FleetDevice) -> int:
-        key = (each.is_dynamic, _alike(each.device))
+        key = (self.barred[each.node], each.is_dynamic, _alike(each.device))
         if key not in self.of_kind:
             self.of_kind[key] = len(self.exemplars)
             self.exemplars.append(each)
         return self.of_kind[key]
 
     def _make_items(self, kind: int, first: FleetDevice, members: Sequence[FleetDevice]) -> None:
-        exemplar, on_demand = first.device, first.is_dynamic
+        exemplar, on_demand, barred = first.device, first.is_dynamic, self.barred[first.node]
         there = {one.profile_id for each in members for one in each.device.partitions}
         wanted = {
             profile.profile_id
             for profile in exemplar.profiles
-            for demand in self.demands
+            for number, demand in enumerate(self.demands)
             for part in demand.parts
-            if part.takes(exemplar, profile, on_demand)
+            if number not in barred and part.takes(exemplar, profile, on_demand)
         }
         relevant = (there | wanted) if exemplar.partitioning.supported else set()
         self.kinds[kind] = Arrangements(exemplar, relevant)
         # Whole they are the same, however their partitions are made.
-        whole = self.wholes.setdefault(_alike(exemplar), len(self.items))
+        whole = self.wholes.setdefault((barred, _alike(exemplar)), len(self.items))
         self.item_numbers[(kind, None)] = whole
         if whole == len(self.items):
-            self.items.append(Item(whole, exemplar, None))
+            self.items.append(Item(whole, exemplar, None, barred=barred))
         for profile in self.kinds[kind].profiles:
             self.item_numbers[(kind, profile.profile_id)] = len(self.items)
-            self.items.append(Item(len(self.items), exemplar, profile, on_demand))
+            self.items.append(Item(len(self.items), exemplar, profile, on_demand, barred))
 
-    def _wanted(self, part: Part) -> tuple[int, ...]:
-        fitting = [item for item in self.items if part.takes(item.device, item.profile, item.on_demand)]
+    def _wanted(self, demand: int, part: Part) -> tuple[int, ...]:
+        fitting = [
+            item
+            for item in self.items
+            if demand not in item.barred and part.takes(item.device, item.profile, item.on_demand)
+        ]
         return tuple(item.number for item in sorted(fitting, key=lambda item: item.rank))
 
     def _is_movable(self, names: Sequence[str]) -> bool:

@@ -1,0 +1,376 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The nearest changes do what they say: each is made in the cluster's objects, or on boards by a model of its own, and everything is asked again."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import planned
+from tests.oracles.allocation_cases import MODELS, Case, make_case
+from tests.unit.core import board_model
+
+Json = dict[str, Any]
+UTILS = "ansible_collections.dra.accelerators.plugins.module_utils"
+FITS, NO = "fits", "no"
+SMALL = "1g.10gb"
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(f"{UTILS}.{name}")
+
+
+def explained(objects: Iterable[Json], wanted: Json, nodes: Mapping[str, Any] | None = None) -> Any:
+    """What is said of a pod or a claim in a cluster of these objects."""
+    explanations = module("_claim_explanations")
+    found = explanations.Objects()
+    for each in objects:
+        found.add(each["kind"], each, "default")
+    explainer = explanations.explainer_of(found, nodes)
+    return explainer.pod(wanted) if wanted["kind"] == "Pod" else explainer.claim(wanted)
+
+
+def named(objects: Iterable[Json], name: str) -> Json:
+    (found,) = [each for each in objects if f"default/{each['metadata']['name']}" == name]
+    return found
+
+
+# ---- claims that end or move, and taints
+
+
+def with_devices(claim: Json, devices: Sequence[Json]) -> Json:
+    """A claim with the devices that it is said to get."""
+    results = []
+    for number, one in enumerate(devices):
+        result = {key: one[key] for key in ("request", "driver", "pool", "device")}
+        if one["consumed"]:
+            result.update(shareID=f"0a7f6a1e-52ae-41de-9a3b-{number:012x}", consumedCapacity=one["consumed"])
+        results.append(result)
+    return {**claim, "status": {"allocation": {"devices": {"results": results}}}}
+
+
+def without_devices(claim: Json) -> Json:
+    return {**claim, "status": {}}
+
+
+def devices_on(explanation: Any, node: str) -> list[Json]:
+    found = {one["node"]: one for one in explanation.to_dict()["nodes"]}[node]
+    assert found["verdict"] == FITS, (node, found)
+    return list(found["devices"])
+
+
+def after_moves(case: Case, change: Any) -> Counter[str]:
+    """Make a change that frees claims, and then move those that it says have room; count what was tried."""
+    base = [*case.nodes, *case.slices, *case.classes, *case.rules, case.pod]
+    held = [each for each in case.held if f"default/{each['metadata']['name']}" not in change.claims]
+    devices = devices_on(explained([*base, *held, *case.wanted], case.pod), change.node)
+    seen = Counter({"freed": 1})
+    mine = [
+        with_devices(each, [one for one in devices if one["claim"] == f"default/{each['metadata']['name']}"])
+        for each in case.wanted
+    ]
+    watching = {"r" + str(number) for number in range(3)} if "adminAccess" in str(case.wanted) else set()
+    for name in change.claims:
+        claim = without_devices(named(case.held, name))
+        found = explained([*base, *held, *mine, claim], claim)
+        fitting = {one["node"] for one in found.to_dict()["nodes"] if one["verdict"] == FITS} - {change.node}
+        if name in change.moves:
+            held.append(with_devices(claim, devices_on(found, change.moves[name])))
+            seen["moved"] += 1
+        elif not watching and "adminAccess" not in str(claim):
+            assert not fitting, f"{name} could go to {fitting}"
+            seen["stays"] += 1
+    return seen
+
+
+def case_with_users_gone(seed: int) -> Case:
+    """A case whose claims nobody is known to use, so that nothing but devices says where they may go."""
+    case = make_case(seed)
+    case.held = [
+        {**each, "status": {key: value for key, value in each["status"].items() if key != "reservedFor"}}
+        for each in case.held
+    ]
+    return case
+
+
+def changes_of(case: Case) -> Any:
+    return explained(
+        [*case.nodes, *case.slices, *case.classes, *case.rules, *case.held, *case.wanted, case.pod], case.pod
+    )
+
+
+def crowded(seed: int) -> Case:
+    """Three nodes with devices of two models, most of them held, each by a claim for any device or for one of its model."""
+    chance, case = random.Random(seed), Case("crowded")
+    case.classes = [{"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}]
+    for node in ("n0", "n1", "n2"):
+        case.nodes.append({"kind": "Node", "metadata": {"name": node}})
+        models = [chance.choice(MODELS) for _device in range(chance.randint(1, 3))]
+        devices = [{"name": f"d{at}", "attributes": {"model": {"string": one}}} for at, one in enumerate(models)]
+        pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": case.driver, "nodeName": node, "pool": pool, "devices": devices}
+        case.slices.append({"kind": "ResourceSlice", "metadata": {"name": node}, "spec": spec})
+        for device, model in zip(devices, models, strict=True):
+            if chance.random() < 0.7:
+                claim = claim_for(case, f"held-{len(case.held)}", chance.choice(("", model)), 1)
+                one = {"request": "r0", "driver": case.driver, "pool": node, "device": device["name"], "consumed": {}}
+                case.held.append(with_devices(claim, [one]))
+    case.wanted = [claim_for(case, "wanted", chance.choice(("", *MODELS)), chance.choice((1, 2, 2, 3)))]
+    case.pod = planned.pod("wants", "wanted")
+    return case
+
+
+def claim_for(case: Case, name: str, model: str, count: int) -> Json:
+    expression = f"device.attributes['{case.driver}'].model == '{model}'"
+    exactly: Json = {"deviceClassName": "any", "count": count, "allocationMode": "ExactCount"}
+    exactly["selectors"] = [{"cel": {"expression": expression}}] if model else []
+    spec = {"devices": {"requests": [{"name": "r0", "exactly": exactly}]}}
+    return {"kind": "ResourceClaim", "metadata": {"name": name, "namespace": "default"}, "spec": spec}
+
+
+@given(seed=st.integers(0, 100_000))
+@pytest.mark.parametrize("kind", [case_with_users_gone, crowded])
+def test_what_ends_or_moves_makes_room(kind: Any, seed: int) -> None:
+    case = kind(seed)
+    for change in changes_of(case).changes:
+        if change.kind == "free-claims":
+            after_moves(case, change)
+
+
+def test_of_many_cases_some_have_claims_that_move_and_some_claims_that_have_to_end() -> None:
+    """So that the property above is known to have been asked something."""
+    seen: Counter[str] = Counter()
+    for seed in range(60):
+        case = crowded(seed)
+        for change in changes_of(case).changes:
+            if change.kind == "free-claims":
+                seen += after_moves(case, change)
+    assert seen["moved"] >= 5 and seen["stays"] >= 5, seen
+
+
+def test_who_uses_a_claim_says_where_it_may_go() -> None:
+    """One device on each of two nodes; the pod that has the first one is moved where it may go, and nowhere else."""
+    case = Case("moves")
+    case.classes = [{"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}]
+    for node, model in (("n0", "alpha"), ("n1", "beta")):
+        case.nodes.append({"kind": "Node", "metadata": {"name": node, "labels": {"zone": node}}})
+        device = {"name": "d", "attributes": {"model": {"string": model}}}
+        spec = {"driver": case.driver, "nodeName": node, "devices": [device]}
+        spec["pool"] = {"name": node, "generation": 1, "resourceSliceCount": 1}
+        case.slices.append({"kind": "ResourceSlice", "metadata": {"name": node}, "spec": spec})
+    one = {"request": "r0", "driver": case.driver, "pool": "n0", "device": "d", "consumed": {}}
+    held = with_devices(claim_for(case, "held", "", 1), [one])
+    case.wanted, case.pod = [claim_for(case, "wanted", "alpha", 1)], planned.pod("wants", "wanted")
+    base = [*case.nodes, *case.slices, *case.classes, *case.wanted, case.pod]
+
+    def said(*more: Json, **status: Any) -> tuple[str, Json]:
+        (change,) = explained([*base, {**held, "status": {**held["status"], **status}}, *more], case.pod).changes
+        return change.text, dict(change.moves)
+
+    moves = "it fits when default/held ends, or is moved to node n1, which has room for it"
+    ends = "it fits when default/held ends"
+    users = {"reservedFor": [{"resource": "pods", "name": "user", "uid": "u"}]}
+    running = planned.pod("user", "held", nodeName="n0")
+    pinned = planned.pod("user", "held", nodeName="n0", nodeSelector={"zone": "n0"})
+    assert said() == said(running, **users) == (moves, {"default/held": "n1"})
+    # Pinned, of a pod that nobody knows, and beside another claim of the pod that cannot go along.
+    assert said(pinned, **users) == said(**users) == (ends, {})
+    beside = with_devices(claim_for(case, "beside", "", 1), [])
+    where = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["n0"]}]}]}
+    beside["status"]["allocation"]["nodeSelector"] = where
+    assert said(planned.pod("user", "held", "beside", nodeName="n0"), beside, **users) == (ends, {})
+
+
+# ---- devices that would have to be cut
+
+
+def published_as(devices: planned.Devices, node: str, uuid: str) -> str:
+    """The name under which a node publishes what has a UUID."""
+    for each in planned.slices(devices):
+        for one in each["spec"].get("devices") or ():
+            if each["spec"]["nodeName"] == node and (one["attributes"].get("uuid") or {}).get("string") == uuid:
+                return str(one["name"])
+    raise AssertionError(f"{node} does not publish {uuid}")
+
+
+def holding(devices: planned.Devices, held: Mapping[str, Sequence[str]]) -> list[Json]:
+    """Claims that have what has the UUIDs, by node."""
+    found = []
+    for node, uuids in held.items():
+        for uuid in uuids:
+            name = published_as(devices, node, uuid)
+            claim = planned.claim(f"held-{len(found)}", SMALL if "mig" in name else "")
+            result = {"request": "device", "driver": planned.DRIVER, "pool": node, "device": name}
+            found.append({**claim, "status": {"allocation": {"devices": {"results": [result]}}}})
+    return found
+
+
+def cluster(devices: planned.Devices, claims: Iterable[Json]) -> list[Json]:
+    nodes = [{"kind": "Node", "metadata": {"name": node}} for node in devices]
+    return [*planned.CLASSES, *nodes, *planned.slices(devices), *claims]
+
+
+STATES = st.sampled_from([each for each in board_model.all_states(planned.BOARD) if len(each) < 6])
+PROFILES = {entry["id"]: entry["name"] for entry in board_model.board(planned.BOARD)["mig"]["profiles"]}
+
+
+@st.composite
+def gpus(draw: st.DrawFn) -> tuple[tuple[tuple[int, int], ...], frozenset[tuple[int, int]], bool, bool]:
+    """A GPU: its partitions, those of them that claims hold, whether a claim has it whole, and whether it is partitioned."""
+    places = draw(st.one_of(st.just(()), STATES))
+    held = frozenset(place for place in places if draw(st.booleans()))
+    enabled = bool(places) or draw(st.booleans())
+    return places, held, not enabled and draw(st.booleans()), enabled
+
+
+def room(gpu: Any, profile: str) -> int:
+    """How many partitions of a profile a GPU could have beside what is held of it, or whether it could be had whole."""
+    _places, held, occupied, _enabled = gpu
+    if occupied:
+        return 0
+    if not profile:
+        return int(not held)
+    number = next(key for key, name in PROFILES.items() if name == profile)
+    states = [each for each in board_model.all_states(planned.BOARD) if held <= set(each)]
+    return max(sum(place[0] == number for place in set(state) - held) for state in states)
+
+
+@given(
+    fleet=st.lists(gpus(), min_size=1, max_size=2),
+    profile=st.sampled_from(["", *sorted({name for name in PROFILES.values() if "+" not in name})]),
+    count=st.integers(1, 3),
+)
+def test_a_cut_is_named_where_there_is_one_and_does_what_it_says(fleet: Any, profile: str, count: int) -> None:
+    made = [
+        planned.gpu(number, number, places=places, enabled=enabled)
+        for number, (places, _held, _occupied, enabled) in enumerate(fleet)
+    ]
+    devices = {"gpu-1": made}
+    held: list[str] = []
+    for device, (_places, those, occupied, _enabled) in zip(made, fleet, strict=True):
+        held += [one.uuid for one in device.partitions if (one.profile_id, one.placement.start) in those]
+        held += [device.uuid] if occupied else []
+    claims = holding(devices, {"gpu-1": held})
+    wanted = planned.claim("wanted", profile, count=count)
+    found = explained(cluster(devices, [*claims, wanted]), wanted, planned.answers(devices))
+    cuts = [each for each in found.changes if each.kind == "repartition"]
+    if found.verdict != NO:
+        assert not cuts
+        return
+    easier = any(each.kind in ("tolerate", "free-claims") for each in found.changes)
+    has_room = sum(room(each, profile) for each in fleet) >= count
+    without_claims = sum(room((each[0], frozenset(), False, each[3]), profile) for each in fleet) >= count
+    assert easier or bool(cuts) == (has_room or without_claims)
+    for change in cuts:
+        assert bool(change.claims) == (not has_room), change.text
+        does_what_it_says(devices, claims, wanted, change)
+    nothing = [each.text for each in found.changes if each.kind == "nothing"]
+    assert all("no other cut of them gives it" in text for text in nothing)
+
+
+def does_what_it_says(devices: planned.Devices, claims: Sequence[Json], wanted: Json, change: Any) -> None:
+    """Cut the boards as a change says, each into a state that can exist and has what is held, and see that there are devices then."""
+    left = [each for each in claims if f"default/{each['metadata']['name']}" not in change.claims]
+    used = {one["device"] for each in left for one in each["status"]["allocation"]["devices"]["results"]}
+    said = change.text.removeprefix("make ").partition(" on node ")[0]
+    after = list(devices["gpu-1"])
+    names = {one["uuid"]["string"]: name for name, one in attributes(devices).items() if "uuid" in one}
+    for words in said.split(" and "):
+        parts, _of, label = words.partition(" of ")
+        number = next(at for at, each in enumerate(after) if label in (f"gpu-1/gpu-{each.minor}", f"gpu-1/{each.uuid}"))
+        device = after[number]
+        if parts == "whole":
+            assert not any(names[one.uuid] in used for one in device.partitions)
+            after[number] = planned.gpu(number, number, enabled=False)
+            continue
+        assert names.get(device.uuid) not in used
+        kept = {(one.profile_id, one.placement.start) for one in device.partitions if names[one.uuid] in used}
+        counts: Counter[str] = Counter()
+        for part in parts.replace(" beside ", ", ").split(", "):
+            amount, _x, name = part.partition(" x ")
+            counts[name] += int(amount)
+        states = [
+            each
+            for each in board_model.all_states(planned.BOARD)
+            if kept <= set(each) and Counter(PROFILES[one[0]] for one in each) == counts
+        ]
+        assert states, f"no board can be cut so: {change.text}"
+        after[number] = replace(planned.gpu(number, number, places=states[0], enabled=True), index=number)
+    changed = {"gpu-1": after}
+    names_after = attributes(changed)
+    # What is held has the same place, and so the same name.
+    assert used <= set(names_after)
+    again = explained(cluster(changed, [*left, wanted]), wanted)
+    assert again.verdict == FITS, (change.text, again)
+
+
+def attributes(devices: planned.Devices) -> dict[str, Json]:
+    """By its name, what is published of each device."""
+    return {
+        one["name"]: one["attributes"] for each in planned.slices(devices) for one in each["spec"].get("devices") or ()
+    }
+
+
+def test_on_a_fleet_of_whole_gpus_one_that_nobody_has_is_cut() -> None:
+    devices = planned.fleet(1)
+    taken = holding(devices, {"gpu-1": [devices["gpu-1"][0].uuid]})
+    wanted = planned.claim("wanted", SMALL, count=7)
+    (change,) = explained(cluster(devices, [*taken, wanted]), wanted, planned.answers(devices)).changes[:1]
+    assert (change.kind, change.node, change.device, change.claims) == ("repartition", "gpu-1", "gpu-1/gpu-1", ())
+    assert change.text.startswith("make 7 x 1g.10gb of gpu-1/gpu-1 on node gpu-1, which takes nothing from any claim: ")
+    assert "dra.accelerators.plan" in change.text and "dra.accelerators.repartition" in change.text
+    # A taint of the GPU would be one of its parts.
+    taint = {"key": "worn", "value": "yes", "effect": "NoSchedule"}
+    rule = {
+        "kind": "DeviceTaintRule",
+        "metadata": {"name": "r"},
+        "spec": {"deviceSelector": {"driver": planned.DRIVER, "pool": "gpu-1", "device": "gpu-1"}, "taint": taint},
+    }
+    tainted = explained([*cluster(devices, [*taken, wanted]), rule], wanted, planned.answers(devices))
+    assert not any(each.kind == "repartition" and not each.claims for each in tainted.changes)
+
+
+def test_of_several_nodes_the_one_that_can_be_cut_is_named() -> None:
+    devices = planned.fleet(4, 1)
+    taken = holding(devices, {node: [devices[node][0].uuid] for node in ("gpu-1", "gpu-2", "gpu-4")})
+    wanted = planned.claim("wanted", SMALL, count=7)
+    objects = cluster(devices, [*taken, wanted])
+    (change,) = [
+        one for one in explained(objects, wanted, planned.answers(devices)).changes if one.kind == "repartition"
+    ]
+    assert (change.node, change.device, change.claims) == ("gpu-3", "gpu-3/gpu-0", ())
+    # The nodes without one are all alike, and what is said of one of them is not said of the one that has it.
+    only = {node: each for node, each in planned.answers(devices).items() if node != "gpu-3"}
+    (ends,) = [one for one in explained(objects, wanted, only).changes if one.kind == "repartition"]
+    assert (ends.node, len(ends.claims)) == ("gpu-1", 1) and f"when {ends.claims[0]} ends" in ends.text
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        (None, "whether another cut would do is not known of the nodes: dra.accelerators.plan asks them"),
+        ({}, "whether another cut would do is not known of gpu-1: dra.accelerators.plan asks them"),
+    ],
+)
+def test_where_nothing_is_known_of_cuts_nothing_is_claimed(nodes: Any, words: str) -> None:
+    devices = planned.fleet(1)
+    wanted = planned.claim("wanted", SMALL)
+    (change,) = explained(cluster(devices, [wanted]), wanted, nodes).changes
+    assert change.kind == "nothing" and words in change.text
+    never = planned.claim("never", "9g.90gb")
+    (known,) = explained(cluster(devices, [never]), never, planned.answers(devices)).changes
+    assert known.kind == "nothing" and "no other cut of them gives it" in known.text
+    every = planned.claim("every", SMALL)
+    every["spec"]["devices"]["requests"][0]["exactly"]["allocationMode"] = "All"
+    (all_of_them,) = explained(cluster(devices, [every]), every, planned.answers(devices)).changes
+    assert "is not known of gpu-1" in all_of_them.text
