@@ -12,7 +12,7 @@ version_added: 0.1.0
 short_description: Install or remove NVIDIA's fabric manager, and NVLSM and IMEX with it, at the driver's version
 description:
   - Installs the fabric manager where the node has NVSwitches, at exactly the version of its driver, has it run, and waits until all GPUs
-    have joined the fabric, as NVML tells it. A node without NVSwitches gets nothing, and RV(reason) says so.
+    have joined the fabric and are healthy in it, as NVML tells it. A node without NVSwitches gets nothing, and RV(reason) says so.
   - Installs NVLSM with it where the switches are such that it manages, and IMEX where that is asked for.
   - A fabric manager that does not come to work is taken back.
   - M(dra.accelerators.nvidia_driver) exchanges these packages together with the driver, and brings them back with it. This module needs no
@@ -130,7 +130,9 @@ driver_version:
   type: str
   sample: 580.95.05
 fabric:
-  description: How far each GPU is on its way into the fabric, by its UUID. Empty where nothing was asked.
+  description:
+    - How far each GPU is on its way into the fabric, and how well it is there, by its UUID. Empty where nothing was asked.
+    - One with limited capacity is warned of. An unhealthy one is a failure, and the error says what is wrong.
   returned: success
   type: dict
   sample: {GPU-8a9b4ccd-3f65-6c0f-9a5d-6f8ac9b5a7b1: has joined}
@@ -334,7 +336,11 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     if not check and not result["changed"]:
         prove()
     if asks and "nvml" not in told["lacking"] and is_running(system, MANAGER_UNIT):
-        told["fabric"] = {uuid: each.describe() for uuid, each in ask(system, binding=binding).items()}
+        answers = ask(system, binding=binding)
+        told["fabric"] = {uuid: each.describe() for uuid, each in answers.items()}
+        for uuid, each in answers.items():
+            if each.is_limited:
+                module.warn(f"{uuid} {each.describe()}")
     result.pop("way_back")
     told["lacking"] = {**result["lacking"], **told["lacking"]}
     return {**result, **told}
