@@ -39,6 +39,7 @@ _ASKED = (
     ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
 )
 _QUERY_SECONDS = 120.0
+_IMEX_PROGRAM, _READY = "nvidia-imex-ctl", "READY"
 _PAUSE_SECONDS = 2.0
 
 
@@ -108,7 +109,8 @@ def group_of(needs: Needs, *, version: str, loaded: bool, imex: str) -> Group:
         units=(
             # Without the driver of its version it does not start.
             Unit(MANAGER_UNIT, True if needs.manager else None, stays=loaded),
-            Unit(IMEX_UNIT, {INSTALLED: False, ENABLED: True}.get(imex), stays=loaded),
+            # Where claims start it, one that the machine has started holds what they need; so nothing else is to start it.
+            Unit(IMEX_UNIT, {INSTALLED: False, ENABLED: True}.get(imex), stays=loaded, masked=imex == INSTALLED),
         ),
         traces=_TRACES,
         # The driver's own pin has the same version, and changes with it.
@@ -180,5 +182,28 @@ def wait(
                 f"After {seconds:g} seconds {len(left)} of {len(found)} GPUs have not joined the NVLink fabric, or are not well in it: {'; '.join(left)}",
                 hint=f"Look at `journalctl -u {MANAGER_UNIT}` and at /var/log/fabricmanager.log.",
                 code="fabric",
+            )
+        sleep(_PAUSE_SECONDS)
+
+
+def wait_ready(
+    system: System,
+    seconds: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until IMEX says that it is ready. Raises PackageProblem, with what it said instead."""
+    end = clock() + seconds
+    while True:
+        done = system.run([_IMEX_PROGRAM, "-q"], _QUERY_SECONDS)
+        if not done.returncode and done.stdout.strip() == _READY:
+            return
+        if clock() >= end:
+            raise PackageProblem(
+                f"After {seconds:g} seconds IMEX is not ready: {_IMEX_PROGRAM} -q says {last_words(done.stdout + done.stderr) or 'nothing'}",
+                hint="It is asked through its command service (IMEX_CMD_ENABLED=1 in /etc/nvidia-imex/config.cfg), and may wait for nodes of "
+                f"/etc/nvidia-imex/nodes_config.cfg (IMEX_WAIT_FOR_QUORUM). Look at `journalctl -u {IMEX_UNIT}` and at /var/log/nvidia-imex.log.",
+                code="imex",
             )
         sleep(_PAUSE_SECONDS)

@@ -62,8 +62,9 @@ options:
   imex:
     description:
       - Whether IMEX is installed, for GPUs whose fabric joins several nodes.
-      - V(installed) has its unit switched off, as drivers that start it for each claim want it. V(enabled) has it run, by the configuration in
-        C(/etc/nvidia-imex), which is not this module's.
+      - V(installed) has its unit switched off and masked, as drivers that start it for each claim want it.
+      - V(enabled) has it run, by the configuration in C(/etc/nvidia-imex), which is not this module's, and waits until C(nvidia-imex-ctl -q) says
+        C(READY). That needs its command service (C(IMEX_CMD_ENABLED=1)).
     type: str
     choices: [none, installed, enabled]
     default: none
@@ -72,7 +73,7 @@ options:
     type: str
     default: ""
   fabric_timeout:
-    description: How many seconds GPUs may take to join the fabric.
+    description: How many seconds GPUs may take to join the fabric, and then IMEX to be ready.
     type: int
     default: 180
   services:
@@ -221,6 +222,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils import _nvidia_re
 from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import is_running, text_or_none
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, find_binding, run
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric import (
+    ENABLED,
     MANAGER_UNIT,
     Needs,
     ask,
@@ -230,6 +232,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric im
     needs_of,
     users_of,
     wait,
+    wait_ready,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._package_group_module import bring, options_of
 from ansible_collections.dra.accelerators.plugins.module_utils._package_options import package_spec
@@ -320,6 +323,8 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     def prove() -> None:
         if asks:
             wait(lambda: ask(system, binding=binding), params["fabric_timeout"])
+        if is_wanted and runs and params["imex"] == ENABLED:
+            wait_ready(system, params["fabric_timeout"])
 
     group = group_of(needs, version=version, loaded=runs, imex=params["imex"])
     result = bring(

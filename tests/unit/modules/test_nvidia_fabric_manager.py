@@ -21,6 +21,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric im
     driver_version,
     needs_of,
     wait,
+    wait_ready,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._package_port import PackageProblem
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import (
@@ -91,6 +92,9 @@ class Node:
         for name, unit in ((MANAGER, MANAGER_UNIT), (f"{MANAGER}-575", MANAGER_UNIT), (IMEX, IMEX_UNIT)):
             self.apt.scripts[name] = self._script_of(unit, gives_way=name.endswith("-575"))
         self.machine.programs["nvidia-smi"] = self._smi
+        self.machine.programs["nvidia-imex-ctl"] = self._imex_ctl
+        #: What IMEX says while it runs; empty has no command service.
+        self.imex = "READY"
         self.state, self.status = "Completed", "Success"
         self.health: dict[str, str] = {}
         self.driver(NEWER)
@@ -117,6 +121,12 @@ class Node:
         state = self.state if runs or self.state == "N/A" else "In Progress"
         status = self.status if state == "Completed" else "N/A"
         return Completed(0, query(state, status, **self.health), "")
+
+    def _imex_ctl(self, words: list[str]) -> Completed:
+        assert words == ["-q"]
+        if self.imex and IMEX_UNIT in self.machine.running:
+            return Completed(0, f"{self.imex}\n", "")
+        return Completed(1, "", "cannot connect to the command service")
 
     def driver(self, version: str, loaded: str | None = None) -> None:
         self.apt.installed["libnvidia-ml1"] = f"{version}-1"
@@ -282,9 +292,104 @@ def test_who_has_gpus_is_named_and_not_disturbed(node: Node, tmp_path: Path) -> 
 def test_imex_comes_where_it_is_asked_for_and_runs_only_then(node: Node, imex: str, is_on: bool) -> None:
     said = node.run(imex=imex, check=True)
     done = node.run(imex=imex)
-    assert done["needs"] == [IMEX] and node.has() == {IMEX: f"{NEWER}-1"} and done["after"] == said["after"]
+    assert done["needs"] == [IMEX] and node.has() == {IMEX: f"{NEWER}-1"}
+    assert (done["after"], done["steps"]) == (said["after"], said["steps"])
     assert node.machine.units == {IMEX_UNIT: is_on} and (IMEX_UNIT in node.machine.running) == is_on
-    assert not node.run(imex=imex)["changed"]
+    assert (f"mask {IMEX_UNIT}" in done["steps"]) != is_on == (not node.machine.masked)
+    again = node.run(imex=imex)
+    assert not again["changed"] and again["steps"] == []
+
+
+def test_the_mask_of_imex_goes_with_what_wants_it(node: Node) -> None:
+    node.run(imex="installed")
+    assert node.machine.masked == {IMEX_UNIT}
+    done = node.run(imex="enabled")
+    assert done["steps"] == [f"switch {IMEX_UNIT} on"] and not node.machine.masked and node.machine.units[IMEX_UNIT]
+    assert IMEX_UNIT in node.machine.running and not node.run(imex="enabled")["changed"]
+    done = node.run(imex="installed")
+    assert done["steps"] == [f"switch {IMEX_UNIT} off", f"mask {IMEX_UNIT}"] and node.machine.masked == {IMEX_UNIT}
+    assert not node.machine.running
+    assert node.run(state="absent")["changed"]
+    assert node.has() == {} and not node.machine.masked and not node.machine.units and not node.record()
+
+
+def test_an_imex_that_is_off_is_masked_without_anybody_being_in_the_way(node: Node, tmp_path: Path) -> None:
+    store = tmp_path / "state.db"
+    claim(store, "GPU-1")
+    node.switch()
+    node.run(imex="installed")
+    # As an earlier release has left it.
+    node.machine.masked.clear()
+    record = node.machine.path("/var/lib/dra-accelerators/nvidia-fabric-manager/record.json")
+    record.write_text(json.dumps({key: value for key, value in node.record().items() if key != "masked"}))
+    done = node.run(imex="installed", state_path=str(store))
+    assert done["steps"] == [f"mask {IMEX_UNIT}"] and node.machine.masked == {IMEX_UNIT}, done
+    assert node.run(imex="enabled")["changed"] and not node.machine.masked
+
+
+def test_what_somebody_else_has_masked_stays_masked(node: Node) -> None:
+    node.machine.masked.add(IMEX_UNIT)
+    refused = node.run(imex="enabled")
+    assert refused["error_code"] == "masked" and node.has() == {} and not node.record()
+    done = node.run(imex="installed")
+    assert node.has() == {IMEX: f"{NEWER}-1"} and f"mask {IMEX_UNIT}" not in done["steps"]
+    assert node.run(imex="enabled")["error_code"] == "masked" and node.has() == {IMEX: f"{NEWER}-1"}
+    node.run(state="absent")
+    assert node.has() == {} and node.machine.masked == {IMEX_UNIT}
+
+
+def test_packages_of_before_come_back_with_their_units_unmasked(node: Node) -> None:
+    node.apt.installed[IMEX] = f"{OLDER}-1"
+    node.machine.units[IMEX_UNIT] = True
+    node.machine.running.add(IMEX_UNIT)
+    node.run(imex="installed")
+    assert node.has() == {IMEX: f"{NEWER}-1"} and node.machine.masked == {IMEX_UNIT}
+    node.run(state="absent")
+    assert node.has() == {IMEX: f"{OLDER}-1"} and not node.machine.masked and node.machine.units == {IMEX_UNIT: True}
+
+
+def test_a_failure_takes_the_mask_back(node: Node) -> None:
+    node.switch()
+    node.state = "In Progress"
+    refused = node.run(imex="installed")
+    assert refused["error_code"] == "fabric" and not node.machine.masked and not node.machine.units
+    node.state = "Completed"
+    node.run(imex="installed")
+    node.imex = "WAITING_FOR_PEERS"
+    assert node.run(imex="enabled")["error_code"] == "imex"
+    assert node.machine.masked == {IMEX_UNIT} and IMEX_UNIT not in node.machine.running, "it is as it was before"
+    node.imex = "READY"
+    assert node.run(imex="enabled")["changed"], "and its mask is still known as this collection's"
+
+
+def test_imex_that_is_not_ready_is_a_failure_and_undone(node: Node) -> None:
+    node.imex = "INITIALIZING"
+    refused = node.run(imex="enabled")
+    assert refused["error_code"] == "imex" and "INITIALIZING" in refused["msg"] and "IMEX_CMD_ENABLED" in refused["msg"]
+    assert node.has() == {} and not node.machine.units and not node.record()
+    node.imex = "READY"
+    node.run(imex="enabled")
+    node.imex = ""
+    refused = node.run(imex="enabled")
+    assert refused["error_code"] == "imex" and "cannot connect" in refused["msg"], "it is asked each time"
+    assert node.has() == {IMEX: f"{NEWER}-1"}, "and what was there before stays"
+    assert not node.run(imex="installed").get("failed"), "one that is switched off is not asked"
+
+
+def test_imex_without_its_driver_is_not_asked(node: Node) -> None:
+    node.imex = ""
+    node.driver(NEWER, loaded=OLDER)
+    done = node.run(imex="enabled")
+    assert done["reboot_required"] and node.machine.units == {IMEX_UNIT: True} and not node.machine.running
+
+
+def test_imex_is_waited_for_until_it_is_ready(node: Node) -> None:
+    answers = iter(["STARTING_AUTH_SERVER", "WAITING_FOR_PEERS", "READY", "NOT_READY"])
+    node.machine.programs["nvidia-imex-ctl"] = lambda words: Completed(0, f"{next(answers)}\n", "")
+    now = iter(range(100))
+    wait_ready(node.machine, 10, clock=lambda: float(next(now)), sleep=lambda seconds: None)
+    with pytest.raises(PackageProblem, match="NOT_READY"):
+        wait_ready(node.machine, 0, clock=lambda: float(next(now)), sleep=lambda seconds: None)
 
 
 def test_removal_leaves_nothing_and_keeps_what_others_have_installed(node: Node) -> None:
