@@ -204,7 +204,9 @@ after:
   type: dict
   contains: *there
 reboot_required:
-  description: Whether the driver that the kernel has loaded is another one than the one installed, so that the fabric manager is not started yet.
+  description:
+    - Whether the driver that the kernel has loaded is another one than the one installed, so that the fabric manager, or IMEX, is switched on and
+      not started yet. Nothing of it is proved then.
   returned: success
   type: bool
   sample: false
@@ -309,7 +311,9 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     recorded = record.now.version if record.now else ""
     version = params["driver_version"] or driver_version(apt.packages().installed, recorded, loaded)
     runs = bool(version) and version == loaded
-    told.update(driver_version=version, reboot_required=bool(is_wanted and loaded and loaded != version))
+    # What is switched off waits for nothing.
+    starts = is_wanted and (needs.manager or params["imex"] == ENABLED)
+    told.update(driver_version=version, reboot_required=bool(starts and loaded and loaded != version))
     # From here on it may run in another process, which has the binding.
     asks = is_wanted and needs.manager and runs
     binding = asks and find_binding("pynvml", params["interpreter"]) is None

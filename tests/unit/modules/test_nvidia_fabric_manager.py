@@ -383,6 +383,11 @@ def test_imex_without_its_driver_is_not_asked(node: Node) -> None:
     assert done["reboot_required"] and node.machine.units == {IMEX_UNIT: True} and not node.machine.running
 
 
+def test_what_is_switched_off_waits_for_no_restart(node: Node) -> None:
+    node.driver(NEWER, loaded=OLDER)
+    assert not node.run(imex="installed")["reboot_required"]
+
+
 def test_imex_is_waited_for_until_it_is_ready(node: Node) -> None:
     answers = iter(["STARTING_AUTH_SERVER", "WAITING_FOR_PEERS", "READY", "NOT_READY"])
     node.machine.programs["nvidia-imex-ctl"] = lambda words: Completed(0, f"{next(answers)}\n", "")

@@ -172,3 +172,52 @@ def test_a_driver_with_which_nothing_is_published_gives_way_to_the_one_before(
     assert "It has the driver 580.1 again." in said and (says in said), said
     assert ("has to be started again" in said) == bool(says)
     assert started.exists() == (restarts and bool(reboot))
+
+
+@pytest.mark.parametrize(
+    ("given", "after", "says"),
+    [
+        ({}, False, "nvidia_fabric_manager_reboot says nothing"),
+        ({"nvidia_driver_reboot": False}, False, ""),
+        ({"nvidia_driver_reboot": True}, False, ""),
+        ({"nvidia_driver_reboot": True}, True, "has another driver loaded than 580.2"),
+        ({"nvidia_driver_reboot": True, "nvidia_fabric_manager_reboot": False}, False, ""),
+    ],
+)
+def test_a_fabric_manager_that_waits_for_a_driver_does_not_let_the_run_go_on_unasked(
+    given: dict[str, Any], *, after: bool, says: str, tmp_path: Path
+) -> None:
+    """The driver's role owes the restart. Where it may happen, what works afterwards is asked again; where it may not, the operator has said so."""
+    role = ROLES / "nvidia_fabric_manager"
+    restart = ROLES / "machine_restart/tasks/main.yml"
+    started, asked = tmp_path / "started", tmp_path / "asked"
+    there = {"reboot_required": True, "driver_version": "580.2", "needs": ["nvidia-fabricmanager"]}
+    touch: dict[str, Any] = {"mode": "0644", "content": ""}
+    stand_ins: dict[str, dict[str, Any]] = {
+        "ansible.builtin.reboot": {"ansible.builtin.copy": {**touch, "dest": str(started)}},
+        "dra.accelerators.nvidia_fabric_manager": {
+            "ansible.builtin.set_fact": {"__nvidia_fabric_manager_done": {**there, "reboot_required": after}}
+        },
+    }
+    made = []
+    for each in yaml.safe_load((role / "tasks/restart.yml").read_text("utf-8")):
+        if "ansible.builtin.include_role" in each:
+            # The role's own tasks, with its variables.
+            block = with_stand_ins(yaml.safe_load(restart.read_text("utf-8")), stand_ins)
+            made.append({"vars": each["vars"], "block": block})
+            continue
+        (stood_in,) = with_stand_ins([each], stand_ins)
+        # The fact stands for what is registered.
+        if stood_in.pop("register", ""):
+            made.append({"ansible.builtin.copy": {**touch, "dest": str(asked)}, "when": each["when"]})
+        made.append(stood_in)
+    defaults = yaml.safe_load((role / "defaults/main.yml").read_text("utf-8"))
+    read = {"ansible.builtin.include_vars": str(role / "vars/main.yml")}
+    host = {**defaults, **given, "__nvidia_fabric_manager_done": there}
+    played = play(tmp_path, [read, *made, {"ansible.builtin.debug": {"msg": "What follows runs."}}], {"node": host})
+    consents = given.get("nvidia_fabric_manager_reboot", given.get("nvidia_driver_reboot")) is True
+    assert (started.exists(), asked.exists()) == (consents, consents), played.output
+    assert ("What follows runs." in played.output) == (not says)
+    assert played.status == (2 if says else 0) and says in played.output
+    owed = "has to be started again for the driver 580.2 with nvidia-fabricmanager to take effect"
+    assert (owed in played.output) != consents
