@@ -40,6 +40,8 @@ mkdir {top}/tools {top}/above {top}/work {top}/root
 cp -a {tools}/. {top}/tools/
 mount -t overlay overlay -o lowerdir={top}/tools:/,upperdir={top}/above,workdir={top}/work {top}/root
 cd {top}/root
+# Nothing of this collection's that the machine beneath has.
+rm -rf var/lib/dra-accelerators
 mount --rbind /proc proc; mount --rbind /dev dev
 mount -t tmpfs tmpfs tmp
 for folder in {shown}; do mkdir -p .$folder; mount --rbind $folder .$folder; done

@@ -51,13 +51,15 @@ static void health_rows(nvmlReturn_t code, unsigned mask, unsigned summary)
     static const char *const configurations[] = {"N/A", "None", "Incorrect SysGUID", "Incorrect Chassis SN", "No Partition",
                                                  "Insufficient Nvlinks", "Incompatible GPU FW", "Invalid Location", "GPU State Invalid"};
     unsigned configuration = mask >> 8 & 0xF;
+    if (configuration >= sizeof configurations / sizeof *configurations)
+        configuration = 0;
     puts("        Health");
     row(3, "Summary", code, summaries[summary & 3]);
     health_row("Bandwidth", code, mask & 3, "Degraded", "Full");
     health_row("Route Recovery in progress", code, mask >> 2 & 3, "True", "False");
     health_row("Route Unhealthy", code, mask >> 4 & 3, "True", "False");
     health_row("Access Timeout Recovery", code, mask >> 6 & 3, "True", "False");
-    row(3, "Incorrect Configuration", code, configuration < sizeof configurations / sizeof *configurations ? configurations[configuration] : "N/A");
+    row(3, "Incorrect Configuration", code, configurations[configuration]);
 }
 
 static void fabric_rows(nvmlDevice_t device)
