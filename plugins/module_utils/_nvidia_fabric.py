@@ -10,13 +10,14 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ._driver_install import InTheWay, in_the_way, is_running, last_words
 from ._nvidia_driver import branch_of
 from ._package_group import Group, Part, Unit
 from ._package_port import PackageProblem, upstream
 from .core.nvidia.nvml import Nvml
-from .core.nvidia.switches import Joining, Switches, not_joined, read_query
+from .core.nvidia.switches import NO_SUMMARY, NOT_SUPPORTED, Joining, Switches, faults_of, not_joined, read_query
 from .core.system import System
 
 MANAGER, SUBNET, IMEX = "nvidia-fabricmanager", "nvlsm", "nvidia-imex"
@@ -31,7 +32,14 @@ _OF_DRIVER = re.compile(
 )
 #: What the vendor has called a package otherwise, in older RPM packages.
 _OTHERWISE = {MANAGER: ("nvidia-fabric-manager",)}
+#: Newest first.
+_ASKED = (
+    ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
+    ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
+    ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
+)
 _QUERY_SECONDS = 120.0
+_IMEX_PROGRAM, _READY = "nvidia-imex-ctl", "READY"
 _PAUSE_SECONDS = 2.0
 
 
@@ -101,7 +109,8 @@ def group_of(needs: Needs, *, version: str, loaded: bool, imex: str) -> Group:
         units=(
             # Without the driver of its version it does not start.
             Unit(MANAGER_UNIT, True if needs.manager else None, stays=loaded),
-            Unit(IMEX_UNIT, {INSTALLED: False, ENABLED: True}.get(imex), stays=loaded),
+            # Where claims start it, one that the machine has started holds what they need; so nothing else is to start it.
+            Unit(IMEX_UNIT, {INSTALLED: False, ENABLED: True}.get(imex), stays=loaded, masked=imex == INSTALLED),
         ),
         traces=_TRACES,
         # The driver's own pin has the same version, and changes with it.
@@ -142,12 +151,20 @@ def ask(system: System, *, binding: bool) -> dict[str, Joining]:
         found = {}
         for index in range(int(nvml.call("nvmlDeviceGetCount"))):
             handle = nvml.call("nvmlDeviceGetHandleByIndex", index)
-            told = nvml.filled("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t", handle)
-            uuid = str(nvml.call("nvmlDeviceGetUUID", handle))
-            found[uuid] = Joining(int(told.state), int(told.status)) if told is not None else Joining(0)
+            found[str(nvml.call("nvmlDeviceGetUUID", handle))] = _joining(nvml, handle)
         return found
     finally:
         nvml.close()
+
+
+def _joining(nvml: Nvml, handle: Any) -> Joining:
+    """Ask one GPU, in the newest way that the library and its binding have: with a summary of its health, with the mask alone, with neither."""
+    for function, structure in _ASKED:
+        told = nvml.filled(function, structure, handle)
+        if told is not None:
+            mask, summary = getattr(told, "healthMask", 0), getattr(told, "healthSummary", NO_SUMMARY)
+            return Joining(int(told.state), int(told.status), int(summary), faults_of(int(mask)))
+    return Joining(NOT_SUPPORTED)
 
 
 def wait(
@@ -157,13 +174,36 @@ def wait(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until all GPUs have joined the fabric. Raises PackageProblem, naming those that have not."""
+    """Wait until all GPUs have joined the fabric and are healthy there. Raises PackageProblem, naming those that are not, and what is wrong."""
     end = clock() + seconds
     while left := not_joined(found := answers()):
         if clock() >= end:
             raise PackageProblem(
-                f"After {seconds:g} seconds {len(left)} of {len(found)} GPUs have not joined the NVLink fabric: {'; '.join(left)}",
+                f"After {seconds:g} seconds {len(left)} of {len(found)} GPUs have not joined the NVLink fabric, or are not well in it: {'; '.join(left)}",
                 hint=f"Look at `journalctl -u {MANAGER_UNIT}` and at /var/log/fabricmanager.log.",
                 code="fabric",
+            )
+        sleep(_PAUSE_SECONDS)
+
+
+def wait_ready(
+    system: System,
+    seconds: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until IMEX says that it is ready. Raises PackageProblem, with what it said instead."""
+    end = clock() + seconds
+    while True:
+        done = system.run([_IMEX_PROGRAM, "-q"], _QUERY_SECONDS)
+        if not done.returncode and done.stdout.strip() == _READY:
+            return
+        if clock() >= end:
+            raise PackageProblem(
+                f"After {seconds:g} seconds IMEX is not ready: {_IMEX_PROGRAM} -q says {last_words(done.stdout + done.stderr) or 'nothing'}",
+                hint="It is asked through its command service (IMEX_CMD_ENABLED=1 in /etc/nvidia-imex/config.cfg), and may wait for nodes of "
+                f"/etc/nvidia-imex/nodes_config.cfg (IMEX_WAIT_FOR_QUORUM). Look at `journalctl -u {IMEX_UNIT}` and at /var/log/nvidia-imex.log.",
+                code="imex",
             )
         sleep(_PAUSE_SECONDS)

@@ -32,12 +32,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of a group: whether it is switched on (None leaves it as it is), whether it goes on running once it was started, and the file it makes."""
+    """A unit of a group: whether it is switched on (None leaves it as it is), whether it goes on running once it was started, and the file it makes.
+
+    One that is off and ``masked`` nobody else starts either.
+    """
 
     name: str
     on: bool | None = None
     stays: bool = True
     makes: str = ""
+    masked: bool = False
 
 
 @dataclass(frozen=True)
@@ -232,21 +236,33 @@ class UnitState:
         return self.file in ("enabled", "enabled-runtime", "static", "alias", "indirect")
 
     @property
+    def is_masked(self) -> bool:
+        """Whether nothing can start it."""
+        return "masked" in (self.load, self.file)
+
+    @property
     def is_active(self) -> bool:
         """Whether it runs, or is about to."""
         return self.active in ("active", "activating", "reloading")
 
 
-def unit_verbs(unit: Unit, state: UnitState, *, renewed: bool = False) -> list[str]:
-    """Return what systemd is told so that a unit is as asked for; ``renewed`` is for one whose program was exchanged.
+def unit_verbs(unit: Unit, state: UnitState, *, renewed: bool = False, ours: bool = False) -> list[str]:
+    """Return what systemd is told so that a unit is as asked for.
 
-    Raises PackageProblem for one that there is not, or that somebody has masked.
+    ``renewed`` is for one whose program was exchanged, ``ours`` for one that this collection has masked. Raises PackageProblem for one that there is
+    not, or that somebody else has masked.
     """
     if unit.on is None:
         return []
     if not unit.on:
-        return (["stop"] if state.is_active else []) + (["disable"] if state.is_on and state.file != "static" else [])
-    if state.load == "masked" or state.file == "masked":
+        return [
+            *(["stop"] if state.is_active else []),
+            *(["disable"] if state.is_on and state.file != "static" else []),
+            *(["mask"] if unit.masked and not state.is_masked else []),
+        ]
+    if state.is_masked and ours:
+        return ["unmask", "enable", *(["start"] if unit.stays else [])]
+    if state.is_masked:
         raise PackageProblem(
             f"Somebody has masked {unit.name}",
             hint=f"Run `systemctl unmask {unit.name}`, and this again.",
@@ -264,15 +280,25 @@ def unit_verbs(unit: Unit, state: UnitState, *, renewed: bool = False) -> list[s
     return [*verbs, "start"] if unit.stays and not state.is_active else verbs
 
 
-def unit_words(units: Sequence[Unit], states: Mapping[str, UnitState], *, exchanged: bool) -> list[str]:
-    """Say what is done with units. One that comes with the packages is switched as asked for whatever the packages do with it."""
+def unit_words(
+    units: Sequence[Unit], states: Mapping[str, UnitState], *, exchanged: bool, masked: Iterable[str] = ()
+) -> list[str]:
+    """Say what is done with units. One that comes with the packages is switched as asked for whatever the packages do with it.
+
+    ``masked`` are those that this collection has masked.
+    """
     words = []
+    ours = {*masked}
     for unit in units:
-        if unit.on is None or (not unit.on and not states[unit.name].exists):
+        state = states[unit.name]
+        comes = exchanged and not state.exists
+        if unit.on is None or (not unit.on and not state.exists and not (comes and unit.masked)):
             continue
-        comes = exchanged and not states[unit.name].exists
-        if comes or unit_verbs(unit, states[unit.name]):
+        verbs = unit_verbs(unit, state, ours=unit.name in ours) if unit.on is False or not comes else ["enable"]
+        if {*verbs} - {"mask", "unmask"}:
             words.append(f"switch {unit.name} {'on' if unit.on else 'off'}")
+        if "mask" in verbs:
+            words.append(f"mask {unit.name}")
     return words
 
 
@@ -304,16 +330,20 @@ class Origin:
 
 @dataclass(frozen=True)
 class Record:
-    """What this collection has installed, what was there before the last change and before the first one, what came along, and what was begun."""
+    """What this collection has installed, what was there before the last change and before the first one, what came along, and what was begun.
+
+    ``masked`` are units that it has masked.
+    """
 
     now: Kept | None = None
     former: Kept | None = None
     origin: Origin | None = None
     added: tuple[str, ...] = ()
     doing: str = ""
+    masked: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.now or self.former or self.origin or self.added or self.doing)
+        return bool(self.now or self.former or self.origin or self.added or self.doing or self.masked)
 
     @property
     def unfinished(self) -> bool:
@@ -331,6 +361,7 @@ class Record:
                 "origin": self.origin.to_dict() if self.origin else None,
                 "added": list(self.added),
                 "doing": self.doing,
+                **({"masked": list(self.masked)} if self.masked else {}),
             }
         )
 
@@ -348,7 +379,8 @@ def read_record(text: str | None, path: str) -> Record:
 def _record_of(content: Any) -> Record:
     added = tuple(str(name) for name in content["added"])
     origin = None if content["origin"] is None else _origin_of(content["origin"])
-    return Record(kept_of(content["now"]), kept_of(content["former"]), origin, added, str(content["doing"]))
+    masked = tuple(str(name) for name in content.get("masked", ()))
+    return Record(kept_of(content["now"]), kept_of(content["former"]), origin, added, str(content["doing"]), masked)
 
 
 def _origin_of(content: Any) -> Origin:

@@ -263,7 +263,7 @@ class Planner:
             *(["finish what was cut short"] if self.unfinished and not work.words else []),
             *([f"hold {', '.join(work.hold)} at {version}"] if work.hold and (work.words or not work.unhold) else []),
             *([f"hold {', '.join(work.unhold)} no longer"] if work.unhold and not work.hold else []),
-            *unit_words(self.group.units, self.units, exchanged=bool(work.words)),
+            *unit_words(self.group.units, self.units, exchanged=bool(work.words), masked=self.record.masked),
         ]
         disturbs = bool(work.words) or any(word.startswith("switch ") for word in steps)
         problem = self.apt.cannot_hold() if work.hold else ""

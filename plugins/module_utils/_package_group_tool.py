@@ -80,16 +80,17 @@ class GroupInstaller:
         former = self._former(record, packages, work)
         new = (change.name for change in work.changes if change.after and not change.before)
         added = tuple(dict.fromkeys((*record.added, *new)))
-        self.write(replace(record, origin=origin, added=added, doing="install"))
+        masked = self._masked(record, units)
+        self.write(replace(record, origin=origin, added=added, doing="install", masked=masked))
         try:
             self._bring_sources(work)
             if work.words and not all(each is None or each.complete for each in (origin.kept, former)):
                 # What somebody else has installed may be in the sources that came just now.
                 origin = replace(origin, kept=self._completed(origin.kept))
                 former = self._completed(former)
-                self.write(replace(record, origin=origin, added=added, doing="install"))
+                self.write(replace(record, origin=origin, added=added, doing="install", masked=masked))
             self._install(work, packages.broken)
-            self._switch(exchanged=bool(work.words))
+            self._switch(masked, exchanged=bool(work.words))
             now = self._prove(target)
             self.proof()
         except AcceleratorError as error:
@@ -99,10 +100,16 @@ class GroupInstaller:
         kept = tuple(name for name in added if name in there)
         # What was there before this collection came is gone back to by its removal; before the first change of a version there is nothing else.
         before = (former or record.former) if changed and former != now else record.former
-        done = Record(now, before, origin, kept)
+        on = {unit.name for unit in self.group.units if unit.on}
+        done = Record(now, before, origin, kept, masked=tuple(name for name in masked if name not in on))
         self.write(done)
         self.keeper.forget((done.now, done.former, origin.kept))
         return done
+
+    def _masked(self, record: Record, units: dict[str, UnitState]) -> tuple[str, ...]:
+        """Return the units whose mask is this collection's, or will be. One that somebody else has masked is not among them."""
+        new = (unit.name for unit in self.group.units if unit.masked and not units[unit.name].is_masked)
+        return tuple(dict.fromkeys((*record.masked, *new)))
 
     def _origin(self, packages: Packages, units: dict[str, UnitState]) -> Origin:
         """Return what is there before the first change."""
@@ -162,8 +169,8 @@ class GroupInstaller:
             self.apt.mark("unhold", work.unhold)
         self.apt.mark("hold", work.hold)
 
-    def _switch(self, *, exchanged: bool) -> None:
-        """Bring the units to what is asked for, and see that they are. Raises PackageProblem."""
+    def _switch(self, masked: Sequence[str], *, exchanged: bool) -> None:
+        """Bring the units to what is asked for, and see that they are; ``masked`` are those whose mask is ours. Raises PackageProblem."""
         if exchanged and self.group.units:
             self._said(["systemctl", "daemon-reload"])
         states = unit_states(self.system, self.group)
@@ -172,7 +179,8 @@ class GroupInstaller:
             if unit.on is False and not state.exists:
                 continue
             # What runs is the program of before.
-            verbs = unit_verbs(unit, state, renewed=exchanged and unit.on is True and state.is_active and unit.stays)
+            renewed = exchanged and unit.on is True and state.is_active and unit.stays
+            verbs = unit_verbs(unit, state, renewed=renewed, ours=unit.name in masked)
             for verb in verbs:
                 self._tell(verb, unit)
             if verbs and unit.makes and not unit.on:
@@ -192,7 +200,10 @@ class GroupInstaller:
     def _wrong(self, unit: Unit, state: UnitState) -> str:
         """Return how a unit is not as it was asked for; empty where it is."""
         if not unit.on:
-            return f"{unit.name} is {state.file} and {state.active}, expected off" if state.is_active else ""
+            wanted = (
+                "masked" if unit.masked and state.exists and not state.is_masked else "off" if state.is_active else ""
+            )
+            return f"{unit.name} is {state.file} and {state.active}, expected {wanted}" if wanted else ""
         if not state.is_on:
             return f"{unit.name} is {state.file or 'not there'}, expected enabled"
         if unit.stays and not state.is_active:
@@ -273,21 +284,33 @@ class GroupInstaller:
         self.apt.mark("hold", [name for name in kept.packages if name in packages.held])
 
     def _units_back(self, files: dict[str, str]) -> None:
-        """Switch units back to whether they were on; one that has gone is left."""
+        """Switch units back to whether they were on, or masked; one that has gone is left."""
+        states = unit_states(self.system, self.group)
+        self._unmask(
+            [name for name, file in files.items() if name in states and states[name].is_masked and file != "masked"]
+        )
         states = unit_states(self.system, self.group)
         for name, file in files.items():
             state = states.get(name)
-            if state is None or not state.exists or file not in ("enabled", "disabled"):
+            if state is None or not state.exists or file not in ("enabled", "disabled", "masked"):
                 continue
             stays = next((unit.stays for unit in self.group.units if unit.name == name), True)
-            for verb in unit_verbs(Unit(name, file == "enabled", stays), state):
+            for verb in unit_verbs(Unit(name, file == "enabled", stays, masked=file == "masked"), state):
                 self._tell(verb, Unit(name))
+
+    def _unmask(self, names: Sequence[str]) -> None:
+        """Take the masks of units away, as far as they are there."""
+        states = unit_states(self.system, self.group)
+        for name in names:
+            if name in states and states[name].is_masked:
+                self._tell("unmask", Unit(name))
 
     # Away
 
     def _purge(self, names: Sequence[str]) -> None:
         """Remove packages, and before that what switches their units on, which they leave behind."""
         self._switch_off([unit.name for unit in self.group.units])
+        self._unmask(self.record().masked)
         there = self.apt.packages()
         gone = [name for name in names if name in there.installed or name in there.broken]
         self.apt.mark("unhold", [name for name in there.held if name in gone])
@@ -332,6 +355,7 @@ class GroupInstaller:
         self.apt.mark("unhold", work.unhold)
         if work.words:
             self._switch_off([name for name in unit_states(self.system, self.group) if name not in origin.units])
+            self._unmask(record.masked)
             self.apt.install(work.words, purge=True)
         held = self.apt.packages().held
         self.apt.mark("hold", [name for name in origin.held if name not in held])

@@ -12,7 +12,7 @@ version_added: 0.1.0
 short_description: Install or remove NVIDIA's fabric manager, and NVLSM and IMEX with it, at the driver's version
 description:
   - Installs the fabric manager where the node has NVSwitches, at exactly the version of its driver, has it run, and waits until all GPUs
-    have joined the fabric, as NVML tells it. A node without NVSwitches gets nothing, and RV(reason) says so.
+    have joined the fabric and are healthy in it, as NVML tells it. A node without NVSwitches gets nothing, and RV(reason) says so.
   - Installs NVLSM with it where the switches are such that it manages, and IMEX where that is asked for.
   - A fabric manager that does not come to work is taken back.
   - M(dra.accelerators.nvidia_driver) exchanges these packages together with the driver, and brings them back with it. This module needs no
@@ -62,8 +62,9 @@ options:
   imex:
     description:
       - Whether IMEX is installed, for GPUs whose fabric joins several nodes.
-      - V(installed) has its unit switched off, as drivers that start it for each claim want it. V(enabled) has it run, by the configuration in
-        C(/etc/nvidia-imex), which is not this module's.
+      - V(installed) has its unit switched off and masked, as drivers that start it for each claim want it.
+      - V(enabled) has it run, by the configuration in C(/etc/nvidia-imex), which is not this module's, and waits until C(nvidia-imex-ctl -q) says
+        C(READY). That needs its command service (C(IMEX_CMD_ENABLED=1)).
     type: str
     choices: [none, installed, enabled]
     default: none
@@ -72,7 +73,7 @@ options:
     type: str
     default: ""
   fabric_timeout:
-    description: How many seconds GPUs may take to join the fabric.
+    description: How many seconds GPUs may take to join the fabric, and then IMEX to be ready.
     type: int
     default: 180
   services:
@@ -130,7 +131,9 @@ driver_version:
   type: str
   sample: 580.95.05
 fabric:
-  description: How far each GPU is on its way into the fabric, by its UUID. Empty where nothing was asked.
+  description:
+    - How far each GPU is on its way into the fabric, and how well it is there, by its UUID. Empty where nothing was asked.
+    - One with limited capacity is warned of. An unhealthy one is a failure, and the error says what is wrong.
   returned: success
   type: dict
   sample: {GPU-8a9b4ccd-3f65-6c0f-9a5d-6f8ac9b5a7b1: has joined}
@@ -201,7 +204,9 @@ after:
   type: dict
   contains: *there
 reboot_required:
-  description: Whether the driver that the kernel has loaded is another one than the one installed, so that the fabric manager is not started yet.
+  description:
+    - Whether the driver that the kernel has loaded is another one than the one installed, so that the fabric manager, or IMEX, is switched on and
+      not started yet. Nothing of it is proved then.
   returned: success
   type: bool
   sample: false
@@ -219,6 +224,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils import _nvidia_re
 from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import is_running, text_or_none
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, find_binding, run
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric import (
+    ENABLED,
     MANAGER_UNIT,
     Needs,
     ask,
@@ -228,6 +234,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric im
     needs_of,
     users_of,
     wait,
+    wait_ready,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._package_group_module import bring, options_of
 from ansible_collections.dra.accelerators.plugins.module_utils._package_options import package_spec
@@ -304,7 +311,9 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     recorded = record.now.version if record.now else ""
     version = params["driver_version"] or driver_version(apt.packages().installed, recorded, loaded)
     runs = bool(version) and version == loaded
-    told.update(driver_version=version, reboot_required=bool(is_wanted and loaded and loaded != version))
+    # What is switched off waits for nothing.
+    starts = is_wanted and (needs.manager or params["imex"] == ENABLED)
+    told.update(driver_version=version, reboot_required=bool(starts and loaded and loaded != version))
     # From here on it may run in another process, which has the binding.
     asks = is_wanted and needs.manager and runs
     binding = asks and find_binding("pynvml", params["interpreter"]) is None
@@ -318,6 +327,8 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     def prove() -> None:
         if asks:
             wait(lambda: ask(system, binding=binding), params["fabric_timeout"])
+        if is_wanted and runs and params["imex"] == ENABLED:
+            wait_ready(system, params["fabric_timeout"])
 
     group = group_of(needs, version=version, loaded=runs, imex=params["imex"])
     result = bring(
@@ -334,7 +345,11 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     if not check and not result["changed"]:
         prove()
     if asks and "nvml" not in told["lacking"] and is_running(system, MANAGER_UNIT):
-        told["fabric"] = {uuid: each.describe() for uuid, each in ask(system, binding=binding).items()}
+        answers = ask(system, binding=binding)
+        told["fabric"] = {uuid: each.describe() for uuid, each in answers.items()}
+        for uuid, each in answers.items():
+            if each.is_limited:
+                module.warn(f"{uuid} {each.describe()}")
     result.pop("way_back")
     told["lacking"] = {**result["lacking"], **told["lacking"]}
     return {**result, **told}

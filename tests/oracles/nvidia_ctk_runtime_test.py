@@ -3,8 +3,8 @@
 """`nvidia-ctk runtime configure` and our own changes, point by point, as the engines themselves read them.
 
 Both begin with the same files of a site and offer the runtime `nvidia` and CDI devices. For containerd it is its own `config dump` that is
-compared, for Docker Engine its file. Every difference is in an EXPLAINED, with the words of docs/container-edits.md; an explanation that
-explains nothing any more is an error as well.
+compared, for CRI-O its own `config`, for Docker Engine its file. Every difference is in an EXPLAINED, with the words of
+docs/container-edits.md; an explanation that explains nothing any more is an error as well.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils import (
     _containerd,
     _containerd_handler,
+    _crio,
     _docker,
     _docker_cdi,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Change, File, Settings, differences
+from ansible_collections.dra.accelerators.plugins.module_utils._crio_daemon import Crio
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 PROGRAM = "/usr/bin/nvidia-container-runtime"
 FOLDERS = ["/etc/cdi", "/var/run/cdi"]
@@ -56,6 +59,23 @@ EXPLAINED: dict[str, dict[str, str]] = {
 EXPLAINED_OF_DOCKER = {
     "runtimes.nvidia.args": "an empty list says nothing",
     "runtimes.nvidia.path": "a service finds no program by PATH that an operator has",
+}
+#: A site's file for CRI-O, by what it says of folders of CDI files.
+SITES_OF_CRIO = {
+    "names no folders": "",
+    "names one": 'cdi_spec_dirs = ["/etc/cdi"]\n',
+    "names one of its own": 'cdi_spec_dirs = ["/srv/cdi"]\n',
+}
+SITE_OF_CRIO = """# The site's own words.
+[crio.runtime]
+{folders}default_runtime = "runc"
+[crio.runtime.runtimes.runc]
+runtime_path = "/usr/bin/runc"
+monitor_path = "/usr/libexec/crio/conmon"
+"""
+EXPLAINED_OF_CRIO = {
+    "crio.runtime.runtimes.nvidia": "claims need no runtime of the vendor's",
+    "crio.runtime.cdi_spec_dirs": "CRI-O takes CDI devices by itself, and from the folders that it is told",
 }
 
 
@@ -143,7 +163,7 @@ def test_containerd_reads_the_same_but_for_what_is_explained(
 
 def test_the_page_explains_what_is_explained_here() -> None:
     words = (Path(__file__).parents[2] / "docs/container-edits.md").read_text()
-    for explained in (*EXPLAINED.values(), EXPLAINED_OF_DOCKER):
+    for explained in (*EXPLAINED.values(), EXPLAINED_OF_DOCKER, EXPLAINED_OF_CRIO):
         assert all(why in words for why in explained.values())
 
 
@@ -163,3 +183,52 @@ def test_docker_s_file_says_the_same_but_for_what_is_explained(nvidia_ctk: Path,
     ours: dict[str, Any] = json.loads(text or "")
     assert {name.rpartition(" would")[0] for name in differences(theirs, ours)} == set(EXPLAINED_OF_DOCKER)
     assert next(iter(ours)) == "log-opts", "keys keep their order"
+
+
+class CrioSite:
+    """A site's files for CRI-O below a folder, and what CRI-O makes of them."""
+
+    def __init__(self, crio: Path, folder: Path, site: str) -> None:
+        self.main, self.drop_ins = folder / "crio.conf", folder / "crio.conf.d"
+        self.drop_ins.mkdir(parents=True)
+        self.main.write_text(site)
+        places = {"command": str(crio), "config": str(self.main), "drop_ins": str(self.drop_ins)}
+        self.crio = Crio(System(), service="crio.service", timeout=30, **places)
+
+    def by_us(self) -> None:
+        """As runtime_cdi has CRI-O read the folders; the restart and its answer have tests of their own."""
+        for each in self.crio.plan(FOLDERS):
+            Path(each.path).write_text(each.after or "")
+
+    def by_them(self, nvidia_ctk: Path) -> None:
+        command = [nvidia_ctk, "--quiet", "runtime", "configure", "--runtime=crio", f"--config={self.main}"]
+        command += [f"--drop-in-config={self.drop_ins}/99-nvidia.toml", "--cdi.enabled"]
+        subprocess.run(command, capture_output=True, text=True, check=True)
+
+
+def told_apart_by_crio(theirs: _crio.Settings, ours: _crio.Settings) -> set[str]:
+    """What differs, by name."""
+    found = {name.rpartition(" would")[0] for name in differences(theirs.rest, ours.rest)}
+    return found | ({"crio.runtime.cdi_spec_dirs"} if set(theirs.folders) != set(ours.folders) else set())
+
+
+# CRI-O is built for such tests alone.
+@pytest.mark.prove
+@pytest.mark.parametrize("site", SITES_OF_CRIO)
+def test_crio_reads_the_same_but_for_what_is_explained(nvidia_ctk: Path, crio: Path, tmp_path: Path, site: str) -> None:
+    text = SITE_OF_CRIO.format(folders=SITES_OF_CRIO[site])
+    untouched, ours, theirs = (CrioSite(crio, tmp_path / name, text) for name in ("untouched", "ours", "theirs"))
+    ours.by_us()
+    theirs.by_them(nvidia_ctk)
+    before, mine, vendor = (each.crio.settings() for each in (untouched, ours, theirs))
+    # Ours says folders where some are missing, and nothing else; theirs the runtime, whatever it is told of CDI.
+    assert mine.reads(FOLDERS) and set(before.folders) <= set(mine.folders)
+    assert not list(differences(before.rest, mine.rest))
+    assert vendor.folders == before.folders and vendor.reads(FOLDERS) == (site == "names no folders")
+    runtimes = vendor.rest["crio"]["runtime"]["runtimes"]
+    assert runtimes["nvidia"]["runtime_path"] == PROGRAM
+    assert runtimes["nvidia"]["monitor_path"] == "/usr/libexec/crio/conmon", "it is copied from the default runtime"
+    expected = set(EXPLAINED_OF_CRIO) - ({"crio.runtime.cdi_spec_dirs"} if site == "names no folders" else set())
+    assert told_apart_by_crio(vendor, mine) == expected
+    assert theirs.main.read_text() == ours.main.read_text() == text
+    assert bool(list(ours.drop_ins.iterdir())) == (site != "names no folders")

@@ -40,6 +40,8 @@ mkdir {top}/tools {top}/above {top}/work {top}/root
 cp -a {tools}/. {top}/tools/
 mount -t overlay overlay -o lowerdir={top}/tools:/,upperdir={top}/above,workdir={top}/work {top}/root
 cd {top}/root
+# Nothing of this collection's that the machine beneath has.
+rm -rf var/lib/dra-accelerators
 mount --rbind /proc proc; mount --rbind /dev dev
 mount -t tmpfs tmpfs tmp
 for folder in {shown}; do mkdir -p .$folder; mount --rbind $folder .$folder; done
@@ -63,15 +65,17 @@ SYSTEMCTL = """#!/bin/sh
 state=/run/stand-in-units; mkdir -p $state
 verb=$1; for unit in "$@"; do :; done
 exists() { [ -e /usr/lib/systemd/system/$unit ]; }
+mask=/etc/systemd/system/$unit; masked() { [ -L $mask ]; }
 case $verb in
 show) case $2 in
-    --property=LoadState) exists && echo loaded || echo not-found;;
-    --property=UnitFileState) exists && { [ -e $state/$unit.on ] && echo enabled || echo disabled; };;
+    --property=LoadState) masked && echo masked || { exists && echo loaded || echo not-found; };;
+    --property=UnitFileState) if masked; then echo masked; elif exists; then [ -e $state/$unit.on ] && echo enabled || echo disabled; fi;;
     --property=ActiveState) [ -e $state/$unit.runs ] && echo active || echo inactive;;
     *) echo 0;; esac;;
 is-active) [ -e $state/$unit.runs ] && echo active || { echo inactive; exit 3; };;
-enable) touch $state/$unit.on;; disable) rm -f $state/$unit.on;;
-start|restart) exists || exit 5; touch $state/$unit.runs;; stop) rm -f $state/$unit.runs;;
+mask) mkdir -p ${mask%/*}; ln -s /dev/null $mask;; unmask) rm -f $mask;;
+enable) ! masked || exit 1; touch $state/$unit.on;; disable) rm -f $state/$unit.on;;
+start|restart) exists && ! masked || exit 5; touch $state/$unit.runs;; stop) rm -f $state/$unit.runs;;
 esac
 exit 0
 """

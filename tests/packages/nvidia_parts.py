@@ -53,6 +53,12 @@ systemctl daemon-reload
 systemctl enable --now nvidia-cdi-refresh.path || true
 systemctl enable --now nvidia-cdi-refresh.service || true
 """
+#: Says of IMEX what its command service would: that it is ready while its unit runs, or what a test has written down.
+IMEX_CTL = """#!/bin/sh
+[ "$*" = -q ] || exit 2
+[ "$(systemctl is-active nvidia-imex.service)" = active ] || { echo "cannot connect to the command service" >&2; exit 1; }
+cat /srv/molecule/imex-state 2>/dev/null || echo READY
+"""
 DAEMON = """[Unit]
 Description={name}, a stand-in
 [Service]
@@ -103,6 +109,7 @@ def toolkit(folder: Path, version: str, built: Path | None = None) -> None:
 
 def fabric(folder: Path, version: str) -> None:
     """Make the fabric manager, NVLSM and IMEX for a driver of one version."""
+    programs: dict[str, dict[str, str | Path]] = {"nvidia-imex": {"usr/bin/nvidia-imex-ctl": IMEX_CTL}}
     for name, full in (
         ("nvidia-fabricmanager", f"{version}-1"),
         ("nvidia-imex", f"{version}-1"),
@@ -116,7 +123,7 @@ def fabric(folder: Path, version: str) -> None:
             folder,
             name,
             full,
-            files={f"usr/share/doc/{name}/stand-in": "a stand-in\n", **unit},
+            files={f"usr/share/doc/{name}/stand-in": "a stand-in\n", **unit, **programs.get(name, {})},
             scripts={
                 "postinst": "systemctl daemon-reload",
                 "prerm": stop or "true",

@@ -9,55 +9,102 @@ import os
 import subprocess
 import sys
 
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.nvml import FUNCTION_NOT_FOUND
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import read_query
 
 from tests.simulator.nvml_boards import BOARDS
 from tests.simulator.nvml_support import Silicon, gpu_section, machine_text
 
+# Older bindings are the same without what they do not have.
 PROGRAM = """
-import json
+import json, sys
+import pynvml
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric import ask
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import not_joined
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+for name in sys.argv[1:]:
+    delattr(pynvml, name)
 answers = ask(System(), binding=True)
 print(json.dumps({"said": [each.describe() for each in answers.values()], "left": len(not_joined(answers))}))
 """
+THIRD, SECOND, VERSIONED = "c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfo_v2_t", "nvmlDeviceGetGpuFabricInfoV"
+UNHEALTHY = {
+    "routes": "has joined and is unhealthy: its routes are unhealthy",
+    "mending": "has joined and is unhealthy: its routes are being recovered",
+    "place": "has joined and is unhealthy: it is not configured as its place wants it (wrong system GUID)",
+}
+LIMITED = "has joined with limited capacity: its bandwidth is degraded"
+
+
+def place(mask: str, summary: int) -> str:
+    """What a machine says of a GPU's place in its fabric."""
+    told = f"health-mask={mask} health-summary={summary}"
+    return f"fabric state=3 status=0 cluster=00112233-4455-6677-8899-aabbccddeeff clique=7 {told}"
+
+
+LINK = "nvlink 0 version=4 state=active remote=switch address=0000:05:00.0 speed=26562"
+
+
+def told(silicon: Silicon, *lacking: str) -> tuple[list[str], int]:
+    """What each GPU is said to be, and how many have not joined, or not well; by a binding that lacks some names."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *lacking],
+        capture_output=True,
+        text=True,
+        env={**silicon.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    return answer["said"], answer["left"]
+
+
+def told_by_program(silicon: Silicon) -> list[str]:
+    """What is read where NVML's binding is not there yet: on a node that gets its first driver."""
+    said = silicon.smi("-q")
+    assert said.returncode == 0, said.stdout + said.stderr
+    return [each.describe() for each in read_query(said.stdout).values()]
 
 
 def test_each_gpu_says_how_far_it_is(bare_silicon: Silicon) -> None:
-    extra = (
-        "fabric state=3 status=0 cluster=00112233-4455-6677-8899-aabbccddeeff clique=7 health-mask=0xaa",
-        "nvlink 0 version=4 state=active remote=switch address=0000:05:00.0 speed=26562",
-    )
-    sections = [gpu_section(BOARDS["H100-80"], 0, extra), gpu_section(BOARDS["L4"], 1)]
+    sections = [gpu_section(BOARDS["H100-80"], 0, (place("0xaa", 0), LINK)), gpu_section(BOARDS["L4"], 1)]
     bare_silicon.load(machine_text(bare_silicon.folder, sections))
-
-    def told() -> tuple[list[str], int]:
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM],
-            capture_output=True,
-            text=True,
-            env={**bare_silicon.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        answer = json.loads(done.stdout)
-        return answer["said"], answer["left"]
-
-    def told_by_program() -> list[str]:
-        """What is read where NVML's binding is not there yet: on a node that gets its first driver."""
-        said = bare_silicon.smi("-q")
-        assert said.returncode == 0, said.stdout + said.stderr
-        return [each.describe() for each in read_query(said.stdout).values()]
-
-    assert told() == (["has joined", "does not tell"], 0)
-    assert told_by_program() == told()[0]
+    assert told(bare_silicon) == (["has joined", "does not tell"], 0)
+    assert told_by_program(bare_silicon) == told(bare_silicon)[0]
     for fault, word in {
         "not-started": "has not begun to join",
         "joining": "is still joining",
         "failed": "could not join (999)",
     }.items():
         bare_silicon.control(f"fault 0 fabric {fault}")
-        assert told() == ([word, "does not tell"], 1)
+        assert told(bare_silicon) == ([word, "does not tell"], 1)
         # In words there is no number of a result that is none.
-        assert told_by_program() == [word.replace("(999)", "(-1)"), "does not tell"]
+        assert told_by_program(bare_silicon) == [word.replace("(999)", "(-1)"), "does not tell"]
+
+
+@pytest.mark.parametrize("summary", [1, 0], ids=["with a summary", "without one"])
+def test_each_gpu_says_how_well_it_is_there(bare_silicon: Silicon, summary: int) -> None:
+    bare_silicon.load(
+        machine_text(bare_silicon.folder, [gpu_section(BOARDS["H100-80"], 0, (place("0x1aa", summary), LINK))])
+    )
+    assert told(bare_silicon) == (["has joined"], 0) and told_by_program(bare_silicon) == ["has joined"]
+    for fault, words in {**UNHEALTHY, "bandwidth": LIMITED}.items():
+        bare_silicon.control(f"fault 0 fabric {fault}")
+        assert told(bare_silicon) == ([words], int(fault in UNHEALTHY)), fault
+        assert told_by_program(bare_silicon) == [words.replace("wrong system GUID", "Incorrect SysGUID")]
+
+
+def test_older_libraries_and_bindings_are_asked_in_their_way(bare_silicon: Silicon) -> None:
+    bare_silicon.load(machine_text(bare_silicon.folder, [gpu_section(BOARDS["H100-80"], 0, (place("0x1aa", 1), LINK))]))
+    bare_silicon.control("fault 0 fabric routes")
+    assert told(bare_silicon, THIRD) == ([UNHEALTHY["routes"]], 1), "the mask alone says it too"
+    for lacking in ((THIRD, SECOND), (VERSIONED,)):
+        assert told(bare_silicon, *lacking) == (["has joined"], 0), "of its health nothing is known"
+    bare_silicon.control("fault 0 fabric joining")
+    for lacking in ((THIRD,), (THIRD, SECOND), (VERSIONED,)):
+        assert told(bare_silicon, *lacking) == (["is still joining"], 1)
+    bare_silicon.control(f"fault 0 call {VERSIONED} fail {FUNCTION_NOT_FOUND}")
+    assert told(bare_silicon) == (["is still joining"], 1), "the library is of before this function"
+    bare_silicon.control("fault 0 call nvmlDeviceGetGpuFabricInfo fail 3")
+    assert told(bare_silicon) == (["does not tell"], 0)

@@ -309,12 +309,20 @@ def test_boards_of_several_kinds_are_told_apart_by_filters() -> None:
     assert list(possible_configurations([device("l4")])["mig-configs"]) == ["all-disabled", "all-enabled"]
 
 
-def test_partitions_made_by_hand_are_in_no_file() -> None:
+@pytest.mark.parametrize(
+    ("instances", "why"),
+    [
+        (0, "no compute instance"),
+        (1, "one compute instance that does not fill it"),
+        (2, "2 compute instances that share it"),
+    ],
+)
+def test_partitions_made_by_hand_are_in_no_file(instances: int, why: str) -> None:
     gpu = device("h100-80", places=((19, 0), (19, 1)))
-    odd = replace(gpu.partitions[0], uuid="", compute_instances=0)
+    odd = replace(gpu.partitions[0], uuid="", compute_instances=instances)
     document, left_out = configuration_of([replace(gpu, partitions=(odd, gpu.partitions[1]))], "mine")
     assert document["mig-configs"]["mine"][0]["mig-devices"] == {"1g.10gb": 1}
-    assert "1g.10gb at 0:1 (without compute instance)" in left_out[0]
+    assert left_out[0].startswith("1g.10gb at 0:1 on ") and f": it has {why}" in left_out[0]
 
 
 def test_spellings_of_one_profile_are_added_up() -> None:
@@ -348,7 +356,16 @@ def test_spellings_of_one_profile_are_added_up() -> None:
         (parted({**ALL_ENABLED, "mig-devices": {"1g.5gb": "7"}}), InvalidLayout, "count of 1g.5gb"),
         (parted({**ALL_ENABLED, "mig-devices": {"small": 1}}), InvalidLayout, "'small' is not the name"),
         (parted({**ALL_ENABLED, "device-filter": "20B0"}), InvalidLayout, "device-filter: '20B0'"),
-        (parted({**ALL_ENABLED, "mig-devices": {"1c.2g.10gb": 1}}), Unsupported, "does not fill"),
+        (
+            parted({**ALL_ENABLED, "mig-devices": {"1c.2g.10gb": 1}}),
+            Unsupported,
+            "1c.2g.10gb asks for .* does not fill",
+        ),
+        (
+            parted({**ALL_ENABLED, "mig-devices": {"MIG 2c.3g.20gb+me": 1}}),
+            Unsupported,
+            "Write 3g.20gb.me for the whole",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_mig_parted_file_is_named(document: Any, error: type[AcceleratorError], text: str) -> None:

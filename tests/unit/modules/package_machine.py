@@ -61,7 +61,11 @@ class UnitMachine(Machine):
             return Completed(0, "", "")
         assert exists, f"{words} of a unit that there is not"
         self.log.append(f"{verb} {unit}")
-        if verb in ("enable", "disable"):
+        if verb in ("mask", "unmask"):
+            (self.masked.add if verb == "mask" else self.masked.discard)(unit)
+        elif verb in ("enable", "start", "restart") and unit in self.masked:
+            return Completed(1, "", f"Unit {unit} is masked.")
+        elif verb in ("enable", "disable"):
             self.units[unit] = verb == "enable"
         elif verb == "stop":
             self.running.discard(unit)

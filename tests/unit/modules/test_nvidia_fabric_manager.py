@@ -21,15 +21,21 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric im
     driver_version,
     needs_of,
     wait,
+    wait_ready,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._package_port import PackageProblem
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import (
     COMPLETED,
+    HEALTHY,
     IN_PROGRESS,
+    LIMITED,
+    NO_SUMMARY,
     NOT_STARTED,
     NOT_SUPPORTED,
+    UNHEALTHY,
     Joining,
     Switches,
+    faults_of,
     not_joined,
     read_query,
     switches,
@@ -53,9 +59,26 @@ GPU 00000000:1B:00.0
         Status                            : {status}
         CliqueId                          : 0
         Health
-            Bandwidth                     : N/A
+{health}
     Processes                             : None
 """
+#: What the program says of a GPU's health in its fabric: rows that differ from those of a healthy one.
+WELL = {
+    "Summary": "Healthy",
+    "Bandwidth": "Full",
+    "Route Recovery in progress": "False",
+    "Route Unhealthy": "False",
+    "Access Timeout Recovery": "False",
+    "Incorrect Configuration": "None",
+}
+
+
+def query(state: str, status: str, **health: str) -> str:
+    """What nvidia-smi -q says of one GPU; rows of its health by their names with _ for a space."""
+    rows = {**WELL, **{name.replace("_", " "): value for name, value in health.items()}}
+    return QUERY.format(
+        state=state, status=status, health="\n".join(f"            {name:30}: {rows[name]}" for name in rows)
+    )
 
 
 class Node:
@@ -69,7 +92,11 @@ class Node:
         for name, unit in ((MANAGER, MANAGER_UNIT), (f"{MANAGER}-575", MANAGER_UNIT), (IMEX, IMEX_UNIT)):
             self.apt.scripts[name] = self._script_of(unit, gives_way=name.endswith("-575"))
         self.machine.programs["nvidia-smi"] = self._smi
+        self.machine.programs["nvidia-imex-ctl"] = self._imex_ctl
+        #: What IMEX says while it runs; empty has no command service.
+        self.imex = "READY"
         self.state, self.status = "Completed", "Success"
+        self.health: dict[str, str] = {}
         self.driver(NEWER)
         self._run = run_here
         monkeypatch.setattr(nvidia_fabric_manager, "System", lambda: self.machine)
@@ -92,7 +119,14 @@ class Node:
     def _smi(self, words: list[str]) -> Completed:
         runs = MANAGER_UNIT in self.machine.running
         state = self.state if runs or self.state == "N/A" else "In Progress"
-        return Completed(0, QUERY.format(state=state, status=self.status if state == "Completed" else "N/A"), "")
+        status = self.status if state == "Completed" else "N/A"
+        return Completed(0, query(state, status, **self.health), "")
+
+    def _imex_ctl(self, words: list[str]) -> Completed:
+        assert words == ["-q"]
+        if self.imex and IMEX_UNIT in self.machine.running:
+            return Completed(0, f"{self.imex}\n", "")
+        return Completed(1, "", "cannot connect to the command service")
 
     def driver(self, version: str, loaded: str | None = None) -> None:
         self.apt.installed["libnvidia-ml1"] = f"{version}-1"
@@ -205,6 +239,31 @@ def test_a_fabric_that_gpus_do_not_join_is_a_failure_and_undone(node: Node, stat
     assert node.has(), "and what was there before stays"
 
 
+def test_an_unhealthy_place_in_the_fabric_is_a_failure_that_says_what_is_wrong(node: Node) -> None:
+    node.switch()
+    node.health = {"Summary": "Unhealthy", "Bandwidth": "Degraded", "Route_Unhealthy": "True"}
+    refused = node.run()
+    assert refused["error_code"] == "fabric" and "removed again" in refused["msg"] and node.has() == {}
+    assert "GPU-1 has joined and is unhealthy: its bandwidth is degraded, its routes are unhealthy" in refused["msg"]
+    node.health = {}
+    assert node.run()["fabric"] == {"GPU-1": "has joined"}
+    node.health = {"Summary": "Unhealthy", "Incorrect_Configuration": "No Partition"}
+    refused = node.run()
+    assert "not configured as its place wants it (No Partition)" in refused["msg"], "it is asked each time"
+    assert node.has(), "and what was there before stays"
+
+
+def test_limited_capacity_is_no_failure_and_is_said(node: Node) -> None:
+    node.switch()
+    node.health = {"Summary": "Limited Capacity", "Bandwidth": "Degraded"}
+    done = node.run()
+    expected = "has joined with limited capacity: its bandwidth is degraded"
+    assert not done.get("failed") and done["fabric"] == {"GPU-1": expected}
+    assert f"GPU-1 {expected}" in str(done["warnings"])
+    node.health = {}
+    assert node.run()["fabric"] == {"GPU-1": "has joined"}
+
+
 def test_boards_that_do_not_tell_have_the_unit_for_a_proof(node: Node) -> None:
     node.switch()
     node.state = "N/A"
@@ -233,9 +292,109 @@ def test_who_has_gpus_is_named_and_not_disturbed(node: Node, tmp_path: Path) -> 
 def test_imex_comes_where_it_is_asked_for_and_runs_only_then(node: Node, imex: str, is_on: bool) -> None:
     said = node.run(imex=imex, check=True)
     done = node.run(imex=imex)
-    assert done["needs"] == [IMEX] and node.has() == {IMEX: f"{NEWER}-1"} and done["after"] == said["after"]
+    assert done["needs"] == [IMEX] and node.has() == {IMEX: f"{NEWER}-1"}
+    assert (done["after"], done["steps"]) == (said["after"], said["steps"])
     assert node.machine.units == {IMEX_UNIT: is_on} and (IMEX_UNIT in node.machine.running) == is_on
-    assert not node.run(imex=imex)["changed"]
+    assert (f"mask {IMEX_UNIT}" in done["steps"]) != is_on == (not node.machine.masked)
+    again = node.run(imex=imex)
+    assert not again["changed"] and again["steps"] == []
+
+
+def test_the_mask_of_imex_goes_with_what_wants_it(node: Node) -> None:
+    node.run(imex="installed")
+    assert node.machine.masked == {IMEX_UNIT}
+    done = node.run(imex="enabled")
+    assert done["steps"] == [f"switch {IMEX_UNIT} on"] and not node.machine.masked and node.machine.units[IMEX_UNIT]
+    assert IMEX_UNIT in node.machine.running and not node.run(imex="enabled")["changed"]
+    done = node.run(imex="installed")
+    assert done["steps"] == [f"switch {IMEX_UNIT} off", f"mask {IMEX_UNIT}"] and node.machine.masked == {IMEX_UNIT}
+    assert not node.machine.running
+    assert node.run(state="absent")["changed"]
+    assert node.has() == {} and not node.machine.masked and not node.machine.units and not node.record()
+
+
+def test_an_imex_that_is_off_is_masked_without_anybody_being_in_the_way(node: Node, tmp_path: Path) -> None:
+    store = tmp_path / "state.db"
+    claim(store, "GPU-1")
+    node.switch()
+    node.run(imex="installed")
+    # As an earlier release has left it.
+    node.machine.masked.clear()
+    record = node.machine.path("/var/lib/dra-accelerators/nvidia-fabric-manager/record.json")
+    record.write_text(json.dumps({key: value for key, value in node.record().items() if key != "masked"}))
+    done = node.run(imex="installed", state_path=str(store))
+    assert done["steps"] == [f"mask {IMEX_UNIT}"] and node.machine.masked == {IMEX_UNIT}, done
+    assert node.run(imex="enabled")["changed"] and not node.machine.masked
+
+
+def test_what_somebody_else_has_masked_stays_masked(node: Node) -> None:
+    node.machine.masked.add(IMEX_UNIT)
+    refused = node.run(imex="enabled")
+    assert refused["error_code"] == "masked" and node.has() == {} and not node.record()
+    done = node.run(imex="installed")
+    assert node.has() == {IMEX: f"{NEWER}-1"} and f"mask {IMEX_UNIT}" not in done["steps"]
+    assert node.run(imex="enabled")["error_code"] == "masked" and node.has() == {IMEX: f"{NEWER}-1"}
+    node.run(state="absent")
+    assert node.has() == {} and node.machine.masked == {IMEX_UNIT}
+
+
+def test_packages_of_before_come_back_with_their_units_unmasked(node: Node) -> None:
+    node.apt.installed[IMEX] = f"{OLDER}-1"
+    node.machine.units[IMEX_UNIT] = True
+    node.machine.running.add(IMEX_UNIT)
+    node.run(imex="installed")
+    assert node.has() == {IMEX: f"{NEWER}-1"} and node.machine.masked == {IMEX_UNIT}
+    node.run(state="absent")
+    assert node.has() == {IMEX: f"{OLDER}-1"} and not node.machine.masked and node.machine.units == {IMEX_UNIT: True}
+
+
+def test_a_failure_takes_the_mask_back(node: Node) -> None:
+    node.switch()
+    node.state = "In Progress"
+    refused = node.run(imex="installed")
+    assert refused["error_code"] == "fabric" and not node.machine.masked and not node.machine.units
+    node.state = "Completed"
+    node.run(imex="installed")
+    node.imex = "WAITING_FOR_PEERS"
+    assert node.run(imex="enabled")["error_code"] == "imex"
+    assert node.machine.masked == {IMEX_UNIT} and IMEX_UNIT not in node.machine.running, "it is as it was before"
+    node.imex = "READY"
+    assert node.run(imex="enabled")["changed"], "and its mask is still known as this collection's"
+
+
+def test_imex_that_is_not_ready_is_a_failure_and_undone(node: Node) -> None:
+    node.imex = "INITIALIZING"
+    refused = node.run(imex="enabled")
+    assert refused["error_code"] == "imex" and "INITIALIZING" in refused["msg"] and "IMEX_CMD_ENABLED" in refused["msg"]
+    assert node.has() == {} and not node.machine.units and not node.record()
+    node.imex = "READY"
+    node.run(imex="enabled")
+    node.imex = ""
+    refused = node.run(imex="enabled")
+    assert refused["error_code"] == "imex" and "cannot connect" in refused["msg"], "it is asked each time"
+    assert node.has() == {IMEX: f"{NEWER}-1"}, "and what was there before stays"
+    assert not node.run(imex="installed").get("failed"), "one that is switched off is not asked"
+
+
+def test_imex_without_its_driver_is_not_asked(node: Node) -> None:
+    node.imex = ""
+    node.driver(NEWER, loaded=OLDER)
+    done = node.run(imex="enabled")
+    assert done["reboot_required"] and node.machine.units == {IMEX_UNIT: True} and not node.machine.running
+
+
+def test_what_is_switched_off_waits_for_no_restart(node: Node) -> None:
+    node.driver(NEWER, loaded=OLDER)
+    assert not node.run(imex="installed")["reboot_required"]
+
+
+def test_imex_is_waited_for_until_it_is_ready(node: Node) -> None:
+    answers = iter(["STARTING_AUTH_SERVER", "WAITING_FOR_PEERS", "READY", "NOT_READY"])
+    node.machine.programs["nvidia-imex-ctl"] = lambda words: Completed(0, f"{next(answers)}\n", "")
+    now = iter(range(100))
+    wait_ready(node.machine, 10, clock=lambda: float(next(now)), sleep=lambda seconds: None)
+    with pytest.raises(PackageProblem, match="NOT_READY"):
+        wait_ready(node.machine, 0, clock=lambda: float(next(now)), sleep=lambda seconds: None)
 
 
 def test_removal_leaves_nothing_and_keeps_what_others_have_installed(node: Node) -> None:
@@ -304,6 +463,7 @@ def test_the_driver_that_counts_is_the_one_installed(
 @pytest.mark.parametrize(
     ("state", "status", "expected"),
     [
+        ("Completed", "Success", Joining(COMPLETED, summary=HEALTHY)),
         ("Completed", "Success", Joining(COMPLETED)),
         ("Completed", "Unknown Error", Joining(COMPLETED, -1)),
         ("In Progress", "N/A", Joining(IN_PROGRESS)),
@@ -312,11 +472,60 @@ def test_the_driver_that_counts_is_the_one_installed(
     ],
 )
 def test_what_the_vendors_program_says_is_read(state: str, status: str, expected: Joining) -> None:
-    second = QUERY.format(state="Completed", status="Success").replace("GPU-1", "GPU-2").replace("1B:00", "2B:00")
-    found = read_query(QUERY.format(state=state, status=status) + second)
-    assert found == {"GPU-1": expected, "GPU-2": Joining(COMPLETED)}
+    second = query("Completed", "Success").replace("GPU-1", "GPU-2").replace("1B:00", "2B:00")
+    first = query(state, status, **({"Summary": "N/A"} if expected.summary == NO_SUMMARY else {}))
+    found = read_query(first + second)
+    assert found == {"GPU-1": expected, "GPU-2": Joining(COMPLETED, summary=HEALTHY)}
     assert [each.split()[0] for each in not_joined(found)] == ([] if expected.is_well else ["GPU-1"])
     assert read_query("") == {}
+
+
+#: Bit by bit as in NVML's header: what it says of a healthy GPU, and what each part adds that is not so.
+HEALTHY_MASK = 0x1AA
+FAULTY = {
+    0x1A9: "its bandwidth is degraded",
+    0x1A6: "its routes are being recovered",
+    0x19A: "its routes are unhealthy",
+    0x16A: "accesses that timed out are being recovered",
+    0x2AA: "it is not configured as its place wants it (wrong system GUID)",
+    0x8AA: "it is not configured as its place wants it (invalid state)",
+    0xFAA: "it is not configured as its place wants it (15)",
+}
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"), FAULTY.items(), ids=lambda value: value if isinstance(value, str) else hex(value)
+)
+def test_the_mask_is_read_bit_by_bit(mask: int, words: str) -> None:
+    assert faults_of(mask) == (words,)
+    # A library without the summary has the mask alone to judge by: degraded bandwidth is what the summary calls limited.
+    judged = Joining(COMPLETED, faults=faults_of(mask))
+    assert judged.is_well == (mask == 0x1A9) == judged.is_limited and judged.describe().endswith(f": {words}")
+    # Before it has joined, the health says nothing.
+    assert Joining(IN_PROGRESS, faults=faults_of(mask)).describe() == "is still joining"
+
+
+def test_several_faults_are_all_named_and_none_are_none() -> None:
+    assert faults_of(HEALTHY_MASK) == faults_of(0) == ()
+    assert faults_of(0x3 << 14 | 0x255) == tuple(words for mask, words in FAULTY.items() if mask not in (0x8AA, 0xFAA))
+
+
+@pytest.mark.parametrize(
+    ("summary", "faults", "is_well", "words"),
+    [
+        (HEALTHY, (), True, "has joined"),
+        (UNHEALTHY, (), False, "has joined and is unhealthy"),
+        (UNHEALTHY, ("x", "y"), False, "has joined and is unhealthy: x, y"),
+        (LIMITED, (), True, "has joined with limited capacity"),
+        (LIMITED, ("x",), True, "has joined with limited capacity: x"),
+        (NO_SUMMARY, ("x",), False, "has joined and is unhealthy: x"),
+        (NO_SUMMARY, (), True, "has joined"),
+    ],
+)
+def test_the_summary_is_what_counts(summary: int, faults: tuple[str, ...], is_well: bool, words: str) -> None:
+    judged = Joining(COMPLETED, 0, summary, faults)
+    assert (judged.is_well, judged.describe()) == (is_well, words)
+    assert not Joining(COMPLETED, 999, HEALTHY).is_well, "one that could not join is not well whatever the summary says"
 
 
 def test_gpus_are_waited_for_until_the_time_is_over() -> None:

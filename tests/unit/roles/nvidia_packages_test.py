@@ -93,6 +93,95 @@ def test_where_the_toolkit_comes_from_and_who_gets_none(tmp_path: Path) -> None:
     assert len(fingerprint) == 40 and not played.told["bare"]["source"] and not played.told["leaving"]["source"]
 
 
+#: By distribution and release: NVIDIA's folder, the file of its key, and the fingerprint that this has to have, as the vendor's guide has them.
+AT_VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos"
+FIRST_DEBIAN = ("3bf863cc.pub", "EB693B3035CD5710E231E123A4B469963BF863CC")
+NEXT_DEBIAN = ("8793F200.pub", "02182E60104FCDC26EAE1B8597A5D4CB8793F200")
+FIRST_RPM = ("D42D0685.pub", "610C7B14E068A878070DA4E99CD0A493D42D0685")
+NEXT_SUSE = ("3A8B5622.pub", "CF65941A859D4B4E6870F188736A284B3A8B5622")
+#: Whose fingerprint nobody here has seen, so that the operator gives it.
+NEXT_RED_HAT = ("CDF6BA43.pub", "")
+FOLDERS: dict[tuple[str, str], tuple[str, tuple[str, str]]] = {
+    ("debian", "12"): ("debian12", FIRST_DEBIAN),
+    ("debian", "13"): ("debian13", NEXT_DEBIAN),
+    ("ubuntu", "22.04"): ("ubuntu2204", FIRST_DEBIAN),
+    ("ubuntu", "24.04"): ("ubuntu2404", FIRST_DEBIAN),
+    **{(name, "8.10"): ("rhel8", FIRST_RPM) for name in ("rhel", "rocky", "almalinux")},
+    **{(name, "9.6"): ("rhel9", FIRST_RPM) for name in ("rhel", "rocky", "almalinux")},
+    **{(name, "10.0"): ("rhel10", NEXT_RED_HAT) for name in ("rhel", "rocky", "almalinux")},
+    ("ol", "9.6"): ("rhel9", FIRST_RPM),
+    ("sles", "15.7"): ("sles15", FIRST_RPM),
+    ("opensuse-leap", "15.6"): ("opensuse15", FIRST_RPM),
+    ("sles", "16.0"): ("suse16", NEXT_SUSE),
+    ("opensuse-leap", "16.0"): ("suse16", NEXT_SUSE),
+}
+#: One package by which a family's catalogue is known.
+KNOWN_BY = {
+    "debian": "nvidia-kernel-open-dkms",
+    "ubuntu": "nvidia-dkms-open",
+    "rhel": "kmod-nvidia-open-dkms",
+    "sles": "nvidia-open-driver-G07",
+}
+FAMILY_OF = {"rocky": "rhel", "almalinux": "rhel", "ol": "rhel", "opensuse-leap": "sles", "openEuler": "rhel"}
+
+
+def test_where_the_driver_comes_from_on_each_platform(tmp_path: Path) -> None:
+    """The layers of variables, as the role reads them: the family's and, over it, the release's. The second machine of each is an ARM server."""
+    role = ROLES / "nvidia_driver"
+    defaults = yaml.safe_load((role / "defaults/main.yml").read_text("utf-8"))
+    apply = yaml.safe_load((role / "tasks/apply.yml").read_text("utf-8"))
+    knows, reads, refuses = apply[:3]
+    reads = {**reads, "ansible.builtin.include_vars": f"{role}/vars/{reads['ansible.builtin.include_vars']}"}
+    names = ("repository", "key_url", "source", "catalog", "headers")
+    told = ", ".join(f"'{name}': __nvidia_driver_{name}" for name in names)
+    tasks = [
+        {"ansible.builtin.include_vars": str(role / "vars/main.yml")},
+        knows,
+        reads,
+        refuses,
+        {"ansible.builtin.debug": {"msg": f"{{{{ {{{told}}} | to_json | b64encode }}}}"}},
+    ]
+
+    def host(name: str, release: str, machine: str, **more: Any) -> dict[str, Any]:
+        there = node({"id": name, "version_id": release, "pretty_name": f"{name} {release}"}, machine=machine)
+        return {**defaults, "__nvidia_driver_node": there, "__nvidia_driver_fetched_key": {"content": "a key"}, **more}
+
+    machines = {"x86_64": "x86_64", "aarch64": "sbsa"}
+    hosts = {
+        f"{name}_{release}_{machine}".replace(".", "-"): host(name, release, machine)
+        for name, release in FOLDERS
+        for machine in machines
+    }
+    mirror = "http://mirror/rhel9/"
+    euler = {
+        f"openEuler_{release}": host("openEuler", release, "x86_64", nvidia_driver_repository=mirror)
+        for release in ("22.03", "24.03")
+    }
+    # Its own fingerprints count before those that are known; without a repository of its own there is none.
+    given = host("rhel", "10.0", "x86_64", nvidia_driver_repository_fingerprints=["F" * 40])
+    bare = host("openEuler", "24.03", "x86_64")
+    played = play(tmp_path, tasks, {**hosts, **euler, "given": given, "bare": bare})
+    assert set(played.told) == {*hosts, *euler, "given"}, played.output
+    assert set(played.failed) == {"bare"} and "no repository for openEuler 24.03" in played.failed["bare"]["msg"]
+
+    for (name, release), (folder, (key, fingerprint)) in FOLDERS.items():
+        for machine, at_vendor in machines.items():
+            said = played.told[f"{name}_{release}_{machine}".replace(".", "-")]
+            address = f"{AT_VENDOR}/{folder}/{at_vendor}"
+            assert (said["repository"].strip(), said["key_url"].strip()) == (address, f"{address}/{key}"), name
+            assert said["source"]["uris"] == [address] and said["source"]["key"] == "a key"
+            assert said["source"]["fingerprints"] == ([fingerprint] if fingerprint else []), (name, release)
+            packages = {package for offer in said["catalog"] for package in offer["packages"]}
+            known = {family for family, package in KNOWN_BY.items() if package in packages}
+            assert known == {FAMILY_OF.get(name, name)} and said["headers"], (name, release)
+    for name in euler:
+        said = played.told[name]
+        assert said["repository"].strip() == mirror and said["key_url"].strip() == f"http://mirror/rhel9/{FIRST_RPM[0]}"
+        assert said["source"]["fingerprints"] == [FIRST_RPM[1]]
+        assert any(KNOWN_BY["rhel"] in offer["packages"] for offer in said["catalog"])
+    assert played.told["given"]["source"]["fingerprints"] == ["F" * 40]
+
+
 def with_stand_ins(tasks: list[dict[str, Any]], stand_ins: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Tasks in which some modules and roles are others: by the module's name, or by the role's with its part."""
     found = []
@@ -172,3 +261,52 @@ def test_a_driver_with_which_nothing_is_published_gives_way_to_the_one_before(
     assert "It has the driver 580.1 again." in said and (says in said), said
     assert ("has to be started again" in said) == bool(says)
     assert started.exists() == (restarts and bool(reboot))
+
+
+@pytest.mark.parametrize(
+    ("given", "after", "says"),
+    [
+        ({}, False, "nvidia_fabric_manager_reboot says nothing"),
+        ({"nvidia_driver_reboot": False}, False, ""),
+        ({"nvidia_driver_reboot": True}, False, ""),
+        ({"nvidia_driver_reboot": True}, True, "has another driver loaded than 580.2"),
+        ({"nvidia_driver_reboot": True, "nvidia_fabric_manager_reboot": False}, False, ""),
+    ],
+)
+def test_a_fabric_manager_that_waits_for_a_driver_does_not_let_the_run_go_on_unasked(
+    given: dict[str, Any], *, after: bool, says: str, tmp_path: Path
+) -> None:
+    """The driver's role owes the restart. Where it may happen, what works afterwards is asked again; where it may not, the operator has said so."""
+    role = ROLES / "nvidia_fabric_manager"
+    restart = ROLES / "machine_restart/tasks/main.yml"
+    started, asked = tmp_path / "started", tmp_path / "asked"
+    there = {"reboot_required": True, "driver_version": "580.2", "needs": ["nvidia-fabricmanager"]}
+    touch: dict[str, Any] = {"mode": "0644", "content": ""}
+    stand_ins: dict[str, dict[str, Any]] = {
+        "ansible.builtin.reboot": {"ansible.builtin.copy": {**touch, "dest": str(started)}},
+        "dra.accelerators.nvidia_fabric_manager": {
+            "ansible.builtin.set_fact": {"__nvidia_fabric_manager_done": {**there, "reboot_required": after}}
+        },
+    }
+    made = []
+    for each in yaml.safe_load((role / "tasks/restart.yml").read_text("utf-8")):
+        if "ansible.builtin.include_role" in each:
+            # The role's own tasks, with its variables.
+            block = with_stand_ins(yaml.safe_load(restart.read_text("utf-8")), stand_ins)
+            made.append({"vars": each["vars"], "block": block})
+            continue
+        (stood_in,) = with_stand_ins([each], stand_ins)
+        # The fact stands for what is registered.
+        if stood_in.pop("register", ""):
+            made.append({"ansible.builtin.copy": {**touch, "dest": str(asked)}, "when": each["when"]})
+        made.append(stood_in)
+    defaults = yaml.safe_load((role / "defaults/main.yml").read_text("utf-8"))
+    read = {"ansible.builtin.include_vars": str(role / "vars/main.yml")}
+    host = {**defaults, **given, "__nvidia_fabric_manager_done": there}
+    played = play(tmp_path, [read, *made, {"ansible.builtin.debug": {"msg": "What follows runs."}}], {"node": host})
+    consents = given.get("nvidia_fabric_manager_reboot", given.get("nvidia_driver_reboot")) is True
+    assert (started.exists(), asked.exists()) == (consents, consents), played.output
+    assert ("What follows runs." in played.output) == (not says)
+    assert played.status == (2 if says else 0) and says in played.output
+    owed = "has to be started again for the driver 580.2 with nvidia-fabricmanager to take effect"
+    assert (owed in played.output) != consents

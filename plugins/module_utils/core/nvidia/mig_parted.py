@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..errors import InvalidLayout, Unsupported
 from ..layout_rules import STATIC, WHOLE, Match, Rule, WantedPartition
-from ..model import Device, Profile
+from ..model import Device, Partition, Profile
 from .profiles import parse_name
 
 _DOCUMENT_KEYS = ("version", "mig-configs")
@@ -58,7 +59,8 @@ def configuration_of(
     """Return GPUs as they are as a document of nvidia-mig-parted with one configuration, and what such a file cannot say.
 
     GPUs that are alike share an entry, which names them by number: no filter is needed. Places are in no such file, nor are partitions
-    without the compute instance that fills them. ``unread`` as in ``rules_from_mig_parted``.
+    without a compute instance, of which the program counts nothing else. Those whose compute instances do not fill them are left out because
+    ``rules_from_mig_parted`` could not take them back. ``unread`` as there.
     """
     ordered = sorted(devices, key=lambda device: device.pci_address)
     numbers = [number for number in range(len(ordered) + len(unread)) if number not in unread]
@@ -72,7 +74,7 @@ def configuration_of(
                 counts[partition.profile] = counts.get(partition.profile, 0) + 1
             else:
                 left_out.append(
-                    f"{partition.describe()} on {device.describe()}: a file of nvidia-mig-parted has no partitions made by hand"
+                    f"{partition.profile} at {partition.placement} on {device.describe()}: {_why_left_out(partition)}"
                 )
         same = next((group for group in groups if group[:2] == (enabled, counts)), None)
         if same is None:
@@ -89,6 +91,14 @@ def configuration_of(
         for enabled, counts, members in groups or [(False, {}, [])]  # a configuration without an entry is none
     ]
     return {"version": "v1", "mig-configs": {config_name: entries}}, tuple(left_out)
+
+
+def _why_left_out(partition: Partition) -> str:
+    if not partition.compute_instances:
+        return "it has no compute instance, and nvidia-mig-parted counts nothing else"
+    count = partition.compute_instances
+    kind = "one compute instance that does not fill it" if count == 1 else f"{count} compute instances that share it"
+    return f"it has {kind}; nvidia-mig-parted writes such ones, and this collection makes none"
 
 
 def possible_configurations(devices: Sequence[Device]) -> dict[str, Any]:
@@ -222,9 +232,11 @@ def _rule(where: str, entry: Mapping[str, Any], device: Device) -> Rule:
             continue
         name = parse_name(text)
         if not name.fills:
+            whole = replace(name, compute=name.slices)
             raise Unsupported(
-                f"{where}, key mig-devices: {text} asks for a compute instance that does not fill its GPU instance",
-                hint="Only profiles whose compute instance has all slices are supported.",
+                f"{where}, key mig-devices: {text} asks for a compute instance that does not fill its GPU instance, and may share it with others",
+                hint=f"A partition here is one device with one compute instance. Write {whole} for the whole GPU instance, which containers can share "
+                "by MPS, or a profile with fewer slices for partitions that have memory of their own.",
             )
         counts[str(name)] = counts.get(str(name), 0) + count
     return Rule(match, STATIC, tuple(WantedPartition(profile, count) for profile, count in counts.items()))

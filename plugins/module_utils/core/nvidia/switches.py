@@ -9,7 +9,7 @@ ones show on no bus. They are managed through InfiniBand adapters on the baseboa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..system import System
 
@@ -69,23 +69,84 @@ def _manages(system: System, name: str) -> bool:
         return False  # it has no such data, or does not give them out
 
 
+# NVML_GPU_FABRIC_HEALTH_SUMMARY_…; 0 where the GPU, its driver or the call does not tell.
+NO_SUMMARY, HEALTHY, UNHEALTHY, LIMITED = 0, 1, 2, 3
+SUMMARIES: Mapping[str, int] = {"Healthy": HEALTHY, "Unhealthy": UNHEALTHY, "Limited Capacity": LIMITED}
+BANDWIDTH = "its bandwidth is degraded"
+_RECOVERY, _ROUTES = "its routes are being recovered", "its routes are unhealthy"
+_ACCESS, _PLACE = "accesses that timed out are being recovered", "it is not configured as its place wants it"
+# NVML_GPU_FABRIC_HEALTH_MASK_…: at which bit two are, in which 1 says that it is so and 2 that it is not.
+_MASKED: Mapping[int, str] = {0: BANDWIDTH, 2: _RECOVERY, 4: _ROUTES, 6: _ACCESS}
+_PLACE_SHIFT, _PLACE_BITS, _PLACE_WELL = 8, 0xF, 1
+_PLACES: Mapping[int, str] = {
+    2: "wrong system GUID",
+    3: "wrong serial number of the chassis",
+    4: "in no partition",
+    5: "too few NVLinks",
+    6: "firmware that does not fit",
+    7: "invalid location",
+    8: "invalid state",
+}
+# What nvidia-smi says of the same, and where it says so of no fault.
+_ROWS: Mapping[str, str] = {
+    "Bandwidth": BANDWIDTH,
+    "Route Recovery in progress": _RECOVERY,
+    "Route Unhealthy": _ROUTES,
+    "Access Timeout Recovery": _ACCESS,
+    "Incorrect Configuration": _PLACE,
+}
+_AT_FAULT = ("Degraded", "True")
+_NO_FAULT = ("", "N/A", "None", "Not Supported")
+
+
+def faults_of(mask: int) -> tuple[str, ...]:
+    """Read NVML's mask of a GPU's health in its fabric: what is wrong, in words. Parts that are 0 do not tell."""
+    place = mask >> _PLACE_SHIFT & _PLACE_BITS
+    return (
+        *(words for shift, words in _MASKED.items() if mask >> shift & 0x3 == 1),
+        *([f"{_PLACE} ({_PLACES.get(place, place)})"] if place > _PLACE_WELL else []),
+    )
+
+
 @dataclass(frozen=True)
 class Joining:
-    """How far a GPU is on its way into the fabric: NVML's state, and its result once that is COMPLETED."""
+    """How far a GPU is on its way into the fabric: NVML's state, and its result, summary and faults once that is COMPLETED."""
 
     state: int
     status: int = 0
+    summary: int = NO_SUMMARY
+    faults: tuple[str, ...] = ()
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether it is in the fabric, well or not."""
+        return self.state == COMPLETED and not self.status
 
     @property
     def is_well(self) -> bool:
-        """Whether it has joined, or is one that does not tell."""
-        return self.state == NOT_SUPPORTED or (self.state == COMPLETED and not self.status)
+        """Whether it has joined and is healthy there, or is one that does not tell. Degraded bandwidth is no ill health, and is said all the same."""
+        if self.state == NOT_SUPPORTED:
+            return True
+        if not self.has_joined or self.summary == UNHEALTHY:
+            return False
+        # Where there is no summary it is what the faults would make it.
+        return self.summary != NO_SUMMARY or all(fault == BANDWIDTH for fault in self.faults)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it has joined, works, and gives less than it could."""
+        return self.has_joined and self.is_well and (self.summary == LIMITED or bool(self.faults))
 
     def describe(self) -> str:
         """Say it of a GPU, in words that follow its name."""
-        if self.state == COMPLETED:
-            return f"could not join ({self.status})" if self.status else "has joined"
-        return _WORDS.get(self.state, "does not tell")
+        if self.state == COMPLETED and self.status:
+            return f"could not join ({self.status})"
+        if not self.has_joined:
+            return _WORDS.get(self.state, "does not tell")
+        kind = "with limited capacity" if self.is_limited else "" if self.is_well else "and is unhealthy"
+        return " ".join(["has joined", *([kind] if kind else [])]) + (
+            f": {', '.join(self.faults)}" if kind and self.faults else ""
+        )
 
 
 def read_query(text: str) -> dict[str, Joining]:
@@ -95,7 +156,7 @@ def read_query(text: str) -> dict[str, Joining]:
     for line in text.splitlines():
         name, colon, value = (part.strip() for part in line.partition(":"))
         if not colon:
-            section = name
+            section = f"{section} {name}" if section == "Fabric" and name == "Health" else name
         elif name == "GPU UUID":
             uuid, section = value, ""
             found[uuid] = Joining(NOT_SUPPORTED)
@@ -103,7 +164,19 @@ def read_query(text: str) -> dict[str, Joining]:
             found[uuid] = Joining(STATES.get(value, NOT_SUPPORTED))
         elif uuid and section == "Fabric" and name == "Status" and found[uuid].state == COMPLETED:
             found[uuid] = Joining(COMPLETED, 0 if value == "Success" else -1)
+        elif uuid and section == "Fabric Health" and found[uuid].state == COMPLETED:
+            found[uuid] = _with_row(found[uuid], name, value)
     return found
+
+
+def _with_row(joining: Joining, name: str, value: str) -> Joining:
+    """Return what is known of a GPU with one row of its health."""
+    if name == "Summary":
+        return replace(joining, summary=SUMMARIES.get(value, NO_SUMMARY))
+    fault = _ROWS.get(name, "")
+    if fault == _PLACE and value not in _NO_FAULT:
+        return replace(joining, faults=(*joining.faults, f"{fault} ({value})"))
+    return replace(joining, faults=(*joining.faults, fault)) if fault and value in _AT_FAULT else joining
 
 
 def not_joined(answers: Mapping[str, Joining]) -> list[str]:

@@ -39,11 +39,34 @@ static void modes_rows(const char *name, const char *function, nvmlDevice_t devi
     row(2, "Pending", code, pending ? "Enabled" : "Disabled");
 }
 
+/* Two bits of a GPU's health in its fabric: 1 that it is so, 2 that it is not. */
+static void health_row(const char *name, nvmlReturn_t code, unsigned bits, const char *so, const char *not_so)
+{
+    row(3, name, code, bits == 1 ? so : bits == 2 ? not_so : "N/A");
+}
+
+static void health_rows(nvmlReturn_t code, unsigned mask, unsigned summary)
+{
+    static const char *const summaries[] = {"N/A", "Healthy", "Unhealthy", "Limited Capacity"};
+    static const char *const configurations[] = {"N/A", "None", "Incorrect SysGUID", "Incorrect Chassis SN", "No Partition",
+                                                 "Insufficient Nvlinks", "Incompatible GPU FW", "Invalid Location", "GPU State Invalid"};
+    unsigned configuration = mask >> 8 & 0xF;
+    if (configuration >= sizeof configurations / sizeof *configurations)
+        configuration = 0;
+    puts("        Health");
+    row(3, "Summary", code, summaries[summary & 3]);
+    health_row("Bandwidth", code, mask & 3, "Degraded", "Full");
+    health_row("Route Recovery in progress", code, mask >> 2 & 3, "True", "False");
+    health_row("Route Unhealthy", code, mask >> 4 & 3, "True", "False");
+    health_row("Access Timeout Recovery", code, mask >> 6 & 3, "True", "False");
+    row(3, "Incorrect Configuration", code, configurations[configuration]);
+}
+
 static void fabric_rows(nvmlDevice_t device)
 {
     static const char *const states[] = {"N/A", "Not Started", "In Progress", "Completed"};
-    nvmlGpuFabricInfo_v2_t fabric = {.version = VERSION_WORD(nvmlGpuFabricInfo_v2_t, 2)};
-    nvmlReturn_t code = NVML("nvmlDeviceGetGpuFabricInfoV", (nvmlDevice_t, nvmlGpuFabricInfo_v2_t *), device, &fabric);
+    nvmlGpuFabricInfo_v3_t fabric = {.version = VERSION_WORD(nvmlGpuFabricInfo_v3_t, 3)};
+    nvmlReturn_t code = NVML("nvmlDeviceGetGpuFabricInfoV", (nvmlDevice_t, nvmlGpuFabricInfo_v3_t *), device, &fabric);
     bool joined = code == SUCCESS && fabric.state == 3;
     char clique[16], cluster[TEXT_BYTES] = "";
     snprintf(clique, sizeof clique, "%u", fabric.cliqueId);
@@ -55,6 +78,7 @@ static void fabric_rows(nvmlDevice_t device)
     row(2, "Status", code, !joined ? "N/A" : fabric.status == SUCCESS ? "Success" : nvml_text(fabric.status));
     row(2, "CliqueId", code, joined ? clique : "N/A");
     row(2, "ClusterUUID", code, joined ? cluster : "N/A");
+    health_rows(code, joined ? fabric.healthMask : 0, joined ? fabric.healthSummary : 0);
 }
 
 static void print_gpu(unsigned index, nvmlDevice_t device, void *context)
