@@ -168,6 +168,19 @@ in_the_way:
       type: list
       elements: str
       sample: [4711 (python3)]
+    pods:
+      description: The pods of these claims and processes, as far as the node knows them.
+      returned: success
+      type: list
+      elements: str
+      sample: [team-a/training-0]
+settled:
+  description:
+    - Whether there is nothing to do for this module, so that after a look in check mode no real run is needed.
+    - False also where GPUs have not joined the fabric yet, or not well, so that a real run waits for them.
+  returned: success
+  type: bool
+  sample: true
 left:
   description: With O(state=absent), packages that stay because somebody else has installed them.
   returned: success
@@ -212,6 +225,7 @@ error_code:
   sample: fabric
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -233,7 +247,11 @@ from ansible_collections.dra.accelerators.plugins.module_utils._package_group_mo
 from ansible_collections.dra.accelerators.plugins.module_utils._package_options import package_spec
 from ansible_collections.dra.accelerators.plugins.module_utils._package_port import PackageProblem
 from ansible_collections.dra.accelerators.plugins.module_utils._package_tools import tool_of
-from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import switches
+from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import (
+    Joining,
+    not_joined,
+    switches,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 SERVICES = [
@@ -248,7 +266,8 @@ NOTHING: dict[str, Any] = {
     "changed": False,
     "steps": [],
     "changes": [],
-    "in_the_way": {"claims": [], "processes": []},
+    "in_the_way": {"claims": [], "processes": [], "pods": []},
+    "settled": True,
     "left": [],
     "before": {"version": "", "packages": {}, "units": []},
     "after": {"version": "", "packages": {}, "units": []},
@@ -313,7 +332,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         raise PackageProblem(" ".join(told["lacking"].values()), hint="Nothing was changed.", code=min(told["lacking"]))
     if "driver" in told["lacking"]:
         steps = [f"install {' and '.join(needs.words())} of the driver's version"]
-        return {**NOTHING, **told, "changed": True, "steps": steps}
+        return {**NOTHING, **told, "changed": True, "settled": False, "steps": steps}
 
     def prove() -> None:
         if asks:
@@ -333,10 +352,14 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     )
     if not check and not result["changed"]:
         prove()
+    joining: Mapping[str, Joining] = {}
     if asks and "nvml" not in told["lacking"] and is_running(system, MANAGER_UNIT):
-        told["fabric"] = {uuid: each.describe() for uuid, each in ask(system, binding=binding).items()}
+        joining = ask(system, binding=binding)
+        told["fabric"] = {uuid: each.describe() for uuid, each in joining.items()}
     result.pop("way_back")
     told["lacking"] = {**result["lacking"], **told["lacking"]}
+    joined = not asks or (bool(joining) and not not_joined(joining))
+    told["settled"] = bool(result["settled"] and joined and not told["lacking"])
     return {**result, **told}
 
 
