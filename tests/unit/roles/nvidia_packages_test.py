@@ -35,7 +35,7 @@ def test_other_platforms_are_refused_by_name_and_so_are_packages_without_a_diges
     hosts = {"fedora": {"on": FEDORA}, "rocky": {"on": OLD_ROCKY}, "debian": {"on": DEBIAN, **brought}}
     # The first two tasks refuse; the third one would look at the machine.
     tasks = yaml.safe_load((ROLES / role / "tasks/apply.yml").read_text("utf-8"))[:2]
-    given = {name: {f"__{role}_node": node(each.pop("on")), **each} for name, each in hosts.items()}
+    given = {name: {f"{role}_node_info": node(each.pop("on")), **each} for name, each in hosts.items()}
     defaults = yaml.safe_load((ROLES / role / "defaults/main.yml").read_text("utf-8"))
     read = {"ansible.builtin.include_vars": str(ROLES / role / "vars/main.yml")}
     played = play(tmp_path, [read, *tasks], {name: {**defaults, **each} for name, each in given.items()})
@@ -72,7 +72,7 @@ def test_where_the_toolkit_comes_from_and_who_gets_none(tmp_path: Path) -> None:
         {"ansible.builtin.debug": {"msg": f"{{{{ {{{told}}} | to_json | b64encode }}}}"}},
     ]
     hosts = {
-        name: {**defaults, "__nvidia_container_toolkit_node": each.pop("node"), **each} for name, each in given.items()
+        name: {**defaults, "nvidia_container_toolkit_node_info": each.pop("node"), **each} for name, each in given.items()
     }
     played = play(tmp_path, tasks, hosts)
     assert set(played.told) == set(hosts), played.output
@@ -122,7 +122,7 @@ def test_nothing_that_was_brought_stays_where_it_is_not_installed(role: str, tmp
     )
     (exchange,) = (each for each in last["block"] if each["name"].endswith("leave nothing of what was brought"))
     given = {
-        f"__{role}_plan": {"steps": ["install a 1"], "changes": ["install a 1"]},
+        f"__{role}_plan": {"steps": ["install a 1"], "changes": ["install a 1"], "settled": False},
         f"__{role}_brought": str(brought),
         f"__{role}_copies": ["/srv/a_1_amd64.deb"],
         f"__{role}_bundled": ["a=1"],
