@@ -329,10 +329,16 @@ def test_the_module(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPat
     assert done["changed"] and done["labels"] == {COUNT: "8", BUS: "true"} and done["left"] == {PRODUCT: ["nfd-master"]}
     assert PRODUCT in str(done["warnings"]) and done["nfd"] == {"served": True, "daemons": [], "knows_node": True}
     again = run_here("node_labels", options, check=True)
-    assert not again["changed"] and again["settled"] and (again["coming"], again["changing"], again["going"]) == ({}, {}, [])
+    assert (
+        not again["changed"]
+        and again["settled"]
+        and (again["coming"], again["changing"], again["going"]) == ({}, {}, [])
+    )
     by_file = run_here("node_labels", {**options, "way": "file"})
     assert by_file["file_content"] == f"{COUNT}=8\n" and by_file["way"] == "file" and server.present == {PRODUCT: "x"}
-    assert (by_file["coming"], by_file["going"]) == ({}, [BUS]), "one that has moved into the file neither comes nor goes"
+    assert (by_file["coming"], by_file["going"]) == ({}, [BUS]), (
+        "one that has moved into the file neither comes nor goes"
+    )
     gone = run_here("node_labels", {"node": "n", "state": "absent", "file_gone": True})
     assert gone["going"] == [COUNT] and gone["coming"] == {}
     assert gone["changed"] and gone["had_file"] and server.metadata["annotations"] == {}

@@ -348,7 +348,9 @@ def test_a_start_of_the_machine_takes_settings_and_record_along(node: Node) -> N
     assert shown(node)["high"] == 1410
     restart(node)
     behind = set_up(node, check=True)
-    assert not behind["changed"] and not behind["settled"] and record_of(node).exists(), "the record is of a boot that is over"
+    assert not behind["changed"] and not behind["settled"] and record_of(node).exists(), (
+        "the record is of a boot that is over"
+    )
     assert not set_up(node)["changed"]
     assert not record_of(node).exists()
 

@@ -97,7 +97,9 @@ def test_what_is_said_of_the_labels(by_file: bool, tmp_path: Path) -> None:
         }
         for name, each in hosts.items()
     }
-    expression = "{{ {'words': __node_features_words, 'by_file': __node_features_by_file | bool} | to_json | b64encode }}"
+    expression = (
+        "{{ {'words': __node_features_words, 'by_file': __node_features_by_file | bool} | to_json | b64encode }}"
+    )
     played = play(tmp_path, [TASKS[0], {"debug": {"msg": expression}}], given)
     assert played.status == 0, played.output
     nobody = "in the way is nobody: labels disturb no pod but those of DaemonSets that choose nodes by them"

@@ -72,7 +72,8 @@ def test_where_the_toolkit_comes_from_and_who_gets_none(tmp_path: Path) -> None:
         {"ansible.builtin.debug": {"msg": f"{{{{ {{{told}}} | to_json | b64encode }}}}"}},
     ]
     hosts = {
-        name: {**defaults, "nvidia_container_toolkit_node_info": each.pop("node"), **each} for name, each in given.items()
+        name: {**defaults, "nvidia_container_toolkit_node_info": each.pop("node"), **each}
+        for name, each in given.items()
     }
     played = play(tmp_path, tasks, hosts)
     assert set(played.told) == set(hosts), played.output
