@@ -248,7 +248,8 @@ def test_what_a_claim_has_set_is_left_to_it_and_what_it_found_counts(node: Node)
         assert "for the time of the claim" in result["msg"]
     assert shown(node)["power"] == 300_000
     # Others that share no knob with it are free.
-    assert set_up(node, {**ALL, "persistence": False})["changed"]
+    done = set_up(node, {**ALL, "persistence": False})
+    assert done["changed"] and [each["claims"] for each in done["devices"][:2]] == [["team-a/training"], []]
 
 
 def test_a_mig_gpu_keeps_its_compute_mode_and_takes_the_rest(node: Node) -> None:
