@@ -173,3 +173,57 @@ def test_a_driver_with_which_nothing_is_published_gives_way_to_the_one_before(
     assert "It has the driver 580.1 again." in said and (says in said), said
     assert ("has to be started again" in said) == bool(says)
     assert started.exists() == (restarts and bool(reboot))
+
+
+def test_what_is_said_of_the_toolkit_and_of_engines(tmp_path: Path) -> None:
+    """Only where something changes; engines that are not asked for were not looked at."""
+    skipped = {"changed": False, "skipped": True}
+    quiet: dict[str, Any] = {"steps": [], "lacking": {}, "left": [], "settled": True}
+    containerd = {
+        "settled": False,
+        "files": ["/etc/containerd/x.toml"],
+        "restarted": True,
+        "pods": ["team-a/pod"],
+    }
+    docker = {"settled": False, "file": "/etc/docker/daemon.json", "reloaded": True}
+    hosts: dict[str, dict[str, Any]] = {
+        "quiet": {"plan": quiet, "containerd": {"settled": True}, "docker": {"settled": True}},
+        "packages": {"plan": {**quiet, "steps": ["install the toolkit"], "lacking": {"hold": "It is held."}}},
+        "engines": {"plan": quiet, "containerd": containerd, "docker": docker},
+        "owed": {"plan": quiet, "containerd": {**containerd, "files": [], "pods": []}},
+        "leaves": {"plan": {**quiet, "left": ["nvidia-container-toolkit 1.18"]}, "docker": docker, "state": "absent"},
+    }
+    defaults = yaml.safe_load((ROLES / "nvidia_container_toolkit/defaults/main.yml").read_text("utf-8"))
+    given = {
+        name: {
+            **defaults,
+            "nvidia_container_toolkit_state": each.get("state", "present"),
+            "__nvidia_container_toolkit_plan": each["plan"],
+            "__nvidia_container_toolkit_containerd": each.get("containerd", skipped),
+            "__nvidia_container_toolkit_docker": each.get("docker", skipped),
+        }
+        for name, each in hosts.items()
+    }
+    read = {"ansible.builtin.include_vars": str(ROLES / "nvidia_container_toolkit/vars/main.yml")}
+    tell = {"ansible.builtin.debug": {"msg": "{{ __nvidia_container_toolkit_words | to_json | b64encode }}"}}
+    played = play(tmp_path, [read, tell], given)
+    assert played.status == 0, played.output
+    assert played.told == {
+        "quiet": [],
+        "packages": [
+            "install the toolkit",
+            "It is held.",
+            "in the way is nobody: containers that run keep what they were started with",
+        ],
+        "engines": [
+            "have containerd offer the runtime nvidia by /etc/containerd/x.toml, and restart it; containers that run go on, those of the pods team-a/pod",
+            "have Docker offer the runtime nvidia by /etc/docker/daemon.json, and reload it; containers that run go on",
+        ],
+        "owed": [
+            "have containerd offer the runtime nvidia by its files as they are, and restart it; containers that run go on, and no pod runs on the node"
+        ],
+        "leaves": [
+            "have Docker offer no more the runtime nvidia by /etc/docker/daemon.json, and reload it; containers that run go on",
+            "stays, because this role has not installed it: nvidia-container-toolkit 1.18",
+        ],
+    }
