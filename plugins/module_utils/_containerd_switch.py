@@ -116,14 +116,16 @@ def present(files: CopiedFiles, daemon: Daemon | None, wish: Wish, *, check: boo
     reason = ""
     enabled = True
     settings = None
+    owed = False
     if daemon is not None:
         settings = daemon.settings()
         imported = daemon.imported()
         changes = plan_present(daemon, settings, imported, wish.folders, wish.drop_ins)
         record = files.record()
         reason = CHANGED if changes else daemon.behind(settings, [daemon.config, *(each.path for each in imported)])
-        if not reason and record.restart and not check:
-            # The process knows its settings, so the restart that was owed has happened by other hands.
+        # The process knows its settings, so the restart that was owed has happened by other hands.
+        owed = record.restart and not reason
+        if owed and not check:
             files.settle(restart=False)
     folders = files.missing([*(str(Path(each.path).parent) for each in changes), *wish.folders])
     if not check:
@@ -145,6 +147,7 @@ def present(files: CopiedFiles, daemon: Daemon | None, wish: Wish, *, check: boo
             files.settle(restart=False)
     return {
         "changed": bool(changes or reason or folders),
+        "settled": not (changes or reason or folders or owed),
         "files": [each.path for each in changes],
         "folders": folders,
         "restarted": bool(reason),
@@ -187,6 +190,7 @@ def absent(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> di
         files.forget()
     result: dict[str, Any] = {
         "changed": bool(changes or record),
+        "settled": not (changes or record),
         "files": [each.path for each in changes],
         "folders": folders,
         "restarted": bool(reason),

@@ -182,8 +182,9 @@ class Crio(Unit):
             code="no-proof",
         )
 
-    def refuse_restart(self) -> None:
-        """Containers go on while CRI-O restarts: nothing is in the way."""
+    def refuse_restart(self) -> int:
+        """Containers go on while CRI-O restarts: nothing is in the way, and none is stopped."""
+        return 0
 
     def restart(self, wanted: Sequence[str] | None) -> str:
         """Restart the unit and wait until it answers, and with these folders; returns what is wrong, or ""."""

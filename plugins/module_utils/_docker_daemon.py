@@ -143,11 +143,13 @@ class Docker(Unit):
 
     # What a restart does
 
-    def refuse_restart(self) -> None:
-        """See that a restart stops no containers, unless that is allowed. Raises DockerError."""
+    def refuse_restart(self) -> int:
+        """See that a restart stops no containers, unless that is allowed; return how many it stops. Raises DockerError."""
         info = self.info() if self.process()[0] else None
-        if info is None or not info.containers or info.live_restore or self.stop_containers:
-            return
+        if info is None or not info.containers or info.live_restore:
+            return 0
+        if self.stop_containers:
+            return info.containers
         said = self.system.run([self.command, "ps", "--format", "{{.Names}}"], COMMAND_SECONDS).stdout.split()
         names = ", ".join(said[:_NAMED_CONTAINERS]) + (", …" if len(said) > _NAMED_CONTAINERS else "")
         raise DockerError(

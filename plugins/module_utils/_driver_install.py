@@ -121,14 +121,14 @@ def in_the_way(system: System, *, state_path: str, paths: Iterable[str], service
         if process.pid not in own and pod not in own_pods:
             processes.append(replace(process, pod=names.get(pod, pod)))
     return InTheWay(
-        tuple(claim.describe() for claim in claims), tuple(processes), _pods_of(system, state_path, claims, names)
+        tuple(claim.describe() for claim in claims), tuple(processes), pods_of(system, state_path, claims, names)
     )
 
 
-def _pods_of(
-    system: System, state_path: str, claims: Iterable[PreparedClaim], names: Mapping[str, str]
+def pods_of(
+    system: System, state_path: str, claims: Sequence[PreparedClaim], names: Mapping[str, str]
 ) -> dict[str, tuple[str, ...]]:
-    """The kubelet's folder is the one in which the store's folder is among those of plugins."""
+    """Return by claims their pods. The kubelet's folder is the one in which the store's folder is among those of plugins."""
     known = pods_of_claims(system, posixpath.normpath(posixpath.join(state_path, "../../.."))) if claims else {}
     return {
         claim.describe(): tuple(names.get(uid, uid) for uid in known[claim.uid])

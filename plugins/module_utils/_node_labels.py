@@ -76,13 +76,27 @@ class Plan:
 
 @dataclass(frozen=True)
 class Done:
-    """What became of the Node; in check mode what would have. ``plan`` is None where there is no such Node."""
+    """What became of the Node; in check mode what would have. ``plan`` is None where there is no such Node.
+
+    ``filed`` are the names of the labels that were noted as being in the feature file.
+    """
 
     plan: Plan | None
     changed: bool
     before: Mapping[str, str]
     after: Mapping[str, str]
     had_file: bool
+    filed: frozenset[str] = frozenset()
+
+    def coming(self) -> dict[str, str]:
+        """Return the labels that the Node had from us in neither way."""
+        now = {**self.after, **(self.plan.in_file if self.plan is not None else {})}
+        return {name: now[name] for name in sorted(now) if name not in self.before and name not in self.filed}
+
+    def going(self) -> list[str]:
+        """Return the names of the labels that the Node has from us in neither way any more."""
+        in_file = self.plan.in_file if self.plan is not None else {}
+        return sorted(({*self.before, *self.filed} - {*self.after, *in_file}) if self.plan is not None else ())
 
 
 def taken_by_discovery(name: str) -> bool:
@@ -285,5 +299,6 @@ def _told(node: Json, decided: Plan, changed: bool) -> Done:
     names = ours(node) | set(decided.labels)
     before = {name: present[name] for name in sorted(names) if name in present}
     after = {name: value for name, value in before.items() if name not in decided.removed}
-    had_file = IN_FILE in (node["metadata"].get("annotations") or {})
-    return Done(decided, changed, before, dict(sorted({**after, **decided.labels}.items())), had_file)
+    noted: Mapping[str, str] = node["metadata"].get("annotations") or {}
+    now = dict(sorted({**after, **decided.labels}.items()))
+    return Done(decided, changed, before, now, IN_FILE in noted, _names(noted.get(IN_FILE, "")))

@@ -65,7 +65,10 @@ def bring(
         "in_the_way": {
             "claims": list(decision.in_the_way.claims),
             "processes": [str(process) for process in decision.in_the_way.processes],
+            "pods": list(decision.in_the_way.pod_names()),
         },
+        # A run that was cut short has to be mended, which a look does not do.
+        "settled": not decision.steps and not record.doing,
         "left": list(decision.left),
         "before": before,
         "after": after,

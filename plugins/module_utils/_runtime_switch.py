@@ -48,8 +48,8 @@ class Engine(Protocol):
     def behind(self, wanted: Sequence[str]) -> str:
         """Return why it does not read the folders although its files say so; empty where it does."""
 
-    def refuse_restart(self) -> None:
-        """See that a restart takes nothing with it that was not asked for."""
+    def refuse_restart(self) -> int:
+        """See that a restart takes nothing with it that was not asked for; return how many containers it stops."""
 
     def restart(self, wanted: Sequence[str] | None) -> str:
         """Restart it until it says that it reads the folders; returns what is wrong. None: until it answers."""
@@ -59,10 +59,10 @@ def present(files: Files[Record], engine: Engine, wanted: Sequence[str], *, chec
     """Have the runtime read the folders. Raises AcceleratorError."""
     changes = engine.plan(wanted)
     reason = CHANGED if changes else engine.behind(wanted)
-    if reason:
-        engine.refuse_restart()
-    elif files.record().restart and not check:
-        # The process knows its settings, so the restart that was owed has happened by other hands.
+    stops = engine.refuse_restart() if reason else 0
+    # The process knows its settings, so the restart that was owed has happened by other hands.
+    owed = not reason and files.record().restart
+    if owed and not check:
         files.settle(restart=False)
     folders = files.missing([*(str(Path(each.path).parent) for each in changes), *wanted])
     if not check:
@@ -83,6 +83,8 @@ def present(files: Files[Record], engine: Engine, wanted: Sequence[str], *, chec
             files.settle(restart=False)
     return {
         "changed": bool(changes or reason or folders),
+        "settled": not (changes or reason or folders or owed),
+        "stops": stops,
         "files": [each.path for each in changes],
         "folders": folders,
         "restarted": bool(reason),
@@ -123,8 +125,7 @@ def absent(files: Files[Record], engine: Engine, *, check: bool) -> dict[str, An
     changes = engine.plan_back(record) if record.files else []
     folders = files.emptied(record.folders, changes)
     reason = CHANGED if (changes or record.restart) and engine.process()[0] else ""
-    if reason:
-        engine.refuse_restart()
+    stops = engine.refuse_restart() if reason else 0
     if not check and record:
         if reason and changes:
             carry_out(files, engine, changes, None)
@@ -137,6 +138,8 @@ def absent(files: Files[Record], engine: Engine, *, check: bool) -> dict[str, An
         files.forget()
     return {
         "changed": bool(changes or record),
+        "settled": not (changes or record),
+        "stops": stops,
         "files": [each.path for each in changes],
         "folders": folders,
         "restarted": bool(reason),

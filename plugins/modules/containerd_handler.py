@@ -119,6 +119,17 @@ restarted:
   returned: success
   type: bool
   sample: true
+pods:
+  description: With RV(restarted=true), the pods that have processes on the node, as far as the node knows their names. They go on.
+  returned: success
+  type: list
+  elements: str
+  sample: ["team-a/training-0"]
+settled:
+  description: Whether there is nothing to do for this module, so that after a look in check mode no real run is needed.
+  returned: success
+  type: bool
+  sample: true
 """
 
 import difflib
@@ -141,6 +152,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._containerd_handl
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, end, find_binding, run
 from ansible_collections.dra.accelerators.plugins.module_utils._toml import reader
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
+from ansible_collections.dra.accelerators.plugins.module_utils.core.pods import running_pods
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 COMMAND_SECONDS = 30.0
@@ -272,7 +284,14 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         }
         for each in changes
     ]
-    return {"changed": restarted, "files": [each.path for each in changes], "restarted": restarted, "diff": shown}
+    return {
+        "changed": restarted,
+        "settled": not restarted,
+        "files": [each.path for each in changes],
+        "restarted": restarted,
+        "pods": list(running_pods(system)) if restarted else [],
+        "diff": shown,
+    }
 
 
 def specified(system: System, daemon: Daemon, specification: str) -> list[Change]:

@@ -106,6 +106,11 @@ reloaded:
   returned: success
   type: bool
   sample: true
+settled:
+  description: Whether there is nothing to do for this module, so that after a look in check mode no real run is needed.
+  returned: success
+  type: bool
+  sample: true
 error_code:
   description: A stable word for the kind of the error.
   returned: failure
@@ -304,6 +309,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             docker.write(docker.record_path, None, 0o600)
     return {
         "changed": changed,
+        "settled": not changed,
         "file": docker.path if after != before else "",
         "reloaded": reloads,
         "diff": {

@@ -127,6 +127,27 @@ had_file:
   returned: success
   type: bool
   sample: false
+coming:
+  description: Labels that the Node gets, or would in check mode, through the API or by the feature file.
+  returned: success
+  type: dict
+  sample: {"nvidia.com/gpu.count": "8"}
+changing:
+  description: Labels of ours on the Node that get another value, with that value. What is in the feature file is not known here.
+  returned: success
+  type: dict
+  sample: {}
+going:
+  description: Labels of ours that go from the Node, or from the feature file.
+  returned: success
+  type: list
+  elements: str
+  sample: ["nvidia.com/mig-1g.10gb.count"]
+settled:
+  description: Whether there is nothing to do for this module, so that after a look in check mode no real run is needed.
+  returned: success
+  type: bool
+  sample: true
 left:
   description: Labels that are somebody else's and were left as they are, each with its managers. A warning names them too.
   returned: success
@@ -204,12 +225,16 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         )
     return {
         "changed": done.changed,
+        "settled": not done.changed,
         "exists": plan is not None,
         "way": plan.way if plan is not None else "",
         "labels": dict(plan.labels) if plan is not None else {},
         "file_labels": dict(plan.in_file) if plan is not None else {},
         "file_content": file_content(plan.in_file) if plan is not None else "",
         "had_file": done.had_file,
+        "coming": done.coming(),
+        "changing": {name: value for name, value in done.after.items() if done.before.get(name, value) != value},
+        "going": done.going(),
         "left": {name: list(managers) for name, managers in left.items()},
         "nfd": asdict(kept.discovery) if kept.discovery is not None else {},
         "diff": {"before": dict(done.before), "after": dict(done.after)},

@@ -125,6 +125,17 @@ in_the_way:
       type: list
       elements: str
       sample: []
+    pods:
+      description: Their pods.
+      returned: success
+      type: list
+      elements: str
+      sample: []
+settled:
+  description: Whether there is nothing to do for this module, so that after a look in check mode no real run is needed.
+  returned: success
+  type: bool
+  sample: true
 left:
   description: With O(state=absent), packages that stay because somebody else has installed them.
   returned: success

@@ -171,6 +171,20 @@ in_the_way:
       type: list
       elements: str
       sample: [4711 (python3)]
+    pods:
+      description: The pods of these claims and processes, as far as the node knows them.
+      returned: success
+      type: list
+      elements: str
+      sample: [team-a/training-0]
+settled:
+  description:
+    - Whether there is nothing to do for this module, so that after a look in check mode no real run is needed.
+    - False also where GPUs have not joined the fabric yet, or not well, where IMEX has to say that it is ready, and where the machine
+      has to be started again, so that a real run waits for them.
+  returned: success
+  type: bool
+  sample: true
 left:
   description: With O(state=absent), packages that stay because somebody else has installed them.
   returned: success
@@ -217,6 +231,7 @@ error_code:
   sample: fabric
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -240,7 +255,11 @@ from ansible_collections.dra.accelerators.plugins.module_utils._package_group_mo
 from ansible_collections.dra.accelerators.plugins.module_utils._package_options import package_spec
 from ansible_collections.dra.accelerators.plugins.module_utils._package_port import PackageProblem
 from ansible_collections.dra.accelerators.plugins.module_utils._package_tools import tool_of
-from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import switches
+from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import (
+    Joining,
+    not_joined,
+    switches,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 SERVICES = [
@@ -255,7 +274,8 @@ NOTHING: dict[str, Any] = {
     "changed": False,
     "steps": [],
     "changes": [],
-    "in_the_way": {"claims": [], "processes": []},
+    "in_the_way": {"claims": [], "processes": [], "pods": []},
+    "settled": True,
     "left": [],
     "before": {"version": "", "packages": {}, "units": []},
     "after": {"version": "", "packages": {}, "units": []},
@@ -322,7 +342,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         raise PackageProblem(" ".join(told["lacking"].values()), hint="Nothing was changed.", code=min(told["lacking"]))
     if "driver" in told["lacking"]:
         steps = [f"install {' and '.join(needs.words())} of the driver's version"]
-        return {**NOTHING, **told, "changed": True, "steps": steps}
+        return {**NOTHING, **told, "changed": True, "settled": False, "steps": steps}
 
     def prove() -> None:
         if asks:
@@ -344,14 +364,19 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     )
     if not check and not result["changed"]:
         prove()
+    joining: Mapping[str, Joining] = {}
     if asks and "nvml" not in told["lacking"] and is_running(system, MANAGER_UNIT):
-        answers = ask(system, binding=binding)
-        told["fabric"] = {uuid: each.describe() for uuid, each in answers.items()}
-        for uuid, each in answers.items():
+        joining = ask(system, binding=binding)
+        told["fabric"] = {uuid: each.describe() for uuid, each in joining.items()}
+        for uuid, each in joining.items():
             if each.is_limited:
                 module.warn(f"{uuid} {each.describe()}")
     result.pop("way_back")
     told["lacking"] = {**result["lacking"], **told["lacking"]}
+    joined = not asks or (bool(joining) and not not_joined(joining))
+    # A look does not wait for IMEX to say that it is ready, nor for the driver that a start of the machine brings.
+    awaited = told["reboot_required"] or (is_wanted and runs and params["imex"] == ENABLED)
+    told["settled"] = bool(result["settled"] and joined and not awaited and not told["lacking"])
     return {**result, **told}
 
 

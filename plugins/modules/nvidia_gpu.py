@@ -310,6 +310,18 @@ devices:
       type: dict
       returned: success
       sample: {compute_mode: MIG is on}
+    claims:
+      description: The prepared claims that have the GPU or parts of it. They go on while it is set; a reset under them is refused.
+      type: list
+      elements: str
+      returned: success
+      sample: ["team-a/training"]
+    pods:
+      description: The pods of these claims, as far as the node knows them.
+      type: list
+      elements: str
+      returned: success
+      sample: ["team-a/training-0"]
     reset_required:
       description: Whether ECC becomes what is wanted only after a reset that was not allowed.
       type: bool
@@ -320,6 +332,13 @@ reset_required:
   returned: success
   type: bool
   sample: false
+settled:
+  description:
+    - Whether there is nothing to do for this module, so that after a look in check mode no real run is needed.
+    - False also where only the record of what was set is behind, as after a start of the machine.
+  returned: success
+  type: bool
+  sample: true
 error_code:
   description: A stable word for the kind of the error, or V(several).
   returned: failure
@@ -360,11 +379,12 @@ not_undone:
   sample: []
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import pods_of
 from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     INTERPRETER_OPTION,
     fail_all,
@@ -388,11 +408,13 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.node_setting
     execute,
     foretold,
     keep_notes,
+    notes_to_keep,
     told,
     undisturbed,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.backend import NvidiaBackend
-from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import wake_driver
+from ansible_collections.dra.accelerators.plugins.module_utils.core.pods import pod_names
+from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import prepared_claims, wake_driver
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 RECORD = "/var/lib/dra-accelerators/settings-nvidia.json"
@@ -444,7 +466,7 @@ def lines(settings: Mapping[str, Any]) -> str:
     return "\n".join(shown) + "\n"
 
 
-def entry(plan: DevicePlan, *, is_reset: bool) -> dict[str, Any]:
+def entry(plan: DevicePlan, pods: Mapping[str, Sequence[str]], *, is_reset: bool) -> dict[str, Any]:
     """Return what happens to one GPU; pure."""
     device = plan.seen.device
     return {
@@ -457,11 +479,20 @@ def entry(plan: DevicePlan, *, is_reset: bool) -> dict[str, Any]:
         "after": foretold(plan, is_reset=is_reset),
         "allowed": {KEYS[name]: knob.allowed.expected for name, knob in plan.seen.knobs.items()},
         "withheld": {KEYS[name]: reason for name, reason in plan.withheld.items()},
+        "claims": list(plan.seen.claims),
+        "pods": sorted({pod for claim in plan.seen.claims for pod in pods.get(claim, ())}),
         "reset_required": plan.reset and not is_reset,
     }
 
 
-def report(decision: Decision) -> dict[str, Any]:
+def pods_by_claim(system: System, state_path: str, decision: Decision) -> Mapping[str, Sequence[str]]:
+    """Return the pods of the claims that have GPUs which a plan concerns; nobody is asked where none has."""
+    if not any(each.seen.claims for each in decision.plan.devices):
+        return {}
+    return pods_of(system, state_path, prepared_claims(state_path), pod_names(system))
+
+
+def report(decision: Decision, pods: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return what is done, or would be; pure."""
     plan = decision.plan
     reset = {uuid for group in plan.resets for uuid in group}
@@ -473,7 +504,7 @@ def report(decision: Decision) -> dict[str, Any]:
     return {
         "changed": bool(steps),
         "steps": steps,
-        "devices": [entry(each, is_reset=each.uuid in reset) for each in plan.devices],
+        "devices": [entry(each, pods, is_reset=each.uuid in reset) for each in plan.devices],
         "reset_required": bool(plan.waiting),
     }
 
@@ -512,14 +543,16 @@ def set_up(module: AnsibleModule, backend: NvidiaBackend, asked: Asked) -> dict[
         return decision
 
     decision = decided()
-    answer = report(decision)
+    pods = pods_by_claim(system, asked.state, decision)
+    answer = report(decision, pods)
+    answer["settled"] = not answer["changed"] and notes_to_keep(system, asked.record, decision) is None
     if not module.check_mode:
         if answer["changed"]:
             try:
                 with undisturbed(asked, decision, "the module nvidia_gpu") as check:
                     decision = decided()
                     check(decision)
-                    answer = report(decision)
+                    answer = {**report(decision, pods), "settled": False}
                     execute(backend, system, asked.record, decision.record, decision.plan)
             finally:
                 if decision.plan.resets:

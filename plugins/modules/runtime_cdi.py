@@ -237,6 +237,24 @@ reason:
   returned: success
   type: str
   sample: its settings were changed
+stops:
+  description: How many containers that run the restart ended, or would end in check mode. Only Docker Engine without its live-restore ends any.
+  returned: success
+  type: int
+  sample: 0
+pods:
+  description: With RV(restarted=true), the pods that have processes on the node, as far as the node knows their names. They go on, but for RV(stops).
+  returned: success
+  type: list
+  elements: str
+  sample: ["team-a/training-0"]
+settled:
+  description:
+    - Whether there is nothing to do for this module, so that after a look in check mode no real run is needed.
+    - False also where the look could not tell, and where only the record of what was changed is behind.
+  returned: success
+  type: bool
+  sample: false
 enabled:
   description: Whether CDI is on afterwards, by the runtime's own word; in check mode, whether it would be.
   returned: if the runtime could be asked
@@ -284,6 +302,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._runtime_choice i
 from ansible_collections.dra.accelerators.plugins.module_utils._runtime_files import Files
 from ansible_collections.dra.accelerators.plugins.module_utils._runtime_find import find, unit_states
 from ansible_collections.dra.accelerators.plugins.module_utils._toml import reader
+from ansible_collections.dra.accelerators.plugins.module_utils.core.pods import running_pods
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 #: The names of the records. docker_runtime has docker-NAME.json.
@@ -443,7 +462,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     node = Node(module)
     if module.params["state"] == "present":
         choice = find(node.system, module.params["runtime"])
-        return {"runtime": choice.runtime, **node.bring(choice)}
+        return disturbing(node.system, {"runtime": choice.runtime, **node.bring(choice)})
     done: dict[str, Any] = {}
     diffs = []
     for choice in node.set_up():
@@ -451,7 +470,12 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         diffs.append(one.pop("diff"))
         if one["changed"] or not done:
             done = {"runtime": choice.runtime if one["changed"] else "", **joined(done, one)}
-    return {**done, "diff": diffs if len(diffs) > 1 else diffs[0]}
+    return disturbing(node.system, {**done, "diff": diffs if len(diffs) > 1 else diffs[0]})
+
+
+def disturbing(system: System, done: dict[str, Any]) -> dict[str, Any]:
+    """Add to a result whom the restart concerns. containerd and CRI-O stop no container by one."""
+    return {**done, "stops": done.get("stops", 0), "pods": list(running_pods(system)) if done["restarted"] else []}
 
 
 def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
@@ -461,7 +485,9 @@ def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
         **second,
         **lists,
         "changed": bool(first.get("changed")) or second["changed"],
+        "settled": bool(first.get("settled", True)) and second["settled"],
         "restarted": bool(first.get("restarted")) or second["restarted"],
+        "stops": first.get("stops", 0) + second.get("stops", 0),
         "reason": second["reason"] or first.get("reason", ""),
     }
 
@@ -474,7 +500,16 @@ def main() -> None:
         if module.check_mode:
             module.warn(f"{missing}, so that it is not known yet whether the runtime's settings would change.")
             module.exit_json(
-                changed=False, runtime="", files=[], folders=[], restarted=False, reason="", diff={"prepared": ""}
+                changed=False,
+                settled=False,
+                runtime="",
+                files=[],
+                folders=[],
+                restarted=False,
+                reason="",
+                stops=0,
+                pods=[],
+                diff={"prepared": ""},
             )
         end(
             module,

@@ -55,7 +55,7 @@ CHAOS_FLOORS = (
     *("--vendor", "nvidia", "--runs", "200", "--least", "200", "--requests", "100000", "--least-requests", "100000"),
     *("--seconds", "900", "--fuzz-seconds", "2700", "--parallel", "2"),
 )
-#: Molecule scenarios that are long: for `make prove`.
+#: Molecule scenarios that `make test` has no time for, of two minutes and more each: for `make prove`.
 LONG_SCENARIOS = frozenset(
     {
         "ascend_driver",

@@ -175,14 +175,20 @@ def _lost(backend: Backend, uuid: str, standing: Mapping[str, Any]) -> dict[str,
     return {name: value for name, value in standing.items() if name in now and now[name].value != value}
 
 
-def keep_notes(system: System, path: str, decision: Decision) -> None:
-    """Bring the record up to date where no step is taken: it may be of a former boot, or of a run that was killed. Raises OSError."""
+def notes_to_keep(system: System, path: str, decision: Decision) -> SettingsRecord | None:
+    """Return the record as it has to be where no step is taken, or None where it is so: it may be of a former boot, or of a killed run."""
     try:
         found = system.read_text(path)
     except FileNotFoundError:
-        return
+        return None
     kept = decision.record.noting({each.uuid: each.note for each in decision.plan.devices if not each.changes})
-    if kept.to_text() != found:
+    return None if kept.to_text() == found else kept
+
+
+def keep_notes(system: System, path: str, decision: Decision) -> None:
+    """Bring the record up to date where no step is taken. Raises OSError."""
+    kept = notes_to_keep(system, path, decision)
+    if kept is not None:
         write_record(system, path, kept)
 
 

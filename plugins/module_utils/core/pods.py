@@ -28,6 +28,14 @@ def pod_of_process(system: System, pid: int) -> str:
     return found.group(1).replace("_", "-") if found else ""
 
 
+def running_pods(system: System) -> tuple[str, ...]:
+    """Return the pods that have processes on the node, by namespace and name, and by their UIDs where the node has no name for them."""
+    numbers = (int(name) for name in system.list_directory("/proc") if name.isdigit())
+    found = {uid for number in numbers if (uid := pod_of_process(system, number))}
+    names = pod_names(system) if found else {}
+    return tuple(sorted(names.get(uid, uid) for uid in found))
+
+
 def pod_names(system: System) -> dict[str, str]:
     """Return by the UIDs of the node's pods their namespaces and names."""
     found = {}

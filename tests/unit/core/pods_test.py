@@ -41,6 +41,17 @@ def test_the_pod_of_a_process(tmp_path: Path, cgroup: str, uid: str) -> None:
     assert pods.pod_of_process(System(str(tmp_path)), 1) == "", "it has gone"
 
 
+def test_the_pods_that_run(tmp_path: Path) -> None:
+    other = UID.replace("0a7f", "1a7f")
+    assert pods.running_pods(System(str(tmp_path))) == ()
+    for pid, uid in ((1, ""), (20, UID), (21, UID), (30, other)):
+        put(tmp_path, f"proc/{pid}/cgroup", f"0::/kubepods/besteffort/pod{uid}/1f\n" if uid else "0::/init.scope\n")
+    put(tmp_path, "proc/meminfo", "")
+    for name in (f"team-a_training-0_{UID}", "team-a_has-ended_2a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55"):
+        (tmp_path / "var/log/pods" / name).mkdir(parents=True)
+    assert pods.running_pods(System(str(tmp_path))) == (other, "team-a/training-0")
+
+
 def test_the_names_of_pods(tmp_path: Path) -> None:
     for name in (f"team-a_training-0_{UID}", "kube-system_kube-proxy-x_uid-2", "stray"):
         (tmp_path / "var/log/pods" / name).mkdir(parents=True)

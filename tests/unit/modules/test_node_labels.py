@@ -324,12 +324,23 @@ def test_the_module(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPat
     rehearsed = run_here("node_labels", options, check=True, diff=True)
     done = run_here("node_labels", options, diff=True)
     assert rehearsed["diff"] == done["diff"] == {"before": {}, "after": {COUNT: "8", BUS: "true"}}
+    assert rehearsed["coming"] == done["coming"] == {COUNT: "8", BUS: "true"} and not rehearsed["settled"]
+    assert run_here("node_labels", {**options, "labels": {COUNT: 7}}, check=True)["changing"] == {COUNT: "7"}
     assert done["changed"] and done["labels"] == {COUNT: "8", BUS: "true"} and done["left"] == {PRODUCT: ["nfd-master"]}
     assert PRODUCT in str(done["warnings"]) and done["nfd"] == {"served": True, "daemons": [], "knows_node": True}
-    assert not run_here("node_labels", options)["changed"]
+    again = run_here("node_labels", options, check=True)
+    assert (
+        not again["changed"]
+        and again["settled"]
+        and (again["coming"], again["changing"], again["going"]) == ({}, {}, [])
+    )
     by_file = run_here("node_labels", {**options, "way": "file"})
     assert by_file["file_content"] == f"{COUNT}=8\n" and by_file["way"] == "file" and server.present == {PRODUCT: "x"}
+    assert (by_file["coming"], by_file["going"]) == ({}, [BUS]), (
+        "one that has moved into the file neither comes nor goes"
+    )
     gone = run_here("node_labels", {"node": "n", "state": "absent", "file_gone": True})
+    assert gone["going"] == [COUNT] and gone["coming"] == {}
     assert gone["changed"] and gone["had_file"] and server.metadata["annotations"] == {}
     assert not run_here("node_labels", {"node": "n", "state": "absent", "file_gone": True})["changed"]
     missing = run_here("node_labels", {**options, "node": "m"})

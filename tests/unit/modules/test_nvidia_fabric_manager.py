@@ -234,8 +234,17 @@ def test_a_fabric_that_gpus_do_not_join_is_a_failure_and_undone(node: Node, stat
     node.state = "Completed"
     node.run()
     node.status = "Insufficient Resources"
+    assert not node.run(check=True)["settled"], "a look alone is no proof"
     refused = node.run()
     assert refused["error_code"] == "fabric" and "could not join" in refused["msg"], "it is asked each time"
+    node.status = "Success"
+    assert node.run(check=True)["settled"]
+    record = node.machine.path("/var/lib/dra-accelerators/nvidia-fabric-manager/record.json")
+    record.write_text(json.dumps({**node.record(), "doing": "install"}))
+    assert not node.run(check=True)["settled"], "an earlier run was cut short"
+    node.run()
+    assert node.run(check=True)["settled"]
+    node.status = "Insufficient Resources"
     assert node.has(), "and what was there before stays"
 
 
@@ -282,7 +291,7 @@ def test_who_has_gpus_is_named_and_not_disturbed(node: Node, tmp_path: Path) -> 
     assert node.run(state_path=str(store))["changed"], "where none runs nobody is disturbed"
     node.driver(NEWER)
     said = node.run(state_path=str(store), check=True)
-    assert said["in_the_way"]["claims"] and not said.get("failed")
+    assert said["in_the_way"]["claims"] and not said.get("failed") and not said["settled"]
     for state in ("present", "absent"):
         refused = node.run(state_path=str(store), state=state)
         assert refused["error_code"] == "in-use" and node.has() == {MANAGER: f"{OLDER}-1"}

@@ -78,7 +78,9 @@ def test_settings_are_foretold_made_and_there_the_second_time(node: Node) -> Non
     said = set_up(node, TUNED, check=True)
     assert said["changed"] and shown(node) == before and not record_of(node).exists()
 
+    assert not said["settled"]
     done = set_up(node, TUNED)
+    assert set_up(node, TUNED, check=True)["settled"]
     assert (done["steps"], done["diff"], done["devices"]) == (said["steps"], said["diff"], said["devices"])
     assert len(done["steps"]) == 6 and all(step["indices"] == [0] for step in done["steps"])
     (gpu,) = done["devices"]
@@ -246,7 +248,8 @@ def test_what_a_claim_has_set_is_left_to_it_and_what_it_found_counts(node: Node)
         assert "for the time of the claim" in result["msg"]
     assert shown(node)["power"] == 300_000
     # Others that share no knob with it are free.
-    assert set_up(node, {**ALL, "persistence": False})["changed"]
+    done = set_up(node, {**ALL, "persistence": False})
+    assert done["changed"] and [each["claims"] for each in done["devices"][:2]] == [["team-a/training"], []]
 
 
 def test_a_mig_gpu_keeps_its_compute_mode_and_takes_the_rest(node: Node) -> None:
@@ -345,6 +348,10 @@ def test_a_start_of_the_machine_takes_settings_and_record_along(node: Node) -> N
     assert set_up(node, rule)["changed"]
     assert shown(node)["high"] == 1410
     restart(node)
+    behind = set_up(node, check=True)
+    assert not behind["changed"] and not behind["settled"] and record_of(node).exists(), (
+        "the record is of a boot that is over"
+    )
     assert not set_up(node)["changed"]
     assert not record_of(node).exists()
 

@@ -119,6 +119,7 @@ def test_cdi_is_switched_on_and_taken_back_byte_for_byte(docker: Docker) -> None
     assert docker.config.read_text() == SITE and "restart" not in docker.asked()
     done = docker.run()
     assert (done["files"], done["restarted"], done["runtime"]) == ([str(docker.config)], True, "docker")
+    assert not foretold["settled"] and foretold["stops"] == 0 and docker.run(check=True)["settled"]
     assert foretold["diff"] == done["diff"] and "hidden-word" not in json.dumps(done)
     document = json.loads(docker.config.read_text())
     assert list(document) == ["log-driver", "features", "proxies", "cdi-spec-dirs"]
@@ -161,8 +162,10 @@ def test_a_restart_that_would_stop_containers_is_refused_and_they_are_named(dock
         assert "pod-0, pod-1" in failed["msg"] and "live-restore" in failed["msg"]
     assert not docker.config.exists() and not (docker.folder / "records").exists()
     docker.engine("27.1.0", containers=2, live=True)
-    assert docker.run(check=True)["restarted"]
+    foretold = docker.run(check=True)
+    assert foretold["restarted"] and foretold["stops"] == 0
     docker.engine("27.1.0", containers=2)
+    assert docker.run(check=True, stop=True)["stops"] == 2
     assert docker.run(stop=True)["restarted"]
     assert docker.run(state="absent")["error_code"] == "containers-run"
     assert docker.run(state="absent", stop=True)["changed"] and not docker.config.exists()
@@ -196,6 +199,12 @@ def test_one_that_does_not_come_back_is_restarted_by_the_next_run(docker: Docker
     done = docker.run()
     assert done["restarted"] and done["files"], done
     assert not docker.run()["changed"]
+    # What alone is behind is the record, which a look leaves as it is and says.
+    record = docker.folder / "records/docker_cdi.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "restart": True}))
+    behind = docker.run(check=True)
+    assert not behind["changed"] and not behind["settled"] and json.loads(record.read_text())["restart"]
+    assert not docker.run()["changed"] and docker.run(check=True)["settled"]
 
 
 def test_a_file_that_the_daemon_does_not_take_is_not_written(docker: Docker) -> None:

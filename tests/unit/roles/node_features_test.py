@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from playing import play
 
@@ -27,7 +28,7 @@ def driver(labels: dict[str, str], **changes: Any) -> dict[str, Any]:
 
 def host(drivers: list[dict[str, Any]], state: str = "present", **answer: Any) -> dict[str, Any]:
     found = {"node_features_state": state, "__node_features_asked": {"drivers": drivers}}
-    return {**found, "__node_features_labelled": answer} if answer else found
+    return {**found, "__node_features_plan": answer} if answer else found
 
 
 THERE = {NAME: "Ascend910", POD: "7"}
@@ -69,9 +70,42 @@ def test_what_is_wanted_and_what_becomes_of_the_file(tmp_path: Path) -> None:
 
 def test_the_file_goes_before_the_note_of_it() -> None:
     """A run that is cut short leaves a note without a file, never a file that nobody knows of."""
-    tasks = yaml.safe_load((ROLE / "tasks/main.yml").read_text(encoding="utf-8"))
-    kinds = [next(key.rpartition(".")[2] for key in task if "." in key) for task in tasks]
-    assert kinds == ["accelerator_info", "file_set", "node_labels", "file_set", "node_labels"]
-    assert tasks[1]["when"] == "node_features_state == 'absent'"
-    assert "state == 'absent'" in tasks[2]["dra.accelerators.node_labels"]["file_gone"]
-    assert tasks[4]["dra.accelerators.node_labels"]["file_gone"] is True
+    tasks = yaml.safe_load((ROLE / "tasks/main.yml").read_text(encoding="utf-8"))[1]["block"]
+    steps = [task for task in tasks if not task.get("check_mode")]
+    kinds = [next(key.rpartition(".")[2] for key in task if "." in key) for task in steps]
+    assert kinds == ["debug", "file_set", "node_labels", "file_set", "node_labels"]
+    assert steps[1]["when"] == "node_features_state == 'absent'"
+    assert steps[4]["dra.accelerators.node_labels"]["file_gone"] is True
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+def test_what_is_said_of_the_labels(by_file: bool, tmp_path: Path) -> None:
+    """The look before counts, not what a former run has written; where nothing changes nothing is said."""
+    said = {"way": "file" if by_file else "api", "had_file": by_file, "file_content": TEXT}
+    none = {"coming": {}, "changing": {}, "going": []}
+    hosts = {
+        "comes": {"coming": {NAME: "Ascend910", POD: "7"}, "changing": {}, "going": []},
+        "goes": {"coming": {}, "changing": {POD: "8"}, "going": [NAME]},
+        "stays": none,
+    }
+    given = {
+        name: {
+            "node_features_state": "present",
+            "__node_features_plan": {**said, **each},
+            # Of a run before in the same play.
+            "__node_features_labelled": {"way": "api" if by_file else "file", "had_file": not by_file, "changed": True},
+            "__node_features_file_plan": {"changed_paths": [FILE] if by_file and each != none else []},
+        }
+        for name, each in hosts.items()
+    }
+    expression = (
+        "{{ {'words': __node_features_words, 'by_file': __node_features_by_file | bool} | to_json | b64encode }}"
+    )
+    played = play(tmp_path, [TASKS[0], {"debug": {"msg": expression}}], given)
+    assert played.status == 0, played.output
+    nobody = "in the way is nobody: labels disturb no pod but those of DaemonSets that choose nodes by them"
+    file = [f"write {FILE}"] if by_file else []
+    assert {each["by_file"] for each in played.told.values()} == {by_file}
+    assert played.told["comes"]["words"] == [f"gets the labels {NAME}=Ascend910, {POD}=7", *file, nobody]
+    assert played.told["goes"]["words"] == [f"gets other labels: {POD}=8", f"loses the labels {NAME}", *file, nobody]
+    assert played.told["stays"]["words"] == []

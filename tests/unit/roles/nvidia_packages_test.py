@@ -35,7 +35,7 @@ def test_other_platforms_are_refused_by_name_and_so_are_packages_without_a_diges
     hosts = {"fedora": {"on": FEDORA}, "rocky": {"on": OLD_ROCKY}, "debian": {"on": DEBIAN, **brought}}
     # The first two tasks refuse; the third one would look at the machine.
     tasks = yaml.safe_load((ROLES / role / "tasks/apply.yml").read_text("utf-8"))[:2]
-    given = {name: {f"__{role}_node": node(each.pop("on")), **each} for name, each in hosts.items()}
+    given = {name: {f"{role}_node_info": node(each.pop("on")), **each} for name, each in hosts.items()}
     defaults = yaml.safe_load((ROLES / role / "defaults/main.yml").read_text("utf-8"))
     read = {"ansible.builtin.include_vars": str(ROLES / role / "vars/main.yml")}
     played = play(tmp_path, [read, *tasks], {name: {**defaults, **each} for name, each in given.items()})
@@ -72,7 +72,8 @@ def test_where_the_toolkit_comes_from_and_who_gets_none(tmp_path: Path) -> None:
         {"ansible.builtin.debug": {"msg": f"{{{{ {{{told}}} | to_json | b64encode }}}}"}},
     ]
     hosts = {
-        name: {**defaults, "__nvidia_container_toolkit_node": each.pop("node"), **each} for name, each in given.items()
+        name: {**defaults, "nvidia_container_toolkit_node_info": each.pop("node"), **each}
+        for name, each in given.items()
     }
     played = play(tmp_path, tasks, hosts)
     assert set(played.told) == set(hosts), played.output
@@ -211,7 +212,7 @@ def test_nothing_that_was_brought_stays_where_it_is_not_installed(role: str, tmp
     )
     (exchange,) = (each for each in last["block"] if each["name"].endswith("leave nothing of what was brought"))
     given = {
-        f"__{role}_plan": {"steps": ["install a 1"], "changes": ["install a 1"]},
+        f"__{role}_plan": {"steps": ["install a 1"], "changes": ["install a 1"], "settled": False},
         f"__{role}_brought": str(brought),
         f"__{role}_copies": ["/srv/a_1_amd64.deb"],
         f"__{role}_bundled": ["a=1"],
@@ -310,3 +311,57 @@ def test_a_fabric_manager_that_waits_for_a_driver_does_not_let_the_run_go_on_una
     assert played.status == (2 if says else 0) and says in played.output
     owed = "has to be started again for the driver 580.2 with nvidia-fabricmanager to take effect"
     assert (owed in played.output) != consents
+
+
+def test_what_is_said_of_the_toolkit_and_of_engines(tmp_path: Path) -> None:
+    """Only where something changes; engines that are not asked for were not looked at."""
+    skipped = {"changed": False, "skipped": True}
+    quiet: dict[str, Any] = {"steps": [], "lacking": {}, "left": [], "settled": True}
+    containerd = {
+        "settled": False,
+        "files": ["/etc/containerd/x.toml"],
+        "restarted": True,
+        "pods": ["team-a/pod"],
+    }
+    docker = {"settled": False, "file": "/etc/docker/daemon.json", "reloaded": True}
+    hosts: dict[str, dict[str, Any]] = {
+        "quiet": {"plan": quiet, "containerd": {"settled": True}, "docker": {"settled": True}},
+        "packages": {"plan": {**quiet, "steps": ["install the toolkit"], "lacking": {"hold": "It is held."}}},
+        "engines": {"plan": quiet, "containerd": containerd, "docker": docker},
+        "owed": {"plan": quiet, "containerd": {**containerd, "files": [], "pods": []}},
+        "leaves": {"plan": {**quiet, "left": ["nvidia-container-toolkit 1.18"]}, "docker": docker, "state": "absent"},
+    }
+    defaults = yaml.safe_load((ROLES / "nvidia_container_toolkit/defaults/main.yml").read_text("utf-8"))
+    given = {
+        name: {
+            **defaults,
+            "nvidia_container_toolkit_state": each.get("state", "present"),
+            "__nvidia_container_toolkit_plan": each["plan"],
+            "__nvidia_container_toolkit_containerd": each.get("containerd", skipped),
+            "__nvidia_container_toolkit_docker": each.get("docker", skipped),
+        }
+        for name, each in hosts.items()
+    }
+    read = {"ansible.builtin.include_vars": str(ROLES / "nvidia_container_toolkit/vars/main.yml")}
+    tell = {"ansible.builtin.debug": {"msg": "{{ __nvidia_container_toolkit_words | to_json | b64encode }}"}}
+    played = play(tmp_path, [read, tell], given)
+    assert played.status == 0, played.output
+    assert played.told == {
+        "quiet": [],
+        "packages": [
+            "install the toolkit",
+            "It is held.",
+            "in the way is nobody: containers that run keep what they were started with",
+        ],
+        "engines": [
+            "have containerd offer the runtime nvidia by /etc/containerd/x.toml, and restart it; containers that run go on, those of the pods team-a/pod",
+            "have Docker offer the runtime nvidia by /etc/docker/daemon.json, and reload it; containers that run go on",
+        ],
+        "owed": [
+            "have containerd offer the runtime nvidia by its files as they are, and restart it; containers that run go on, and no pod runs on the node"
+        ],
+        "leaves": [
+            "have Docker offer no more the runtime nvidia by /etc/docker/daemon.json, and reload it; containers that run go on",
+            "stays, because this role has not installed it: nvidia-container-toolkit 1.18",
+        ],
+    }

@@ -79,3 +79,46 @@ def test_removal_takes_the_vendors_runtime_before_the_settings_that_were_there_b
     assert drivers.index("'nvidia_fabric_manager'") < drivers.index("'nvidia_driver'"), (
         "what needs the driver goes first"
     )
+
+
+def test_a_node_is_asked_again_only_where_a_driver_was_touched(tmp_path: Path) -> None:
+    """What was asked before the drivers is true afterwards where none of them had anything to do."""
+    _read, prepare, *_others = yaml.safe_load(SITE.read_text("utf-8"))
+    (again,) = (task for task in prepare["tasks"] if task.get("register") == "accelerator_node_asked_again")
+    assert again["when"] == "accelerator_drivers_changed | bool"
+    quiet = {"steps": [], "reboot_required": False}
+    skipped = {"changed": False, "skipped": True}
+    done, answer = {"changed": True}, {"devices": {"nvidia": ["1"]}}
+    asked = {"accelerator_node_asked": {"devices": {}}}
+    hosts: dict[str, dict[str, Any]] = {
+        "no-role": {},
+        "quiet": {
+            "__nvidia_driver_plan": quiet,
+            "__nvidia_driver_done": skipped,
+            "__nvidia_fabric_manager_plan": quiet,
+            "accelerator_node_asked_again": skipped,
+        },
+        "exchanged": {
+            "__nvidia_driver_plan": quiet,
+            "__nvidia_driver_done": done,
+            "accelerator_node_asked_again": answer,
+        },
+        "restarted": {"__nvidia_driver_plan": {"steps": [], "reboot_required": True}, "__nvidia_driver_done": skipped},
+        "foreseen": {"__ascend_driver_plan": {"steps": ["install"], "reboot_required": False}},
+        "fabric": {"__nvidia_fabric_manager_plan": quiet, "__nvidia_fabric_manager_done": done},
+    }
+    names = ("accelerator_node", "accelerator_driver_plans", "accelerator_drivers_changed")
+    told_of = {name: prepare["vars"][name] for name in names}
+    expression = (
+        "{{ {'again': accelerator_drivers_changed | bool, 'has': accelerator_node.devices} | to_json | b64encode }}"
+    )
+    tell = {"ansible.builtin.debug": {"msg": expression}, "vars": told_of}
+    played = play(tmp_path, [tell], {name: {**asked, **each} for name, each in hosts.items()})
+    assert set(played.told) == set(hosts), played.output
+    assert {name for name, each in played.told.items() if each["again"]} == {
+        "exchanged",
+        "restarted",
+        "foreseen",
+        "fabric",
+    }
+    assert played.told["exchanged"]["has"] == answer["devices"] and played.told["quiet"]["has"] == {}
