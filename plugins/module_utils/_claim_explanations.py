@@ -199,8 +199,8 @@ def reasons(
 ) -> tuple[dict[str, Json], int]:
     """Return by namespace/name why pods wait, each with a code, a message and a remedy, and how many were too many to be looked at.
 
-    ``pods`` are those that wait, the most urgent first; ``nodes`` are what nodes have answered, by their names. Where there are devices, where a pod waits for something else and where a claim cannot
-    be read nothing is told: there the scheduler's own words say more. Raises NoCel.
+    ``pods`` are those that wait, the most urgent first; ``nodes`` are what nodes have answered, by their names. Where there are devices, where a pod
+    waits for something else and where a claim cannot be read nothing is told: there the scheduler's own words say more. Raises NoCel.
     """
     ends = clock() + MOST_SECONDS
     explainer = explainer_of(objects, nodes, most_nodes=MOST_NODES)
