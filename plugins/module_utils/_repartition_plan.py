@@ -111,11 +111,17 @@ def join(
         "problems": [each.document() for each in problems],
         "blocked": [f"{each.text.rstrip('.')}. {each.remedy}".strip() for each in problems if each.blocks],
         "at_a_time": max(1, min(most, allowed)),
+        "idle": [node for node, plan in joined.items() if _is_idle(plan)],
         "partitions_destroyed": sum(len(one["going"]) for plan in joined.values() for one in plan["operations"]),
         "devices_touched": sum(len(one["devices"]) for plan in joined.values() for one in plan["operations"]),
         "strays": strays,
         "table": [*table(joined, staying, consent), *_of_strays(strays)],
     }
+
+
+def _is_idle(plan: Json) -> bool:
+    """Whether there is nothing to do on a node: no operation, nothing that an earlier run has left, and no rule of which its driver lacks."""
+    return not (plan["operations"] or plan["unfinished"] or plan["leftover_rules"] or plan["rules_differ"])
 
 
 def _those(devices: Iterable[Json], targets: Iterable[Target]) -> list[Json]:
