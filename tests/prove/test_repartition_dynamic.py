@@ -128,7 +128,9 @@ class Pool(threading.Thread):
 
     def once(self) -> None:
         """See that the GPU was published as it was and as it is, that in one generation more at most, and its neighbours as ever."""
-        shown = [(generation, sorted(one["name"] for one in json.loads(mine))) for generation, mine, _ in self.seen]
+        shown = [
+            (generation, sorted(one["name"] for one in json.loads(mine))) for generation, mine, _others in self.seen
+        ]
         assert len(self.seen) == 2 and self.seen[0][1] != self.seen[1][1], shown
         assert self.seen[1][0] - self.seen[0][0] in (0, 1), shown
         assert self.seen[0][2] == self.seen[1][2], "what is published of other GPUs has changed"
