@@ -67,6 +67,7 @@ def node_plan(
             and settings_reset != "when_needed"
         ]
         planned += [(each, one) for one in found]
+    planned.sort(key=_turn)
     devices = [device for each in vendors for device in each.look.devices]
     pending = {uuid for _each, one in planned for uuid in one.uuids}
     operations: list[Json] = []
@@ -74,7 +75,7 @@ def node_plan(
         before = driver_rules(devices, rules, former, pending)
         pending -= set(one.uuids)
         after = driver_rules(devices, rules, former, pending)
-        begun = each.record if each.record is not None and set(each.record.devices) & set(one.uuids) else None
+        begun = _begun(each, one)
         operations.append(
             {
                 "operation": operation_name(one),
@@ -100,6 +101,22 @@ def node_plan(
         "before": [_state(device) for device in devices],
         "after": [_after(device, planned) for device in devices],
     }, errors
+
+
+def _begun(vendor: Vendor, operation: Operation) -> Record | None:
+    """Return the record of the run before this one, if that has begun the operation."""
+    record = vendor.record
+    return record if record is not None and set(record.devices) & set(operation.uuids) else None
+
+
+def _turn(each: tuple[Vendor, Operation]) -> tuple[bool, bool]:
+    """Return what operations go by, which otherwise have the devices' order.
+
+    First comes what an earlier run has begun: nothing else can begin while its record is there. Then come those for which nobody has to go,
+    so that who goes finds what these make.
+    """
+    vendor, operation = each
+    return _begun(vendor, operation) is None, bool(operation.claims)
 
 
 def _gone_on_with(operation: Operation, begun: Record) -> Json:

@@ -114,6 +114,7 @@ def join(
         "problems": [each.document() for each in problems],
         "blocked": [f"{each.text.rstrip('.')}. {each.remedy}".strip() for each in problems if each.blocks],
         "at_a_time": max(1, min(most, allowed)),
+        "idle": [node for node, plan in joined.items() if _is_idle(plan)],
         "partitions_destroyed": sum(len(one["going"]) for plan in joined.values() for one in plan["operations"]),
         "devices_touched": sum(len(one["devices"]) for plan in joined.values() for one in plan["operations"]),
         "strays": strays,
@@ -139,6 +140,11 @@ def _untouched(plan: Json, claims: Iterable[str]) -> Json:
     there = sum(len(each["partitions"]) for each in plan["before"] if each["uuid"] in uuids)
     kept = sum(len(one["kept"]) for one in plan["operations"])
     return {"devices": len(uuids), "partitions": there + kept, "claims": sorted(claims)}
+
+
+def _is_idle(plan: Json) -> bool:
+    """Whether there is nothing to do on a node: no operation, nothing that an earlier run has left, and no rule of which its driver lacks."""
+    return not (plan["operations"] or plan["unfinished"] or plan["leftover_rules"] or plan["rules_differ"])
 
 
 def _those(devices: Iterable[Json], targets: Iterable[Target]) -> list[Json]:

@@ -144,6 +144,12 @@ plan:
       type: int
       returned: success
       sample: 1
+    idle:
+      description: The nodes on which there is nothing to do.
+      type: list
+      elements: str
+      returned: success
+      sample: [node-2]
     partitions_destroyed:
       description: How many partitions go.
       type: int

@@ -13,6 +13,9 @@ from __future__ import annotations
 import argparse
 import random
 from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from dra_driver.core.model import Device
 
 from tests.bench.layout_model import Layout, Outcome, node, ours, parted
 from tests.unit.core.board_model import all_states, profiles
@@ -22,42 +25,53 @@ BOARD, SMALL = "h100-80", "a30"
 MIXED = ((9, 4), (19, 0), (19, 1), (19, 2), (19, 3))
 OF_MIXED = {"3g.40gb": 1, "1g.10gb": 4}
 SEVENS = tuple((19, start) for start in range(7))
+#: A node's GPUs, and the layout of each that is wanted.
+Change = tuple[tuple[Device, ...], Sequence[Layout]]
 Scene = tuple[str, Outcome, Outcome]
 
 
-def scenes() -> list[Scene]:
-    """Changes that sites make."""
+def cases() -> dict[str, Change]:
+    """Changes that sites make, by what they are called."""
     eight = node(BOARD, [MIXED] * 8)
     same: list[Layout] = [OF_MIXED] * 7
-    cases = [
-        ("8 x H100: nothing changes", eight, [OF_MIXED, *same]),
-        ("8 x H100: on one, two 1g.10gb become a 2g.20gb", eight, [{"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}, *same]),
-        ("8 x H100: one is whole from now on", eight, [None, *same]),
-        ("8 x H100: one whole GPU is partitioned", node(BOARD, [None, *[MIXED] * 7]), [{"7g.80gb": 1}, *same]),
-        (
-            "8 x H100: of seven 1g.10gb each, four become a 4g.40gb",
+    return {
+        "8 x H100: nothing changes": (eight, [OF_MIXED, *same]),
+        "8 x H100: on one, two 1g.10gb become a 2g.20gb": (
+            eight,
+            [{"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}, *same],
+        ),
+        "8 x H100: one is whole from now on": (eight, [None, *same]),
+        "8 x H100: one whole GPU is partitioned": (node(BOARD, [None, *[MIXED] * 7]), [{"7g.80gb": 1}, *same]),
+        "8 x H100: of seven 1g.10gb each, four become a 4g.40gb": (
             node(BOARD, [SEVENS] * 8),
             [{"4g.40gb": 1, "1g.10gb": 3}] * 8,
         ),
-        (
-            "4 x A30 in linked pairs: one whole GPU is partitioned",
+        "4 x A30 in linked pairs: one whole GPU is partitioned": (
             node(SMALL, [None, ((14, 0), (14, 1)), None, ((14, 0), (14, 1))], pairs=True),
             [{"1g.6gb": 4}, {"1g.6gb": 2}, None, {"1g.6gb": 2}],
         ),
-    ]
-    return [(name, ours(gpus, wanted), parted(gpus, wanted)) for name, gpus, wanted in cases]
+    }
 
 
-def at_random(changing: int, changes: int, seed: int) -> Scene:
-    """So many random changes, of so many GPUs of a node each, taken together."""
+def scenes() -> list[Scene]:
+    """What each of these disturbs."""
+    return [(name, ours(*change), parted(*change)) for name, change in cases().items()]
+
+
+def drawn(changing: int, changes: int, seed: int) -> Iterator[Change]:
+    """So many random changes, of so many GPUs of a node each."""
     draw = random.Random(seed)
     states, names = all_states(BOARD), {each.profile_id: each.name for each in profiles(BOARD)}
-    mine = theirs = Outcome()
     for _change in range(changes):
         now = [draw.choice(states) for _gpu in range(8)]
         then = [draw.choice(states) if number < changing else each for number, each in enumerate(now)]
-        wanted = [Counter(names[profile] for profile, _start in each) for each in then]
-        gpus = node(BOARD, now)
+        yield node(BOARD, now), [Counter(names[profile] for profile, _start in each) for each in then]
+
+
+def at_random(changing: int, changes: int, seed: int) -> Scene:
+    """What random changes disturb, taken together."""
+    mine = theirs = Outcome()
+    for gpus, wanted in drawn(changing, changes, seed):
         mine, theirs = mine + ours(gpus, wanted), theirs + parted(gpus, wanted)
     return f"8 x H100: {changes} random changes of {changing} GPU{'s' if changing > 1 else ''}", mine, theirs
 

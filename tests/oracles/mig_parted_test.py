@@ -17,6 +17,10 @@ from typing import Any
 
 import pytest
 import yaml
+from dra_driver.core.model import Device
+
+from tests.bench.layout_model import Layout, Outcome, parted
+from tests.bench.layouts import Change, cases, drawn
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "roles/simulator/files"
@@ -185,3 +189,112 @@ def by_gpu(entries: list[dict[str, Any]]) -> dict[int, tuple[bool, dict[str, int
         for number in range(8) if entry["devices"] == "all" else entry["devices"]:
             found[number] = (entry["mig-enabled"], entry.get("mig-devices") or {})
     return found
+
+
+# What the model of its steps in tests/bench says that it disturbs, and what it does disturb. Each change begins with what the module makes.
+CHANGES = """
+set -eu
+mount --make-rprivate /
+simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from accelerator_simulator.cli import main; sys.exit(main())' "$@"; }}
+simulator --root {root} --library-folder {library} power-on --machine {machine} >&2
+for folder in usr etc tmp; do mkdir -p {root}/$folder; mount --rbind /$folder {root}/$folder; done
+ln -s usr/bin {root}/bin; ln -s usr/lib {root}/lib; ln -s usr/lib64 {root}/lib64
+mkdir -p {root}/proc/self {root}/oracle; mount --bind {binary} {root}/oracle
+touch {root}/dev/null; mount --bind /dev/null {root}/dev/null
+export LD_LIBRARY_PATH={library} PATH={library}:/usr/sbin:/usr/bin:/sbin:/bin
+look() {{
+    simulator --root {root} --library-folder {library} show --json > $1.json
+    find {root}/proc/driver/nvidia/capabilities -path '*/gi*/access' -not -path '*/ci*' -printf '%P %i %T@\n' > $1.instances
+}}
+for number in $(seq 0 {last}); do
+    {python} -c "$PROGRAM" "$(cat {folder}/$number.before)" >&2
+    nvidia-smi -lgc 300,600 >&2
+    look {folder}/$number-before
+    chroot {root} /oracle/nvidia-mig-parted apply -f {folder}/$number.yaml -c wanted >&2
+    look {folder}/$number-after
+done
+"""
+
+
+def seen(folder: Path, number: int) -> Outcome:
+    """What is seen of a change: which partitions went, which GPUs anything was done to, who would have been in the way.
+
+    A partition's file below /proc is there as long as the partition; its UUID goes by its place, and says nothing. A GPU that was reset
+    has no locked clocks any more.
+    """
+    looks = []
+    for when in ("before", "after"):
+        gpus = json.loads((folder / f"{number}-{when}.json").read_text())["gpus"]
+        instances = set((folder / f"{number}-{when}.instances").read_text().splitlines())
+        looks.append((gpus, instances))
+    (before, had), (after, has) = looks
+    assert all(gpu["locked_clock_minimum_mhz"] == 300 for gpu in before)
+    switched = {old["index"] for old, new in zip(before, after) if old["mig_mode_current"] != new["mig_mode_current"]}
+    reset = {gpu["index"] for gpu in after if gpu["locked_clock_minimum_mhz"] != 300}
+    changed = {gpu["index"] for gpu in before for each in had ^ has if each.startswith(f"gpu{gpu['minor']}/")}
+    whole = {gpu["index"] for gpu in before if not gpu["mig_mode_current"]} & (switched | reset)
+    gone = len(had - has)
+    return Outcome(gone, len(changed | switched | reset), gone + len(whole))
+
+
+def as_rule(device: Device) -> dict[str, Any]:
+    """The layout that a GPU has, places and all."""
+    rule: dict[str, Any] = {"match": {"index": device.index}, "mode": "whole"}
+    if device.partitioning.enabled:
+        places = [{"profile": each.profile, "placement": each.placement.start} for each in device.partitions]
+        rule |= {"mode": "static", "partitions": places}
+    return rule
+
+
+def as_entry(index: int, layout: Layout) -> dict[str, Any]:
+    """What is wanted of a GPU, as the program's configuration has it."""
+    entry: dict[str, Any] = {"devices": [index], "mig-enabled": layout is not None}
+    return entry if layout is None else {**entry, "mig-devices": dict(layout)}
+
+
+SITES = cases()
+BESIDE: dict[str, tuple[str, list[Change]]] = {
+    "sites": ("8xH100", [change for name, change in SITES.items() if "H100" in name]),
+    "linked": ("4xA30", [change for name, change in SITES.items() if "A30" in name]),
+    **{
+        f"random-{changing}": ("8xH100", [one for seed in (1, 2, 3) for one in drawn(changing, 3, seed)])
+        for changing in (1, 2, 8)
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "sites" else pytest.param(name, marks=pytest.mark.prove) for name in BESIDE]
+)
+def test_it_disturbs_what_our_model_of_its_steps_says(mig_parted: Path, tmp_path: Path, name: str) -> None:
+    machine, changes = BESIDE[name]
+    library = tmp_path / "library"
+    library.mkdir()
+    subprocess.run(["make", "-s", "-C", FILES / "nvml", f"OUT={library}"], check=True)
+    (tmp_path / "root").mkdir()
+    for number, (gpus, wanted) in enumerate(changes):
+        options = {"layout": [as_rule(each) for each in gpus], "reset": "when_needed", "state_path": "/none.db"}
+        (tmp_path / f"{number}.before").write_text(json.dumps(options))
+        entries = [as_entry(index, layout) for index, layout in enumerate(wanted)]
+        configuration = {"version": "v1", "mig-configs": {"wanted": entries}}
+        (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump(configuration))
+    script = CHANGES.format(
+        files=FILES,
+        python=sys.executable,
+        root=tmp_path / "root",
+        library=library,
+        machine=machine,
+        binary=mig_parted,
+        folder=tmp_path,
+        last=len(changes) - 1,
+    )
+    run = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PROGRAM": PROGRAM},
+    )
+    assert run.returncode == 0, run.stderr
+    found = [seen(tmp_path, number) for number in range(len(changes))]
+    assert found == [parted(*change) for change in changes]

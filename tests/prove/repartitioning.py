@@ -5,7 +5,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
 from collections import Counter
 from typing import Any
 
@@ -22,6 +25,24 @@ def repartition(cluster: Cluster, fleet: str = "{}", *arguments: str, **more: An
     return cluster.playbook(
         "repartition.yml", "-e", example, "-e", fleet, "-e", json.dumps(more), *arguments, check=False
     )
+
+
+def killed_at(cluster: Cluster, task: str, *words: object) -> str:
+    """Run the playbook and kill all of Ansible, beyond remedy, as soon as it says that a task begins; returns what it said."""
+    said: list[str] = []
+    argv, environment = cluster.playbook_command("repartition.yml", *words)
+    with subprocess.Popen(
+        argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith(f"TASK [{task}]"):
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+        else:
+            raise AssertionError(f"there was no task {task!r}\n" + "".join(said))
+    return "".join(said)
 
 
 def pods(cluster: Cluster) -> dict[str, dict[str, Any]]:

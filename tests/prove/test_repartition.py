@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ from tests.cluster.manifests import deployment, selected, static
 from tests.prove.repartitioning import (
     containers,
     holders,
+    killed_at,
     numbered,
     pods,
     profiles,
@@ -221,24 +220,6 @@ def between(node: str, gpu: int, partitions: dict[str, int]) -> str:
 def others(cluster: Cluster) -> dict[str, tuple[str, int]]:
     """What runs in all pods that are on no device that changes."""
     return {name: each for name, each in containers(cluster).items() if not name.startswith("pinned")}
-
-
-def killed_at(cluster: Cluster, task: str, *words: object) -> str:
-    """Run the playbook and kill all of Ansible, beyond remedy, as soon as it says that a task begins; returns what it said."""
-    said: list[str] = []
-    argv, environment = cluster.playbook_command("repartition.yml", *words)
-    with subprocess.Popen(
-        argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            said.append(line)
-            if line.startswith(f"TASK [{task}]"):
-                os.killpg(process.pid, signal.SIGKILL)
-                break
-        else:
-            raise AssertionError(f"there was no task {task!r}\n" + "".join(said))
-    return "".join(said)
 
 
 def consistent(cluster: Cluster, node: str, gpu: int, partitions: dict[str, int]) -> None:

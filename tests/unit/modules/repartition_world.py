@@ -1,10 +1,11 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node with simulated boards and what stands in for its API server, on which Ansible plays the playbook repartition.
+"""Nodes with simulated boards and what stands in for their API server, on which Ansible plays the playbook repartition.
 
 The server keeps DeviceTaintRules, publishes the partitions that the boards have at that moment, and is told by Ansible of each task
-before it begins, so that a test can do something at exactly that step. Roles, which install services, are left out of the playbook.
+before it begins, so that a test can do something at exactly that step. Roles, which install services, are left out of the playbook; what it
+would tell the node driver is shown instead.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,31 +41,32 @@ Json = dict[str, Any]
 
 
 class Cluster(JsonServer):
-    """A Node, the slices of its boards, and taint rules. ``writes`` are the methods of all writes, in order.
+    """The Node "a" and others, the slices of their boards, and taint rules. ``writes`` are the methods of all writes, in order.
 
     ``at_step`` is called with each task's name before the task begins, and returns whether Ansible is to be killed there. While it is
     ``away`` the server answers nothing but 503.
     """
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(self, node: Node, **others: Node) -> None:
+        self.nodes = {"a": node, **others}
         self.rules: dict[str, Json] = {}
         self.writes: list[str] = []
         self.away = False
+        self._looking = threading.Lock()
         self.at_step: Callable[[str], bool] = lambda _task: False
         cluster = self
 
         class Handler(JsonHandler):
             def take(self) -> None:
-                body, path = self.body(), urlsplit(self.path).path
-                status, answer = cluster.answer(self.command, path, body)
+                body, address = self.body(), urlsplit(self.path)
+                status, answer = cluster.answer(self.command, address.path, body, address.query)
                 self.answer(status, answer)
 
             do_GET = do_POST = do_PUT = do_DELETE = take  # noqa: N815 http.server's names
 
         super().__init__(Handler)
 
-    def answer(self, method: str, path: str, body: Json | None) -> tuple[int, Json]:
+    def answer(self, method: str, path: str, body: Json | None, query: str) -> tuple[int, Json]:
         if path == "/step":
             assert body is not None
             return 200, {"kill": self.at_step(body["task"])}
@@ -78,9 +81,10 @@ class Cluster(JsonServer):
                 "resources": [{"name": name} for name in ("devicetaintrules", "resourceclaims", "resourceslices")]
             }
         if path.endswith("/resourceslices"):
-            return 200, {"items": [self.slice()]}
-        if path == "/api/v1/nodes/a":
-            return 200, {"metadata": {"name": "a"}, "spec": {}, "status": {"nodeInfo": {}}}
+            asked = [name for name in self.nodes if f"nodeName%3D{name}" in query] or self.nodes
+            return 200, {"items": [self.slice(name) for name in asked]}
+        if path.startswith("/api/v1/nodes/"):
+            return 200, {"metadata": {"name": path.rpartition("/")[2]}, "spec": {}, "status": {"nodeInfo": {}}}
         if path == "/version":
             return 200, {"major": "1", "minor": "37", "gitVersion": "v1.37.0"}
         if method == "GET" and path.rpartition("/")[2].endswith(("s", "es")):
@@ -101,8 +105,10 @@ class Cluster(JsonServer):
         self.rules[body["metadata"]["name"]] = body
         return 200, body
 
-    def slice(self) -> Json:
-        devices = self.node.module("accelerator_info", {"fail_without_driver": True})["devices"]
+    def slice(self, name: str = "a") -> Json:
+        # Nodes that are worked on at the same time ask at the same time, and their modules share a process.
+        with self._looking:
+            devices = self.nodes[name].module("accelerator_info", {"fail_without_driver": True})["devices"]
         parts = [
             {
                 "name": f"gpu-{device['index']}-mig-{each['profile'].replace('.', '')}-{each['profile_id']}-{each['placement']['start']}",
@@ -115,14 +121,15 @@ class Cluster(JsonServer):
             for device in devices
             for each in device["partitions"]
         ]
-        pool = {"name": "a", "generation": 1, "resourceSliceCount": 1}
-        return {"metadata": {"name": "s"}, "spec": {"driver": DRIVER, "nodeName": "a", "pool": pool, "devices": parts}}
+        pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": DRIVER, "nodeName": name, "pool": pool, "devices": parts}
+        return {"metadata": {"name": f"s-{name}"}, "spec": spec}
 
 
 def play(
     node: Node, cluster: Cluster, folder: Path, plays: list[Json], variables: Json
 ) -> subprocess.CompletedProcess[str]:
-    """Have Ansible play on the node "a", in a group of processes of its own; a signal that ends it is a negative return code."""
+    """Have Ansible play on all nodes, in a group of processes of its own; a signal that ends it is a negative return code."""
     access = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -132,15 +139,22 @@ def play(
         "current-context": "x",
     }
     (folder / "kubeconfig").write_text(yaml.safe_dump(access), encoding="utf-8")
+    for each in plays:
+        # Each node has a library of its own, which finds its boards.
+        each["environment"] = {"LD_LIBRARY_PATH": "{{ library }}"}
     (folder / "play.yml").write_text(yaml.safe_dump(plays, sort_keys=False), encoding="utf-8")
-    (folder / "inventory.yml").write_text(
-        yaml.safe_dump({"accelerator_nodes": {"hosts": {"a": {"ansible_connection": "local_or_away"}}}}),
-        encoding="utf-8",
-    )
+    hosts = {
+        name: {
+            "ansible_connection": "local_or_away",
+            "library": str(each.folder),
+            "accelerator_kubelet_root": str(kubelet(folder, name)),
+        }
+        for name, each in cluster.nodes.items()
+    }
+    (folder / "inventory.yml").write_text(yaml.safe_dump({"accelerator_nodes": {"hosts": hosts}}), encoding="utf-8")
     common = {
         "ansible_python_interpreter": sys.executable,
         "accelerator_become": False,
-        "accelerator_kubelet_root": str(folder / "kubelet"),
         "accelerator_repartition_evict": True,
         "accelerator_repartition_timeout": 10,
     }
@@ -170,6 +184,11 @@ def play(
     )
 
 
+def kubelet(folder: Path, node: str = "a") -> Path:
+    """The folder of a node's kubelet."""
+    return folder / ("kubelet" if node == "a" else f"kubelet-{node}")
+
+
 def away(folder: Path) -> Path:
     """The file that makes the node unreachable while it exists."""
     return folder / "away"
@@ -182,23 +201,36 @@ def play_operation(node: Node, cluster: Cluster, folder: Path, operation: Json) 
     variables = {
         "accelerator_operation": operation,
         "accelerator_name": "a",
+        "accelerator_fallen": [],
         "accelerator_kubeconfig_used": str(folder / "kubeconfig"),
     }
     return play(node, cluster, folder, document, variables)
 
 
-def play_all(node: Node, cluster: Cluster, folder: Path, layout: Json, **more: Any) -> subprocess.CompletedProcess[str]:
-    """Play the whole playbook for a layout, but for the roles at its end."""
+def play_all(
+    node: Node, cluster: Cluster, folder: Path, *layout: Json, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Play the whole playbook for a layout, but for roles. ``former_layouts`` are those that the nodes' drivers work by until then, by node."""
     plays = yaml.safe_load((ROOT / "playbooks/repartition.yml").read_text(encoding="utf-8"))
     for each in plays:
+        for task in each["tasks"]:
+            if task.get("ansible.builtin.include_role") == {"name": "dra.accelerators.dra_driver"}:
+                del task["ansible.builtin.include_role"]
+                task["ansible.builtin.debug"] = {
+                    "msg": "told {{ inventory_hostname }}: {{ dra_driver_layout | to_json }}"
+                }
         each["tasks"] = [task for task in each["tasks"] if "ansible.builtin.include_role" not in task]
         for task in each["tasks"]:
-            # There is no PCI bus on which the simulated boards would show.
+            # There is no PCI bus on which the simulated boards would show, and the layout of this machine is none of theirs.
             if task["name"] == "Plan what changes on each node":
-                task["dra.accelerators.device_repartition"]["vendor"] = ["nvidia"]
+                options = task["dra.accelerators.device_repartition"]
+                options |= {
+                    "vendor": ["nvidia"],
+                    "former_layout": "{{ former_layouts[inventory_hostname] | default([]) }}",
+                }
             if "ansible.builtin.include_tasks" in task:
                 task["ansible.builtin.include_tasks"] = str(OPERATION_TASKS)
-    return play(node, cluster, folder, plays, {"nvidia_mig_layout": [layout], **more})
+    return play(node, cluster, folder, plays, {"nvidia_mig_layout": list(layout), "former_layouts": {}, **more})
 
 
 def planned(
@@ -220,7 +252,7 @@ def planned(
 def steps() -> list[str]:
     """The steps of an operation on a GPU whose kind of publication stays, in order, by their tasks' names."""
     blocks = yaml.safe_load(OPERATION_TASKS.read_text(encoding="utf-8"))
-    tasks = [task for block in blocks for task in block["block"]]
+    tasks = [task for block in blocks for task in block.get("block", ())]
     return [
         task["name"]
         for task in tasks

@@ -254,7 +254,8 @@ def published(
 
 
 def told(*operations: Json, **more: Any) -> Json:
-    return {"operations": list(operations), "unfinished": [], "unread": [], "untouched": [], "before": [], **more}
+    nothing: Json = {"unfinished": [], "unread": [], "untouched": [], "before": [], "rules_differ": False}
+    return {"operations": list(operations), **nothing, **more}
 
 
 def operation(index: int, *names: str, **more: Any) -> Json:
@@ -455,6 +456,12 @@ def test_what_an_earlier_run_has_left_is_found() -> None:
     assert [each["name"] for each in plan["nodes"]["b"]["leftover_rules"]] == ["r"]
     assert plan["nodes"]["a"]["leftover_rules"] == []
     assert "nothing to do" in plan["table"][0] and "repartition-9" in plan["table"][1]
+    assert plan["idle"] == ["a"]
+
+
+def test_a_node_is_idle_where_nothing_is_to_be_done_or_said() -> None:
+    nodes = {"a": told(), "b": told(operation(0, "part-1")), "c": told(rules_differ=True)}
+    assert join(nodes, CLUSTER, Consent(True), "50%", 1)["idle"] == ["a"]
 
 
 @pytest.mark.parametrize(

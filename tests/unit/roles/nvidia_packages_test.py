@@ -145,7 +145,12 @@ def test_where_the_driver_comes_from_on_each_platform(tmp_path: Path) -> None:
 
     def host(name: str, release: str, machine: str, **more: Any) -> dict[str, Any]:
         there = node({"id": name, "version_id": release, "pretty_name": f"{name} {release}"}, machine=machine)
-        return {**defaults, "nvidia_driver_node_info": there, "__nvidia_driver_fetched_key": {"content": "a key"}, **more}
+        return {
+            **defaults,
+            "nvidia_driver_node_info": there,
+            "__nvidia_driver_fetched_key": {"content": "a key"},
+            **more,
+        }
 
     machines = {"x86_64": "x86_64", "aarch64": "sbsa"}
     hosts = {

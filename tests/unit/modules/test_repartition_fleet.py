@@ -1,0 +1,159 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The playbook repartition over several devices and nodes: in what order they go, and what is not begun any more where one has failed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import Record
+from driver_store import claim
+from repartition_world import FIRST, KILLED, Cluster, kubelet, play_all
+
+if TYPE_CHECKING:
+    from conftest import ModuleServer, Node
+
+Json = dict[str, Any]
+#: The layouts of the two GPUs of each node that change.
+BOTH = [0, 1]
+OLD: Json = {"match": {"index": BOTH}, "mode": "static", "partitions": {"1g.10gb": 2}}
+NEW: Json = {"match": {"index": BOTH}, "mode": "static", "partitions": {"2g.20gb": 1}}
+REFUSED = ("call", "nvmlDeviceCreateGpuInstanceWithPlacement", "fail", "19", "nth", "1")
+TELL = "Tell the driver how the device is to be published"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, nvml: Path, module_server: ModuleServer) -> Iterator[Cluster]:
+    """Three nodes, two GPUs of each with the old layout."""
+    from conftest import Node
+
+    nodes = {name: Node(tmp_path / f"node-{name}", nvml, "8xH100", module_server) for name in "abc"}
+    for name, each in nodes.items():
+        (kubelet(tmp_path, name) / "plugins/gpu.nvidia.com").mkdir(parents=True)
+        each.layout(OLD)
+    with Cluster(nodes["a"], **{name: each for name, each in nodes.items() if name != "a"}) as server:
+        yield server
+
+
+def new(cluster: Cluster) -> dict[str, list[int]]:
+    """Of each node the GPUs that have the new layout. The others have the old one."""
+    found: dict[str, list[int]] = {}
+    for name, node in cluster.nodes.items():
+        profiles = {gpu: Counter(each for each, _start in parts) for gpu, parts in node.partitions().items()}
+        assert all(profiles[gpu] in (OLD["partitions"], NEW["partitions"]) for gpu in BOTH), profiles
+        found[name] = [gpu for gpu in BOTH if profiles[gpu] == NEW["partitions"]]
+    return found
+
+
+def is_closed(cluster: Cluster, folder: Path) -> bool:
+    """Whether anything is held, by a record or by a taint."""
+    return bool(cluster.rules) or any(
+        (kubelet(folder, name) / "plugins/gpu.nvidia.com/repartition.json").exists() for name in cluster.nodes
+    )
+
+
+def said(text: str) -> str:
+    """What Ansible has said, on one line."""
+    return " ".join(text.split())
+
+
+@pytest.mark.prove
+def test_nothing_is_begun_after_an_operation_that_has_failed(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.nodes["a"].simulator("fault", "0", *REFUSED)
+    done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW)
+    assert done.returncode not in (0, KILLED), done.stdout
+    assert '"Change the layout of the GPU" failed' in done.stdout and "told" not in done.stdout, done.stdout
+    assert new(cluster) == {"a": [], "b": [], "c": []} and not is_closed(cluster, tmp_path)
+
+
+def test_the_others_of_a_batch_finish_what_they_have_begun_and_begin_no_more(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.nodes["a"].simulator("fault", "0", *REFUSED)
+    done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW, accelerator_repartition_serial=2)
+    assert done.returncode not in (0, KILLED), done.stdout
+    assert new(cluster) == {"a": [], "b": [0], "c": []}, done.stdout
+    assert "a failed, so device 1 of b and what comes after it is not begun" in said(done.stdout), done.stdout
+    assert not is_closed(cluster, tmp_path)
+    assert "told b" not in done.stdout, "the layout of all its devices is not written down before all have it"
+
+
+@pytest.mark.prove
+def test_a_node_beside_one_that_has_failed_comes_to_its_end_and_the_next_batch_is_not_begun(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.nodes["b"].layout({**NEW, "match": {"index": 1}})
+    cluster.nodes["a"].simulator("fault", "0", *REFUSED)
+    done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW, accelerator_repartition_serial=2)
+    assert done.returncode not in (0, KILLED), done.stdout
+    assert new(cluster) == {"a": [], "b": BOTH, "c": []} and not is_closed(cluster, tmp_path), done.stdout
+    assert "told b" in done.stdout and "a failed, so c and what comes after it is not begun" in said(done.stdout)
+
+
+@pytest.mark.prove
+def test_a_node_on_which_nothing_changes_stops_nobody(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.nodes["a"].layout(NEW)
+    options = {"former_layouts": {"a": [NEW]}, "accelerator_repartition_serial": 2}
+    done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW, **options)
+    assert done.returncode == 0 and "told a" not in done.stdout, done.stdout
+    assert new(cluster) == {"a": BOTH, "b": BOTH, "c": BOTH} and not is_closed(cluster, tmp_path)
+
+
+def planned(node: Node, folder: Path, *layout: Json, former: list[Json]) -> list[Json]:
+    """The operations of a node, of which each is told the driver's rules as the one before it has left them."""
+    options = {"layout": list(layout), "former_layout": former, "kubelet_root": str(folder), "vendor": ["nvidia"]}
+    operations: list[Json] = node.module("device_repartition", options)["operations"]
+    for one, following in zip(operations, operations[1:], strict=False):
+        assert one["driver_layout"] == following["driver_layout_before"]
+    return operations
+
+
+def indexes(operations: list[Json]) -> list[int]:
+    return [each["index"] for one in operations for each in one["devices"]]
+
+
+def test_who_has_to_leave_finds_what_the_others_make(node: Node, tmp_path: Path) -> None:
+    """First what an earlier run has begun, then devices from which nobody has to go, then the others; each in the devices' order."""
+    state = kubelet(tmp_path) / "plugins/gpu.nvidia.com"
+    state.mkdir(parents=True)
+    board = node.layout(OLD)["after"][0]
+    claim(state / "state.db", board["uuid"], board["partitions"][0])
+    layout = [
+        {"match": {"index": 0}, "mode": "static", "partitions": {"7g.80gb": 1}},
+        {"match": {"index": 1}, "mode": "dynamic"},
+        {"match": {"index": 2}, "mode": "static", "partitions": {"3g.40gb": 1}},
+    ]
+    operations = planned(node, kubelet(tmp_path), *layout, former=[OLD])
+    assert indexes(operations) == [1, 2, 0] and [bool(each["claims"]) for each in operations] == [False, False, True]
+    for index in (2, 0):
+        begun = next(each for each in operations if each["devices"][0]["index"] == index)
+        record = Record(begun["operation"], (begun["devices"][0]["uuid"],), "draining", 9e9, (), (), ())
+        (state / "repartition.json").write_text(json.dumps({"version": 1, **record.to_dict()}))
+        found = planned(node, kubelet(tmp_path), *layout, former=[OLD])
+        assert indexes(found) == [index, *(each for each in (1, 2, 0) if each != index)]
+        assert [each["resumes"] for each in found] == [True, False, False]
+
+
+def test_the_driver_is_told_before_that_is_published_which_a_killed_run_has_left(node: Node, tmp_path: Path) -> None:
+    """Ansible was killed where it would have told the driver: of a GPU that is done, while another one is still to be changed or none."""
+    state = kubelet(tmp_path) / "plugins/gpu.nvidia.com"
+    state.mkdir(parents=True)
+    former = [{"match": {}, "mode": "dynamic"}]
+    node.layout({"match": {"index": 0}, "mode": "dynamic"})
+    uuid = node.module("accelerator_info", {"fail_without_driver": True})["devices"][0]["uuid"]
+    with Cluster(node) as cluster:
+        cluster.at_step = lambda task: task == TELL
+        killed = play_all(node, cluster, tmp_path, FIRST, *former, former_layouts={"a": former})
+        assert killed.returncode == KILLED, killed.stdout
+        assert json.loads((state / "repartition.json").read_text())["step"] == "publishing"
+        cluster.at_step = lambda _task: False
+        done = play_all(node, cluster, tmp_path, FIRST, *former, former_layouts={"a": former})
+    assert done.returncode == 0 and not (state / "repartition.json").exists(), done.stdout
+    before, _task, _after = done.stdout.partition("TASK [End what an earlier run has left]")
+    (told,) = re.findall(r'"msg": "told a: (.*)"', before)
+    assert uuid and json.loads(told.replace('\\"', '"'))[0] == FIRST
