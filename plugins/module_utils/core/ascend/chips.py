@@ -15,7 +15,17 @@ from types import MappingProxyType
 
 from .. import pci
 from ..errors import BackendUnavailable, DeviceFaulty, NotFound
-from ..model import AttributeValue, Device, Health, Partition, Partitioning, Process, Profile, frozen
+from ..model import (
+    UNKNOWN_ERROR,
+    AttributeValue,
+    Device,
+    Health,
+    Partition,
+    Partitioning,
+    Process,
+    Profile,
+    frozen,
+)
 from ..room import MEMORY
 from ..system import System
 from . import codes, names, sharing, topology
@@ -23,7 +33,6 @@ from .attributes import ChipFacts, attributes
 from .dcmi import Spot
 from .driver_files import version_of
 from .families import Family, family_of, is_paired
-from .faults import UNKNOWN_ERROR
 from .readings import NETWORK, Identity, SliceReading, SliceReadings, Source
 from .templates import CORES, Template, Totals, capacities_of, profile_id, profiles_of
 from .tool import Templates

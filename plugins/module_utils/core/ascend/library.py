@@ -16,14 +16,13 @@ from typing import Any, Callable
 
 from .. import pci
 from ..errors import AcceleratorError, DeviceFaulty, NotFound
-from ..model import Process
+from ..model import UNKNOWN_ERROR, Process
 from ..system import System
 from . import names
 from .attributes import SuperPod, super_pod
 from .dcmi import Dcmi, Spot
 from .driver_files import version_of
 from .families import DIES_AS_ONE, Family, family_of
-from .faults import UNKNOWN_ERROR
 from .readings import MEBIBYTE, NETWORK, Condition, Identity, SliceReading, SliceReadings, Told, Work
 from .structures import (
     BoardInfo,
