@@ -127,7 +127,8 @@ class Cluster(ApiServer):
         assert len(names) == len(set(names))
 
     def _delete(self, objects: Iterable[Json]) -> None:
-        for each in objects:
+        # Pods first: with what kept it waiting gone, such as a taint, a pod's claim would have devices before it is deleted.
+        for each in sorted(objects, key=lambda one: one["kind"] != "Pod"):
             path = f"{_path(each)}/{each['metadata']['name']}"
             if each["kind"] == "ResourceClaim":
                 # Nobody else takes away the mark by which the scheduler keeps a claim that has devices.
