@@ -196,7 +196,10 @@ def test_a_fleet_answers_how_its_accelerators_are(clean: Cluster, inventory: Pat
     ]
     assert held == (given["pool"], int(given["device"].split("-")[1]), "1g.10gb")
     (waits,) = picture["waiting"]
-    assert (waits["claim"], waits["pods"], waits["reason"]["source"]) == ("default/too-large", ["waiter"], "scheduler")
+    assert (waits["claim"], waits["pods"]) == ("default/too-large", ["waiter"])
+    # Not the scheduler's one sentence: the explanation that why.yml gives as well.
+    assert waits["reason"]["source"] == "explained", waits
+    assert waits["reason"]["message"].startswith("No node has devices for it"), waits
     page = (tmp_path / "accelerators.html").read_text(encoding="utf-8")
     assert "default/too-large" in page and all(name in page for name in clean.nodes())
     start = page.index(">", page.index('id="data"')) + 1

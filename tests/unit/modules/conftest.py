@@ -233,8 +233,8 @@ def module_server() -> Iterator[ModuleServer]:
 
 
 @pytest.fixture
-def make_node(tmp_path: Path, nvml: Path, module_server: ModuleServer) -> Callable[[str], Node]:
-    return lambda machine: Node(tmp_path / "node", nvml, machine, module_server)
+def make_node(tmp_path: Path, nvml: Path, module_server: ModuleServer) -> Callable[..., Node]:
+    return lambda machine, name="node": Node(tmp_path / name, nvml, machine, module_server)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from driver_store import claim
 from repartition_world import FIRST, KILLED, Cluster, kubelet, play_all
 
 if TYPE_CHECKING:
-    from conftest import ModuleServer, Node
+    from conftest import Node
 
 Json = dict[str, Any]
 #: The layouts of the two GPUs of each node that change.
@@ -30,11 +30,9 @@ TELL = "Tell the driver how the device is to be published"
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, nvml: Path, module_server: ModuleServer) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, make_node: Callable[..., Node]) -> Iterator[Cluster]:
     """Three nodes, two GPUs of each with the old layout."""
-    from conftest import Node
-
-    nodes = {name: Node(tmp_path / f"node-{name}", nvml, "8xH100", module_server) for name in "abc"}
+    nodes = {name: make_node("8xH100", f"node-{name}") for name in "abc"}
     for name, each in nodes.items():
         (kubelet(tmp_path, name) / "plugins/gpu.nvidia.com").mkdir(parents=True)
         each.layout(OLD)
