@@ -178,6 +178,7 @@ def a_slice_is_not_gone_because_a_chip_once_does_not_tell_of_it(stage: Stage) ->
     profile = npu.profiles[0]
     made = [backend.create_partition(npu.uuid, profile.profile_id, place) for place in profile.placements[:2]]
     there = tuple(sorted(each.instance_id for each in made))
+    whole = tuple(sorted((each.instance_id, each.key) for each in made))
     for code in ("-8008", "-8255", "-8005"):  # there is no such thing, the chip has none of it, an internal error
         for nth in range(1, 6):
             stage.control("fault", "0", "call", "dcmi_get_device_info", "fail", code, "nth", str(nth))
@@ -186,7 +187,8 @@ def a_slice_is_not_gone_because_a_chip_once_does_not_tell_of_it(stage: Stage) ->
                     now = backend.device(npu.uuid)
                 except DeviceFaulty:
                     continue
-                assert tuple(sorted(each.instance_id for each in now.partitions)) == there, (code, nth)
+                found = tuple(sorted((each.instance_id, each.key) for each in now.partitions))
+                assert found == whole, (code, nth)
             stage.control("clear", "0")
     for code in ("-8008", "-8255"):
         stage.control("fault", "0", "call", "dcmi_get_device_info", "fail", code)

@@ -172,12 +172,13 @@ class Library:
         )
 
     def _slice(self, spot: Spot, slice_id: int, doing: str) -> SliceReading | None:
+        """Return what one that is listed tells of itself; None where the chip says that there is no such slice, or nothing of the kind."""
         query = SliceQuery(slice_id=slice_id)
         try:
-            self._information(spot, _SLICES, _ONE, query, doing)
+            is_told = self._information(spot, _SLICES, _ONE, query, doing)
         except NotFound:
             return None
-        return _slice(query)
+        return _slice(query) if is_told else None
 
     def is_shared(self, spot: Spot) -> bool | None:
         """Whether several containers may have a chip at a time."""
