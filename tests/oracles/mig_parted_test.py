@@ -45,7 +45,8 @@ MACHINES = {
 #: The one of every run; the other is for `make prove`.
 SHORT = "8xH100"
 EXPECTED = {"smallest": 56, "mixed": 32, "some": 2, "disabled": 0}
-IN_ITS_ROOT = """
+#: A simulated machine in a root of its own, with the program in it.
+ON_A_MACHINE = """
 set -eu
 mount --make-rprivate /
 simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from accelerator_simulator.cli import main; sys.exit(main())' "$@"; }}
@@ -55,12 +56,16 @@ ln -s usr/bin {root}/bin; ln -s usr/lib {root}/lib; ln -s usr/lib64 {root}/lib64
 mkdir -p {root}/proc/self {root}/oracle; mount --bind {binary} {root}/oracle
 touch {root}/dev/null; mount --bind /dev/null {root}/dev/null
 export LD_LIBRARY_PATH={library} PATH={library}:/usr/sbin:/usr/bin:/sbin:/bin
-for configuration in {configurations}; do
+"""
+IN_ITS_ROOT = (
+    ON_A_MACHINE
+    + """for configuration in {configurations}; do
     chroot {root} /oracle/nvidia-mig-parted apply -f {file} -c $configuration >&2
     chroot {root} /oracle/nvidia-mig-parted assert -f {file} -c $configuration >&2
     echo $configuration $(nvidia-smi -L | grep -c '^  MIG ' || true)
 done
 """
+)
 
 
 @pytest.mark.parametrize(
@@ -192,17 +197,9 @@ def by_gpu(entries: list[dict[str, Any]]) -> dict[int, tuple[bool, dict[str, int
 
 
 # What the model of its steps in tests/bench says that it disturbs, and what it does disturb. Each change begins with what the module makes.
-CHANGES = """
-set -eu
-mount --make-rprivate /
-simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from accelerator_simulator.cli import main; sys.exit(main())' "$@"; }}
-simulator --root {root} --library-folder {library} power-on --machine {machine} >&2
-for folder in usr etc tmp; do mkdir -p {root}/$folder; mount --rbind /$folder {root}/$folder; done
-ln -s usr/bin {root}/bin; ln -s usr/lib {root}/lib; ln -s usr/lib64 {root}/lib64
-mkdir -p {root}/proc/self {root}/oracle; mount --bind {binary} {root}/oracle
-touch {root}/dev/null; mount --bind /dev/null {root}/dev/null
-export LD_LIBRARY_PATH={library} PATH={library}:/usr/sbin:/usr/bin:/sbin:/bin
-look() {{
+CHANGES = (
+    ON_A_MACHINE
+    + """look() {{
     simulator --root {root} --library-folder {library} show --json > $1.json
     find {root}/proc/driver/nvidia/capabilities -path '*/gi*/access' -not -path '*/ci*' -printf '%P %i %T@\n' > $1.instances
 }}
@@ -214,6 +211,7 @@ for number in $(seq 0 {last}); do
     look {folder}/$number-after
 done
 """
+)
 
 
 def seen(folder: Path, number: int) -> Outcome:
