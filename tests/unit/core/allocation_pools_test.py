@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Which devices of the published pools a node has."""
+
+from __future__ import annotations
+
+import pytest
+from allocation_model import TAINT, Json, at, claim, counters, device, published, request, taken_by, wanted
+from dra_driver.core.allocation.reasons import look
+from dra_driver.core.allocation.search import Aborted
+
+
+def test_of_a_pool_the_newest_generation_counts_and_half_of_it_gives_nothing() -> None:
+    old, new = published(device("a")), published(device("b"), name="n-1", generation=2)
+    assert [one.name for one in at([old, new]).devices()] == ["b"]
+    half = published(device("b"), name="n-1", generation=2, count=2)
+    (pool,) = at([old, half]).pools
+    assert not pool.usable and pool.incomplete == "1 of 2 slices of generation 2 are there"
+    assert taken_by(at([old, half]), claim()) is None
+    with pytest.raises(
+        Aborted, match=r"asks for all devices, but resource pool dev\.example\.com/n is currently being updated"
+    ):
+        taken_by(at([half]), claim(request(allocationMode="All")))
+    # Another node's slice of a newer generation puts this node's out of date.
+    elsewhere = published(device("c"), name="m", generation=3, nodeName="m")
+    assert (
+        at(
+            [{**old, "spec": {**old["spec"], "pool": {**old["spec"]["pool"], "resourceSliceCount": 2}}}, elsewhere]
+        ).pools
+        == ()
+    )
+
+
+@pytest.mark.parametrize(
+    ("slices", "words"),
+    [
+        ([published(device("a"), device("a"))], "device a is there twice"),
+        ([published(device("a", draws={"units": 1}))], "device a draws on counters of set that are not there"),
+        (
+            [counters(units=1), published(device("a", draws={"other": 1}), count=2)],
+            "device a draws on counters of set that are not there",
+        ),
+    ],
+)
+def test_an_invalid_pool_gives_nothing_and_says_why(slices: list[Json], words: str) -> None:
+    there = at(slices)
+    assert there.devices() == [] and there.pools[0].invalid == words
+    assert f"pool dev.example.com/n is invalid: {words}" in look(there, wanted(claim())).pools
+
+
+def test_devices_of_other_nodes_and_those_that_say_it_themselves() -> None:
+    zone = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}
+    reached = published(device("net"), pool="net", nodeName=None, nodeSelector=zone)
+    own = [
+        {**device("here"), "nodeName": "n"},
+        {**device("there"), "nodeName": "m"},
+        {**device("all"), "allNodes": True},
+    ]
+    each = published(*own, pool="own", nodeName=None, perDeviceNodeSelection=True)
+    assert [one.name for one in at([reached, each]).devices()] == ["net", "here", "there", "all"]
+    assert taken_by(at([reached, each]), claim(request(count=3))) == ["net", "here", "all"]
+    assert at([reached], node={"metadata": {"name": "n"}}).devices() == []
+
+
+def test_pools_are_taken_in_order_and_those_with_binding_conditions_last() -> None:
+    waits = {**device("w"), "bindingConditions": ["up"], "bindingFailureConditions": ["down"]}
+    slices = [
+        published(waits, pool="a"),
+        published(device("2"), pool="b", name="b-1", count=2),
+        published(device("1"), pool="b", name="b-0", count=2),
+    ]
+    assert [one.name for one in at(slices).devices()] == ["1", "2", "w"]
+
+
+def test_rules_taint_what_they_select() -> None:
+    def rule(**selector: str) -> Json:
+        return {"metadata": {"name": "r"}, "spec": {"deviceSelector": selector, "taint": TAINT}}
+
+    slices = [published(device("a"), device("b"))]
+    assert taken_by(at(slices, rules=[rule(device="a")]), claim()) == ["b"]
+    assert taken_by(at(slices, rules=[rule(pool="n")]), claim()) is None
+    assert taken_by(at(slices, rules=[rule()]), claim()) is None
+    assert taken_by(at(slices, rules=[{"metadata": {"name": "r"}, "spec": {"taint": TAINT}}]), claim()) is None
+    assert taken_by(at(slices, rules=[rule(pool="m"), rule(driver="other")]), claim()) == ["a"]
+    tolerant = claim(request(tolerations=[{"key": "worn", "operator": "Equal", "value": "yes"}]))
+    assert taken_by(at(slices, rules=[rule()]), tolerant) == ["a"]

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What the scheduler finds on a node. The real scheduler judges the same in tests/oracles."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from allocation_model import (
+    DRIVER,
+    NODE,
+    PARTS,
+    Json,
+    at,
+    claim,
+    counters,
+    device,
+    holds,
+    published,
+    request,
+    taken_by,
+    wanted,
+)
+from dra_driver.core.allocation import search
+from dra_driver.core.allocation.capacity import lacking, taken
+from dra_driver.core.allocation.objects import Device, NotJudged
+from dra_driver.core.allocation.reasons import look
+from dra_driver.core.allocation.search import Aborted, TooManyAttempts, compatible
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def test_counters_are_kept_and_those_that_claims_have_are_gone() -> None:
+    assert taken_by(at(PARTS), claim(request(count=2))) == ["p0", "p1"]
+    assert taken_by(at(PARTS), claim(request(count=3))) is None
+    assert taken_by(at(PARTS, [holds("h", "p2")]), claim(request("a"), request("b"))) is None
+    assert taken_by(at(PARTS, [holds("h", "p2")]), claim()) == ["p0"]
+    # Whoever watches as an administrator holds nothing.
+    assert taken_by(at(PARTS, [holds("h", "p0", adminAccess=True)]), claim(request(count=2))) == ["p0", "p1"]
+
+
+def test_up_to_1_34_counters_lie_beside_their_devices() -> None:
+    together = {
+        **PARTS[1]["spec"],
+        "sharedCounters": PARTS[0]["spec"]["sharedCounters"],
+        "pool": {"name": "n", "resourceSliceCount": 1},
+    }
+    there = at([{"metadata": {"name": "s"}, "spec": together}])
+    assert taken_by(there, claim(request(count=2))) == ["p0", "p1"] and taken_by(there, claim(request(count=3))) is None
+
+
+def test_constraints_turn_the_search_back() -> None:
+    slices = [
+        published(device("a", root="x"), device("b", root="y", numa=1), device("c", root="y", numa=2), device("d"))
+    ]
+    name = f"{DRIVER}/root"
+    agree = claim(request(count=2), constraints=[{"matchAttribute": name}])
+    assert taken_by(at(slices), agree) == ["b", "c"]
+    differ = claim(request(count=2), constraints=[{"distinctAttribute": name}])
+    assert taken_by(at(slices), differ) == ["a", "b"]
+    both = claim(request(count=2), constraints=[{"matchAttribute": name}, {"distinctAttribute": f"{DRIVER}/numa"}])
+    assert taken_by(at(slices), both) == ["b", "c"]
+    some = claim(request("one"), request("two"), constraints=[{"matchAttribute": name, "requests": ["two"]}])
+    assert taken_by(at(slices), some) == ["a", "b"]
+    # A list agrees with what has any of its values.
+    listed = device("e")
+    listed["attributes"]["root"] = {"strings": ["x", "z"]}
+    assert taken_by(at([published(device("a", root="x"), device("b", root="y"), listed)]), agree) == ["a", "e"]
+    derived = claim(
+        request(count=2, derivedAttributes=[{"name": "a.example.com/b", "expression": "same"}]),
+        constraints=[{"matchAttribute": "a.example.com/b"}],
+    )
+    assert taken_by(at([published(device("a1"), device("b2"), device("c1"))]), derived) == ["a1", "c1"]
+
+
+def test_alternatives_are_tried_in_their_order() -> None:
+    first = {
+        "name": "r",
+        "firstAvailable": [
+            {"name": "big", "deviceClassName": "any", "count": 3},
+            {"name": "small", "deviceClassName": "any"},
+        ],
+    }
+    found = at([published(device("a"), device("b"))]).find(wanted(claim(first)))
+    assert found is not None and [(one.request, one.device.name) for one in found] == [("r/small", "a")]
+    constrained = claim(first, request("s"), constraints=[{"matchAttribute": f"{DRIVER}/root", "requests": ["r", "s"]}])
+    assert taken_by(
+        at([published(device("a", root="x"), device("b", root="y"), device("c", root="y"))]), constrained
+    ) == ["b", "c"]
+
+
+def test_all_devices_or_none() -> None:
+    slices = [published(device("a", kind="x"), device("b", kind="x"), device("c", kind="y"))]
+    every = claim(request(allocationMode="All", selectors=["kind=x"]))
+    assert taken_by(at(slices), every) == ["a", "b"]
+    assert taken_by(at(slices, [holds("h", "b")]), every) is None
+    assert taken_by(at(slices), claim(request(allocationMode="All", selectors=["kind=z"]))) is None
+    assert taken_by(
+        at(slices, [holds("h", "b")]), claim(request(allocationMode="All", adminAccess=True, selectors=["kind=x"]))
+    ) == ["a", "b"]
+    with pytest.raises(Aborted, match=r"cannot add device dev\.example\.com/n/c because a claim constraint"):
+        taken_by(at(slices), claim(request(allocationMode="All"), constraints=[{"matchAttribute": f"{DRIVER}/kind"}]))
+
+
+def test_an_error_counts_from_the_device_on_that_has_it() -> None:
+    slices = [published(device("a", kind="x"), device("b"))]
+    asked = request(selectors=["kind=x"])
+    assert taken_by(at(slices), claim(asked)) == ["a"]
+    with pytest.raises(Aborted, match="no such key: kind"):
+        taken_by(at(slices, [holds("h", "a")]), claim(asked))
+    # What somebody has is not looked at.
+    assert taken_by(at(slices, [holds("h", "b")]), claim(request(count=2, selectors=["kind=x"]))) is None
+    with pytest.raises(Aborted):
+        taken_by(at(slices, [holds("h", "b")]), claim(request(allocationMode="All", selectors=["kind=x"])))
+    with pytest.raises(NotJudged):
+        taken_by(at(slices), claim(request(selectors=["?"])))
+
+
+def test_shares_of_a_device() -> None:
+    policy = {"default": "2Gi", "validRange": {"min": "2Gi", "step": "2Gi", "max": "6Gi"}}
+    shared = {
+        **device("a"),
+        "allowMultipleAllocations": True,
+        "capacity": {"memory": {"value": "8Gi", "requestPolicy": policy}},
+    }
+    slices = [published(shared)]
+    half = [holds("h", "a", shareID="1", consumedCapacity={"memory": "4Gi"})]
+    found = at(slices, half).find(wanted(claim(request("a"), request("b"))))
+    assert found is not None and [int(one.consumed["memory"]) >> 30 for one in found] == [2, 2]
+    assert taken_by(at(slices, half), claim(request("a"), request("b"), request("c"))) is None
+    assert taken_by(at(slices, half), claim(request(capacity={"requests": {"memory": "3Gi"}}))) == ["a"]
+    assert taken_by(at(slices, half), claim(request(capacity={"requests": {"memory": "5Gi"}}))) is None
+    assert taken_by(at(slices), claim(request(capacity={"requests": {"memory": "7Gi"}}))) is None
+    assert taken_by(at(slices), claim(request(capacity={"requests": {"cores": "1"}}))) is None
+    assert taken_by(at([published(device("b"))]), claim(request(capacity={"requests": {"memory": "8Gi"}}))) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "policy", "amount"),
+    [
+        (None, {}, 8),
+        (None, {"default": "2"}, 2),
+        (3, {"default": "2", "validValues": ["2", "4"]}, 4),
+        (5, {"default": "2", "validValues": ["2", "4"]}, None),
+        (1, {"default": "2", "validRange": {"min": "2"}}, 2),
+        (3, {"default": "2", "validRange": {"min": "2", "step": "2"}}, 4),
+        (Fraction(1, 2), {"default": "1", "validRange": {"min": "250m", "step": "250m"}}, Fraction(1, 2)),
+        (5, {"default": "2", "validRange": {"min": "2", "step": "2", "max": "4"}}, None),
+    ],
+)
+def test_what_a_request_takes(asked: Any, policy: Json, amount: Any) -> None:
+    one = Device(DRIVER, "n", {"name": "a", "capacity": {"cores": {"value": "8", "requestPolicy": policy}}})
+    found = taken({} if asked is None else {"cores": Fraction(asked)}, one)
+    assert found == (None if amount is None else {"cores": amount})
+    if found is not None:
+        assert lacking(found, one, {}) is None and lacking(found, one, {"cores": Fraction(8)}) is not None
+
+
+def test_compatibility_groups_and_operations_without_a_driver() -> None:
+    a, b, none = frozenset("a"), frozenset("b"), frozenset[str]()
+    assert compatible(a, []) and compatible(a, [a | b, a]) and compatible(none, [none, none])
+    assert not compatible(b, [a | b, a]) and not compatible(none, [a]) and not compatible(a, [none])
+    grouped = [device("p0", draws={"units": 1}), device("p1", draws={"units": 1})]
+    grouped[0]["consumesCounters"][0]["compatibilityGroups"] = ["a"]
+    slices = [counters(units=4), published(*grouped, count=2)]
+    assert taken_by(at(slices), claim(request(count=2))) is None
+    assert taken_by(at(slices, [holds("h", "p0")]), claim()) is None
+    (obstacle,) = [
+        one
+        for one in look(at(slices, [holds("h", "p0")]), wanted(claim())).requests[0].obstacles
+        if one.kind == "compatibility"
+    ]
+    assert obstacle.claims == ("default/h",)
+    alone = [published(device("a"), skipNodeOperations=["*"])]
+    assert taken_by(at(alone), claim()) is None
+    able = {**NODE, "status": {"declaredFeatures": [search.OPTIONAL_OPERATIONS]}}
+    assert taken_by(at(alone, node=able), claim()) == ["a"]
+
+
+def test_a_search_ends() -> None:
+    many = [counters(units=10), published(*(device(f"p{number}", draws={"units": 1}) for number in range(40)), count=2)]
+    with pytest.raises(TooManyAttempts):
+        at(many).find(wanted(claim(request(count=11))), attempts=2000)
+    with pytest.raises(Aborted, match="number of requested devices 33 exceeds the claim limit of 32"):
+        taken_by(at(many), claim(request(count=33)))
+
+
+@given(st.data())
+def test_what_the_search_finds_is_there_whenever_anything_is(data: st.DataObject) -> None:
+    """Against every choice of devices, tried one by one."""
+    total = data.draw(st.integers(1, 6))
+    devices = [
+        device(f"p{number}", draws={"units": data.draw(st.integers(1, 3))}, root=data.draw(st.sampled_from("xy")))
+        for number in range(data.draw(st.integers(1, 5)))
+    ]
+    held = [one["name"] for one in devices if data.draw(st.booleans()) and data.draw(st.booleans())]
+    counts = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=2))
+    agree = data.draw(st.booleans())
+    constraints = [{"matchAttribute": f"{DRIVER}/root"}] if agree else []
+    there = at([counters(units=total), published(*devices, count=2)], [holds("h", *held)] if held else [])
+    found = taken_by(
+        there,
+        claim(*(request(f"r{number}", count=count) for number, count in enumerate(counts)), constraints=constraints),
+    )
+
+    def units(names: Sequence[str]) -> int:
+        sizes = {one["name"]: int(one["consumesCounters"][0]["counters"]["units"]["value"]) for one in devices}
+        return sum(sizes[name] for name in names)
+
+    def holds_good(names: Sequence[str]) -> bool:
+        roots = {one["attributes"]["root"]["string"] for one in devices if one["name"] in names}
+        return len(set(names)) == len(names) and units(names) + units(held) <= total and (not agree or len(roots) == 1)
+
+    free = [one["name"] for one in devices if one["name"] not in held]
+    possible = any(holds_good(names) for names in itertools.combinations(free, sum(counts)))
+    assert (found is not None) == possible
+    assert found is None or holds_good(found)
