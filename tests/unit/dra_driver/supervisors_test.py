@@ -1,27 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the parts share, the store's keeper, the pool's keeper, recovery and lending: each alone."""
+"""What the parts share, the sockets, the pool's keeper, recovery and lending: each alone."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import sqlite3
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from claim_steps import prepare, run, unprepare
 from dra_driver.claims.guard import DeviceGuard
-from dra_driver.claims.records import ClaimRecord
-from dra_driver.claims.store import Change, Store
-from dra_driver.claims.store_files import StoreError
 from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, InUse
 from dra_driver.core.model import Fault
-from dra_driver.core.system import System
 from dra_driver.kubelet.sockets import FolderReplaced, SocketError
 from dra_driver.publish.publisher import Content
 from dra_driver.supervisors.health import Picture
@@ -31,14 +24,8 @@ from dra_driver.supervisors.recovery import Recovery
 from dra_driver.supervisors.shared import Conditions, Shared, Snapshot, keep
 from dra_driver.supervisors.sockets import SocketKeeper
 from dra_driver.supervisors.status import status_of
-from dra_driver.supervisors.storage import StoreKeeper
 from faults_test import SMALL
 from machine_model import POOL, Claims, Node
-
-from tests.cluster.manifests import settings
-
-KIND = "k8s.gpu.nvidia.com/claim"
-
 
 # ---------------------------------------------------------------- shared
 
@@ -107,300 +94,6 @@ def test_a_folder_that_is_another_one_ends_the_process() -> None:
 
     with pytest.raises(FolderReplaced):
         asyncio.run(keep("work", work))
-
-
-# ---------------------------------------------------------------- storage
-
-
-def keeper(folder: Path, conditions: Conditions, problems: list[str]) -> StoreKeeper:
-    return StoreKeeper(
-        str(folder / "state" / "state.db"),
-        system=System(str(folder / "root")),
-        cdi_directory="/var/run/cdi",
-        cdi_kind=KIND,
-        boot_id="boot-1",
-        conditions=conditions,
-        report_problem=lambda reason, message: problems.append(f"{reason}: {message}"),
-    )
-
-
-def test_half_written_files_of_a_killed_writer_go_and_no_others(tmp_path: Path) -> None:
-    folder = tmp_path / "root/var/run/cdi"
-    folder.mkdir(parents=True)
-    ours = [".k8s.gpu.nvidia.com-claim_u1.json.abc123.tmp", ".k8s.gpu.nvidia.com-claim_u2.json.x.tmp"]
-    others = [
-        "k8s.gpu.nvidia.com-claim_u1.json",
-        ".other.com-claim_u1.json.abc.tmp",
-        ".k8s.gpu.nvidia.com-claim_u1.json",
-    ]
-    for name in (*ours, *others):
-        (folder / name).write_text("{}")
-
-    async def main() -> None:
-        store, _rebuilt = await keeper(tmp_path, Conditions(), []).open()
-        store.close()
-
-    asyncio.run(main())
-    assert sorted(path.name for path in folder.iterdir()) == sorted(others)
-
-
-def test_store_that_cannot_be_written_is_a_condition_until_it_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.storage.RETRY_SECONDS", 0.01)
-    (tmp_path / "state").write_text("in the way of the folder")
-    conditions = Conditions("store")
-
-    async def main() -> None:
-        opening = asyncio.ensure_future(keeper(tmp_path, conditions, []).open())
-        while not any("state.db" in problem for problem in conditions.problems):
-            await asyncio.sleep(0.01)
-        (tmp_path / "state").unlink()
-        store, rebuilt = await asyncio.wait_for(opening, 8)
-        assert (conditions.problems, rebuilt) == ((), False)
-        store.close()
-
-    asyncio.run(main())
-
-
-def reopened(folder: Path, problems: list[str]) -> tuple[dict[str, ClaimRecord], dict[str, str], bool]:
-    """The claims and the notes of a store as the next driver finds it, and whether it was rebuilt."""
-
-    async def main() -> tuple[dict[str, ClaimRecord], dict[str, str], bool]:
-        store, rebuilt = await keeper(folder, Conditions("store"), problems).open()
-        try:
-            return store.claims, store.meta, rebuilt
-        finally:
-            store.close()
-
-    return asyncio.run(main())
-
-
-OTHER = SMALL.replace("gpu-0", "gpu-1").removesuffix("0") + "3"
-
-
-def test_store_that_is_older_than_the_cdi_files_is_brought_up_to_date(tmp_path: Path) -> None:
-    """SQLite cuts a damaged log without a word, and a copy of the disk is old: what files of this boot tell was prepared since."""
-
-    async def before(node: Node, claims: Claims) -> None:
-        for name, device in (("a", "gpu-0"), ("b", SMALL.replace("gpu-0", "gpu-1")), ("d", OTHER)):
-            assert await prepare(node, claims.allocate(name, device)) == ""
-
-    async def since(node: Node, claims: Claims) -> None:
-        for name in ("b", "d"):
-            assert await unprepare(node, claims.allocate(name)) == ""
-        assert await prepare(node, claims.allocate("c", SMALL.replace("gpu-0", "gpu-1"))) == ""
-
-    run(tmp_path, before)
-    content = (tmp_path / "state/state.db").read_bytes()
-    run(tmp_path, since)
-    for path in (tmp_path / "state").glob("state.db*"):
-        path.unlink()
-    (tmp_path / "state/state.db").write_bytes(content)
-    problems: list[str] = []
-    found, meta, rebuilt = reopened(tmp_path, problems)
-    # Of the two that have gone one is not there again: its place is the new one's. The other is to be undone, and not made again.
-    assert rebuilt
-    assert {uid: record.prepared for uid, record in found.items()} == {"0uid-a": True, "0uid-c": True, "0uid-d": False}
-    assert any(key.startswith("partitioning-enabled:") for key in meta)
-    assert "StoreRebuilt" in problems[0] and "0uid-c" in problems[0] and list((tmp_path / "state").glob("*.damaged-*"))
-    assert reopened(tmp_path, problems)[2] is False and len(problems) == 1
-
-
-def test_what_a_lost_store_knew_of_settings_goes_to_the_default(tmp_path: Path) -> None:
-    """What was there before the claim is not what a driver reads that comes back: that is the claim's own."""
-
-    async def before(node: Node, claims: Claims) -> None:
-        assert await prepare(node, claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)])) == ""
-
-    async def since(node: Node, claims: Claims) -> None:
-        assert await prepare(node, claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)])) == ""
-        assert await unprepare(node, claims.allocate("a")) == ""
-        with node.gpus.state() as state:
-            assert {gpu["knobs"]["powerLimit"] for gpu in state.values()} == {700.0}
-
-    run(tmp_path, before)
-    (tmp_path / "state/state.db").unlink()
-    assert list(reopened(tmp_path, [])[0]) == ["0uid-a"]
-    run(tmp_path, since)
-
-
-def test_what_of_a_damaged_store_is_sound_outlives_it(tmp_path: Path) -> None:
-    """A bit of one entry has turned: the others, and a claim without a file, are what they were."""
-
-    async def before(node: Node, claims: Claims) -> None:
-        with node.gpus.state() as state:
-            for gpu in state.values():
-                gpu["knobs"]["powerLimit"] = 650.0
-        for name, device in (("a", "gpu-0"), ("b", "gpu-1")):
-            assert await prepare(node, claims.allocate(name, device, config=[settings(powerLimit=300)])) == ""
-        await node.store.commit(Change(put=replace(node.store.claims["0uid-a"], uid="half", state="preparing")))
-
-    run(tmp_path, before)
-    with contextlib.closing(sqlite3.connect(tmp_path / "state/state.db")) as connection:
-        (turned,) = connection.execute("SELECT min(key) FROM meta WHERE key LIKE 'setting:%powerLimit'").fetchone()
-        connection.execute("UPDATE meta SET value = replace(value, '650', '658') WHERE key = ?", (turned,))
-        connection.commit()
-    problems: list[str] = []
-    found, meta, rebuilt = reopened(tmp_path, problems)
-    assert rebuilt and turned in problems[0] and problems[0].startswith("StoreRebuilt")
-    assert (sorted(found), found["half"].state) == (["0uid-a", "0uid-b", "half"], "preparing")
-    noted = {json.loads(value)["before"] for key, value in meta.items() if key.endswith("powerLimit")}
-    assert noted == {650.0, None} and json.loads(meta[turned])["before"] is None, "the default, where nobody knows"
-    assert reopened(tmp_path, problems)[2] is False and len(problems) == 1
-
-
-def test_file_of_a_former_boot_makes_no_store_old(tmp_path: Path) -> None:
-    async def scenario(node: Node, claims: Claims) -> None:
-        assert await prepare(node, claims.allocate("a", "gpu-0")) == ""
-
-    run(tmp_path, scenario, boot_id="boot-0")
-    asyncio.run(emptied(tmp_path))
-    assert reopened(tmp_path, []) == ({}, {"schema_version": "1"}, False)
-
-
-async def emptied(folder: Path) -> None:
-    """Take all claims out of a store."""
-    store = Store.open(str(folder / "state/state.db"))
-    for uid in list(store.claims):
-        await store.commit(Change(delete=uid))
-    store.close()
-
-
-def test_claim_of_files_alone_that_the_store_lacks_is_prepared(tmp_path: Path) -> None:
-    """The driver was killed between its file and its record: no store is old for that."""
-
-    async def scenario(node: Node, claims: Claims) -> None:
-        claim = claims.allocate("a", "gpu-0")
-        assert await prepare(node, claim) == ""
-        await node.store.commit(Change(delete=claim.uid))
-
-    run(tmp_path, scenario)
-    problems: list[str] = []
-    found, _meta, rebuilt = reopened(tmp_path, problems)
-    assert (list(found), rebuilt, problems) == (["0uid-a"], False, [])
-
-
-def test_store_that_says_something_else_than_the_file_is_rebuilt_from_it(tmp_path: Path) -> None:
-    """A bit of the store has turned, and its record can still be read."""
-
-    async def scenario(node: Node, claims: Claims) -> None:
-        claim = claims.allocate("a", SMALL)
-        assert await prepare(node, claim) == ""
-        record = node.store.claims[claim.uid]
-        await node.store.commit(Change(put=replace(record, devices=(replace(record.devices[0], placement_start=4),))))
-
-    run(tmp_path, scenario)
-    problems: list[str] = []
-    found, _meta, rebuilt = reopened(tmp_path, problems)
-    assert rebuilt and found["0uid-a"].devices[0].placement_start == 0 and "contradicts" in problems[0]
-
-
-def test_claim_whose_file_is_written_is_prepared(tmp_path: Path) -> None:
-    """Its last record was lost, or the driver was killed before it could be written: everything that it needs is there."""
-
-    async def scenario(node: Node, claims: Claims) -> None:
-        claim = claims.allocate("a", "gpu-0")
-        assert await prepare(node, claim) == ""
-        await node.store.commit(Change(put=node.store.claims[claim.uid].as_preparing()))
-
-    run(tmp_path, scenario)
-    problems: list[str] = []
-    found, _meta, rebuilt = reopened(tmp_path, problems)
-    assert found["0uid-a"].prepared and not rebuilt and problems == []
-
-
-def test_lost_store_is_rebuilt_and_told(tmp_path: Path) -> None:
-    async def before(node: Node, claims: Claims) -> None:
-        assert await prepare(node, claims.allocate("a", SMALL)) == ""
-
-    run(tmp_path, before)
-    (tmp_path / "state/state.db").unlink()
-    problems: list[str] = []
-
-    async def main() -> None:
-        store, rebuilt = await keeper(tmp_path, Conditions("store"), problems).open()
-        assert rebuilt
-        assert list(store.claims) == ["0uid-a"]
-        assert any(key.startswith("partitioning-enabled:") for key in store.meta)
-        store.close()
-
-    asyncio.run(main())
-    assert "StoreRebuilt" in problems[0]
-
-
-def test_a_store_that_cannot_be_opened_is_told_on_the_node_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.storage.RETRY_SECONDS", 0.0)
-    (tmp_path / "state").write_text("a file where the folder should be")
-    problems: list[str] = []
-
-    async def main() -> None:
-        opening = asyncio.ensure_future(keeper(tmp_path, Conditions("store"), problems).open())
-        while not problems:
-            await asyncio.sleep(0)
-        (tmp_path / "state").unlink()
-        store, _rebuilt = await opening
-        store.close()
-
-    asyncio.run(main())
-    assert (
-        problems[0].startswith("StoreUnusable: The store ")
-        and "is writable and that the disk is not full" in problems[0]
-    )
-    assert "serves no claim until then" in problems[0] and len(set(problems)) == 1
-
-
-def test_what_happens_to_an_open_store_is_told_on_the_node(tmp_path: Path) -> None:
-    """A disk that is full by the time of a claim, and pages that break while the store is open: both from another thread."""
-    problems: list[str] = []
-
-    async def main() -> None:
-        keeping = keeper(tmp_path, Conditions("store"), problems)
-        store, _rebuilt = await keeping.open()
-        keeping.follow(store)
-        pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
-        store._connection.execute(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(StoreError, match="full"):
-            await store.commit(Change(meta={"long": "x" * 100_000}))
-        while not problems:
-            await asyncio.sleep(0)
-        store._connection.execute("PRAGMA max_page_count = 100000")
-        path = tmp_path / "state" / "state.db"
-        store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        store._connection.execute("PRAGMA journal_mode = DELETE")
-        path.write_bytes(b"rubbish " * 4096)
-        await store.commit(Change(meta={"kept": "yes"}))
-        while len(problems) < 2:
-            await asyncio.sleep(0)
-        store.close()
-
-    asyncio.run(main())
-    assert problems[0].startswith("StoreUnusable: ") and "full" in problems[0] and "Check that" in problems[0]
-    assert problems[1].startswith("StoreRebuilt: ") and "state.db.damaged-" in problems[1]
-
-
-def test_a_disk_that_is_full_or_read_only_is_told_before_a_claim_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.storage.WATCH_SECONDS", 0.0)
-    states = ["/data is read-only", "", ""]
-    problems: list[str] = []
-
-    def look(folder: str) -> str:
-        assert folder == str(tmp_path / "state")
-        return states.pop(0)
-
-    async def main() -> None:
-        watching = asyncio.ensure_future(keeper(tmp_path, Conditions("store"), problems).watch())
-        with pytest.raises(IndexError):  # the states have come to an end
-            await watching
-
-    monkeypatch.setattr("dra_driver.supervisors.storage.unwritable", look)
-    asyncio.run(main())
-    (problem,) = problems
-    assert problem.startswith("StoreUnusable: ") and "/data is read-only" in problem and "Check that" in problem
 
 
 # ---------------------------------------------------------------- sockets
