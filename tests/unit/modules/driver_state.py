@@ -1,0 +1,38 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the node driver leaves on a node: its store with what lies beside it, and the locks of devices."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import LIBRARY, REQUEST, DeviceLocks
+from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import SCHEMA
+
+FOLDER = "/kubelet/plugins/gpu.nvidia.com"
+REGISTRY = "/kubelet/plugins_registry"
+
+
+def make_state(root: Path, *, store: bool) -> Path:
+    folder = root / FOLDER.lstrip("/")
+    folder.mkdir(parents=True)
+    (root / "kubelet/plugins_registry").mkdir()
+    if store:
+        with contextlib.closing(sqlite3.connect(folder / "state.db")) as database:
+            database.execute("PRAGMA journal_mode = WAL")
+            for statement in SCHEMA:
+                database.execute(statement)
+        for name in ("driver.lock", "state.db.damaged-20260101T000000", "state.db.form-1-20260101T000000"):
+            (folder / name).touch()
+    return folder
+
+
+def make_locks(folder: Path, *others: str) -> None:
+    locks = DeviceLocks(str(folder), "the driver")
+    with locks.hold([LIBRARY, REQUEST, "GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071"], 0):
+        pass
+    for name in others:
+        (folder / "locks" / name).touch()

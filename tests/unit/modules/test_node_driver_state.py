@@ -1,0 +1,146 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a removal of the node driver takes of its files, and what of them it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils._service import leftovers, registrations
+from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import LIBRARY, REQUEST
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.modules.node_driver import look_at_state
+from dra_driver.supervisors.health import FILE as HEALTH
+from dra_driver.supervisors.ways import NOTE
+from driver_state import FOLDER, REGISTRY, make_locks, make_state
+
+
+def sort_out(root: Path, *, stopping: bool = False) -> tuple[list[str], list[str]]:
+    registry = root / REGISTRY.lstrip("/")
+    known = registrations(REGISTRY, "gpu.nvidia.com", os.listdir(registry) if registry.is_dir() else ())
+    return leftovers(look_at_state(System(str(root)), FOLDER, known), stopping=stopping)
+
+
+def test_the_drivers_own_state_goes_whole(tmp_path: Path) -> None:
+    make_state(tmp_path, store=True)
+    removed, kept = sort_out(tmp_path)
+    assert kept == []
+    assert removed[-1] == FOLDER
+    beside = {"state.db.damaged-20260101T000000", "state.db.form-1-20260101T000000"}
+    assert {Path(path).name for path in removed[:-1]} == {"state.db", "driver.lock", *beside}
+
+
+def test_what_is_kept_of_the_devices_health_and_of_the_way_goes_too(tmp_path: Path) -> None:
+    """Also what a driver that was killed while it wrote it has left."""
+    folder = make_state(tmp_path, store=True)
+    for name in (HEALTH, f".{HEALTH}.k3jx_81q.tmp", NOTE, f".{NOTE}.k3jx_81q.tmp"):
+        (folder / name).touch()
+    removed, kept = sort_out(tmp_path)
+    assert (removed[-1], kept) == (FOLDER, [])
+
+
+def test_a_file_of_somebody_elses_stays_with_its_folder(tmp_path: Path) -> None:
+    (make_state(tmp_path, store=True) / "checkpoint.json").touch()
+    removed, kept = sort_out(tmp_path)
+    assert FOLDER not in removed and f"{FOLDER}/state.db" in removed
+    assert kept == [f"{FOLDER}/checkpoint.json: not a file of this driver"]
+
+
+def test_the_locks_go_with_their_folder(tmp_path: Path) -> None:
+    make_locks(make_state(tmp_path, store=True))
+    removed, kept = sort_out(tmp_path)
+    assert kept == []
+    assert removed[-1] == FOLDER
+    assert f"{FOLDER}/locks/GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071.lock" in removed
+    inside = [removed.index(f"{FOLDER}/locks/{name}.lock") for name in (LIBRARY, REQUEST)]
+    assert max(inside) < removed.index(f"{FOLDER}/locks")
+
+
+def test_the_folder_of_files_for_containers_goes_when_no_claim_has_one(tmp_path: Path) -> None:
+    files = make_state(tmp_path, store=True) / "metadata"
+    files.mkdir()
+    removed, kept = sort_out(tmp_path)
+    assert (removed[-1], kept) == (FOLDER, []) and f"{FOLDER}/metadata" in removed
+    (files / "0uid-a").mkdir()
+    removed, kept = sort_out(tmp_path)
+    assert FOLDER not in removed and kept == [f"{FOLDER}/metadata: not a file of this driver"]
+
+
+def test_a_file_of_somebody_elses_among_the_locks_stays_with_both_folders(tmp_path: Path) -> None:
+    make_locks(make_state(tmp_path, store=True), "notes")
+    removed, kept = sort_out(tmp_path)
+    assert not {FOLDER, f"{FOLDER}/locks"} & set(removed) and f"{FOLDER}/locks/library.lock" in removed
+    assert kept == [f"{FOLDER}/locks/notes: not a file of this driver"]
+
+
+def test_a_link_in_place_of_the_locks_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "library.lock").touch()
+    (make_state(tmp_path, store=True) / "locks").symlink_to(tmp_path)
+    removed, kept = sort_out(tmp_path)
+    assert FOLDER not in removed
+    assert kept == [f"{FOLDER}/locks: not a file of this driver"]
+
+
+def test_looking_at_a_store_that_nobody_has_open_makes_no_file_beside_it(tmp_path: Path) -> None:
+    folder = make_state(tmp_path, store=True)
+    (folder / "driver.lock").unlink()
+    before = sorted(path.name for path in folder.iterdir())
+    removed, _kept = sort_out(tmp_path)
+    assert f"{FOLDER}/state.db" in removed, "the store alone shows whose state it is"
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_another_drivers_state_stays(tmp_path: Path) -> None:
+    folder = make_state(tmp_path, store=False)
+    for name in ("checkpoint.json", "dra.sock"):
+        (folder / name).touch()
+    assert sort_out(tmp_path) == ([], [f"{FOLDER}: it is not the state of this driver"])
+    (folder / "state.db").write_bytes(b"something else")
+    assert sort_out(tmp_path)[0] == []
+
+
+@pytest.fixture()
+def short_path() -> Iterator[Path]:
+    """A folder whose path leaves room for a socket's: the kernel takes 107 bytes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_a_socket_on_which_somebody_listens_stays_and_a_dead_one_goes(short_path: Path) -> None:
+    folder = make_state(short_path, store=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as alive:
+        alive.bind(str(folder / "dra.sock"))
+        alive.listen()
+        removed, kept = sort_out(short_path)
+        assert removed == [] and kept == [f"{FOLDER}/dra.sock: another program listens there"]
+        assert f"{FOLDER}/dra.sock" in sort_out(short_path, stopping=True)[0]
+    assert f"{FOLDER}/dra.sock" in sort_out(short_path)[0]
+
+
+def test_sockets_of_pods_that_were_killed_go_and_those_of_a_living_one_stay(short_path: Path) -> None:
+    uid = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
+    folder = make_state(short_path, store=True)
+    (folder / "handed-over").touch()
+    registry = short_path / REGISTRY.lstrip("/")
+    for path in (folder / f"dra-{uid}.sock", registry / f"gpu.nvidia.com-{uid}-reg.sock"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+            dead.bind(str(path))
+    (registry / "gpu.nvidia.com-other.example-reg.sock").touch()
+    removed, kept = sort_out(short_path)
+    assert kept == [] and removed[-1] == FOLDER
+    assert {f"{FOLDER}/dra-{uid}.sock", f"{FOLDER}/handed-over"} < set(removed)
+    assert [path for path in removed if path.startswith(REGISTRY)] == [f"{REGISTRY}/gpu.nvidia.com-{uid}-reg.sock"]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as standing_by:
+        standing_by.bind(str(folder / f"status-{uid}.sock"))
+        standing_by.listen()
+        assert sort_out(short_path) == ([], [f"{FOLDER}/status-{uid}.sock: another program listens there"])
+
+
+def test_nothing_there_is_nothing_to_remove(tmp_path: Path) -> None:
+    assert sort_out(tmp_path) == ([], [])
