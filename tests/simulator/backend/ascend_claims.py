@@ -22,7 +22,8 @@ from tests.simulator.backend.ascend_stage import SCENARIOS, Stage, on
 UNIT = Path(__file__).resolve().parents[2] / "unit"
 sys.path[:0] = [str(UNIT / "dra_driver"), str(UNIT / "core")]
 
-from machine_model import ALL_DYNAMIC, Claims, Node  # noqa: E402  the folders above are where it lies
+from backend_model import ALL_DYNAMIC  # noqa: E402  the folders above are where it lies
+from machine_model import Claims, Node  # noqa: E402  the folders above are where it lies
 
 SICK = 3
 Scene = Callable[["Driver"], Awaitable[None]]

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_model import DRIVER
 from dra_driver.claims.records import ClaimRecord, DeviceRecord
 from dra_driver.claims.statuses import Place, failed_entries, prepared_entries, waiting
 from dra_driver.core.layout import parse_rules
 from dra_driver.core.slices import FAILED_CONDITION, PREPARED_CONDITION
 from hypothesis import given
 from hypothesis import strategies as st
-from machine_model import DRIVER, POOL
+from machine_model import POOL
 from vendor_scene import SMALL, Scene, run
 
 AHEAD = {"layout": [{"match": {}, "mode": "dynamic", "prepared_before_binding": True}]}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_model import ModelBackend, ModelGpus
 from dra_driver import cli, layout_command, settings_command
 from dra_driver.core.device_locks import DeviceLocks
 from dra_driver.core.errors import BackendUnavailable, InUse
@@ -26,7 +27,6 @@ from dra_driver.layout_command import arrange, open_when_there
 from dra_driver.supervisors.health import Picture, PictureHealth
 from dra_driver.supervisors.shared import Shared, Snapshot
 from dra_driver.supervisors.status import Status, StatusServer, status_of
-from machine_model import ModelBackend, ModelGpus
 
 STATIC = [{"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 2}}]
 

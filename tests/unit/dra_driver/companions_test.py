@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_model import DRIVER, ModelGpus
 from claim_steps import prepare, run, unprepare
 from dra_driver.claims.companions import ServiceManager
 from dra_driver.claims.records import DOCUMENT_VERSION, ClaimReference, NewerRelease, record_of_document
@@ -23,7 +24,7 @@ from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.system import Completed, System
 from dra_driver.monitoring.families import FAMILIES, Samples, of_holding
 from dra_driver.monitoring.view import holdings
-from machine_model import DRIVER, Claims, ModelGpus, Node
+from machine_model import Claims, Node
 
 PARTITION = "gpu-0-mig-1g10gb-19-0"
 API = "resource.nvidia.com/v1beta1"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from backend_model import DEFAULT_KNOBS, DRIVER, ModelBackend, ModelGpus
 from claim_steps import prepare, prepare_all, run, unprepare
 from dra_driver.claims.records import DOCUMENT_VERSION, ClaimRecord, record_of_document
 from dra_driver.claims.recovery import amended, users
@@ -29,7 +30,7 @@ from dra_driver.metrics import NoMetrics, Stopwatch
 from dra_driver.monitoring.view import holdings, placed
 from dra_driver.publish.fit import COUNTERS, JOINT, TAINTS, Content, fit, needs
 from dra_driver.publish.reducer import Identity, probe
-from machine_model import DEFAULT_KNOBS, DRIVER, POOL, Claims, ModelBackend, ModelGpus, Node
+from machine_model import POOL, Claims, Node
 from settings_test import config, settings
 
 PAIR, OTHER = "pair-0", "pair-2"

@@ -9,6 +9,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from backend_model import DRIVER
 from dra_driver.claims.guard import DeviceGuard
 from dra_driver.claims.ownership import Ownership
 from dra_driver.core.device_locks import DeviceLocks
@@ -16,7 +17,7 @@ from dra_driver.core.errors import BackendUnavailable
 from dra_driver.supervisors.hardware import HardwareWatch
 from dra_driver.supervisors.lending import Lending
 from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
-from machine_model import DRIVER, Claims, Node
+from machine_model import Claims, Node
 
 SMALL = "gpu-0-mig-1g10gb-19-0"
 

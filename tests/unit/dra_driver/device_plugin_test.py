@@ -14,13 +14,13 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from backend_model import ModelGpus
 from dra_driver.core.model import Fault
 from dra_driver.core.plugin_devices import socket_name
 from dra_driver.kubelet.device_plugin import ResourceServer
 from dra_driver.monitoring.families import Samples, of_view
 from dra_driver.protocol import device_plugin_pb2 as messages
 from dra_driver.status_command import _table
-from machine_model import ModelGpus
 from plugin_kubelet import PluginKubelet
 from vendor_scene import SMALL, Scene
 from vendor_scene import run as run_scene

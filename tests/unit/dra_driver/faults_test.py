@@ -273,7 +273,7 @@ def test_nothing_of_a_former_boot_is_waited_for(tmp_path: Path, monkeypatch: pyt
         node.close()
 
     async def after() -> None:
-        from machine_model import ModelGpus
+        from backend_model import ModelGpus
 
         ModelGpus(tmp_path / "gpus.json").reboot()
         node = Node(tmp_path, claims, boot_id="boot-2")
@@ -300,7 +300,7 @@ def test_what_was_restored_in_this_boot_waits_for_the_driver(tmp_path: Path, mon
         node.close()
 
     async def killed_while_restoring() -> None:
-        from machine_model import ModelGpus
+        from backend_model import ModelGpus
 
         ModelGpus(tmp_path / "gpus.json").reboot()
         node = Node(tmp_path, claims, boot_id="boot-2")

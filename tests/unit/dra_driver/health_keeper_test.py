@@ -12,13 +12,13 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from backend_model import DRIVER
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.model import Health, Notice
 from dra_driver.core.signs import Ends, Severity, Sign
 from dra_driver.protocol import dra_health_v1_pb2, dra_health_v1_pb2_grpc
 from dra_driver.supervisors.health import FILE
 from dra_driver.supervisors.remedy import MOST_ATTEMPTS
-from machine_model import DRIVER
 from vendor_scene import SMALL, Scene, run
 
 TORN = Sign("error", Severity.FAILED, "It told of error 9.", "Restart the machine.", Ends.RESTART, "9")

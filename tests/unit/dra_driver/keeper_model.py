@@ -13,7 +13,7 @@ from dra_driver.core.companions import Companion, claim_of
 from dra_driver.core.errors import AcceleratorError
 
 if TYPE_CHECKING:
-    from machine_model import ModelGpus
+    from backend_model import ModelGpus
 
 
 class ModelKeeper:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_model import DRIVER, ModelBackend, ModelGpus
 from dra_driver.claims.ownership import Ownership
 from dra_driver.claims.store import Store
 from dra_driver.core.model import Notice
@@ -16,7 +17,7 @@ from dra_driver.supervisors import shared
 from dra_driver.supervisors.hardware import PART, HardwareWatch
 from dra_driver.supervisors.listener import Listener
 from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
-from machine_model import DRIVER, POOL, ModelBackend, ModelGpus
+from machine_model import POOL
 
 LONG = 60.0
 

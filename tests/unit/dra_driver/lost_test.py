@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_model import DRIVER
 from claim_steps import prepare, unprepare
 from dra_driver.api.client import ApiUnreachable
 from dra_driver.claims.records import ClaimReference
 from dra_driver.claims.statuses import prepared_entries
 from dra_driver.core.cdi import remove_spec
 from dra_driver.core.companions import CLAIM, Companion, claim_told
-from machine_model import DRIVER, Claims, Node
+from machine_model import Claims, Node
 
 SMALL = "gpu-0-mig-1g10gb-19-0"
 API = "resource.nvidia.com/v1beta1"

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_model import DRIVER
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.kubelet.sockets import LIMIT, SocketError, paths_of, status_paths
 from dra_driver.supervisors.status import Role
 from dra_driver.supervisors.turn import Turn
-from machine_model import DRIVER
 from store_model import write_entry
 from vendor_scene import SMALL, Scene, run
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_model import DRIVER
 from claim_steps import prepare, run, unprepare
 from dra_driver.claims.records import record_of_document
 from dra_driver.core.errors import AcceleratorError, InUse
 from dra_driver.core.prepared import prepared_claims
 from dra_driver.inventory import survey
-from machine_model import DRIVER, Claims, Node
+from machine_model import Claims, Node
 
 RULES = ({"match": {}, "mode": "dynamic", "passthrough": True},)
 GPU, OTHER = "gpu-vfio-0", "gpu-vfio-1"

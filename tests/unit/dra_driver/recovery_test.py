@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_model import ALL_DYNAMIC, DEFAULT_KNOBS, DRIVER, ModelGpus
 from dra_driver.claims.plan import PARTITIONING_KEY
 from dra_driver.claims.records import ClaimReference
 from dra_driver.claims.settings import SETTING_KEY
@@ -24,7 +25,7 @@ from dra_driver.core.nvidia import mps
 from dra_driver.stages import PREPARE, UNPREPARE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from machine_model import ALL_DYNAMIC, DEFAULT_KNOBS, DRIVER, Claims, ModelGpus, Node, bus, copy_of
+from machine_model import Claims, Node, bus, copy_of
 
 from tests.cluster.stop_at import StopPoint
 

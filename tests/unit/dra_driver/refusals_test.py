@@ -10,6 +10,7 @@ from typing import Any
 
 import chip_model as model
 import pytest
+from backend_model import DRIVER
 from claim_steps import prepare, prepare_all, run, unprepare
 from dra_driver.claims.plan import plan_restore
 from dra_driver.claims.records import ClaimRecord, DeviceRecord
@@ -21,7 +22,7 @@ from dra_driver.core.slices import FAILED_CONDITION
 from health_keeper_test import reasons, taints
 from hypothesis import given
 from hypothesis import strategies as st
-from machine_model import DRIVER, Claims, Node
+from machine_model import Claims, Node
 from vendor_scene import Scene
 from vendor_scene import run as played
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_model import ALL_DYNAMIC, DRIVER
 from claim_steps import prepare_all, run, unprepare_all
 from dra_driver.claims.records import ClaimReference
 from dra_driver.core import repartition_record as records
@@ -20,7 +21,7 @@ from dra_driver.core.errors import AcceleratorError, InUse
 from dra_driver.core.metadata import POD_CLAIM_ANNOTATION
 from dra_driver.core.repartition_record import Record
 from dra_driver.core.system import System
-from machine_model import ALL_DYNAMIC, DRIVER, Claims, Node
+from machine_model import Claims, Node
 
 WHOLE = "gpu-0"
 SMALL = "gpu-0-mig-1g10gb-19-0"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_model import DEFAULT_KNOBS, DRIVER
 from claim_steps import prepare, run, unprepare
 from dra_driver.claims.records import record_of_document
 from dra_driver.claims.settings import SETTING_KEY
@@ -18,7 +19,7 @@ from dra_driver.claims.store import Store
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, Unsupported
 from dra_driver.core.model import Fault
 from dra_driver.core.prepared import knobs_before_claims, prepared_claims
-from machine_model import DEFAULT_KNOBS, DRIVER, Claims, Node
+from machine_model import Claims, Node
 
 SHARING = {
     "apiVersion": "resource.nvidia.com/v1beta1",

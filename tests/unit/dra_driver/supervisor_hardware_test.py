@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_model import DRIVER
 from claim_steps import prepare, unprepare
 from dra_driver.claims.guard import DeviceGuard
 from dra_driver.core import repartition_record as records
@@ -25,7 +26,7 @@ from dra_driver.supervisors.hardware import HardwareWatch
 from dra_driver.supervisors.lending import Lending
 from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
 from faults_test import SMALL
-from machine_model import DRIVER, POOL, Claims, Node
+from machine_model import POOL, Claims, Node
 
 
 class Scene:

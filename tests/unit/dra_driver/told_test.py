@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_model import DRIVER
 from dra_driver.core import repartition_steps as steps
 from dra_driver.core.layout_differences import ANNOTATION
 from dra_driver.core.system import System
-from machine_model import DRIVER
 from vendor_scene import SMALL, Scene, run
 
 

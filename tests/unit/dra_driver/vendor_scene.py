@@ -14,6 +14,7 @@ from typing import Any, Callable
 import grpc
 import grpc.aio
 from api_model import ApiModel, kubeconfig
+from backend_model import DRIVER, ModelBackend, ModelGpus
 from dra_driver import stages
 from dra_driver.api.client import ApiClient
 from dra_driver.api.events import EventRecorder
@@ -25,7 +26,7 @@ from dra_driver.metrics import Metrics, NoMetrics
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc, plugin_registration_pb2, plugin_registration_pb2_grpc
 from dra_driver.status_command import living
 from dra_driver.vendor import VendorDriver
-from machine_model import DRIVER, Claims, ModelBackend, ModelGpus
+from machine_model import Claims
 
 SMALL = "gpu-0-mig-1g10gb-19-0"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_model import DRIVER
 from dra_driver.claims.records import DOCUMENT_VERSION
 from dra_driver.claims.store import Change, Store
 from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks
@@ -21,7 +22,6 @@ from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.model import Fault, Finding, Placement
 from dra_driver.kubelet.sockets import SocketError
 from dra_driver.logs import current_operation
-from machine_model import DRIVER
 from store_model import write_entry
 from vendor_scene import SMALL, Scene, run
 
