@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from controller_test import candidate, going, run, until
+from controller_steps import candidate, going, run, until
 from dra_driver.api.client import ApiClient
 from dra_driver.controller import certificates
 from dra_driver.controller.admission import MOST_TOLD, NoReview, answer, rules_for

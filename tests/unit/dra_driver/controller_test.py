@@ -6,66 +6,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from controller_steps import DRIVER, LEASE, NODES, OWN_CLAIMS, RULES, SLICES, candidate, cluster_of, going, run, until
 from dra_driver.api.client import ApiClient
 from dra_driver.api.events import EventRecorder
 from dra_driver.api.watching import Watched
-from dra_driver.config import InvalidConfiguration
-from dra_driver.controller import commands
 from dra_driver.controller.facts import RuleFacts, rule_facts
 from dra_driver.controller.keeping import Keeper
-from dra_driver.controller.lease import Elector, Terms
+from dra_driver.controller.lease import Terms
 from dra_driver.controller.measurements import Measurements
 from dra_driver.controller.reporting import Reporter
-from dra_driver.controller.settings import NAME_VARIABLE, load, parse
-from dra_driver.core.model import OFFER_KINDS
 from dra_driver.deadlines import within
 from object_server import ObjectServer
-
-NODES, RULES = "/api/v1/nodes", "/apis/resource.k8s.io/v1/devicetaintrules"
-SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-CLAIMS = "/apis/resource.k8s.io/v1/resourceclaims"
-OWN_CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims"
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/here/leases/controller"
-DRIVER = "gpu.example.com"
-QUICK = Terms(lease_seconds=0.6, renew_seconds=0.4, retry_seconds=0.05)
-
-
-async def until(what: Callable[[], object], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "it did not come about"
-        await asyncio.sleep(0.01)
-
-
-def run(tmp_path: Path, scenario: Any) -> None:
-    async def main() -> None:
-        server = ObjectServer()
-        file = await server.start(tmp_path)
-        client = ApiClient(file, user_agent="test")
-        try:
-            await asyncio.wait_for(scenario(server, client), 60)
-        finally:
-            await client.close()
-            await server.stop()
-
-    asyncio.run(main())
-
-
-@contextlib.asynccontextmanager
-async def going(work: Any) -> Any:
-    task = asyncio.ensure_future(work)
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def watched(client: ApiClient, **options: Any) -> Watched[str]:
@@ -144,10 +99,6 @@ def test_waiting_can_be_cancelled_at_every_moment(turns: int) -> None:
         assert done and task.cancelled()
 
     asyncio.run(scenario())
-
-
-def candidate(client: ApiClient, me: str, **options: Any) -> Elector:
-    return Elector(client, namespace="here", name="controller", me=me, **{"terms": QUICK, **options})
 
 
 def test_one_leads_and_the_other_follows_when_it_gives_up(tmp_path: Path) -> None:
@@ -236,35 +187,6 @@ def test_who_cannot_renew_stops_in_time_and_the_lease_can_be_taken_from_it(tmp_p
                 assert state[-1] == "stopped", "it belongs to another one now, who renews it"
 
     run(tmp_path, scenario)
-
-
-def cluster_of(server: ObjectServer) -> None:
-    """A node that is gone, one that is there, and what belongs to both."""
-    server.put(f"{NODES}/here", {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
-    for node in ("here", "gone"):
-        server.put(
-            f"{SLICES}/{node}",
-            {
-                "metadata": {"managedFields": [{"manager": "dra-accelerators-driver"}]},
-                "spec": {"driver": DRIVER, "nodeName": node, "pool": {"name": node}},
-            },
-        )
-        field = {"key": "metadata.name", "operator": "In", "values": [node]}
-        allocation = {
-            "devices": {"results": [{"driver": DRIVER}]},
-            "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [field]}]},
-        }
-        labels = {"app.kubernetes.io/managed-by": "dra-accelerators", "dra.accelerators/node": node}
-        server.put(f"{RULES}/{node}", {"metadata": {"labels": labels}})
-        for name, consumers in (("free", []), ("used", ["alive"]), ("left", ["away"])):
-            reserved = [{"resource": "pods", "name": pod, "uid": f"uid-{pod}"} for pod in consumers]
-            claim = {
-                "metadata": {"namespace": "team", "finalizers": ["dra.accelerators/held", "else/held"]},
-                "status": {"allocation": allocation, "reservedFor": reserved},
-            }
-            # The server lists claims of all namespaces elsewhere than it keeps them.
-            server.objects[f"{CLAIMS}/{node}-{name}"] = server.put(f"{OWN_CLAIMS}/{node}-{name}", claim)
-    server.put("/api/v1/namespaces/team/pods/alive", {"metadata": {"uid": "uid-alive"}, "status": {"phase": "Running"}})
 
 
 def keeper(client: ApiClient, measurements: Measurements, **options: Any) -> Keeper:
@@ -433,69 +355,3 @@ def test_a_drain_that_a_run_went_on_with_unseen_is_not_lifted(tmp_path: Path) ->
         assert f"{RULES}/drained" in server.objects
 
     run(tmp_path, scenario)
-
-
-@pytest.mark.parametrize(
-    ("document", "said"),
-    [
-        ({}, "name is missing"),
-        ({"name": "a", "grace": 0}, "grace is 0; expected a whole number from 1 to 86400 seconds"),
-        ({"name": "a", "address": "nowhere"}, "address is 'nowhere'; expected host:port, or nothing"),
-        ({"name": "a", "webhook": {"names": "x"}}, "webhook.names is 'x'; expected a list of texts"),
-        (
-            {"name": "a", "webhook": {"device_classes": {"ours": "gpu"}}},
-            "webhook.device_classes is .*; expected a mapping of names to device, partition, passthrough or group",
-        ),
-        ({"name": "a", "webhook": {"device_classes": {"ours": ["device"]}}}, "webhook.device_classes is "),
-        ({"name": "a", "unheard": 1}, "unheard is unknown"),
-    ],
-)
-def test_settings_that_are_wrong_are_named(document: Any, said: str) -> None:
-    with pytest.raises(InvalidConfiguration, match=said):
-        parse(document)
-
-
-def test_classes_of_the_site_may_have_devices_of_every_kind() -> None:
-    classes = {f"our-{kind}": kind for kind in OFFER_KINDS}
-    assert parse({"name": "a", "webhook": {"device_classes": classes}}).webhook.device_classes == classes
-
-
-def test_settings_without_drivers_are_for_all_that_are_known() -> None:
-    assert parse({"name": "a"}).drivers
-
-
-def test_each_pod_has_its_own_name_over_one_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "controller.yaml"
-    file.write_text("namespace: here\n")
-    with pytest.raises(InvalidConfiguration, match="name is missing"):
-        load(str(file))
-    monkeypatch.setenv(NAME_VARIABLE, "controller-7f9c-x2")
-    assert (load(str(file)).name, load(str(file)).namespace) == ("controller-7f9c-x2", "here")
-    file.write_text("- a list\n")
-    with pytest.raises(InvalidConfiguration, match=r"controller\.yaml"):
-        load(str(file))
-
-
-def test_the_command_shows_what_is_out_of_order_at_this_moment(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def scenario(server: ObjectServer, client: ApiClient) -> None:
-        def shown() -> str:
-            assert commands.main(["drift", "--config", str(file)]) == 0
-            return capsys.readouterr().out
-
-        file = tmp_path / "controller.yaml"
-        settings = {"name": "here", "kubeconfig": str(tmp_path / "kubeconfig"), "drivers": [DRIVER]}
-        file.write_text(json.dumps(settings))
-        assert await asyncio.to_thread(shown) == "Nothing is out of order.\n"
-        cluster_of(server)
-        text = await asyncio.to_thread(shown)
-        assert "ResourceSlices of node gone are there and no Node object at this moment" in text
-        assert {method for method, _path in server.log} == {"GET"}
-
-    run(tmp_path, scenario)
-
-
-def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.main(["plan", "--config", str(tmp_path / "none.yaml")]) == 2
-    assert "none.yaml" in capsys.readouterr().err
