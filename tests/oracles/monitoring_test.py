@@ -206,10 +206,11 @@ def test_a_prometheus_scrapes_a_driver_finds_its_metrics_clean_and_fires_when_a_
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """A whole driver on model devices; the role writes what Prometheus reads. In the copy that it reads, alerts wait a second."""
+    from claim_steps import SMALL
     from dra_driver.core.model import Fault
     from dra_driver.metrics import MetricsRegistry, PrometheusMetrics
     from monitoring_test import kubelet
-    from vendor_scene import SMALL, Scene, run
+    from vendor_scene import Scene, run
 
     folder, port, controller_port = tmp_path_factory.mktemp("p"), free_port(), free_port()
     assert "changed=1" in playbook(folder, port, controller_port, "--check", "--diff")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from backend_model import DRIVER
+from claim_steps import SMALL
 from dra_driver.claims.records import ClaimRecord, DeviceRecord
 from dra_driver.claims.statuses import Place, failed_entries, prepared_entries, waiting
 from dra_driver.core.layout import parse_rules
@@ -17,7 +18,7 @@ from dra_driver.core.slices import FAILED_CONDITION, PREPARED_CONDITION
 from hypothesis import given
 from hypothesis import strategies as st
 from machine_model import POOL
-from vendor_scene import SMALL, Scene, run
+from vendor_scene import Scene, run
 
 AHEAD = {"layout": [{"match": {}, "mode": "dynamic", "prepared_before_binding": True}]}
 BINDING = {"bindingConditions": [PREPARED_CONDITION], "bindingFailureConditions": [FAILED_CONDITION]}

@@ -12,6 +12,9 @@ from typing import Any
 from dra_driver.claims.records import ClaimReference
 from machine_model import Claims, Node
 
+SMALL = "gpu-0-mig-1g10gb-19-0"
+SMALL_2 = "gpu-0-mig-1g10gb-19-1"
+
 
 def run(folder: Path, scenario: Callable[[Node, Claims], Awaitable[None]], **options: Any) -> None:
     """Play a scenario on a node that has started."""

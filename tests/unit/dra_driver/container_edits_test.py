@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from backend_model import DRIVER
+from claim_steps import SMALL
 from dra_driver.claims.guard import DeviceGuard
 from dra_driver.claims.ownership import Ownership
 from dra_driver.core.device_locks import DeviceLocks
@@ -18,8 +19,6 @@ from dra_driver.supervisors.hardware import HardwareWatch
 from dra_driver.supervisors.lending import Lending
 from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
 from machine_model import Claims, Node
-
-SMALL = "gpu-0-mig-1g10gb-19-0"
 
 
 def missing() -> BackendUnavailable:

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 from backend_model import ModelGpus
+from claim_steps import SMALL
 from dra_driver.core.model import Fault
 from dra_driver.core.plugin_devices import socket_name
 from dra_driver.kubelet.device_plugin import ResourceServer
@@ -22,7 +23,7 @@ from dra_driver.monitoring.families import Samples, of_view
 from dra_driver.protocol import device_plugin_pb2 as messages
 from dra_driver.status_command import _table
 from plugin_kubelet import PluginKubelet
-from vendor_scene import SMALL, Scene
+from vendor_scene import Scene
 from vendor_scene import run as run_scene
 
 GPUS = "nvidia.com/gpu"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from claim_steps import prepare, run, unprepare
+from claim_steps import SMALL, prepare, run, unprepare
 from dra_driver.claims.debts import Debt, debts_in, incurred, void_debts
 from dra_driver.core.errors import AcceleratorError, DeviceFaulty, InUse
 from dra_driver.core.model import Fault
@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine_model import Claims, Node
 
-SMALL = "gpu-0-mig-1g10gb-19-0"
 NEIGHBOUR = "gpu-1-mig-1g10gb-19-0"
 UNKNOWN = Fault("unknown-error", "NVML returned error 999")
 

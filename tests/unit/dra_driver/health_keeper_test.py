@@ -13,13 +13,14 @@ import grpc
 import grpc.aio
 import pytest
 from backend_model import DRIVER
+from claim_steps import SMALL
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.model import Health, Notice
 from dra_driver.core.signs import Ends, Severity, Sign
 from dra_driver.protocol import dra_health_v1_pb2, dra_health_v1_pb2_grpc
 from dra_driver.supervisors.health import FILE
 from dra_driver.supervisors.remedy import MOST_ATTEMPTS
-from vendor_scene import SMALL, Scene, run
+from vendor_scene import Scene, run
 
 TORN = Sign("error", Severity.FAILED, "It told of error 9.", "Restart the machine.", Ends.RESTART, "9")
 CRASH = Sign("error", Severity.INFORMATIVE, "It told of error 5.", "Look at the program.", Ends.PROCESSES, "5")

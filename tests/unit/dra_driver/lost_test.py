@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from backend_model import DRIVER
-from claim_steps import prepare, unprepare
+from claim_steps import SMALL, prepare, unprepare
 from dra_driver.api.client import ApiUnreachable
 from dra_driver.claims.records import ClaimReference
 from dra_driver.claims.statuses import prepared_entries
@@ -20,7 +20,6 @@ from dra_driver.core.cdi import remove_spec
 from dra_driver.core.companions import CLAIM, Companion, claim_told
 from machine_model import Claims, Node
 
-SMALL = "gpu-0-mig-1g10gb-19-0"
 API = "resource.nvidia.com/v1beta1"
 SHARED = {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}}
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+from claim_steps import SMALL
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.model import Fault
 from dra_driver.kubelet.pod_resources import PodResourcesUnreachable, container_devices, socket_path
@@ -25,7 +26,7 @@ from dra_driver.monitoring.families import FAMILIES, Samples
 from dra_driver.protocol import pod_resources_pb2, pod_resources_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
-from vendor_scene import SMALL, Scene, run
+from vendor_scene import Scene, run
 
 P = "dra_accelerators_"
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from claim_steps import SMALL
 from dra_driver import cli
 from dra_driver.api.client import ApiClient
 from dra_driver.commands.explain import Facts, explain, room_left
@@ -31,7 +32,7 @@ from dra_driver.supervisors.storage import unwritable
 from hypothesis import given
 from hypothesis import strategies as st
 from store_model import record
-from vendor_scene import SMALL, Scene, run
+from vendor_scene import Scene, run
 
 DRIVER = "gpu.nvidia.com"
 

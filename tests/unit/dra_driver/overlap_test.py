@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 from backend_model import DRIVER
+from claim_steps import SMALL
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.kubelet.sockets import LIMIT, SocketError, paths_of, status_paths
 from dra_driver.supervisors.status import Role
 from dra_driver.supervisors.turn import Turn
 from store_model import write_entry
-from vendor_scene import SMALL, Scene, run
+from vendor_scene import Scene, run
 
 OLD, NEW = "11111111-aaaa", "22222222-bbbb"
 GPU_1_SMALL = "gpu-1-mig-1g10gb-19-0"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from claim_steps import prepare, run, unprepare
+from claim_steps import SMALL, prepare, run, unprepare
 from dra_driver.claims.allocation import AllocatedDevice, Allocation
 from dra_driver.claims.compare import prepared_for, reallocated
 from dra_driver.claims.records import ClaimRecord, ClaimReference, DeviceRecord
@@ -17,8 +17,6 @@ from dra_driver.supervisors.shared import Shared, Snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 from machine_model import POOL, Claims, Node
-
-SMALL = "gpu-0-mig-1g10gb-19-0"
 
 
 def held(node: Node, claim: ClaimReference) -> list[str]:

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import yaml
 from backend_model import DRIVER
+from claim_steps import SMALL
 from dra_driver.commands.reload import reload
 from dra_driver.config import RELOADABLE, Configuration, InvalidConfiguration, load, parse
 from dra_driver.supervisors.configuration import ConfigurationKeeper
-from vendor_scene import SMALL, Scene, run
+from vendor_scene import Scene, run
 
 WHOLE = [{"match": {"index": 1}, "mode": "whole"}, {"match": {}, "mode": "dynamic"}]
 

@@ -12,14 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from claim_steps import prepare, run, unprepare
+from claim_steps import SMALL, prepare, run, unprepare
 from dra_driver.claims.records import ClaimRecord
 from dra_driver.claims.store import Change, Store
 from dra_driver.claims.store_files import StoreError
 from dra_driver.core.system import System
 from dra_driver.supervisors.shared import Conditions
 from dra_driver.supervisors.storage import StoreKeeper
-from faults_test import SMALL
 from machine_model import Claims, Node
 
 from tests.cluster.manifests import settings

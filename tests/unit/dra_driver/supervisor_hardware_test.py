@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from backend_model import DRIVER
-from claim_steps import prepare, unprepare
+from claim_steps import SMALL, prepare, unprepare
 from dra_driver.claims.guard import DeviceGuard
 from dra_driver.core import repartition_record as records
 from dra_driver.core.device_locks import DeviceLocks
@@ -25,7 +25,6 @@ from dra_driver.inventory import Survey
 from dra_driver.supervisors.hardware import HardwareWatch
 from dra_driver.supervisors.lending import Lending
 from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
-from faults_test import SMALL
 from machine_model import POOL, Claims, Node
 
 

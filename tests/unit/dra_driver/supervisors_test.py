@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from claim_steps import prepare, run, unprepare
+from claim_steps import SMALL, prepare, run, unprepare
 from dra_driver.claims.guard import DeviceGuard
 from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, InUse
@@ -24,7 +24,6 @@ from dra_driver.supervisors.recovery import Recovery
 from dra_driver.supervisors.shared import Conditions, Shared, Snapshot, keep
 from dra_driver.supervisors.sockets import SocketKeeper
 from dra_driver.supervisors.status import status_of
-from faults_test import SMALL
 from machine_model import POOL, Claims, Node
 
 # ---------------------------------------------------------------- shared

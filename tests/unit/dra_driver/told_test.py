@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from backend_model import DRIVER
+from claim_steps import SMALL
 from dra_driver.core import repartition_steps as steps
 from dra_driver.core.layout_differences import ANNOTATION
 from dra_driver.core.system import System
-from vendor_scene import SMALL, Scene, run
+from vendor_scene import Scene, run
 
 
 @pytest.fixture

@@ -28,8 +28,6 @@ from dra_driver.status_command import living
 from dra_driver.vendor import VendorDriver
 from machine_model import Claims
 
-SMALL = "gpu-0-mig-1g10gb-19-0"
-
 
 class Scene:
     """One driver and what surrounds it. start() and stop() may be called again and again."""

@@ -15,25 +15,13 @@ from typing import Any
 
 import pytest
 from backend_model import DRIVER
+from claim_steps import SMALL
 from dra_driver.claims.records import DOCUMENT_VERSION
-from dra_driver.claims.store import Change, Store
-from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks
-from dra_driver.core.errors import AcceleratorError
-from dra_driver.core.model import Fault, Finding, Placement
+from dra_driver.core.device_locks import DeviceLocks
 from dra_driver.kubelet.sockets import SocketError
 from dra_driver.logs import current_operation
 from store_model import write_entry
-from vendor_scene import SMALL, Scene, run
-
-
-@pytest.fixture
-def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.05)
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.1)
-    monkeypatch.setattr("dra_driver.publish.publisher.RETRY_FIRST", 0.05)
-    monkeypatch.setattr("dra_driver.publish.publisher.SETTLE_SECONDS", 0.05)
-    monkeypatch.setattr("dra_driver.claims.service.READY_SECONDS", 0.1)
-    return tmp_path_factory.mktemp("v")
+from vendor_scene import Scene, run
 
 
 def test_starts_before_everything_and_gets_there(short: Path) -> None:
@@ -235,104 +223,6 @@ def test_a_driver_waits_for_what_a_newer_release_has_written(
     run(short, scenario)
 
 
-def test_hand_made_partition_appears_and_is_never_destroyed(short: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.api.start()
-        await scene.start()
-        await scene.until(scene.devices)
-        gpu = scene.backend.gpus.template(0).uuid
-        scene.backend.set_partitioning(gpu, True)
-        scene.backend.create_partition(gpu, 9, Placement(4, 4))
-        scene.driver.look_again()
-        await scene.until(lambda: "gpu-0" not in scene.devices())
-        assert "gpu-0-mig-3g40gb-9-4" in scene.devices()
-        assert await scene.prepare("a", "gpu-0-mig-3g40gb-9-4") == ""
-        assert await scene.unprepare("a") == ""
-        assert scene.partitions() == [(9, 4, 4)]
-
-    run(short, scenario)
-
-
-def test_a_lost_gpu_is_tainted_and_told_of_until_it_is_back(short: Path) -> None:
-    def tainted(scene: Scene) -> set[str]:
-        published = (device for item in scene.api.slices.values() for device in item["spec"].get("devices", ()))
-        return {device["name"] for device in published if device.get("taints")}
-
-    async def scenario(scene: Scene) -> None:
-        await scene.api.start()
-        await scene.start()
-        await scene.until(lambda: len(scene.devices()) == 2 * 26)  # slices come one after the other
-        before = scene.devices()
-        scene.backend.faults[1] = Fault("gpu-lost", "It has fallen off the bus")
-        await scene.until(lambda: tainted(scene) == {name for name in before if name.startswith("gpu-1")})
-        await scene.until(lambda: any(event["reason"] == "DevicesUnhealthy" for event in scene.api.events))
-        scene.backend.faults.clear()
-        scene.backend.strangers = (Finding(7, "GPU 7", "", None, Fault("gpu-lost", "It has fallen off the bus")),)
-        await scene.until(lambda: not tainted(scene))
-        await scene.until(lambda: any("GPU 7" in event["message"] for event in scene.api.events))
-        assert sorted(scene.devices()) == sorted(before)
-
-    run(short, scenario)
-
-
-def test_hardware_that_goes_away_is_withdrawn_and_comes_back(short: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.api.start()
-        await scene.start()
-        await scene.until(scene.devices)
-        scene.backend.present = False
-        await scene.until(lambda: scene.devices() == [])
-        assert "not loaded" in await scene.prepare("a", SMALL)
-        scene.backend.present = True
-        await scene.until(lambda: "gpu-0" in scene.devices())
-        assert await scene.prepare("a", SMALL) == ""
-        scene.backend.failures["discover"] = [AcceleratorError("NVML timed out")]  # once is no reason
-        await asyncio.sleep(1.3)
-        assert "gpu-0" in scene.devices()
-
-    run(short, scenario)
-
-
-@pytest.mark.parametrize("end", ["returned", "died"])
-def test_the_library_is_lent_for_a_reset_and_taken_up_again(
-    short: Path, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
-    monkeypatch.setattr("dra_driver.claims.guard.LENT_SECONDS", 0.1)
-
-    async def scenario(scene: Scene) -> None:
-        await scene.api.start()
-        await scene.start()
-        await scene.register()
-        await scene.until(scene.devices)
-        assert await scene.prepare("before", SMALL) == ""
-        closed: list[str] = []
-        real = scene.backend.close
-        scene.backend.close = lambda: (closed.append("closed"), real())[1]  # type: ignore[method-assign]
-        directory = str(short / f"kubelet/plugins/{DRIVER}")
-        module = DeviceLocks(directory, "a module")
-        assert not module.take(LIBRARY)
-        assert module.take(REQUEST)
-        scene.driver.look_again()
-        await scene.until(lambda: module.take(LIBRARY))
-        assert closed == ["closed"]
-        devices, looks = scene.devices(), sum(name == "discover" for name, _arguments in scene.backend.calls)
-        assert "a module" in await scene.prepare("late", "gpu-1")
-        assert any("a module" in problem for problem in (await scene.status())["problems"])
-        assert await scene.prepare("before") == ""  # what is prepared needs no library
-        assert sum(name == "discover" for name, _arguments in scene.backend.calls) == looks
-        assert scene.devices() == devices
-        if end == "returned":
-            module.drop(LIBRARY)
-            module.drop(REQUEST)
-        else:
-            module.drop_all()  # as the kernel does
-        assert await scene.eventually(lambda: scene.prepare("late", "gpu-1")) == ""
-        assert not module.take(LIBRARY)
-        assert await scene.unprepare("before") == ""
-
-    run(short, scenario)
-
-
 def test_a_claim_waits_for_the_layout_of_its_device_only(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.claims.guard.LOCK_SECONDS", 0.2)
 
@@ -481,92 +371,5 @@ def test_claim_that_is_gone_is_dropped_only_when_nothing_uses_it(short: Path, mo
         with scene.backend.gpus.state() as state:
             state[gpu]["pids"] = []
         await scene.until(lambda: scene.cdi() == [])
-
-    run(short, scenario)
-
-
-def published(scene: Scene) -> set[str]:
-    """The GPUs of which anything is published."""
-    return {"-".join(name.split("-")[:2]) for name in scene.devices()}
-
-
-def test_claims_of_other_gpus_are_served_while_one_hangs_from_the_start(
-    short: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Served, published, and given back, all before the GPU that hangs is let go; then it is made good on that one."""
-    monkeypatch.setattr("dra_driver.supervisors.hardware.AWAIT_SECONDS", 0.01)
-
-    async def scenario(scene: Scene) -> None:
-        await scene.api.start()
-        await scene.start()
-        assert await scene.eventually(lambda: scene.prepare("before", "gpu-1-mig-1g10gb-19-0")) == ""
-        await scene.until(lambda: published(scene) == {"gpu-0", "gpu-1"})
-        await scene.stop()
-        scene.backend.gpus.reboot()
-        scene.boot = "boot-2"
-        gate = scene.backend.gates[1] = threading.Event()
-        await scene.start()
-        assert await scene.eventually(lambda: scene.prepare("well", SMALL)) == ""
-        await scene.until(lambda: published(scene) == {"gpu-0"})
-        assert await scene.unprepare("well") == ""
-        assert not gate.is_set()
-        gate.set()
-        await scene.until(lambda: published(scene) == {"gpu-0", "gpu-1"})
-        await scene.until(lambda: scene.partitions() == [(19, 0, 1)])  # what was prepared before the reboot
-
-    run(short, scenario)
-
-
-def test_partitioning_left_on_goes_off_on_a_gpu_that_is_read_late(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.hardware.AWAIT_SECONDS", 0.01)
-
-    async def scenario(scene: Scene) -> None:
-        await scene.api.start()
-        await scene.start()
-        assert await scene.eventually(lambda: scene.prepare("a", "gpu-1-mig-1g10gb-19-0")) == ""
-        await scene.until(lambda: published(scene) == {"gpu-0", "gpu-1"})
-        await scene.stop()
-        store = Store.open(f"{short}/kubelet/plugins/{DRIVER}/state.db")
-        await store.commit(Change(delete="0uid-a"))
-        store.close()
-        for path in scene.cdi():
-            path.unlink()
-        with scene.backend.gpus.state() as state:
-            for entry in state.values():
-                entry["partitions"] = []
-        gate = scene.backend.gates[1] = threading.Event()
-        await scene.start()
-        await scene.until(lambda: published(scene) == {"gpu-0"})
-        assert scene.backend.gpus.devices()[1].partitioning.enabled
-        gate.set()
-        await scene.until(lambda: not scene.backend.gpus.devices()[1].partitioning.enabled)
-
-    run(short, scenario)
-
-
-def test_partitioning_that_did_not_go_off_with_the_last_claim_goes_off_later(short: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.api.start()
-        await scene.start()
-        await scene.until(scene.devices)
-        assert await scene.prepare("a", SMALL) == ""
-        real = scene.backend.set_partitioning
-
-        def fails(uuid: str, enabled: bool) -> None:
-            raise AcceleratorError(f"the driver met an error that it has no name for (999) on {uuid}, {enabled}")
-
-        scene.backend.set_partitioning = fails  # type: ignore[method-assign]
-        assert await scene.unprepare("a") == ""
-        scene.driver.look_again()
-        await asyncio.sleep(0.3)
-        assert scene.backend.gpus.devices()[0].partitioning.enabled
-        scene.backend.set_partitioning = real  # type: ignore[method-assign]
-        scene.driver.look_again()
-        await scene.until(lambda: not scene.backend.gpus.devices()[0].partitioning.enabled)
-        # Who switched it on is forgotten with it: what an administrator switches on now stays.
-        scene.backend.set_partitioning(scene.backend.gpus.template(0).uuid, True)
-        scene.driver.look_again()
-        await asyncio.sleep(0.3)
-        assert scene.backend.gpus.devices()[0].partitioning.enabled
 
     run(short, scenario)

@@ -9,12 +9,13 @@ import os
 from pathlib import Path
 
 import pytest
+from claim_steps import SMALL
 from dra_driver import logs
 from dra_driver.api.events import OPERATION
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.supervisors import sockets
 from dra_driver.supervisors.watchdog import Watchdog, interval
-from vendor_scene import SMALL, Scene, run
+from vendor_scene import Scene, run
 
 
 @pytest.fixture()
