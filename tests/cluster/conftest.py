@@ -12,10 +12,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.cluster.cluster import DRIVER_UNIT, Cluster, Recap
+from tests.cluster.module_calls import Module, caller
 from tests.cluster.surfaces import Times
 
 #: A fault that is put into the hardware is waited for; three times as often as by default is soon enough. The demo, and the
@@ -74,6 +76,20 @@ def cluster(world: Cluster, first_run: Recap) -> Cluster:
     if first_run.failed:
         raise AssertionError(first_run.output)
     return world
+
+
+@pytest.fixture(scope="session")
+def inventory(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The world's inventory, as a file."""
+    path = tmp_path_factory.mktemp("inventory") / "hosts.yml"
+    path.write_text(cluster.world("inventory"), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def ansible(inventory: Path) -> Module:
+    """Runs one module of the collection on one host, and returns its result."""
+    return caller(inventory)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +19,11 @@ import yaml
 from tests.cluster.cluster import DRIVER_UNIT, PLUGIN_DIRECTORY, Cluster, execute
 from tests.cluster.manifests import claim, pod, settings
 from tests.cluster.manifests import static as existing
+from tests.cluster.module_calls import Module, Result
 
 ROOT = Path(__file__).resolve().parents[2]
-Result = dict[str, Any]
-Module = Callable[..., Result]
 GPU = 7
 MIXED = {"3g.40gb": 1, "1g.10gb": 4}
-SLICES_DRIVER = "fpga.example.com"
-
-
-@pytest.fixture(scope="session")
-def inventory(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("inventory") / "hosts.yml"
-    path.write_text(cluster.world("inventory"), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="session")
-def ansible(inventory: Path) -> Module:
-    """Runs one module of the collection on one host, and returns its result."""
-
-    def run(host: str, module: str, options: Result, *, check: bool = False) -> Result:
-        words = ["ansible", host, "--inventory", inventory, "--module-name", f"dra.accelerators.{module}"]
-        words += ["--args", json.dumps(options), "--diff", *(["--check"] if check else [])]
-        completed = execute(words, check=False, env={**os.environ, "ANSIBLE_PIPELINING": "true"})
-        # With --diff the differences are printed before the result.
-        start = completed.stdout.find(f"{host} | ")
-        answer = completed.stdout[completed.stdout.find("{", start) :]
-        assert start >= 0, completed.stdout + completed.stderr
-        result: Result = json.loads(answer)
-        return {**result, "failed": completed.returncode != 0, "printed": completed.stdout[:start]}
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -340,165 +313,3 @@ def test_bad_input(cluster: Cluster, node: str, ansible: Module, options: Result
 def test_the_driver_kept_running(cluster: Cluster, node: str) -> None:
     restarts = cluster.run(node, "systemctl", "show", "--property=NRestarts", "--value", DRIVER_UNIT).strip()
     assert restarts == "0", cluster.run(node, "journalctl", "-u", DRIVER_UNIT, "-n", "60", "--no-pager")
-
-
-# The module resource_slices
-
-
-@pytest.fixture
-def publish(world: Cluster, ansible: Module, tmp_path: Path) -> Iterator[Module]:
-    kubeconfig = world.world("kubeconfig").strip()
-
-    def run(*, check: bool = False, **options: Any) -> Result:
-        common = {"kubeconfig": kubeconfig, "driver": SLICES_DRIVER, "pool": "shelf-1"}
-        return ansible("localhost", "resource_slices", {**common, **options}, check=check)
-
-    yield run
-    left = [each for pool in ("shelf-1", "shelf-2") for each in pool_slices(world, pool)]
-    if left:
-        world.kubectl("delete", "resourceslices", *(each["metadata"]["name"] for each in left))
-
-
-def pool_slices(cluster: Cluster, pool: str = "shelf-1") -> list[Result]:
-    found = [
-        each
-        for each in cluster.get("resourceslices")["items"]
-        if each["spec"]["driver"] == SLICES_DRIVER and each["spec"]["pool"]["name"] == pool
-    ]
-    return sorted(found, key=lambda each: str(each["metadata"]["name"]))
-
-
-def fpgas(count: int) -> list[Result]:
-    return [
-        {
-            "name": f"fpga-{number}",
-            "attributes": {"model": "VX-2", "lanes": 8, "ready": True, "firmware": {"version": "2.4.1"}},
-            "capacity": {"memory": "16Gi"},
-        }
-        for number in range(count)
-    ]
-
-
-def test_a_pool_comes_changes_and_goes(world: Cluster, publish: Module) -> None:
-    said = publish(check=True, all_nodes=True, devices=fpgas(2))
-    assert said["changed"]
-    assert pool_slices(world) == []
-    done = publish(all_nodes=True, devices=fpgas(2))
-    assert [step["verb"] for step in done["steps"]] == ["create"]
-    (kept,) = pool_slices(world)
-    assert kept["spec"]["allNodes"] is True
-    assert [device["name"] for device in kept["spec"]["devices"]] == ["fpga-0", "fpga-1"]
-
-    again = publish(all_nodes=True, devices=fpgas(2))
-    assert again["changed"] is False
-    assert pool_slices(world) == [kept], "nothing was written, not even the same again"
-
-    changed = fpgas(2)
-    changed[1]["capacity"]["memory"] = "32Gi"
-    assert [step["verb"] for step in publish(all_nodes=True, devices=changed)["steps"]] == ["update"]
-    (kept,) = pool_slices(world)
-    assert kept["spec"]["pool"]["generation"] == 1
-
-    more = publish(all_nodes=True, devices=fpgas(300))
-    assert more["pool"] == {"driver": SLICES_DRIVER, "name": "shelf-1", "generation": 2, "slices": 3, "devices": 300}
-    assert [len(each["spec"]["devices"]) for each in pool_slices(world)] == [128, 128, 44]
-    assert publish(all_nodes=True, devices=fpgas(300))["changed"] is False
-
-    assert len(publish(state="absent")["steps"]) == 3
-    assert pool_slices(world) == []
-    assert publish(state="absent")["changed"] is False
-
-
-COUNTERS: Result = {
-    "shared_counters": [{"name": "board-0", "counters": {"regions": 4}}],
-    "devices": [
-        {"name": name, "consumes_counters": [{"counter_set": "board-0", "counters": {"regions": regions}}]}
-        for name, regions in (("half-0", 2), ("half-1", 2), ("whole", 4))
-    ],
-}
-
-
-def test_counters_taints_and_a_node_selector(world: Cluster, publish: Module) -> None:
-    terms = [{"matchExpressions": [{"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}]}]
-    options = {**COUNTERS, "pool": "shelf-2", "node_selector": {"nodeSelectorTerms": terms}}
-    options["devices"] = [*options["devices"]]
-    options["devices"][2] = {
-        **options["devices"][2],
-        "taints": [{"key": "example.com/worn", "value": "yes", "effect": "NoSchedule"}],
-    }
-    done = publish(**options)
-    assert done["dropped_fields"] == [], "every gate is on"
-    counters, devices = pool_slices(world, "shelf-2")
-    assert counters["spec"]["sharedCounters"][0]["counters"] == {"regions": {"value": "4"}}
-    assert devices["spec"]["devices"][2]["taints"][0]["timeAdded"], "the server adds the time"
-    assert publish(**options)["changed"] is False
-
-
-def test_what_the_server_refuses_touches_nothing(world: Cluster, publish: Module) -> None:
-    publish(all_nodes=True, devices=fpgas(2))
-    before = pool_slices(world)
-    wrong = fpgas(200)
-    wrong[199]["taints"] = [{"key": "not a label", "effect": "NoSchedule"}]
-    for check in (True, False):
-        refused = publish(check=check, all_nodes=True, devices=wrong)
-        assert refused["failed"]
-        assert refused["status"] == 422
-        assert "taints" in refused["msg"]
-    misspelt = publish(all_nodes=True, devices=[{**fpgas(1)[0], "capasity": {}}])
-    assert misspelt["failed"]
-    assert "capasity" in misspelt["msg"]
-    assert pool_slices(world) == before
-
-
-def test_a_nodes_own_pool_is_refused(cluster: Cluster, publish: Module) -> None:
-    name = cluster.nodes()[0]
-    before = cluster.slices(name)
-    for options in ({"node_name": name}, {"state": "absent"}):
-        refused = publish(driver="gpu.nvidia.com", pool=name, **options)
-        assert refused["failed"]
-        assert refused["error_code"] == "foreign-pool"
-        assert f"Node {name}" in refused["msg"]
-    assert [each["metadata"]["uid"] for each in cluster.slices(name)] == [each["metadata"]["uid"] for each in before]
-
-
-def test_somebody_elses_pool_is_taken_over_by_force(world: Cluster, publish: Module) -> None:
-    spec = {
-        "driver": SLICES_DRIVER,
-        "allNodes": True,
-        "pool": {"name": "shelf-1", "generation": 1, "resourceSliceCount": 1},
-        "devices": [{"name": "theirs"}],
-    }
-    document = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceSlice",
-        "metadata": {"name": "theirs"},
-        "spec": spec,
-    }
-    world.apply(document)
-    refused = publish(all_nodes=True, devices=fpgas(1))
-    assert refused["error_code"] == "foreign-pool"
-    assert publish(all_nodes=True, devices=fpgas(1), force=True)["changed"]
-    (kept,) = pool_slices(world)
-    assert [device["name"] for device in kept["spec"]["devices"]] == ["fpga-0"]
-
-
-def test_a_published_device_is_allocated(world: Cluster, publish: Module) -> None:
-    """The scheduler takes a device of the pool for a pod, in the order in which the devices were given."""
-    publish(all_nodes=True, devices=fpgas(3))
-    selector = f"device.driver == '{SLICES_DRIVER}' && device.capacity['{SLICES_DRIVER}'].memory.isGreaterThan(quantity('8Gi'))"
-    device_class = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "DeviceClass",
-        "metadata": {"name": "fpga.example.com"},
-        "spec": {"selectors": [{"cel": {"expression": selector}}]},
-    }
-    documents = (device_class, claim("board", device_class="fpga.example.com"), pod("user", "board"))
-    world.apply(*documents)
-    try:
-        allocation = world.wait(
-            "the claim has a device",
-            lambda: world.get("resourceclaim", "board").get("status", {}).get("allocation"),
-        )
-        assert allocation["devices"]["results"][0]["device"] == "fpga-0"
-    finally:
-        world.delete(*reversed(documents))
