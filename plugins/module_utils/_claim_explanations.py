@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
-from ._cel import CelJudge
+from ._cel import HAS_CEL, PACKAGE, CelJudge
 from ._cluster import found_or_none
-from ._kubernetes import Api, served_version
+from ._kubernetes import Api, ApiError, served_version
 from ._manifests import documents_of, read
 from ._taint_rules import PLURAL as RULES
 from ._taint_rules import VERSIONS as RULE_VERSIONS
@@ -26,6 +26,7 @@ from .core.allocation.objects import Malformed
 from .core.allocation.reasons import ERROR, NO, UNKNOWN
 from .core.allocation.text import sentences
 from .core.errors import AcceleratorError, NotFound
+from .core.picture.answers import attention
 from .core.planner.cuts import Cuts
 from .core.planner.fleet import InvalidFleet
 
@@ -221,6 +222,43 @@ def reasons(
         if reason is not None:
             found["/".join(_place(pod))] = reason
     return found, left
+
+
+def why_pods_wait(
+    api: Api, nodes: Mapping[str, Any], waiting: Sequence[Json], known: Mapping[str, Sequence[Json]]
+) -> tuple[dict[str, Json], Json]:
+    """Return why pods wait, by namespace/name, and what somebody should know of that. Raises ApiError.
+
+    ``nodes`` are the nodes' answers, ``known`` are objects by kind.
+    """
+    kind = "not-explained"
+    if not HAS_CEL:
+        text = f"Why claims wait is said in the scheduler's words: the Python package {PACKAGE}, which evaluates their selectors, is missing"
+        return {}, attention(
+            kind, text, f"Install it where the cluster is asked, with Python 3.11 or newer: pip install {PACKAGE}"
+        )
+    objects = Objects()
+    for name, documents in {**known, "Pod": waiting}.items():
+        for each in documents:
+            objects.add(name, each, "default")
+    others = ",".join(
+        f"spec.driver!={each}" for each in sorted({each["spec"]["driver"] for each in known["ResourceSlice"]})
+    )
+    queries = {"ResourceSlice": {"fieldSelector": others}} if others else {}
+    try:
+        ask(api, objects, ("Node", "ResourceSlice", "ResourceClaimTemplate", "DeviceClass"), queries)
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        text = f"Why claims wait is said in the scheduler's words: {error}"
+        return {}, attention(
+            kind, text, "Let who asks list nodes, deviceclasses and resourceclaimtemplates, or set explain to false."
+        )
+    found, left = reasons(objects, waiting, nodes=nodes)
+    text = f"Why they wait is said in the scheduler's words of {left} pods more: {MOST_EXPLAINED} that are not alike are explained, within a minute"
+    return found, attention(
+        kind, text, "The playbook dra.accelerators.why explains all, or those that are named."
+    ) if left else {}
 
 
 def _reason(explainer: Explainer, pod: Json) -> tuple[str, Json | None]:

@@ -300,13 +300,7 @@ import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._cel import HAS_CEL, PACKAGE
-from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanations import (
-    MOST_EXPLAINED,
-    Objects,
-)
-from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanations import ask as ask_cluster
-from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanations import reasons as why_pods_wait
+from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanations import why_pods_wait
 from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import (
     list_claims,
     pending_pods,
@@ -330,7 +324,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inve
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, NotFound
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import Rule, parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_differences import told_by_slices
-from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import attention, fleet_report
+from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import fleet_report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.fleet import VERSION, picture
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.former import remember
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.waiting import unexplained
@@ -439,7 +433,7 @@ def of_fleet(module: AnsibleModule) -> dict[str, Any]:
     explained: dict[str, Any] = {}
     waiting = unexplained(pending or (), reasons)
     if waiting and module.params["explain"]:
-        explained, note = explain(
+        explained, note = why_pods_wait(
             api, nodes, waiting, {"ResourceClaim": found, "ResourceSlice": slices, "DeviceTaintRule": rules}
         )
         report["attention"] += [{"node": "", **note}] if note else []
@@ -455,43 +449,6 @@ def of_fleet(module: AnsibleModule) -> dict[str, Any]:
         differing=told_by_slices(slices),
     )
     return {**report, "picture": drawn}
-
-
-def explain(
-    api: Api, nodes: dict[str, Any], waiting: list[dict[str, Any]], known: dict[str, list[dict[str, Any]]]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return why pods wait, by namespace/name, and what somebody should know of that. Raises ApiError.
-
-    ``nodes`` are the nodes' answers, ``known`` are objects by kind.
-    """
-    kind = "not-explained"
-    if not HAS_CEL:
-        text = f"Why claims wait is said in the scheduler's words: the Python package {PACKAGE}, which evaluates their selectors, is missing"
-        return {}, attention(
-            kind, text, f"Install it where the cluster is asked, with Python 3.11 or newer: pip install {PACKAGE}"
-        )
-    objects = Objects()
-    for name, documents in {**known, "Pod": waiting}.items():
-        for each in documents:
-            objects.add(name, each, "default")
-    others = ",".join(
-        f"spec.driver!={each}" for each in sorted({each["spec"]["driver"] for each in known["ResourceSlice"]})
-    )
-    queries = {"ResourceSlice": {"fieldSelector": others}} if others else {}
-    try:
-        ask_cluster(api, objects, ("Node", "ResourceSlice", "ResourceClaimTemplate", "DeviceClass"), queries)
-    except ApiError as error:
-        if error.status != 403:
-            raise
-        text = f"Why claims wait is said in the scheduler's words: {error}"
-        return {}, attention(
-            kind, text, "Let who asks list nodes, deviceclasses and resourceclaimtemplates, or set explain to false."
-        )
-    found, left = why_pods_wait(objects, waiting, nodes=nodes)
-    text = f"Why they wait is said in the scheduler's words of {left} pods more: {MOST_EXPLAINED} that are not alike are explained, within a minute"
-    return found, attention(
-        kind, text, "The playbook dra.accelerators.why explains all, or those that are named."
-    ) if left else {}
 
 
 def read_former(path: str | None) -> dict[str, Any] | None:

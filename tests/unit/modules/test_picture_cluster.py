@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import jsonschema
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils import _claim_explanations
-from ansible_collections.dra.accelerators.plugins.modules import accelerator_report
 from pictured import SCHEMA, TAINT, Json, Page, published
 
 from tests.fleets import Fleet, boards
@@ -144,7 +143,7 @@ def test_why_claims_wait_is_worked_out(run_here: Callable[..., Json], monkeypatc
         said, notes, asked = ask(explain=False)
         assert said["research/large"]["source"] == "scheduler" and notes == []
         assert not any("nodes" in each for each in asked)
-        monkeypatch.setattr(accelerator_report, "HAS_CEL", False)
+        monkeypatch.setattr(_claim_explanations, "HAS_CEL", False)
         cluster.asked.clear()
         said, notes, asked = ask()
         assert said["research/large"]["source"] == "scheduler" and "cel-expr-python" in notes[0] and len(notes) == 1
