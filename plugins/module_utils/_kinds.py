@@ -13,7 +13,7 @@ from typing import Any
 from ._facts import profile_facts
 from .core.backend import BACKENDS, create
 from .core.model import DEVICE, Device, Offer, Partition, Profile
-from .core.slices import published_form
+from .core.published_form import published_form
 
 Json = dict[str, Any]
 #: Under which a kind's whole device stands in ``published``, beside the numbers of profiles.

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import grpc
-from dra_driver.core.slices import PREPARED_CONDITION
+from dra_driver.core.published_form import PREPARED_CONDITION
 
 from tests.chaos.kinds import Kind
 from tests.chaos.node import CALL_SECONDS, Node

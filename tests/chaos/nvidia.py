@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerator_simulator.library import NVIDIA, Library
-from dra_driver.core.slices import FAILED_CONDITION, PREPARED_CONDITION
+from dra_driver.core.published_form import FAILED_CONDITION, PREPARED_CONDITION
 
 from tests.chaos.errors import Broken
 from tests.chaos.kinds import (

@@ -15,7 +15,7 @@ from typing import Any
 
 from .cdi import Mount
 from .model import AttributeValue
-from .slices import attribute_json
+from .published_form import attribute_json
 
 #: Newest first: who reads takes the first one that it knows.
 VERSIONS = ("metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1")

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import quantity
-from .model import AttributeValue, CounterSet, Offer, RequestPolicy, Version
+from .annotations import is_noted, noted
+from .model import CounterSet, Offer
+from .published_form import counter_set_form, published_form
 
 API_VERSION = "resource.k8s.io/v1"
 SEPARATE = "separate"  # from Kubernetes 1.35 on: counters in slices of their own
@@ -31,10 +33,6 @@ MOST_ATTRIBUTES_AND_CAPACITIES = 32
 MOST_TAINTS = 16
 LONGEST_STRING = 64
 LONGEST_DRIVER_NAME = 63
-
-#: The conditions of a claim's device for which the scheduler waits before it binds the pod (KEP-5007): one to go on, one to give up.
-PREPARED_CONDITION = "dra.accelerators/Prepared"
-FAILED_CONDITION = "dra.accelerators/PreparationFailed"
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _DRIVER = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
@@ -131,7 +129,7 @@ def build_pool(
     sets = [each for each in counter_sets if each.name in used]
     slices: list[SliceContent] = []
     if layout == SEPARATE:
-        counters = [_counter_set_json(each) for each in sets]
+        counters = [counter_set_form(each) for each in sets]
         slices += [
             SliceContent(shared_counters=tuple(counters[start : start + MOST_COUNTER_SETS]))
             for start in range(0, len(counters), MOST_COUNTER_SETS)
@@ -140,7 +138,7 @@ def build_pool(
         beside: tuple[Mapping[str, Any], ...] = ()
         if layout == COMBINED:
             names = {name for offer in group for name in offer.taken}
-            beside = tuple(_counter_set_json(each) for each in sets if each.name in names)
+            beside = tuple(counter_set_form(each) for each in sets if each.name in names)
         devices = [published_form(offer) for offer in group]
         most = MOST_DEVICES_WITH_COUNTERS if any(_is_heavy(device) for device in devices) else MOST_DEVICES
         if layout == COMBINED and beside and len(devices) > most:
@@ -218,7 +216,7 @@ def plan_pool(
         or not same_content(desired.slices[index], each["spec"])
         or not _same_selection(desired, each["spec"])
         or (owner is not None and not _is_owned(each, owner))
-        or (index == 0 and not _is_noted(each, desired.notes))
+        or (index == 0 and not is_noted(each["metadata"], desired.notes))
     ]
     generation = newest if mine else 1
     if mine and (missing or len(changed) > 1):
@@ -228,12 +226,12 @@ def plan_pool(
     for index in sorted(changed):
         each = matched[index]
         body = _body(desired, index, generation, owner)
-        body["metadata"] = _noted(_kept_metadata(each, owner), desired.notes if index == 0 else {})
+        body["metadata"] = noted(_kept_metadata(each, owner), desired.notes if index == 0 else {})
         _keep_taint_times(body["spec"], each["spec"])
         writes.append(SliceWrite("update", str(each["metadata"]["name"]), body, _preconditions(each)))
     for index in missing:
         body = _body(desired, index, generation, owner)
-        body["metadata"] = _noted(body["metadata"], desired.notes if index == 0 else {})
+        body["metadata"] = noted(body["metadata"], desired.notes if index == 0 else {})
         writes.append(SliceWrite("create", "", body, {}))
     return PoolPlan(tuple(writes), generation)
 
@@ -283,64 +281,6 @@ def dropped_fields(sent: Mapping[str, Any], returned: Mapping[str, Any]) -> tupl
         if sent.get("spec", {}).get(name) and not returned.get("spec", {}).get(name):
             found.append(f"{name} (feature gate {gate})")
     return tuple(found)
-
-
-def attribute_json(value: AttributeValue) -> dict[str, Any]:
-    """Return an attribute's value in the API's form: a mapping with the one key that names its type."""
-    if isinstance(value, bool):
-        return {"bool": value}
-    if isinstance(value, int):
-        return {"int": value}
-    if isinstance(value, Version):
-        return {"version": value.text}
-    return {"string": value}
-
-
-def amount(name: str, value: int) -> str:
-    """Write a capacity or counter as a quantity; those called memory are bytes."""
-    return quantity.format_bytes(value) if name in ("memory", "addressableMemory") else str(value)
-
-
-def published_form(offer: Offer) -> dict[str, Any]:
-    """Return a device as a ResourceSlice has it, in the API's form."""
-    device: dict[str, Any] = {"name": offer.name}
-    if offer.attributes:
-        device["attributes"] = {name: attribute_json(value) for name, value in sorted(offer.attributes.items())}
-    if offer.capacities:
-        device["capacity"] = {
-            name: {"value": amount(name, value), **_policy_json(name, offer.policies.get(name))}
-            for name, value in sorted(offer.capacities.items())
-        }
-    if offer.policies:
-        device["allowMultipleAllocations"] = True
-    if offer.taken:
-        device["consumesCounters"] = [
-            {
-                "counterSet": name,
-                "counters": {counter: {"value": amount(counter, value)} for counter, value in sorted(counters.items())},
-            }
-            for name, counters in offer.taken.items()
-        ]
-    if offer.prepared_before_binding:
-        device.update({"bindingConditions": [PREPARED_CONDITION], "bindingFailureConditions": [FAILED_CONDITION]})
-    if offer.taints:
-        device["taints"] = [
-            {"key": taint.key, "effect": taint.effect, **({"value": taint.value} if taint.value else {})}
-            for taint in offer.taints
-        ]
-    return device
-
-
-def _policy_json(name: str, policy: RequestPolicy | None) -> dict[str, Any]:
-    if policy is None:
-        return {}
-    allowed = {"min": amount(name, policy.minimum), "step": amount(name, policy.step)}
-    return {"requestPolicy": {"default": amount(name, policy.default), "validRange": allowed}}
-
-
-def _counter_set_json(each: CounterSet) -> dict[str, Any]:
-    counters = {name: {"value": amount(name, value)} for name, value in sorted(each.counters.items())}
-    return {"name": each.name, "counters": counters}
 
 
 def _is_heavy(device: Mapping[str, Any]) -> bool:
@@ -449,19 +389,6 @@ def _kept_metadata(each: Mapping[str, Any], owner: Mapping[str, Any] | None) -> 
     if owner is not None:
         kept["ownerReferences"] = [dict(owner)]
     return kept
-
-
-def _is_noted(each: Mapping[str, Any], notes: Mapping[str, str]) -> bool:
-    there = each["metadata"].get("annotations") or {}
-    return all(there.get(key, "") == text for key, text in notes.items())
-
-
-def _noted(metadata: dict[str, Any], notes: Mapping[str, str]) -> dict[str, Any]:
-    """Return an object's metadata with the notes, and without those that are not to be there."""
-    there = {**(metadata.get("annotations") or {}), **notes}
-    kept = {key: text for key, text in there.items() if text or key not in notes}
-    rest = {key: value for key, value in metadata.items() if key != "annotations"}
-    return {**rest, **({"annotations": kept} if kept else {})}
 
 
 def _is_owned(each: Mapping[str, Any], owner: Mapping[str, Any]) -> bool:

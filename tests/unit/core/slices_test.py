@@ -13,12 +13,12 @@ import pytest
 from board_model import device
 from dra_driver.core.model import CounterSet, Offer, Taint, Version
 from dra_driver.core.nvidia.offers import counter_set, offers
+from dra_driver.core.published_form import attribute_json
 from dra_driver.core.slices import (
     COMBINED,
     PoolPlan,
     PoolSpec,
     SliceContent,
-    attribute_json,
     build_pool,
     dropped_fields,
     plan_pool,

@@ -18,7 +18,7 @@ from dra_driver.claims.refusals import FIRST_SECONDS, LONGEST_SECONDS, REFUSED, 
 from dra_driver.core.ascend.offers import counter_set, offers
 from dra_driver.core.errors import DoesNotFit, InUse
 from dra_driver.core.model import Device, Offer, Partition, Process
-from dra_driver.core.slices import FAILED_CONDITION
+from dra_driver.core.published_form import FAILED_CONDITION
 from health_keeper_test import reasons, taints
 from hypothesis import given
 from hypothesis import strategies as st

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model import AttributeValue, Offer, Version
-from ..core.slices import FAILED_CONDITION, PREPARED_CONDITION
+from ..core.published_form import FAILED_CONDITION, PREPARED_CONDITION
 from ..core.times import text_of
 from .allocation import MADE, READY
 from .records import ClaimRecord, ClaimReference, DeviceRecord
