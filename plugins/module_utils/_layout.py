@@ -24,10 +24,10 @@ from .core.layout import (
     SetPartitioning,
     Step,
     WantedPartition,
-    execute,
     plan_layouts,
     wanted_for,
 )
+from .core.layout_run import execute
 from .core.model import Device, well
 from .core.prepared import PreparedPartition
 

@@ -1,32 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""From a wanted layout and the present state of a device to ordered steps, and the one function that takes them.
-
-Everything but ``execute`` is pure.
-"""
+"""From a wanted layout and the present state of a device to ordered steps; all of it pure. ``layout_run.py`` takes them."""
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Union
+from typing import Any, Union
 
 from . import packing
-from .backend import Backend
-from .errors import AcceleratorError, InUse, LayoutFailed, Unsupported
-from .layout_rules import (
-    DYNAMIC,
-    MODES,
-    STATIC,
-    WHOLE,
-    Match,
-    Rule,
-    WantedPartition,
-    parse_rules,
-    wanted_for,
-)
+from .errors import AcceleratorError, InUse, Unsupported
+from .layout_rules import DYNAMIC, MODES, STATIC, WHOLE, Match, Rule, WantedPartition, parse_rules, wanted_for
 from .model import Device, Partition, Placement, Process
 from .prepared import PreparedPartition
 
@@ -44,10 +28,8 @@ __all__ = [
     "Rule",
     "SetPartitioning",
     "Step",
-    "StepResult",
     "WantedPartition",
     "claims_on",
-    "execute",
     "parse_rules",
     "plan_layout",
     "plan_layouts",
@@ -170,15 +152,6 @@ class LayoutPlan:
         }
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """A step that was taken, what came of it, and how long it took in seconds."""
-
-    step: Step
-    partition: Partition | None
-    seconds: float
-
-
 def plan_layout(
     device: Device,
     rule: Rule,
@@ -294,28 +267,6 @@ def plan_layouts(
     return tuple(outcomes)
 
 
-def execute(
-    backend: Backend, plan: LayoutPlan, on_step: Callable[[StepResult], None] | None = None
-) -> tuple[StepResult, ...]:
-    """Take a plan's steps in order. If one fails, go back to the former layout and raise LayoutFailed.
-
-    The error says which step failed and why, what was undone and what could not be.
-    """
-    results: list[StepResult] = []
-    for step in plan.steps:
-        started = time.monotonic()
-        try:
-            partition = _take(backend, step, plan, results)
-        except AcceleratorError as error:
-            undone, not_undone = _undo(backend, results)
-            raise _failed(step, error, undone, not_undone) from error
-        result = StepResult(step, partition, time.monotonic() - started)
-        results.append(result)
-        if on_step is not None:
-            on_step(result)
-    return tuple(results)
-
-
 def _plan_one(
     device: Device,
     rule: Rule | None,
@@ -427,93 +378,3 @@ def _in_use(device: Device, rule: Rule, blockers: Sequence[Blocker]) -> InUse:
         blockers=blockers,
         hint="End the processes, delete the pods that use the claims, or choose a layout that keeps these partitions.",
     )
-
-
-def _take(backend: Backend, step: Step, plan: LayoutPlan, results: Sequence[StepResult]) -> Partition | None:
-    made = _change(backend, step)
-    if isinstance(step, SetPartitioning):
-        try:
-            _check_mode(backend, step, plan, results)
-        except AcceleratorError:
-            with contextlib.suppress(AcceleratorError):
-                backend.set_partitioning(step.device_uuid, not step.enabled)
-            raise
-    return made
-
-
-def _check_mode(backend: Backend, step: SetPartitioning, plan: LayoutPlan, results: Sequence[StepResult]) -> None:
-    """Raise when a mode that should be there now, or after a reset where the board needs one, is not."""
-    state = backend.device(step.device_uuid).partitioning
-    waits = state.needs_reset or any(isinstance(each, ResetDevice) for each in plan.steps[len(results) :])
-    if (state.pending if waits else state.enabled) != step.enabled:
-        raise AcceleratorError(
-            f"Partitioning of {step.device_uuid} is still {'on' if state.enabled else 'off'} after the change",
-            hint="Reset the device or reboot the machine.",
-            code="mode-not-changed",
-        )
-
-
-def _undo(backend: Backend, results: Sequence[StepResult]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    undone: list[str] = []
-    not_undone: list[str] = []
-    resets: list[Step] = []  # taken again after the changes of mode that they had activated are taken back
-    modes_changed = False
-
-    def back(steps: Sequence[Step]) -> None:
-        for step in steps:
-            try:
-                _change(backend, step)
-                undone.append(step.describe())
-            except AcceleratorError as error:
-                not_undone.append(f"{step.describe()}: {error}")
-
-    for result in reversed(results):
-        step = result.step
-        if isinstance(step, ResetDevice):
-            resets.append(step)
-            continue
-        if modes_changed and not isinstance(step, SetPartitioning):
-            back(resets)
-            resets, modes_changed = [], False
-        back(_inverse(step, result.partition))
-        modes_changed = modes_changed or isinstance(step, SetPartitioning)
-    if modes_changed:
-        back(resets)
-        resets = []
-    not_undone.extend(f"{step.describe()}: the change that it activated was pending before" for step in resets)
-    return tuple(undone), tuple(not_undone)
-
-
-def _inverse(step: Step, made: Partition | None) -> tuple[Step, ...]:
-    if isinstance(step, SetPartitioning):
-        return (SetPartitioning(step.device_uuid, not step.enabled),)
-    if isinstance(step, DestroyPartition):
-        lost = step.partition
-        return (CreatePartition(step.device_uuid, lost.profile, lost.profile_id, lost.placement),)
-    if isinstance(step, CreatePartition) and made is not None:
-        return (DestroyPartition(step.device_uuid, made),)
-    return ()
-
-
-def _change(backend: Backend, step: Step) -> Partition | None:
-    """Take one step, without judging what came of it."""
-    if isinstance(step, SetPartitioning):
-        backend.set_partitioning(step.device_uuid, step.enabled)
-    elif isinstance(step, ResetDevice):
-        backend.reset(step.device_uuids)
-    elif isinstance(step, DestroyPartition):
-        backend.destroy_partition(step.device_uuid, step.partition.instance_id)
-    else:
-        return backend.create_partition(step.device_uuid, step.profile_id, step.placement)
-    return None
-
-
-def _failed(step: Step, error: AcceleratorError, undone: Sequence[str], not_undone: Sequence[str]) -> LayoutFailed:
-    text = f"Could not {step.describe()}: {error}"
-    if undone:
-        text += f" Undone: {'; '.join(undone)}."
-    if not_undone:
-        text += f" Could not be undone: {'; '.join(not_undone)}."
-    if not undone and not not_undone:
-        text += " Nothing had been changed before."
-    return LayoutFailed(text, undone=undone, not_undone=not_undone, code=error.code)

@@ -15,13 +15,8 @@ from typing import Any
 from dra_driver.core.errors import (
     AcceleratorError,
 )
-from dra_driver.core.layout import (
-    LayoutPlan,
-    Match,
-    Rule,
-    execute,
-    plan_layouts,
-)
+from dra_driver.core.layout import LayoutPlan, Match, Rule, plan_layouts
+from dra_driver.core.layout_run import execute
 from dra_driver.core.model import Device, devices_of
 from dra_driver.core.nvidia.backend import NvidiaBackend
 from dra_driver.core.system import System

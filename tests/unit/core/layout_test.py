@@ -22,10 +22,10 @@ from dra_driver.core.layout import (
     Rule,
     SetPartitioning,
     WantedPartition,
-    execute,
     plan_layout,
     plan_layouts,
 )
+from dra_driver.core.layout_run import execute
 from dra_driver.core.model import Device, Process
 from dra_driver.core.prepared import PreparedPartition
 from hypothesis import given

@@ -26,12 +26,12 @@ from .core.layout import (
     ResetDevice,
     Rule,
     WantedPartition,
-    execute,
     parse_rules,
     plan_layout,
     plan_layouts,
     wanted_for,
 )
+from .core.layout_run import execute
 from .core.model import Device, well
 from .core.prepared import PreparedClaim, PreparedPartition, observe, prepared_claims, prepared_partitions, wake_driver
 from .core.system import System
