@@ -30,7 +30,7 @@ from dra_driver.core.labels import (
     read_machine,
 )
 from dra_driver.core.model import Clique, Device, Partitioning, Version
-from dra_driver.core.nvidia.condition import clique_of, has_joined
+from dra_driver.core.nvidia.fabric import clique_of, has_joined
 from dra_driver.core.nvidia.node_labels import GPU, NAMES, OF_PARTITIONS, labels, partition_resource, spelled
 from dra_driver.core.system import System
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from uuid import UUID
 
-from ..model import Clique, Health
+from ..model import Health
 from ..signs import Severity, Sign
 from .discover import BoardFacts
+from .fabric import IN_PROGRESS, NOT_STARTED, clique_of, has_joined
 from .nvml import Nvml
 
 # Of the header, NVML_FI_DEV_…
 REMAP_PENDING, REMAP_FAILURE, RECOVERY_ACTION = 144, 145, 230
-# NVML_GPU_FABRIC_STATE_…
-NOT_STARTED, IN_PROGRESS, COMPLETED = 1, 2, 3
 
 # nvmlClocksEventReason…: what the hardware itself does, by half of the clocks or more. Software's slowdown and power cap are every day's.
 HARDWARE_SLOWDOWN, HARDWARE_THERMAL, POWER_BRAKE = 0x8, 0x40, 0x80
@@ -136,18 +134,6 @@ def _of_fields(fields: Mapping[int, int]) -> Iterator[Sign]:
         )
     if fields.get(REMAP_FAILURE):
         yield Sign(_CAUSES[REMAP_FAILURE], Severity.DEGRADED, "Rows of its memory could not be remapped.", _REPLACE)
-
-
-def clique_of(state: int, status: int, cluster: bytes, number: int) -> Clique | None:
-    """Return which GPUs a GPU reaches over NVLink; None while it has not joined a fabric, and for a fabric without a name. Pure."""
-    if not has_joined(state, status) or not any(cluster):
-        return None
-    return Clique(str(UUID(bytes=cluster[:16].ljust(16, b"\0"))), number)
-
-
-def has_joined(state: int, status: int) -> bool:
-    """Whether a GPU has joined its fabric; one that ends with the machine has no name. Pure."""
-    return state == COMPLETED and not status
 
 
 def _of_clocks(reasons: int) -> Iterator[Sign]:

@@ -28,11 +28,10 @@ from ..passthrough import IOMMU_NODE
 from ..system import System
 from . import names
 from . import profiles as profile_names
-from .nvml import COMPUTE_INSTANCE_PROFILES, ENGINE_PROFILE_SHARED, GPU_INSTANCE_PROFILES, NO_INSTANCE, Nvml
+from .fabric import read_links
+from .nvml import COMPUTE_INSTANCE_PROFILES, ENGINE_PROFILE_SHARED, GPU_INSTANCE_PROFILES, NO_INSTANCE, Nvml, text
 
 MEBIBYTE = 1024 * 1024
-NVLINKS = 18  # the most links that a GPU has
-NVLINK_TO_GPU, NVLINK_TO_SWITCH = 0, 2  # NVML_NVLINK_DEVICE_TYPE_*
 
 _BRANDS: Mapping[int, str] = MappingProxyType(
     {
@@ -138,7 +137,7 @@ def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> 
     uuid = str(nvml.call("nvmlDeviceGetUUID", handle, doing="Reading a GPU's UUID"))
     doing = f"Reading the facts of GPU {uuid}"
     address = nvml.call("nvmlDeviceGetPciInfo_v3", handle, doing=doing)
-    bus_id = pci.normalise_bus_id(_text(address.busId))
+    bus_id = pci.normalise_bus_id(text(address.busId))
     product = str(nvml.call("nvmlDeviceGetName", handle, doing=doing))
     memory = nvml.optional("nvmlDeviceGetMemoryInfo", handle, doing=doing)  # what shares the host's memory has none
     memory_bytes = int(memory.total) if memory is not None else 0
@@ -206,7 +205,7 @@ def read_profiles(nvml: Nvml, handle: Any, memory_bytes: int, pci_device_id: int
         if not placements:
             continue
         megabytes = int(info.memorySizeMB)
-        name = _text(getattr(info, "name", b"")) or profile_names.computed_name(
+        name = text(getattr(info, "name", b"")) or profile_names.computed_name(
             number, info.sliceCount, megabytes, memory_bytes
         )
         name = name.removeprefix("MIG ")
@@ -234,28 +233,6 @@ def read_profiles(nvml: Nvml, handle: Any, memory_bytes: int, pci_device_id: int
             )
         )
     return tuple(found)
-
-
-def read_links(nvml: Nvml, handle: Any, doing: str = "Reading the links of a GPU") -> tuple[tuple[str, ...], bool]:
-    """Return the PCI addresses of the GPUs that NVLink connects directly, which a reset takes along, and whether it leads to a switch."""
-    found: set[str] = set()
-    switched = False
-    for link in range(NVLINKS):
-        try:
-            if not nvml.call("nvmlDeviceGetNvLinkState", handle, link, doing=doing):
-                continue
-            there = nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link, doing=doing)
-            switched = switched or there == NVLINK_TO_SWITCH
-            if there == NVLINK_TO_GPU:
-                remote = nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, doing=doing)
-                found.add(pci.normalise_bus_id(_text(remote.busId)))
-        except Unsupported:
-            break
-        except AcceleratorError as error:
-            if error.code != "invalid-argument":
-                raise
-            break  # beyond the last link
-    return tuple(sorted(found)), switched
 
 
 def read_device(nvml: Nvml, system: System, board: BoardFacts, known: Sequence[Partition] | None = None) -> Device:
@@ -504,7 +481,3 @@ def _command(system: System, pid: int) -> str:
         return system.read_text(f"/proc/{pid}/comm").strip()
     except OSError:
         return ""
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -231,3 +231,8 @@ class Nvml:
         count = ctypes.c_uint(0)
         self.call(function, *arguments, None, ctypes.byref(count), doing=doing)
         return self.listed(function, structure, count.value, *arguments, doing=doing) if count.value else ()
+
+
+def text(value: Any) -> str:
+    """Return a text as NVML's structures hold it, in bytes or not."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What a GPU tells of its NVLinks and of the fabric that it joins over them."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from .. import pci
+from ..errors import AcceleratorError, Unsupported
+from ..model import Clique
+from .nvml import Nvml, text
+
+NVLINKS = 18  # the most links that a GPU has
+NVLINK_TO_GPU, NVLINK_TO_SWITCH = 0, 2  # NVML_NVLINK_DEVICE_TYPE_*
+# NVML_GPU_FABRIC_STATE_…
+NOT_STARTED, IN_PROGRESS, COMPLETED = 1, 2, 3
+
+
+def read_links(nvml: Nvml, handle: Any, doing: str = "Reading the links of a GPU") -> tuple[tuple[str, ...], bool]:
+    """Return the PCI addresses of the GPUs that NVLink connects directly, which a reset takes along, and whether it leads to a switch."""
+    found: set[str] = set()
+    switched = False
+    for link in range(NVLINKS):
+        try:
+            if not nvml.call("nvmlDeviceGetNvLinkState", handle, link, doing=doing):
+                continue
+            there = nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link, doing=doing)
+            switched = switched or there == NVLINK_TO_SWITCH
+            if there == NVLINK_TO_GPU:
+                remote = nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, doing=doing)
+                found.add(pci.normalise_bus_id(text(remote.busId)))
+        except Unsupported:
+            break
+        except AcceleratorError as error:
+            if error.code != "invalid-argument":
+                raise
+            break  # beyond the last link
+    return tuple(sorted(found)), switched
+
+
+def clique_of(state: int, status: int, cluster: bytes, number: int) -> Clique | None:
+    """Return which GPUs a GPU reaches over NVLink; None while it has not joined a fabric, and for a fabric without a name. Pure."""
+    if not has_joined(state, status) or not any(cluster):
+        return None
+    return Clique(str(UUID(bytes=cluster[:16].ljust(16, b"\0"))), number)
+
+
+def has_joined(state: int, status: int) -> bool:
+    """Whether a GPU has joined its fabric; one that ends with the machine has no name. Pure."""
+    return state == COMPLETED and not status
