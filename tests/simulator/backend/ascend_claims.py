@@ -404,7 +404,7 @@ def what_is_owed_is_owed_over_a_start_of_the_machine(stage: Stage) -> None:
         again = await driver.again("boot-2")
         (uuid,) = again.node.service.undoing.owing
         assert again.slices(SICK) == [("vir02", 6)]
-        await again.node.service.settle(uuid)
+        await again.node.service.upkeep.settle(uuid)
         assert again.slices(SICK) == [] and again.node.service.undoing.debts == ()
         again.node.close()
 
@@ -427,7 +427,7 @@ def claims_beside_a_sick_chip(stage: Stage) -> None:
         assert await driver.unprepare("held") == ""
         stage.control("clear")
         await driver.node.look()
-        await driver.node.service.settle(uuid)
+        await driver.node.service.upkeep.settle(uuid)
         assert driver.node.service.undoing.debts == () and driver.slices(SICK) == []
         assert await driver.prepare("late", f"npu-{SICK}-vir01-0") == ""
 

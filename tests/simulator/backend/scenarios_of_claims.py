@@ -72,7 +72,7 @@ def sick(stage: Stage, cause: str, *fault: str) -> None:
         stage.control("clear")
         while node.inventory.faults:
             await node.look()
-        await node.service.settle(uuid)
+        await node.service.upkeep.settle(uuid)
         assert node.service.undoing.debts == ()
         assert backend.device(uuid).partitions == ()
         assert await prepare("late", SICK) == ""

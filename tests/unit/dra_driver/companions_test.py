@@ -153,12 +153,12 @@ def test_a_daemon_of_no_claim_ends_when_the_driver_starts_and_when_it_looks(tmp_
         assert await prepare(node, claim) == ""
         environment = {"CUDA_VISIBLE_DEVICES": node.gpus.template(1).uuid}
         node.keeper.start(Companion("mps", "0uid-nobody.0", (), environment))
-        assert await node.service.orphans() == ("0uid-nobody",)
+        assert await node.service.upkeep.orphans() == ("0uid-nobody",)
         node.backend.has_companions = False  # then it is another vendor's claim
-        assert await node.service.orphans() == ()
+        assert await node.service.upkeep.orphans() == ()
         node.backend.has_companions = True
-        await node.service.end_companions(claim.uid)  # it has a claim: left alone
-        await node.service.end_companions("0uid-nobody")
+        await node.service.upkeep.end_companions(claim.uid)  # it has a claim: left alone
+        await node.service.upkeep.end_companions("0uid-nobody")
         assert set(node.keeper.running()) == {f"{claim.uid}.0"}
 
     run(tmp_path, scenario)
@@ -170,14 +170,14 @@ def test_a_daemon_that_somebody_has_ended_is_started_again(tmp_path: Path) -> No
         assert await prepare(node, claim) == ""
         before = node.keeper.running()
         node.keeper.stop(claim.uid)
-        await node.service.keep_companions(claim.uid)
+        await node.service.upkeep.keep_companions(claim.uid)
         assert node.keeper.running() == before
-        await node.service.keep_companions("0uid-nobody")
+        await node.service.upkeep.keep_companions("0uid-nobody")
         assert node.keeper.running() == before
         # A container may have told the daemon something else.
         node.backend.failures["check_companion"] = [AcceleratorError("it gives 100 percent")]
         with pytest.raises(AcceleratorError, match="it gives 100 percent"):
-            await node.service.keep_companions(claim.uid)
+            await node.service.upkeep.keep_companions(claim.uid)
 
     run(tmp_path, scenario)
 

@@ -57,7 +57,7 @@ def test_what_a_faulty_device_held_is_given_back_and_undone_when_it_answers(tmp_
         node.backend.faults.clear()
         await node.look()
         assert "gpu-0" in node.inventory.offers
-        await node.service.settle(gpu)
+        await node.service.upkeep.settle(gpu)
         assert (node.partitions(), node.service.undoing.debts) == ([], ())
         assert not node.gpus.devices()[0].partitioning.enabled
         assert set(node.store.meta) == {"schema_version"}
@@ -95,11 +95,11 @@ def test_debt_whose_partition_is_in_use_stays_a_debt(tmp_path: Path) -> None:
         with node.gpus.state() as state:
             state[gpu]["partitions"][0]["pids"] = [4711]
         with pytest.raises(InUse):
-            await node.service.settle(gpu)
+            await node.service.upkeep.settle(gpu)
         assert len(node.service.undoing.debts) == 1
         with node.gpus.state() as state:
             state[gpu]["partitions"][0]["pids"] = []
-        await node.service.settle(gpu)
+        await node.service.upkeep.settle(gpu)
         assert (node.partitions(), node.service.undoing.debts) == ([], ())
 
     run(tmp_path, scenario)
@@ -113,7 +113,7 @@ def test_partition_that_its_device_does_not_let_go_of_is_owed(tmp_path: Path) ->
         assert await unprepare(node, claim) == ""
         assert (node.store.claims, node.cdi_files(), len(node.service.undoing.debts)) == ({}, (), 1)
         assert node.gpus.devices()[0].partitioning.enabled
-        await node.service.settle(node.gpus.template(0).uuid)
+        await node.service.upkeep.settle(node.gpus.template(0).uuid)
         assert node.partitions() == []
         assert not node.gpus.devices()[0].partitioning.enabled
 
@@ -191,7 +191,7 @@ def test_failed_preparation_on_a_device_that_falls_ill_leaves_a_debt_and_no_reco
         node.backend.create_partition = real  # type: ignore[method-assign]
         assert (node.store.claims, node.cdi_files(), len(node.partitions())) == ({}, (), 1)
         node.backend.faults.clear()
-        await node.service.settle(node.gpus.template(0).uuid)
+        await node.service.upkeep.settle(node.gpus.template(0).uuid)
         assert node.partitions() == []
 
     run(tmp_path, scenario)

@@ -150,8 +150,8 @@ def test_a_claim_that_the_api_server_has_no_more_leaves_no_daemon(tmp_path: Path
         node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
     ) -> None:
         claims.remove(claim)
-        assert await node.service.orphans() == (claim.uid,)
-        await node.service.end_companions(claim.uid)
+        assert await node.service.upkeep.orphans() == (claim.uid,)
+        await node.service.upkeep.end_companions(claim.uid)
         assert (node.keeper.running(), node.partitions()) == ({}, meanwhile[0])
 
     play(tmp_path, "partition with a daemon", scenario)

@@ -177,10 +177,10 @@ class Node:
             await self.service.forget(uid)
         for uid in plan.stale_files:
             self.service.hands.remove_cdi(uid)
-        for uid in await self.service.orphans():
-            await self.service.end_companions(uid)
+        for uid in await self.service.upkeep.orphans():
+            await self.service.upkeep.end_companions(uid)
         for change in plan.mode_changes:
-            await self.service.switch_off(change.device_uuid)
+            await self.service.upkeep.switch_off(change.device_uuid)
         for uid in plan.restore:
             await self.service.restore(uid)
         await self.look()

@@ -160,7 +160,7 @@ def test_what_cannot_be_set_back_is_owed_and_the_pod_ends(tmp_path: Path, error:
         assert (node.store.claims, len(noted(node)), len(knobs(node))) == ({}, 1, 1)
         uuid = node.gpus.template(0).uuid
         assert node.owing() == {uuid}
-        await node.service.settle(uuid)
+        await node.service.upkeep.settle(uuid)
         assert (knobs(node), noted(node), node.owing()) == ({}, set(), frozenset())
 
     run(tmp_path, scenario)
@@ -198,7 +198,7 @@ def test_another_claims_end_leaves_the_settings_alone(tmp_path: Path) -> None:
         watcher = claims.allocate("watch", {"device": "gpu-0", "adminAccess": True})
         assert [await prepare(node, each) for each in (one, watcher)] == ["", ""]
         assert await unprepare(node, watcher) == ""
-        await node.service.settle(node.gpus.template(0).uuid)
+        await node.service.upkeep.settle(node.gpus.template(0).uuid)
         assert (knobs(node), noted(node)) == ({"powerLimit": 300}, {"powerLimit"})
 
     run(tmp_path, scenario)

@@ -39,7 +39,6 @@ from .plan import (
     PARTITIONING_KEY,
     Inventory,
     PreparePlan,
-    mode_goes_off,
     offers_of,
     plan_prepare,
     plan_restore,
@@ -52,6 +51,7 @@ from .settings import fit_settings, marks, refuse_contradiction, wanted_of
 from .store import Change, Store
 from .threads import on_thread
 from .undoing import RESTORING_KEY, Undoing
+from .upkeep import Upkeep
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -122,6 +122,7 @@ class ClaimService:
         self.metrics = metrics
         self._adopting = Adopting(self, inventory, boot_id)
         self._insisting = Insisting(self, refusals or Refusals(), inventory)
+        self.upkeep = Upkeep(self, self._claims, self._adopting, inventory)
         # Claims whose partitions or CDI file may not be what the record says; they are restored when asked for.
         self.suspect: set[str] = set()
         # Claims that the kubelet has asked for since this process started.
@@ -443,66 +444,6 @@ class ClaimService:
             if self.store.claims.get(record.uid) == record:
                 async with self._devices.hold(record.device_uuids):
                     await self._undo_former(record, allocation)
-
-    async def stale_files(self) -> tuple[str, ...]:
-        """Return the UIDs of claims that are not there and have a CDI file, or files for containers. Raises OSError."""
-        # One of a claim that is being prepared at this moment may be among them: it is asked for again when that is over.
-        found = {*await self.thread(self.hands.cdi_uids), *await self.thread(self.hands.metadata_uids)}
-        return tuple(sorted(found - self.store.claims.keys()))
-
-    async def remove_files(self, uid: str) -> None:
-        """Remove the files of a claim that is not there. Raises OSError."""
-        async with self._claims.hold([uid]):
-            if uid not in self.store.claims:
-                await self.thread(self.hands.remove_cdi, uid)
-
-    async def end_companions(self, uid: str) -> None:
-        """End the companions of a claim that is not there, or has none. Raises AcceleratorError."""
-        async with self._claims.hold([uid]):
-            record = self.store.claims.get(uid)
-            if record is None or not record.shared:
-                await self.thread(self.hands.stop_companions, uid)
-
-    async def keep_companions(self, uid: str) -> None:
-        """Start those companions of a prepared claim that do not run, and see that all hold what they were told.
-
-        Raises AcceleratorError.
-        """
-        async with self._claims.hold([uid]):
-            record = self.store.claims.get(uid)
-            if record is not None and record.prepared:
-                for companion in self.hands.companions(record):
-                    await self.thread(self.hands.keeper.start, companion)
-                    await self.thread(self.hands.backend.check_companion, companion)
-
-    async def orphans(self) -> tuple[str, ...]:
-        """Return the UIDs that companions run for and no claim has. Raises AcceleratorError."""
-        if not self.hands.backend.has_companions:
-            return ()  # what runs is of another driver's claims, in this process or not
-        # A claim is in the store before its companions start, and until after they have ended.
-        found = await self.thread(self.hands.keeper.claims)
-        shared = {uid for uid, record in self.store.claims.items() if record.shared}
-        unknown = found - shared
-        known = unknown & self.store.claims.keys()
-        return tuple(
-            sorted([*known, *await self._adopting.of_no_claim(sorted(unknown - known), self._inventory().pool)])
-        )
-
-    async def switch_off(self, device_uuid: str) -> None:
-        """Switch partitioning off where the driver left it on with nothing on it. Raises AcceleratorError."""
-        key = f"{PARTITIONING_KEY}{device_uuid}"
-        async with self._devices.hold([device_uuid]):
-            found = (await self.thread(self.hands.facts, [device_uuid])).devices
-            if device_uuid in found and mode_goes_off(found[device_uuid], self.store.meta):
-                await self.thread(self.hands.backend.set_partitioning, device_uuid, False)
-                await self.store.commit(Change(meta={key: None}))
-
-    async def settle(self, device_uuid: str) -> None:
-        """Pay what is owed on a device that answers again. Raises AcceleratorError: InUse where it is still in use."""
-        async with self._devices.hold([device_uuid]):
-            found = (await self.thread(self.hands.facts, [device_uuid])).devices
-            if device_uuid in found:
-                await self.undoing.pay(found[device_uuid])
 
     async def undo(self, record: ClaimRecord) -> None:
         """Undo a claim and forget it; the device locks are held. Raises AcceleratorError."""

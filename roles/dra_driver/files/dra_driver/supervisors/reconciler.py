@@ -85,11 +85,11 @@ class Reconciler:
     async def _visit_files(self) -> None:
         """Remove the files of claims that are not there."""
         try:
-            for uid in await self._service.stale_files():
+            for uid in await self._service.upkeep.stale_files():
                 self._metrics.finding("file-orphaned")
                 with operation():
                     LOG.info("files of a claim that is not there: they are removed", extra=fields(uid=uid))
-                    await self._service.remove_files(uid)
+                    await self._service.upkeep.remove_files(uid)
         except OSError as error:
             self._files.report(f"files of claims that are not there stay: {error}", level=logging.WARNING)
         else:
@@ -100,16 +100,16 @@ class Reconciler:
         for record in tuple(self._service.store.claims.values()):
             if record.shared and record.uid not in self._service.suspect:
                 try:
-                    await self._service.keep_companions(record.uid)
+                    await self._service.upkeep.keep_companions(record.uid)
                 except AcceleratorError as error:
                     self._metrics.finding("companion-lost")
                     self._reporter.failed(record.reference, "Prepare", error)
         try:
-            for uid in await self._service.orphans():
+            for uid in await self._service.upkeep.orphans():
                 self._metrics.finding("companion-orphaned")
                 with operation():
                     LOG.info("programs run for a claim that is not there: they are ended", extra=fields(uid=uid))
-                    await self._service.end_companions(uid)
+                    await self._service.upkeep.end_companions(uid)
         except AcceleratorError as error:
             self._companions.report(f"the programs that run for claims are not known: {error}", level=logging.WARNING)
         else:

@@ -98,13 +98,13 @@ class Recovery:
             for uid in set(await service.thread(service.hands.metadata_uids)) - set(store.claims):
                 await self._step(service.thread(service.hands.remove_metadata, uid), "remove-metadata", uid)
             for change in plan.mode_changes:
-                await self._step(service.switch_off(change.device_uuid), "switch-off", change.device_uuid)
+                await self._step(service.upkeep.switch_off(change.device_uuid), "switch-off", change.device_uuid)
             # From here on the kubelet is served: a claim that it asks for is restored then and there.
             service.set_ready()
             self._conditions.report(PART)
             await asyncio.gather(*(self._step(service.restore(uid), "restore", uid) for uid in plan.restore))
             for uid in await self._orphans():
-                await self._step(service.end_companions(uid), "end-companions", uid)
+                await self._step(service.upkeep.end_companions(uid), "end-companions", uid)
             if plan.undo or plan.restore or plan.stale_files or plan.mode_changes:
                 LOG.info(
                     "recovered",
@@ -118,7 +118,7 @@ class Recovery:
         healed = self._faulty - set(faults)
         for uuid in sorted(service.undoing.owing - set(faults)):
             try:
-                await service.settle(uuid)
+                await service.upkeep.settle(uuid)
             except AcceleratorError as error:
                 self._owing.report(f"what is owed on {uuid} cannot be undone yet: {error}", level=logging.WARNING)
             else:
@@ -136,7 +136,7 @@ class Recovery:
     async def _switch_off(self, uuid: str) -> None:
         state = self._modes.setdefault(uuid, StateLog(LOG))
         try:
-            await self._service.switch_off(uuid)
+            await self._service.upkeep.switch_off(uuid)
         except AcceleratorError as error:
             state.report(f"partitioning stays on: {error}", level=logging.WARNING, device=uuid)
             self._metrics.recovery_step("switch-off", "failure")
@@ -146,7 +146,7 @@ class Recovery:
 
     async def _orphans(self) -> tuple[str, ...]:
         try:
-            return await self._service.orphans()
+            return await self._service.upkeep.orphans()
         except AcceleratorError as error:
             LOG.warning("recovery: the programs that run for claims cannot be told: %s", error)
             return ()
