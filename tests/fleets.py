@@ -16,7 +16,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.clai
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import (
     devices as published_devices,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, Health, Version
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import fleet_report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.fleet import picture

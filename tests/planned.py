@@ -13,10 +13,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils._layout_module im
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import (
     CreatePartition,
     DestroyPartition,
-    parse_rules,
     plan_layout,
-    wanted_for,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules, wanted_for
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia import offers
 from ansible_collections.dra.accelerators.plugins.module_utils.core.slices import build_pool, plan_pool

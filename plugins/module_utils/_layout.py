@@ -14,19 +14,8 @@ from typing import Any
 from .core.backend import Backend
 from .core.device_locks import DeviceLocks, library_alone
 from .core.errors import AcceleratorError, InUse, LayoutFailed, Unsupported
-from .core.layout import (
-    CreatePartition,
-    DestroyPartition,
-    LayoutPlan,
-    Match,
-    ResetDevice,
-    Rule,
-    SetPartitioning,
-    Step,
-    WantedPartition,
-    plan_layouts,
-    wanted_for,
-)
+from .core.layout import CreatePartition, DestroyPartition, LayoutPlan, ResetDevice, SetPartitioning, Step, plan_layouts
+from .core.layout_rules import Match, Rule, WantedPartition, wanted_for
 from .core.layout_run import execute
 from .core.model import Device, well
 from .core.prepared import PreparedPartition

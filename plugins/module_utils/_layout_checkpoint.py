@@ -18,8 +18,9 @@ from typing import Any
 from . import _record
 from ._layout import Assignment, assign
 from .core.errors import AcceleratorError, NotFound, Unsupported
-from .core.layout import STATIC, WHOLE, Match, ResetDevice, Rule, WantedPartition
+from .core.layout import ResetDevice
 from .core.layout_differences import CLAIM, by_place, name_of, owner_of
+from .core.layout_rules import STATIC, WHOLE, Match, Rule, WantedPartition
 from .core.model import Device, Finding, OwnedPartition, Partition
 from .core.picture.answers import FOREIGN
 from .core.prepared import PreparedPartition

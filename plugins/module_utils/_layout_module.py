@@ -34,8 +34,8 @@ from ._module import end, fail_all
 from .core.backend import Backend
 from .core.device_locks import DeviceLocks
 from .core.errors import AcceleratorError, NotFound
-from .core.layout import Rule
 from .core.layout_differences import compare, owner_of, partition_facts, unread_difference
+from .core.layout_rules import Rule
 from .core.model import Device, Finding, well
 from .core.prepared import PreparedPartition, observe, prepared_claims, prepared_partitions, wake_driver
 from .core.system import System

@@ -12,8 +12,8 @@ from typing import Any
 
 from ._layout import Assignment, assign
 from .core.errors import AcceleratorError
-from .core.layout import DYNAMIC, STATIC, WHOLE, Rule, wanted_for
 from .core.layout_differences import CLAIM, by_place, mode_plan, mode_rule, name_of, owner_of
+from .core.layout_rules import DYNAMIC, STATIC, WHOLE, Rule, wanted_for
 from .core.model import Device
 from .core.picture.answers import FOREIGN
 from .core.prepared import PreparedPartition

@@ -14,9 +14,9 @@ from ._kinds import kinds_of
 from ._layout import assign, needs_reset
 from ._layout_module import Look
 from .core.backend import BACKENDS, create
-from .core.layout import Rule, reset_groups, wanted_for
+from .core.layout import reset_groups
 from .core.layout_differences import by_place, compare, name_of, owner_of, partition_facts
-from .core.layout_rules import document_of
+from .core.layout_rules import Rule, document_of, wanted_for
 from .core.model import Device
 from .core.picture.answers import Json, attention
 from .core.prepared import PreparedClaim

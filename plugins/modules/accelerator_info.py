@@ -336,7 +336,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.labels impor
     bus_labels,
     read_machine,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules, wanted_for
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules, wanted_for
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, Finding, devices_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 

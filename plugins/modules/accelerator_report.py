@@ -322,8 +322,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.backend impo
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.claims import facts_by
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import devices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, NotFound
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import Rule, parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_differences import told_by_slices
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import Rule, parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import fleet_report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.fleet import VERSION, picture
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.former import remember

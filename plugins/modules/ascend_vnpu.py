@@ -524,11 +524,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.errors impor
     InvalidLayout,
     Unsupported,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import (
-    WHOLE,
-    CreatePartition,
-    parse_rules,
-)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import CreatePartition
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import WHOLE, parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 

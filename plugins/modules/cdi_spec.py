@@ -189,7 +189,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils import _cdi_specs
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, find_binding, run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend, vendors_there
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules, wanted_for
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules, wanted_for
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 #: Longer than the driver gives the vendor's own program.

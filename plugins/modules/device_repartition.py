@@ -424,7 +424,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core import repar
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend, vendors_there
 from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import DeviceLocks
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, InUse
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
 from ansible_collections.dra.accelerators.plugins.module_utils.core.node_settings import parse_settings
 from ansible_collections.dra.accelerators.plugins.module_utils.core.packing import PODS, PREFERENCES

@@ -642,7 +642,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import (
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, InvalidLayout
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import Rule, parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import Rule, parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.mig_parted import (
     configuration_of,
     possible_configurations,

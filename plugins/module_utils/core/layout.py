@@ -10,31 +10,9 @@ from typing import Any, Union
 
 from . import packing
 from .errors import AcceleratorError, InUse, Unsupported
-from .layout_rules import DYNAMIC, MODES, STATIC, WHOLE, Match, Rule, WantedPartition, parse_rules, wanted_for
+from .layout_rules import DYNAMIC, STATIC, WHOLE, Match, Rule
 from .model import Device, Partition, Placement, Process
 from .prepared import PreparedPartition
-
-__all__ = [
-    "DYNAMIC",
-    "MODES",
-    "STATIC",
-    "WHOLE",
-    "Blocker",
-    "CreatePartition",
-    "DestroyPartition",
-    "LayoutPlan",
-    "Match",
-    "ResetDevice",
-    "Rule",
-    "SetPartitioning",
-    "Step",
-    "WantedPartition",
-    "claims_on",
-    "parse_rules",
-    "plan_layout",
-    "plan_layouts",
-    "wanted_for",
-]
 
 
 @dataclass(frozen=True)

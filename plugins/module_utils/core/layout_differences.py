@@ -9,21 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .errors import AcceleratorError
-from .layout import (
-    DYNAMIC,
-    STATIC,
-    WHOLE,
-    CreatePartition,
-    DestroyPartition,
-    LayoutPlan,
-    Match,
-    ResetDevice,
-    Rule,
-    SetPartitioning,
-    claims_on,
-    plan_layout,
-    wanted_for,
-)
+from .layout import CreatePartition, DestroyPartition, LayoutPlan, ResetDevice, SetPartitioning, claims_on, plan_layout
+from .layout_rules import DYNAMIC, STATIC, WHOLE, Match, Rule, wanted_for
 from .model import Device, Partition
 from .picture.answers import FOREIGN
 from .prepared import PreparedPartition

@@ -10,7 +10,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from dra_driver.core.errors import AcceleratorError, DoesNotFit, InUse, InvalidLayout, NotFound, NotPermitted
-from dra_driver.core.layout import LayoutPlan, parse_rules, plan_layouts, wanted_for
+from dra_driver.core.layout import LayoutPlan, plan_layouts
+from dra_driver.core.layout_rules import parse_rules, wanted_for
 from dra_driver.core.layout_run import execute
 from dra_driver.core.model import Device, Partition, Placement, devices_of
 

@@ -17,7 +17,8 @@ from dra_driver.core.errors import (
     LayoutFailed,
     Unsupported,
 )
-from dra_driver.core.layout import LayoutPlan, Match, Rule, WantedPartition, parse_rules, plan_layout, plan_layouts
+from dra_driver.core.layout import LayoutPlan, plan_layout, plan_layouts
+from dra_driver.core.layout_rules import Match, Rule, WantedPartition, parse_rules
 from dra_driver.core.layout_run import execute
 from dra_driver.core.model import Device, Partition, Placement
 from dra_driver.core.nvidia.mig_parted import rules_from_mig_parted

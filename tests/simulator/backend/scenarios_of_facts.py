@@ -14,7 +14,8 @@ from dra_driver.core.errors import (
     Unsupported,
 )
 from dra_driver.core.labels import bus_labels, read_machine
-from dra_driver.core.layout import Match, Rule, WantedPartition, plan_layout
+from dra_driver.core.layout import plan_layout
+from dra_driver.core.layout_rules import Match, Rule, WantedPartition
 from dra_driver.core.layout_run import execute
 from dra_driver.core.model import Clique, Partition, Placement, Version
 from dra_driver.core.slices import build_pool

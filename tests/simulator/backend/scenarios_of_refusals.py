@@ -20,7 +20,8 @@ from dra_driver.core.errors import (
     NotPermitted,
     Unsupported,
 )
-from dra_driver.core.layout import Match, Rule, WantedPartition, plan_layout
+from dra_driver.core.layout import plan_layout
+from dra_driver.core.layout_rules import Match, Rule, WantedPartition
 from dra_driver.core.layout_run import execute
 from dra_driver.core.model import Placement, Process, devices_of, well
 from dra_driver.core.nvidia.backend import NvidiaBackend

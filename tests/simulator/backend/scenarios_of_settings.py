@@ -10,7 +10,7 @@ from typing import Any
 
 from dra_driver.core.documents import Choice, Record, Several, Truth, Whole
 from dra_driver.core.errors import AcceleratorError, DeviceFaulty, Unsupported
-from dra_driver.core.layout import Match, Rule
+from dra_driver.core.layout_rules import Match, Rule
 from dra_driver.core.settings_record import Noted, SettingsRecord, record_path, write_record
 from dra_driver.core.system import System
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from dra_driver.core.layout import Match, Rule, WantedPartition
+from dra_driver.core.layout_rules import Match, Rule, WantedPartition
 from dra_driver.core.nvidia.backend import Deadlines, NvidiaBackend
 from dra_driver.core.system import System
 

@@ -15,7 +15,8 @@ from typing import Any
 from dra_driver.core.errors import (
     AcceleratorError,
 )
-from dra_driver.core.layout import LayoutPlan, Match, Rule, plan_layouts
+from dra_driver.core.layout import LayoutPlan, plan_layouts
+from dra_driver.core.layout_rules import Match, Rule
 from dra_driver.core.layout_run import execute
 from dra_driver.core.model import Device, devices_of
 from dra_driver.core.nvidia.backend import NvidiaBackend

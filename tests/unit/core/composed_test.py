@@ -18,7 +18,7 @@ from dra_driver.core.ascend.families import FAMILIES
 from dra_driver.core.ascend.offers import counter_set, offers
 from dra_driver.core.backend import create
 from dra_driver.core.composed import Composition, compose, without_groups
-from dra_driver.core.layout import parse_rules
+from dra_driver.core.layout_rules import parse_rules
 from dra_driver.core.model import DEVICE, GROUP, PARTITION, Device, Finding, Offer, Passthrough, RequestPolicy
 from dra_driver.core.slices import PoolSpec, build_pool
 from dra_driver.inventory import Survey, survey

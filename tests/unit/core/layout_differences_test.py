@@ -9,7 +9,6 @@ from typing import Any
 
 import board_model
 from dra_driver.core import layout_differences
-from dra_driver.core.layout import parse_rules
 from dra_driver.core.layout_differences import (
     ANNOTATION,
     LONGEST_TEXT,
@@ -21,6 +20,7 @@ from dra_driver.core.layout_differences import (
     shortly,
     told_by_slices,
 )
+from dra_driver.core.layout_rules import parse_rules
 from hypothesis import given
 from hypothesis import strategies as st
 

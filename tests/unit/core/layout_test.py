@@ -17,14 +17,12 @@ from dra_driver.core.layout import (
     CreatePartition,
     DestroyPartition,
     LayoutPlan,
-    Match,
     ResetDevice,
-    Rule,
     SetPartitioning,
-    WantedPartition,
     plan_layout,
     plan_layouts,
 )
+from dra_driver.core.layout_rules import Match, Rule, WantedPartition
 from dra_driver.core.layout_run import execute
 from dra_driver.core.model import Device, Process
 from dra_driver.core.prepared import PreparedPartition

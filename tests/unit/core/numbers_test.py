@@ -14,7 +14,8 @@ import pytest
 from dra_driver.core import packing, room
 from dra_driver.core.errors import DoesNotFit, InvalidLayout
 from dra_driver.core.facts import device_of, document_of
-from dra_driver.core.layout import CreatePartition, DestroyPartition, Match, Rule, WantedPartition, plan_layout
+from dra_driver.core.layout import CreatePartition, DestroyPartition, plan_layout
+from dra_driver.core.layout_rules import Match, Rule, WantedPartition
 from dra_driver.core.model import Device, Partitioning, Placement, Process
 from dra_driver.core.prepared import PreparedPartition
 from hypothesis import given

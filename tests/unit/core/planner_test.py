@@ -10,7 +10,8 @@ import board_model
 import chip_model
 import pytest
 from dra_driver.core.errors import AcceleratorError
-from dra_driver.core.layout import DestroyPartition, parse_rules, plan_layout, wanted_for
+from dra_driver.core.layout import DestroyPartition, plan_layout
+from dra_driver.core.layout_rules import parse_rules, wanted_for
 from dra_driver.core.planner.demands import InvalidDemand, read_demands
 from dra_driver.core.planner.descent import minimise
 from dra_driver.core.planner.fleet import Fleet, InvalidFleet, read_fleet

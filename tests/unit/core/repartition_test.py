@@ -14,7 +14,8 @@ from board_model import Place, all_states, device, multiset
 from dra_driver.core import repartition_record as records
 from dra_driver.core.documents import Truth
 from dra_driver.core.errors import AcceleratorError, InUse
-from dra_driver.core.layout import CreatePartition, DestroyPartition, Rule, parse_rules, plan_layout
+from dra_driver.core.layout import CreatePartition, DestroyPartition, plan_layout
+from dra_driver.core.layout_rules import Rule, parse_rules
 from dra_driver.core.layout_run import execute
 from dra_driver.core.model import Device, Placement, Process
 from dra_driver.core.node_settings import parse_settings

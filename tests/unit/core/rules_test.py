@@ -10,14 +10,8 @@ from typing import Any
 import pytest
 from board_model import board_names, device
 from dra_driver.core.errors import AcceleratorError, InvalidLayout, Unsupported
-from dra_driver.core.layout import (
-    Match,
-    Rule,
-    WantedPartition,
-    parse_rules,
-    plan_layout,
-    wanted_for,
-)
+from dra_driver.core.layout import plan_layout
+from dra_driver.core.layout_rules import Match, Rule, WantedPartition, parse_rules, wanted_for
 from dra_driver.core.nvidia.mig_parted import (
     configuration_of,
     possible_configurations,

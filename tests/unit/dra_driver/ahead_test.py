@@ -13,7 +13,7 @@ from backend_model import DRIVER
 from claim_steps import SMALL
 from dra_driver.claims.records import ClaimRecord, DeviceRecord
 from dra_driver.claims.statuses import Place, failed_entries, prepared_entries, waiting
-from dra_driver.core.layout import parse_rules
+from dra_driver.core.layout_rules import parse_rules
 from dra_driver.core.published_form import FAILED_CONDITION, PREPARED_CONDITION
 from hypothesis import given
 from hypothesis import strategies as st

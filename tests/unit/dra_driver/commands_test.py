@@ -19,7 +19,7 @@ from backend_model import ModelBackend, ModelGpus
 from dra_driver import cli, layout_command, settings_command
 from dra_driver.core.device_locks import DeviceLocks
 from dra_driver.core.errors import BackendUnavailable, InUse
-from dra_driver.core.layout import parse_rules
+from dra_driver.core.layout_rules import parse_rules
 from dra_driver.core.model import Placement, well
 from dra_driver.core.prepared import PreparedClaim, PreparedDevice, wake_driver
 from dra_driver.kubelet.sockets import lock_instance

@@ -13,8 +13,8 @@ from typing import Any
 import board_model
 from dra_driver.claims.records import ClaimRecord, DeviceRecord
 from dra_driver.core import repartition_record
-from dra_driver.core.layout import parse_rules
 from dra_driver.core.layout_differences import ANNOTATION, read_note
+from dra_driver.core.layout_rules import parse_rules
 from dra_driver.core.model import Device, Fault, Finding
 from dra_driver.core.repartition_record import Record, Watch
 from dra_driver.core.system import System

@@ -31,7 +31,7 @@ from dra_driver.claims.store import Change, Store
 from dra_driver.core.cdi import list_specs
 from dra_driver.core.device_locks import DeviceLocks
 from dra_driver.core.errors import AcceleratorError
-from dra_driver.core.layout import Rule, parse_rules
+from dra_driver.core.layout_rules import Rule, parse_rules
 from dra_driver.core.repartition_record import Watch
 from dra_driver.inventory import Survey, survey
 from dra_driver.metrics import NoMetrics

@@ -19,7 +19,7 @@ import yaml
 from ansible_collections.dra.accelerators.plugins.module_utils import _report
 from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import Look
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.vendor import FACTS as ASCEND
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules
 
 from tests import planned
 from tests.fleets import as_modules_have

@@ -17,8 +17,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.errors impor
     NotFound,
     Unsupported,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_differences import compare
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Fault, Finding
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import PreparedPartition
 

@@ -16,7 +16,7 @@ from typing import Any
 from .core.backend import BACKENDS, BY_RUNTIME, vendors_there
 from .core.errors import AcceleratorError
 from .core.health import DEFAULT_EFFECTS, EFFECTS
-from .core.layout import Rule, parse_rules
+from .core.layout_rules import Rule, parse_rules
 from .core.signs import Severity
 from .logs import FORMATS, LEVELS
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from .claims.plan import Inventory
 from .core.backend import Backend
 from .core.composed import compose
-from .core.layout import DYNAMIC, Rule, wanted_for
+from .core.layout_rules import DYNAMIC, Rule, wanted_for
 from .core.model import DEVICE, PARTITION, PASSTHROUGH, CounterSet, Device, Finding, Offer, OwnedPartition, devices_of
 from .core.shares import shared
 

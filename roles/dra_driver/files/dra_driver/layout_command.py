@@ -21,16 +21,8 @@ from . import config
 from .core.backend import BACKENDS, Backend, create, vendors_there
 from .core.device_locks import DeviceLocks, library_alone
 from .core.errors import AcceleratorError, BackendUnavailable, DoesNotFit, InUse, InvalidLayout
-from .core.layout import (
-    LayoutPlan,
-    ResetDevice,
-    Rule,
-    WantedPartition,
-    parse_rules,
-    plan_layout,
-    plan_layouts,
-    wanted_for,
-)
+from .core.layout import LayoutPlan, ResetDevice, plan_layout, plan_layouts
+from .core.layout_rules import Rule, WantedPartition, parse_rules, wanted_for
 from .core.layout_run import execute
 from .core.model import Device, well
 from .core.prepared import PreparedClaim, PreparedPartition, observe, prepared_claims, prepared_partitions, wake_driver

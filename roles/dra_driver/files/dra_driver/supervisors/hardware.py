@@ -17,7 +17,7 @@ from ..claims.ownership import Ownership
 from ..claims.refusals import Refusals
 from ..core.backend import Backend
 from ..core.errors import AcceleratorError, BackendUnavailable, InUse
-from ..core.layout import Rule
+from ..core.layout_rules import Rule
 from ..core.model import Finding, Surroundings
 from ..core.repartition_record import Watch
 from ..inventory import survey, with_former

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Protocol
 
 from ..claims.records import ClaimRecord
-from ..core.layout import Rule
 from ..core.layout_differences import ANNOTATION, compare, note_of
+from ..core.layout_rules import Rule
 from ..core.model import well
 from ..core.prepared import prepared_partitions
 from ..core.repartition_record import Watch
