@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's fabric manager: which node needs it, in which version, who is in its way, and when it counts as working."""
+"""The module nvidia_fabric_manager: which node gets it, in which version, who is in its way, and when it counts as working."""
 
 from __future__ import annotations
 
@@ -18,67 +18,14 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric im
     MANAGER,
     MANAGER_UNIT,
     SUBNET,
-    driver_version,
-    needs_of,
-    wait,
     wait_ready,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._package_port import PackageProblem
-from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import (
-    COMPLETED,
-    HEALTHY,
-    IN_PROGRESS,
-    LIMITED,
-    NO_SUMMARY,
-    NOT_STARTED,
-    NOT_SUPPORTED,
-    UNHEALTHY,
-    Joining,
-    Switches,
-    faults_of,
-    not_joined,
-    read_query,
-    switches,
-)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed
 from ansible_collections.dra.accelerators.plugins.modules import nvidia_fabric_manager
 from driver_store import claim
+from fabric_query import NEWER, OLDER, query
 from package_machine import GroupApt, UnitMachine
-
-OLDER, NEWER = "575.57.08", "580.95.05"
-QUERY = """
-==============NVSMI LOG==============
-Driver Version                            : 580.95.05
-GPU 00000000:1B:00.0
-    GPU UUID                              : GPU-1
-    GPU Recovery Action                   : None
-    ECC Mode
-        State                             : Enabled
-    Fabric
-        State                             : {state}
-        Status                            : {status}
-        CliqueId                          : 0
-        Health
-{health}
-    Processes                             : None
-"""
-#: What the program says of a GPU's health in its fabric: rows that differ from those of a healthy one.
-WELL = {
-    "Summary": "Healthy",
-    "Bandwidth": "Full",
-    "Route Recovery in progress": "False",
-    "Route Unhealthy": "False",
-    "Access Timeout Recovery": "False",
-    "Incorrect Configuration": "None",
-}
-
-
-def query(state: str, status: str, **health: str) -> str:
-    """What nvidia-smi -q says of one GPU; rows of its health by their names with _ for a space."""
-    rows = {**WELL, **{name.replace("_", " "): value for name, value in health.items()}}
-    return QUERY.format(
-        state=state, status=status, health="\n".join(f"            {name:30}: {rows[name]}" for name in rows)
-    )
 
 
 class Node:
@@ -421,135 +368,3 @@ def test_removal_leaves_nothing_and_keeps_what_others_have_installed(node: Node)
     assert node.has() == {MANAGER: f"{NEWER}-1"}
     node.run(state="absent")
     assert node.has() == {MANAGER: f"{OLDER}-1"} and node.machine.units == {MANAGER_UNIT: True}
-
-
-# What is pure
-
-
-@pytest.mark.parametrize(("kind", "is_one"), [("0x068000", True), ("0x030200", False), ("0x020700", False)], ids=str)
-def test_a_switch_is_a_bridge_of_the_vendors(tmp_path: Path, kind: str, is_one: bool) -> None:
-    machine = UnitMachine(tmp_path)
-    for address, vendor in (("0000:05:00.0", "0x10de"), ("0000:06:00.0", "0x8086")):
-        machine.put_file(f"/sys/bus/pci/devices/{address}/vendor", f"{vendor}\n")
-        machine.put_file(f"/sys/bus/pci/devices/{address}/class", f"{kind}\n")
-    assert switches(machine) == Switches(("0000:05:00.0",) if is_one else ())
-
-
-@pytest.mark.parametrize(
-    ("found", "asked", "expected"),
-    [
-        (Switches(), {}, []),
-        (Switches(("a",)), {}, [MANAGER]),
-        (Switches((), ("b",)), {}, [MANAGER, SUBNET]),
-        (Switches(("a",)), {"manager": "never", "subnet": "always"}, []),
-        (Switches(), {"manager": "always", "imex": "enabled"}, [MANAGER, IMEX]),
-        (Switches((), ("b",)), {"subnet": "never", "imex": "installed"}, [MANAGER, IMEX]),
-    ],
-)
-def test_what_a_node_needs(found: Switches, asked: dict[str, str], expected: list[str]) -> None:
-    needs = needs_of(found, **{"manager": "auto", "subnet": "auto", "imex": "none", **asked})
-    assert needs.words() == expected and bool(needs) == bool(expected)
-
-
-@pytest.mark.parametrize(
-    ("installed", "recorded", "loaded", "expected"),
-    [
-        ({}, "", "", ""),
-        ({}, "", NEWER, NEWER),
-        ({"libnvidia-ml1": f"{NEWER}-1"}, "", OLDER, NEWER),
-        ({"libnvidia-compute-580-server": f"{NEWER}-0ubuntu0.24.04.1"}, NEWER, OLDER, NEWER),
-        ({"libnvidia-ml1": f"{OLDER}-1"}, NEWER, OLDER, OLDER),
-        ({"libnvidia-ml1": f"{OLDER}-1"}, NEWER, "", OLDER),
-        ({"libnvidia-container1": "1.18.1-1"}, "", NEWER, NEWER),
-    ],
-)
-def test_the_driver_that_counts_is_the_one_installed(
-    installed: dict[str, str], recorded: str, loaded: str, expected: str
-) -> None:
-    assert driver_version(installed, recorded, loaded) == expected
-
-
-@pytest.mark.parametrize(
-    ("state", "status", "expected"),
-    [
-        ("Completed", "Success", Joining(COMPLETED, summary=HEALTHY)),
-        ("Completed", "Success", Joining(COMPLETED)),
-        ("Completed", "Unknown Error", Joining(COMPLETED, -1)),
-        ("In Progress", "N/A", Joining(IN_PROGRESS)),
-        ("Not Started", "N/A", Joining(NOT_STARTED)),
-        ("N/A", "N/A", Joining(NOT_SUPPORTED)),
-    ],
-)
-def test_what_the_vendors_program_says_is_read(state: str, status: str, expected: Joining) -> None:
-    second = query("Completed", "Success").replace("GPU-1", "GPU-2").replace("1B:00", "2B:00")
-    first = query(state, status, **({"Summary": "N/A"} if expected.summary == NO_SUMMARY else {}))
-    found = read_query(first + second)
-    assert found == {"GPU-1": expected, "GPU-2": Joining(COMPLETED, summary=HEALTHY)}
-    assert [each.split()[0] for each in not_joined(found)] == ([] if expected.is_well else ["GPU-1"])
-    assert read_query("") == {}
-
-
-#: Bit by bit as in NVML's header: what it says of a healthy GPU, and what each part adds that is not so.
-HEALTHY_MASK = 0x1AA
-FAULTY = {
-    0x1A9: "its bandwidth is degraded",
-    0x1A6: "its routes are being recovered",
-    0x19A: "its routes are unhealthy",
-    0x16A: "accesses that timed out are being recovered",
-    0x2AA: "it is not configured as its place wants it (wrong system GUID)",
-    0x8AA: "it is not configured as its place wants it (invalid state)",
-    0xFAA: "it is not configured as its place wants it (15)",
-}
-
-
-@pytest.mark.parametrize(
-    ("mask", "words"), FAULTY.items(), ids=lambda value: value if isinstance(value, str) else hex(value)
-)
-def test_the_mask_is_read_bit_by_bit(mask: int, words: str) -> None:
-    assert faults_of(mask) == (words,)
-    # A library without the summary has the mask alone to judge by: degraded bandwidth is what the summary calls limited.
-    judged = Joining(COMPLETED, faults=faults_of(mask))
-    assert judged.is_well == (mask == 0x1A9) == judged.is_limited and judged.describe().endswith(f": {words}")
-    # Before it has joined, the health says nothing.
-    assert Joining(IN_PROGRESS, faults=faults_of(mask)).describe() == "is still joining"
-
-
-def test_several_faults_are_all_named_and_none_are_none() -> None:
-    assert faults_of(HEALTHY_MASK) == faults_of(0) == ()
-    assert faults_of(0x3 << 14 | 0x255) == tuple(words for mask, words in FAULTY.items() if mask not in (0x8AA, 0xFAA))
-
-
-@pytest.mark.parametrize(
-    ("summary", "faults", "is_well", "words"),
-    [
-        (HEALTHY, (), True, "has joined"),
-        (UNHEALTHY, (), False, "has joined and is unhealthy"),
-        (UNHEALTHY, ("x", "y"), False, "has joined and is unhealthy: x, y"),
-        (LIMITED, (), True, "has joined with limited capacity"),
-        (LIMITED, ("x",), True, "has joined with limited capacity: x"),
-        (NO_SUMMARY, ("x",), False, "has joined and is unhealthy: x"),
-        (NO_SUMMARY, (), True, "has joined"),
-    ],
-)
-def test_the_summary_is_what_counts(summary: int, faults: tuple[str, ...], is_well: bool, words: str) -> None:
-    judged = Joining(COMPLETED, 0, summary, faults)
-    assert (judged.is_well, judged.describe()) == (is_well, words)
-    assert not Joining(COMPLETED, 999, HEALTHY).is_well, "one that could not join is not well whatever the summary says"
-
-
-def test_gpus_are_waited_for_until_the_time_is_over() -> None:
-    answers = iter([{"a": Joining(NOT_STARTED)}, {"a": Joining(IN_PROGRESS)}, {"a": Joining(COMPLETED)}])
-    now = iter(range(100))
-    wait(lambda: next(answers), 10, clock=lambda: float(next(now)), sleep=lambda seconds: None)
-    with pytest.raises(PackageProblem) as caught:
-        wait(
-            lambda: {"a": Joining(IN_PROGRESS), "b": Joining(COMPLETED)},
-            3,
-            clock=lambda: float(next(now)),
-            sleep=lambda seconds: None,
-        )
-    assert (
-        caught.value.code == "fabric"
-        and "1 of 2 GPUs" in str(caught.value)
-        and "a is still joining" in str(caught.value)
-    )
