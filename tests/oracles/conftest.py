@@ -29,9 +29,9 @@ def built() -> Path:
     return CACHE / "world/binaries"
 
 
-def newest(programs: Path, name: str) -> Path:
-    """The program of that name; of several builds the one made last."""
-    found = sorted(programs.glob(f"{name}-*/{name}"), key=lambda path: path.stat().st_mtime)
+def newest(programs: Path, name: str, package: str = "") -> Path:
+    """The program of that name, of the package of that name or another one; of several builds the one made last."""
+    found = sorted(programs.glob(f"{package or name}-*/{name}"), key=lambda path: path.stat().st_mtime)
     assert found, f"{programs} has no {name}; `tests/world/world build` makes it"
     return found[-1]
 
@@ -62,6 +62,12 @@ def mig_parted(built: Path) -> Path:
 def nvidia_ctk(built: Path) -> Path:
     """The program nvidia-ctk."""
     return newest(built, "nvidia-ctk")
+
+
+@pytest.fixture(scope="session")
+def kubectl(built: Path) -> Path:
+    """Kubernetes' own client."""
+    return newest(built, "kubectl", "kubernetes")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What drains have left at a real API server is lifted by a controller with the rights that the role gives it, and nothing else is."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.drains import LIFTED, drain, rules_by_hand, see_that_lifted_too, see_them_lifted
+from tests.fleets import Fleet, boards
+from tests.oracles.controller_process import NoNodes, acting
+
+NODE = "drained-node"
+#: How long the rules of a drain may stand without a sign of life.
+LASTING = 20
+
+
+@pytest.mark.prove
+def test_what_drains_have_left_is_lifted_with_the_rights_of_the_role(
+    administrator: Path, kubectl: Path, tmp_path: Path
+) -> None:
+    cluster = NoNodes(kubectl, administrator)
+    cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "spec": {}})
+    made = Fleet()
+    made.node(NODE, boards(8))
+    cluster.apply(*({**each, "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"} for each in made.slices))
+    cluster.apply(*rules_by_hand(NODE))
+    left = drain(cluster, NODE, "repartition", "gpu-1", "gpu-2")
+    (goes_on,) = drain(cluster, NODE, "elsewhere", "gpu-6")
+    # It counts from when it sees them.
+    began = time.time()
+    with acting(cluster, tmp_path, drifting=2, lift_drains_after=LASTING) as controller:
+        cluster.wait("they are told", lambda: controller.counted('drift{kind="drain-left"}') > 0)
+        assert controller.counted(LIFTED) == 0
+        see_them_lifted(cluster, NODE, dict.fromkeys(left, began), goes_on, LASTING)
+        cluster.wait("they are counted", lambda: controller.counted(LIFTED) == len(left) == 2)
+        see_that_lifted_too(cluster, NODE, goes_on, LASTING)
+        cluster.wait("nothing is drained", lambda: controller.counted('drift{kind="drain-left"}') == 0)
