@@ -74,7 +74,9 @@ options:
     default: compute
   catalog:
     description:
-      - The ways to have a driver from this source, the first that fits counts. C({branch}), C({kernel}) and C({flavour}) in names are filled in.
+      - The ways to have a driver from this source, the first that fits counts. C({branch}), C({kernel}) and C({flavour}) in names are filled in, and
+        C({kernel_version}), which is the kernel's release without the distribution's mark and the machine (C(5.14.0-570.23.1)).
+      - C({version}) in the names of O(catalog[].packages) is the driver's. Such packages are found for an exact O(version) alone.
     type: list
     elements: dict
     required: true
@@ -117,6 +119,10 @@ options:
         description: The last one.
         type: int
         default: 100000
+      kernels:
+        description: A regular expression that the release of the running kernel has to match. Empty is for all.
+        type: str
+        default: ""
   source:
     description: The package source that is set up. Without it, those that the node knows already are used.
     type: dict
@@ -359,6 +365,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver im
     DriverError,
     Wanted,
     kinds,
+    versions_of,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_installer import Installer
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_plan import (
@@ -404,6 +411,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "persistence": {**names, "default": []},
         "from": {"type": "int", "default": 0},
         "to": {"type": "int", "default": 100000},
+        "kernels": {"type": "str", "default": ""},
     }
     return {
         "state": {"type": "str", "choices": ["present", "previous", "absent"], "default": "present"},
@@ -493,7 +501,12 @@ def work(module: AnsibleModule, system: System | None = None, apt: PackageTool |
         state_path=params["state_path"],
         keep=params["keep"],
         restart_allowed=params["in_use"] == "restart",
-        kinds=kinds(params["catalog"], kernel_release(), branches_of(apt.packages().installed, options.wanted)),
+        kinds=kinds(
+            params["catalog"],
+            kernel_release(),
+            branches_of(apt.packages().installed, options.wanted),
+            versions_of(apt.packages().installed, options.wanted),
+        ),
     )
     if not check:
         verify_files(system, params)
