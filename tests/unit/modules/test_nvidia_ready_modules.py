@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import yaml
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle_needs import driver_of
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver import (
     Choice,
     Offer,
@@ -72,3 +73,15 @@ def test_packages_with_the_drivers_version_in_their_names_give_way() -> None:
     other = Choice(offer, "595.45.04", {READY[0]: "", "kmod-nvidia-595.45.04-5.14.0-570.23.1": ""})
     assert outdated(there, other) == outdated(there, Choice(replace(offer, build="dkms"), "580.95.05", {READY[0]: ""}))
     assert outdated(there, other) == sorted(set(there) - {READY[0]})
+
+
+def test_a_bundle_has_them_for_the_kernel_that_is_described() -> None:
+    wanted = {"version": "580.95.05", "build": "precompiled", "persistence": False}
+    need = {"of": "nvidia_driver", "kernel": EL9, "wanted": wanted, "catalog": CATALOG}
+    available = {READY[0]: ["3:595.45.04-1.el9", "3:580.95.05-1.el9"], READY[1]: ["3:580.95.05-3.el9_6"]}
+    (choice,) = driver_of(need).choices(available)
+    assert (choice.version, choice.offer.modules) == ("580.95.05", "proprietary")
+    assert choice.packages == {READY[0]: "3:580.95.05-1.el9", READY[1]: "3:580.95.05-3.el9_6"}
+    assert set(driver_of(need).names()) == set(READY)
+    assert driver_of({**need, "kernel": EL9.replace("23.1", "24.1")}).choices(available) == ()
+    assert driver_of({**need, "wanted": {**wanted, "version": "580"}}).choices(available) == ()
