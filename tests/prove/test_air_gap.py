@@ -44,6 +44,10 @@ WORLD = "island"
 PLACE = "/var/lib/dra-accelerators"
 #: Takes the one package of the distribution's that the node lacks, and that a removal leaves.
 VENV = "DEBIAN_FRONTEND=noninteractive apt-get -y purge python3-venv python3.11-venv && apt-get clean"
+#: Has Python as new as the bundle will have it: else its packages would be newer afterwards.
+PYTHON = (
+    "apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -y --no-install-recommends install python3.11-venv"
+)
 #: An address that no world has (RFC 5737): the kernel is asked for the way there, and nobody is called.
 ELSEWHERE = "192.0.2.1"
 
@@ -82,7 +86,7 @@ class Island:
         self.tree = folder / "tree"
         copy_of_the_collection(self.tree)
         (self.node,) = cluster.nodes()
-        cluster.shell(self.node, f"{HEADERS} && {VENV}", timeout=600)
+        cluster.shell(self.node, f"{HEADERS} && {PYTHON} && {VENV}", timeout=600)
         self.sources = make_sources(folder, (OLDER,), parts=True)
         self.vendor = Vendor(self.sources)
         cluster.variables = doors(self.sources, self.vendor.address)
