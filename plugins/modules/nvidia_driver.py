@@ -488,6 +488,15 @@ def seen(planner: Planner) -> dict[str, str]:
     return {"version": version, "kernel_modules": versions.get(version, ""), "loaded": planner.machine.version}
 
 
+def kinds_here(installer: Installer, options: Options) -> dict[str, str]:
+    """Return by packages which kernel modules they have: of drivers that are there, that were there before, and of the one that is wanted."""
+    installed, record = installer.apt.packages().installed, installer.record()
+    before = [kept.version for kept in (record.now, record.former) if kept is not None and kept.version]
+    branches = {*branches_of(installed, options.wanted), *(each.partition(".")[0] for each in before)}
+    versions = dict.fromkeys((*versions_of(installed, options.wanted), *before))
+    return kinds(options.catalog, kernel_release(), sorted(branches), [*versions])
+
+
 def work(module: AnsibleModule, system: System | None = None, apt: PackageTool | None = None) -> dict[str, Any]:
     """Bring the driver to the wanted state; returns the module's result. Raises AcceleratorError."""
     params, check = module.params, module.check_mode
@@ -501,13 +510,9 @@ def work(module: AnsibleModule, system: System | None = None, apt: PackageTool |
         state_path=params["state_path"],
         keep=params["keep"],
         restart_allowed=params["in_use"] == "restart",
-        kinds=kinds(
-            params["catalog"],
-            kernel_release(),
-            branches_of(apt.packages().installed, options.wanted),
-            versions_of(apt.packages().installed, options.wanted),
-        ),
+        kinds={},
     )
+    installer.kinds = kinds_here(installer, options)
     if not check:
         verify_files(system, params)
         installer.mend()
