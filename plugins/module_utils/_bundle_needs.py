@@ -29,6 +29,7 @@ from ._nvidia_driver import (
     headers_of,
     names_of,
     read_offers,
+    versions_of,
 )
 
 PACKAGES, DRIVER, GROUP, WHEELS = "packages", "driver", "group", "wheels"
@@ -136,7 +137,8 @@ class DriverNeed:
 
     def offers(self) -> tuple[Offer, ...]:
         """Return the ways to have it."""
-        return read_offers(self.catalog, branch=self.wanted.branch, kernel=self.kernel)
+        versions = versions_of({}, self.wanted)
+        return read_offers(self.catalog, branch=self.wanted.branch, kernel=self.kernel, versions=versions)
 
     def names(self) -> list[str]:
         """Return all names that sources are asked for."""

@@ -31,6 +31,8 @@ RECORD = "dra.accelerators/device-plugin-migration"
 INTERFACE, BY_PLUGIN = "dra.accelerators/kubelet-interface", "device-plugin"
 MANAGED_BY, OURS = "app.kubernetes.io/managed-by", "dra-accelerators"
 FOLDER = "device-plugins"
+#: The steps that are done by closing a node, and those by opening it. Between them its driver is changed.
+CLOSING, OPENING = frozenset({"taint", "evict", "withdraw"}), frozenset({"restore", "untaint"})
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,14 @@ class Wishes:
     accept: frozenset[str] = frozenset()
     back_to: str = AUTO
 
+    def evicts(self, holder: Holder) -> bool:
+        """Whether a pod is evicted; another one is waited for."""
+        return self.evict and (holder.controlled or self.evict_unmanaged)
+
 
 @dataclass(frozen=True)
 class Step:
-    """One step. ``pods`` are those that are evicted, ``plugins`` the DaemonSets that it is about."""
+    """One step. ``pods`` are those that have to go, ``plugins`` the DaemonSets that it is about."""
 
     verb: str
     text: str
@@ -116,6 +122,10 @@ class Plan:
     def blocks(self) -> tuple[Problem, ...]:
         """What is in the way."""
         return tuple(each for each in self.problems if each.blocks)
+
+    def of(self, verbs: Collection[str]) -> tuple[Step, ...]:
+        """Return the steps that are left of these kinds."""
+        return tuple(each for each in self.steps if each.verb in verbs)
 
     def document(self) -> dict[str, Any]:
         """Return it as a module does."""
@@ -340,7 +350,7 @@ def _forward(node: Node, wishes: Wishes, services: Mapping[str, Service]) -> Pla
     if node.taint != FORWARD:
         steps.append(Step("taint", f"it gets the taint {TAINT}={FORWARD}:{EFFECT}: no new pod comes"))
     if node.by_plugin:
-        steps.append(Step("evict", _who(node.by_plugin), pods=node.by_plugin))
+        steps.append(Step("evict", _goes(node.by_plugin, wishes), pods=node.by_plugin))
     if node.plugins or (node.kind == FOREIGN and node.offered):
         names = tuple(each.key for each in node.plugins)
         steps.append(
@@ -426,7 +436,7 @@ def _back(node: Node, wishes: Wishes, known: Collection[str]) -> Plan:
     if node.taint != BACK:
         steps.append(Step("taint", f"it gets the taint {TAINT}={BACK}:{EFFECT}: no new pod comes"))
     if node.by_claims:
-        steps.append(Step("evict", _who(node.by_claims), pods=node.by_claims))
+        steps.append(Step("evict", _goes(node.by_claims, wishes), pods=node.by_claims))
     if to == OWN:
         steps.append(Step("driver", "the node driver offers its devices through the kubelet's device-plugin API"))
     else:
@@ -483,6 +493,17 @@ def _of_holders(holders: Sequence[Holder], wishes: Wishes, spared: Collection[st
 
 def _who(holders: Sequence[Holder]) -> str:
     return f"these pods are evicted: {', '.join(each.key for each in holders)}"
+
+
+def _goes(holders: Sequence[Holder], wishes: Wishes) -> str:
+    """Say what becomes of pods that have to go. Where nothing is decided yet, a problem says so, and evicting is what would be asked for."""
+    decided = wishes.evict or "no-consent" in wishes.accept
+    waited = [each for each in holders if decided and not wishes.evicts(each)]
+    evicted = [each for each in holders if each not in waited]
+    said = [_who(evicted)] if evicted else []
+    return "; ".join(
+        [*said, f"these pods are waited for: {', '.join(each.key for each in waited)}"] if waited else said
+    )
 
 
 def _number(text: str) -> int:

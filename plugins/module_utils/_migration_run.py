@@ -71,10 +71,15 @@ class TimeIsUp(AcceleratorError):
 
 @dataclass
 class Done:
-    """What was done, or in check mode would be: a line for each write."""
+    """What was done, or in check mode would be: a line for each write.
+
+    ``in_the_way`` are the pods that had to go, and ``settled`` says that there was nothing to do, nor to wait for.
+    """
 
     steps: list[str] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
+    in_the_way: list[str] = field(default_factory=list)
+    settled: bool = True
     plan: Plan | None = None
 
 
@@ -114,9 +119,13 @@ class Mover:
             return self.done
         if plan.blocks:
             raise Blocked(self._name, plan.blocks)
+        left = plan.of(nodes.CLOSING)
+        holders = [one for each in left for one in each.pods]
+        self.done.in_the_way += [each.key for each in holders]
+        self.done.settled = not left
         if self._dry:
-            self.done.steps += [each.text for each in plan.steps]
-            self.done.evicted += [one.key for each in plan.steps for one in each.pods]
+            self.done.steps += [each.text for each in left]
+            self.done.evicted += [each.key for each in holders if not each.deleting and self._wishes.evicts(each)]
             return self.done
         self._mark(node)
         self._clear()
@@ -132,8 +141,10 @@ class Mover:
         self.done.plan = plan
         if not plan.steps or node.taint is None:
             return self.done
+        left = plan.of(nodes.OPENING)
+        self.done.settled = not left
         if self._dry:
-            self.done.steps.append(plan.steps[-1].text)
+            self.done.steps += [each.text for each in left]
             return self.done
         if self._direction == FORWARD:
             self._wait(
@@ -265,7 +276,7 @@ class Mover:
             if not holders:
                 return
             for each in holders:
-                if not each.deleting and self._may_evict(each):
+                if not each.deleting and self._wishes.evicts(each):
                     self._evict(each, asked, refusals)
             if self._clock() >= deadline:
                 raise TimeIsUp(
@@ -277,9 +288,6 @@ class Mover:
                     pods=[each.key for each in holders],
                 )
             self._sleep(LOOK_SECONDS)
-
-    def _may_evict(self, holder: Holder) -> bool:
-        return self._wishes.evict and (holder.controlled or self._wishes.evict_unmanaged)
 
     def _evict(self, holder: Holder, asked: set[str], refusals: dict[str, str]) -> None:
         refused = evict(self._api, holder.namespace, holder.name, holder.uid)

@@ -42,6 +42,10 @@ MODULE_FILES = ("nvidia", "nvidia-current", "nvidia-current-open")
 _GENERATION = re.compile(r"-G(\d\d)(?=-|$)")
 #: How a kernel's release ends beyond what its packages' versions have: in Red Hat's way, and in SUSE's.
 _KERNEL_ENDING = re.compile(r"(\.(x86_64|aarch64)(\+\w+)?|-(default|64kb|azure|rt))$")
+#: Which release of Red Hat's a kernel was made for, at the end of its own release.
+_KERNEL_MARK = re.compile(r"\.el\d+(_\d+)?$")
+#: A driver's version, and not its branch alone.
+_EXACT = re.compile(r"\d+\.\d+(\.\d+)?")
 #: Who drives GPUs where NVIDIA's driver does not.
 RIVALS = ("nouveau", "nova_core")
 
@@ -68,31 +72,53 @@ class Offer:
         return self.also + (self.persistence if persistence else ())
 
 
-def read_offers(catalog: Iterable[Mapping[str, Any]], *, branch: str, kernel: str) -> tuple[Offer, ...]:
-    """Read a platform's catalog, with branch and kernel in the places of names that have them; without a branch such ones are left out."""
-    words = {"{branch}": branch, "{kernel}": kernel, "{flavour}": flavour_of(kernel)}
+def read_offers(
+    catalog: Iterable[Mapping[str, Any]], *, branch: str, kernel: str, versions: Iterable[str] = ()
+) -> tuple[Offer, ...]:
+    """Read a platform's catalog, with branch and kernel in the places of names that have them; without a branch such ones are left out.
+
+    Where names have the driver's version, an entry is an offer for each of ``versions`` that is of the branch. Entries for other kernels are left out.
+    """
+    words = {
+        "{branch}": branch,
+        "{kernel}": kernel,
+        "{kernel_version}": _KERNEL_MARK.sub("", release_of(kernel)),
+        "{flavour}": flavour_of(kernel),
+    }
+    fitting = [version for version in versions if branch in ("", version.partition(".")[0])]
     found = []
     for entry in catalog:
-        names = {
-            key: [_filled(str(name), words) for name in entry.get(key, ())]
-            for key in ("packages", "also", "persistence")
-        }
-        if any("{" in name for each in names.values() for name in each):
-            continue
-        lowest, highest = int(entry.get("from", 0)), int(entry.get("to", 100000))
+        lowest, highest = int(entry.get("from") or 0), int(entry.get("to") or 100000)
         if branch and not lowest <= int(branch) <= highest:
             continue
-        found.append(
-            Offer(
-                str(entry["modules"]),
-                str(entry["build"]),
-                str(entry["components"]),
-                tuple(names["packages"]),
-                tuple(names["also"]),
-                tuple(names["persistence"]),
-            )
-        )
+        if entry.get("kernels") and not re.search(entry["kernels"], kernel):
+            continue
+        has_version = any("{version}" in name for name in entry.get("packages", ()))
+        for version in fitting if has_version else [""]:
+            offer = _offer(entry, {**words, "{version}": version})
+            found += [offer] if offer else []
     return tuple(found)
+
+
+def _offer(entry: Mapping[str, Any], words: Mapping[str, str]) -> Offer | None:
+    """Return an entry of a catalog with its places filled; None where something is not known that a name has."""
+    names = {
+        key: tuple(_filled(str(name), words) for name in entry.get(key, ()))
+        for key in ("packages", "also", "persistence")
+    }
+    if any("{" in name for each in names.values() for name in each):
+        return None
+    return Offer(str(entry["modules"]), str(entry["build"]), str(entry["components"]), **names)
+
+
+def versions_of(installed: Mapping[str, str], wanted: Wanted) -> list[str]:
+    """Return the versions that a catalog's names may have on a node: the one that is asked for exactly, and those of drivers that are there."""
+    asked = upstream(wanted.version)
+    there = {upstream(each) for name, each in installed.items() if "nvidia" in name}
+    return [
+        *([asked] if _EXACT.fullmatch(asked) else []),
+        *sorted(each for each in there - {asked} if _EXACT.fullmatch(each) and branch_of(each) >= 100),
+    ]
 
 
 def flavour_of(kernel: str) -> str:
@@ -259,14 +285,15 @@ def not_offered(
     if not fitting:
         return DriverError(
             f"This platform's catalog has no packages for {what}",
-            hint="Some sources have packages for a named branch alone, some no precompiled modules. Set nvidia_driver_version, or another build.",
+            hint="Some sources have packages for a named branch or an exact version alone, some no precompiled modules. Set nvidia_driver_version, or "
+            "another build.",
             code="not-offered",
         )
     lacks = [
         name
         for offer in offers
         if offer.build == wanted.build == "precompiled" and offer.components == wanted.components
-        for name in offer.also
+        for name in (*offer.packages[1:], *offer.also)
         if name not in available and any(wanted.takes(each) for each in available.get(offer.packages[0], ()))
     ]
     if lacks and kernel:
@@ -284,11 +311,13 @@ def not_offered(
     )
 
 
-def kinds(catalog: Sequence[Mapping[str, Any]], kernel: str, branches: Iterable[str]) -> dict[str, str]:
+def kinds(
+    catalog: Sequence[Mapping[str, Any]], kernel: str, branches: Iterable[str], versions: Sequence[str] = ()
+) -> dict[str, str]:
     """Return by packages that only one kind of kernel modules has which one that is."""
     found: dict[str, set[str]] = {}
     for branch in ("", *branches):
-        for offer in read_offers(catalog, branch=branch, kernel=kernel):
+        for offer in read_offers(catalog, branch=branch, kernel=kernel, versions=versions):
             for name in offer.packages:
                 found.setdefault(name, set()).add(offer.modules)
     return {name: min(each) for name, each in found.items() if len(each) == 1}
@@ -393,6 +422,19 @@ def install_words(
         named = {*choice.packages, *further}
         words += [path for name, path in sorted(files.items()) if name not in named and name not in installed]
     return words
+
+
+def outdated(there: Mapping[str, str], choice: Choice) -> list[str]:
+    """Return a present driver's packages whose names have its version, and which the chosen packages take the place of.
+
+    Of the same version they stay: they are for other kernels that are there.
+    """
+    stays = choice.version if choice.offer.build == "precompiled" else ""
+    return sorted(
+        name
+        for name, each in there.items()
+        if upstream(each) in name and upstream(each) != stays and name not in choice.packages
+    )
 
 
 def refuse_removals(changes: Iterable[Change]) -> None:

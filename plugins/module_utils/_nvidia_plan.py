@@ -35,11 +35,13 @@ from ._nvidia_driver import (
     modules_text,
     names_of,
     not_offered,
+    outdated,
     read_offers,
     refuse_removals,
     secure_boot_problem,
     signing_text,
     superseded,
+    versions_of,
 )
 from ._nvidia_installer import SIGN, Installer, Work
 from ._nvidia_machine import Machine, is_enrolled
@@ -142,7 +144,9 @@ class Planner:
         return self._decide(target, packed, files, self._hold(choice, packed))
 
     def _offers(self) -> tuple[Offer, ...]:
-        return read_offers(self.options.catalog, branch=self.options.wanted.branch, kernel=self.machine.kernel)
+        wanted = self.options.wanted
+        versions = versions_of(self.packages.installed, wanted)
+        return read_offers(self.options.catalog, branch=wanted.branch, kernel=self.machine.kernel, versions=versions)
 
     def _source(self) -> Source | None:
         return self.apt.plan_source(self.options.source) if self.options.source else None
@@ -216,7 +220,8 @@ class Planner:
             else:
                 further = {**dict(each for each in of_kernel if each), **further}
         words = install_words(choice, offers, installed, further, files)
-        words += [f"{name}-" for name in superseded(there, choice.packages) if f"{name}-" not in words]
+        gives_way = [*superseded(there, choice.packages), *outdated(there, choice)]
+        words += [word for word in dict.fromkeys(f"{name}-" for name in gives_way) if word not in words]
         # One whose name has another branch gives way to the one that takes its place.
         words += [f"{n}-" for n in programs if n not in further and upstream(installed[n]) != choice.version]
         broken = not words and bool(self.packages.broken)
@@ -414,10 +419,11 @@ class Planner:
     def absent(self) -> Decision:
         """Decide what is removed. Raises DriverError for what somebody else has installed."""
         installed = self.packages.installed
+        versions = versions_of(installed, self.options.wanted)
         offers = [
             offer
             for branch in {"", *_branches(installed)}
-            for offer in read_offers(self.options.catalog, branch=branch, kernel=self.machine.kernel)
+            for offer in read_offers(self.options.catalog, branch=branch, kernel=self.machine.kernel, versions=versions)
         ]
         there = foreign(installed, {name for offer in offers for name in offer.packages})
         ours = {*(self.record.now.packages if self.record.now else ()), *self.record.added}

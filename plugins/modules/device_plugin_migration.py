@@ -32,7 +32,7 @@ attributes:
   check_mode:
     support: full
     details:
-      - Says which steps are left and which pods would be evicted. Nothing is waited for.
+      - Says which steps are left of the state that is asked for, which pods are in the way and which of them would be evicted. Nothing is waited for.
   diff_mode:
     support: none
     details:
@@ -144,7 +144,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 steps:
-  description: What was done, or would be in check mode, a line each.
+  description: What was done, or would be in check mode, a line each. What is between the two halves of a move is in neither.
   returned: success
   type: list
   elements: str
@@ -155,6 +155,17 @@ evicted:
   type: list
   elements: str
   sample: [default/training-0]
+in_the_way:
+  description: The pods that had devices in the former way at the beginning, also those that are not evicted but waited for.
+  returned: success
+  type: list
+  elements: str
+  sample: [default/training-0]
+settled:
+  description: Whether there was nothing to do for this module, so that after a look in check mode no real run is needed.
+  returned: success
+  type: bool
+  sample: false
 kind:
   description: Whose device plugin the node has or had, V(own), V(foreign), V(unknown) or V(none).
   returned: success with O(state=closed) and O(state=open)
@@ -257,11 +268,12 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         dry=module.check_mode,
     )
     done = mover.close() if params["state"] == "closed" else mover.open()
-    return {**_result(done.steps), "evicted": done.evicted, "kind": done.plan.kind if done.plan else ""}
+    told = {"evicted": done.evicted, "in_the_way": done.in_the_way, "settled": done.settled}
+    return {**_result(done.steps), **told, "kind": done.plan.kind if done.plan else ""}
 
 
 def _result(steps: list[str]) -> dict[str, Any]:
-    return {"changed": bool(steps), "steps": steps, "evicted": []}
+    return {"changed": bool(steps), "steps": steps, "evicted": [], "in_the_way": [], "settled": not steps}
 
 
 def main() -> None:

@@ -74,7 +74,9 @@ options:
     default: compute
   catalog:
     description:
-      - The ways to have a driver from this source, the first that fits counts. C({branch}), C({kernel}) and C({flavour}) in names are filled in.
+      - The ways to have a driver from this source, the first that fits counts. C({branch}), C({kernel}) and C({flavour}) in names are filled in, and
+        C({kernel_version}), which is the kernel's release without the distribution's mark and the machine (C(5.14.0-570.23.1)).
+      - C({version}) in the names of O(catalog[].packages) is the driver's. Such packages are found for an exact O(version) alone.
     type: list
     elements: dict
     required: true
@@ -117,6 +119,10 @@ options:
         description: The last one.
         type: int
         default: 100000
+      kernels:
+        description: A regular expression that the release of the running kernel has to match. Empty is for all.
+        type: str
+        default: ""
   source:
     description: The package source that is set up. Without it, those that the node knows already are used.
     type: dict
@@ -359,6 +365,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver im
     DriverError,
     Wanted,
     kinds,
+    versions_of,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_installer import Installer
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_plan import (
@@ -404,6 +411,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "persistence": {**names, "default": []},
         "from": {"type": "int", "default": 0},
         "to": {"type": "int", "default": 100000},
+        "kernels": {"type": "str", "default": ""},
     }
     return {
         "state": {"type": "str", "choices": ["present", "previous", "absent"], "default": "present"},
@@ -480,6 +488,15 @@ def seen(planner: Planner) -> dict[str, str]:
     return {"version": version, "kernel_modules": versions.get(version, ""), "loaded": planner.machine.version}
 
 
+def kinds_here(installer: Installer, options: Options) -> dict[str, str]:
+    """Return by packages which kernel modules they have: of drivers that are there, that were there before, and of the one that is wanted."""
+    installed, record = installer.apt.packages().installed, installer.record()
+    before = [kept.version for kept in (record.now, record.former) if kept is not None and kept.version]
+    branches = {*branches_of(installed, options.wanted), *(each.partition(".")[0] for each in before)}
+    versions = dict.fromkeys((*versions_of(installed, options.wanted), *before))
+    return kinds(options.catalog, kernel_release(), sorted(branches), [*versions])
+
+
 def work(module: AnsibleModule, system: System | None = None, apt: PackageTool | None = None) -> dict[str, Any]:
     """Bring the driver to the wanted state; returns the module's result. Raises AcceleratorError."""
     params, check = module.params, module.check_mode
@@ -493,8 +510,9 @@ def work(module: AnsibleModule, system: System | None = None, apt: PackageTool |
         state_path=params["state_path"],
         keep=params["keep"],
         restart_allowed=params["in_use"] == "restart",
-        kinds=kinds(params["catalog"], kernel_release(), branches_of(apt.packages().installed, options.wanted)),
+        kinds={},
     )
+    installer.kinds = kinds_here(installer, options)
     if not check:
         verify_files(system, params)
         installer.mend()

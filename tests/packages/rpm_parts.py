@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 CTK = "/usr/bin/nvidia-ctk"
+#: Kernels that NVIDIA has modules ready for, as the names of these have them.
+KERNELS = ("5.14.0-570.18.1", "5.14.0-570.23.1")
 #: What the vendor's scripts of the toolkit do: a configuration that rpm knows nothing of.
 CTK_CONFIG = "/etc/nvidia-container-runtime/config.toml"
 
@@ -116,6 +118,17 @@ def driver_redhat(version: str) -> list[Rpm]:
         part("libnvidia-ml"),
         part("kmod-nvidia-open-dkms", provides, "Requires: dkms", "Conflicts: kmod-nvidia-latest-dkms", anywhere=True),
         part("kmod-nvidia-latest-dkms", provides, "Requires: dkms", "Conflicts: kmod-nvidia-open-dkms", anywhere=True),
+        # Ready for one kernel, and only of the modules that are not open.
+        *(
+            Rpm(
+                f"kmod-nvidia-{version}-{kernel}",
+                version,
+                "3.el9_6",
+                3,
+                (provides, "Conflicts: kmod-nvidia-latest-dkms"),
+            )
+            for kernel in KERNELS
+        ),
         part("nvidia-persistenced"),
         *fabric(version),
         Rpm("nvidia-imex", version, files=_unit("nvidia-imex")),

@@ -1,18 +1,22 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A site without a way out: a bundle is made where there is one, and a bare node becomes ready from it with no route anywhere.
+"""A site without a way out: a bundle is made where there is one, and a bare node becomes ready from it with no route anywhere, from the GPUs' driver on.
 
 Ansible runs in the network namespace of the control plane, which has lost its default route, as the node has: both reach each other and the API
-server, and nothing else. The node lacks python3-venv, so that packages have to come from the bundle too.
+server, and nothing else. The node has no driver for its GPUs and lacks python3-venv: packages come from the bundle, the vendor's (stand-ins of
+gpu_host) and the distribution's. The server of the vendor's packages is gone when the site is made.
 """
 
 from __future__ import annotations
 
+import functools
+import http.server
 import json
 import os
 import shutil
 import sys
 import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,15 +25,59 @@ import pytest
 
 from tests.cluster.cluster import Cluster, Recap, copy_of_the_collection, execute
 from tests.prove import pods
+from tests.prove.gpu_host import (
+    DRIVERS,
+    HEADERS,
+    OLDER,
+    TOOLKIT,
+    Sources,
+    differences,
+    doors,
+    everything,
+    make_sources,
+    runs,
+    sees_all_doors_open,
+    world_without_drivers,
+)
 
 WORLD = "island"
 PLACE = "/var/lib/dra-accelerators"
+#: Takes the one package of the distribution's that the node lacks, and that a removal leaves.
+VENV = "DEBIAN_FRONTEND=noninteractive apt-get -y purge python3-venv python3.11-venv && apt-get clean"
+#: Has Python as new as the bundle will have it: else its packages would be newer afterwards.
+PYTHON = (
+    "apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -y --no-install-recommends install python3.11-venv"
+)
 #: An address that no world has (RFC 5737): the kernel is asked for the way there, and nobody is called.
 ELSEWHERE = "192.0.2.1"
 
 
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder, and writes down nothing."""
+
+    def log_message(self, *words: Any) -> None:
+        """Say nothing."""
+
+
+class Vendor:
+    """The server of the vendor's packages, as long as there is a way to it."""
+
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
+        serving = functools.partial(Quiet, directory=str(sources.folder))
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), serving)
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def end(self) -> None:
+        """Go, with all packages."""
+        self.server.shutdown()
+        self.server.server_close()
+        shutil.rmtree(self.sources.folder, ignore_errors=True)
+
+
 class Island:
-    """The world, the bundle, and Ansible on either side."""
+    """The world, the bundle, the vendor, and Ansible on either side."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster = cluster
@@ -38,8 +86,13 @@ class Island:
         self.tree = folder / "tree"
         copy_of_the_collection(self.tree)
         (self.node,) = cluster.nodes()
+        cluster.shell(self.node, f"{HEADERS} && {PYTHON} && {VENV}", timeout=600)
+        self.sources = make_sources(folder, (OLDER,), parts=True)
+        self.vendor = Vendor(self.sources)
+        cluster.variables = doors(self.sources, self.vendor.address)
+        self.before = everything(cluster, self.node)
         self.pids = {name: self.pid(name) for name in (f"{WORLD}-control", self.node)}
-        self.programs = folder / "programs"
+        self.programs = folder / "programs-inside"
         self.programs.mkdir()
         inside = self.programs / "ansible-playbook"
         real = Path(sys.executable).with_name("ansible-playbook")
@@ -55,7 +108,8 @@ class Island:
         return ["nsenter", f"--net=/proc/{self.pids[container]}/ns/net"]
 
     def cut(self) -> None:
-        """Take the routes that lead out."""
+        """Take the routes that lead out, and the vendor's packages."""
+        self.vendor.end()
         for container in self.pids:
             execute([*self.inside(container), "ip", "route", "get", ELSEWHERE])
             execute([*self.inside(container), "ip", "route", "flush", "default"])
@@ -63,16 +117,11 @@ class Island:
             assert execute([*self.inside(container), "ip", "route", "show", "default"]).stdout == ""
             assert execute([*self.inside(container), "ip", "route", "get", ELSEWHERE], check=False).returncode
 
-    def bundle(self, *words: str, **variables: Any) -> Recap:
-        """Make the bundle, on this side."""
-        platform = {
-            "distribution": "debian",
-            "release": "12",
-            "machine": os.uname().machine,
-            "kernel": os.uname().release,
-        }
+    def bundle(self, *words: str, check: bool = True, **variables: Any) -> Recap:
+        """Make the bundle, on this side. No kernel is named: the node has the headers of its own already."""
+        platform = {"distribution": "debian", "release": "12", "machine": os.uname().machine}
         given = {"accelerator_bundle": str(self.archive), "accelerator_platform": platform, **variables}
-        return self.cluster.playbook("bundle.yml", "-e", json.dumps(given), *words, tree=self.tree)
+        return self.cluster.playbook("bundle.yml", "-e", json.dumps(given), *words, check=check, tree=self.tree)
 
     def site(self, *words: str, check: bool = True, **variables: Any) -> Recap:
         """Install from the bundle, on the other side."""
@@ -84,21 +133,38 @@ class Island:
 
 @pytest.fixture(scope="module")
 def island(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Island]:
-    made = Cluster(WORLD)
-    made.world("down")
-    made.world("up", "--nodes", "1", "--silicon", "8xH100", timeout=3000)
-    found = Island(made, tmp_path_factory.mktemp("island"))
-    made.shell(
-        found.node, "DEBIAN_FRONTEND=noninteractive apt-get -y purge python3-venv python3.11-venv && apt-get clean"
-    )
-    yield found
-    made.world("down")
+    with world_without_drivers(WORLD) as made:
+        found = Island(made, tmp_path_factory.mktemp("island"))
+        yield found
+        found.vendor.end()
+
+
+@pytest.mark.parametrize("role", ["nvidia_driver", "nvidia_container_toolkit"])
+def test_a_source_that_another_key_has_signed_gives_nothing(island: Island, role: str) -> None:
+    other = "C" * 40
+    refused = island.bundle(check=False, **{f"{role}_repository_fingerprints": [other]})
+    assert refused.failed == 1 and not island.archive.exists(), refused.output
+    assert other in refused.output and island.sources.fingerprint in refused.output, refused.output
+
+
+@pytest.mark.parametrize("source", [DRIVERS, TOOLKIT])
+def test_an_index_that_was_changed_after_it_was_signed_gives_nothing(island: Island, source: str) -> None:
+    release = island.sources.folder / source / "Release"
+    signed = release.read_text(encoding="utf-8")
+    release.write_text(signed.replace("Origin: NVIDIA", "Origin: another"), encoding="utf-8")
+    try:
+        refused = island.bundle(check=False)
+    finally:
+        release.write_text(signed, encoding="utf-8")
+    assert refused.failed == 1 and not island.archive.exists(), refused.output
+    assert f"{island.vendor.address}/{source}" in refused.output and "BADSIG" in refused.output, refused.output
 
 
 def test_what_is_needed_is_gathered_once(island: Island) -> None:
     base = pods.make_base_image(island.cluster)
     told = island.bundle("--check", **pods.variables(base))
     assert told.failed == 0 and "gather packages for debian 12" in told.output, told.output
+    assert OLDER in told.output, told.output
     assert not island.archive.exists()
     first = island.bundle(**pods.variables(base))
     assert first.failed == 0 and first.changed > 0, first.output
@@ -109,8 +175,13 @@ def test_what_is_needed_is_gathered_once(island: Island) -> None:
     kinds = {item["kind"] for item in manifest["items"]}
     assert kinds == {"package", "index", "wheel", "image"}
     packages = [item for item in manifest["items"] if item["kind"] == "package"]
-    assert "python3-venv" in {item["name"] for item in packages}
     assert all(item["signed_by"] and item["from"].startswith("http") for item in packages), packages
+    vendors = {item["name"]: item for item in packages if item["from"].startswith(island.vendor.address)}
+    assert all(item["signed_by"] == [island.sources.fingerprint] for item in vendors.values()), vendors
+    # Both kinds of modules, because nobody has seen the GPUs here.
+    modules = {"nvidia-kernel-open-dkms", "nvidia-kernel-dkms"}
+    named = {"nvidia-driver-cuda", "nvidia-fabricmanager", "nvidia-container-toolkit", *modules}
+    assert named <= vendors.keys() and "python3-venv" in {item["name"] for item in packages} - vendors.keys()
 
 
 def test_a_changed_bundle_is_refused_by_name(island: Island) -> None:
@@ -139,13 +210,19 @@ def test_what_is_missing_is_said_beforehand(island: Island) -> None:
 def test_a_bare_node_becomes_ready_with_no_route(island: Island) -> None:
     cluster, node = island.cluster, island.node
     told = island.site("--check", "--diff")
-    assert told.failed == 0 and told.changed > 0, told.output
-    assert cluster.shell(node, f"ls {PLACE}/offline || true") == ""
+    assert told.failed == 0 and told.changed > 0 and OLDER in told.output, told.output
+    assert differences(island.before, everything(cluster, node)) == {}
     first = island.site()
     assert first.failed == 0 and first.changed > 0, first.output
-    assert cluster.devices(node)
+    sees_all_doors_open(cluster, node, island.sources)
     cluster.shell(node, "dpkg-query -W python3-venv")
-    assert cluster.shell(node, f"find {PLACE} -name '*.deb' || true") == ""
+    # What is kept of packages is for the way back, and lies with each role's record.
+    assert (
+        cluster.shell(node, f"find {PLACE}/offline /etc/apt -name '*.deb' -o -name 'dra-accelerators*.sources' || true")
+        == ""
+    )
+    assert "offline" not in cluster.shell(node, f"ls {PLACE}").split()
+    runs(cluster, "without-a-route")
     again = island.site()
     assert again.failed == 0 and again.changed == 0, again.output
 
@@ -161,11 +238,22 @@ def test_a_pod_s_image_comes_from_the_bundle_too(island: Island) -> None:
     changed = island.site(**pods.variables(base))
     assert changed.failed == 0, changed.output
     assert pods.the_pod(island.cluster)["status"]["phase"] == "Running"
+    runs(island.cluster, "without-a-registry")
     again = island.site(**pods.variables(base))
     assert again.failed == 0 and again.changed == 0, again.output
 
 
 def test_nothing_of_it_stays(island: Island) -> None:
-    removed = island.cluster.playbook("remove.yml", tree=island.tree, programs=island.programs)
+    cluster, node = island.cluster, island.node
+    wanted = {
+        **pods.variables("localhost/driver-base:1"),
+        "accelerator_remove_reset_layout": True,
+        "accelerator_remove_drivers": True,
+    }
+    words = ("remove.yml", "-e", json.dumps(wanted))
+    removed = cluster.playbook(*words, tree=island.tree, programs=island.programs)
     assert removed.failed == 0, removed.output
-    assert island.cluster.shell(island.node, f"ls {PLACE} || true") == ""
+    cluster.shell(node, VENV, timeout=600)
+    assert differences(island.before, everything(cluster, node)) == {}
+    again = cluster.playbook(*words, tree=island.tree, programs=island.programs)
+    assert (again.failed, again.changed) == (0, 0), again.output

@@ -3,111 +3,60 @@
 """A node with GPUs and no driver: one run of the site playbook brings driver, fabric manager, toolkit and settings, pods claim; the driver is
 exchanged, also under pods that have GPUs, taken back where it does not load, and goes with everything else.
 
-The packages are stand-ins (tests/packages) from signed sources on the node; the driver's libraries and programs are the simulator's, built for each
-version, and the toolkit's are NVIDIA's own, so that what containers get is what nvidia-ctk says.
+The packages are the stand-ins of gpu_host, from signed sources on the node.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import shutil
-import sys
-import tarfile
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.cluster import DRIVER_UNIT, ROOT, Cluster, Recap, execute
-from tests.cluster.manifests import claim, deployment, dynamic, pod
-from tests.simulator.nvml_builds import build
+from tests.cluster.cluster import DRIVER_UNIT, Cluster, Recap
+from tests.cluster.manifests import claim, deployment, pod
+from tests.prove.gpu_host import (
+    DRIVERS,
+    NEWER,
+    NOT_LOADED,
+    OLDER,
+    SERVER,
+    Sources,
+    boot_id,
+    differences,
+    doors,
+    everything,
+    loaded,
+    make_sources,
+    power_limit,
+    published_version,
+    runs,
+    sees_all_doors_open,
+    semantic,
+    serve_on,
+    versions,
+    world_without_drivers,
+)
 
 WORLD = os.environ.get("DRA_ACCELERATORS_GPU_HOST_WORLD", "gpu-host")
-KEPT = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
-OLDER, NEWER, NOT_LOADED = "580.95.05", "580.105.08", "595.45.99"
-#: The kernel is the one of whoever runs the test.
-MODULE = f"/lib/modules/{os.uname().release}/updates/dkms/nvidia.ko"
-SERVER = "http://127.0.0.1:8099"
-#: As the vendor has them, with the toolkit's key above all of its sources.
-TOOLKIT = "stable/deb/amd64"
-TOOLKIT_UNITS = ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service")
-#: What a machine has on which dkms builds modules, and a server of packages; none of it is the collection's.
-FURNISH = """set -eu
-mkdir -p /srv/packages /lib/modules/$(uname -r)/build
-base64 -d | tar -C /srv/packages -x
-cat >/etc/systemd/system/packages.service <<'END'
-[Service]
-ExecStart=/usr/bin/python3 -m http.server 8099 --bind 127.0.0.1 --directory /srv/packages
-[Install]
-WantedBy=multi-user.target
-END
-systemctl daemon-reload
-systemctl enable --now --quiet packages.service
-apt-get -q update
-"""
-SETTINGS = [{"match": {"index": 0}, "power_limit": 450}, {"match": {}, "persistence": True}]
 
 
 @pytest.fixture(scope="module")
-def toolkit() -> tuple[str, Path]:
-    """The version of the real nvidia-ctk, and the folder in which it and its hook lie."""
-    execute([ROOT / "tests/world/world", "build", "--only", "oracles"], timeout=1800)
-    cache = execute([ROOT / "tests/tools/cache"]).stdout.strip()
-    found = sorted(
-        Path(cache).glob("world/binaries/nvidia-ctk-*/nvidia-cdi-hook"), key=lambda path: path.stat().st_mtime
-    )
-    said = execute([found[-1].with_name("nvidia-ctk"), "--version"]).stdout.split()
-    return next(word for word in said if word[0].isdigit()), found[-1].parent
-
-
-@pytest.fixture(scope="module")
-def fingerprint(tmp_path_factory: pytest.TempPathFactory, gpus: Cluster, node: str, toolkit: tuple[str, Path]) -> str:
-    """The key that has signed the packages which the node serves to itself."""
-    folder = tmp_path_factory.mktemp("packages")
-    for version in (OLDER, NEWER, NOT_LOADED):
-        shutil.copytree(build("", f"DRIVER_VERSION={version}").folder, folder / "files" / version, symlinks=True)
-    packages = folder / "debian12"
-    drivers, parts = (ROOT / f"tests/packages/{name}.py" for name in ("nvidia", "nvidia_parts"))
-    execute([sys.executable, "-B", drivers, "--files", folder / "files", packages, OLDER, NEWER, NOT_LOADED])
-    execute([sys.executable, "-B", parts, "fabric", packages, OLDER, NEWER, NOT_LOADED])
-    version, programs = toolkit
-    (folder / "programs").mkdir()
-    (folder / "programs" / version).symlink_to(programs)
-    # The key lies beside the folder: it is the same one.
-    source = folder / "toolkit"
-    execute([sys.executable, "-B", parts, "--files", folder / "programs", "toolkit", source, version])
-    archive = folder / "packages.tar"
-    with tarfile.open(archive, "w") as made:
-        made.add(packages, packages.name)
-        made.add(source, TOOLKIT)
-        made.add(source / "gpgkey", "gpgkey")
-    gpus.run(node, "sh", "-c", FURNISH, text=base64.b64encode(archive.read_bytes()).decode(), timeout=600)
-    return (packages / "FINGERPRINT").read_text().strip()
+def sources(tmp_path_factory: pytest.TempPathFactory, gpus: Cluster, node: str) -> Sources:
+    """The packages that the node serves to itself."""
+    found = make_sources(tmp_path_factory.mktemp("packages"), (OLDER, NEWER, NOT_LOADED), parts=True)
+    serve_on(gpus, node, found)
+    return found
 
 
 @pytest.fixture(scope="module")
 def gpus() -> Iterator[Cluster]:
     """One node with eight GPUs on its bus, for which nobody has installed anything."""
-    made = Cluster(WORLD)
-    if not KEPT:
-        made.world("down")
-    os.environ["DRA_ACCELERATORS_NVIDIA_MODULE"] = MODULE
-    try:
-        made.world("up", "--nodes", "1", "--silicon", "8xH100", timeout=3000)
-    finally:
-        del os.environ["DRA_ACCELERATORS_NVIDIA_MODULE"]
-    (name,) = made.nodes()
-    for program in ("modprobe", "rmmod", "modinfo"):
-        path = f"/usr/local/sbin/{program}"
-        made.run(name, "tee", path, text=(ROOT / "tests/packages/kmod").read_text(encoding="utf-8"))
-        made.run(name, "chmod", "755", path)
-    yield made
-    if not KEPT:
-        made.world("down")
+    with world_without_drivers(WORLD) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -118,78 +67,16 @@ def node(gpus: Cluster) -> str:
 
 
 @pytest.fixture(scope="module")
-def before(gpus: Cluster, node: str, fingerprint: str) -> dict[str, str]:
+def before(gpus: Cluster, node: str, sources: Sources) -> dict[str, str]:
     """Everything that is there before the first run, but for what the distribution's own packages are: files, objects, packages."""
     return everything(gpus, node)
 
 
 @pytest.fixture(scope="module")
-def first(gpus: Cluster, fingerprint: str, toolkit: tuple[str, Path], before: dict[str, str]) -> Recap:
+def first(gpus: Cluster, sources: Sources, before: dict[str, str]) -> Recap:
     """The site playbook's first run with every door open."""
-    gpus.variables = {
-        "accelerator_nvidia_driver": True,
-        "nvidia_driver_version": OLDER,
-        "nvidia_driver_repository": f"{SERVER}/debian12",
-        "nvidia_driver_repository_fingerprints": [fingerprint],
-        "accelerator_nvidia_fabric_manager": True,
-        "accelerator_nvidia_container_toolkit": True,
-        "nvidia_container_toolkit_version": toolkit[0],
-        "nvidia_container_toolkit_repository": f"{SERVER}/{TOOLKIT}",
-        "nvidia_container_toolkit_repository_fingerprints": [fingerprint],
-        "nvidia_container_toolkit_cdi_refresh": "enabled",
-        "accelerator_nvidia_settings": True,
-        "nvidia_settings_rules": SETTINGS,
-    }
+    gpus.variables = doors(sources)
     return gpus.playbook("site.yml", check=False)
-
-
-def everything(gpus: Cluster, node: str) -> dict[str, str]:
-    """Every file, every object of the API, and every package with its version and state: what programs compile for themselves is left out."""
-    packages = gpus.run(
-        node,
-        "dpkg-query",
-        "--show",
-        "--showformat",
-        "package ${Package}:${Architecture}\t${Version} ${db:Status-Abbrev}\n",
-    )
-    programs = gpus.shell(node, "find /usr -xdev -name __pycache__ -prune -o -printf '%p\t%y %m %u %g %l\n'")
-    told = (line.partition("\t") for line in f"{packages}{programs}".splitlines())
-    return {**gpus.footprint(), **{name: facts for name, _tab, facts in told}}
-
-
-def loaded(gpus: Cluster, node: str) -> str:
-    """The version of the driver that the node's kernel has; empty for none."""
-    return gpus.shell(node, "cat /sys/module/nvidia/version 2>/dev/null || true").strip()
-
-
-def published_version(gpus: Cluster, node: str) -> set[str]:
-    """The versions of the driver that the node's devices are published with: semantic ones, without zeros in front of a number."""
-    found = (device["attributes"].get("driverVersion", {}) for device in gpus.devices(node).values())
-    return {str(each.get("version", "")) for each in found}
-
-
-def semantic(version: str) -> str:
-    return ".".join(str(int(part)) for part in version.split("."))
-
-
-def power_limit(gpus: Cluster, node: str) -> float:
-    said = gpus.run(node, "nvidia-smi", "-i", "0", "--query-gpu=power.limit", "--format=csv,noheader,nounits")
-    return float(said.strip())
-
-
-def boot_id(gpus: Cluster, node: str) -> str:
-    return gpus.run(node, "cat", "/proc/sys/kernel/random/boot_id").strip()
-
-
-def runs(gpus: Cluster, name: str) -> None:
-    """A pod claims a partition, sees it and nothing else, and goes."""
-    wanted = claim(name, device_class="mig.nvidia.com", expression=dynamic("1g.10gb"))
-    user = pod(name, wanted["metadata"]["name"])
-    gpus.apply(wanted, user)
-    gpus.wait_running(name)
-    seen = gpus.wait(f"{name} printing its devices", lambda: gpus.log(name), timeout=60)
-    assert seen.count("MIG-") == 1, seen
-    gpus.delete(user, wanted)
 
 
 def test_a_node_without_a_driver_is_refused_by_name(gpus: Cluster, node: str) -> None:
@@ -199,13 +86,13 @@ def test_a_node_without_a_driver_is_refused_by_name(gpus: Cluster, node: str) ->
 
 
 def test_check_mode_says_what_would_be_installed_and_touches_nothing(
-    gpus: Cluster, node: str, fingerprint: str, before: dict[str, str]
+    gpus: Cluster, node: str, sources: Sources, before: dict[str, str]
 ) -> None:
     arguments = {
         "accelerator_nvidia_driver": True,
         "nvidia_driver_version": OLDER,
-        "nvidia_driver_repository": f"{SERVER}/debian12",
-        "nvidia_driver_repository_fingerprints": [fingerprint],
+        "nvidia_driver_repository": f"{SERVER}/{DRIVERS}",
+        "nvidia_driver_repository_fingerprints": [sources.fingerprint],
     }
     told = gpus.playbook("site.yml", "--check", "--diff", "-e", json.dumps(arguments))
     assert not told.failed and told.changed and OLDER in told.output, told.output
@@ -213,26 +100,11 @@ def test_check_mode_says_what_would_be_installed_and_touches_nothing(
     assert everything(gpus, node) == before
 
 
-def versions(gpus: Cluster, node: str, *names: str) -> dict[str, str]:
-    """The versions of packages that are installed."""
-    said = gpus.run(node, "dpkg-query", "--show", "--showformat", "${Package} ${Version}\n", *names)
-    return dict(line.split(" ") for line in said.splitlines())
-
-
 def test_the_site_brings_driver_fabric_manager_toolkit_and_settings_to_a_bare_node(
-    gpus: Cluster, node: str, toolkit: tuple[str, Path], first: Recap
+    gpus: Cluster, node: str, sources: Sources, first: Recap
 ) -> None:
     assert not first.failed, first.output
-    assert loaded(gpus, node) == OLDER and published_version(gpus, node) == {semantic(OLDER)}
-    assert power_limit(gpus, node) == 450
-    assert versions(gpus, node, "nvidia-fabricmanager", "nvidia-container-toolkit") == {
-        "nvidia-fabricmanager": f"{OLDER}-1",
-        "nvidia-container-toolkit": f"{toolkit[0]}-1",
-    }
-    assert gpus.run(node, "systemctl", "is-active", "nvidia-fabricmanager.service").strip() == "active"
-    assert gpus.run(node, "systemctl", "is-enabled", *TOOLKIT_UNITS).split() == ["enabled", "enabled"]
-    described = gpus.run(node, "cat", "/var/run/cdi/nvidia.yaml")
-    assert "nvidia.com/gpu" in described and f"libcuda.so.{OLDER}" in described
+    sees_all_doors_open(gpus, node, sources)
     runs(gpus, "on-the-first-driver")
     gpus.wait(
         "the driver takes what containers get from the toolkit",
@@ -453,8 +325,6 @@ def test_removal_brings_back_what_was(gpus: Cluster, node: str, first: Recap, be
     done = gpus.playbook("remove.yml", *arguments)
     assert not done.failed, done.output
     assert loaded(gpus, node) == ""
-    after = everything(gpus, node)
-    differs = {key: (before.get(key), after.get(key)) for key in before.keys() | after.keys()}
-    assert {key: both for key, both in differs.items() if both[0] != both[1]} == {}
+    assert differences(before, everything(gpus, node)) == {}
     again = gpus.playbook("remove.yml", *arguments)
     assert (again.failed, again.changed) == (0, 0), again.output

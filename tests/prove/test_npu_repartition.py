@@ -18,6 +18,7 @@ import pytest
 from tests.cluster.cluster import Recap
 from tests.cluster.manifests import deployment, pod, selected
 from tests.cluster.npus import NpuCluster, npu_pod
+from tests.prove.gpu_host import published_version
 from tests.prove.repartitioning import (
     DONE,
     containers,
@@ -31,7 +32,6 @@ from tests.prove.repartitioning import (
     steps_told,
     wait_ready,
 )
-from tests.prove.test_gpu_host import published_version
 from tests.prove.test_npu_runtime import DRIVER, NEWER_DRIVER, boot_id, digest, installed_driver, package
 
 WORLD = os.environ.get("DRA_ACCELERATORS_NPU_REPARTITION_WORLD", "npu-repartition")

@@ -157,10 +157,63 @@ def test_a_driver_comes_gives_way_to_other_modules_goes_back_and_leaves_nothing(
     assert machine.packages() == before and not machine.run("sh", "-c", OURS).stdout
 
 
+def test_modules_that_are_ready_come_for_the_kernel_give_way_and_go(node: Node) -> None:
+    """NVIDIA's, for Red Hat's kernels: names with driver and kernel, of which the driver's has to be said exactly."""
+    if node.machine.tool == "zypper":
+        assert not any(
+            "{version}" in name
+            for each in node.family["__nvidia_driver_catalogs"]["nvidia"]
+            for name in each["packages"]
+        )
+        return
+    machine, before, source = node.machine, node.machine.packages(), node.source("driver")
+    kernel, other = parts.KERNELS
+    wanted = {"build": "precompiled", "source": source}
+    refused = node.driver(version=BRANCH, **wanted)
+    assert refused.get("error_code") == "not-offered", "this machine's kernel is none of Red Hat's"
+    for offer in node.family["__nvidia_driver_catalogs"]["nvidia"]:
+        offer["packages"] = [name.replace("{kernel_version}", kernel) for name in offer["packages"]]
+        offer.pop("kernels", None)
+
+    def modules() -> list[str]:
+        return [line.split()[0] for line in machine.packages() if line.startswith("kmod-nvidia-")]
+
+    branch = node.driver(version=BRANCH.partition(".")[0], **wanted)
+    assert branch.get("error_code") == "not-offered" and "exact version" in branch["hint"], branch
+    opened = node.driver(version=BRANCH, kernel_modules="open", **wanted)
+    assert opened.get("error_code") == "not-offered", opened
+    lacking = node.driver(version="580.999.99", **wanted)
+    assert lacking.get("error_code") == "not-offered", lacking
+    assert machine.packages() == before
+
+    built = node.driver(version=BRANCH, kernel_modules="open", source=source)
+    assert built.get("changed") and modules() == ["kmod-nvidia-open-dkms"], built
+    ready = node.driver(version=BRANCH, **wanted)
+    assert ready.get("after", {}).get("kernel_modules") == "proprietary", ready
+    assert modules() == [f"kmod-nvidia-{BRANCH}-{kernel}"]
+    assert node.driver(version=BRANCH, **wanted).get("changed") is False
+    machine.run("dnf", "-y", "install", f"kmod-nvidia-{BRANCH}-{other}")
+    there = machine.packages()
+    machine.run(*BRING_ALL[machine.tool])
+    assert machine.packages() == there, "it was not held"
+
+    newer = node.driver(version=NEXT_BRANCH, **wanted)
+    assert newer.get("after", {}).get("version") == NEXT_BRANCH and newer["way_back"], newer
+    assert modules() == [f"kmod-nvidia-{NEXT_BRANCH}-{kernel}"]
+    back = node.driver(state="previous")
+    assert back.get("after", {}).get("version") == BRANCH and f"kmod-nvidia-{BRANCH}-{kernel}" in modules(), back
+    assert not any(NEXT_BRANCH in name for name in modules())
+    built = node.driver(version=BRANCH, kernel_modules="open", source=source)
+    assert built.get("changed") and modules() == ["kmod-nvidia-open-dkms"], built
+    assert node.driver(state="absent").get("changed")
+    assert machine.packages() == before and not machine.run("sh", "-c", OURS).stdout
+
+
 def test_modules_that_suse_has_signed_come_with_the_vendors_programs(node: Node) -> None:
     if node.machine.tool == "dnf":
-        refused = node.driver(version=BRANCH, build="precompiled", source=node.source("driver"))
-        assert refused.get("error_code") == "not-offered", refused
+        assert not any(
+            "kmp" in name for each in node.family["__nvidia_driver_catalogs"]["nvidia"] for name in each["packages"]
+        )
         return
     catalog = node.family["__nvidia_driver_catalogs"]["nvidia"]
     for offer in catalog:

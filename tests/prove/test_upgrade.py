@@ -2,40 +2,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two nodes whose GPUs pods have by claims get a newer driver by the playbook upgrade, one after the other; one that does not load is taken back.
 
-The packages are the stand-ins of test_gpu_host.
+The packages are the stand-ins of gpu_host.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import shutil
-import sys
-import tarfile
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.cluster.cluster import ROOT, Cluster, Recap, execute
-from tests.prove.test_gpu_host import (
-    FURNISH,
-    KEPT,
-    MODULE,
+from tests.cluster.cluster import Cluster, Recap
+from tests.prove.gpu_host import (
+    DRIVERS,
     NEWER,
     NOT_LOADED,
     OLDER,
     SERVER,
     loaded,
-    pods_of,
+    make_sources,
     published_version,
-    rules,
-    see,
     semantic,
-    workload,
+    serve_on,
+    world_without_drivers,
 )
-from tests.simulator.nvml_builds import build
+from tests.prove.test_gpu_host import pods_of, rules, see, workload
 
 WORLD = os.environ.get("DRA_ACCELERATORS_UPGRADE_WORLD", "upgrade")
 
@@ -43,43 +36,21 @@ WORLD = os.environ.get("DRA_ACCELERATORS_UPGRADE_WORLD", "upgrade")
 @pytest.fixture(scope="module")
 def gpus() -> Iterator[Cluster]:
     """Two nodes with eight GPUs each on their buses, for which nobody has installed anything."""
-    made = Cluster(WORLD)
-    if not KEPT:
-        made.world("down")
-    os.environ["DRA_ACCELERATORS_NVIDIA_MODULE"] = MODULE
-    try:
-        made.world("up", "--nodes", "2", "--silicon", "8xH100,8xH100", timeout=3000)
-    finally:
-        del os.environ["DRA_ACCELERATORS_NVIDIA_MODULE"]
-    for name in made.nodes():
-        for program in ("modprobe", "rmmod", "modinfo"):
-            path = f"/usr/local/sbin/{program}"
-            made.run(name, "tee", path, text=(ROOT / "tests/packages/kmod").read_text(encoding="utf-8"))
-            made.run(name, "chmod", "755", path)
-    yield made
-    if not KEPT:
-        made.world("down")
+    with world_without_drivers(WORLD, nodes=2) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
 def first(gpus: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Recap:
     """The site playbook's first run with the driver's door open, and a pod with a GPU on each node."""
-    folder = tmp_path_factory.mktemp("packages")
-    for version in (OLDER, NEWER, NOT_LOADED):
-        shutil.copytree(build("", f"DRIVER_VERSION={version}").folder, folder / "files" / version, symlinks=True)
-    packages = folder / "debian12"
-    maker = ROOT / "tests/packages/nvidia.py"
-    execute([sys.executable, "-B", maker, "--files", folder / "files", packages, OLDER, NEWER, NOT_LOADED])
-    archive = folder / "packages.tar"
-    with tarfile.open(archive, "w") as made:
-        made.add(packages, packages.name)
+    sources = make_sources(tmp_path_factory.mktemp("packages"), (OLDER, NEWER, NOT_LOADED))
     for name in gpus.nodes():
-        gpus.run(name, "sh", "-c", FURNISH, text=base64.b64encode(archive.read_bytes()).decode(), timeout=600)
+        serve_on(gpus, name, sources)
     gpus.variables = {
         "accelerator_nvidia_driver": True,
         "nvidia_driver_version": OLDER,
-        "nvidia_driver_repository": f"{SERVER}/debian12",
-        "nvidia_driver_repository_fingerprints": [(packages / "FINGERPRINT").read_text().strip()],
+        "nvidia_driver_repository": f"{SERVER}/{DRIVERS}",
+        "nvidia_driver_repository_fingerprints": [sources.fingerprint],
     }
     done = gpus.playbook("site.yml", check=False)
     assert not done.failed, done.output

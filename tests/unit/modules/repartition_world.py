@@ -194,9 +194,20 @@ def away(folder: Path) -> Path:
     return folder / "away"
 
 
+def operation_tasks(folder: Path) -> str:
+    """A file with the tasks of one operation, as they are, but that what is set is noted in the node's own folder and not on this machine."""
+    blocks = yaml.safe_load(OPERATION_TASKS.read_text(encoding="utf-8"))
+    # The blocks share their defaults.
+    defaults = next(each["module_defaults"] for each in blocks if "module_defaults" in each)
+    defaults["dra.accelerators.nvidia_gpu"]["record"] = "{{ accelerator_kubelet_root }}/settings-nvidia.json"
+    path = folder / OPERATION_TASKS.name
+    path.write_text(yaml.safe_dump(blocks, sort_keys=False), encoding="utf-8")
+    return str(path)
+
+
 def play_operation(node: Node, cluster: Cluster, folder: Path, operation: Json) -> subprocess.CompletedProcess[str]:
-    """Play the tasks of one operation, as they are."""
-    tasks = [{"ansible.builtin.include_tasks": str(OPERATION_TASKS)}]
+    """Play the tasks of one operation."""
+    tasks = [{"ansible.builtin.include_tasks": operation_tasks(folder)}]
     document = [{"hosts": "all", "gather_facts": False, "tasks": tasks}]
     variables = {
         "accelerator_operation": operation,
@@ -229,7 +240,7 @@ def play_all(
                     "former_layout": "{{ former_layouts[inventory_hostname] | default([]) }}",
                 }
             if "ansible.builtin.include_tasks" in task:
-                task["ansible.builtin.include_tasks"] = str(OPERATION_TASKS)
+                task["ansible.builtin.include_tasks"] = operation_tasks(folder)
     return play(node, cluster, folder, plays, {"nvidia_mig_layout": list(layout), "former_layouts": {}, **more})
 
 

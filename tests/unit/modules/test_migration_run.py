@@ -82,7 +82,11 @@ def test_forward_and_back_with_our_own_plugin() -> None:
     done = mover(world).close()
     assert done.evicted == ["default/p"] and names(world) == ["other"] and taints(world) == ["forward"]
     driver_publishes(world)
+    assert mover(world, dry=True).close().settled
+    told = mover(world, dry=True).open()
+    assert told.steps == ["the taint goes when they are published"] and not told.settled
     assert mover(world).open().steps == ["opened Node a"] and taints(world) == []
+    assert mover(world, dry=True).close().settled and mover(world, dry=True).open().settled
     assert nodes.RECORD not in world.find("nodes", "a")["metadata"]["annotations"]
     # The second run writes nothing.
     world.writes.clear()
@@ -130,6 +134,10 @@ def test_a_foreign_plugin_goes_from_this_node_alone_and_comes_back(template: Jso
 
     mover(world, "back").close()
     driver_goes(world)
+    assert mover(world, "back", dry=True).open().steps == [
+        "kube-system/plugin comes back to this node",
+        "the taint goes when the node offers its resources",
+    ]
     mover(world, "back").open()
     after = json.dumps(
         [world.kinds["daemonsets"][0]["spec"], *(each["metadata"]["labels"] for each in world.kinds["nodes"])]
@@ -197,6 +205,11 @@ def test_a_run_that_is_cut_short_at_any_write_is_gone_on_with(make: Callable[[],
         with pytest.raises(Killed):
             run(world)
         world.request = request  # type: ignore[method-assign]
+        # A look says beforehand whether there is anything to do.
+        settled = mover(world, direction, dry=True).close().settled
+        world.writes.clear()
+        assert bool(mover(world, direction).close().steps) != settled, f"after {last} writes"
+        assert bool(world.writes) != settled and mover(world, direction, dry=True).close().settled
         run(world)
         assert state(world) == state(whole), f"cut short after {last} writes"
 
@@ -219,9 +232,18 @@ def test_nothing_is_touched_while_something_is_in_the_way_or_in_check_mode() -> 
         mover(world, wishes=nodes.Wishes()).close()
     assert caught.value.to_dict()["problems"][0]["code"] == "no-consent" and world.writes == []
     done = mover(world, dry=True).close()
-    assert done.evicted == ["default/p"] and len(done.steps) == 4 and world.writes == []
+    assert done.evicted == ["default/p"] == done.in_the_way and not done.settled and world.writes == []
+    assert done.steps == [
+        "it gets the taint dra.accelerators/migration=forward:NoSchedule: no new pod comes",
+        "these pods are evicted: default/p",
+    ]
+    # Nothing is there to be opened before it was closed.
+    assert mover(world, dry=True).open().settled
     # Who is not evicted is waited for.
     waits = nodes.Wishes(accept=frozenset({"no-consent"}))
+    done = mover(world, wishes=waits, dry=True).close()
+    assert (done.evicted, done.in_the_way) == ([], ["default/p"])
+    assert done.steps[-1] == "these pods are waited for: default/p"
     with pytest.raises(running.TimeIsUp):
         mover(world, wishes=waits).close()
     assert not any(path.endswith("/eviction") for _method, path in world.writes)
@@ -374,7 +396,10 @@ def test_the_module(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPat
     options = {"state": "closed", "node": "a"}
     assert run_here("device_plugin_migration", options)["error_code"] == "blocked"
     told = run_here("device_plugin_migration", {**options, "evict": True}, check=True)
-    assert told["changed"] and told["evicted"] == ["default/p"] and world.writes == []
+    assert told["changed"] and told["evicted"] == ["default/p"] == told["in_the_way"] and world.writes == []
+    assert (
+        not told["settled"] and run_here("device_plugin_migration", {**options, "state": "open"}, check=True)["settled"]
+    )
     prepared = run_here("device_plugin_migration", {"state": "prepared"})
     assert prepared["steps"] == ["wrote DeviceClass gpu.nvidia.com"]
     assert not run_here("device_plugin_migration", {"state": "prepared"})["changed"]

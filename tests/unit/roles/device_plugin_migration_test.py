@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from playing import play
 
@@ -75,6 +76,55 @@ def test_the_report_and_the_word_on_evictions(tmp_path: Path) -> None:
         "no": (False, ["replicas", "no-consent"]),
         "text": (True, ["replicas"]),
     }
+
+
+GOES = {"steps": ["first", "second"], "in_the_way": ["default/p", "default/q"], "kind": "own", "settled": False}
+SETTLED = {"steps": [], "in_the_way": [], "kind": "foreign", "settled": True}
+SOCKET = "/var/lib/kubelet/device-plugins/nvidia-gpu.sock"
+#: By host: the state, what the look before has found of it, and what is said.
+SAID: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "goes": ("closed", GOES, ["first", "second", "in the way are the pods default/p, default/q"]),
+    "opens": ("open", {**GOES, "steps": ["first"], "in_the_way": []}, ["first", "in the way is nobody"]),
+    "there": ("open", SETTLED, []),
+    "socket": ("closed", SETTLED, [f"remove {SOCKET}"]),
+    "not-its-state": ("open", SETTLED, []),
+}
+
+
+def test_what_would_change_and_who_is_in_the_way(tmp_path: Path) -> None:
+    hosts: dict[str, dict[str, Any]] = {
+        name: {
+            "device_plugin_migration_state": state,
+            "device_plugin_migration_direction": "forward",
+            "__device_plugin_migration_plan": plan,
+        }
+        for name, (state, plan, _said) in SAID.items()
+    }
+    for name in ("socket", "not-its-state"):
+        hosts[name]["__device_plugin_migration_leftovers"] = {"removed": [SOCKET]}
+    hosts["back"] = {**hosts["there"], "device_plugin_migration_direction": "back"}
+    expression = (
+        "{{ {'said': __device_plugin_migration_words, 'sockets': __device_plugin_migration_leaves_sockets | bool}"
+        " | to_json | b64encode }}"
+    )
+    tasks = [{"include_vars": {"file": str(ROLE / "vars/main.yml")}}, {"debug": {"msg": expression}}]
+    played = play(tmp_path, tasks, hosts)
+    assert played.status == 0, played.output
+    assert {name: played.told[name]["said"] for name in SAID} == {name: said for name, (_s, _p, said) in SAID.items()}
+    assert {name for name, each in played.told.items() if each["sockets"]} == {"there", "socket", "not-its-state"}
+
+
+@pytest.mark.parametrize("state", ["prepared", "closed", "open", "absent"])
+def test_what_would_change_comes_first_and_the_run_is_left_out_where_nothing_would(state: str) -> None:
+    (whole,) = yaml.safe_load((ROLE / f"tasks/{state}.yml").read_text("utf-8"))
+    look, *others = whole["block"]
+    module = "dra.accelerators.device_plugin_migration"
+    assert look["name"] == "See what would change" and look["check_mode"] and not look["changed_when"]
+    (run,) = (each for each in others if module in each)
+    assert run[module] == look[module] == {"state": state}
+    assert run["when"] == f"not {look['register']}.settled" and "check_mode" not in run
+    said = next(number for number, each in enumerate(others) if "ansible.builtin.debug" in each)
+    assert said < others.index(run)
 
 
 def test_each_state_has_its_tasks() -> None:

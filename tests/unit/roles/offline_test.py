@@ -237,3 +237,15 @@ def test_what_a_bundle_does_not_have_is_refused_beforehand(tmp_path: Path) -> No
     played = take(tmp_path, archive)
     assert "does not have what node needs: the wheels of cp" in played.failed["node"]["msg"], played.output
     assert not Path(f"{archive}.d").exists()
+
+
+def test_a_host_that_ends_early_keeps_no_index() -> None:
+    """In check mode a host without a driver is not looked at to the end, and the task at the end of the play does not come to it."""
+    plays = yaml.safe_load((ROOT / "playbooks/site.yml").read_text("utf-8"))
+    (tasks,) = (each["tasks"] for each in plays if each["name"] == "Prepare the nodes")
+    away = {"name": "dra.accelerators.offline", "tasks_from": "absent", "apply": {"tags": ["always"]}}
+    taken = [number for number, task in enumerate(tasks) if task.get("ansible.builtin.include_role") == away]
+    (ended,) = (number for number, task in enumerate(tasks) if task.get("ansible.builtin.meta") == "end_host")
+    assert len(taken) == 2 and taken[0] < ended < taken[1]
+    early = tasks[taken[0]]["when"]
+    assert set(early) == {tasks[ended]["when"], tasks[taken[1]]["when"]}
