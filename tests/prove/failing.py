@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,6 +192,14 @@ class Fault:
     mend: Callable[[World], None]
 
 
+BUDGET = {
+    "apiVersion": "policy/v1",
+    "kind": "PodDisruptionBudget",
+    "metadata": {"name": "all", "namespace": "default"},
+    "spec": {"minAvailable": "100%", "selector": {"matchExpressions": [{"key": "app", "operator": "Exists"}]}},
+}
+
+
 def stop_api(world: World) -> None:
     world.cluster.world("component", "stop", "apiserver")
 
@@ -203,12 +212,20 @@ def start_api(world: World) -> None:
     cluster.world("component", "restart", "controller-manager")
 
 
-BUDGET = {
-    "apiVersion": "policy/v1",
-    "kind": "PodDisruptionBudget",
-    "metadata": {"name": "all", "namespace": "default"},
-    "spec": {"minAvailable": "100%", "selector": {"matchExpressions": [{"key": "app", "operator": "Exists"}]}},
-}
+def stop_api_in_a_drain(world: World) -> None:
+    """Nobody may go, and as soon as there are taints there is no API server."""
+    world.cluster.apply(BUDGET)
+
+    def watch() -> None:
+        world.cluster.wait("there are taints", lambda: rules(world.cluster), 60)
+        stop_api(world)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def start_api_after_a_drain(world: World) -> None:
+    start_api(world)
+    world.cluster.delete(BUDGET)
 
 
 def cut(world: World, verb: str) -> None:
@@ -235,7 +252,7 @@ def go_on(world: World) -> None:
 def back(world: World) -> None:
     def ready() -> bool:
         conditions = world.cluster.get("node", world.node)["status"]["conditions"]
-        return {each["type"]: each["status"] for each in conditions}["Ready"] == "True"
+        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
     world.cluster.wait("the node is there again", ready, 180)
 
@@ -285,6 +302,7 @@ def of_silicon(call: str) -> Fault:
 
 
 NO_API = Fault("no API server from here on", stop_api, start_api)
+NO_API_AMIDST = Fault("no API server once the taints are there", stop_api_in_a_drain, start_api_after_a_drain)
 CUT_OFF = Fault("the node is cut off from here on", lambda world: cut(world, "-I"), join)
 HANGS = Fault("the node hangs from here on", hang, go_on)
 FROZEN = Fault(

@@ -36,6 +36,7 @@ from tests.prove.failing import (
     MAKE,
     NEIGHBOURS,
     NO_API,
+    NO_API_AMIDST,
     NO_ECC,
     NO_ECC_BACK,
     NO_WAY_BACK,
@@ -169,6 +170,7 @@ class Case:
 CASES = (
     Case(NO_API, HOLD, DRAIN, (NOT_LET_GO,), f"{FORMER}, {NOTHING}", reverts=True),
     Case(NO_API, DRAIN, DRAIN, (NOT_LET_GO,), f"{FORMER}, {NOTHING}"),
+    Case(NO_API_AMIDST, DRAIN, DRAIN, (NOT_LET_GO,), f"{FORMER}, {TAINTS}", reverts=True, patience=15),
     Case(NO_API, UNPREPARED, WAIT, (NOT_OPENED,), f"{NEW}, {TAINTS}", reverts=True),
     Case(NO_API, CHANGE, WAIT, (NOT_OPENED,), f"{NEW}, {TAINTS}"),
     Case(NO_API, LOOK, WAIT, (NOT_OPENED,), f"{NEW}, {TAINTS}", reverts=True),
