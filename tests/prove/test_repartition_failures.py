@@ -33,7 +33,6 @@ from tests.prove.failing import (
     GREAT,
     HANGS,
     LOST,
-    MAKE,
     NEIGHBOURS,
     NO_API,
     NO_API_AMIDST,
