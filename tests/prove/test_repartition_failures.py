@@ -239,8 +239,8 @@ def test_what_fails_is_named_and_the_next_run_ends_it(world: World, case: Case, 
     tainted = world.tainted()
     left = f"{world.layout(target)}, {world.record()}, {'taints' if tainted else 'no taints'}"
     print(f"{case.step} | {case.fault.words} | {left} | {'reverted' if case.reverts else 'finished'}")
-    print(failed.output)
-    assert left == case.left and tainted in (set(), set(operation["published"])), (tainted, operation["published"])
+    assert left == case.left, failed.output
+    assert tainted in (set(), set(operation["published"])), (tainted, operation["published"])
     assert stays.items() <= world.runs().items(), "a pod that has nothing of what goes has noticed it"
     if not tainted and left.startswith(FORMER):
         world.settled(target)
