@@ -234,6 +234,17 @@ def cut(world: World, verb: str) -> None:
         world.cluster.run(world.node, "iptables", "-w", verb, chain, way, "eth0", "-j", "DROP", check=verb == "-I")
 
 
+def cut_from_api(world: World, verb: str) -> None:
+    """Let nothing through from the node to the API server; who comes by SSH is let in."""
+    words = ("OUTPUT", "-o", "eth0", "-p", "tcp", "--dport", "6443", "-j", "DROP")
+    world.cluster.run(world.node, "iptables", "-w", verb, *words, check=verb == "-I")
+
+
+def join_api(world: World) -> None:
+    cut_from_api(world, "-D")
+    back(world)
+
+
 def join(world: World) -> None:
     cut(world, "-D")
     back(world)
@@ -304,6 +315,7 @@ def of_silicon(call: str) -> Fault:
 NO_API = Fault("no API server from here on", stop_api, start_api)
 NO_API_AMIDST = Fault("no API server once the taints are there", stop_api_in_a_drain, start_api_after_a_drain)
 CUT_OFF = Fault("the node is cut off from here on", lambda world: cut(world, "-I"), join)
+NO_WAY = Fault("the node does not reach the API server from here on", lambda world: cut_from_api(world, "-I"), join_api)
 HANGS = Fault("the node hangs from here on", hang, go_on)
 FROZEN = Fault(
     "the record cannot be written",
