@@ -66,6 +66,8 @@ PUBLISH = "Let the driver publish the device and prepare claims on it"
 WAIT = "Wait until it is published"
 OPEN = "Let pods have the device again"
 LET_GO = "Let the driver prepare claims on the device again"
+#: What the role that tells the driver asks the API server for.
+RIGHTS = "Write the rights and policies that all nodes share, and the nodes' own"
 KEEP = "Keep the layout of the GPUs for the next boot"
 STEPS = (HOLD, DRAIN, UNPREPARED, EMPTY, SET, CHANGE, LOOK, LOOK_SET, SAY, TELL, PUBLISH, WAIT, OPEN)
 
@@ -167,7 +169,7 @@ class Case:
     patience: int = 60
 
 
-#: Without an API server all that is left is the same from the wait for unprepared on; what comes of it at each step is in
+#: Without an API server what is left is the same from the wait for unprepared on, but where the driver is told; what comes of it at each step is in
 #: tests/unit/modules/test_repartition_faults.py as well.
 CASES = (
     Case(NO_API, HOLD, DRAIN, (NOT_LET_GO,), f"{FORMER}, {NOTHING}"),
@@ -202,7 +204,7 @@ CASES = (
     Case(CUT_OFF, LOOK_SET, LOOK_SET, (UNREACHABLE,), f"{NEW}, {APPLYING}", True, GREAT, 1),
     Case(NO_ECC, SET, SET, (PUT_BACK,), f"{FORMER}, {NOTHING}", False, GREAT, 1),
     Case(HANGS, TELL, TELL, (UNREACHABLE,), f"{NEW}, {PUBLISHING}", False, GREAT, 0),
-    Case(NO_API, TELL, WAIT, (NOT_OPENED,), f"{NEW}, {TAINTS}", True, GREAT, 1),
+    Case(NO_API, TELL, RIGHTS, (NOT_PUT_BACK,), f"{FORMER}, {REVERTING}", True, GREAT, 1),
 )
 #: Beside these no pod on the GPU itself has to stay: it had gone.
 LOSES_PODS = (LOST,)
