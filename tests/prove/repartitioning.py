@@ -116,6 +116,16 @@ def profiles(cluster: Cluster, node: str, gpu: int) -> Counter[str]:
     return found
 
 
+def consistent(cluster: Cluster, node: str, gpu: int, partitions: dict[str, int]) -> None:
+    """One static layout, altogether: silicon, what is published, and nothing left over."""
+    assert profiles(cluster, node, gpu) == partitions
+    assert not rules(cluster) and not records(cluster)
+    prefix = f"gpu-{gpu}-mig-"
+    published = [each for name, each in cluster.devices(node).items() if name.startswith(prefix)]
+    found = Counter(each["attributes"]["profile"]["string"] for each in published)
+    assert found == partitions, found
+
+
 def told(cluster: Cluster, node: str, component: str = "dra-accelerators-driver") -> list[tuple[str, str]]:
     """The Events of a component on a Node: the reason and the text of each, in the order in which the API server has got them."""
     mine = f"involvedObject.name={node},reportingComponent={component}"

@@ -20,6 +20,7 @@ import pytest
 from tests.cluster.cluster import Cluster, CommandFailed, Recap
 from tests.cluster.manifests import deployment, selected, static
 from tests.prove.repartitioning import (
+    consistent,
     containers,
     holders,
     killed_at,
@@ -220,16 +221,6 @@ def between(node: str, gpu: int, partitions: dict[str, int]) -> str:
 def others(cluster: Cluster) -> dict[str, tuple[str, int]]:
     """What runs in all pods that are on no device that changes."""
     return {name: each for name, each in containers(cluster).items() if not name.startswith("pinned")}
-
-
-def consistent(cluster: Cluster, node: str, gpu: int, partitions: dict[str, int]) -> None:
-    """One layout, altogether: silicon, what is published, and nothing left over."""
-    assert profiles(cluster, node, gpu) == partitions
-    assert not rules(cluster) and not records(cluster)
-    prefix = f"gpu-{gpu}-mig-"
-    published = [each for name, each in cluster.devices(node).items() if name.startswith(prefix)]
-    found = Counter(each["attributes"]["profile"]["string"] for each in published)
-    assert found == partitions, found
 
 
 STEPS = (

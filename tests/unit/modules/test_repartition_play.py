@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_steps import Taken, parse
-from repartition_world import FIRST, KILLED, SECOND, Cluster, planned, play_all, play_operation
+from repartition_world import DRIVER, FIRST, KILLED, SECOND, Cluster, Json, planned, play_all, play_operation
 
 if TYPE_CHECKING:
     from conftest import Node
@@ -50,6 +50,35 @@ def test_an_operation_comes_to_its_end(node: Node, cluster: Cluster, tmp_path: P
     assert not cluster.rules and cluster.writes == ["POST", "POST", "DELETE", "DELETE"]
     assert not (state / "repartition.json").exists()
     assert [each.step for each in told(state)] == ["draining", "applying", "publishing", "released"]
+
+
+class Occupied(Cluster):
+    """A claim has one of the partitions that go, and does not give it back."""
+
+    device = ""
+
+    def answer(self, method: str, path: str, body: Json | None, query: str) -> tuple[int, Json]:
+        if path.endswith("/resourceclaims"):
+            name = {"name": "kept", "namespace": "default", "uid": "u"}
+            result = {"request": "device", "driver": DRIVER, "pool": "a", "device": self.device}
+            status = {"allocation": {"devices": {"results": [result]}}}
+            return 200, {"items": [{"metadata": name, "spec": {}, "status": status}]}
+        return super().answer(method, path, body, query)
+
+
+@pytest.mark.prove
+def test_who_does_not_leave_is_named_and_nothing_is_said_of_a_taint_that_is_gone(
+    node: Node, tmp_path: Path, state: Path
+) -> None:
+    node.layout(FIRST)
+    with Occupied(node) as cluster:
+        operation = planned(node, cluster, tmp_path)
+        cluster.device = operation["published"][0]
+        done = play_operation(node, cluster, tmp_path, operation)
+    assert done.returncode != 0 and not cluster.rules and not (state / "repartition.json").exists(), done.stdout
+    _before, _line, said = done.stdout.partition('device 0: "Have nobody on what goes" failed: ')
+    assert "claim default/kept" in said and "pods can come" in said, done.stdout
+    assert "The taint stays" not in said, said
 
 
 @pytest.mark.prove
