@@ -76,7 +76,7 @@ def core_states() -> Any:
 
 @pytest.mark.parametrize("title_and_options", examples("nvidia_mig"), ids=lambda each: each[0])
 def test_layouts_in_examples_are_rules(title_and_options: tuple[str, dict[str, Any]]) -> None:
-    core = importlib.import_module("ansible_collections.dra.accelerators.plugins.module_utils.core.layout")
+    core = importlib.import_module("ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules")
     _title, options = title_and_options
     if "layout" in options:
         assert len(core.parse_rules(options["layout"])) == len(options["layout"])
