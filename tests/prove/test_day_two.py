@@ -1,0 +1,365 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a killed run has left is lifted by the controller; the controller gives its report to those who may read it; and a plan in which a claim
+moves is carried out.
+
+Two nodes with GPUs, on which the controller runs as well, as a service and at last as a Deployment. The tests go on from one to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster.cluster import PLUGIN_DIRECTORY, Cluster, Recap
+from tests.cluster.manifests import claim, deployment, pod, selected, static
+from tests.cluster.test_45_controller import ASK, NAMESPACE, holder
+from tests.drains import (
+    BY_HAND,
+    CONTROLLER,
+    LIFTED,
+    drain,
+    drained,
+    rules_by_hand,
+    see_that_lifted_too,
+    see_them_lifted,
+)
+from tests.prove.pods import make_base_image
+from tests.prove.readers import (
+    answered,
+    given,
+    is_the_clusters,
+    question,
+    read,
+    refusals,
+    token,
+    waiting,
+    webhooks,
+)
+from tests.prove.repartitioning import (
+    containers,
+    holders,
+    killed_at,
+    numbered,
+    pods,
+    profiles,
+    records,
+    repartition,
+    rules,
+    told,
+    wait_ready,
+)
+
+WORLD = os.environ.get("DRA_ACCELERATORS_DAY_TWO_WORLD", "day-two")
+KEPT = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
+#: How long the rules of a drain may stand without a sign of life.
+LASTING = 60
+#: What all runs over the controller have in common.
+CHOSEN = {"dra_controller_interval": 1, "dra_controller_drifting": 2}
+#: Of the first node. Of what is on its second GPU no other one has any.
+LAYOUT: list[dict[str, Any]] = [
+    {"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 4}},
+    {"match": {"index": 1}, "mode": "static", "partitions": {"2g.20gb": 3}},
+    {"match": {}, "mode": "whole"},
+]
+#: Has to do without everything that is on the second GPU.
+HALVES = {"match": {"index": 1}, "mode": "static", "partitions": {"3g.40gb": 2}}
+PARTS = {"large": 1, "small": 1, "middle": 1}
+#: All whole GPUs of both nodes.
+WHOLE = 8
+ASKS = {
+    "large": selected("mig.nvidia.com", static("3g.40gb")),
+    "small": selected("mig.nvidia.com", static("1g.10gb")),
+    "middle": selected("mig.nvidia.com", static("2g.20gb")),
+    "whole": {"deviceClassName": "gpu.nvidia.com"},
+    "late": {"deviceClassName": "gpu.nvidia.com"},
+}
+HUGE = "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('400Gi')) >= 0"
+
+
+def layouts(cluster: Cluster, *more: dict[str, Any]) -> dict[str, Any]:
+    """The fleet file, with these rules before those of the first node."""
+    one, other = cluster.nodes()
+    whole = [{"match": {}, "mode": "whole"}]
+    return {"accelerator_layouts": [{"hosts": one, "layout": [*more, *LAYOUT]}, {"hosts": other, "layout": whole}]}
+
+
+def controller(cluster: Cluster, **more: Any) -> Recap:
+    """Run the playbook controller, with these variables."""
+    words = ("-e", json.dumps({**CHOSEN, **more}))
+    done = cluster.playbook("controller.yml", *words, inventory=cluster.inventory(controllers=True), check=False)
+    assert not done.failed, done.output
+    return done
+
+
+@pytest.fixture(scope="module")
+def living() -> Iterator[Cluster]:
+    """Two nodes, the controller on both, which lifts early, and three pods on partitions."""
+    cluster = Cluster(WORLD, {"dra_driver_inventory_interval": 10})
+    if not KEPT:
+        cluster.world("down")
+    cluster.world("up", "--nodes", "2", "--silicon", "8xH100,2xRTX-PRO-6000", timeout=3000)
+    cluster.variables |= layouts(cluster)
+    first = cluster.playbook("site.yml", check=False)
+    assert not first.failed, first.output
+    controller(cluster, dra_controller_lift_drains_after=LASTING)
+    for name, number in PARTS.items():
+        cluster.apply(*deployment(name, number, ASKS[name]))
+    wait_ready(cluster, **PARTS)
+    cluster.wait("a controller acts", lambda: holder(cluster))
+    yield cluster
+    if not KEPT:
+        cluster.world("down")
+
+
+@pytest.fixture(scope="module")
+def node(living: Cluster) -> str:
+    """The node whose layout changes."""
+    return living.nodes()[0]
+
+
+def of(cluster: Cluster, name: str) -> list[str]:
+    """Where the pods of a Deployment have their devices: GPUs of the first node by their numbers."""
+    return [f"{numbered(place)[1]}" for place, user in holders(cluster).items() if user.startswith(f"{name}-")]
+
+
+# ---- what a killed run has left
+
+
+KILLED_AT = "Wait until the driver has unprepared what goes, and say that the device is about to change"
+#: As if all that a drain may take, and the quarter of an hour after it, were over.
+AGE = """
+import json, sys, time
+record = json.load(open(sys.argv[1]))
+record["until"] = time.time()
+open(sys.argv[1], "w").write(json.dumps(record))
+"""
+
+
+def counted(cluster: Cluster, name: str) -> float:
+    """A number of the controller that acts, 0.0 where it has none yet."""
+    said = cluster.run(holder(cluster), "python3", "-c", ASK)
+    found = re.findall(rf"^dra_accelerators_controller_{re.escape(name)} (\S+)$", said, re.MULTILINE)
+    return float(found[0]) if found else 0.0
+
+
+def test_the_controller_lifts_what_a_killed_run_has_left_and_nothing_else(living: Cluster, node: str) -> None:
+    (former,) = (name for name in containers(living) if name.startswith("middle"))
+    living.apply(*rules_by_hand(node))
+    changed = json.dumps({**layouts(living, HALVES), "accelerator_repartition_evict": True})
+    killed_at(living, KILLED_AT, "-e", changed)
+    left = drained(living, "repartition")
+    (goes_on,) = drain(living, node, "elsewhere", "gpu-6")
+    assert len(left) == 3 and records(living) == [node] and profiles(living, node, 1) == {"2g.20gb": 3}
+    living.wait("it is told", lambda: "DrainLeft" in [reason for reason, _text in told(living, node, CONTROLLER)])
+    living.wait("it is counted", lambda: counted(living, 'drift{kind="drain-left"}') > 0)
+    living.wait("who has left waits", lambda: "middle" in waiting(living) and not of(living, "middle"))
+    assert counted(living, LIFTED) == 0
+    see_them_lifted(living, node, left, goes_on, LASTING)
+    living.wait("they are counted", lambda: counted(living, LIFTED) == len(left))
+    see_the_pod_come_back(living, node, former)
+    see_that_lifted_too(living, node, goes_on, LASTING)
+    living.wait("nothing is drained", lambda: counted(living, 'drift{kind="drain-left"}') == 0)
+    living.kubectl("delete", "devicetaintrule", *BY_HAND)
+
+
+def see_the_pod_come_back(living: Cluster, node: str, former: str) -> None:
+    """See that the pod that came in the evicted one's place is given the device, and runs there once the driver holds it no more."""
+    living.wait("it is given a device", lambda: of(living, "middle") == ["1"])
+    (name,) = (each for each in pods(living) if each.startswith("middle"))
+
+    def refused() -> bool:
+        mine = f"involvedObject.name={name},reason=FailedPrepareDynamicResources"
+        events = living.get("events", "-n", "default", "--field-selector", mine)["items"]
+        return any("is being repartitioned by the operation" in each["message"] for each in events)
+
+    living.wait("the driver does not prepare it yet", refused)
+    living.run(node, "python3", "-c", AGE, f"{PLUGIN_DIRECTORY}/repartition.json")
+    wait_ready(living, **PARTS)
+    assert name != former and of(living, "middle") == ["1"]
+    living.wait("it is told", lambda: "RepartitionAbandoned" in [reason for reason, _text in told(living, node)])
+
+
+def test_the_next_run_completes_it(living: Cluster, node: str) -> None:
+    # What runs from here on may take longer.
+    controller(living, dra_controller_report=True)
+    before = {name: each for name, each in containers(living).items() if not name.startswith("middle")}
+    turns: list[tuple[list[dict[str, Any]], dict[str, int], int]] = [
+        ([HALVES], {"3g.40gb": 2}, 0),
+        ([], {"2g.20gb": 3}, 1),
+    ]
+    for more, partitions, there in turns:
+        done = repartition(living, json.dumps(layouts(living, *more)))
+        assert not done.failed, done.output
+        assert profiles(living, node, 1) == partitions and not rules(living) and not records(living)
+        wait_ready(living, large=1, small=1, middle=there)
+    assert before.items() <= containers(living).items()
+
+
+# ---- the report
+
+
+@pytest.fixture(scope="module")
+def reader(living: Cluster) -> Iterator[str]:
+    """The token of somebody who may read; beside that one there is another who may not."""
+    binding = ("clusterrolebinding", "report-reader")
+    for name in ("reader", "other"):
+        living.kubectl("create", "serviceaccount", name, "-n", "default")
+    living.kubectl("create", *binding, "--clusterrole=dra-accelerators-report", "--serviceaccount=default:reader")
+    yield token(living, "reader", "--audience=dra-accelerators-report")
+    living.kubectl("delete", *binding, "--ignore-not-found")
+    living.kubectl("delete", "serviceaccount", "reader", "other", "-n", "default")
+
+
+def waits(cluster: Cluster, shown: str, number: int, *names: str) -> dict[str, Any]:
+    """The report of one controller, once these pods and no others wait in it."""
+
+    def new() -> dict[str, Any] | None:
+        found = given(cluster, shown, number)
+        return found if [each["pods"] for each in found["waiting"]] == [[name] for name in names] else None
+
+    return cluster.wait(f"{names} wait in the report", new)
+
+
+def test_who_may_read_it_gets_the_report_of_this_cluster_by_either_service(living: Cluster, reader: str) -> None:
+    huge = [claim("huge", device_class="gpu.nvidia.com", expression=HUGE), pod("huge", "huge")]
+    living.apply(*huge)
+    living.wait("it waits", lambda: set(waiting(living)) == {"huge"})
+    living.wait(
+        "both have the right to ask who reads", lambda: read(living, reader)[0] == read(living, reader, 1)[0] == 200
+    )
+    # One that was made before is given for ten seconds.
+    for number in (0, 1):
+        is_the_clusters(living, waits(living, reader, number, "huge"))
+    refusals(living, reader)
+    living.delete(*reversed(huge))
+    is_the_clusters(living, waits(living, reader, 0))
+
+
+# ---- a plan in which a claim moves
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the plan is written to."""
+    return tmp_path_factory.mktemp("plan") / "layouts.yml"
+
+
+def planned(cluster: Cluster, file: Path, **more: Any) -> Recap:
+    words = {"accelerator_plan_pending_for": "0s", "accelerator_plan_file": str(file), **more}
+    done = cluster.playbook("plan.yml", "-e", json.dumps(words), check=False)
+    assert not done.failed, done.output
+    return done
+
+
+def test_only_a_move_makes_room_for_who_waits_and_the_plan_names_who_moves(
+    living: Cluster, node: str, file: Path
+) -> None:
+    living.apply(*deployment("whole", WHOLE, ASKS["whole"]))
+    wait_ready(living, whole=WHOLE, **PARTS)
+    living.apply(*deployment("late", 1, ASKS["late"]))
+    living.wait("it waits", lambda: set(waiting(living)) == {"late"})
+    before, slices = containers(living), living.slices()
+    without = planned(living, file, accelerator_plan_write=True, accelerator_plan_file=f"{file}.without")
+    assert "1 without a place" in without.output and "without those claims" in without.output, without.output
+    (mover,) = (name for name in before if name.startswith("middle"))
+    done = planned(living, file, accelerator_plan_most_moves=1, accelerator_plan_write=True)
+    assert done.changed == 1 and "without a place" not in done.output, done.output
+    assert f"({mover}) moves from {node} 1 to {node} 0." in done.output.replace("default/", ""), done.output
+    again = planned(living, file, accelerator_plan_most_moves=1, accelerator_plan_write=True)
+    assert not again.changed, again.output
+    entries = yaml.safe_load(file.read_text())["accelerator_layouts"]
+    (cut,) = (
+        Counter(each["profile"] for rule in entry["layout"] for each in rule.get("partitions", ()))
+        for entry in entries
+        if entry["hosts"] == node
+    )
+    assert cut == {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}, entries
+    assert containers(living) == before and living.slices() == slices
+
+
+def by_plan(cluster: Cluster, file: Path, *arguments: str, **more: Any) -> Recap:
+    """The playbook repartition with the file that the plan has written."""
+    return repartition(cluster, "{}", "-e", f"@{file}", *arguments, **more)
+
+
+def test_who_moves_comes_back_elsewhere_who_waited_runs_and_nobody_else_notices(
+    living: Cluster, node: str, file: Path
+) -> None:
+    before, had, steps = containers(living), holders(living), file.with_name("steps.json")
+    (mover,) = (name for name in before if name.startswith("middle"))
+    shown = by_plan(living, file, "--check", "--diff", accelerator_repartition_file=str(steps))
+    assert not shown.failed and not shown.changed, shown.output
+    plan = json.loads(steps.read_text())
+    # Who has to go finds what the device before has to give.
+    assert [[one["index"] for one in each["devices"]] for each in plan["nodes"][node]["operations"]] == [[0], [1]]
+    assert [each["name"] for each in plan["evicted"]] == [mover] and len(plan["staying"]) == len(before) - 1
+    assert containers(living) == before and not rules(living)
+    done = by_plan(living, file)
+    assert not done.failed, done.output
+    wait_ready(living, late=1, whole=WHOLE, **PARTS)
+    assert set(before) - set(pods(living)) == {mover}
+    assert {name: each for name, each in before.items() if name != mover}.items() <= containers(living).items()
+    assert {place: user for place, user in had.items() if user != mover}.items() <= holders(living).items()
+    assert of(living, "middle") == ["0"] and of(living, "late") == ["1"] and not waiting(living)
+    assert profiles(living, node, 0) == {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2} and not profiles(living, node, 1)
+    assert not rules(living) and not records(living)
+    after, slices = containers(living), living.slices()
+    site = living.playbook("site.yml", "-e", f"@{file}", check=False)
+    for again in (by_plan(living, file), site):
+        assert (again.failed, again.changed) == (0, 0), again.output
+    assert containers(living) == after and living.slices() == slices
+
+
+# ---- the report, of pods
+
+
+def test_pods_give_the_report_at_their_service_also_without_the_api_server(
+    living: Cluster, node: str, reader: str
+) -> None:
+    controller(
+        living,
+        dra_controller_report=True,
+        dra_controller_form="deployment",
+        dra_controller_image_pull_policy="Never",
+        driver_image_delivery="import",
+        driver_image_base=make_base_image(living),
+        driver_image_python="3.11",
+    )
+    living.wait("a pod acts", lambda: holder(living) not in ("", *living.nodes()))
+    assert all("service" in each["clientConfig"] for each in webhooks(living))
+    living.wait("it may be read", lambda: read(living, reader)[0] == 200)
+    is_the_clusters(living, given(living, reader))
+    refusals(living, reader)
+    # One pod, which is asked until it has one, and remembers who may read.
+    living.kubectl("scale", "deployment", CONTROLLER, "-n", NAMESPACE, "--replicas=1")
+    living.wait("there is one", lambda: len(living.get("pods", "-n", NAMESPACE)["items"]) == 1)
+    last = living.wait("it has one", lambda: given(living, reader))
+    asked = question(living, reader)
+    living.world("component", "stop", "apiserver")
+    try:
+        # What was made a moment ago is given without a word.
+        deadline = time.monotonic() + 60
+        while "Warning" not in (answer := answered(living, node, asked))[1]:
+            assert time.monotonic() < deadline, answer
+            time.sleep(1.0)
+    finally:
+        living.world("component", "start", "apiserver")
+    living.wait("the API server answers", lambda: living.kubectl("get", "--raw", "/readyz", check=False) == "ok", 180)
+    status, headers, body = answer
+    assert (
+        status == 200 and headers["Warning"].startswith("110 ") and json.loads(body)["generated"] == last["generated"]
+    )
+    living.wait("it is made anew", lambda: given(living, reader)["generated"] > last["generated"])
+    living.kubectl("delete", "clusterrolebinding", "report-reader")
+    # Who may read is asked again after a minute.
+    living.wait("the right is gone", lambda: read(living, reader)[0] == 403)
