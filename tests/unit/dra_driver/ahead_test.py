@@ -15,6 +15,7 @@ from dra_driver.claims.records import ClaimRecord, DeviceRecord
 from dra_driver.claims.statuses import Place, failed_entries, prepared_entries, waiting
 from dra_driver.core.layout_rules import parse_rules
 from dra_driver.core.published_form import FAILED_CONDITION, PREPARED_CONDITION
+from dra_driver.supervisors.statuses import ClaimStatuses
 from hypothesis import given
 from hypothesis import strategies as st
 from machine_model import POOL
@@ -173,6 +174,28 @@ def test_the_status_outlives_what_goes_wrong_while_it_is_written(short: Path) ->
             )
         )
         assert scene.api.claims["a"] == before, "written anew, and nothing has changed"
+
+    run(short, scenario)
+
+
+def test_a_claim_that_was_given_back_and_prepared_again_is_told_of_when_it_has_stayed(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Long beside the four calls, however slow the machine is.
+    monkeypatch.setitem(ClaimStatuses.__init__.__kwdefaults__, "settle", 3.0)  # type: ignore[arg-type]
+
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        assert await scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
+        assert await scene.prepare("b", "gpu-1-mig-1g10gb-19-0") == ""
+        assert await scene.unprepare("a") == ""
+        assert await scene.prepare("a") == ""
+        await scene.until(lambda: told(scene, "a", "Ready") and told(scene, "b", "Ready"))
+        written = [
+            path.split("/")[-2] for verb, path in scene.api.writes() if verb == "PATCH" and path.endswith("/status")
+        ]
+        assert written == ["b", "a"]
 
     run(short, scenario)
 

@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 class ApiModel:
-    """Speaks enough of the API for the driver's client. ``log`` holds method and path of every request."""
+    """Speaks enough of the API for the driver's client. ``log`` holds method and path of every request, ``connections`` method and client's address."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class ApiModel:
         self.claims: dict[str, Json] = {}
         self.events: list[Json] = []
         self.log: list[tuple[str, str]] = []
+        self.connections: set[tuple[str, Any]] = set()
         self.headers: list[dict[str, str]] = []
         self.revision = 100
         self.failures: list[tuple[str, int, str]] = []
@@ -112,6 +113,7 @@ class ApiModel:
         method = "WATCH" if request.query.get("watch") else request.method
         method = "DRYRUN" if request.query.get("dryRun") == "All" else method
         self.log.append((method, path))
+        self.connections.add((method, (request.transport and request.transport.get_extra_info("peername"))))
         self.headers.append(dict(request.headers))
         for entry in self.failures:
             if entry[0] == method:

@@ -66,6 +66,26 @@ def test_token_is_sent_and_read_again_when_it_changes(tmp_path: Path) -> None:
     run(tmp_path, scenario, tokenFile="token")
 
 
+def test_many_requests_share_few_connections_and_watches_have_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_driver.api.client.CONNECTIONS", 2)
+
+    async def scenario(api: ApiModel, client: ApiClient) -> None:
+        watches = [client.watch("/apis/resource.k8s.io/v1/resourceclaims", resource_version="0") for _each in range(3)]
+        following = [asyncio.ensure_future(watch.__anext__()) for watch in watches]
+        while [method for method, _path in api.log].count("WATCH") < len(watches):
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*(client.get("/version") for _each in range(20)))
+        assert len([each for each in api.connections if each[0] == "GET"]) == 2
+        for task, watch in zip(following, watches):
+            task.cancel()
+            await asyncio.wait((task,))
+            await watch.aclose()
+
+    run(tmp_path, scenario)
+
+
 def test_changed_kubeconfig_is_read_again(tmp_path: Path) -> None:
     async def scenario(api: ApiModel, client: ApiClient) -> None:
         await client.get("/version")

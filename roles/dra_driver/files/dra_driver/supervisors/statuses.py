@@ -59,8 +59,9 @@ class ClaimStatuses:
         self._state = StateLog(LOG)
 
     def note(self, uid: str) -> None:
-        """A claim was prepared."""
-        self._waiting.setdefault(uid, time.monotonic() + self._settle)
+        """A claim was prepared; one that was before, and given back, waits anew."""
+        self._waiting.pop(uid, None)  # so that those who wait are in the order of their time
+        self._waiting[uid] = time.monotonic() + self._settle
         self._wake.set()
 
     async def run(self) -> None:
@@ -77,6 +78,8 @@ class ClaimStatuses:
                 continue
             uid, due = next(iter(self._waiting.items()))
             await asyncio.sleep(max(due - time.monotonic(), 0.0))
+            if self._waiting.get(uid) != due:
+                continue
             wait = await self._write(uid, failures)
             failures = failures + 1 if wait else 0
             await asyncio.sleep(wait)
