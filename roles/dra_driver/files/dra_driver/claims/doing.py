@@ -7,16 +7,18 @@ To go from one thread to another costs a claim as much as most of what is done t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..core.errors import AcceleratorError
-from ..core.model import Device
+from ..core.model import Device, Partition
 from ..metrics import Stopwatch
 from .execute import Hands
 from .plan import PreparePlan
 from .records import ClaimRecord
 from .store import Change, Store
+from .store_files import StoreError
 
 
 class FilesUnwritable(AcceleratorError):
@@ -57,10 +59,21 @@ class Doing:
         work.has_begun = True
         self.hands.reached("recorded-preparing")
         with watch.stage("hardware"):
-            record = self.make(plan, work.facts)
+            record, made = self.hands.carry_out(plan)
         done = record.as_prepared(record.devices, self.boot_id)
+        # The disk takes as long for the record as the files take. Whichever is there alone after a crash, a start makes the claim whole or
+        # forgets it; nobody is answered before both are there.
+        recorded = self.store.begin(Change(put=done))
+        try:
+            with watch.stage("files"):
+                self._write_files(done, work.facts, made, plan.pod_claim)
+        except BaseException:
+            with contextlib.suppress(StoreError):  # what cannot be written down is nothing that has to be taken back
+                recorded.wait()
+                self.store.write(Change(put=record))
+            raise
         with watch.stage("record"):
-            self.store.write(Change(put=done))
+            recorded.wait()
         return done
 
     @property
@@ -75,11 +88,16 @@ class Doing:
     def make(self, plan: PreparePlan, facts: Mapping[str, Device]) -> ClaimRecord:
         """Do the hardware's part of a plan, and write the files for containers. Raises AcceleratorError."""
         record, made = self.hands.carry_out(plan)
+        self._write_files(record.as_prepared(record.devices, self.boot_id), facts, made, plan.pod_claim)
+        return record
+
+    def _write_files(
+        self, record: ClaimRecord, facts: Mapping[str, Device], made: Mapping[str, Partition], pod_claim: str | None
+    ) -> None:
         try:
-            self.hands.write_cdi(record.as_prepared(record.devices, self.boot_id), facts, made, plan.pod_claim)
+            self.hands.write_cdi(record, facts, made, pod_claim)
         except OSError as error:
             raise FilesUnwritable(
                 f"What containers are to have of the claim's devices cannot be written: {error}",
                 hint="Check that the disk is not full or read-only; the claim is prepared when the kubelet asks again.",
             ) from error
-        return record

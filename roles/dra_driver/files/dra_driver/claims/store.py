@@ -4,7 +4,8 @@
 
 A claim is written as *preparing* before its first side effect and as *prepared* after its last one. One at a time writes;
 changes that wait while it syncs go into the next transaction together, so that 64 claims at once cost a few syncs and
-not 128. Who has a thread of its own writes on that, and for whoever waits beside it; the event loop has a thread that does it.
+not 128. Who has a thread of its own writes on that, and for whoever waits beside it; the event loop has a thread that does it, and so has
+who goes on meanwhile.
 Reads are served from memory: the store is the only writer of its file, which a lock guards elsewhere. What is in memory is never
 changed but replaced, so that any thread reads a whole state, and nobody is woken to bring it up to date.
 
@@ -62,7 +63,7 @@ class Change:
     durable: bool = True
 
 
-class _Pending:
+class Pending:
     """A change that is to be written; ``future`` is who waits for it on an event loop, if anybody does."""
 
     def __init__(self, change: Change, future: asyncio.Future[None] | None = None) -> None:
@@ -99,7 +100,7 @@ class Store:
         self._content = Content(dict(content.claims), dict(content.meta))
         self._connection = connection
         self._waits_for_disk = True
-        self._queue: queue.SimpleQueue[_Pending] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Pending] = queue.SimpleQueue()
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # there is something to write, or never again
         self._writing = threading.Lock()
         self._ended: BaseException | None = None
@@ -173,15 +174,24 @@ class Store:
         Cancelling the caller does not undo a change that is under way.
         """
         future = asyncio.get_running_loop().create_future()
-        self._queue.put(_Pending(change, future))
+        self._queue.put(Pending(change, future))
         self._wake.put(True)
         if self._over.is_set():  # nobody will take it: closed, or writing has come to an unforeseen end
             self._refuse_queued()
         await future
 
+    def begin(self, change: Change) -> Pending:
+        """Have one change written by the store's own thread, and return at once; ``wait`` of what is returned raises StoreError."""
+        pending = Pending(change)
+        self._queue.put(pending)
+        self._wake.put(True)
+        if self._over.is_set():
+            self._refuse_queued()
+        return pending
+
     def write(self, change: Change) -> None:
         """Write one change from any thread but an event loop's, and return when it is on disk. Raises StoreError, as ``commit`` does."""
-        pending = _Pending(change)
+        pending = Pending(change)
         self._queue.put(pending)
         if self._over.is_set():
             self._refuse_queued()
@@ -228,7 +238,7 @@ class Store:
     def _refuse_queued(self) -> None:
         """Fail what nobody will write any more."""
         reason = repr(self._ended) if self._ended else "it is closed"
-        left: list[_Pending] = []
+        left: list[Pending] = []
         with contextlib.suppress(queue.Empty):
             while True:
                 left.append(self._queue.get_nowait())
@@ -239,14 +249,14 @@ class Store:
             with self._writing:
                 self._write_group(self._next_group())
 
-    def _next_group(self) -> list[_Pending]:
-        group: list[_Pending] = []
+    def _next_group(self) -> list[Pending]:
+        group: list[Pending] = []
         with contextlib.suppress(queue.Empty):
             while len(group) < GROUP_LIMIT:
                 group.append(self._queue.get_nowait())
         return group
 
-    def _write_group(self, group: list[_Pending]) -> None:
+    def _write_group(self, group: list[Pending]) -> None:
         if not group:
             return
         began, outcome = time.perf_counter(), "failure"
@@ -278,7 +288,7 @@ class Store:
         else:
             self._answer(group, None)
 
-    def _answer(self, group: Iterable[_Pending], error: AcceleratorError | None) -> None:
+    def _answer(self, group: Iterable[Pending], error: AcceleratorError | None) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
         for pending in group:
             if pending.future is not None:
