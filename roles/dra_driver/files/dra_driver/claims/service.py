@@ -2,10 +2,11 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Prepares and unprepares claims: the order of things, the locks, and what the kubelet is told.
 
-Prepare of one claim: fetch it, decide, write *preparing*, change the hardware, write the CDI file, write *prepared*. Where the
+Prepare of one claim: fetch it, decide, write *preparing*, change the hardware, write the CDI file and *prepared*. Where the
 hardware is as it has to be, *preparing* is left out.
-Claims of different physical devices run side by side. An operation that has begun runs to its end even if the kubelet
-stops waiting; its next call then finds the result. Facts: the kubelet gives up after 45 seconds and calls again.
+Claims of different physical devices run side by side, those that are quick one after the other (turns.py). An operation that has
+begun runs to its end even if the kubelet stops waiting; its next call then finds the result. Facts: the kubelet gives up after 45
+seconds and calls again.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from .refusals import Refusals
 from .settings import fit_settings, marks, refuse_contradiction, wanted_of
 from .store import Change, Store
 from .threads import on_thread
+from .turns import Turns
 from .undoing import RESTORING_KEY, Undoing
 from .upkeep import Upkeep
 
@@ -116,6 +118,7 @@ class ClaimService:
         self._look_soon = look_soon
         self._prepared = prepared
         self._claims = NamedLocks()
+        self._turns = Turns()
         self._devices = devices
         self._answers = Answers(reporter, metrics)
         self.reporter = reporter
@@ -208,21 +211,30 @@ class ClaimService:
             waiting = time.perf_counter()
             async with self._devices.hold([*uuids, *former]):
                 watch.add("device-lock", "success", time.perf_counter() - waiting)
-                if self._repartition is not None:
-                    self._repartition.refuse(uuids)
-                if record is not None:
-                    with watch.stage("undo"):
-                        await self._undo_former(record, allocation)
-                with watch.stage("facts"):
-                    facts = await self.facts(reference, uuids)
-                plan = self.plan(allocation, facts)
-                may_be_lost = record is None and allocation.was_prepared
-                lost = await self._adopting.adopt(plan.record) if may_be_lost else None
-                if lost is not None:
-                    self.asked.add(lost.uid)
-                    self._look_soon()
-                    return await self.make_again(lost, watch) or lost
-                return await self._insisting.prepare(allocation, plan, facts, watch)
+                waiting = time.perf_counter()
+                async with self._turns.take():
+                    watch.add("turn", "success", time.perf_counter() - waiting)
+                    return await self._prepare_held(record, allocation, uuids, watch)
+
+    async def _prepare_held(
+        self, record: ClaimRecord | None, allocation: Allocation, uuids: Collection[str], watch: Stopwatch
+    ) -> ClaimRecord:
+        """Prepare a claim that is not, or was prepared with other devices; the locks of the devices are held."""
+        if self._repartition is not None:
+            self._repartition.refuse(uuids)
+        if record is not None:
+            with watch.stage("undo"):
+                await self._undo_former(record, allocation)
+        with watch.stage("facts"):
+            facts = await self.facts(allocation.claim, uuids)
+        plan = self.plan(allocation, facts)
+        may_be_lost = record is None and allocation.was_prepared
+        lost = await self._adopting.adopt(plan.record) if may_be_lost else None
+        if lost is not None:
+            self.asked.add(lost.uid)
+            self._look_soon()
+            return await self.make_again(lost, watch) or lost
+        return await self._insisting.prepare(allocation, plan, facts, watch)
 
     async def _allocation(
         self, reference: ClaimReference, record: ClaimRecord | None, asked: float
@@ -410,7 +422,7 @@ class ClaimService:
                 with watch.stage("ready"):
                     await self.wait_until_ready()
             # A pod with a whole device can end although the device's driver is gone; so can, after a reboot, any other.
-            async with self._devices.hold(record.device_uuids):
+            async with self._devices.hold(record.device_uuids), self._turns.take():
                 self.hands.reached("unprepare-started")
                 with watch.stage("undo"):
                     await self.undo(record)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Lets claims that are quick go one after the other, and has nobody wait for one that is not.
+
+Python's threads share one interpreter. Each short call into the kernel or a library lets go of it, another thread takes it, and who comes back
+waits to be woken on another processor: of many claims side by side most of the processor's time went into that. One after the other they
+all end sooner, as long as it is the interpreter that they need. Who waits for hardware does not need it, and lets the next one begin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+# Some times what a claim takes of which nothing but files is changed. Devices that take longer are worked on side by side after as long.
+TURN_SECONDS = 0.01
+
+
+class Turns:
+    """One turn at a time, in the order of asking. A turn ends with its claim's work, or after so many seconds, and the work goes on beside others then."""
+
+    def __init__(self, seconds: float = TURN_SECONDS) -> None:
+        self._seconds = seconds
+        self._free = asyncio.Semaphore(1)
+
+    @contextlib.asynccontextmanager
+    async def take(self) -> AsyncIterator[None]:
+        """Wait for a turn and have it."""
+        await self._free.acquire()
+        over = False
+
+        def end() -> None:
+            nonlocal over
+            if not over:
+                over = True
+                self._free.release()
+
+        timer = asyncio.get_running_loop().call_later(self._seconds, end)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            end()
