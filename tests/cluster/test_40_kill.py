@@ -27,7 +27,7 @@ OF_SETTINGS = {"settings-applied", "settings-restored"}
 OF_COMPANIONS = {"companion-started", "companions-stopped"}
 #: Stages that only a claim goes through whose GPU goes to a virtual machine: killed in test_31_passthrough.py.
 OF_PASSTHROUGH = {"handed-over", "taken-back"}
-#: A partition without a file, a file without a record, a record of which the kubelet has not heard.
+#: A partition without a file, a file and its record of which one may be missing, a record of which the kubelet has not heard.
 SHORT = {"partition-created", "cdi-written", "recorded-prepared"}
 DYNAMIC = ("mig.nvidia.com", dynamic("1g.10gb"))
 KINDS = {

@@ -226,7 +226,11 @@ def a_driver_that_dies_leaves_nothing_of_its_own_and_all_of_others(stage: Stage)
             assert made == [*([("vir02", 2)] if stop != "recorded-preparing" else []), ("vir01", 6)], (stop, made)
             driver = await driver.again()
             prepared = [record.prepared for record in driver.node.store.claims.values()]
-            assert prepared == ([True] if stop == "recorded-prepared" else []), (stop, prepared)
+            # The record goes to the disk while the file is written: where the file is there, both are right.
+            assert prepared in {"recorded-prepared": ([True],), "cdi-written": ([True], [])}.get(stop, ([],)), (
+                stop,
+                prepared,
+            )
             if prepared:
                 assert await driver.prepare(f"c{number}", "npu-0-vir02-2") == ""
                 assert driver.slices(0) == [("vir02", 2), ("vir01", 6)]

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -118,10 +119,15 @@ class World:
         def reached(stage: str) -> None:
             if frozen:
                 raise Killed  # nothing that this process still does has any effect on what lives on
+            if stage == "recording-prepared":
+                await_written(nodes[0])
             point.reached(stage)
+
+        nodes: list[Node] = []
 
         async def main() -> None:
             node = Node(self.disk, self.claims, rules=RULES, reached=reached, boot_id=f"boot-{self.boot}")
+            nodes.append(node)
             try:
                 await node.start()
                 check(node)
@@ -154,6 +160,14 @@ class World:
         bus(self.disk, gpus).boot(gpus.template(index).pci_address for index in range(gpus.count))
         for file in (self.disk / "root/var/run/cdi").glob("*"):
             file.unlink()
+
+
+def await_written(node: Node) -> None:
+    """Wait until the store's thread has written what it was given: the record is there then, and no file."""
+    deadline = time.monotonic() + 30
+    while not node.store._queue.empty() or node.store._writing.locked():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def check(node: Node) -> None:

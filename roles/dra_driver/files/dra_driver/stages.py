@@ -18,6 +18,7 @@ PREPARE = (
     "settings-applied",
     "handed-over",
     "companion-started",
+    "recording-prepared",
     "cdi-written",
     "recorded-prepared",
 )

@@ -65,6 +65,7 @@ class Doing:
         # forgets it; nobody is answered before both are there.
         recorded = self.store.begin(Change(put=done))
         try:
+            self.hands.reached("recording-prepared")
             with watch.stage("files"):
                 self._write_files(done, work.facts, made, plan.pod_claim)
         except BaseException:
