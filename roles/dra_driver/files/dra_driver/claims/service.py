@@ -217,7 +217,7 @@ class ClaimService:
                     return await self._prepare_held(record, allocation, uuids, watch)
 
     async def _prepare_held(
-        self, record: ClaimRecord | None, allocation: Allocation, uuids: Collection[str], watch: Stopwatch
+        self, record: ClaimRecord | None, allocation: Allocation, uuids: set[str], watch: Stopwatch
     ) -> ClaimRecord:
         """Prepare a claim that is not, or was prepared with other devices; the locks of the devices are held."""
         if self._repartition is not None:
