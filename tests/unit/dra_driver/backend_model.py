@@ -12,6 +12,7 @@ import fcntl
 import json
 import queue
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -237,8 +238,11 @@ class ModelBackend:
         return self._lanes.run(uuid, function, deadline)
 
     def rests(self) -> bool:
-        """Wait until nothing is under way, and return whether it is so."""
-        return self._lanes.rest(30.0)
+        """Wait until nothing is under way, what hung among it, and return whether it is so."""
+        deadline = time.monotonic() + 30.0
+        while self._lanes.hung() and time.monotonic() < deadline:
+            time.sleep(0.001)  # who hung may have been let go, and not have come back yet
+        return not self._lanes.hung() and self._lanes.rest(30.0)
 
     def _there(self) -> tuple[Device, ...]:
         """Those that their own driver has, and those that are known to be away."""

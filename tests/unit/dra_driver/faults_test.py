@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,7 @@ def late(node: Node, method: str) -> threading.Event:
         def call() -> Any:
             found = real(uuid, *arguments)
             assert gate.wait(30)
+            time.sleep(0.05)  # a processor that is busy has it come back later than it could
             return found
 
         setattr(backend, method, real)
