@@ -174,20 +174,21 @@ class Store:
         Cancelling the caller does not undo a change that is under way.
         """
         future = asyncio.get_running_loop().create_future()
-        self._queue.put(Pending(change, future))
-        self._wake.put(True)
-        if self._over.is_set():  # nobody will take it: closed, or writing has come to an unforeseen end
-            self._refuse_queued()
+        self._hand_over(Pending(change, future))
         await future
 
     def begin(self, change: Change) -> Pending:
         """Have one change written by the store's own thread, and return at once; ``wait`` of what is returned raises StoreError."""
         pending = Pending(change)
+        self._hand_over(pending)
+        return pending
+
+    def _hand_over(self, pending: Pending) -> None:
+        """Give a change to the store's own thread."""
         self._queue.put(pending)
         self._wake.put(True)
-        if self._over.is_set():
+        if self._over.is_set():  # nobody will take it: closed, or writing has come to an unforeseen end
             self._refuse_queued()
-        return pending
 
     def write(self, change: Change) -> None:
         """Write one change from any thread but an event loop's, and return when it is on disk. Raises StoreError, as ``commit`` does."""

@@ -3,7 +3,7 @@
 """Lets claims that are quick go one after the other, and has nobody wait for one that is not.
 
 Python's threads share one interpreter. Each short call into the kernel or a library lets go of it, another thread takes it, and who comes back
-waits to be woken on another processor: of many claims side by side most of the processor's time went into that. One after the other they
+waits to be woken on another processor: of many claims side by side nearly half of the processor's time went into that. One after the other they
 all end sooner, as long as it is the interpreter that they need. Who waits for hardware does not need it, and lets the next one begin.
 """
 
