@@ -305,6 +305,7 @@ class Stopwatch:
         self._metrics = metrics
         self._operation = operation
         self._began = time.perf_counter()
+        self._total: float | None = None
         self._ended: list[tuple[str, str, float]] = []
         self.kind = kind
         self.stages: dict[str, float] = {}
@@ -325,9 +326,13 @@ class Stopwatch:
         self.stages[name] = self.stages.get(name, 0.0) + seconds
         self._ended.append((name, outcome, seconds))
 
+    def stop(self) -> None:
+        """Take the time of the whole operation; ``finish`` reports it, whenever that is."""
+        self._total = time.perf_counter() - self._began
+
     def finish(self, code: str = "") -> dict[str, float]:
         """Report the whole operation and its stages, and return milliseconds by stage and in total, for the log."""
-        total = time.perf_counter() - self._began
+        total = self._total if self._total is not None else time.perf_counter() - self._began
         for name, outcome, seconds in self._ended:
             self._metrics.stage(self._operation, self.kind, name, outcome, seconds)
         self._metrics.finished(self._operation, self.kind, code, total)

@@ -51,6 +51,8 @@ from .supervisors.ways import ClaimsLeft, Ways
 # Calls to the hardware wait; this many devices are worked on at once, those that do not answer among them.
 THREADS = 32
 PARTS = (storage.PART, sockets.PART, hardware.PART, recovery.PART)
+# How long what claims of all devices need in a container counts as looked at. A container starts some ten times as long after its claim.
+EDITS_SECONDS = 0.02
 # Operations under way when the driver ends its work get this long to finish.
 DRAIN_SECONDS = 10
 # How long a call waits for an instance that has just taken over: its devices are opened anew, and may have to wake.
@@ -206,6 +208,7 @@ class Serving:
                 self._reached,
                 ServiceManager(self._system),
                 self._metrics,
+                EDITS_SECONDS,
             ),
             store=store,
             source=self._api,

@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from ..core.errors import AcceleratorError
@@ -20,6 +23,39 @@ Work = Callable[[ClaimReference, Stopwatch], Awaitable[ClaimRecord | None]]
 
 # The kubelet's limit is 45 s; an answer that says what is going on is better than none.
 ANSWER_SECONDS = 40.0
+
+
+class Afterwards:
+    """What is told of claims that went well, once who asked has the answer: nobody waits for a line of the log."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[], None]] | None = []
+
+    def tell(self, telling: Callable[[], None]) -> None:
+        """Have something told when the answer has been given, at once if it has."""
+        if self._waiting is None:
+            telling()
+        else:
+            self._waiting.append(telling)
+
+    def answered(self) -> None:
+        """Tell what waits: the answer has been given, or nobody waits for it any more."""
+        waiting, self._waiting = self._waiting or (), None
+        for telling in waiting:
+            telling()
+
+
+_AFTERWARDS: contextvars.ContextVar[Afterwards | None] = contextvars.ContextVar("afterwards", default=None)
+
+
+@contextlib.contextmanager
+def telling_afterwards(afterwards: Afterwards) -> Iterator[None]:
+    """Have what is asked for inside told of when its answer has been given. Outside of it that is at once."""
+    token = _AFTERWARDS.set(afterwards)
+    try:
+        yield
+    finally:
+        _AFTERWARDS.reset(token)
 
 
 @dataclass(frozen=True)
@@ -106,6 +142,17 @@ class Answers:
                 unforeseen = AcceleratorError(f"{type(error).__name__}: {error}", hint="See the driver's log.")
                 self._reporter.failed(reference, verb, unforeseen)
                 return Outcome(error=str(unforeseen), code=unforeseen.code)
-            names = [device.name for device in record.devices] if record else []
-            LOG.info("%sd claim", verb.lower(), extra=fields(**about, devices=names, **watch.finish()))
+            watch.stop()
+            told = partial(contextvars.copy_context().run, _tell, verb, about, record, watch)
+            afterwards = _AFTERWARDS.get()
+            if afterwards is None:
+                told()
+            else:
+                afterwards.tell(told)
             return Outcome(record=record)
+
+
+def _tell(verb: str, about: dict[str, str], record: ClaimRecord | None, watch: Stopwatch) -> None:
+    """Say that a claim went well, and how long it took."""
+    names = [device.name for device in record.devices] if record else []
+    LOG.info("%sd claim", verb.lower(), extra=fields(**about, devices=names, **watch.finish()))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from ..core.errors import (
     Unsupported,
 )
 from ..core.lanes import Call
+from ..core.lately import Lately
 from ..core.model import PARTITION, PASSTHROUGH, AttributeValue, Device, Partition, Process
 from ..core.settings import Knob
 from ..core.shares import attributes_of_share
@@ -70,7 +72,10 @@ class Undone:
 
 @dataclass(frozen=True)
 class Hands:
-    """One vendor's hardware, the folders of claims' files and who runs companions. ``reached`` is told each complete stage."""
+    """One vendor's hardware, the folders of claims' files and who runs companions. ``reached`` is told each complete stage.
+
+    For ``edits_seconds`` after a look at the disk what all devices of the vendor need in a container is taken to be what it was.
+    """
 
     backend: Backend
     driver: str
@@ -80,6 +85,17 @@ class Hands:
     reached: Callable[[str], None]
     keeper: Keeper
     metrics: Metrics = field(default_factory=NoMetrics)
+    edits_seconds: float = 0.0
+
+    @functools.cached_property
+    def driver_edits(self) -> Lately[ContainerEdits]:
+        """What all devices of the vendor need in a container, as of a moment ago at most. Calling it raises BackendUnavailable."""
+        return Lately(lambda: self.backend.driver_edits(), self.edits_seconds)
+
+    def look_ahead(self) -> None:
+        """Hold what claims need in any case against the disk. What is not there is told to the claim that needs it."""
+        with contextlib.suppress(AcceleratorError):
+            self.driver_edits()
 
     def facts(self, uuids: Iterable[str]) -> Facts:
         """Return fresh facts of the devices named. Raises BackendUnavailable."""
@@ -170,7 +186,7 @@ class Hands:
         changed: list[ModeChange] = []
         if plan.changes_hardware and not _only_for_machines(plan.record):
             # What no container can do without is missed before hardware is changed.
-            refuse_unlistable(plan.record, self.backend.driver_edits())
+            refuse_unlistable(plan.record, self.driver_edits())
         try:
             self.in_one_visit(plan.repartitioned, partial(self._repartition, plan, made, changed))
             for uuid, values in wanted_of(plan.record).items():
@@ -287,7 +303,7 @@ class Hands:
         besides: Mapping[str, ContainerEdits],
     ) -> dict[str, Any]:
         """Return the claim's CDI file as data; ``besides`` are edits that come on top, by CDI name."""
-        common = self.backend.machine_edits() if _only_for_machines(record) else self.backend.driver_edits()
+        common = self.backend.machine_edits() if _only_for_machines(record) else self.driver_edits()
         refuse_unlistable(record, common)
         edits: dict[str, ContainerEdits] = {}
         shared = {name: each for each in self.companions(record) for name in each.devices}

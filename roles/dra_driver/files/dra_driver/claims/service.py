@@ -195,6 +195,8 @@ class ClaimService:
             await self.wait_until_ready()
         async with self._claims.hold([reference.uid]):
             record = self.store.claims.get(reference.uid)
+            if self.hands.driver_edits.is_due:  # the API server takes longer than that does
+                asyncio.get_running_loop().call_soon(self._executor.submit, self.hands.look_ahead)
             with watch.stage("fetch"):
                 allocation = await self._allocation(reference, record, asked)
             if record is not None and record.prepared and (allocation is None or not reallocated(record, allocation)):

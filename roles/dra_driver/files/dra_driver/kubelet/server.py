@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
-from ..claims.answers import Outcome
+from ..claims.answers import Afterwards, Outcome, telling_afterwards
 from ..claims.records import ClaimReference, DeviceRecord
 from ..logs import StateLog
 from ..metrics import Metrics, NoMetrics
@@ -38,6 +39,7 @@ from . import sockets
 from .health import HealthService, HealthSource
 
 LOG = logging.getLogger(__name__)
+Work = Callable[[Sequence[ClaimReference]], Awaitable[Mapping[str, Outcome]]]
 
 # In order of preference: kubelets from 1.34 on take the first one that they know.
 SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
@@ -68,11 +70,9 @@ class _Service:
         self._messages = messages
         self._share_ids = share_ids
 
-    async def NodePrepareResources(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802
+    async def NodePrepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Answer with one entry for each claim: its devices, or why it could not be prepared."""
-        began = time.perf_counter()
-        outcomes = await self._claims.prepare(_references(request))
-        self._answered("NodePrepareResources", outcomes, began)
+        outcomes = await self._asked("NodePrepareResources", self._claims.prepare, request, context)
         response = self._messages.NodePrepareResourcesResponse()
         for uid, outcome in outcomes.items():
             entry = response.claims[uid]
@@ -81,20 +81,24 @@ class _Service:
                 entry.devices.append(self._device(device))
         return response
 
-    async def NodeUnprepareResources(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802
+    async def NodeUnprepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Answer with one entry for each claim."""
-        began = time.perf_counter()
-        outcomes = await self._claims.unprepare(_references(request))
-        self._answered("NodeUnprepareResources", outcomes, began)
+        outcomes = await self._asked("NodeUnprepareResources", self._claims.unprepare, request, context)
         response = self._messages.NodeUnprepareResourcesResponse()
         for uid, outcome in outcomes.items():
             response.claims[uid].error = outcome.error
         return response
 
-    def _answered(self, method: str, outcomes: Mapping[str, Outcome], began: float) -> None:
+    async def _asked(self, method: str, work: Work, request: Any, context: Any) -> Mapping[str, Outcome]:
+        """Have the work done; what is told of it is told when the call is over, however it ends."""
+        began, afterwards = time.perf_counter(), Afterwards()
+        context.add_done_callback(lambda _context: afterwards.answered())
+        with telling_afterwards(afterwards):
+            outcomes = await work(_references(request))
         if outcomes:  # a call about no claim is a probe's
             outcome = "failure" if any(each.error for each in outcomes.values()) else "success"
-            self._metrics.request(method, outcome, time.perf_counter() - began)
+            afterwards.tell(partial(self._metrics.request, method, outcome, time.perf_counter() - began))
+        return outcomes
 
     def _device(self, device: DeviceRecord) -> Any:
         message = self._messages.Device(
