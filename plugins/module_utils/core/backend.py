@@ -104,6 +104,15 @@ class Backend(Protocol):
         rest of it is not done, and what was done is still to be found out.
         """
 
+    def visit(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
+        """Begin what ``together`` does, and return at once; the function may write down in between what it does to the device.
+
+        When it has called ``leave`` it may do whatever it likes; what it was asked for is back when it returns.
+        """
+
+    def leave(self, uuid: str) -> None:
+        """Let others ask the device from now on; what calls this is a visit. Raises Abandoned where nobody waits for it any more."""
+
     def wait_for_change(self, seconds: float) -> tuple[Notice, ...]:
         """Wait until a device tells of something, for so many seconds at most; nothing said means nothing was told.
 

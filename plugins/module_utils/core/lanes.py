@@ -8,7 +8,8 @@ whoever wants the same device next is refused at once, all other devices go on, 
 lane serves again. So there is never more than one thread for a device, however long it hangs.
 
 A call may make others on its own lane, which are part of it: each has its own deadline. When one of them is late nobody waits for the
-whole any more, and none of it that was not begun is.
+whole any more, and none of it that was not begun is. What a call has left to do that is not about its device it may do off the lane, which
+serves others meanwhile; to go on there with another thread would cost more than most such things.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from .model import NO_ANSWER
 Answer = TypeVar("Answer")
 
 _QUEUED, _RUNNING, _DONE = range(3)
+#: The deadline of a call that is there for its parts, which have their own: for what is done between them.
+VISIT_SECONDS = 120.0
 
 
 class DeviceBusy(AcceleratorError):
@@ -57,6 +60,7 @@ class Call(Generic[Answer]):
         self.state = _QUEUED
         self.started = 0.0
         self.given_up = False
+        self.left = False  # what it does now is no work of the lane's
         self.answer: Answer | None = None
         self.error: BaseException | None = None
         self.told: Callable[[], object] | None = None
@@ -88,6 +92,11 @@ class Call(Generic[Answer]):
         with lane.changed:
             while self.state != _DONE:
                 now = time.monotonic()
+                if self.left:  # it is not on the device any more, and what it does has its own deadlines
+                    if until is not None and now >= until:
+                        raise DeviceBusy(f"{self.doing}: that has not come back", hint="Try again when it has.")
+                    lane.changed.wait(None if until is None else until - now)
+                    continue
                 ahead = lane.running
                 if ahead is not None and now >= ahead.due:
                     lane.hangs = True
@@ -151,10 +160,25 @@ class _Lane:
             self.waiting.append(call)
             self.ending = False
             if self.thread is None:
-                self.thread = threading.Thread(target=self._work, name=self.name, daemon=True)
-                self.thread.start()
+                self._start()
             else:
                 self.changed.notify_all()
+
+    def leave(self) -> None:
+        """Serve others from now on; what the running call still does it does off the lane. Raises Abandoned when nobody waits for it."""
+        with self.changed:
+            call = self.running
+            if call is None or call.nobody_waits():
+                raise Abandoned(self.name)
+            call.left = True
+            self.running, self.thread, self.hangs = None, None, False
+            if self.waiting:
+                self._start()
+            self.changed.notify_all()
+
+    def _start(self) -> None:
+        self.thread = threading.Thread(target=self._work, name=self.name, daemon=True)
+        self.thread.start()
 
     def within(
         self,
@@ -228,6 +252,13 @@ class _Lane:
                 call.answer = call.function()
             except BaseException as error:  # noqa: BLE001  it is raised again where the answer is awaited
                 call.error = error
+            if call.left:
+                with self.changed:
+                    self._settle(call)
+                    if self.thread is not None or self.ending:
+                        return  # another one serves the lane, or nobody is to
+                    self.thread = threading.current_thread()
+                continue
             with self.changed:
                 given_up = call.given_up
                 if not given_up:
@@ -241,9 +272,12 @@ class _Lane:
             del call
 
     def _finish(self, call: Call[Any]) -> None:
-        call.state = _DONE
         self.running = None
         self.hangs = False
+        self._settle(call)
+
+    def _settle(self, call: Call[Any]) -> None:
+        call.state = _DONE
         self.changed.notify_all()
         if call.told is not None:
             with contextlib.suppress(Exception):  # who wanted to be told may be gone, and the lane serves others
@@ -305,6 +339,15 @@ class Lanes:
         Raises what the function raises, and DeviceFaulty with the cause no-answer.
         """
         return self.submit(key, function, deadline, doing=doing, late=late).result()
+
+    def leave(self, key: str) -> None:
+        """Do what is left of the call that runs on the lane ``key``, and calls this, off the lane; others go on there meanwhile.
+
+        Nothing is late any more then, and nothing given up. Raises Abandoned when nobody waits for the call.
+        """
+        with self._lock:
+            lane = self._lanes[key]
+        lane.leave()
 
     @contextlib.contextmanager
     def alone(self, key: str, seconds: float) -> Iterator[None]:

@@ -233,6 +233,12 @@ class ModelBackend:
     def together(self, uuid: str, function: Callable[[], Answer]) -> Answer:
         return self._lanes.run(uuid, function, 60.0)
 
+    def visit(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
+        return self._lanes.submit(uuid, function, 60.0)
+
+    def leave(self, uuid: str) -> None:
+        self._lanes.leave(uuid)
+
     def on_lane(self, uuid: str, function: Callable[[], Answer], deadline: float) -> Answer:
         """Make a call that may hang."""
         return self._lanes.run(uuid, function, deadline)

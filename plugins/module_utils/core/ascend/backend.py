@@ -20,7 +20,7 @@ from ..companions import Companion, SharedDevice
 from ..composed import Grouping
 from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, Unsupported
 from ..labels import NO_PARTITIONS, UNKNOWN_MACHINE, MachineFacts
-from ..lanes import Call, Lanes
+from ..lanes import VISIT_SECONDS, Call, Lanes
 from ..looking import findings, gather
 from ..model import (
     Arranged,
@@ -191,6 +191,14 @@ class AscendBackend:
     def together(self, uuid: str, function: Callable[[], Answer]) -> Answer:
         """Do several things to one NPU on one visit of its lane."""
         return self._lanes.run(uuid, function, self._deadlines.look, doing=f"Working on NPU {uuid}")
+
+    def visit(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
+        """Begin to do several things to one NPU on one visit of its lane, and others once it has left that."""
+        return self._lanes.submit(uuid, function, VISIT_SECONDS, doing=f"Working on NPU {uuid}")
+
+    def leave(self, uuid: str) -> None:
+        """Go on off the lane with what is left of a visit."""
+        self._lanes.leave(uuid)
 
     def wait_for_change(self, seconds: float) -> tuple[Notice, ...]:
         """Wait until a chip tells of a fault, or somebody else makes or destroys slices, for so many seconds at most."""

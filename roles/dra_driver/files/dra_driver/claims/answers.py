@@ -143,7 +143,7 @@ class Answers:
                 self._reporter.failed(reference, verb, unforeseen)
                 return Outcome(error=str(unforeseen), code=unforeseen.code)
             watch.stop()
-            told = partial(contextvars.copy_context().run, _tell, verb, about, record, watch)
+            told = partial(_tell, contextvars.copy_context(), verb, about, record, watch)
             afterwards = _AFTERWARDS.get()
             if afterwards is None:
                 told()
@@ -152,7 +152,10 @@ class Answers:
             return Outcome(record=record)
 
 
-def _tell(verb: str, about: dict[str, str], record: ClaimRecord | None, watch: Stopwatch) -> None:
-    """Say that a claim went well, and how long it took."""
+def _tell(
+    context: contextvars.Context, verb: str, about: dict[str, str], record: ClaimRecord | None, watch: Stopwatch
+) -> None:
+    """Say that a claim went well, and how long it took, as a part of its operation."""
     names = [device.name for device in record.devices] if record else []
-    LOG.info("%sd claim", verb.lower(), extra=fields(**about, devices=names, **watch.finish()))
+    more = fields(**about, devices=names, **watch.finish())
+    context.run(partial(LOG.info, "%sd claim", verb.lower(), extra=more))

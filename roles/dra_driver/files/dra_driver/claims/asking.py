@@ -1,21 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Asks devices for their facts from the event loop."""
+"""Asks devices from the event loop, and works on them: what is back soon costs no thread of the pool."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Any, TypeVar
 
+from ..core.lanes import Call
+from .allocation import ClaimError
 from .execute import Facts, Hands
 
-# How long a device that is asked for its facts may take until a thread waits for it.
+Answer = TypeVar("Answer")
+
+# How long a device that is asked may take until a thread waits for it.
 SOON_SECONDS = 0.1
 
 
 async def look_at(hands: Hands, uuids: Iterable[str], thread: Callable[..., Awaitable[Facts]]) -> Facts:
-    """Return fresh facts. Devices that answer soon cost no thread of the pool; the others are waited for on one."""
+    """Return fresh facts. Raises BackendUnavailable."""
     calls = hands.ask(uuids)
+    if await _are_back_soon(calls.values()):
+        return hands.answers(calls)
+    return await thread(hands.answers, calls)
+
+
+def refuse_missing(uuids: Iterable[str], found: Collection[str]) -> None:
+    """Refuse a claim for devices that are not among those found. Raises ClaimError, naming them."""
+    missing = sorted(set(uuids) - set(found))
+    if missing:
+        raise ClaimError(
+            f"Device {', '.join(missing)} is no longer on this node",
+            hint="Delete the pod, so that the claim is allocated anew.",
+            code="device-gone",
+        )
+
+
+async def answer_of(call: Call[Answer], thread: Callable[..., Awaitable[Answer]]) -> Answer:
+    """Return what a call returns, or raise what it raises, and DeviceFaulty where the device is not back in time."""
+    if await _are_back_soon([call]):
+        return call.result()
+    return await thread(call.result)
+
+
+async def _are_back_soon(calls: Collection[Call[Any]]) -> bool:
+    if not calls:
+        return True
     loop = asyncio.get_running_loop()
     all_back: asyncio.Future[bool] = loop.create_future()
     left = len(calls)
@@ -31,11 +62,9 @@ async def look_at(hands: Hands, uuids: Iterable[str], thread: Callable[..., Awai
             all_back.set_result(answer)
 
     timer = loop.call_later(SOON_SECONDS, decide, False)
-    for call in calls.values():
+    for call in calls:
         call.when_back(lambda: loop.call_soon_threadsafe(came_back))
     try:
-        if not calls or await all_back:
-            return hands.answers(calls)
+        return await all_back
     finally:
         timer.cancel()
-    return await thread(hands.answers, calls)

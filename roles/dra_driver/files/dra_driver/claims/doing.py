@@ -8,7 +8,7 @@ To go from one thread to another costs a claim as much as most of what is done t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..core.errors import AcceleratorError
@@ -27,11 +27,16 @@ class FilesUnwritable(AcceleratorError):
     default_code = "files-unwritable"
 
 
+def _stay() -> None:
+    """For work that has no device to itself."""
+
+
 @dataclass
 class Work:
     """A plan that is carried out, with the facts that it was made from.
 
     ``before`` goes into the store's meta table first; ``has_begun`` is set once there is something that may have to be undone.
+    ``leave`` is called when no device is needed any more.
     """
 
     plan: PreparePlan
@@ -39,6 +44,7 @@ class Work:
     before: Mapping[str, str]
     watch: Stopwatch
     has_begun: bool = False
+    leave: Callable[[], None] = _stay
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ class Doing:
         self.hands.reached("recorded-preparing")
         with watch.stage("hardware"):
             record, made = self.hands.carry_out(plan)
+        work.leave()
         done = record.as_prepared(record.devices, self.boot_id)
         # The disk takes as long for the record as the files take. Whichever is there alone after a crash, a start makes the claim whole or
         # forgets it; nobody is answered before both are there.

@@ -11,7 +11,7 @@ made is kept from others for a while. A place is never exchanged for another one
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import AcceleratorError, DoesNotFit
@@ -41,9 +41,14 @@ class Insisting:
         self._inventory = inventory
 
     async def prepare(
-        self, allocation: Allocation, plan: PreparePlan, facts: Mapping[str, Device], watch: Stopwatch
+        self,
+        allocation: Allocation,
+        plan: PreparePlan,
+        facts: Mapping[str, Device],
+        watch: Stopwatch,
+        tried: Callable[[], Awaitable[ClaimRecord]] | None = None,
     ) -> ClaimRecord:
-        """Prepare a claim as planned, or in another of the ways that there are.
+        """Prepare a claim as planned, or in another of the ways that there are. ``tried`` returns, or raises, what came of the plan.
 
         Raises AcceleratorError; PartitionRefused when there is none.
         """
@@ -53,7 +58,11 @@ class Insisting:
         try:
             while True:
                 try:
-                    record = await self._service.carry_out(plan, facts, watch)
+                    if tried is not None:
+                        first, tried = tried, None
+                        record = await first()
+                    else:
+                        record = await self._service.carry_out(plan, facts, watch)
                 except PartitionRefused as refusal:
                     LOG.warning("a partition is refused that should fit: %s", refusal, extra=_about(plan, refusal))
                     facts = await self._service.facts(plan.record.reference, facts)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping
 
 from ..core.model import OwnedPartition
@@ -18,6 +19,7 @@ class Observation:
 
     def __init__(self, ownership: Ownership) -> None:
         self._ownership = ownership
+        self._lock = threading.Lock()
         self._found: dict[str, set[OwnedPartition]] = {}
         self._note_all()
 
@@ -25,22 +27,27 @@ class Observation:
         """Take note of the partitions that were, or are about to be, made for a claim."""
         for held in record.devices:
             if held.created and held.key is not None:
-                self._found.setdefault(held.device_uuid, set()).add(held.key)
+                self._add(held.device_uuid, held.key)
 
     def owned(self) -> Mapping[str, frozenset[OwnedPartition]]:
         """Return all that was the driver's own at any moment since the look began, by device."""
         self._note_all()
-        return {uuid: frozenset(keys) for uuid, keys in self._found.items()}
+        with self._lock:
+            return {uuid: frozenset(keys) for uuid, keys in self._found.items()}
 
     def _note_all(self) -> None:
         for record in self._ownership.records:
             self.note(record)
         for debt in self._ownership.debts:
-            self._found.setdefault(debt.device_uuid, set()).add(debt.partition)
+            self._add(debt.device_uuid, debt.partition)
+
+    def _add(self, device_uuid: str, partition: OwnedPartition) -> None:
+        with self._lock:
+            self._found.setdefault(device_uuid, set()).add(partition)
 
 
 class Ownership:
-    """The partitions that are made for claims, and those that are owed. Read and noted on the event loop alone.
+    """The partitions that are made for claims, and those that are owed. Safe for threads; looks begin and end on the event loop.
 
     ``boot_id`` is None where partitions outlive a start of the machine.
     """
@@ -70,7 +77,7 @@ class Ownership:
         It is not enough to compare the store before a look with the store after it: a claim may be prepared and
         unprepared in between.
         """
-        for observation in self._observations:
+        for observation in tuple(self._observations):
             observation.note(record)
 
     @contextlib.contextmanager

@@ -26,9 +26,9 @@ from ..core.repartition_record import Watch
 from ..logs import fields
 from ..metrics import Metrics, Stopwatch
 from .adopting import Adopting
-from .allocation import Allocation, ClaimError, decode_allocation
+from .allocation import Allocation, decode_allocation
 from .answers import Answers, Outcome, Reporter
-from .asking import look_at
+from .asking import look_at, refuse_missing
 from .compare import reallocated, refuse_in_use
 from .doing import Doing, Work
 from .execute import Hands
@@ -54,6 +54,7 @@ from .threads import on_thread
 from .turns import Turns
 from .undoing import RESTORING_KEY, Undoing
 from .upkeep import Upkeep
+from .visit import Visit
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -111,7 +112,7 @@ class ClaimService:
         self._executor = executor
         self._boot_id = boot_id
         self._inventory = inventory
-        self._ownership = ownership
+        self.ownership = ownership
         self.undoing = Undoing(hands=hands, store=store, ownership=ownership, boot_id=boot_id, thread=self.thread)
         self._doing = Doing(hands, store, boot_id)
         self._refresh = refresh
@@ -227,10 +228,14 @@ class ClaimService:
         if record is not None:
             with watch.stage("undo"):
                 await self._undo_former(record, allocation)
+        may_be_lost = record is None and allocation.was_prepared
+        if len(uuids) == 1 and not may_be_lost and not self.undoing.owing & uuids:
+            visit = Visit(self, self._doing, allocation, next(iter(uuids)), watch)
+            await visit.make()
+            return await self._insisting.prepare(allocation, visit.plan, visit.facts, watch, visit.tried)
         with watch.stage("facts"):
             facts = await self.facts(allocation.claim, uuids)
         plan = self.plan(allocation, facts)
-        may_be_lost = record is None and allocation.was_prepared
         lost = await self._adopting.adopt(plan.record) if may_be_lost else None
         if lost is not None:
             self.asked.add(lost.uid)
@@ -287,13 +292,7 @@ class ClaimService:
                 await self.undoing.pay(found.devices[uuid])
             found = await self.thread(self.hands.facts, uuids)
             refuse_faulty(reference, uuids, found.faults)
-        missing = sorted(set(uuids) - set(found.devices))
-        if missing:
-            raise ClaimError(
-                f"Device {', '.join(missing)} is no longer on this node",
-                hint="Delete the pod, so that the claim is allocated anew.",
-                code="device-gone",
-            )
+        refuse_missing(uuids, found.devices)
         return found.devices
 
     async def _again(self, record: ClaimRecord, watch: Stopwatch) -> ClaimRecord:
@@ -332,17 +331,20 @@ class ClaimService:
         watch.kind = plan.record.kind
         self.hands.refuse_sharing(plan.record)
         plan, notes = await self._with_settings(await self._with_handovers(plan))
-        self._ownership.note(plan.record)
-        before = {**self._switched_on(plan), **notes}
-        work = Work(plan, facts, before, watch)
+        self.ownership.note(plan.record)
+        work = Work(plan, facts, {**self.switched_on(plan), **notes}, watch)
+        return await self.carried_out(work, self.thread(self._doing.carry_out, work))
+
+    async def carried_out(self, work: Work, doing: Awaitable[ClaimRecord]) -> ClaimRecord:
+        """Wait for work to be done; on failure nothing of it stays. Raises AcceleratorError."""
         try:
-            done = await self.thread(self._doing.carry_out, work)
+            done = await doing
         except Exception:
             # Whatever it is: a record "preparing" and maybe a partition, or a file, are there, and nobody else takes them back before the
             # claim is asked for again. It goes on to the border above, which tells of it.
             if work.has_begun:
-                with watch.stage("undo"):
-                    await self._undo_quietly(plan.record)
+                with work.watch.stage("undo"):
+                    await self._undo_quietly(work.plan.record)
             raise
         self.suspect.discard(done.uid)
         self.asked.add(done.uid)
@@ -362,7 +364,8 @@ class ClaimService:
         record = fit_settings(plan.record, knobs)
         return replace(plan, record=record), marks(record, knobs, self.store.meta, self._boot_id)
 
-    def _switched_on(self, plan: PreparePlan) -> dict[str, str]:
+    def switched_on(self, plan: PreparePlan) -> dict[str, str]:
+        """Return what the store's meta table is to say of partitioning that a plan switches on."""
         return {f"{PARTITIONING_KEY}{mode.device_uuid}": self._boot_id for mode in plan.mode_changes if mode.enabled}
 
     async def make_again(self, record: ClaimRecord, watch: Stopwatch) -> ClaimRecord | None:
@@ -374,7 +377,7 @@ class ClaimService:
             plan = plan_restore(record, found.devices, self._inventory().dynamic, self.hands.backend.choose_id)
             self.hands.refuse_sharing(plan.record)
             plan, notes = await self._with_settings(await self._with_handovers(plan))
-            notes.update(self._switched_on(plan))
+            notes.update(self.switched_on(plan))
             restoring = f"{RESTORING_KEY}{record.uid}"
             if (plan.creates or wanted_of(record)) and record.boot_id != self._boot_id:
                 notes[restoring] = self._boot_id
