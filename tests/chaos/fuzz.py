@@ -138,7 +138,7 @@ class Seen:
                 name for name in listed(self._node.state) if not name.startswith(("state.db", "health.json", "locks"))
             ],
             "registry": listed(REGISTRY),
-            "cdi": listed(CDI),
+            "cdi": [name for name in listed(CDI) if name != self._node.metadata.name],
             "companions": sorted(os.listdir(COMPANIONS)),
         }
 

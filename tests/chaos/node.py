@@ -136,6 +136,7 @@ class Node:
         surroundings.lay(library, vendor)
         self.vendor, self.driver, self.kinds = vendor, vendor.driver, vendor.by_name
         self.state = PLUGINS / vendor.driver
+        self.metadata = CDI / f"k8s.{vendor.driver}-metadata"
         self.store = self.state / "state.db"
         self.log = log
         self.api = Api(vendor.driver)

@@ -282,8 +282,9 @@ def at_rest(node: Node) -> Iterator[None]:
 
 def leave_behind(node: Node, claim: str, chance: random.Random) -> None:
     """Make what a claim has on the node: a CDI file that tells nothing, files for containers, a program where the vendor has such."""
-    (node.state / "metadata" / claim).mkdir(parents=True)
-    (node.state / "metadata" / claim / "r0.json").write_text("{}")
+    for folder in (node.metadata, node.state / "metadata"):  # there, and where releases before had it
+        (folder / claim).mkdir(parents=True)
+        (folder / claim / "r0.json").write_text("{}")
     (CDI / f"k8s.{node.driver}-claim_{claim}.json").write_text(chance.choice(("{}", "", "no JSON", "[1, 2")))
     if node.vendor.leave_program is not None:
         node.vendor.leave_program(claim)

@@ -157,7 +157,7 @@ def lost_altogether(node: Node, number: int, chance: random.Random) -> None:
         node.api.away()
     node.start()
     node.until("claims are served", lambda: serves(node))
-    written = ("claims", "meta", "cdi", "metadata")
+    written = ("claims", "meta", "cdi")
     tenants.await_hardware(besides=written)
     if not node.api.answers:
         node.api.back()

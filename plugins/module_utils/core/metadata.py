@@ -47,6 +47,14 @@ class ClaimName:
     pod_claim: str = ""
 
 
+def folder(cdi_directory: str, cdi_kind: str) -> str:
+    """Return where the files of all claims lie: beside the CDI files that name them, and like these gone after a start of the machine.
+
+    Runtimes look for files in a folder of CDI files, and not into folders in it.
+    """
+    return f"{cdi_directory.rstrip('/')}/{cdi_kind.partition('/')[0]}-metadata"
+
+
 def content(claim: ClaimName, devices: Sequence[DeviceMetadata]) -> bytes:
     """Return the file of one request: the same once for each version, one JSON object after the other."""
     requests: dict[str, list[dict[str, Any]]] = {}

@@ -71,6 +71,75 @@ def test_parts_of_a_call_run_within_it(lanes: Lanes) -> None:
     assert ran == ["test-a", "test-a", "told"]
 
 
+def test_what_is_left_of_a_call_goes_on_off_the_lane(lanes: Lanes) -> None:
+    gate, names = Gate(), []
+
+    def whole() -> str:
+        names.append(threading.current_thread().name)
+        lanes.leave("a")
+        return gate()
+
+    call = lanes.submit("a", whole, SHORT)
+    assert gate.entered.wait(LONG)
+    assert lanes.rest(LONG) and lanes.hung() == (), "its device is not waited for any more"
+    assert lanes.run("a", lambda: "others", LONG) == "others"
+    with pytest.raises(DeviceBusy):
+        call.result(time.monotonic() + SHORT)
+    gate.open.set()
+    assert call.result() == "late", "nor is it late, however long it takes"
+    assert lanes.run("a", lambda: "again", LONG) == "again"
+    while threads("test-a") > 1:
+        time.sleep(0)  # one of the two serves on
+
+
+def test_whose_call_has_left_is_not_refused_for_one_that_hangs_after_it(lanes: Lanes) -> None:
+    here, there = Gate(), Gate()
+
+    def whole() -> str:
+        lanes.leave("a")
+        return here()
+
+    left = lanes.submit("a", whole, LONG)
+    assert here.entered.wait(LONG)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(left.result)
+        try:
+            with pytest.raises(DeviceFaulty):
+                lanes.run("a", there, SHORT)
+            assert lanes.hung() == ("a",) and not waits.done()
+            here.open.set()
+            assert waits.result(LONG) == "late"
+        finally:
+            here.open.set()
+            there.open.set()
+
+
+def test_a_call_that_leaves_and_ends_keeps_its_thread(lanes: Lanes) -> None:
+    def whole() -> int:
+        lanes.leave("a")
+        return threading.get_ident()
+
+    assert len({lanes.run("a", whole, LONG) for _time in range(20)}) == 1
+    assert threads("test-a") == 1
+
+
+def test_what_nobody_waits_for_does_not_leave(lanes: Lanes) -> None:
+    gate, done = Gate(), []
+
+    def whole() -> None:
+        gate()
+        lanes.leave("a")
+        done.append("what it was to do then")
+
+    with pytest.raises(DeviceFaulty):
+        lanes.run("a", whole, SHORT)
+    gate.open.set()
+    while lanes.hung():
+        time.sleep(0)
+    assert lanes.run("a", lambda: "serves again", LONG) == "serves again"
+    assert done == []
+
+
 def test_a_part_that_is_late_ends_the_whole_at_its_own_deadline(lanes: Lanes) -> None:
     gate, done, taken_back = Gate(), [], threading.Event()
 

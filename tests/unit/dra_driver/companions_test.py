@@ -203,7 +203,7 @@ def test_a_daemon_is_no_user_of_what_it_serves(tmp_path: Path) -> None:
 def told_inside(root: Path, uid: str) -> list[dict[str, Any]]:
     """What the files of a claim's containers say of its share of each device."""
     found = []
-    for path in sorted(root.rglob(f"metadata/{uid}/*.json")):
+    for path in sorted(root.rglob(f"*-metadata/{uid}/*.json")):
         for request in json.loads(path.read_text().splitlines()[0])["requests"]:
             found += [each["attributes"] for each in request["devices"]]
     names = ("shareID", "consumedMemory", "consumedMultiprocessors", "consumedShares")

@@ -28,6 +28,7 @@ from dra_driver.claims.refusals import Refusals
 from dra_driver.claims.service import ClaimService
 from dra_driver.claims.settings import void_settings
 from dra_driver.claims.store import Change, Store
+from dra_driver.core import metadata
 from dra_driver.core.cdi import list_specs
 from dra_driver.core.device_locks import DeviceLocks
 from dra_driver.core.errors import AcceleratorError
@@ -134,7 +135,16 @@ class Node:
         self.ownership = Ownership(self.store, None if self.backend.partitions_outlive_boot else boot_id)
         self.service = ClaimService(
             driver=DRIVER,
-            hands=Hands(self.backend, DRIVER, self.system, "/var/run/cdi", "/var/lib/metadata", reached, self.keeper),
+            hands=Hands(
+                self.backend,
+                DRIVER,
+                self.system,
+                "/var/run/cdi",
+                metadata.folder("/var/run/cdi", self.backend.cdi_kind),
+                reached,
+                self.keeper,
+                former_metadata_directory="/var/lib/metadata",
+            ),
             store=self.store,
             source=claims,
             reporter=self.reports,

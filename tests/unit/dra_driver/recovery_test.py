@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -158,8 +159,7 @@ class World:
         gpus = ModelGpus(state)
         gpus.reboot()
         bus(self.disk, gpus).boot(gpus.template(index).pci_address for index in range(gpus.count))
-        for file in (self.disk / "root/var/run/cdi").glob("*"):
-            file.unlink()
+        shutil.rmtree(self.disk / "root/var/run/cdi", ignore_errors=True)
 
 
 def await_written(node: Node) -> None:

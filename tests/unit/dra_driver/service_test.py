@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -152,8 +153,38 @@ def test_containers_read_what_their_devices_are_under_the_name_that_the_pod_has_
         claim = ClaimReference("default", "of-template-x7", "0uid-of-template-x7")
         assert read(node, claim.uid) == seen, "the pod's name for the claim is not in the record"
         assert node.system.list_directory(node.service.hands.metadata_path(claim.uid)) == ("r.json", "w.json")
+        node.close()
+
+    async def after_another() -> None:
+        """/run is empty after a start of the machine, and only the pod knows what it calls the claim."""
+        shutil.rmtree(tmp_path / "root/var/run/cdi")
+        node = Node(tmp_path, claims, boot_id="boot-3")
+        node.gpus.reboot()
+        await node.start()
+        claim = ClaimReference("default", "of-template-x7", "0uid-of-template-x7")
+        for written in (set(read(node, claim.uid)), set(node.system.list_directory("/var/run/cdi"))):
+            assert written, "it was made again, under a name that no container looks for"
+        assert set(read(node, claim.uid)).isdisjoint(seen)
+        assert await prepare_all(node, claim) == [""]
+        assert set(read(node, claim.uid)) == set(seen)
+        changed = len(node.backend.calls)
+        assert await prepare_all(node, claim) == [""]
+        assert len(node.backend.calls) == changed, "and that was all"
+        node.close()
+
+    async def of_a_release_before() -> None:
+        node = Node(tmp_path, claims, boot_id="boot-3")
+        await node.start()
+        claim = ClaimReference("default", "of-template-x7", "0uid-of-template-x7")
+        former = node.system.path(f"/var/lib/metadata/{claim.uid}")
+        former.parent.mkdir(parents=True)
+        node.system.path(node.service.hands.metadata_path(claim.uid)).rename(former)
+        changed = len(node.backend.calls)
+        assert await prepare_all(node, claim) == [""]
+        assert len(node.backend.calls) == changed and former.is_dir(), "containers have it there"
+        assert node.service.hands.metadata_uids() == (claim.uid,)
         assert await unprepare_all(node, claim) == [""]
-        assert node.service.hands.metadata_uids() == ()
+        assert node.service.hands.metadata_uids() == () and not former.exists()
         node.close()
 
     asyncio.run(first())
@@ -162,6 +193,8 @@ def test_containers_read_what_their_devices_are_under_the_name_that_the_pod_has_
     assert (request["name"], request["devices"][0]["name"]) == ("r/first", SMALL)
     assert request["devices"][0]["attributes"]["uuid"]["string"].startswith("MIG-")
     asyncio.run(after_a_reboot())
+    asyncio.run(after_another())
+    asyncio.run(of_a_release_before())
 
 
 @pytest.mark.parametrize(

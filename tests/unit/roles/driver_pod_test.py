@@ -261,5 +261,7 @@ def test_a_node_whose_devices_are_resources_has_the_kubelets_folder_for_them_and
         "/var/run/cdi/k8s.gpu.nvidia.com-device_plugin.json": "k8s.gpu.nvidia.com/device",
         "/var/run/cdi/k8s.npu.huawei.com-device_plugin.json": "k8s.npu.huawei.com/device",
     }
-    assert {each["path"]: each["marker"] for each in claims["absent"]} == wanted
+    folders = ["/var/run/cdi/k8s.gpu.nvidia.com-metadata", "/var/run/cdi/k8s.npu.huawei.com-metadata"]
+    assert {each["path"]: each["marker"] for each in claims["absent"] if "marker" in each} == wanted
+    assert [each["path"] for each in claims["absent"] if "marker" not in each] == folders, "if they are empty"
     assert {each["state"] for each in plugin["absent"]} == {"absent"}

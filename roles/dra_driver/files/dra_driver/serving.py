@@ -17,6 +17,7 @@ from .claims.refusals import Refusals
 from .claims.service import ClaimService
 from .claims.store import Store, refuse_other_releases
 from .config import Configuration
+from .core import metadata
 from .core.backend import Backend
 from .core.cdi import spec_path
 from .core.device_locks import REQUEST, DeviceLocks
@@ -204,11 +205,12 @@ class Serving:
                 self._driver,
                 self._system,
                 configuration.cdi_directory,
-                f"{directory}/metadata",
+                metadata.folder(configuration.cdi_directory, self._backend.cdi_kind),
                 self._reached,
                 ServiceManager(self._system),
                 self._metrics,
                 EDITS_SECONDS,
+                f"{directory}/metadata",
             ),
             store=store,
             source=self._api,

@@ -74,7 +74,8 @@ class Undone:
 class Hands:
     """One vendor's hardware, the folders of claims' files and who runs companions. ``reached`` is told each complete stage.
 
-    For ``edits_seconds`` after a look at the disk what all devices of the vendor need in a container is taken to be what it was.
+    ``former_metadata_directory`` is where releases before put what containers may read. For ``edits_seconds`` after a look at the disk
+    what all devices of the vendor need in a container is taken to be what it was.
     """
 
     backend: Backend
@@ -86,6 +87,7 @@ class Hands:
     keeper: Keeper
     metrics: Metrics = field(default_factory=NoMetrics)
     edits_seconds: float = 0.0
+    former_metadata_directory: str = ""
 
     @functools.cached_property
     def driver_edits(self) -> Lately[ContainerEdits]:
@@ -247,7 +249,7 @@ class Hands:
     ) -> Mapping[str, ContainerEdits]:
         """Write one file for each request; return the mount of each with the request's first device, by CDI name.
 
-        They need not outlive a power cut: after a start of the machine they are written anew.
+        After a start of the machine they are written anew.
         """
         requests: dict[str, list[DeviceRecord]] = {}
         for held in record.devices:
@@ -255,7 +257,7 @@ class Hands:
         found: dict[str, ContainerEdits] = {}
         for request, devices in requests.items():
             path = f"{self.metadata_path(record.uid)}/{request}.json"
-            named = pod_claim if pod_claim is not None else self._former_pod_claim(path)
+            named = pod_claim if pod_claim is not None else self._written_pod_claim(record) or ""
             claim = metadata.ClaimName(record.namespace, record.name, record.uid, named)
             described = [
                 metadata.DeviceMetadata(
@@ -285,15 +287,24 @@ class Hands:
         device = facts[held.device_uuid]
         return self.backend.device_attributes(device, _partition_of(held, device, made))
 
-    def _former_pod_claim(self, path: str) -> str:
-        try:
-            return metadata.pod_claim_in(self.system.read_bytes(path)) or ""
-        except OSError:
-            return ""
+    def tells_pod_claim(self, record: ClaimRecord, pod_claim: str) -> bool:
+        """Whether what containers may read of a claim is there and bears the name that the pod gives the claim."""
+        return not record.devices or self._written_pod_claim(record) == pod_claim
+
+    def _written_pod_claim(self, record: ClaimRecord) -> str | None:
+        """The name that the pod gives the claim, as it was written; None where nothing was."""
+        for folder in self._metadata_paths(record.uid):
+            with contextlib.suppress(OSError):
+                return metadata.pod_claim_in(self.system.read_bytes(f"{folder}/{record.devices[0].base_request}.json"))
+        return None
 
     def metadata_path(self, claim_uid: str) -> str:
         """Return the folder of what containers may read of a claim's devices."""
         return f"{self.metadata_directory}/{claim_uid}"
+
+    def _metadata_paths(self, claim_uid: str) -> tuple[str, ...]:
+        former = self.former_metadata_directory
+        return (self.metadata_path(claim_uid), *([f"{former}/{claim_uid}"] if former else []))
 
     def cdi_spec(
         self,
@@ -383,11 +394,13 @@ class Hands:
 
     def metadata_uids(self) -> tuple[str, ...]:
         """Return the UIDs of the claims of whose devices containers may read something."""
-        return self.system.list_directory(self.metadata_directory)
+        folders = (self.metadata_directory, self.former_metadata_directory)
+        return tuple(sorted({uid for each in folders if each for uid in self.system.list_directory(each)}))
 
     def remove_metadata(self, claim_uid: str) -> None:
         """Remove what containers of a claim could read. Raises OSError."""
-        self.system.remove_tree(self.metadata_path(claim_uid))
+        for folder in self._metadata_paths(claim_uid):
+            self.system.remove_tree(folder)
 
     def cdi_uids(self) -> tuple[str, ...]:
         """Return the UIDs of the claims that have a CDI file."""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -235,6 +236,11 @@ class ClaimRecord:
 
     def to_document(self) -> str:
         """Return the record as JSON text with a version, for the store and the CDI file."""
+        return self._document
+
+    @functools.cached_property
+    def _document(self) -> str:
+        """The same; it is asked for twice by each claim that is prepared."""
         document = {**vars(self), "version": 1, "devices": [dict(vars(each)) for each in self.devices]}
         for version, name in _LATER:
             if any(device[name] for device in document["devices"]):

@@ -201,7 +201,7 @@ class ClaimService:
             with watch.stage("fetch"):
                 allocation = await self._allocation(reference, record, asked)
             if record is not None and record.prepared and (allocation is None or not reallocated(record, allocation)):
-                return await self._again(record, watch)
+                return await self._again(record, allocation, watch)
             assert allocation is not None  # noqa: S101  only a prepared claim goes without
             self.hands.reached("claim-fetched")
             if any(device.device not in self._inventory().offers for device in allocation.devices):
@@ -295,16 +295,22 @@ class ClaimService:
         refuse_missing(uuids, found.devices)
         return found.devices
 
-    async def _again(self, record: ClaimRecord, watch: Stopwatch) -> ClaimRecord:
-        """Answer for a claim that is prepared, and make true what the record says if it may not be."""
+    async def _again(self, record: ClaimRecord, allocation: Allocation | None, watch: Stopwatch) -> ClaimRecord:
+        """Answer for a claim that is prepared, and make true what the record says if it may not be.
+
+        What was made again after a start of the machine, before the kubelet asked, bears no name that only the pod gives.
+        """
+        pod_claim = allocation.pod_claim if allocation is not None else None
         self.asked.add(record.uid)
         watch.kind = record.kind
         with watch.stage("check"):
             present = not record.devices or self.hands.system.exists(self.hands.cdi_path(record.uid))
+            if pod_claim is not None:
+                present = present and self.hands.tells_pod_claim(record, pod_claim)
         if present and record.uid not in self.suspect and record.boot_id == self._boot_id:
             return record
         async with self._devices.hold(record.device_uuids):
-            restored = await self.make_again(record, watch)
+            restored = await self.make_again(record, watch, pod_claim)
         return restored or self.store.claims[record.uid]
 
     def plan(
@@ -368,13 +374,19 @@ class ClaimService:
         """Return what the store's meta table is to say of partitioning that a plan switches on."""
         return {f"{PARTITIONING_KEY}{mode.device_uuid}": self._boot_id for mode in plan.mode_changes if mode.enabled}
 
-    async def make_again(self, record: ClaimRecord, watch: Stopwatch) -> ClaimRecord | None:
-        """Make true what the record of a prepared claim says; the device locks are held. Raises AcceleratorError."""
+    async def make_again(
+        self, record: ClaimRecord, watch: Stopwatch, pod_claim: str | None = None
+    ) -> ClaimRecord | None:
+        """Make true what the record of a prepared claim says; the device locks are held. Raises AcceleratorError.
+
+        ``pod_claim`` is the name that the pod gives the claim, if it is known.
+        """
         self.suspect.add(record.uid)
         with watch.stage("restore"):
             found = await self.thread(self.hands.facts, record.device_uuids)
             refuse_faulty(record.reference, record.device_uuids, found.faults)
             plan = plan_restore(record, found.devices, self._inventory().dynamic, self.hands.backend.choose_id)
+            plan = replace(plan, pod_claim=pod_claim)
             self.hands.refuse_sharing(plan.record)
             plan, notes = await self._with_settings(await self._with_handovers(plan))
             notes.update(self.switched_on(plan))

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What is told of a claim that went well comes after its answer, and comes whoever waits for that; its device is free before."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from claim_steps import SMALL, prepare_all
+from dra_driver.claims.answers import Afterwards
+from dra_driver.kubelet.server import PluginServer
+from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc
+from machine_model import Claims, Node
+
+LONG = 30.0
+
+
+class Nothing:
+    """No health to tell of."""
+
+    devices = ()
+
+    async def changed(self) -> None:
+        await asyncio.Event().wait()
+
+
+class Requests:
+    """Metrics that take note of calls, and do nothing else."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def request(self, method: str, outcome: str, _seconds: float) -> None:
+        self.told.append((method, outcome))
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose path leaves room for a socket's name."""
+    return tmp_path_factory.mktemp("k")
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [vars(record)["fields"] for record in caplog.records if record.getMessage() == "prepared claim"]
+
+
+def served(
+    folder: Path, scenario: Callable[[Node, Claims, Requests, Any], Awaitable[None]], reached: Any = lambda _stage: None
+) -> None:
+    async def main() -> None:
+        claims, requests = Claims(), Requests()
+        node = Node(folder, claims, reached=reached)
+        await node.start()
+        socket = f"{folder}/plugins/gpu.nvidia.com/dra.sock"
+        plugin = PluginServer(
+            node.service,
+            health=Nothing(),
+            driver="gpu.nvidia.com",
+            service_path=socket,
+            registration_path=f"{folder}/plugins_registry/gpu.nvidia.com-reg.sock",
+            metrics=requests,  # type: ignore[arg-type]
+        )
+        await plugin.start()
+        try:
+            async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+                await scenario(node, claims, requests, dra_v1_pb2_grpc.DRAPluginStub(channel))
+        finally:
+            await plugin.stop()
+            node.close()
+
+    asyncio.run(asyncio.wait_for(main(), 2 * LONG))
+
+
+def asked_for(claim: Any) -> Any:
+    message = dra_v1_pb2.Claim(namespace=claim.namespace, name=claim.name, uid=claim.uid)
+    return dra_v1_pb2.NodePrepareResourcesRequest(claims=[message])
+
+
+def test_a_line_and_the_metrics_come_after_the_answer(short: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario(node: Node, claims: Claims, requests: Requests, stub: Any) -> None:
+        claim = claims.allocate("a", SMALL)
+        answer = await stub.NodePrepareResources(asked_for(claim))
+        assert not answer.claims[claim.uid].error
+        while not requests.told:
+            await asyncio.sleep(0)
+        assert requests.told == [("NodePrepareResources", "success")]
+        (line,) = lines(caplog)
+        assert (line["claim"], line["devices"]) == ("default/a", [SMALL]) and line["total_ms"] >= line["files_ms"] > 0
+
+    served(short, scenario)
+
+
+def test_who_hangs_up_is_told_of_in_the_log_all_the_same(short: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def reached(stage: str) -> None:
+        if stage == "recording-prepared":
+            entered.set()
+            assert go_on.wait(LONG)
+
+    async def scenario(node: Node, claims: Claims, requests: Requests, stub: Any) -> None:
+        claim = claims.allocate("a", SMALL)
+        call = stub.NodePrepareResources(asked_for(claim))
+        waiting = asyncio.ensure_future(call)
+        assert await asyncio.to_thread(entered.wait, LONG)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not lines(caplog)
+        go_on.set()
+        while not lines(caplog):
+            await asyncio.sleep(0.01)
+        assert node.store.claims[claim.uid].prepared and not requests.told, "nobody had an answer"
+
+    served(short, scenario, reached)
+
+
+def test_whoever_is_told_later_than_the_answer_is_told_at_once() -> None:
+    afterwards, told = Afterwards(), []
+    afterwards.tell(lambda: told.append(1))
+    assert told == []
+    afterwards.answered()
+    afterwards.tell(lambda: told.append(2))
+    afterwards.answered()
+    assert told == [1, 2]
+
+
+def test_a_device_is_free_for_others_while_its_claims_files_are_written(tmp_path: Path) -> None:
+    threads: dict[str, str] = {}
+    asked: list[bool] = []
+
+    def reached(stage: str) -> None:
+        threads[stage] = threading.current_thread().name
+        if stage == "recording-prepared":
+            other = threading.Thread(target=lambda: asked.append(bool(node.backend.device(node.gpus.template(0).uuid))))
+            other.start()
+            other.join(LONG)
+
+    async def main() -> None:
+        await node.start()
+        assert await prepare_all(node, claims.allocate("a", SMALL)) == [""]
+        assert asked == [True], "who asks the device meanwhile has an answer"
+        visit = ("planned", "partition-created", "recording-prepared", "cdi-written")
+        assert len({threads[stage] for stage in visit}) == 1, "all of it on one thread"
+
+    claims = Claims()
+    node = Node(tmp_path, claims, reached=reached)
+    try:
+        asyncio.run(main())
+    finally:
+        node.close()
