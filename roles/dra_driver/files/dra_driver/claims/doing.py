@@ -7,7 +7,6 @@ To go from one thread to another costs a claim as much as most of what is done t
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,13 +27,6 @@ class FilesUnwritable(AcceleratorError):
     default_code = "files-unwritable"
 
 
-def to_be_written() -> asyncio.Future[None]:
-    """Return what is told of a record, on the event loop that runs; what it is told need not be asked for."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    future.add_done_callback(lambda told: told.cancelled() or told.exception())
-    return future
-
-
 def _stay() -> None:
     """For work that has no device to itself."""
 
@@ -44,14 +36,13 @@ class Work:
     """A plan that is carried out, with the facts that it was made from.
 
     ``before`` goes into the store's meta table first; ``has_begun`` is set once there is something that may have to be undone.
-    ``leave`` is called when no device is needed any more. ``written`` is told when the prepared claim's record is on disk, or cannot be.
+    ``leave`` is called when no device is needed any more.
     """
 
     plan: PreparePlan
     facts: Mapping[str, Device]
     before: Mapping[str, str]
     watch: Stopwatch
-    written: asyncio.Future[None]
     has_begun: bool = False
     leave: Callable[[], None] = _stay
 
@@ -65,7 +56,7 @@ class Doing:
     boot_id: str
 
     def carry_out(self, work: Work) -> ClaimRecord:
-        """Do what a plan says and return the prepared claim's record, which is on its way to the disk then. Raises AcceleratorError."""
+        """Do what a plan says and return the prepared claim's record, which is on disk then. Raises AcceleratorError."""
         plan, watch = work.plan, work.watch
         # Files alone need no word in the store before: they tell a start what is prepared.
         if plan.changes_hardware or work.before:
@@ -79,7 +70,7 @@ class Doing:
         done = record.as_prepared(record.devices, self.boot_id)
         # The disk takes as long for the record as the files take. Whichever is there alone after a crash, a start makes the claim whole or
         # forgets it; nobody is answered before both are there.
-        recorded = self.store.begin(Change(put=done), work.written)
+        recorded = self.store.begin(Change(put=done))
         try:
             self.hands.reached("recording-prepared")
             with watch.stage("files"):
@@ -89,6 +80,8 @@ class Doing:
                 recorded.wait()
                 self.store.write(Change(put=record))
             raise
+        with watch.stage("record"):
+            recorded.wait()
         return done
 
     @property

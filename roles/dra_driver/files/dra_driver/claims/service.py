@@ -30,7 +30,7 @@ from .allocation import Allocation, decode_allocation
 from .answers import Answers, Outcome, Reporter
 from .asking import look_at, refuse_missing
 from .compare import reallocated, refuse_in_use
-from .doing import Doing, Work, to_be_written
+from .doing import Doing, Work
 from .execute import Hands
 from .guard import DeviceGuard
 from .insisting import Insisting
@@ -338,15 +338,13 @@ class ClaimService:
         self.hands.refuse_sharing(plan.record)
         plan, notes = await self._with_settings(await self._with_handovers(plan))
         self.ownership.note(plan.record)
-        work = Work(plan, facts, {**self.switched_on(plan), **notes}, watch, to_be_written())
+        work = Work(plan, facts, {**self.switched_on(plan), **notes}, watch)
         return await self.carried_out(work, self.thread(self._doing.carry_out, work))
 
     async def carried_out(self, work: Work, doing: Awaitable[ClaimRecord]) -> ClaimRecord:
-        """Wait for work to be done, and for its record to be on disk; on failure nothing of it stays. Raises AcceleratorError."""
+        """Wait for work to be done; on failure nothing of it stays. Raises AcceleratorError."""
         try:
             done = await doing
-            with work.watch.stage("record"):
-                await work.written
         except Exception:
             # Whatever it is: a record "preparing" and maybe a partition, or a file, are there, and nobody else takes them back before the
             # claim is asked for again. It goes on to the border above, which tells of it.

@@ -177,12 +177,9 @@ class Store:
         self._hand_over(Pending(change, future))
         await future
 
-    def begin(self, change: Change, future: asyncio.Future[None] | None = None) -> Pending:
-        """Have one change written by the store's own thread, and return at once; ``wait`` of what is returned raises StoreError.
-
-        ``future`` is who waits for it on an event loop.
-        """
-        pending = Pending(change, future)
+    def begin(self, change: Change) -> Pending:
+        """Have one change written by the store's own thread, and return at once; ``wait`` of what is returned raises StoreError."""
+        pending = Pending(change)
         self._hand_over(pending)
         return pending
 

@@ -17,7 +17,7 @@ from ..core.model import Device
 from ..metrics import Stopwatch
 from .allocation import Allocation
 from .asking import answer_of, refuse_missing
-from .doing import Doing, Work, to_be_written
+from .doing import Doing, Work
 from .plan import PreparePlan, refuse_faulty
 from .records import ClaimRecord
 
@@ -39,7 +39,6 @@ class Visit:
         self._allocation = allocation
         self._uuid = device_uuid
         self._watch = watch
-        self._written = to_be_written()
         self._work: Work | None = None
         self._came_of_it: ClaimRecord | Exception | None = None
 
@@ -80,8 +79,7 @@ class Visit:
         self._watch.kind = record.kind
         service.ownership.note(record)
         leave = partial(service.hands.backend.leave, self._uuid)
-        before = service.switched_on(self.plan)
-        self._work = work = Work(self.plan, self.facts, before, self._watch, self._written, leave=leave)
+        self._work = work = Work(self.plan, self.facts, service.switched_on(self.plan), self._watch, leave=leave)
         self._came_of_it = self._doing.carry_out(work)
 
 
