@@ -82,7 +82,7 @@ def test_a_claim_has_all_members_in_one_device(tmp_path: Path) -> None:
         assert node.store.claims[claim.uid].device_uuids == tuple(sorted((A, B)))
         (nodes,) = nodes_in(node, claim.uid)
         assert {"/dev/nvidia0", "/dev/nvidia1"} <= nodes and "/dev/nvidia2" not in nodes
-        text = node.system.read_text(f"{node.service.hands.metadata_path(claim.uid)}/r0.json")
+        text = node.system.read_text(f"{node.service.hands.files.path(claim.uid)}/r0.json")
         (told,) = json.loads(text.splitlines()[0])["requests"][0]["devices"]
         assert told["name"] == PAIR and told["attributes"]["indices"] == {"string": "0,1"}
         assert (await prepare(node, claim), len(node.cdi_files())) == ("", 1), "asked again it stands"

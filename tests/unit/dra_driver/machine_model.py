@@ -18,6 +18,7 @@ from typing import Any
 
 from backend_model import ALL_DYNAMIC, DRIVER, ModelBackend, ModelGpus
 from dra_driver.api.client import ApiError
+from dra_driver.claims.container_files import ContainerFiles
 from dra_driver.claims.execute import Hands
 from dra_driver.claims.guard import DeviceGuard
 from dra_driver.claims.ownership import Ownership
@@ -133,18 +134,11 @@ class Node:
         self.refusals = Refusals()
         self.looks_asked = 0
         self.ownership = Ownership(self.store, None if self.backend.partitions_outlive_boot else boot_id)
+        folder_of_files = metadata.folder("/var/run/cdi", self.backend.cdi_kind)
+        files = ContainerFiles(self.backend, DRIVER, self.system, folder_of_files, former="/var/lib/metadata")
         self.service = ClaimService(
             driver=DRIVER,
-            hands=Hands(
-                self.backend,
-                DRIVER,
-                self.system,
-                "/var/run/cdi",
-                metadata.folder("/var/run/cdi", self.backend.cdi_kind),
-                reached,
-                self.keeper,
-                former_metadata_directory="/var/lib/metadata",
-            ),
+            hands=Hands(self.backend, DRIVER, self.system, "/var/run/cdi", files, reached, self.keeper),
             store=self.store,
             source=claims,
             reporter=self.reports,

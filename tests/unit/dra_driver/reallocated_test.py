@@ -154,7 +154,7 @@ def test_files_of_claims_that_are_not_there_go_with_the_next_visit(tmp_path: Pat
         before = sorted(tmp_path.rglob("*"))
         hands = node.service.hands
         node.system.write_atomic(hands.cdi_path("0uid-gone"), b"tells nothing")
-        node.system.write_atomic(f"{hands.metadata_path('0uid-gone-too')}/r0.json", b"{}")
+        node.system.write_atomic(f"{hands.files.path('0uid-gone-too')}/r0.json", b"{}")
         await reconciler.visit()
         assert sorted(tmp_path.rglob("*")) == before and sorted(node.cdi_files()) == [claim.uid]
 

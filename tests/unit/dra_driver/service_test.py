@@ -142,7 +142,7 @@ def test_containers_read_what_their_devices_are_under_the_name_that_the_pod_has_
         claims.claims["default", claim.name]["metadata"]["annotations"] = {POD_CLAIM_ANNOTATION: "gpu"}
         assert await prepare_all(node, claim) == [""]
         seen.update(read(node, claim.uid))
-        path = node.service.hands.metadata_path(claim.uid)
+        path = node.service.hands.files.path(claim.uid)
         node.system.make_file(f"{path}/.r.json.killed.tmp", b"a part of what a driver wrote that was killed meanwhile")
         node.close()
 
@@ -152,7 +152,7 @@ def test_containers_read_what_their_devices_are_under_the_name_that_the_pod_has_
         await node.start()
         claim = ClaimReference("default", "of-template-x7", "0uid-of-template-x7")
         assert read(node, claim.uid) == seen, "the pod's name for the claim is not in the record"
-        assert node.system.list_directory(node.service.hands.metadata_path(claim.uid)) == ("r.json", "w.json")
+        assert node.system.list_directory(node.service.hands.files.path(claim.uid)) == ("r.json", "w.json")
         node.close()
 
     async def after_another() -> None:
@@ -178,13 +178,13 @@ def test_containers_read_what_their_devices_are_under_the_name_that_the_pod_has_
         claim = ClaimReference("default", "of-template-x7", "0uid-of-template-x7")
         former = node.system.path(f"/var/lib/metadata/{claim.uid}")
         former.parent.mkdir(parents=True)
-        node.system.path(node.service.hands.metadata_path(claim.uid)).rename(former)
+        node.system.path(node.service.hands.files.path(claim.uid)).rename(former)
         changed = len(node.backend.calls)
         assert await prepare_all(node, claim) == [""]
         assert len(node.backend.calls) == changed and former.is_dir(), "containers have it there"
-        assert node.service.hands.metadata_uids() == (claim.uid,)
+        assert node.service.hands.files.uids() == (claim.uid,)
         assert await unprepare_all(node, claim) == [""]
-        assert node.service.hands.metadata_uids() == () and not former.exists()
+        assert node.service.hands.files.uids() == () and not former.exists()
         node.close()
 
     asyncio.run(first())

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from .api.resources import ResourceApi
 from .claims.companions import ServiceManager
+from .claims.container_files import ContainerFiles
 from .claims.execute import Hands
 from .claims.guard import DeviceGuard
 from .claims.ownership import Ownership
@@ -205,12 +206,17 @@ class Serving:
                 self._driver,
                 self._system,
                 configuration.cdi_directory,
-                metadata.folder(configuration.cdi_directory, self._backend.cdi_kind),
+                ContainerFiles(
+                    self._backend,
+                    self._driver,
+                    self._system,
+                    metadata.folder(configuration.cdi_directory, self._backend.cdi_kind),
+                    former=f"{directory}/metadata",
+                ),
                 self._reached,
                 ServiceManager(self._system),
                 self._metrics,
                 EDITS_SECONDS,
-                f"{directory}/metadata",
             ),
             store=store,
             source=self._api,

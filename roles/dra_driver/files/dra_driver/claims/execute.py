@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Callable, TypeVar
 
-from ..core import metadata, passthrough, pci
+from ..core import passthrough, pci
 from ..core.backend import Backend
 from ..core.cdi import ContainerEdits, DeviceNode, build_spec, list_specs, remove_spec, spec_path, write_spec
 from ..core.companions import Companion
@@ -30,14 +30,14 @@ from ..core.errors import (
 )
 from ..core.lanes import Call
 from ..core.lately import Lately
-from ..core.model import PARTITION, PASSTHROUGH, AttributeValue, Device, Partition, Process
+from ..core.model import PARTITION, PASSTHROUGH, Device, Partition, Process
 from ..core.settings import Knob
-from ..core.shares import attributes_of_share
 from ..core.system import System
 from ..logs import fields
 from ..metrics import Metrics, NoMetrics
 from .allocation import ClaimError
 from .companions import Keeper
+from .container_files import ContainerFiles, existing_partition, held_partition
 from .debts import Debt
 from .lists import refuse_unlistable, with_lists_joined
 from .plan import Destruction, ModeChange, PreparePlan, UndoPlan
@@ -74,20 +74,19 @@ class Undone:
 class Hands:
     """One vendor's hardware, the folders of claims' files and who runs companions. ``reached`` is told each complete stage.
 
-    ``former_metadata_directory`` is where releases before put what containers may read. For ``edits_seconds`` after a look at the disk
-    what all devices of the vendor need in a container is taken to be what it was.
+    ``files`` is what containers may read. For ``edits_seconds`` after a look at the disk what all devices of the vendor need in a container
+    is taken to be what it was.
     """
 
     backend: Backend
     driver: str
     system: System
     cdi_directory: str
-    metadata_directory: str
+    files: ContainerFiles
     reached: Callable[[str], None]
     keeper: Keeper
     metrics: Metrics = field(default_factory=NoMetrics)
     edits_seconds: float = 0.0
-    former_metadata_directory: str = ""
 
     @functools.cached_property
     def driver_edits(self) -> Lately[ContainerEdits]:
@@ -236,75 +235,9 @@ class Hands:
         """
         if not record.devices:
             return
-        spec = self.cdi_spec(record, facts, made, self._write_metadata(record, facts, made, pod_claim))
+        spec = self.cdi_spec(record, facts, made, self.files.write(record, facts, made, pod_claim))
         write_spec(self.system, self.cdi_path(record.uid), spec)
         self.reached("cdi-written")
-
-    def _write_metadata(
-        self,
-        record: ClaimRecord,
-        facts: Mapping[str, Device],
-        made: Mapping[str, Partition],
-        pod_claim: str | None,
-    ) -> Mapping[str, ContainerEdits]:
-        """Write one file for each request; return the mount of each with the request's first device, by CDI name.
-
-        After a start of the machine they are written anew.
-        """
-        requests: dict[str, list[DeviceRecord]] = {}
-        for held in record.devices:
-            requests.setdefault(held.base_request, []).append(held)
-        found: dict[str, ContainerEdits] = {}
-        for request, devices in requests.items():
-            path = f"{self.metadata_path(record.uid)}/{request}.json"
-            named = pod_claim if pod_claim is not None else self._written_pod_claim(record) or ""
-            claim = metadata.ClaimName(record.namespace, record.name, record.uid, named)
-            described = [
-                metadata.DeviceMetadata(
-                    each.request,
-                    self.driver,
-                    each.pool,
-                    each.name,
-                    {**self._attributes(each, facts, made), **attributes_of_share(each.share_id, each.consumed)},
-                )
-                for each in devices
-            ]
-            data = metadata.content(claim, described)
-            if not self.system.make_file(path, data):
-                self.system.remove_temporaries(path)
-                self.system.write_atomic(path, data, durable=False)
-            mount = metadata.mount(self.driver, claim, request, path)
-            found[devices[0].cdi_name] = ContainerEdits(mounts=(mount,))
-        return found
-
-    def _attributes(
-        self, held: DeviceRecord, facts: Mapping[str, Device], made: Mapping[str, Partition]
-    ) -> Mapping[str, AttributeValue]:
-        if held.facts is not None:
-            return self.backend.device_attributes(held.facts, None, is_for_machine=True)
-        if held.members and self.backend.grouping is not None:
-            return self.backend.grouping.attributes_of(held.profile or "", [facts[uuid] for uuid in held.members])
-        device = facts[held.device_uuid]
-        return self.backend.device_attributes(device, _partition_of(held, device, made))
-
-    def tells_pod_claim(self, record: ClaimRecord, pod_claim: str) -> bool:
-        """Whether what containers may read of a claim is there and bears the name that the pod gives the claim."""
-        return not record.devices or self._written_pod_claim(record) == pod_claim
-
-    def _written_pod_claim(self, record: ClaimRecord) -> str | None:
-        """The name that the pod gives the claim, as it was written; None where nothing was."""
-        for folder in self._metadata_paths(record.uid):
-            with contextlib.suppress(OSError):
-                return metadata.pod_claim_in(self.system.read_bytes(f"{folder}/{record.devices[0].base_request}.json"))
-        return None
-
-    def metadata_path(self, claim_uid: str) -> str:
-        """Return the folder of what containers may read of a claim's devices."""
-        return f"{self.metadata_directory}/{claim_uid}"
-
-    def _metadata_paths(self, claim_uid: str) -> tuple[str, ...]:
-        former = self.former_metadata_directory
-        return (self.metadata_path(claim_uid), *([f"{former}/{claim_uid}"] if former else []))
 
     def cdi_spec(
         self,
@@ -326,7 +259,7 @@ class Hands:
                 continue
             edit = ContainerEdits.merge(
                 *(
-                    self.backend.device_edits(device, _partition_of(held, device, made), monitoring=held.admin)
+                    self.backend.device_edits(device, held_partition(held, device, made), monitoring=held.admin)
                     for device in (facts[uuid] for uuid in held.device_uuids)
                 )
             )
@@ -389,18 +322,8 @@ class Hands:
         """Remove a claim's CDI file and what it mounts; they need not be there."""
         remove_spec(self.system, self.cdi_path(claim_uid))
         with contextlib.suppress(OSError):  # the next start removes what is of no claim
-            self.remove_metadata(claim_uid)
+            self.files.remove(claim_uid)
         self.reached("cdi-removed")
-
-    def metadata_uids(self) -> tuple[str, ...]:
-        """Return the UIDs of the claims of whose devices containers may read something."""
-        folders = (self.metadata_directory, self.former_metadata_directory)
-        return tuple(sorted({uid for each in folders if each for uid in self.system.list_directory(each)}))
-
-    def remove_metadata(self, claim_uid: str) -> None:
-        """Remove what containers of a claim could read. Raises OSError."""
-        for folder in self._metadata_paths(claim_uid):
-            self.system.remove_tree(folder)
 
     def cdi_uids(self) -> tuple[str, ...]:
         """Return the UIDs of the claims that have a CDI file."""
@@ -427,7 +350,7 @@ class Hands:
         for held in record.devices:
             if held.kind == PARTITION and held.cdi_name in companion.devices:
                 device = self.backend.device(held.device_uuid)
-                nodes += self.backend.device_edits(device, _existing(held, device)).device_nodes
+                nodes += self.backend.device_edits(device, existing_partition(held, device)).device_nodes
         return tuple(nodes)
 
     def _restore(self, restorations: Iterable[Restoration]) -> tuple[Restoration, ...]:
@@ -516,15 +439,3 @@ def _without(pids: Collection[int], device: Device) -> Device:
         processes=others(device.processes),
         partitions=tuple(replace(each, processes=others(each.processes)) for each in device.partitions),
     )
-
-
-def _partition_of(held: DeviceRecord, device: Device, made: Mapping[str, Partition]) -> Partition | None:
-    """The partition of a device that a claim has, made just now or before; None where it has the whole device."""
-    return (made.get(held.cdi_name) or _existing(held, device)) if held.kind == PARTITION else None
-
-
-def _existing(held: DeviceRecord, device: Device) -> Partition:
-    for partition in device.partitions:
-        if held.has(partition) and partition.uuid == held.partition_uuid:
-            return partition
-    raise NotFound(f"Partition {held.name} ({held.partition_uuid}) is not on {device.describe()}")

@@ -306,7 +306,7 @@ class ClaimService:
         with watch.stage("check"):
             present = not record.devices or self.hands.system.exists(self.hands.cdi_path(record.uid))
             if pod_claim is not None:
-                present = present and self.hands.tells_pod_claim(record, pod_claim)
+                present = present and self.hands.files.tell(record, pod_claim)
         if present and record.uid not in self.suspect and record.boot_id == self._boot_id:
             return record
         async with self._devices.hold(record.device_uuids):

@@ -34,7 +34,7 @@ class Upkeep:
         # One of a claim that is being prepared at this moment may be among them: it is asked for again when that is over.
         found = {
             *await self._service.thread(self._hands.cdi_uids),
-            *await self._service.thread(self._hands.metadata_uids),
+            *await self._service.thread(self._hands.files.uids),
         }
         return tuple(sorted(found - self._store.claims.keys()))
 

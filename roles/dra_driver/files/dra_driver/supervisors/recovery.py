@@ -95,8 +95,8 @@ class Recovery:
                 await self._step(service.forget(uid), "undo", uid)
             for uid in plan.stale_files:
                 await self._step(service.thread(service.hands.remove_cdi, uid), "remove-cdi", uid)
-            for uid in set(await service.thread(service.hands.metadata_uids)) - set(store.claims):
-                await self._step(service.thread(service.hands.remove_metadata, uid), "remove-metadata", uid)
+            for uid in set(await service.thread(service.hands.files.uids)) - set(store.claims):
+                await self._step(service.thread(service.hands.files.remove, uid), "remove-metadata", uid)
             for change in plan.mode_changes:
                 await self._step(service.upkeep.switch_off(change.device_uuid), "switch-off", change.device_uuid)
             # From here on the kubelet is served: a claim that it asks for is restored then and there.

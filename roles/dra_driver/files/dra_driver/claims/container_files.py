@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What containers may read of their claim's devices: one file for each request, and where it is mounted. Every function blocks.
+
+The files go with the claim, and with a start of the machine, after which they are written anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..core import metadata
+from ..core.backend import Backend
+from ..core.cdi import ContainerEdits
+from ..core.errors import NotFound
+from ..core.model import PARTITION, AttributeValue, Device, Partition
+from ..core.shares import attributes_of_share
+from ..core.system import System
+from .records import ClaimRecord, DeviceRecord
+
+
+@dataclass(frozen=True)
+class ContainerFiles:
+    """One vendor's, below ``directory``. ``former`` is where releases before put them, "" for nowhere."""
+
+    backend: Backend
+    driver: str
+    system: System
+    directory: str
+    former: str = ""
+
+    def write(
+        self,
+        record: ClaimRecord,
+        facts: Mapping[str, Device],
+        made: Mapping[str, Partition],
+        pod_claim: str | None,
+    ) -> Mapping[str, ContainerEdits]:
+        """Write a claim's files; return the mount of each with the request's first device, by CDI name.
+
+        ``facts`` are from before partitions were made; ``made`` are those, by CDI name. ``pod_claim`` is the name that the pod gives the
+        claim; None takes it from what was written before.
+        """
+        requests: dict[str, list[DeviceRecord]] = {}
+        for held in record.devices:
+            requests.setdefault(held.base_request, []).append(held)
+        named = pod_claim if pod_claim is not None else self._written_pod_claim(record) or ""
+        claim = metadata.ClaimName(record.namespace, record.name, record.uid, named)
+        found: dict[str, ContainerEdits] = {}
+        for request, devices in requests.items():
+            path = f"{self.path(record.uid)}/{request}.json"
+            described = [
+                metadata.DeviceMetadata(
+                    each.request,
+                    self.driver,
+                    each.pool,
+                    each.name,
+                    {**self._attributes(each, facts, made), **attributes_of_share(each.share_id, each.consumed)},
+                )
+                for each in devices
+            ]
+            data = metadata.content(claim, described)
+            if not self.system.make_file(path, data):
+                self.system.remove_temporaries(path)
+                self.system.write_atomic(path, data, durable=False)
+            mount = metadata.mount(self.driver, claim, request, path)
+            found[devices[0].cdi_name] = ContainerEdits(mounts=(mount,))
+        return found
+
+    def tell(self, record: ClaimRecord, pod_claim: str) -> bool:
+        """Whether the files of a claim are there and bear the name that the pod gives the claim."""
+        return not record.devices or self._written_pod_claim(record) == pod_claim
+
+    def path(self, claim_uid: str) -> str:
+        """Return the folder of a claim's files."""
+        return f"{self.directory}/{claim_uid}"
+
+    def uids(self) -> tuple[str, ...]:
+        """Return the UIDs of the claims that have files."""
+        folders = filter(None, (self.directory, self.former))
+        return tuple(sorted({uid for each in folders for uid in self.system.list_directory(each)}))
+
+    def remove(self, claim_uid: str) -> None:
+        """Remove a claim's files; they need not be there. Raises OSError."""
+        for folder in self._paths(claim_uid):
+            self.system.remove_tree(folder)
+
+    def _paths(self, claim_uid: str) -> tuple[str, ...]:
+        return (self.path(claim_uid), *([f"{self.former}/{claim_uid}"] if self.former else []))
+
+    def _written_pod_claim(self, record: ClaimRecord) -> str | None:
+        """The name that the pod gives the claim, as it was written; None where nothing was."""
+        for folder in self._paths(record.uid):
+            with contextlib.suppress(OSError):
+                return metadata.pod_claim_in(self.system.read_bytes(f"{folder}/{record.devices[0].base_request}.json"))
+        return None
+
+    def _attributes(
+        self, held: DeviceRecord, facts: Mapping[str, Device], made: Mapping[str, Partition]
+    ) -> Mapping[str, AttributeValue]:
+        if held.facts is not None:
+            return self.backend.device_attributes(held.facts, None, is_for_machine=True)
+        if held.members and self.backend.grouping is not None:
+            return self.backend.grouping.attributes_of(held.profile or "", [facts[uuid] for uuid in held.members])
+        device = facts[held.device_uuid]
+        return self.backend.device_attributes(device, held_partition(held, device, made))
+
+
+def held_partition(held: DeviceRecord, device: Device, made: Mapping[str, Partition]) -> Partition | None:
+    """Return the partition of a device that a claim has, made just now or before; None where it has the whole device. Raises NotFound."""
+    return (made.get(held.cdi_name) or existing_partition(held, device)) if held.kind == PARTITION else None
+
+
+def existing_partition(held: DeviceRecord, device: Device) -> Partition:
+    """Return the partition that a claim has of a device, as it is there. Raises NotFound."""
+    for partition in device.partitions:
+        if held.has(partition) and partition.uuid == held.partition_uuid:
+            return partition
+    raise NotFound(f"Partition {held.name} ({held.partition_uuid}) is not on {device.describe()}")
