@@ -7,6 +7,7 @@ Facts: Container Device Interface specification 1.1.0 and the checks of its libr
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,8 @@ _KIND_PART = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _DEVICE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 _HOOK_NAMES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 _DEVICE_TYPES = ("", "b", "c", "u", "p")
-_OLDEST = (0, 3, 0)
+_Version = tuple[int, int, int]
+_OLDEST: _Version = (0, 3, 0)
 
 Edit = TypeVar("Edit")
 
@@ -137,6 +139,17 @@ class ContainerEdits:
         plain = self.env or self.device_nodes or self.mounts or self.hooks or self.additional_gids
         return bool(plain) or any(values for _name, values in self.lists)
 
+    @functools.cached_property
+    def checked(self) -> tuple[dict[str, Any], _Version]:
+        """The edits in the file's spelling, which is not to be changed, and the lowest CDI version that knows all of it.
+
+        Found once to be what a runtime takes, since what claims share does not change from claim to claim. Raises ValueError, as
+        ``validate_spec`` does.
+        """
+        spelled = self.to_dict()
+        _validate_edits(spelled)
+        return spelled, _version_of_edits(spelled)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the edits in the file's spelling."""
         return _without_empty(
@@ -208,16 +221,26 @@ def build_spec(
     spec: dict[str, Any] = {"cdiVersion": "", "kind": kind}
     if annotations:
         spec["annotations"] = dict(annotations)
-    spec["devices"] = [{"name": name, "containerEdits": edits.to_dict()} for name, edits in devices.items()]
+    spec["devices"] = [{"name": name, "containerEdits": edits.checked[0]} for name, edits in devices.items()]
     if common:
-        spec["containerEdits"] = common.to_dict()
-    spec["cdiVersion"] = minimum_version(spec)
-    validate_spec(spec)
+        spec["containerEdits"] = common.checked[0]
+    needed = max(each.checked[1] for each in (*devices.values(), common or ContainerEdits()))
+    spec["cdiVersion"] = _text(max(needed, _version_of_frame(spec)))
+    _validate_frame(spec)
     return spec
 
 
 def minimum_version(spec: Mapping[str, Any]) -> str:
     """Return the lowest CDI version that knows every field used in a file."""
+    return _text(max(_version_of_frame(spec), *(_version_of_edits(edits) for edits in _all_edits(spec)), _OLDEST))
+
+
+def _text(version: _Version) -> str:
+    return ".".join(str(number) for number in version)
+
+
+def _version_of_frame(spec: Mapping[str, Any]) -> _Version:
+    """What is needed for all but container edits."""
     needed = [_OLDEST]
     if "." in str(spec.get("kind", "")).partition("/")[2]:
         needed.append((0, 6, 0))
@@ -228,21 +251,37 @@ def minimum_version(spec: Mapping[str, Any]) -> str:
             needed.append((0, 5, 0))
         if device.get("annotations"):
             needed.append((0, 6, 0))
-    for edits in _all_edits(spec):
-        if any(mount.get("type") for mount in edits.get("mounts", ())):
-            needed.append((0, 4, 0))
-        if any(node.get("hostPath") for node in edits.get("deviceNodes", ())):
-            needed.append((0, 5, 0))
-        rdt = edits.get("intelRdt") or {}
-        if rdt or edits.get("additionalGids"):
-            needed.append((0, 7, 0))
-        if edits.get("netDevices") or rdt.get("schemata") or rdt.get("enableMonitoring"):
-            needed.append((1, 1, 0))
-    return ".".join(str(number) for number in max(needed))
+    return max(needed)
+
+
+def _version_of_edits(edits: Mapping[str, Any]) -> _Version:
+    needed = [_OLDEST]
+    if any(mount.get("type") for mount in edits.get("mounts", ())):
+        needed.append((0, 4, 0))
+    if any(node.get("hostPath") for node in edits.get("deviceNodes", ())):
+        needed.append((0, 5, 0))
+    rdt = edits.get("intelRdt") or {}
+    if rdt or edits.get("additionalGids"):
+        needed.append((0, 7, 0))
+    if edits.get("netDevices") or rdt.get("schemata") or rdt.get("enableMonitoring"):
+        needed.append((1, 1, 0))
+    return max(needed)
 
 
 def validate_spec(spec: Mapping[str, Any]) -> None:
     """Raise ValueError, naming the place, for a file that a runtime would refuse."""
+    _validate_frame(spec)
+    for edits in _all_edits(spec):
+        _validate_edits(edits)
+    declared = tuple(
+        int(number) for number in str(spec.get("cdiVersion", "")).lstrip("v").split(".") if number.isdigit()
+    )
+    if declared < tuple(int(number) for number in minimum_version(spec).split(".")):
+        raise ValueError(f"CDI version {spec.get('cdiVersion')!r} is too low: {minimum_version(spec)} is needed")
+
+
+def _validate_frame(spec: Mapping[str, Any]) -> None:
+    """The same for all but what container edits say, and the version."""
     kind = str(spec.get("kind", ""))
     vendor, _slash, name = kind.partition("/")
     for part, what, longest in ((vendor, "vendor", 253), (name, "class", 63)):
@@ -263,13 +302,6 @@ def validate_spec(spec: Mapping[str, Any]) -> None:
     for device in devices:
         if not device.get("containerEdits"):
             raise ValueError(f"CDI device {device['name']!r} has no container edits; at least one is needed")
-    for edits in _all_edits(spec):
-        _validate_edits(edits)
-    declared = tuple(
-        int(number) for number in str(spec.get("cdiVersion", "")).lstrip("v").split(".") if number.isdigit()
-    )
-    if declared < tuple(int(number) for number in minimum_version(spec).split(".")):
-        raise ValueError(f"CDI version {spec.get('cdiVersion')!r} is too low: {minimum_version(spec)} is needed")
 
 
 def spec_path(directory: str, kind: str, claim_uid: str) -> str:

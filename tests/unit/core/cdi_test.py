@@ -56,7 +56,13 @@ def test_built_files_declare_what_their_fields_need(
         mounts=(Mount("/h", "/c", type="tmpfs" if mount_type else ""),),
         additional_gids=(4,) if gids else (),
     )
-    spec = cdi.build_spec(kind, {"0-gpu" if digit else "gpu": edits}, annotations={"k": "v"} if annotated else None)
+    name, annotations = "0-gpu" if digit else "gpu", {"k": "v"} if annotated else None
+    spec = cdi.build_spec(kind, {name: edits}, annotations=annotations)
+    shared = cdi.build_spec(kind, {name: NODE}, common=edits, annotations=annotations)
+    for built in (spec, shared):
+        cdi.validate_spec(built)
+        assert built["cdiVersion"] == cdi.minimum_version(built) == spec["cdiVersion"]
+    assert shared["containerEdits"] == edits.to_dict() == spec["devices"][0]["containerEdits"]
     minors = [3]
     minors += [4] if mount_type else []
     minors += [5] if digit or host_path else []
