@@ -91,7 +91,10 @@ class Hands:
     @functools.cached_property
     def driver_edits(self) -> Lately[ContainerEdits]:
         """What all devices of the vendor need in a container, as of a moment ago at most. Calling it raises BackendUnavailable."""
-        return Lately(lambda: self.backend.driver_edits(), self.edits_seconds)
+        return Lately(self._driver_edits_now, self.edits_seconds)
+
+    def _driver_edits_now(self) -> ContainerEdits:
+        return self.backend.driver_edits()
 
     def look_ahead(self) -> None:
         """Hold what claims need in any case against the disk. What is not there is told to the claim that needs it."""
