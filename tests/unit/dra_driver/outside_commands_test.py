@@ -293,7 +293,8 @@ def test_a_probe_is_no_request_of_the_kubelets(home: Path, capsys: pytest.Captur
         assert (await said(capsys, "probe", "liveness", *configured(scene)))[0] == 0
         assert 'method="NodePrepareResources"' not in registry.text().decode()
         assert await Scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
-        assert 'method="NodePrepareResources"' in registry.text().decode()
+        # The metrics tell of a call when it is over, which may be a moment after its answer is here.
+        await Scene.until(lambda: 'method="NodePrepareResources"' in registry.text().decode())
 
     run(home, scenario)
 
