@@ -140,6 +140,21 @@ def late(node: Node, method: str) -> threading.Event:
     return gate
 
 
+def test_a_device_that_hangs_when_a_claim_looks_at_it_is_that_claims_fault_by_the_same_word(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        gate = late(node, "device")
+        for name in ("meets it", "comes after"):
+            assert "has not come back" in await prepare(node, claims.allocate(name.replace(" ", "-"), SMALL))
+            _claim, verb, told = node.reports.failures[-1]
+            assert (verb, told.code) == ("Prepare", "device-faulty") and "Mend the device" in told.hint
+        assert not node.store.claims and await prepare(node, claims.allocate("on-another", "gpu-1")) == ""
+        gate.set()
+        assert await asyncio.to_thread(node.backend.rests)
+        assert await prepare(node, claims.allocate("later", SMALL)) == ""
+
+    run(tmp_path, scenario)
+
+
 def test_a_device_that_hangs_while_a_claim_is_undone_is_owed_and_nothing_more_is_done_when_it_comes_back(
     tmp_path: Path,
 ) -> None:

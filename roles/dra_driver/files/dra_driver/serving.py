@@ -53,7 +53,7 @@ from .supervisors.ways import ClaimsLeft, Ways
 # Calls to the hardware wait; this many devices are worked on at once, those that do not answer among them.
 THREADS = 32
 PARTS = (storage.PART, sockets.PART, hardware.PART, recovery.PART)
-# How long what claims of all devices need in a container counts as looked at. A container starts some ten times as long after its claim.
+# How long what claims of all devices need in a container counts as looked at: some times what a claim takes.
 EDITS_SECONDS = 0.02
 # Operations under way when the driver ends its work get this long to finish.
 DRAIN_SECONDS = 10

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..core.errors import DeviceFaulty
 from ..core.model import Device
 from ..metrics import Stopwatch
 from .allocation import Allocation
@@ -50,6 +51,8 @@ class Visit:
             await answer_of(call, self._service.thread)
         except Exception as error:
             if self._work is None:
+                if isinstance(error, DeviceFaulty):  # it hangs, as it does for whoever only looks
+                    refuse_faulty(self._allocation.claim, [self._uuid], {self._uuid: str(error)})
                 raise
             self._came_of_it = error
 
