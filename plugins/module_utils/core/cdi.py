@@ -310,9 +310,12 @@ def spec_path(directory: str, kind: str, claim_uid: str) -> str:
 
 
 def write_spec(system: System, path: str, spec: Mapping[str, Any]) -> None:
-    """Write a CDI file as ``build_spec`` returns it, atomically, as JSON with stable order."""
+    """Write a CDI file as ``build_spec`` returns it, atomically, as JSON with stable order.
+
+    After a start of the machine it is written again, so that nobody waits for a disk.
+    """
     # On one line: with line breaks Python's encoder takes ten times as long, at each claim.
-    system.write_atomic(path, (json.dumps(spec) + "\n").encode(), mode=0o644)
+    system.write_atomic(path, (json.dumps(spec) + "\n").encode(), mode=0o644, durable=False)
 
 
 def remove_spec(system: System, path: str) -> bool:

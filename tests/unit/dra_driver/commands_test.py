@@ -234,7 +234,8 @@ def test_settings_command_at_boot(
 def test_a_store_with_a_row_that_is_not_as_it_was_written_is_told_of_and_its_other_rows_are_read(
     tmp_path: Path,
 ) -> None:
-    from dra_driver.claims.store import Change, Store
+    from dra_driver.claims.store import Store
+    from dra_driver.claims.store_tables import Change
     from dra_driver.commands.store_reader import Stored, read_store
     from store_model import commit, record
 
@@ -253,7 +254,8 @@ def test_a_store_with_a_row_that_is_not_as_it_was_written_is_told_of_and_its_oth
 
 
 def test_status(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> None:
-    from dra_driver.claims.store import Change, Store
+    from dra_driver.claims.store import Store
+    from dra_driver.claims.store_tables import Change
     from dra_driver.kubelet.server import PluginServer
     from store_model import record
 

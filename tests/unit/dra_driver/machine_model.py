@@ -28,7 +28,8 @@ from dra_driver.claims.recovery import plan_recovery, stale_marks
 from dra_driver.claims.refusals import Refusals
 from dra_driver.claims.service import ClaimService
 from dra_driver.claims.settings import void_settings
-from dra_driver.claims.store import Change, Store
+from dra_driver.claims.store import Store
+from dra_driver.claims.store_tables import Change
 from dra_driver.core import metadata
 from dra_driver.core.cdi import list_specs
 from dra_driver.core.device_locks import DeviceLocks

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.claims import forms
+from dra_driver.claims import forms, store_tables
 from dra_driver.claims import store as store_module
 from dra_driver.claims.forms import Content, StoreDamaged, Tables, brought_forward, with_checksums
 from dra_driver.claims.records import NewerRelease, OlderRelease
-from dra_driver.claims.store import Change, Store, refuse_other_releases
+from dra_driver.claims.store import Store, refuse_other_releases
 from dra_driver.claims.store_files import BACKUPS, StoreError
+from dra_driver.claims.store_tables import Change
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.prepared import FORM, NO_CHECKSUM, SCHEMA, SCHEMA_VERSION, checksum, prepared_claims
 from former_store import FormerStore
@@ -216,8 +217,9 @@ def release_to_come(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
         patch.setattr(forms, "STEPS", {**forms.STEPS, FORM: with_authors})
         patch.setattr(forms, "FORMER_SCHEMAS", {**forms.FORMER_SCHEMAS, FORM: SCHEMA})
-        for module in (forms, store_module):
+        for module in (forms, store_module, store_tables):
             patch.setattr(module, "FORM", FORM + 1)
+        for module in (forms, store_tables):
             patch.setattr(module, "SCHEMA", schema)
         yield
 
@@ -231,8 +233,9 @@ def test_a_form_to_come_is_reached_from_each_form_and_read_by_this_release(
         FormerStore.make(path, CLAIMS.values(), META).close()
     else:
         with monkeypatch.context() as patch:
-            for module in (forms, store_module):
+            for module in (forms, store_module, store_tables):
                 patch.setattr(module, "FORM", FORM)
+            for module in (forms, store_tables):
                 patch.setattr(module, "SCHEMA", SCHEMA)
             make(path)
     claims, meta = reopened(path)

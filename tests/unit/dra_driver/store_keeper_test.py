@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from claim_steps import SMALL, prepare, run, unprepare
 from dra_driver.claims.records import ClaimRecord
-from dra_driver.claims.store import Change, Store
+from dra_driver.claims.store import Store
 from dra_driver.claims.store_files import StoreError
+from dra_driver.claims.store_tables import Change
 from dra_driver.core.system import System
 from dra_driver.supervisors.shared import Conditions
 from dra_driver.supervisors.storage import StoreKeeper

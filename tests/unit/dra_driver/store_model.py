@@ -10,7 +10,8 @@ import sqlite3
 from pathlib import Path
 
 from dra_driver.claims.records import ClaimRecord, DeviceRecord
-from dra_driver.claims.store import Change, Store
+from dra_driver.claims.store import Store
+from dra_driver.claims.store_tables import Change
 from dra_driver.core.prepared import checksum
 
 

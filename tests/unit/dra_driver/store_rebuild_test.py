@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 from dra_driver.claims.forms import StoreDamaged
-from dra_driver.claims.store import Change, Store
+from dra_driver.claims.store import Store
 from dra_driver.claims.store_files import BACKUPS, StoreError
+from dra_driver.claims.store_tables import Change
 from former_store import FormerStore
 from store_model import commit, record
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.claims.store import Change, Store
+from dra_driver.claims.store import Store
 from dra_driver.claims.store_files import StoreError
+from dra_driver.claims.store_tables import Change
 from store_model import commit, record
 
 

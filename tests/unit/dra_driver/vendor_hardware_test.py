@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL
-from dra_driver.claims.store import Change, Store
+from dra_driver.claims.store import Store
+from dra_driver.claims.store_tables import Change
 from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.model import Fault, Finding, Placement

@@ -21,7 +21,7 @@ from .lost import has_unknown_partitions, is_found_again, noted_with
 from .plan import Inventory, offers_of
 from .records import ClaimRecord, ClaimReference
 from .settings import fit_settings, wanted_of
-from .store import Change
+from .store_tables import Change
 
 if TYPE_CHECKING:
     from .service import ClaimService

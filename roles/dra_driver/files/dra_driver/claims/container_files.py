@@ -62,7 +62,7 @@ class ContainerFiles:
                 for each in devices
             ]
             data = metadata.content(claim, described)
-            if not self.system.make_file(path, data):
+            if not self.system.make_file(path, data, in_new_folder=not found):
                 self.system.remove_temporaries(path)
                 self.system.write_atomic(path, data, durable=False)
             mount = metadata.mount(self.driver, claim, request, path)

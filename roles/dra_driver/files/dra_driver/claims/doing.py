@@ -17,8 +17,9 @@ from ..metrics import Stopwatch
 from .execute import Hands
 from .plan import PreparePlan
 from .records import ClaimRecord
-from .store import Change, Store
+from .store import Store
 from .store_files import StoreError
+from .store_tables import Change
 
 
 class FilesUnwritable(AcceleratorError):
@@ -70,7 +71,8 @@ class Doing:
         done = record.as_prepared(record.devices, self.boot_id)
         # The disk takes as long for the record as the files take. Whichever is there alone after a crash, a start makes the claim whole or
         # forgets it; nobody is answered before both are there.
-        recorded = self.store.begin(Change(put=done))
+        with watch.stage("record"):
+            recorded = self.store.begin(Change(put=done))
         try:
             self.hands.reached("recording-prepared")
             with watch.stage("files"):

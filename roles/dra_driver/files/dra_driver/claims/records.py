@@ -248,9 +248,10 @@ class ClaimRecord:
             else:
                 for device in document["devices"]:
                     del device[name]
-        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return _ENCODER.encode(document)
 
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 # What came after version 1, and is left out where no device has it: the version, and the field.
 _LATER = ((2, "settings"), (3, "sharing"), (3, "consumed"), (4, "passthrough"), (5, "members"))
 _TEXT, _TRUTH = (str,), (bool,)

@@ -49,7 +49,8 @@ from .plan import (
 from .records import ClaimRecord, ClaimReference
 from .refusals import Refusals
 from .settings import fit_settings, marks, refuse_contradiction, wanted_of
-from .store import Change, Store
+from .store import Store
+from .store_tables import Change
 from .threads import on_thread
 from .turns import Turns
 from .undoing import RESTORING_KEY, Undoing

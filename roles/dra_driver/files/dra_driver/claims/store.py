@@ -4,8 +4,8 @@
 
 A claim is written as *preparing* before its first side effect and as *prepared* after its last one. One at a time writes;
 changes that wait while it syncs go into the next transaction together, so that 64 claims at once cost a few syncs and
-not 128. Who has a thread of its own writes on that, and for whoever waits beside it; the event loop has a thread that does it, and so has
-who goes on meanwhile.
+not 128. Who has a thread of its own writes on that, and for whoever waits beside it; the event loop has a thread that does it. Who has
+something else to do writes, and leaves it to that thread to wait for the disk.
 Reads are served from memory: the store is the only writer of its file, which a lock guards elsewhere. What is in memory is never
 changed but replaced, so that any thread reads a whole state, and nobody is woken to bring it up to date.
 
@@ -23,19 +23,19 @@ import logging
 import os
 import queue
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 from urllib.parse import quote
 
 from ..core.errors import AcceleratorError
-from ..core.prepared import CLAIM_COLUMNS, DEVICE_COLUMNS, FORM, NO_CHECKSUM, SCHEMA, SCHEMA_VERSION, checksum
-from .forms import VERSION_KEY, Content, StoreDamaged, of_content, read
+from ..core.prepared import FORM
+from .forms import Content, StoreDamaged, of_content, read
 from .records import ClaimRecord
 from .store_files import StoreError, exchange, refuse_header, remove_old_backups, replace, unwritable
+from .store_tables import Change, apply, fill, sign, write
 
 LOG = logging.getLogger(__name__)
 
@@ -49,26 +49,16 @@ CLOSE_SECONDS = 10.0
 _DURABLE, _SOON = "PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL"
 
 
-@dataclass(frozen=True)
-class Change:
-    """What one transaction does: put a record, delete one, and set (or with None delete) values by key.
-
-    One that is not ``durable`` outlives the end of this process and no power cut, unless one that is came after it: enough for what
-    tells of things that a power cut takes along as well, and it costs no wait for the disk.
-    """
-
-    put: ClaimRecord | None = None
-    delete: str | None = None
-    meta: Mapping[str, str | None] = field(default_factory=dict)
-    durable: bool = True
-
-
 class Pending:
-    """A change that is to be written; ``future`` is who waits for it on an event loop, if anybody does."""
+    """A change that is to be written; ``future`` is who waits for it on an event loop, if anybody does.
+
+    ``began`` is when the transaction began of one that is in SQLite's log already, and not on disk.
+    """
 
     def __init__(self, change: Change, future: asyncio.Future[None] | None = None) -> None:
         self.change = change
         self.future = future
+        self.began = 0.0
         self.error: AcceleratorError | None = None
         self._open = threading.Lock()
         self._open.acquire()
@@ -101,7 +91,9 @@ class Store:
         self._connection = connection
         self._waits_for_disk = True
         self._queue: queue.SimpleQueue[Pending] = queue.SimpleQueue()
-        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # there is something to write, or never again
+        self._unsynced: queue.SimpleQueue[Pending] = queue.SimpleQueue()
+        self._log: tuple[sqlite3.Connection, int] | None = None  # a connection's log, for the store's own thread
+        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # there is something to do, or never again
         self._writing = threading.Lock()
         self._ended: BaseException | None = None
         self._over = threading.Event()  # nothing is taken from the queue any more
@@ -121,7 +113,7 @@ class Store:
         file a new store is made; an empty file is a damaged store.
         """
         if not os.path.lexists(path):
-            replace(path, partial(_fill, Content()))
+            replace(path, partial(fill, Content()))
         elif not os.path.isfile(path):  # noqa: PTH113  what SQLite would call unopenable for ever
             raise StoreDamaged(f"The store {path} is no file")
         refuse_header(path)
@@ -129,7 +121,7 @@ class Store:
         try:
             found = read(connection, path)
             if found.form < FORM:
-                backup = exchange(path, connection, found.form, partial(_fill, found.content))
+                backup = exchange(path, connection, found.form, partial(fill, found.content))
                 connection = _connect(path)
                 LOG.info(
                     "the store %s was brought from form %s to %s; %s is what it was", path, found.form, FORM, backup
@@ -137,7 +129,7 @@ class Store:
                 found = read(connection, path)
                 remove_old_backups(path)
             elif found.unsigned:
-                _sign(connection)
+                sign(connection)
         except (sqlite3.Error, OSError) as error:
             connection.close()
             raise unwritable(path, error) from error
@@ -153,7 +145,7 @@ class Store:
         An interrupted one has changed nothing, or has left no file at the path, or is complete: do it again.
         """
         content = Content({record.uid: record for record in records}, dict(meta))
-        former = replace(path, partial(_fill, content))
+        former = replace(path, partial(fill, content))
         store = cls.open(path)
         store.former = former
         return store
@@ -178,9 +170,14 @@ class Store:
         await future
 
     def begin(self, change: Change) -> Pending:
-        """Have one change written by the store's own thread, and return at once; ``wait`` of what is returned raises StoreError."""
+        """Write one change from any thread but an event loop's, and return while it is on its way to the disk.
+
+        ``wait`` of what is returned returns when it is there, or raises StoreError: the store may have the change then nonetheless, and
+        who began it takes it back.
+        """
         pending = Pending(change)
-        self._hand_over(pending)
+        self._queue.put(pending)
+        self._write_here(in_time=False)
         return pending
 
     def _hand_over(self, pending: Pending) -> None:
@@ -190,21 +187,25 @@ class Store:
         if self._over.is_set():  # nobody will take it: closed, or writing has come to an unforeseen end
             self._refuse_queued()
 
-    def write(self, change: Change) -> None:
-        """Write one change from any thread but an event loop's, and return when it is on disk. Raises StoreError, as ``commit`` does."""
-        pending = Pending(change)
-        self._queue.put(pending)
+    def _write_here(self, *, in_time: bool) -> None:
+        """Write what is queued, unless somebody does; with ``in_time`` it is on disk then."""
         if self._over.is_set():
             self._refuse_queued()
         elif self._writing.acquire(blocking=False):
             try:
-                self._write_group(self._next_group())
+                self._write_group(self._next_group(), in_time=in_time)
             except BaseException as error:  # noqa: BLE001  whoever waits was told
                 self._give_up(error)
             finally:
                 self._writing.release()
         if not self._queue.empty():  # what came meanwhile is for the thread whose work it is
             self._wake.put(True)
+
+    def write(self, change: Change) -> None:
+        """Write one change from any thread but an event loop's, and return when it is on disk. Raises StoreError, as ``commit`` does."""
+        pending = Pending(change)
+        self._queue.put(pending)
+        self._write_here(in_time=True)
         pending.wait()
 
     def close(self) -> None:
@@ -219,12 +220,15 @@ class Store:
     def _write_loop(self) -> None:
         try:
             while self._wake.get():
+                self._sync()
                 self._write_queued()
+            self._sync()
             self._write_queued()
         except BaseException as error:  # noqa: BLE001  whoever waits was told
             self._give_up(error)
         self._over.set()  # before what waits is refused: who comes later sees it, though the thread still lives
         self._refuse_queued()
+        self._forget_log()
 
     def _give_up(self, error: BaseException) -> None:
         self._ended = error
@@ -239,10 +243,7 @@ class Store:
     def _refuse_queued(self) -> None:
         """Fail what nobody will write any more."""
         reason = repr(self._ended) if self._ended else "it is closed"
-        left: list[Pending] = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                left.append(self._queue.get_nowait())
+        left = [*_all_of(self._queue), *_all_of(self._unsynced)]
         self._answer(left, StoreError(f"The store {self.path} can no longer be written: {reason}"))
 
     def _write_queued(self) -> None:
@@ -251,22 +252,21 @@ class Store:
                 self._write_group(self._next_group())
 
     def _next_group(self) -> list[Pending]:
-        group: list[Pending] = []
-        with contextlib.suppress(queue.Empty):
-            while len(group) < GROUP_LIMIT:
-                group.append(self._queue.get_nowait())
-        return group
+        return _all_of(self._queue, GROUP_LIMIT)
 
-    def _write_group(self, group: list[Pending]) -> None:
+    def _write_group(self, group: list[Pending], *, in_time: bool = True) -> None:
+        """Write changes in one transaction, and answer those who wait: with ``in_time`` all, else who need not wait for the disk."""
         if not group:
             return
         began, outcome = time.perf_counter(), "failure"
+        late = [] if in_time else [pending for pending in group if pending.change.durable]
         try:
             try:
-                self._write_now([pending.change for pending in group])
+                self._write_now([pending.change if in_time else pending.change.soon() for pending in group])
                 outcome = "success"
             finally:
-                self.observer(outcome, time.perf_counter() - began)
+                if not late or outcome == "failure":
+                    self.observer(outcome, time.perf_counter() - began)
         except AcceleratorError as error:
             self._answer(group, error)
             self.failed(error)
@@ -278,7 +278,7 @@ class Store:
                 return
             for position, pending in enumerate(group):
                 try:
-                    self._write_group([pending])
+                    self._write_group([pending], in_time=in_time)
                 except BaseException as unforeseen:
                     left = StoreError(f"The store {self.path} can no longer be written: {unforeseen!r}")
                     self._answer(group[position + 1 :], left)
@@ -287,7 +287,51 @@ class Store:
             self._answer(group, StoreError(f"The store {self.path} can no longer be written: {error!r}"))
             raise
         else:
-            self._answer(group, None)
+            self._answer([pending for pending in group if pending not in late], None)
+            self._have_synced(late, began)
+
+    def _have_synced(self, late: Sequence[Pending], began: float) -> None:
+        """Have the store's own thread wait for the disk, and answer."""
+        for pending in late:
+            pending.began = began
+            self._unsynced.put(pending)
+        if late:
+            self._wake.put(True)
+            if self._over.is_set():
+                self._refuse_queued()
+
+    def _sync(self) -> None:
+        """Wait until SQLite's log is on disk, and answer those who wait for that alone; on the store's own thread."""
+        group = _all_of(self._unsynced)
+        if not group:
+            return
+        error: AcceleratorError | None = None
+        try:
+            os.fdatasync(self._log_file())
+        except FileNotFoundError:
+            pass  # it was written anew meanwhile, from memory: then it is in the database, which is on disk
+        except OSError as problem:
+            error = unwritable(self.path, problem)
+        now, outcome = time.perf_counter(), "failure" if error else "success"
+        for began in sorted({pending.began for pending in group}):
+            self.observer(outcome, now - began)
+        self._answer(group, error)
+        if error is not None:
+            self.failed(error)
+
+    def _log_file(self) -> int:
+        """The log of the present connection, which SQLite names after the file that a path leads to. Raises OSError."""
+        if self._log is None or self._log[0] is not self._connection:
+            self._forget_log()
+            connection = self._connection
+            descriptor = os.open(f"{os.path.realpath(self.path)}-wal", os.O_RDONLY | os.O_CLOEXEC)
+            self._log = (connection, descriptor)
+        return self._log[1]
+
+    def _forget_log(self) -> None:
+        if self._log is not None:
+            os.close(self._log[1])
+            self._log = None
 
     def _answer(self, group: Iterable[Pending], error: AcceleratorError | None) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
@@ -313,15 +357,17 @@ class Store:
         """What is in memory, with changes."""
         content = Content(dict(self.claims), dict(self.meta))
         for change in changes:
-            _apply(change, content.claims, content.meta)
+            apply(change, content.claims, content.meta)
         return content
 
     def _transaction(self, changes: Sequence[Change]) -> None:
         self._wait_for_disk(any(change.durable for change in changes))
         self._connection.execute("BEGIN IMMEDIATE")
         try:
+            held = dict(self.claims)
             for change in changes:
-                _write(self._connection, change)
+                write(self._connection, change, held)
+                apply(change, held, {})
             self._connection.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
@@ -339,7 +385,7 @@ class Store:
         LOG.error("the store %s is damaged (%s); it is set aside and written anew from memory", self.path, error)
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
-        former = replace(self.path, partial(_fill, self._with(changes)))
+        former = replace(self.path, partial(fill, self._with(changes)))
         self._connection = _connect(self.path)
         self._waits_for_disk = True
         LOG.warning("the store %s was written anew; the damaged one is %s", self.path, former)
@@ -347,6 +393,15 @@ class Store:
             f"The store {self.path} was damaged while it was open ({error}). {former or 'nothing'} was set aside; "
             "it was written anew from memory, and nothing is lost. Look for faults of the disk in the kernel log"
         )
+
+
+def _all_of(waiting: queue.SimpleQueue[Pending], at_most: int = sys.maxsize) -> list[Pending]:
+    """Take what waits at this moment."""
+    found: list[Pending] = []
+    with contextlib.suppress(queue.Empty):
+        while len(found) < at_most:
+            found.append(waiting.get_nowait())
+    return found
 
 
 def _settle(futures: Iterable[asyncio.Future[None]], error: AcceleratorError | None) -> None:
@@ -375,27 +430,6 @@ def refuse_other_releases(path: str) -> None:
         read(connection, path)
 
 
-def _fill(content: Content, connection: sqlite3.Connection) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    connection.execute(f"PRAGMA user_version = {FORM}")
-    for statement in SCHEMA:
-        connection.execute(statement)
-    for record in content.claims.values():
-        _write(connection, Change(put=record))
-    _write(connection, Change(meta={**content.meta, VERSION_KEY: str(SCHEMA_VERSION)}))
-    connection.execute("COMMIT")
-
-
-def _sign(connection: sqlite3.Connection) -> None:
-    """Give a checksum to the rows that a release wrote which knows of none."""
-    connection.create_function("checksum_of", 2, checksum, deterministic=True)
-    connection.execute("BEGIN IMMEDIATE")
-    for table, names in (("meta", "key, value"), ("claims", "uid, document")):
-        statement = f"UPDATE {table} SET checksum = checksum_of({names}) WHERE checksum = '{NO_CHECKSUM}'"  # noqa: S608
-        connection.execute(statement)
-    connection.execute("COMMIT")
-
-
 def _connect(path: str) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
@@ -412,45 +446,3 @@ def _connect(path: str) -> sqlite3.Connection:
             raise unwritable(path, error) from error
         raise StoreDamaged(f"The store {path} is no database: {error}") from error
     return connection
-
-
-def _write(connection: sqlite3.Connection, change: Change) -> None:
-    for uid in filter(None, (change.delete, change.put.uid if change.put else None)):
-        connection.execute("DELETE FROM claims WHERE uid = ?", (uid,))
-    if change.put is not None:
-        record = change.put
-        document = record.to_document()
-        values = {**vars(record), "document": document, "checksum": checksum(record.uid, document)}
-        connection.execute(_INSERT_CLAIM, [values[column] for column in CLAIM_COLUMNS])
-        connection.executemany(_INSERT_DEVICE, [_device_row(record.uid, vars(device)) for device in record.devices])
-    for key, value in change.meta.items():
-        if value is None:
-            connection.execute("DELETE FROM meta WHERE key = ?", (key,))
-        else:
-            row = (checksum(key, value), key, value)
-            connection.execute("INSERT OR REPLACE INTO meta (checksum, key, value) VALUES (?, ?, ?)", row)
-
-
-def _insert(table: str, columns: Sequence[str]) -> str:
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
-
-
-_INSERT_CLAIM = _insert("claims", CLAIM_COLUMNS)
-_INSERT_DEVICE = _insert("devices", DEVICE_COLUMNS)
-
-
-def _device_row(claim_uid: str, device: Mapping[str, Any]) -> tuple[Any, ...]:
-    values = {**device, "claim_uid": claim_uid}
-    return tuple(values[column] for column in DEVICE_COLUMNS)
-
-
-def _apply(change: Change, claims: dict[str, ClaimRecord], meta: dict[str, str]) -> None:
-    if change.delete is not None:
-        claims.pop(change.delete, None)
-    if change.put is not None:
-        claims[change.put.uid] = change.put
-    for key, value in change.meta.items():
-        if value is None:
-            meta.pop(key, None)
-        else:
-            meta[key] = value

@@ -18,7 +18,8 @@ from .ownership import Ownership
 from .plan import PARTITIONING_KEY, plan_payment, plan_undo
 from .records import ClaimRecord
 from .settings import Restoration, owed, restorations, still_owed
-from .store import Change, Store
+from .store import Store
+from .store_tables import Change
 
 LOG = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .adopting import Adopting
 from .locks import NamedLocks
 from .plan import PARTITIONING_KEY, Inventory, mode_goes_off
-from .store import Change
+from .store_tables import Change
 
 if TYPE_CHECKING:
     from .service import ClaimService

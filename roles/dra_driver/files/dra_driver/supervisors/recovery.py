@@ -14,7 +14,7 @@ from ..claims.plan import mode_goes_off
 from ..claims.recovery import plan_recovery, stale_marks
 from ..claims.service import ClaimService
 from ..claims.settings import void_settings
-from ..claims.store import Change
+from ..claims.store_tables import Change
 from ..core.errors import AcceleratorError
 from ..inventory import Survey
 from ..logs import StateLog, fields, operation

@@ -17,8 +17,9 @@ from ..claims.plan import PARTITIONING_KEY
 from ..claims.records import ClaimRecord, OtherRelease
 from ..claims.recovery import amended, completed, found_again, records_in_files
 from ..claims.settings import forgotten
-from ..claims.store import Change, Store
+from ..claims.store import Store
 from ..claims.store_files import REMEDY, StoreError
+from ..claims.store_tables import Change
 from ..core.cdi import remove_leftovers
 from ..core.errors import AcceleratorError
 from ..core.system import System

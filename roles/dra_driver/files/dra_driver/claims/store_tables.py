@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Changes of what a store holds: how each is made in its tables, and in memory.
+
+The tables are described in core/prepared.py. Nothing here begins or ends a transaction, but for a store that nobody else has open.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.prepared import CLAIM_COLUMNS, DEVICE_COLUMNS, FORM, NO_CHECKSUM, SCHEMA, SCHEMA_VERSION, checksum
+from .forms import VERSION_KEY, Content
+from .records import ClaimRecord
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one transaction does: put a record, delete one, and set (or with None delete) values by key.
+
+    One that is not ``durable`` outlives the end of this process and no power cut, unless one that is came after it: enough for what
+    tells of things that a power cut takes along as well, and it costs no wait for the disk.
+    """
+
+    put: ClaimRecord | None = None
+    delete: str | None = None
+    meta: Mapping[str, str | None] = field(default_factory=dict)
+    durable: bool = True
+
+    def soon(self) -> Change:
+        """The same change, not waiting for the disk."""
+        return Change(self.put, self.delete, self.meta, durable=False) if self.durable else self
+
+
+def fill(content: Content, connection: sqlite3.Connection) -> None:
+    """Make the tables of an empty database, with what they are to hold."""
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(f"PRAGMA user_version = {FORM}")
+    for statement in SCHEMA:
+        connection.execute(statement)
+    for record in content.claims.values():
+        write(connection, Change(put=record), {})
+    write(connection, Change(meta={**content.meta, VERSION_KEY: str(SCHEMA_VERSION)}), {})
+    connection.execute("COMMIT")
+
+
+def sign(connection: sqlite3.Connection) -> None:
+    """Give a checksum to the rows that a release wrote which knows of none."""
+    connection.create_function("checksum_of", 2, checksum, deterministic=True)
+    connection.execute("BEGIN IMMEDIATE")
+    for table, names in (("meta", "key, value"), ("claims", "uid, document")):
+        statement = f"UPDATE {table} SET checksum = checksum_of({names}) WHERE checksum = '{NO_CHECKSUM}'"  # noqa: S608
+        connection.execute(statement)
+    connection.execute("COMMIT")
+
+
+def write(connection: sqlite3.Connection, change: Change, held: Mapping[str, ClaimRecord]) -> None:
+    """Execute a change of tables that hold some claims."""
+    record = change.put
+    # Of rows that keep their places none is taken out of an index and put into it again: each index is a page more to write.
+    stays = record is not None and record.uid in held and _places(record) == _places(held[record.uid])
+    for uid in filter(None, (change.delete, record.uid if record is not None and not stays else None)):
+        connection.execute("DELETE FROM claims WHERE uid = ?", (uid,))
+    if record is not None:
+        document = record.to_document()
+        values = {**vars(record), "document": document, "checksum": checksum(record.uid, document)}
+        claim, devices = (_PUT_CLAIM, _PUT_DEVICE) if stays else (_INSERT_CLAIM, _INSERT_DEVICE)
+        connection.execute(claim, [values[column] for column in CLAIM_COLUMNS])
+        connection.executemany(devices, [_device_row(record.uid, vars(device)) for device in record.devices])
+    for key, value in change.meta.items():
+        if value is None:
+            connection.execute("DELETE FROM meta WHERE key = ?", (key,))
+        else:
+            row = (checksum(key, value), key, value)
+            connection.execute("INSERT OR REPLACE INTO meta (checksum, key, value) VALUES (?, ?, ?)", row)
+
+
+def _insert(table: str, columns: Sequence[str]) -> str:
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
+
+
+def _put(table: str, columns: Sequence[str], key: Sequence[str], indexed: str = "") -> str:
+    """A row with such a key is there, or should be, and what is ``indexed`` stays."""
+    others = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in (*key, indexed))
+    return f"{_insert(table, columns)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {others}"
+
+
+_INSERT_CLAIM = _insert("claims", CLAIM_COLUMNS)
+_INSERT_DEVICE = _insert("devices", DEVICE_COLUMNS)
+_PUT_CLAIM = _put("claims", CLAIM_COLUMNS, ("uid",))
+_PUT_DEVICE = _put("devices", DEVICE_COLUMNS, ("claim_uid", "request", "name", "share_id"), "device_uuid")
+
+
+def _places(record: ClaimRecord) -> list[tuple[str, ...]]:
+    """What stands of a claim's devices in the indexes."""
+    return [(each.request, each.name, each.share_id, each.device_uuid) for each in record.devices]
+
+
+def _device_row(claim_uid: str, device: Mapping[str, Any]) -> tuple[Any, ...]:
+    values = {**device, "claim_uid": claim_uid}
+    return tuple(values[column] for column in DEVICE_COLUMNS)
+
+
+def apply(change: Change, claims: dict[str, ClaimRecord], meta: dict[str, str]) -> None:
+    """Make a change of what is in memory."""
+    if change.delete is not None:
+        claims.pop(change.delete, None)
+    if change.put is not None:
+        claims[change.put.uid] = change.put
+    for key, value in change.meta.items():
+        if value is None:
+            meta.pop(key, None)
+        else:
+            meta[key] = value

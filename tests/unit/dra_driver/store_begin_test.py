@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A change that is begun: who has something else to do meanwhile waits for the disk afterwards, and others do not wait at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from dra_driver.claims.records import ClaimRecord
+from dra_driver.claims.store import Pending, Store
+from dra_driver.claims.store_files import StoreError
+from dra_driver.claims.store_tables import Change
+from dra_driver.core.errors import AcceleratorError
+from hypothesis import given
+from hypothesis import strategies as st
+from store_model import commit, record
+
+
+class Disk:
+    """Stands before the disk: holds back who waits for it, or fails it, until it is told otherwise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked, self.free, self.error = threading.Event(), threading.Event(), 0
+        self.synced: list[str] = []
+        real = os.fdatasync
+
+        def fdatasync(descriptor: int) -> None:
+            self.asked.set()
+            assert self.free.wait(60)
+            if self.error:
+                raise OSError(self.error, os.strerror(self.error))
+            real(descriptor)
+            self.synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+
+        monkeypatch.setattr(os, "fdatasync", fdatasync)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    disk = Disk(monkeypatch)
+    yield disk
+    disk.free.set()
+
+
+def outcome(pending: Pending) -> list[object]:
+    """What ``wait`` comes to, in a list that is empty until then."""
+    found: list[object] = []
+
+    def wait() -> None:
+        try:
+            pending.wait()
+        except StoreError as error:
+            found.append(error)
+        else:
+            found.append(None)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    thread.join(0.2)
+    return found
+
+
+def test_what_is_begun_is_there_at_once_and_done_when_it_is_on_disk(tmp_path: Path, disk: Disk) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+    told: list[str] = []
+    store.observer = lambda result, _seconds: told.append(result)
+    pending = store.begin(Change(put=record("a")))
+    assert set(store.claims) == {"a"}
+    assert disk.asked.wait(60)
+    assert (outcome(pending), told) == ([], [])
+    # SQLite waits for the disk by itself: others have their changes on it meanwhile.
+    store.write(Change(put=record("b")))
+    assert (set(store.claims), told) == ({"a", "b"}, ["success"])
+    disk.free.set()
+    pending.wait()
+    assert disk.synced == [str(tmp_path / "state.db-wal")]
+    assert told == ["success", "success"]
+    store.close()
+    again = Store.open(str(tmp_path / "state.db"))
+    assert set(again.claims) == {"a", "b"}
+    again.close()
+
+
+def test_many_that_are_begun_while_the_disk_is_busy_wait_for_it_once(tmp_path: Path, disk: Disk) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+    first = store.begin(Change(put=record("first")))
+    assert disk.asked.wait(60)
+    others = [store.begin(Change(put=record(f"u{number}"))) for number in range(20)]
+    disk.free.set()
+    for pending in (first, *others):
+        pending.wait()
+    assert len(disk.synced) == 2
+    store.close()
+
+
+def test_what_need_not_be_on_disk_is_done_at_once(tmp_path: Path, disk: Disk) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+    store.begin(Change(put=record("a"), durable=False)).wait()
+    assert not disk.asked.is_set()
+    store.close()
+
+
+def test_a_disk_that_fails_is_told_to_who_waits_and_the_change_can_be_taken_back(tmp_path: Path, disk: Disk) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+    failures: list[AcceleratorError] = []
+    told: list[str] = []
+    store.failed, store.observer = failures.append, lambda result, _seconds: told.append(result)
+    disk.error = errno.EIO
+    disk.free.set()
+    pending = store.begin(Change(put=record("a")))
+    with pytest.raises(StoreError, match="Input/output error"):
+        pending.wait()
+    store.write(Change(delete="a"))
+    assert (len(failures), told, set(store.claims)) == (1, ["failure", "success"], set())
+    disk.error = 0
+    store.begin(Change(put=record("b"))).wait()
+    store.close()
+    again = Store.open(str(tmp_path / "state.db"))
+    assert set(again.claims) == {"b"}
+    again.close()
+
+
+def test_what_is_begun_while_another_one_writes_is_written_by_the_stores_own_thread(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+    with store._writing:
+        pending = store.begin(Change(put=record("a")))
+        assert outcome(pending) == []
+    pending.wait()
+    assert set(store.claims) == {"a"}
+    store.close()
+
+
+def test_what_cannot_be_written_down_is_told_by_waiting(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+    pending = store.begin(Change(put=replace(record("bad"), created_at=float("nan"))))
+    with pytest.raises(StoreError, match="could not write a change"):
+        pending.wait()
+    assert not store.claims
+    store.close()
+
+
+def test_a_store_that_is_closed_brings_to_disk_what_was_begun(tmp_path: Path, disk: Disk) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+    pending = store.begin(Change(put=record("a")))
+    assert disk.asked.wait(60)
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    disk.free.set()
+    closing.join(60)
+    pending.wait()
+    assert len(disk.synced) == 1
+    with pytest.raises(StoreError, match="closed"):
+        store.begin(Change(put=record("b"))).wait()
+
+
+def test_a_store_that_is_written_anew_before_the_disk_was_waited_for_has_what_was_begun(
+    tmp_path: Path, disk: Disk
+) -> None:
+    """The log that was written to is no more; its content is in the new store, which was brought to disk as a whole."""
+    path = tmp_path / "state.db"
+    store = Store.open(str(path))
+    first = store.begin(Change(put=record("a")))
+    assert disk.asked.wait(60)  # the store's own thread waits for the disk from here on
+    second = store.begin(Change(put=record("b")))
+    with store._writing:
+        store._start_again(RuntimeError("found damaged by a test"), [])
+    disk.free.set()
+    first.wait()
+    second.wait()
+    store.begin(Change(put=record("c"))).wait()
+    assert disk.synced[-1] == f"{path}-wal"
+    store.close()
+    again = Store.open(str(path))
+    assert set(again.claims) == {"a", "b", "c"}
+    again.close()
+
+
+RECORDS = st.builds(
+    lambda uid, number, order, uuid, made, state: _record(uid, number, order, uuid, made, state),
+    st.sampled_from("abc"),
+    st.integers(0, 3),
+    st.booleans(),
+    st.sampled_from(("GPU-0", "GPU-1")),
+    st.sampled_from((None, "MIG-1", "MIG-2")),
+    st.sampled_from(("preparing", "prepared")),
+)
+CHANGES = st.one_of(
+    st.builds(lambda each, durable: Change(put=each, durable=durable), RECORDS, st.booleans()),
+    st.builds(lambda uid: Change(delete=uid), st.sampled_from("abc")),
+)
+
+
+def _record(uid: str, number: int, backwards: bool, uuid: str, made: str | None, state: str) -> ClaimRecord:
+    found = record(uid, state, number)
+    devices = [replace(each, device_uuid=uuid, partition_uuid=made) for each in found.devices]
+    return replace(found, devices=tuple(reversed(devices) if backwards else devices))
+
+
+@given(groups=st.lists(st.lists(CHANGES, min_size=1, max_size=4), max_size=8))
+def test_whatever_follows_whatever_in_one_transaction_or_several_the_tables_hold_what_is_in_memory(
+    tmp_path_factory: pytest.TempPathFactory, groups: list[list[Change]]
+) -> None:
+    """Rows that keep their places are changed, others made anew; opening a store holds its columns, row for row, against its documents."""
+    path = str(tmp_path_factory.mktemp("store") / "state.db")
+    store = Store.open(path)
+    expected: dict[str, ClaimRecord] = {}
+    for group in groups:
+        with store._writing:
+            store._write_now(group)
+        for change in group:
+            if change.put is not None:
+                expected[change.put.uid] = change.put
+            else:
+                expected.pop(str(change.delete), None)
+    assert store.claims == expected
+    store.close()
+    again = Store.open(path)
+    assert again.claims == expected
+    again.close()
+
+
+def test_a_claim_that_is_prepared_keeps_its_rows_and_one_with_other_devices_does_not(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+
+    def written(change: Change) -> list[str]:
+        statements: list[str] = []
+        store._connection.set_trace_callback(statements.append)
+        commit(store, change)
+        store._connection.set_trace_callback(None)
+        return [each.partition(" ")[0] for each in statements if "claims" in each or "devices" in each]
+
+    begun = record("a")
+    made = replace(begun.devices[0], partition_uuid="MIG-1", instance_id=7)
+    elsewhere = replace(made, device_uuid="GPU-1")
+    assert "DELETE" in written(Change(put=begun))
+    assert written(Change(put=begun.as_prepared([made], "boot-1"))) == ["INSERT", "INSERT"]
+    assert "DELETE" in written(Change(put=begun.as_prepared([elsewhere], "boot-1")))
+    store.close()
+    again = Store.open(str(tmp_path / "state.db"))
+    assert again.claims == {"a": begun.as_prepared([elsewhere], "boot-1")}
+    again.close()
