@@ -3,8 +3,8 @@
 """Our driver beside one in Go on the same boards, by turns, each with the node to itself.
 
 The other one (``tests/world/go/go-driver``) is what is on the way of a claim in a driver made of Kubernetes' and NVIDIA's libraries for Go.
-Alone it is held to the least that such a driver needs, a lock within its process; many at once are also held against the lock file
-that NVIDIA's driver has for a node, asked for every 100 ms. What is printed is our time as a multiple of the other's in this run.
+It has two ways: NVIDIA's, as far as that is published, and the least that such a driver needs. What is printed is our time as a multiple
+of the other's in this run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tests.cluster.cluster import DRIVER_UNIT, ROOT, Cluster, execute
 GO_DRIVER = "go-driver.example.com"
 UNIT = "bench-go-driver"
 PROGRAM, DEVICES = "/usr/local/bin/bench-go-driver", "/run/bench-go-driver.json"
-LOCKS = ("process", "node")
+#: How the other one takes a claim's steps (main.go).
+WAYS = ("nvidia", "lean")
 #: How often each has its turn, with so many rounds. A machine has its minutes, so that what is short is asked for more often.
 TURNS, ROUNDS = {True: 12, False: 3}, {True: 25, False: 6}
 #: What is compared: claims of a kind, so many at once.
@@ -64,11 +65,11 @@ def known_devices(devices: Mapping[str, Mapping[str, Any]], kind: Kind) -> dict[
     return known
 
 
-def served_by(cluster: Cluster, lock: str = "") -> str:
-    """Have one driver alone on the node, ours or the other one with such a lock; returns its name when it answers."""
+def served_by(cluster: Cluster, way: str = "") -> str:
+    """Have one driver alone on the node, ours or the other one in such a way; returns its name when it answers."""
     (node,) = cluster.nodes()
     cluster.run(node, "systemctl", "stop", DRIVER_UNIT, UNIT, check=False)
-    if not lock:
+    if not way:
         cluster.run(node, "systemctl", "start", DRIVER_UNIT)
         return cluster.driver
     words = (
@@ -81,7 +82,7 @@ def served_by(cluster: Cluster, lock: str = "") -> str:
         "--devices",
         DEVICES,
     )
-    cluster.run(node, "systemd-run", f"--unit={UNIT}", "--collect", PROGRAM, *words, "--lock", lock)
+    cluster.run(node, "systemd-run", f"--unit={UNIT}", "--collect", PROGRAM, *words, "--way", way)
     run = cluster.run(node, "systemctl", "show", UNIT, "--property=InvocationID", "--value").strip()
     journal = ("journalctl", f"_SYSTEMD_INVOCATION_ID={run}", "--output=cat")
     cluster.wait("the other driver", lambda: "ready" in cluster.run(node, *journal).splitlines())
@@ -111,7 +112,7 @@ def test_beside_a_driver_in_go(with_go: Cluster, figures: Figures, name: str, pa
     devices = cluster.devices(node)
     cluster.run(node, "sh", "-c", f"cat > {DEVICES}", text=json.dumps(known_devices(devices, kind)))
     cluster.run(node, "sh", "-c", "cat > /tmp/node_side.py", text=NODE_SIDE.read_text(encoding="utf-8"))
-    ways = ("", *LOCKS) if parallel > 1 else ("", LOCKS[0])
+    ways = ("", *WAYS)
     turns, rounds = TURNS[parallel == 1], ROUNDS[parallel == 1]
     taken: dict[str, dict[str, list[float]]] = {way: {} for way in ways}
     for _turn in range(turns):
@@ -124,9 +125,7 @@ def test_beside_a_driver_in_go(with_go: Cluster, figures: Figures, name: str, pa
     assert len(taken[""]["prepare"]) == turns * rounds * parallel
     figures.explained(kind.name, kind.says)
     for way in ways[1:]:
-        figures.beside(
-            f"{name}, {parallel} at once, our driver to one in Go with a lock of its {way}", taken[""], taken[way]
-        )
+        figures.beside(f"{name}, {parallel} at once, our driver to one in Go, way {way}", taken[""], taken[way])
     if kind.is_partition:
         assert cluster.instances(node) == []
 
@@ -134,7 +133,7 @@ def test_beside_a_driver_in_go(with_go: Cluster, figures: Figures, name: str, pa
 def test_memory_beside_a_driver_in_go(with_go: Cluster, figures: Figures) -> None:
     cluster = with_go
     (node,) = cluster.nodes()
-    served_by(cluster, LOCKS[0])
+    served_by(cluster, WAYS[0])
     shown = cluster.run(node, "systemctl", "show", UNIT, "--property=MainPID", "--value")
     theirs, _most = memory(cluster, node, int(shown))
     served_by(cluster)

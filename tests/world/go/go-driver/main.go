@@ -9,10 +9,13 @@
 // repository kubernetes-sigs/dra-driver-nvidia-gpu, its cmd/gpu-kubelet-plugin: device_state.go, cdi.go, nvlib.go): the checkpoint
 // is read, and read and written as "started"; the partition is made; the specification is built from what nvcdi has
 // told once, and written; the checkpoint is read and written as "completed". It publishes nothing, recovers nothing, watches
-// nothing, and logs nothing of a claim that goes well, so that it is rather quicker than a driver that does.
+// nothing, and counts nothing, so that it is rather quicker than a driver that does.
 //
-// -lock says who waits for whom. "node" is that driver's way: one claim of a node after the other, behind a lock file
-// that is asked for every 100 ms. "process" is the least that the checkpoint's one file allows: a lock within the process.
+// -way says how it does that. "nvidia" is that driver's way (driver.go, device_state.go, pkg/flock, pkg/flags/kubeclient.go): one claim of a
+// node after the other, behind a lock file that is asked for every 100 ms; another lock file each time that the checkpoint is read or
+// changed; a client of the API server as client-go makes it when it is told nothing, which speaks JSON (but with no limit of its own on
+// calls, where that driver has five a second); one line in the log for a claim that was prepared. "lean" is the least that the checkpoint's one
+// file allows: a lock within the process, protobuf, no log.
 package main
 
 import (
@@ -30,6 +33,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
 )
 
 // Where a kubelet expects its plugins' folders.
@@ -44,9 +48,18 @@ type device struct {
 	Profile   int    `json:"profile"` // the number of its GPU instance profile in NVML's enumeration
 }
 
+// way is how a claim's steps are taken.
+type way string
+
+const (
+	nvidia way = "nvidia"
+	lean   way = "lean"
+)
+
 // driver serves the calls of a kubelet.
 type driver struct {
 	name     string
+	way      way
 	devices  map[string]device
 	lock     locker
 	state    *state
@@ -61,27 +74,27 @@ func main() {
 	listed := flag.String("devices", "", "a file of JSON: the devices by their names")
 	library := flag.String("library", "libnvidia-ml.so.1", "NVML")
 	hook := flag.String("hook", "/usr/bin/nvidia-cdi-hook", "the toolkit's hook for containers, by its path there")
-	lock := flag.String("lock", "node", "who waits for whom: node or process")
+	how := flag.String("way", "nvidia", "how it works: nvidia or lean")
 	flag.Parse()
-	if err := serve(*name, *node, *kubeconfig, *listed, *library, *hook, *lock); err != nil {
+	if err := serve(*name, *node, *kubeconfig, *listed, *library, *hook, way(*how)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
 // serve runs the driver until it is told to end, and says "ready" when calls are answered.
-func serve(name, node, kubeconfig, listed, library, hook, lock string) error {
+func serve(name, node, kubeconfig, listed, library, hook string, how way) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	folder := filepath.Join(plugins, name)
 	if err := os.MkdirAll(folder, 0o750); err != nil {
 		return err
 	}
-	made, err := newDriver(name, folder, listed, library, hook, lock)
+	made, err := newDriver(name, folder, listed, library, hook, how)
 	if err != nil {
 		return err
 	}
-	client, err := newClient(kubeconfig)
+	client, err := newClient(kubeconfig, how)
 	if err != nil {
 		return err
 	}
@@ -103,19 +116,25 @@ func serve(name, node, kubeconfig, listed, library, hook, lock string) error {
 	return nil
 }
 
-func newDriver(name, folder, listed, library, hook, lock string) (*driver, error) {
+func newDriver(name, folder, listed, library, hook string, how way) (*driver, error) {
 	text, err := os.ReadFile(listed)
 	if err != nil {
 		return nil, err
 	}
-	made := &driver{name: name, devices: map[string]device{}}
+	made := &driver{name: name, way: how, devices: map[string]device{}}
 	if err := json.Unmarshal(text, &made.devices); err != nil {
 		return nil, fmt.Errorf("%s: %w", listed, err)
 	}
-	if made.lock, err = newLocker(lock, filepath.Join(folder, "calls.lock")); err != nil {
-		return nil, err
+	var files locker
+	switch how {
+	case lean:
+		made.lock, files = &processLock{}, noLock{}
+	case nvidia:
+		made.lock, files = &nodeLock{filepath.Join(folder, "calls.lock")}, &nodeLock{filepath.Join(folder, "files.lock")}
+	default:
+		return nil, fmt.Errorf("-way is %q: nvidia or lean is wanted", how)
 	}
-	if made.state, err = newState(folder); err != nil {
+	if made.state, err = newState(folder, files); err != nil {
 		return nil, err
 	}
 	if made.hardware, err = newHardware(library); err != nil {
@@ -126,14 +145,16 @@ func newDriver(name, folder, listed, library, hook, lock string) (*driver, error
 }
 
 // newClient has no limit of its own on calls: the usual one would be all that is measured.
-func newClient(kubeconfig string) (kubernetes.Interface, error) {
+func newClient(kubeconfig string, how way) (kubernetes.Interface, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		return nil, err
 	}
 	config.QPS, config.Burst = 1000, 1000
-	config.ContentType = "application/vnd.kubernetes.protobuf"
-	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	if how == lean {
+		config.ContentType = "application/vnd.kubernetes.protobuf"
+		config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	}
 	return kubernetes.NewForConfig(config)
 }
 
@@ -174,7 +195,7 @@ func (d *driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	}
 	defer release()
 	uid := string(claim.UID)
-	known, err := d.state.read()
+	known, err := d.state.read(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -192,7 +213,7 @@ func (d *driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		}
 	}
 	entry := prepared{State: "PrepareStarted", Status: claim.Status}
-	if err := d.state.change(func(claims map[string]prepared) { claims[uid] = entry }); err != nil {
+	if err := d.state.change(ctx, func(claims map[string]prepared) { claims[uid] = entry }); err != nil {
 		return nil, err
 	}
 	var devices []kubeletplugin.Device
@@ -222,7 +243,13 @@ func (d *driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		return nil, err
 	}
 	entry.State = "PrepareCompleted"
-	return devices, d.state.change(func(claims map[string]prepared) { claims[uid] = entry })
+	if err := d.state.change(ctx, func(claims map[string]prepared) { claims[uid] = entry }); err != nil {
+		return nil, err
+	}
+	if d.way == nvidia {
+		klog.Infof("Claim %s/%s:%s has its devices: %v", claim.Namespace, claim.Name, uid, devices)
+	}
+	return devices, nil
 }
 
 func (d *driver) unprepare(ctx context.Context, uid string) error {
@@ -231,7 +258,7 @@ func (d *driver) unprepare(ctx context.Context, uid string) error {
 		return err
 	}
 	defer release()
-	known, err := d.state.read()
+	known, err := d.state.read(ctx)
 	if err != nil {
 		return err
 	}
@@ -245,5 +272,5 @@ func (d *driver) unprepare(ctx context.Context, uid string) error {
 	if err := d.specs.remove(uid); err != nil {
 		return err
 	}
-	return d.state.change(func(claims map[string]prepared) { delete(claims, uid) })
+	return d.state.change(ctx, func(claims map[string]prepared) { delete(claims, uid) })
 }

@@ -69,21 +69,31 @@ func (c *checkpoint) VerifyChecksum() error {
 	return found.Verify(text)
 }
 
-// state keeps the claims in a checkpoint of the kubelet's kind.
+// state keeps the claims in a checkpoint of the kubelet's kind; lock is held while it is read, and while it is changed.
 type state struct {
 	files checkpointmanager.CheckpointManager
+	lock  locker
 }
 
-func newState(folder string) (*state, error) {
+func newState(folder string, lock locker) (*state, error) {
 	files, err := checkpointmanager.NewCheckpointManager(folder)
 	if err != nil {
 		return nil, err
 	}
-	return &state{files}, files.CreateCheckpoint(checkpointName, &checkpoint{})
+	return &state{files, lock}, files.CreateCheckpoint(checkpointName, &checkpoint{})
 }
 
 // read returns the claims by their UIDs.
-func (s *state) read() (map[string]prepared, error) {
+func (s *state) read(ctx context.Context) (map[string]prepared, error) {
+	release, err := s.lock.acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	return s.found()
+}
+
+func (s *state) found() (map[string]prepared, error) {
 	found := &checkpoint{Claims: map[string]prepared{}}
 	if err := s.files.GetCheckpoint(checkpointName, found); err != nil {
 		return nil, fmt.Errorf("%s: %w", checkpointName, err)
@@ -95,8 +105,13 @@ func (s *state) read() (map[string]prepared, error) {
 }
 
 // change reads the claims, changes them, and writes them.
-func (s *state) change(how func(map[string]prepared)) error {
-	claims, err := s.read()
+func (s *state) change(ctx context.Context, how func(map[string]prepared)) error {
+	release, err := s.lock.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	claims, err := s.found()
 	if err != nil {
 		return err
 	}
@@ -109,15 +124,10 @@ type locker interface {
 	acquire(ctx context.Context) (release func(), err error)
 }
 
-func newLocker(way, path string) (locker, error) {
-	switch way {
-	case "process":
-		return &processLock{}, nil
-	case "node":
-		return &nodeLock{path: path}, nil
-	}
-	return nil, fmt.Errorf("-lock is %q: node or process is wanted", way)
-}
+// noLock is for what another lock is held for.
+type noLock struct{}
+
+func (noLock) acquire(context.Context) (func(), error) { return func() {}, nil }
 
 // processLock lets one call after the other go on, at once.
 type processLock struct{ mutex sync.Mutex }
