@@ -308,14 +308,9 @@ class Lanes:
         ``late`` gets the answer, on the lane, if nobody waits for it any more when it comes: to take back what was done.
         A call that is made on the lane itself is part of the one that runs there, and is back when this returns.
         """
-        with self._lock:
-            lane = self._lanes.get(key)
-            if lane is None:
-                lane = self._lanes[key] = _Lane(f"{self._prefix}-{key}")
-                lane.held = self._held_for not in (None, key)
+        lane, whole = self._lane(key)
         call = Call(lane, function, deadline, doing or key, late)
-        whole = lane.running
-        if whole is not None and lane.thread is threading.current_thread():
+        if whole is not None:
             try:
                 call.answer = lane.within(whole, function, deadline, call.doing, late)
             except Exception as error:  # noqa: BLE001  it is raised again where the answer is awaited
@@ -338,7 +333,22 @@ class Lanes:
 
         Raises what the function raises, and DeviceFaulty with the cause no-answer.
         """
-        return self.submit(key, function, deadline, doing=doing, late=late).result()
+        lane, whole = self._lane(key)
+        if whole is not None:
+            return lane.within(whole, function, deadline, doing or key, late)
+        call = Call(lane, function, deadline, doing or key, late)
+        lane.put(call)
+        return call.result()
+
+    def _lane(self, key: str) -> tuple[_Lane, Call[Any] | None]:
+        """A lane, and the call that runs there and is the one that asks, if it is."""
+        with self._lock:
+            lane = self._lanes.get(key)
+            if lane is None:
+                lane = self._lanes[key] = _Lane(f"{self._prefix}-{key}")
+                lane.held = self._held_for not in (None, key)
+        whole = lane.running
+        return lane, whole if lane.thread is threading.current_thread() else None
 
     def leave(self, key: str) -> None:
         """Do what is left of the call that runs on the lane ``key``, and calls this, off the lane; others go on there meanwhile.

@@ -231,10 +231,9 @@ class Boards:
         former = self.last(board.uuid)
         if health is None and former is not None:
             health = former.health
-        device = replace(device, health=health or Health())
         if former is not None and former.partitioning.enabled != device.partitioning.enabled:
             self.read_minor(board)
-            device = replace(device, minor=board.minor)
+        device = replace(device, health=health or Health(), minor=board.minor)
         with self._lock:
             self._last[board.uuid] = device
             if known is None:

@@ -73,7 +73,8 @@ def with_id(entry: DeviceRecord, device: Device, held: Iterable[DeviceRecord], c
         return entry
     mine = [each.instance_id for each in held if each.device_uuid == device.uuid and each.kind == PARTITION]
     taken = [each for each in mine if each is not None]
-    return replace(entry, instance_id=choose_id(device, entry.placement, taken))
+    chosen = choose_id(device, entry.placement, taken)
+    return entry if chosen is None else replace(entry, instance_id=chosen)
 
 
 def refuse_missing(entry: DeviceRecord, device: Device) -> NoReturn:

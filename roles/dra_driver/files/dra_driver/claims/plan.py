@@ -208,11 +208,9 @@ def plan_prepare(
         if sharing and allocated.share_id:
             # Each claim has a companion of its own, so that the device cannot be one process's alone.
             wanted.pop(COMPUTE_MODE, None)
-        entry = replace(
-            _entry(allocated, offer, cdi_kind=cdi_kind, claim_uid=allocation.claim.uid),
-            settings=wanted,
-            sharing=sharing,
-        )
+        entry = _entry(allocated, offer, cdi_kind=cdi_kind, claim_uid=allocation.claim.uid)
+        if wanted or sharing:
+            entry = replace(entry, settings=wanted, sharing=sharing)
         device = devices[offer.device_uuid]
         entry = as_made_before(entry, allocated, device)
         if entry.share_id and device.unshareable is not None:
@@ -260,7 +258,7 @@ def plan_prepare(
         created_at=now,
         devices=tuple(planned),
     )
-    return PreparePlan(record=record, mode_changes=tuple(modes.values()))
+    return PreparePlan(record=record, mode_changes=tuple(modes.values()), pod_claim=allocation.pod_claim)
 
 
 def _entry(allocated: AllocatedDevice, offer: Offer, *, cdi_kind: str, claim_uid: str) -> DeviceRecord:

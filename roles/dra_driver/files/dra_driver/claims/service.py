@@ -331,7 +331,7 @@ class ClaimService:
             choose_id=self.hands.backend.choose_id,
         )
         self.hands.reached("planned")
-        return replace(plan, pod_claim=allocation.pod_claim)
+        return plan
 
     async def carry_out(self, plan: PreparePlan, facts: Mapping[str, Device], watch: Stopwatch) -> ClaimRecord:
         """Prepare a claim as planned; on failure nothing of it stays. The device locks are held. Raises AcceleratorError."""
