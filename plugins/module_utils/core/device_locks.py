@@ -30,27 +30,32 @@ _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 class DeviceLocks:
     """The locks in one driver's state folder, for one holder at a time in this object.
 
-    ``holder`` says for others who this is. Where the folder is not there no driver has ever run, and nothing is locked.
+    ``holder`` says for others who this is. Where the folder is not there no driver has ever run, and nothing is locked. Who takes the same
+    locks again and again ``keeps_open`` their files, until ``drop_all``.
     """
 
-    def __init__(self, state_directory: str, holder: str) -> None:
+    def __init__(self, state_directory: str, holder: str, *, keeps_open: bool = False) -> None:
         self._state_directory = state_directory
         self._folder = f"{state_directory}/{FOLDER}"
         self._holder = holder
+        self._keeps_open = keeps_open
         self._held: dict[str, int] = {}
+        self._kept: dict[str, int] = {}
 
     def take(self, name: str) -> bool:
         """Take a lock if nobody has it, and return whether it was to be had; does not wait. Raises AcceleratorError."""
         if name in self._held:
             return False
         while True:
-            descriptor = self._open(name)
+            descriptor = self._kept.pop(name, None)
+            if descriptor is None:
+                descriptor = self._open(name)
             if descriptor is None:
                 return True
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                os.close(descriptor)
+                self._leave(name, descriptor)
                 return False
             if self._is_current(descriptor, name):
                 break
@@ -66,13 +71,25 @@ class DeviceLocks:
     def drop(self, name: str) -> None:
         """Give a lock back; one that is not held is left alone."""
         descriptor = self._held.pop(name, None)
-        if descriptor is not None:
-            os.close(descriptor)
+        if descriptor is None:
+            return
+        if self._keeps_open:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        self._leave(name, descriptor)
 
     def drop_all(self) -> None:
-        """Give back all that are held."""
+        """Give back all that are held, and keep no file open."""
         for name in tuple(self._held):
             self.drop(name)
+        while self._kept:
+            os.close(self._kept.popitem()[1])
+
+    def _leave(self, name: str, descriptor: int) -> None:
+        """Do without the lock of an open file."""
+        if self._keeps_open:
+            self._kept[name] = descriptor
+        else:
+            os.close(descriptor)
 
     def holds(self, name: str) -> bool:
         """Whether this object has a lock."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -100,6 +101,41 @@ def test_a_folder_that_was_made_anew_holds_the_lock(tmp_path: Path) -> None:
     third = DeviceLocks(str(tmp_path), "third")
     assert not third.take("GPU-1")
     assert third.holder_of("GPU-1").startswith("new")
+
+
+def test_a_file_that_is_kept_open_locks_nobody_out_and_is_another_one_when_it_was_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver takes the lock of a device with each claim: the file is opened once, and what others do with it in between holds."""
+    opened: list[str] = []
+    real = os.open
+
+    def seen(path: str, *rest: int, **more: int) -> int:
+        opened.append(Path(path).name)
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", seen)
+    driver, module = DeviceLocks(str(tmp_path), "the driver", keeps_open=True), DeviceLocks(str(tmp_path), "a layout")
+    for _claim in range(3):
+        assert driver.take("GPU-1") and not module.take("GPU-1")
+        assert driver.holder_of("GPU-1").startswith("the driver")
+        driver.drop("GPU-1")
+        assert module.take("GPU-1") and not driver.take("GPU-1")
+        assert driver.holder_of("GPU-1").startswith("a layout")
+        module.drop("GPU-1")
+    assert opened.count("GPU-1.lock") == 2 + 2 * 3  # the first one made the folder in between
+    shutil.rmtree(tmp_path / "locks")
+    assert module.take("GPU-1") and not driver.take("GPU-1")
+    module.drop("GPU-1")
+    assert driver.take("GPU-1") and module.is_taken("GPU-1")
+    driver.drop_all()
+    assert not module.is_taken("GPU-1")
+    descriptors = {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_open(name)}
+    assert not any(str(tmp_path) in each for each in descriptors)
+
+
+def _is_open(descriptor: str) -> bool:
+    return Path(f"/proc/self/fd/{descriptor}").is_symlink()
 
 
 def test_taking_a_lock_again_writes_nothing(tmp_path: Path) -> None:

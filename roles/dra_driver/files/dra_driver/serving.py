@@ -176,7 +176,7 @@ class Serving:
         configuration, directory, boot_id = self._configuration, self._directory, self._boot_id
         self._backend.remember(device for record in store.claims.values() for device in record.away)
         ownership = Ownership(store, None if self._backend.partitions_outlive_boot else boot_id)
-        locks = DeviceLocks(directory, f"the driver {self._driver}")
+        locks = DeviceLocks(directory, f"the driver {self._driver}", keeps_open=True)
         guard = DeviceGuard(locks)
         refusals = Refusals()
         repartition = Watch(directory)
