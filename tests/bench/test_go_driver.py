@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.bench.allocations import KINDS, LAYOUTS, Kind
-from tests.bench.figures import Figures
+from tests.bench.figures import Figures, percentile
 from tests.bench.test_figures import NODE_SIDE, PYTHON, allocated_claims, await_devices, lay_out, memory
 from tests.cluster.cluster import DRIVER_UNIT, ROOT, Cluster, execute
 
@@ -29,6 +29,7 @@ PROGRAM, DEVICES = "/usr/local/bin/bench-go-driver", "/run/bench-go-driver.json"
 WAYS = ("nvidia", "lean")
 #: How often each has its turn, with so many rounds. A machine has its minutes, so that what is short is asked for more often.
 TURNS, ROUNDS = {True: 12, False: 3}, {True: 25, False: 6}
+EMPTY_TURNS, EMPTY_ROUNDS = 4, 200
 #: What is compared: claims of a kind, so many at once.
 ROWS = (("whole", 1), ("whole", 8), ("dynamic", 1), ("dynamic", 42))
 #: The number of NVML's smallest GPU instance profile in its enumeration (nvml.h, NVML_GPU_INSTANCE_PROFILE_1_SLICE).
@@ -128,6 +129,22 @@ def test_beside_a_driver_in_go(with_go: Cluster, figures: Figures, name: str, pa
         figures.beside(f"{name}, {parallel} at once, our driver to one in Go, way {way}", taken[""], taken[way])
     if kind.is_partition:
         assert cluster.instances(node) == []
+
+
+def test_an_empty_call_beside_a_driver_in_go(with_go: Cluster, figures: Figures) -> None:
+    """What each library for gRPC takes of a claim's time, the client's own with it."""
+    cluster = with_go
+    (node,) = cluster.nodes()
+    cluster.run(node, "sh", "-c", f"test -e {DEVICES} || echo '{{}}' > {DEVICES}")
+    cluster.run(node, "sh", "-c", "cat > /tmp/node_side.py", text=NODE_SIDE.read_text(encoding="utf-8"))
+    taken: dict[str, list[float]] = {"": [], WAYS[0]: []}
+    for _turn in range(EMPTY_TURNS):
+        for way, seconds in taken.items():
+            order = {"driver": served_by(cluster, way), "rounds": EMPTY_ROUNDS + 1, "claims": []}
+            told = json.loads(cluster.run(node, *PYTHON, "/tmp/node_side.py", text=json.dumps(order), timeout=300))
+            seconds += told["empty"][1:]
+    ours, theirs = (percentile(seconds, 0.5) for seconds in taken.values())
+    figures.said(f"an empty call, ours to theirs: {ours / theirs:.2f} ({ours * 1e3:.2f} and {theirs * 1e3:.2f} ms)")
 
 
 def test_memory_beside_a_driver_in_go(with_go: Cluster, figures: Figures) -> None:

@@ -126,6 +126,21 @@ def test_a_disk_that_fails_is_told_to_who_waits_and_the_change_can_be_taken_back
     again.close()
 
 
+def test_when_the_thread_that_waits_for_the_disk_ends_nobody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+
+    def ends(_descriptor: int) -> None:
+        raise SystemExit("out of memory")
+
+    monkeypatch.setattr(os, "fdatasync", ends)
+    for uid in "ab":
+        with pytest.raises(StoreError, match="can no longer be written"):
+            store.begin(Change(put=record(uid))).wait()
+    store.close()
+
+
 def test_what_is_begun_while_another_one_writes_is_written_by_the_stores_own_thread(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "state.db"))
     with store._writing:

@@ -305,19 +305,27 @@ class Store:
         group = _all_of(self._unsynced)
         if not group:
             return
-        error: AcceleratorError | None = None
+        try:
+            error = self._wait_for_log()
+            now, outcome = time.perf_counter(), "failure" if error else "success"
+            for began in sorted({pending.began for pending in group}):
+                self.observer(outcome, now - began)
+        except BaseException as unforeseen:
+            self._answer(group, StoreError(f"The store {self.path} can no longer be written: {unforeseen!r}"))
+            raise
+        self._answer(group, error)
+        if error is not None:
+            self.failed(error)
+
+    def _wait_for_log(self) -> AcceleratorError | None:
+        """Wait until SQLite's log is on disk, and return why it is not."""
         try:
             os.fdatasync(self._log_file())
         except FileNotFoundError:
             pass  # it was written anew meanwhile, from memory: then it is in the database, which is on disk
         except OSError as problem:
-            error = unwritable(self.path, problem)
-        now, outcome = time.perf_counter(), "failure" if error else "success"
-        for began in sorted({pending.began for pending in group}):
-            self.observer(outcome, now - began)
-        self._answer(group, error)
-        if error is not None:
-            self.failed(error)
+            return unwritable(self.path, problem)
+        return None
 
     def _log_file(self) -> int:
         """The log of the present connection, which SQLite names after the file that a path leads to. Raises OSError."""
