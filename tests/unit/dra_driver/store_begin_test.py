@@ -196,8 +196,14 @@ def test_a_store_that_is_written_anew_before_the_disk_was_waited_for_has_what_wa
     again.close()
 
 
+def _record(uid: str, number: int, backwards: bool, uuid: str, made: str | None, state: str) -> ClaimRecord:
+    found = record(uid, state, number)
+    devices = [replace(each, device_uuid=uuid, partition_uuid=made) for each in found.devices]
+    return replace(found, devices=tuple(reversed(devices) if backwards else devices))
+
+
 RECORDS = st.builds(
-    lambda uid, number, order, uuid, made, state: _record(uid, number, order, uuid, made, state),
+    _record,
     st.sampled_from("abc"),
     st.integers(0, 3),
     st.booleans(),
@@ -209,12 +215,6 @@ CHANGES = st.one_of(
     st.builds(lambda each, durable: Change(put=each, durable=durable), RECORDS, st.booleans()),
     st.builds(lambda uid: Change(delete=uid), st.sampled_from("abc")),
 )
-
-
-def _record(uid: str, number: int, backwards: bool, uuid: str, made: str | None, state: str) -> ClaimRecord:
-    found = record(uid, state, number)
-    devices = [replace(each, device_uuid=uuid, partition_uuid=made) for each in found.devices]
-    return replace(found, devices=tuple(reversed(devices) if backwards else devices))
 
 
 @given(groups=st.lists(st.lists(CHANGES, min_size=1, max_size=4), max_size=8))
