@@ -116,8 +116,8 @@ BREAKS = (
     Break(
         "store-empty",
         "a store that is made anew lacks the claims",
-        f"{DRIVER}/claims/store.py",
-        "    for record in content.claims.values():\n        _write(connection, Change(put=record))\n",
+        f"{DRIVER}/claims/store_tables.py",
+        "    for record in content.claims.values():\n        write(connection, Change(put=record), {})\n",
         "",
         ("tests/unit/dra_driver/store_rebuild_test.py::test_store_made_anew_on_a_failing_disk_is_whole_or_not_there",),
     ),
@@ -128,6 +128,27 @@ BREAKS = (
         '                self._answer(group, StoreError(f"The store {self.path} could not write a change: {error!r}"))\n',
         "",
         ("tests/unit/dra_driver/store_writing_test.py::test_a_change_that_cannot_be_written_down_fails_alone",),
+    ),
+    Break(
+        "store-disk",
+        "a claim is answered for before its record is on disk",
+        f"{DRIVER}/claims/store.py",
+        "        late = [] if in_time else [pending for pending in group if pending.change.durable]\n",
+        "        late: list[Pending] = []\n",
+        (
+            "tests/unit/dra_driver/store_begin_test.py::test_what_is_begun_is_there_at_once_and_done_when_it_is_on_disk",
+            "tests/unit/dra_driver/service_test.py::test_one_prepare_costs_one_read_and_one_commit_for_each_transition",
+        ),
+    ),
+    Break(
+        "store-rows",
+        "the rows of a claim's devices stay when it has others",
+        f"{DRIVER}/claims/store_tables.py",
+        "record.uid in held and _places(record) == _places(held[record.uid])",
+        "record.uid in held",
+        (
+            "tests/unit/dra_driver/store_begin_test.py::test_whatever_follows_whatever_the_tables_hold_what_is_in_memory",
+        ),
     ),
     Break(
         "turned-bit",

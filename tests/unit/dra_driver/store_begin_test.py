@@ -218,7 +218,7 @@ CHANGES = st.one_of(
 
 
 @given(groups=st.lists(st.lists(CHANGES, min_size=1, max_size=4), max_size=8))
-def test_whatever_follows_whatever_in_one_transaction_or_several_the_tables_hold_what_is_in_memory(
+def test_whatever_follows_whatever_the_tables_hold_what_is_in_memory(
     tmp_path_factory: pytest.TempPathFactory, groups: list[list[Change]]
 ) -> None:
     """Rows that keep their places are changed, others made anew; opening a store holds its columns, row for row, against its documents."""
