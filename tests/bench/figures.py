@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -14,6 +15,21 @@ def percentile(values: list[float], share: float) -> float:
     """The value below which ``share`` (0–1) of the values lie: nearest rank."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered) + 0.5) - 1))]
+
+
+def between(ours: Sequence[list[float]], theirs: Sequence[list[float]], draws: int = 1000) -> tuple[float, float]:
+    """Between what the ratio of two medians lies, 95 of 100 times, if turns that come in pairs were taken again.
+
+    The turns are drawn with replacement, always the same way for the same figures: what a machine does from turn to turn is the most of what
+    makes such ratios differ, and within a turn values are alike.
+    """
+    chance, positions = random.Random(len(ours)), range(len(ours))
+    ratios = []
+    for _draw in range(draws):
+        drawn = chance.choices(positions, k=len(ours))
+        mine, others = ([value for each in drawn for value in turns[each]] for turns in (ours, theirs))
+        ratios.append(percentile(mine, 0.5) / percentile(others, 0.5))
+    return percentile(ratios, 0.025), percentile(ratios, 0.975)
 
 
 @dataclass
@@ -55,12 +71,27 @@ class Figures:
         self.lines.append(f"{what}, {parallel} in parallel: {middle:.2f} at p50, {late:.2f} at p90")
         return middle
 
-    def beside(self, what: str, ours: Mapping[str, list[float]], theirs: Mapping[str, list[float]]) -> None:
-        """Add our times as multiples of another driver's: a call at p50 and p90, and all calls that came together."""
+    def beside(
+        self,
+        what: str,
+        our_turns: Sequence[Mapping[str, list[float]]],
+        their_turns: Sequence[Mapping[str, list[float]]],
+    ) -> None:
+        """Add our times as multiples of another driver's: a call at p50 and p90, and all calls that came together.
+
+        The turns come in pairs, one of ours and one of the other's that followed on each other.
+        """
+        ours, theirs = (
+            {name: [value for turn in turns for value in turn[name]] for name in turns[0]}
+            for turns in (our_turns, their_turns)
+        )
         told = []
         for name, share in (("prepare", 0.5), ("prepare", 0.9), ("unprepare", 0.5)):
             mine, other = percentile(ours[name], share), percentile(theirs[name], share)
             told.append(f"{name} p{share * 100:.0f} {mine / other:.2f} ({mine * 1e3:.1f} and {other * 1e3:.1f} ms)")
+            if share == 0.5:
+                low, high = between([turn[name] for turn in our_turns], [turn[name] for turn in their_turns])
+                told[-1] += f" [{low:.2f} to {high:.2f}]"
         mine, other = median(ours["prepare_all"]), median(theirs["prepare_all"])
         told.append(f"all prepared {mine / other:.3f} ({mine * 1e3:.1f} and {other * 1e3:.1f} ms)")
         self.lines.append(f"{what}: {', '.join(told)}")
