@@ -22,6 +22,7 @@ _HOOK_NAMES = ("prestart", "createRuntime", "createContainer", "startContainer",
 _DEVICE_TYPES = ("", "b", "c", "u", "p")
 _Version = tuple[int, int, int]
 _OLDEST: _Version = (0, 3, 0)
+COMMON = "containerEdits"  # of all devices of a file
 
 Edit = TypeVar("Edit")
 
@@ -150,6 +151,11 @@ class ContainerEdits:
         _validate_edits(spelled)
         return spelled, _version_of_edits(spelled)
 
+    @functools.cached_property
+    def text(self) -> str:
+        """The edits in the file's spelling, as JSON; made once, as ``checked`` is. Raises ValueError."""
+        return json.dumps(self.checked[0])
+
     def to_dict(self) -> dict[str, Any]:
         """Return the edits in the file's spelling."""
         return _without_empty(
@@ -223,7 +229,7 @@ def build_spec(
         spec["annotations"] = dict(annotations)
     spec["devices"] = [{"name": name, "containerEdits": edits.checked[0]} for name, edits in devices.items()]
     if common:
-        spec["containerEdits"] = common.checked[0]
+        spec[COMMON] = common.checked[0]
     needed = max(each.checked[1] for each in (*devices.values(), common or ContainerEdits()))
     spec["cdiVersion"] = _text(max(needed, _version_of_frame(spec)))
     _validate_frame(spec)
@@ -309,13 +315,16 @@ def spec_path(directory: str, kind: str, claim_uid: str) -> str:
     return f"{directory.rstrip('/')}/{_file_prefix(kind)}{claim_uid.replace('/', '_')}.json"
 
 
-def write_spec(system: System, path: str, spec: Mapping[str, Any]) -> None:
-    """Write a CDI file as ``build_spec`` returns it, atomically, as JSON with stable order.
+def write_spec(system: System, path: str, spec: Mapping[str, Any], common: ContainerEdits | None = None) -> None:
+    """Write a CDI file as ``build_spec`` returns it for these ``common`` edits, atomically, as JSON with stable order.
 
     After a start of the machine it is written again, so that nobody waits for a disk.
     """
     # On one line: with line breaks Python's encoder takes ten times as long, at each claim.
-    system.write_atomic(path, (json.dumps(spec) + "\n").encode(), mode=0o644, durable=False)
+    text = json.dumps({key: value for key, value in spec.items() if key != COMMON} if common else spec)
+    if common:  # what is the same in each claim's file, and most of it
+        text = f'{text[:-1]}, "{COMMON}": {common.text}}}'
+    system.write_atomic(path, f"{text}\n".encode(), mode=0o644, durable=False)
 
 
 def remove_spec(system: System, path: str) -> bool:

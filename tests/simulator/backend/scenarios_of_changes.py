@@ -8,13 +8,16 @@ import itertools
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from dra_driver.core.errors import (
     AcceleratorError,
     DoesNotFit,
     InUse,
     LayoutFailed,
+    NotFound,
     Unsupported,
 )
 from dra_driver.core.layout import LayoutPlan, plan_layout, plan_layouts
@@ -24,7 +27,7 @@ from dra_driver.core.model import Device, Partition, Placement
 from dra_driver.core.nvidia.mig_parted import rules_from_mig_parted
 from dra_driver.core.prepared import PreparedPartition
 
-from tests.simulator.backend.stage import Stage, on, places, refused
+from tests.simulator.backend.stage import Stage, on, places, recorded, refused
 from tests.unit.core import board_model
 
 
@@ -42,6 +45,62 @@ def a_mode_that_needs_a_reset(stage: Stage) -> None:
     assert stage.backend.device(gpu.uuid).partitioning.enabled
     others = stage.gpus()[1:]
     assert not any(other.partitioning.enabled or other.partitioning.pending for other in others)
+
+
+@on("8xH100")
+def a_mode_is_asked_for_once_by_what_follows_on_a_look(stage: Stage) -> None:
+    gpu = stage.first()
+    made: list[Partition] = []
+
+    def steps() -> None:
+        stage.backend.device(gpu.uuid)
+        stage.backend.set_partitioning(gpu.uuid, True)
+        made.append(stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1)))
+
+    calls = recorded(stage)
+    stage.backend.together(gpu.uuid, steps)
+    asked = [function for function, _argument in calls]
+    assert asked.count("nvmlDeviceGetMigMode") == 2, "once by the look, and once after the change"
+    assert asked.index("nvmlDeviceSetMigMode") > asked.index("nvmlDeviceGetMigMode")
+    stage.backend.destroy_partition(gpu.uuid, made[0].instance_id)
+    # What somebody else has changed is seen: here a moment has passed.
+    head = "from dra_driver.core.backend import create\nbackend = create('nvidia')\nbackend.open()\n"
+    program = f"{head}backend.set_partitioning({gpu.uuid!r}, False)\n"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    refused(Unsupported, stage.backend.create_partition, gpu.uuid, 19, Placement(0, 1))
+    # And what is not seen in time is refused by the GPU, with nothing changed.
+    stage.backend._boards.settle(gpu.uuid)[0].mode_told = (
+        time.monotonic(),
+        replace(gpu.partitioning, enabled=True),
+    )
+    refused(Unsupported, stage.backend.create_partition, gpu.uuid, 19, Placement(0, 1))
+    assert stage.backend.device(gpu.uuid).partitions == ()
+
+
+@on("8xH100")
+def the_numbers_of_capabilities_stay_as_long_as_nvml_is_open(stage: Stage) -> None:
+    gpu = stage.enabled()
+    stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
+    gpu = stage.backend.device(gpu.uuid)
+    file = stage.root / "proc/devices"
+
+    def major() -> int | None:
+        return stage.backend.device_edits(gpu, gpu.partitions[0]).device_nodes[-1].major
+
+    found = major()
+    said = file.read_text()
+    file.unlink()
+    file.write_text(said.replace(f"{found} nvidia-caps\n", "411 nvidia-caps\n"))
+    assert major() == found
+    stage.backend.close()
+    stage.backend.open()
+    assert major() == 411
+    stage.backend.close()
+    file.write_text("Character devices:\n195 nvidia\n")
+    stage.backend.open()
+    refused(NotFound, major)
+    file.write_text(said)
+    assert major() == found, "what was not there is looked for again"
 
 
 @on("4xA30")

@@ -188,6 +188,11 @@ def test_files_on_disk(tmp_path: Path) -> None:
     spec = cdi.build_spec(KIND, {"11-22-gpu-0": NODE})
     cdi.write_spec(system, path, spec)
     assert json.loads((tmp_path / path[1:]).read_text()) == spec
+    common = ContainerEdits(env=("A=\u00e4",), mounts=(cdi.Mount("/lib/a.so", "/lib/a.so"),))
+    for edits in (common, ContainerEdits()):
+        spec = cdi.build_spec(KIND, {"11-22-gpu-0": NODE}, edits, {"note": "x"})
+        cdi.write_spec(system, path, spec, edits)
+        assert (tmp_path / path[1:]).read_text() == json.dumps(spec) + "\n"
     (tmp_path / "var/run/cdi/nvidia.yaml").write_text("")
     (tmp_path / "var/run/cdi/k8s.gpu.nvidia.com-other_x.json").write_text("")
     assert cdi.list_specs(system, "/var/run/cdi", KIND) == ("11-22",)

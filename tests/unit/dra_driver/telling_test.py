@@ -15,8 +15,11 @@ import grpc
 import grpc.aio
 import pytest
 from claim_steps import SMALL, prepare_all
-from dra_driver.claims.answers import Afterwards
+from dra_driver.claims.answers import Afterwards, Answers
+from dra_driver.claims.records import ClaimReference
+from dra_driver.core.errors import AcceleratorError
 from dra_driver.kubelet.server import PluginServer
+from dra_driver.metrics import NoMetrics, Stopwatch
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc
 from machine_model import Claims, Node
 
@@ -156,6 +159,70 @@ def test_a_device_is_free_for_others_while_its_claims_files_are_written(tmp_path
 
     claims = Claims()
     node = Node(tmp_path, claims, reached=reached)
+    try:
+        asyncio.run(main())
+    finally:
+        node.close()
+
+
+def test_the_claims_of_one_call_are_answered_together_and_each_by_itself() -> None:
+    """The call ends with the last of them; one that is done twice is done once, and one that nobody lets begin keeps none waiting."""
+    done: list[str] = []
+
+    class Reporter:
+        def failed(self, claim: ClaimReference, verb: str, error: AcceleratorError) -> None:
+            done.append(f"{verb} of {claim.uid}: {error.message}")
+
+    async def work(reference: ClaimReference, _watch: Stopwatch) -> None:
+        await asyncio.sleep({"quick": 0.0, "slow": 0.05}[reference.name])
+        done.append(reference.uid)
+        if reference.uid == "b":
+            raise AcceleratorError("No")
+
+    def claim(uid: str, name: str) -> ClaimReference:
+        return ClaimReference(namespace="default", name=name, uid=uid)
+
+    async def main() -> None:
+        answers = Answers(Reporter(), NoMetrics())
+        several = [claim("a", "slow"), claim("b", "quick"), claim("a", "slow"), claim("/", "quick")]
+        outcomes = await answers.to_all(several, "Prepare", work)
+        assert done == ["b", "Prepare of b: No", "a"]
+        assert {uid: outcome.code for uid, outcome in outcomes.items()} == {
+            "a": "",
+            "b": AcceleratorError.default_code,
+            "/": "invalid-claim",
+        }
+        assert answers.under_way == 0 and await answers.to_all([], "Prepare", work) == {}
+
+        call = asyncio.ensure_future(answers.to_all([claim("c", "slow")], "Prepare", work))
+        await asyncio.sleep(0)
+        (begun,) = answers._running
+        begun.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(call, LONG)
+        assert "c" not in done
+
+    asyncio.run(main())
+
+
+def test_whoever_becomes_ready_as_the_time_of_waiting_ends_serves_who_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        await node.start()
+        node.service.set_ready("The driver is starting")
+
+        async def ends(waiting: Any, _seconds: float) -> None:
+            waiting.close()
+            node.service.set_ready()
+            raise asyncio.TimeoutError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "wait_for", ends)
+            await node.service.wait_until_ready()
+
+    claims = Claims()
+    node = Node(tmp_path, claims)
     try:
         asyncio.run(main())
     finally:

@@ -444,7 +444,9 @@ class NvidiaBackend:
 
     def device_edits(self, device: Device, partition: Partition | None, monitoring: bool = False) -> ContainerEdits:
         """Return what one GPU or one MIG device needs in a container; its node is the one that it has now."""
-        return edits.device_edits(self._system, self._boards.with_present_minor(device), partition, monitoring)
+        boards = self._boards
+        present = boards.with_present_minor(device)
+        return edits.device_edits(self._system, present, partition, monitoring, boards.capability_major)
 
     def share_edits(self, device: Device, consumed: Mapping[str, int]) -> ContainerEdits:  # noqa: ARG002  MPS sets limits
         """Return nothing. Pure."""

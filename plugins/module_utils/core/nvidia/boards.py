@@ -15,7 +15,7 @@ from .. import pci
 from ..errors import AcceleratorError, BackendUnavailable
 from ..model import UNKNOWN_ERROR, Device, Health, Partitioning
 from ..system import System
-from . import condition, discover
+from . import condition, discover, edits
 from .discover import BoardFacts, DriverFacts
 from .nvml import Nvml
 from .watch import Watch
@@ -24,6 +24,9 @@ Answer = TypeVar("Answer")
 
 KERNEL_DRIVER = "nvidia"  # the name under which the kernel knows NVIDIA's own
 
+# How long a GPU's MIG mode counts as read, for a change: it follows on a look at the GPU, or on another change, on one visit of its lane, and
+# the change itself is refused where somebody else has been quicker than that.
+MODE_SECONDS = 0.01
 # What NVML answers for a handle that a mode change or a reset has made invalid.
 _STALE = ("invalid-argument", "not-found", "gpu-not-found", UNKNOWN_ERROR)
 
@@ -42,6 +45,7 @@ class Boards:
         self._read_at: dict[str, int | None] = {}  # what the watch said when the partitions were read
         self._away: dict[str, Device] = {}  # those that another driver has, for us
         self._returned = 0
+        self._capability_major: int | None = None
 
     @property
     def driver(self) -> DriverFacts:
@@ -54,17 +58,19 @@ class Boards:
         """Begin a session with the library."""
         with self._lock:
             self._driver = driver
+            self._capability_major = None
 
     def end(self) -> None:
         """Forget all that holds for a session: every handle. What was read last is kept."""
         with self._lock:
-            self._driver = None
+            self._driver = self._capability_major = None
             self._kept.clear()
             self._read_at.clear()
 
     def let_go(self) -> None:
         """Forget every handle, because the library is closed for a moment."""
         with self._lock:
+            self._capability_major = None
             self._kept.clear()
             self._read_at.clear()
 
@@ -155,9 +161,19 @@ class Boards:
         """
 
         def ask(board: BoardFacts) -> tuple[BoardFacts, Partitioning]:
-            return board, discover.settle(self._nvml, board)
+            return board, discover.settle(self._nvml, board, MODE_SECONDS)
 
         return self._use(self._get(uuid), lambda: self._find(uuid), ask)
+
+    def capability_major(self) -> int | None:
+        """Return the major number of the capabilities' nodes. The kernel module that has it stays as long as NVML has that open."""
+        if self._capability_major is not None:
+            return self._capability_major
+        found = edits.read_capability_major(self._system)
+        with self._lock:
+            if self._driver is not None:
+                self._capability_major = found
+        return found
 
     def read_minor(self, board: BoardFacts) -> None:
         """Read the minor number of a GPU's node, after a change of its MIG mode, which can move it."""
@@ -227,13 +243,14 @@ class Boards:
     def _read(self, board: BoardFacts, known: Device | None = None, health: Health | None = None) -> Device:
         """Read what changes. Its condition is what the look found that read it last: claims do not wait for that."""
         state = self._watch.state_of(board.uuid)
-        device = discover.read_device(self._nvml, self._system, board, known.partitions if known is not None else None)
         former = self.last(board.uuid)
-        if health is None and former is not None:
-            health = former.health
+        if health is None:
+            health = former.health if former is not None else Health()
+        partitions = known.partitions if known is not None else None
+        device = discover.read_device(self._nvml, self._system, board, partitions, health)
         if former is not None and former.partitioning.enabled != device.partitioning.enabled:
             self.read_minor(board)
-        device = replace(device, health=health or Health(), minor=board.minor)
+            device = replace(device, minor=board.minor)
         with self._lock:
             self._last[board.uuid] = device
             if known is None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from ..model import (
     AttributeValue,
     Clique,
     Device,
+    Health,
     Partition,
     Partitioning,
     Passthrough,
@@ -74,7 +76,7 @@ class BoardFacts:
     ``profiles`` are those of the MIG mode ``mode``, because some drivers tell of them only in one of the two; those of the
     other mode, if they were read, wait in ``of_mode``. ``compute_profiles`` is filled per profile id as GPU instances are
     seen, because NVML tells it of instances only. ``unanswered`` names what the GPU has no answer to about its condition, and
-    ``clique`` and ``switched`` are what it said last of its fabric.
+    ``clique`` and ``switched`` are what it said last of its fabric, and ``mode_told`` of its MIG mode, with the time of ``time.monotonic``.
     """
 
     handle: Any
@@ -94,12 +96,14 @@ class BoardFacts:
     passthrough: Passthrough | None = None
     mode: bool | None = None
     profiles: tuple[Profile, ...] = ()
+    memory_slices: int = 0
     compute_profiles: dict[int, tuple[ComputeProfile, ...]] = field(default_factory=dict)
     of_mode: dict[bool, tuple[tuple[Profile, ...], dict[int, tuple[ComputeProfile, ...]]]] = field(default_factory=dict)
     unanswered: set[str] = field(default_factory=set)
     driver_version: str = ""
     clique: Clique | None = None
     switched: bool = False
+    mode_told: tuple[float, Partitioning] | None = None
 
 
 @dataclass(frozen=True)
@@ -235,8 +239,10 @@ def read_profiles(nvml: Nvml, handle: Any, memory_bytes: int, pci_device_id: int
     return tuple(found)
 
 
-def read_device(nvml: Nvml, system: System, board: BoardFacts, known: Sequence[Partition] | None = None) -> Device:
-    """Read what changes about a GPU, and return it with all else. Raises DeviceFaulty, AcceleratorError.
+def read_device(
+    nvml: Nvml, system: System, board: BoardFacts, known: Sequence[Partition] | None, health: Health
+) -> Device:
+    """Read what changes about a GPU but for its health, and return it with all else. Raises DeviceFaulty, AcceleratorError.
 
     ``known`` are the partitions, where it is known that they are what they were; they are not read then.
     """
@@ -257,7 +263,7 @@ def read_device(nvml: Nvml, system: System, board: BoardFacts, known: Sequence[P
         pcie_root=board.pcie_root,
         numa_node=board.numa_node,
         memory_bytes=board.memory_bytes,
-        memory_slices=max((each.end for profile in board.profiles for each in profile.placements), default=0),
+        memory_slices=board.memory_slices,
         attributes=board.attributes,
         capacities=frozen({"memory": board.memory_bytes} if board.memory_bytes else {}),
         partitioning=partitioning,
@@ -271,6 +277,7 @@ def read_device(nvml: Nvml, system: System, board: BoardFacts, known: Sequence[P
         driver_version=board.driver_version,
         clique=board.clique,
         switched=board.switched,
+        health=health,
     )
 
 
@@ -287,7 +294,9 @@ def read_partitioning(nvml: Nvml, board: BoardFacts) -> Partitioning:
         )
     except Unsupported:
         return Partitioning(supported=False)
-    return Partitioning(True, bool(current), bool(pending), board.needs_reset)
+    told = Partitioning(True, bool(current), bool(pending), board.needs_reset)
+    board.mode_told = (time.monotonic(), told)
+    return told
 
 
 def read_processes(nvml: Nvml, system: System, handle: Any, uuid: str) -> dict[int | None, tuple[Process, ...]]:
@@ -305,9 +314,11 @@ def read_processes(nvml: Nvml, system: System, handle: Any, uuid: str) -> dict[i
     return {key: tuple(by_pid[pid] for pid in sorted(by_pid)) for key, by_pid in found.items()}
 
 
-def settle(nvml: Nvml, board: BoardFacts) -> Partitioning:
-    """Return the MIG mode of a GPU, and have the profiles of that mode in its facts."""
-    partitioning = read_partitioning(nvml, board)
+def settle(nvml: Nvml, board: BoardFacts, seconds: float = 0.0) -> Partitioning:
+    """Return the MIG mode of a GPU, not older than so many seconds, and have the profiles of that mode in its facts."""
+    told = board.mode_told
+    is_new = told is not None and time.monotonic() - told[0] < seconds
+    partitioning = told[1] if told is not None and is_new else read_partitioning(nvml, board)
     if partitioning.supported:
         _settle_profiles(nvml, board, partitioning.enabled)
     return partitioning
@@ -431,6 +442,7 @@ def _settle_profiles(nvml: Nvml, board: BoardFacts, mode: bool) -> None:
     if mode not in board.of_mode:
         board.of_mode[mode] = (read_profiles(nvml, board.handle, board.memory_bytes, board.pci_device_id), {})
     board.profiles, board.compute_profiles = board.of_mode[mode]
+    board.memory_slices = max((each.end for profile in board.profiles for each in profile.placements), default=0)
     board.mode = mode
 
 

@@ -8,6 +8,8 @@ Facts: NVIDIA/nvidia-container-toolkit (pkg/nvcdi), NVIDIA/nvidia-modprobe for t
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 
 from ..cdi import ContainerEdits, DeviceNode
 from ..errors import NotFound
@@ -24,24 +26,31 @@ _CAPABILITIES_OF_INSTANCE = 9
 
 
 def device_edits(
-    system: System, device: Device, partition: Partition | None, monitoring: bool = False
+    system: System,
+    device: Device,
+    partition: Partition | None,
+    monitoring: bool = False,
+    capability_major: Callable[[], int | None] | None = None,
 ) -> ContainerEdits:
     """Return what one GPU, or one MIG device of it, needs in a container.
 
     With ``monitoring`` the node of mig/monitor is among it where GPUs can be partitioned: whoever has it may list all GPU
     instances and compute instances, and holds none of them.
 
+    ``capability_major`` tells the major number of the capabilities' nodes, for whoever knows it already; else it is looked up.
+
     Raises NotFound when the device's numbers cannot be told, or when a partition has no compute instance.
     """
+    major = partial(_major, capability_major or partial(read_capability_major, system))
     nodes = [_gpu_node(system, device)]
     graphics = partition is None or "+gfx" in partition.profile
     if partition is not None:
-        nodes.extend(_capability_nodes(system, device, partition))
+        nodes.extend(_capability_nodes(system, device, partition, major))
     if graphics:
         nodes.extend(_render_nodes(system, device))
     if monitoring and device.partitioning.supported:
         monitor = ("/proc/driver/nvidia/capabilities/mig/monitor", _CAPABILITY_MONITOR)
-        nodes.append(_capability_node(system, _capability_major(system), *monitor))
+        nodes.append(_capability_node(system, major(), *monitor))
     return ContainerEdits(device_nodes=tuple(nodes))
 
 
@@ -81,18 +90,25 @@ def _gpu_node(system: System, device: Device) -> DeviceNode:
     return DeviceNode(path, type="c", major=major, minor=device.minor, permissions="rw")
 
 
-def _capability_nodes(system: System, device: Device, partition: Partition) -> list[DeviceNode]:
+def _capability_nodes(
+    system: System, device: Device, partition: Partition, major: Callable[[], int]
+) -> list[DeviceNode]:
     if partition.compute_instance_id is None:
         raise NotFound(f"The partition {partition.describe()} of GPU {device.uuid} has no compute instance")
     computed = capability_minors(device.minor, partition.instance_id, partition.compute_instance_id)
     instance = f"/proc/driver/nvidia/capabilities/gpu{device.minor}/mig/gi{partition.instance_id}"
     files = (f"{instance}/access", f"{instance}/ci{partition.compute_instance_id}/access")
-    major = _capability_major(system)
-    return [_capability_node(system, major, file, fallback) for file, fallback in zip(files, computed)]
+    number = major()
+    return [_capability_node(system, number, file, fallback) for file, fallback in zip(files, computed)]
 
 
-def _capability_major(system: System) -> int:
-    major = character_major(system, "nvidia-caps")
+def read_capability_major(system: System) -> int | None:
+    """Return the major number of the capabilities' nodes; None where the kernel module is not loaded."""
+    return character_major(system, "nvidia-caps")
+
+
+def _major(read: Callable[[], int | None]) -> int:
+    major = read()
     if major is None:
         raise NotFound(
             "/proc/devices has no entry for nvidia-caps",

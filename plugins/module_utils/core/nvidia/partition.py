@@ -41,25 +41,26 @@ def set_mode(nvml: Nvml, board: BoardFacts, now: Partitioning, read: Read, enabl
         return False
     if not enabled and now.enabled:
         _refuse_partitions(read(), doing)
+    board.mode_told = None
     try:
         status = int(nvml.call("nvmlDeviceSetMigMode", board.handle, int(enabled), doing=doing))
     except InUse as error:
         raise _mode_in_use(read(), doing) from error
     if status not in (SUCCESS, RESET_REQUIRED, IN_USE):
         raise error_of(status, f"{doing} (activation)")
-    handle = nvml.call("nvmlDeviceGetHandleByUUID", board.uuid, doing=f"Finding GPU {board.uuid} again")
-    board.handle = handle
-    current, pending = nvml.call("nvmlDeviceGetMigMode", handle, doing=f"Reading the MIG mode of {board.uuid}")
-    if bool(current) == enabled or (bool(pending) == enabled and board.needs_reset):
+    board.handle = nvml.call("nvmlDeviceGetHandleByUUID", board.uuid, doing=f"Finding GPU {board.uuid} again")
+    told = discover.read_partitioning(nvml, board)
+    if told.enabled == enabled or (told.pending == enabled and board.needs_reset):
         return True
-    if bool(pending) == enabled:
+    board.mode_told = None
+    if told.pending == enabled:
         # Nothing half-done stays: what could not be activated now must not come with the next reset.
         with contextlib.suppress(AcceleratorError):
-            nvml.call("nvmlDeviceSetMigMode", handle, current)
+            nvml.call("nvmlDeviceSetMigMode", board.handle, int(told.enabled))
     if status == IN_USE:
         raise _mode_in_use(read(), doing)
     raise AcceleratorError(
-        f"{doing}: the mode is still {'on' if current else 'off'} (activation status {status})",
+        f"{doing}: the mode is still {'on' if told.enabled else 'off'} (activation status {status})",
         hint="Reset the GPU with `nvidia-smi --gpu-reset`, or reboot.",
         code="mode-not-changed",
     )

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from yarl import URL
 
 from ..core.errors import AcceleratorError
 from .kubeconfig import Access, InvalidKubeconfig, load_access
@@ -36,6 +37,9 @@ LONGEST_RETRY_AFTER = 300.0
 # So many requests are answered side by side. Each needs a connection of its own, and to open one costs both sides more than a request: who
 # asks for much at once, after a start or when many pods come together, waits less for few that are used again than for many new ones.
 CONNECTIONS = 16
+
+
+_REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
 
 
 class ApiUnreachable(AcceleratorError):
@@ -128,11 +132,11 @@ class ApiClient:
         try:
             async with session.request(
                 method,
-                access.server + path,
+                _url(access, path),
                 params=params,
                 data=data,
-                headers=headers,
-                timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
+                headers=headers or None,
+                timeout=_REQUEST_TIMEOUT,
                 server_hostname=access.server_name or None,
             ) as response:
                 payload = await response.read()
@@ -171,7 +175,7 @@ class ApiClient:
         answered = False
         try:
             async with session.get(
-                access.server + path,
+                _url(access, path),
                 params=query,
                 headers=headers,
                 timeout=limit,
@@ -241,6 +245,7 @@ class ApiClient:
                 limit=connections, keepalive_timeout=120, ssl=context if context is not None else True
             ),
             headers={"User-Agent": self._user_agent, "Accept": "application/json"},
+            cookie_jar=aiohttp.DummyCookieJar(),  # as Go's client: whoever is asked for is said by what authorises the request alone
             trust_env=False,
         )
 
@@ -271,6 +276,11 @@ class ApiClient:
             f"The API server {access.server} did not answer: {reason}",
             hint="Check that it runs, that this node reaches it and that the kubeconfig names it rightly.",
         )
+
+
+def _url(access: Access, path: str) -> URL:
+    # Names of objects, and what else a path is made of here, need no quoting; to find that out takes as long as the rest of a request's making.
+    return URL(access.server + path, encoded=True)
 
 
 async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -99,31 +99,53 @@ class Answers:
         work: Work,
     ) -> dict[str, Outcome]:
         """Do the work for each claim; there is one outcome for each, by UID, and no exception. ``verb`` is Prepare or Unprepare."""
+        loop = asyncio.get_running_loop()
         tasks: dict[str, asyncio.Task[Outcome]] = {}
         outcomes: dict[str, Outcome] = {}
+        all_done: asyncio.Future[None] = loop.create_future()
+
+        def done(uid: str, _task: asyncio.Task[Outcome] | None = None) -> None:
+            waiting.discard(uid)
+            self._running.discard(tasks[uid])
+            if not waiting:
+                end_waiting()
+
+        def end_waiting() -> None:
+            if not all_done.done():
+                all_done.set_result(None)
+
         for reference in references:
             if reference.problem:
                 # Nobody is told but who asked: an Event would be named by it as well.
                 LOG.warning("%s refused: %s", verb.lower(), reference.problem)
                 outcomes[reference.uid] = Outcome(error=reference.problem, code="invalid-claim")
             elif reference.uid not in tasks:
-                task = asyncio.get_running_loop().create_task(self._one(reference, verb, work))
+                its_done = partial(done, reference.uid)
+                task = loop.create_task(self._one(reference, verb, work, its_done))
                 tasks[reference.uid] = task
                 self._running.add(task)
-                task.add_done_callback(self._running.discard)
+                task.add_done_callback(its_done)  # of one that is cancelled before it begins
+        waiting = set(tasks)
         if tasks:
-            # wait() does not cancel what it waits for: neither here when time is up nor when the kubelet hangs up.
-            await asyncio.wait(tasks.values(), timeout=ANSWER_SECONDS)
+            # What is waited for is not cancelled: neither here when time is up nor when the kubelet hangs up. That a task is over it tells in
+            # its last step, since a callback of it comes one round of the loop later.
+            timer = loop.call_later(ANSWER_SECONDS, end_waiting)
+            try:
+                await all_done
+            finally:
+                timer.cancel()
         late = Outcome(error=f"{verb} is still under way after {ANSWER_SECONDS:g} s and goes on; ask again")
         outcomes.update({uid: task.result() if task.done() else late for uid, task in tasks.items()})
         return outcomes
 
-    async def _one(
-        self,
-        reference: ClaimReference,
-        verb: str,
-        work: Work,
-    ) -> Outcome:
+    async def _one(self, reference: ClaimReference, verb: str, work: Work, done: Callable[[], None]) -> Outcome:
+        """Do the work for one claim; ``done`` is called at the end, however it ends."""
+        try:
+            return await self._outcome(reference, verb, work)
+        finally:
+            done()
+
+    async def _outcome(self, reference: ClaimReference, verb: str, work: Work) -> Outcome:
         watch = Stopwatch(self._metrics, verb.lower())
         about = {"claim": reference.describe(), "uid": reference.uid}
         with operation():

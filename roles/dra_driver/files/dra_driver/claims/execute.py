@@ -238,8 +238,10 @@ class Hands:
         """
         if not record.devices:
             return
-        spec = self.cdi_spec(record, facts, made, self.files.write(record, facts, made, pod_claim))
-        write_spec(self.system, self.cdi_path(record.uid), spec)
+        common = self.backend.machine_edits() if _only_for_machines(record) else self.driver_edits()
+        refuse_unlistable(record, common)
+        spec = self.cdi_spec(record, facts, made, common, self.files.write(record, facts, made, pod_claim))
+        write_spec(self.system, self.cdi_path(record.uid), spec, common)
         self.reached("cdi-written")
 
     def cdi_spec(
@@ -247,11 +249,10 @@ class Hands:
         record: ClaimRecord,
         facts: Mapping[str, Device],
         made: Mapping[str, Partition],
+        common: ContainerEdits,
         besides: Mapping[str, ContainerEdits],
     ) -> dict[str, Any]:
-        """Return the claim's CDI file as data; ``besides`` are edits that come on top, by CDI name."""
-        common = self.backend.machine_edits() if _only_for_machines(record) else self.driver_edits()
-        refuse_unlistable(record, common)
+        """Return the claim's CDI file as data; ``common`` is for all devices, ``besides`` are edits that come on top, by CDI name."""
         edits: dict[str, ContainerEdits] = {}
         shared = {name: each for each in self.companions(record) for name in each.devices}
         for held in record.devices:

@@ -184,6 +184,8 @@ class ClaimService:
         try:
             await asyncio.wait_for(self._ready.wait(), self._ready_seconds)
         except asyncio.TimeoutError:
+            if self._ready.is_set():  # at this very moment, or while the loop did not come to see it
+                return
             raise BackendUnavailable(
                 f"The driver {self.driver} cannot serve claims yet: {self._reason}",
                 hint="It goes on trying; so does the kubelet.",

@@ -61,8 +61,9 @@ def write(connection: sqlite3.Connection, change: Change, held: Mapping[str, Cla
     """Execute a change of tables that hold some claims."""
     record = change.put
     # Of rows that keep their places none is taken out of an index and put into it again: each index is a page more to write.
-    stays = record is not None and record.uid in held and _places(record) == _places(held[record.uid])
-    for uid in filter(None, (change.delete, record.uid if record is not None and not stays else None)):
+    former = held.get(record.uid) if record is not None else None
+    stays = record is not None and former is not None and _places(record) == _places(former)
+    for uid in filter(None, (change.delete, former.uid if former is not None and not stays else None)):
         connection.execute("DELETE FROM claims WHERE uid = ?", (uid,))
     if record is not None:
         document = record.to_document()
@@ -78,8 +79,8 @@ def write(connection: sqlite3.Connection, change: Change, held: Mapping[str, Cla
             connection.execute("INSERT OR REPLACE INTO meta (checksum, key, value) VALUES (?, ?, ?)", row)
 
 
-def _insert(table: str, columns: Sequence[str]) -> str:
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
+def _insert(table: str, columns: Sequence[str], verb: str = "INSERT") -> str:
+    return f"{verb} INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
 
 def _put(table: str, columns: Sequence[str], key: Sequence[str], indexed: str = "") -> str:
@@ -88,8 +89,8 @@ def _put(table: str, columns: Sequence[str], key: Sequence[str], indexed: str = 
     return f"{_insert(table, columns)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {others}"
 
 
-_INSERT_CLAIM = _insert("claims", CLAIM_COLUMNS)
-_INSERT_DEVICE = _insert("devices", DEVICE_COLUMNS)
+_INSERT_CLAIM = _insert("claims", CLAIM_COLUMNS, "INSERT OR REPLACE")
+_INSERT_DEVICE = _insert("devices", DEVICE_COLUMNS, "INSERT OR REPLACE")
 _PUT_CLAIM = _put("claims", CLAIM_COLUMNS, ("uid",))
 _PUT_DEVICE = _put("devices", DEVICE_COLUMNS, ("claim_uid", "request", "name", "share_id"), "device_uuid")
 
