@@ -21,7 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from xml.etree import ElementTree
+
+from ledger import Ledger, Passed
 
 ROOT = Path(__file__).resolve().parents[2]
 TAIL_LINES = 40
@@ -48,7 +51,8 @@ class Step:
     command writes, where it is a test run of many tests; without one the step itself counts as one test. ``expect``
     and ``refuse`` are pieces of text that the output must and must not hold, for commands whose exit status is not
     to be trusted. ``show`` begins the paragraph of the output that is shown when the step has passed. ``after`` names steps
-    without whose success this one makes no sense; it waits for them, also in another ``lane``.
+    without whose success this one makes no sense; it waits for them, also in another ``lane``. What others need on this machine is done
+    ``always``, whatever has passed before.
     """
 
     name: str
@@ -63,17 +67,21 @@ class Step:
     after: tuple[str, ...] = ()
     show: str = ""
     lane: str = ""
+    always: bool = False
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a step ended: its time in seconds, the tests in it, and its log. ``problem`` is empty where it passed."""
+    """How a step ended: its time in seconds, the tests in it, and its log. ``problem`` is empty where it passed; ``before`` says when that
+    was, if it was in a run before this one.
+    """
 
     step: Step
     seconds: float
     problem: str
     counts: Counts
     log: Path | None
+    before: str = ""
 
 
 def cache() -> Path:
@@ -131,7 +139,16 @@ def say(text: str = "") -> None:
 class Run:
     """One run over a graph of steps: a thread for each lane, and what they have to know of each other."""
 
-    def __init__(self, steps: Sequence[Step], logs: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        logs: Path,
+        environment: Mapping[str, str],
+        known: Mapping[str, Passed] = MappingProxyType({}),
+        ledger: Ledger | None = None,
+    ) -> None:
+        self._known = known
+        self._ledger = ledger
         self._steps = steps
         self._logs = logs
         self._environment = environment
@@ -183,8 +200,14 @@ class Run:
         if missing:
             tell(f"NOT RUN: it needs {missing}")
             return Result(step, 0.0, f"not run: it needs {missing}, which failed", Counts(failed=1), None)
+        if step.name in self._known and not step.always:
+            passed = self._known[step.name]
+            tell(passed.describe())
+            return Result(step, passed.seconds, "", Counts(passed=passed.tests), None, passed.describe())
         tell(f"begins (usually {step.usual})")
         result = self._command(step, tell)
+        if self._ledger is not None and not result.problem:
+            self._ledger.note(step.name, Passed(result.counts.passed, result.seconds, time.time()))
         _report(result, tell)
         return result
 
@@ -221,15 +244,24 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGTERM)
 
 
-def run_steps(steps: Sequence[Step], logs: Path, environment: Mapping[str, str]) -> list[Result]:
-    """Run ``steps`` and return how each ended; prints progress, not the table."""
+def run_steps(
+    steps: Sequence[Step],
+    logs: Path,
+    environment: Mapping[str, str],
+    known: Mapping[str, Passed] = MappingProxyType({}),
+    ledger: Ledger | None = None,
+) -> list[Result]:
+    """Run ``steps`` and return how each ended; prints progress, not the table.
+
+    Those ``known`` to have passed before are not run again. What passes now is noted in the ledger.
+    """
     for position, step in enumerate(steps):
         earlier = {each.name for each in steps[:position]}
         if step.name in earlier or not earlier.issuperset(step.after):
             raise ValueError(
                 f"step {step.name}: its name has to be its own, and what it needs ({step.after}) comes before it"
             )
-    return Run(steps, logs, environment).all()
+    return Run(steps, logs, environment, known, ledger).all()
 
 
 def _tell(place: str, text: str) -> None:
@@ -334,7 +366,7 @@ def print_table(results: Sequence[Result]) -> None:
         tests = f"{counts.passed + counts.failed} tests, {counts.failed} failed" if result.step.junit else ""
         if counts.skipped:
             tests += f", {counts.skipped} skipped"
-        verdict = "FAILED" if result.problem else "passed"
+        verdict = "FAILED" if result.problem else "before" if result.before else "passed"
         say(f"  {verdict}  {result.step.name:<{width}}  {duration(result.seconds):>12}  {tests}".rstrip())
 
 

@@ -7,6 +7,9 @@ none, which gives way: a cluster waits most of its time, a linter never does. A 
 with the sum close the run, and the exit status is 0 only where everything passed.
 
 With the suite `prove` among them, the tests that are marked so run in all of them: what is long and exhaustive.
+
+What passes is remembered with the content of all files (ledger.py). With --go-on before the names, what has passed with the same files is not
+run again: for a run of hours that was cut short. The table says of which steps that is so.
 """
 
 from __future__ import annotations
@@ -16,13 +19,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gates import gates, release_gates
+from ledger import FOLDER_VARIABLE, GO_ON_VARIABLE, Ledger, Passed
 from steps import (
     ROOT,
+    Counts,
+    Result,
     Step,
     cache,
     duration,
@@ -35,6 +41,7 @@ from steps import (
     total,
 )
 
+GO_ON = "--go-on"
 #: One test process for each processor, for tests that have nothing in common but the sources.
 PARALLEL = ("-n", "auto", "--dist", "worksteal")
 #: Takes back the selection of pyproject.toml, which leaves the tests marked `prove` out.
@@ -115,6 +122,7 @@ def build_step(what: str, usual: str, after: Sequence[str] = ()) -> Step:
         remedy="read the log; `tests/world/world build` goes on where it stopped.",
         after=tuple(after),
         lane=BUILD_LANE,
+        always=True,
     )
 
 
@@ -164,6 +172,7 @@ def molecule_steps(names: Sequence[str]) -> list[Step]:
         remedy="see what `docker ps --all` says of the instance.",
         after=(needed[0].name,),
         lane=MACHINES_LANE,
+        always=True,
     )
     return [*needed, removal] + [
         Step(
@@ -181,7 +190,12 @@ def molecule_steps(names: Sequence[str]) -> list[Step]:
 def prove(work: Path) -> list[Step]:
     """What has no place in the other suites: worlds of its own, other versions, hours of the same."""
     build = world_build()
-    step = pytest_step("prove", "1 h", "tests/prove", "read the log.", work / "reports", lane=MACHINES_LANE)
+    step = pytest_step(
+        *("prove", "4 h", "tests/prove", "read the log; GO_ON=1 leaves out the modules that have passed."),
+        work / "reports",
+        ("-p", "tests.tools.remembering"),
+        lane=MACHINES_LANE,
+    )
     breaks = Step(
         "breaks",
         "10 min",
@@ -317,8 +331,29 @@ def end_by_signal() -> None:
         signal.signal(number, lambda received, _frame: sys.exit(128 + received))
 
 
-def main(names: Sequence[str]) -> int:
-    """Run the suites called ``names`` and return the exit status."""
+def remembered(ledger: Ledger, go_on: bool) -> tuple[Mapping[str, Passed], Mapping[str, Passed], dict[str, str]]:
+    """The steps and the modules that are not run again, and what test runs have to know of that."""
+    told = {FOLDER_VARIABLE: str(ledger.folder)}
+    if not go_on:
+        return {}, {}, told
+    return ledger.steps(), ledger.modules(), {**told, GO_ON_VARIABLE: "1"}
+
+
+def with_modules(results: Sequence[Result], modules: Mapping[str, Passed]) -> list[Result]:
+    """The results with the modules of ``prove`` that passed in runs before: no report of this run has their tests."""
+    tests = sum(passed.tests for passed in modules.values())
+    return [
+        replace(result, counts=result.counts + Counts(passed=tests))
+        if result.step.name == "prove" and not result.before
+        else result
+        for result in results
+    ]
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the suites that the words name and return the exit status."""
+    go_on = GO_ON in words
+    names = [word for word in words if word != GO_ON]
     unknown = [name for name in names if suite(name) is None]
     strange = [name.partition("=")[2] for name in unknown if name.startswith("molecule=")]
     if strange:
@@ -338,7 +373,9 @@ def main(names: Sequence[str]) -> int:
     end_by_signal()
     steps = graph(names, work)
     say(f"{', '.join(names)}: {len(steps)} steps, logs under {work}")
-    results = run_steps(steps, work / "logs", environment)
+    ledger = Ledger.of(ROOT, work)
+    known, modules, told = remembered(ledger, go_on)
+    results = with_modules(run_steps(steps, work / "logs", {**environment, **told}, known, ledger), modules)
     if not found_engine and engine_answers():
         stop_engine()
     say()
@@ -349,6 +386,9 @@ def main(names: Sequence[str]) -> int:
     say()
     say(f"{', '.join(names)}: {duration(time.monotonic() - started)}; logs are under {work}")
     print_failed(results)
+    before = [result.step.name for result in results if result.before]
+    if before or modules:
+        say(f"{len(before)} steps and {len(modules)} modules of tests have passed in runs before, with the same files")
     summary = f"{counts.passed} passed, {counts.failed} failed"
     (work / "summary").write_text(f"{summary}\n", encoding="utf-8")
     say(summary)

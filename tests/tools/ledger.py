@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Remembers what has passed on exactly these files, so that a run of hours that was cut short can go on.
+
+A step is remembered when it has passed, and of a step that is a story of many modules each module whose tests have all passed. The
+memory belongs to the content of every file of the checkout: whatever is changed, nothing is known of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+#: Says to a test run where its modules are remembered, and, if it is set, that it is to leave out those that have passed.
+FOLDER_VARIABLE, GO_ON_VARIABLE = "DRA_ACCELERATORS_LEDGER", "DRA_ACCELERATORS_GO_ON"
+#: So many states of the files are remembered.
+KEPT = 10
+MODULES = "modules"
+
+
+def digest_of(root: Path) -> str:
+    """A digest of all files of a checkout that git does not ignore, committed or not."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        check=True,
+        capture_output=True,
+    )
+    found = hashlib.sha256()
+    for name in sorted(set(listed.stdout.split(b"\0")) - {b""}):
+        path = root / os.fsdecode(name)
+        if path.is_symlink():
+            content = os.fsencode(os.readlink(path))
+        elif path.is_file():
+            content = path.read_bytes()
+        else:
+            continue  # deleted, and git has not been told
+        mode = b"x" if path.lstat().st_mode & 0o100 else b"-"
+        found.update(b"%s\0%s%d\0%s" % (name, mode, len(content), content))
+    return found.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A step, or a module, that has passed: so many tests, how long they took in seconds, and when that was over, since the epoch."""
+
+    tests: int
+    seconds: float
+    ended: float
+
+    def describe(self) -> str:
+        """Say when, for a person."""
+        return f"passed before, on {time.strftime('%d %B at %H:%M', time.localtime(self.ended))}, with the same files"
+
+
+class Ledger:
+    """What has passed with one state of the files; ``folder`` is of that state alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def of(cls, root: Path, results: Path) -> Ledger:
+        """The ledger of a checkout as it is now, below the folder of results. Those of states long gone are removed."""
+        above = results / "passed"
+        ledger = cls(above / digest_of(root))
+        ledger.folder.mkdir(parents=True, exist_ok=True)
+        os.utime(ledger.folder)
+        for former in sorted(above.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[KEPT:]:
+            shutil.rmtree(former, ignore_errors=True)
+        return ledger
+
+    def note(self, name: str, passed: Passed) -> None:
+        """Remember a step."""
+        self._note(self.folder, name, passed)
+
+    def note_module(self, name: str, passed: Passed) -> None:
+        """Remember a module."""
+        self._note(self.folder / MODULES, name, passed)
+
+    def steps(self) -> Mapping[str, Passed]:
+        """The steps that have passed, by name."""
+        return self._read(self.folder)
+
+    def modules(self) -> Mapping[str, Passed]:
+        """The modules that have passed, by path."""
+        return self._read(self.folder / MODULES)
+
+    @staticmethod
+    def _note(folder: Path, name: str, passed: Passed) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps({"name": name, **asdict(passed)}), encoding="utf-8")
+        new.replace(path)
+
+    @staticmethod
+    def _read(folder: Path) -> Mapping[str, Passed]:
+        found = {}
+        for path in folder.glob("*.json"):
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # what cannot be read has not passed
+                entry = json.loads(path.read_text(encoding="utf-8"))
+                name = str(entry.pop("name"))
+                found[name] = Passed(**entry)
+        return found
+
+
+class Modules:
+    """Takes note of the modules of one test run. A module has passed when each of its tests has, with what is set up and taken down for it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._waiting: dict[str, set[str]] = {}
+        self._failed: set[str] = set()
+        self._tests: dict[str, int] = {}
+        self._seconds: dict[str, float] = {}
+
+    def expect(self, module: str, test: str) -> None:
+        """A test of a module is going to run."""
+        self._waiting.setdefault(module, set()).add(test)
+        self._tests[module] = self._tests.get(module, 0) + 1
+
+    def phase(self, module: str, test: str, *, is_last: bool, has_passed: bool, seconds: float) -> None:
+        """A phase of a test has ended."""
+        self._seconds[module] = self._seconds.get(module, 0.0) + seconds
+        if not has_passed:
+            self._failed.add(module)
+        if not is_last or module not in self._waiting:
+            return
+        self._waiting[module].discard(test)
+        if not self._waiting[module] and module not in self._failed:
+            self._ledger.note_module(module, Passed(self._tests[module], self._seconds[module], time.time()))

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A plugin of pytest for runs of hours: has the ledger take note of the modules that pass, and leaves out those that it knows if that is wanted.
+
+It is for folders whose modules do not need one another.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.tools.ledger import FOLDER_VARIABLE, GO_ON_VARIABLE, Ledger, Modules
+
+
+class Remembering:
+    """One run; ``go_on`` leaves out the modules that have passed."""
+
+    def __init__(self, ledger: Ledger, *, go_on: bool) -> None:
+        self._modules = Modules(ledger)
+        self._known = ledger.modules() if go_on else {}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Leave out what has passed, of what was selected."""
+        known = [item for item in items if _module(item.nodeid) in self._known]
+        if known:
+            items[:] = [item for item in items if _module(item.nodeid) not in self._known]
+            config.hook.pytest_deselected(items=known)
+        for item in items:
+            self._modules.expect(_module(item.nodeid), item.nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take note of how a phase of a test has ended."""
+        self._modules.phase(
+            _module(report.nodeid),
+            report.nodeid,
+            is_last=report.when == "teardown",
+            has_passed=report.passed,
+            seconds=report.duration,
+        )
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """That nothing is left to run is no failure."""
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self._known:
+            session.exitstatus = pytest.ExitCode.OK
+
+
+def _module(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Remember modules where suites.py says to."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder:
+        config.pluginmanager.register(Remembering(Ledger(Path(folder)), go_on=GO_ON_VARIABLE in os.environ), "ledger")

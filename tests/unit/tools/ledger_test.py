@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What has passed is known for the very same files, and for no others; a run that goes on leaves that out and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ledger import FOLDER_VARIABLE, GO_ON_VARIABLE, KEPT, Ledger, Passed, digest_of
+from steps import ROOT, Counts, Step, print_table, run_steps
+
+PASSED = Passed(3, 12.5, 1_800_000_000.0)
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    git(folder, "init", "--quiet")
+    (folder / ".gitignore").write_text("*.log\n")
+    (folder / "a").write_text("1")
+    (folder / "link").symlink_to("a")
+    git(folder, "add", "--all")
+    return folder
+
+
+def test_a_digest_is_of_all_that_git_does_not_ignore(checkout: Path) -> None:
+    before = digest_of(checkout)
+    (checkout / "x.log").write_text("ignored")
+    git(
+        checkout,
+        "-c",
+        "user.name=n",
+        "-c",
+        "user.email=e@example.com",
+        "commit",
+        "--quiet",
+        "--message",
+        "committed or not",
+    )
+    assert digest_of(checkout) == before
+
+    seen = {before}
+
+    def is_new() -> bool:
+        found = digest_of(checkout)
+        is_new = found not in seen
+        seen.add(found)
+        return is_new
+
+    (checkout / "a").write_text("2")
+    assert is_new()
+    (checkout / "a").chmod(0o755)
+    assert is_new()
+    (checkout / "link").unlink()
+    (checkout / "link").symlink_to("b")
+    assert is_new()
+    (checkout / "untracked").write_text("")
+    assert is_new()
+    (checkout / "a").unlink()
+    assert is_new()
+
+
+def test_what_is_noted_is_known_for_the_same_files_alone(checkout: Path, tmp_path: Path) -> None:
+    ledger = Ledger.of(checkout, tmp_path / "results")
+    assert (ledger.steps(), ledger.modules()) == ({}, {})
+    ledger.note("molecule a/b", PASSED)
+    ledger.note_module("tests/prove/test_x.py", PASSED)
+    (ledger.folder / "cut-short.json").write_text('{"name": "x"')
+    (ledger.folder / "of-another-time.json").write_text('{"name": "x", "more": 1}')
+    again = Ledger.of(checkout, tmp_path / "results")
+    assert again.steps() == {"molecule a/b": PASSED} and again.modules() == {"tests/prove/test_x.py": PASSED}
+    (checkout / "a").write_text("changed")
+    assert not Ledger.of(checkout, tmp_path / "results").steps()
+    (checkout / "a").write_text("1")
+    assert Ledger.of(checkout, tmp_path / "results").steps()
+
+
+def test_states_long_gone_are_forgotten(checkout: Path, tmp_path: Path) -> None:
+    for number in range(KEPT + 3):
+        (checkout / "a").write_text(str(number))
+        ledger = Ledger.of(checkout, tmp_path / "results")
+        os.utime(ledger.folder, (number, number))
+    ledger = Ledger.of(checkout, tmp_path / "results")
+    assert len(list((tmp_path / "results/passed").iterdir())) == KEPT and ledger.folder.is_dir()
+
+
+def test_a_step_that_has_passed_is_not_run_again_and_one_that_others_need_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def step(name: str, script: str, *after: str, always: bool = False) -> Step:
+        return Step(
+            name, "no time", ["sh", "-c", f"echo {name} >>{tmp_path}/run; {script}"], after=after, always=always
+        )
+
+    steps = [step("build", ":", always=True), step("good", ":", "build"), step("bad", "exit 1", "build")]
+    ledger, environment = Ledger(tmp_path / "ledger"), {"PATH": os.environ["PATH"]}
+
+    def again() -> list[tuple[str, Counts, bool]]:
+        (tmp_path / "run").write_text("")
+        results = run_steps(steps, tmp_path / "logs", environment, ledger.steps(), ledger)
+        print_table(results)
+        return [(result.problem, result.counts, bool(result.before)) for result in results]
+
+    first = again()
+    assert first == [("", Counts(1), False), ("", Counts(1), False), ("exit status 1", Counts(failed=1), False)]
+    assert set(ledger.steps()) == {"build", "good"}
+    second = again()
+    assert second == [("", Counts(1), False), ("", Counts(1), True), ("exit status 1", Counts(failed=1), False)]
+    assert (tmp_path / "run").read_text().split() == ["build", "bad"]
+    shown = capsys.readouterr().out
+    assert "before  good" in shown and "passed before, on" in shown and "before  build" not in shown
+
+
+def test_a_run_of_tests_goes_on_with_the_modules_that_have_not_passed(tmp_path: Path) -> None:
+    modules = {
+        "test_good": "def test_one(): pass\ndef test_two(): pass\n",
+        "test_half": "import os\ndef test_one(): pass\ndef test_two(): assert 'WELL' in os.environ\n",
+        "test_untidy": "import os, pytest\n@pytest.fixture\ndef tidy():\n    yield\n    assert 'WELL' in os.environ\ndef test_one(tidy): pass\n",
+    }
+    for name, text in modules.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+
+    def run(**more: str) -> tuple[int, str]:
+        environment = {**os.environ, FOLDER_VARIABLE: str(tmp_path / "ledger"), "PYTHONPATH": str(ROOT), **more}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.tools.remembering", "-p", "no:cacheprovider", "."]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout.strip().splitlines()[-1]
+
+    code, line = run()
+    assert code == 1 and "1 failed, 4 passed, 1 error" in line
+    assert {name: passed.tests for name, passed in Ledger(tmp_path / "ledger").modules().items()} == {"test_good.py": 2}
+    go_on = {GO_ON_VARIABLE: "1"}
+    code, line = run(**go_on)
+    assert code == 1 and "1 failed, 2 passed, 2 deselected, 1 error" in line, "a module is run whole"
+    code, line = run(**go_on, WELL="1")
+    assert code == 0 and "3 passed, 2 deselected" in line
+    code, line = run(**go_on)
+    assert code == 0 and "5 deselected" in line, "nothing is left to run"
+    code, line = run()
+    assert code == 1 and "4 passed" in line, "without being told to go on, all is run"
