@@ -79,7 +79,7 @@ class Ledger:
         return ledger
 
     def note(self, name: str, passed: Passed) -> None:
-        """Remember a step."""
+        """Remember a step, by its work."""
         self._note(self.folder, name, passed)
 
     def note_module(self, name: str, passed: Passed) -> None:
@@ -87,7 +87,7 @@ class Ledger:
         self._note(self.folder / MODULES, name, passed)
 
     def steps(self) -> Mapping[str, Passed]:
-        """The steps that have passed, by name."""
+        """The steps that have passed, by their work."""
         return self._read(self.folder)
 
     def modules(self) -> Mapping[str, Passed]:

@@ -69,6 +69,11 @@ class Step:
     lane: str = ""
     always: bool = False
 
+    @property
+    def work(self) -> str:
+        """What it is remembered by: its name and its command, wherever the checkout is. A name alone may be more work in one suite than in another."""
+        return " ".join([self.name, *map(str, self.command)]).replace(str(ROOT), ".")
+
 
 @dataclass(frozen=True)
 class Result:
@@ -200,14 +205,14 @@ class Run:
         if missing:
             tell(f"NOT RUN: it needs {missing}")
             return Result(step, 0.0, f"not run: it needs {missing}, which failed", Counts(failed=1), None)
-        if step.name in self._known and not step.always:
-            passed = self._known[step.name]
+        if step.work in self._known and not step.always:
+            passed = self._known[step.work]
             tell(passed.describe())
             return Result(step, passed.seconds, "", Counts(passed=passed.tests), None, passed.describe())
         tell(f"begins (usually {step.usual})")
         result = self._command(step, tell)
         if self._ledger is not None and not result.problem:
-            self._ledger.note(step.name, Passed(result.counts.passed, result.seconds, time.time()))
+            self._ledger.note(step.work, Passed(result.counts.passed, result.seconds, time.time()))
         _report(result, tell)
         return result
 
@@ -253,7 +258,7 @@ def run_steps(
 ) -> list[Result]:
     """Run ``steps`` and return how each ended; prints progress, not the table.
 
-    Those ``known`` to have passed before are not run again. What passes now is noted in the ledger.
+    Those whose work is ``known`` to have passed before are not run again. What passes now is noted in the ledger.
     """
     for position, step in enumerate(steps):
         earlier = {each.name for each in steps[:position]}
@@ -372,7 +377,8 @@ def print_table(results: Sequence[Result]) -> None:
 
 def print_slowest(results: Sequence[Result], number: int = 10) -> None:
     """The tests that took longest over all suites that leave a report: where the time goes."""
-    reports = [result.step.junit for result in results if result.step.junit and result.step.junit.exists()]
+    ran = [result.step.junit for result in results if not result.before]
+    reports = [report for report in ran if report and report.exists()]
     lines = slowest(reports, number)
     if lines:
         say(f"The {len(lines)} slowest tests, with what was set up for them")

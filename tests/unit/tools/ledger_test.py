@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,10 +113,13 @@ def test_a_step_that_has_passed_is_not_run_again_and_one_that_others_need_is(
 
     first = again()
     assert first == [("", Counts(1), False), ("", Counts(1), False), ("exit status 1", Counts(failed=1), False)]
-    assert set(ledger.steps()) == {"build", "good"}
+    assert set(ledger.steps()) == {steps[0].work, steps[1].work}
     second = again()
     assert second == [("", Counts(1), False), ("", Counts(1), True), ("exit status 1", Counts(failed=1), False)]
     assert (tmp_path / "run").read_text().split() == ["build", "bad"]
+    # The same name with more to do is another step.
+    steps[1] = replace(steps[1], command=[*steps[1].command, "more"])
+    assert again()[1] == ("", Counts(1), False)
     shown = capsys.readouterr().out
     assert "before  good" in shown and "passed before, on" in shown and "before  build" not in shown
 
@@ -148,3 +152,13 @@ def test_a_run_of_tests_goes_on_with_the_modules_that_have_not_passed(tmp_path: 
     assert code == 0 and "5 deselected" in line, "nothing is left to run"
     code, line = run()
     assert code == 1 and "4 passed" in line, "without being told to go on, all is run"
+
+
+def test_a_step_is_the_same_in_another_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Step("a", "no time", [ROOT / "tests/tools/give_way", "pytest"]).work
+    monkeypatch.setattr("steps.ROOT", Path("/elsewhere"))
+    assert (
+        here
+        == Step("a", "no time", ["/elsewhere/tests/tools/give_way", "pytest"]).work
+        == "a ./tests/tools/give_way pytest"
+    )
