@@ -67,7 +67,9 @@ def a_mode_is_asked_for_once_by_what_follows_on_a_look(stage: Stage) -> None:
     head = "from dra_driver.core.backend import create\nbackend = create('nvidia')\nbackend.open()\n"
     program = f"{head}backend.set_partitioning({gpu.uuid!r}, False)\n"
     subprocess.run([sys.executable, "-c", program], check=True)
-    refused(Unsupported, stage.backend.create_partition, gpu.uuid, 19, Placement(0, 1))
+    assert (
+        refused(Unsupported, stage.backend.create_partition, gpu.uuid, 19, Placement(0, 1)).code == "partitioning-off"
+    )
     # And what is not seen in time is refused by the GPU, with nothing changed.
     stage.backend._boards.settle(gpu.uuid)[0].mode_told = (
         time.monotonic(),

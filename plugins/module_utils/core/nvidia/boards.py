@@ -169,9 +169,10 @@ class Boards:
         """Return the major number of the capabilities' nodes. The kernel module that has it stays as long as NVML has that open."""
         if self._capability_major is not None:
             return self._capability_major
+        session = self._driver
         found = edits.read_capability_major(self._system)
         with self._lock:
-            if self._driver is not None:
+            if session is not None and session is self._driver:
                 self._capability_major = found
         return found
 

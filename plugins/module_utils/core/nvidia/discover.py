@@ -352,14 +352,17 @@ def read_partition(
     profile: Profile,
     instance: Any,
     holders: Mapping[int | None, tuple[Process, ...]],
+    compute: Sequence[tuple[ComputeProfile, Any]] | None = None,
 ) -> Partition:
     """Return one GPU instance with the compute instance that fills it.
 
-    An instance without a compute instance, or cut into several by hand, has no UUID of its own here.
+    An instance without a compute instance, or cut into several by hand, has no UUID of its own here. ``compute`` are its compute instances
+    with their kinds, for whoever has made them; else they are listed.
     """
     doing = f"Reading a GPU instance of {board.uuid}"
     info = nvml.call("nvmlGpuInstanceGetInfo", instance, doing=doing)
-    compute = compute_instances(nvml, board, profile, instance)
+    if compute is None:
+        compute = compute_instances(nvml, board, profile, instance)
     uuid, compute_id = "", None
     if len(compute) == 1:
         kind, handle = compute[0]

@@ -111,8 +111,10 @@ def create(nvml: Nvml, board: BoardFacts, read: Read, profile_id: int, placement
     try:
         kinds = discover.compute_profiles(nvml, board, profile_id, instance)
         full = discover.full_profile(kinds, profile)
-        nvml.call("nvmlGpuInstanceCreateComputeInstance", instance, full.profile_id, doing=f"{doing}: compute instance")
-        made = _usable(discover.read_partition(nvml, board, profile, instance, {}), doing)
+        filling = nvml.call(
+            "nvmlGpuInstanceCreateComputeInstance", instance, full.profile_id, doing=f"{doing}: compute instance"
+        )
+        made = _usable(discover.read_partition(nvml, board, profile, instance, {}, [(full, filling)]), doing)
     except BaseException:
         with contextlib.suppress(AcceleratorError):
             _destroy_instance(nvml, board, profile, instance, doing)
