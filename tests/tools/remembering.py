@@ -8,11 +8,14 @@ It is for folders whose modules do not need one another.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.tools.ledger import FOLDER_VARIABLE, GO_ON_VARIABLE, Ledger, Modules
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+from ledger import FOLDER_VARIABLE, GO_ON_VARIABLE, Ledger, Modules  # noqa: E402  the folder above is where it lies
 
 
 class Remembering:
