@@ -174,6 +174,33 @@ def test_a_store_that_is_closed_brings_to_disk_what_was_begun(tmp_path: Path, di
         store.begin(Change(put=record("b"))).wait()
 
 
+def test_who_comes_while_a_store_is_being_closed_is_refused_and_writes_none_anew(tmp_path: Path) -> None:
+    class Late:
+        """Lets go when the store is closed: who waited for it had seen it open."""
+
+        def __init__(self) -> None:
+            self.real = store._writing
+
+        def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+            taken = self.real.acquire(blocking, timeout)
+            store._over.set()
+            return taken
+
+        def release(self) -> None:
+            self.real.release()
+
+    store = Store.open(str(tmp_path / "state.db"))
+    store.write(Change(put=record("a")))
+    store.close()
+    before = sorted(path.name for path in tmp_path.iterdir())
+    store._writing = Late()  # type: ignore[assignment]
+    for write in (store.write, lambda change: store.begin(change).wait()):
+        store._over.clear()
+        with pytest.raises(StoreError, match="it is closed"):
+            write(Change(put=record("b")))
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
 def test_a_store_that_is_written_anew_before_the_disk_was_waited_for_has_what_was_begun(
     tmp_path: Path, disk: Disk
 ) -> None:

@@ -176,8 +176,7 @@ class Store:
         who began it takes it back.
         """
         pending = Pending(change)
-        self._queue.put(pending)
-        self._write_here(in_time=False)
+        self._write_here(pending, in_time=False)
         return pending
 
     def _hand_over(self, pending: Pending) -> None:
@@ -187,25 +186,27 @@ class Store:
         if self._over.is_set():  # nobody will take it: closed, or writing has come to an unforeseen end
             self._refuse_queued()
 
-    def _write_here(self, *, in_time: bool) -> None:
-        """Write what is queued, unless somebody does; with ``in_time`` it is on disk then."""
-        if self._over.is_set():
-            self._refuse_queued()
-        elif self._writing.acquire(blocking=False):
-            try:
-                self._write_group(self._next_group(), in_time=in_time)
-            except BaseException as error:  # noqa: BLE001  whoever waits was told
-                self._give_up(error)
-            finally:
-                self._writing.release()
+    def _write_here(self, pending: Pending, *, in_time: bool) -> None:
+        """Write a change and what is queued, unless somebody writes; with ``in_time`` it is on disk then."""
+        if self._over.is_set() or not self._writing.acquire(blocking=False):
+            self._hand_over(pending)
+            return
+        try:
+            if self._over.is_set():  # closed at this very moment
+                self._hand_over(pending)
+            else:
+                self._write_group([*self._next_group(), pending], in_time=in_time)
+        except BaseException as error:  # noqa: BLE001  whoever waits was told
+            self._give_up(error)
+        finally:
+            self._writing.release()
         if not self._queue.empty():  # what came meanwhile is for the thread whose work it is
             self._wake.put(True)
 
     def write(self, change: Change) -> None:
         """Write one change from any thread but an event loop's, and return when it is on disk. Raises StoreError, as ``commit`` does."""
         pending = Pending(change)
-        self._queue.put(pending)
-        self._write_here(in_time=True)
+        self._write_here(pending, in_time=True)
         pending.wait()
 
     def close(self) -> None:
@@ -359,7 +360,7 @@ class Store:
             if isinstance(error, (sqlite3.OperationalError, sqlite3.IntegrityError)) and "malformed" not in str(error):
                 raise unwritable(self.path, error) from error
             self._start_again(error, changes)
-        self._content = self._with(changes)
+            self._content = self._with(changes)
 
     def _with(self, changes: Iterable[Change]) -> Content:
         """What is in memory, with changes."""
@@ -370,17 +371,18 @@ class Store:
 
     def _transaction(self, changes: Sequence[Change]) -> None:
         self._wait_for_disk(any(change.durable for change in changes))
+        content = Content(dict(self.claims), dict(self.meta))
         self._connection.execute("BEGIN IMMEDIATE")
         try:
-            held = dict(self.claims)
             for change in changes:
-                write(self._connection, change, held)
-                apply(change, held, {})
+                write(self._connection, change, content.claims)
+                apply(change, content.claims, content.meta)
             self._connection.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
             raise
+        self._content = content
 
     def _wait_for_disk(self, durable: bool) -> None:
         """Have what is committed from now on wait for the disk, or not; SQLite's log stays whole and in order either way."""
@@ -406,8 +408,8 @@ class Store:
 def _all_of(waiting: queue.SimpleQueue[Pending], at_most: int = sys.maxsize) -> list[Pending]:
     """Take what waits at this moment."""
     found: list[Pending] = []
-    with contextlib.suppress(queue.Empty):
-        while len(found) < at_most:
+    with contextlib.suppress(queue.Empty):  # where somebody else takes from it as well
+        while len(found) < at_most and not waiting.empty():
             found.append(waiting.get_nowait())
     return found
 
