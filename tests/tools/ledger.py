@@ -68,10 +68,16 @@ class Ledger:
         self.folder = folder
 
     @classmethod
-    def of(cls, root: Path, results: Path) -> Ledger:
-        """The ledger of a checkout as it is now, below the folder of results. Those of states long gone are removed."""
+    def of(cls, root: Path, results: Path) -> Ledger | None:
+        """The ledger of a checkout as it is now, below the folder of results. Those of states long gone are removed.
+
+        None for what is no checkout, such as an archive that was unpacked: nobody says there which files belong to it.
+        """
         above = results / "passed"
-        ledger = cls(above / digest_of(root))
+        try:
+            ledger = cls(above / digest_of(root))
+        except (OSError, subprocess.CalledProcessError):
+            return None
         ledger.folder.mkdir(parents=True, exist_ok=True)
         os.utime(ledger.folder)
         for former in sorted(above.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[KEPT:]:

@@ -331,8 +331,12 @@ def end_by_signal() -> None:
         signal.signal(number, lambda received, _frame: sys.exit(128 + received))
 
 
-def remembered(ledger: Ledger, go_on: bool) -> tuple[Mapping[str, Passed], Mapping[str, Passed], dict[str, str]]:
+def remembered(ledger: Ledger | None, go_on: bool) -> tuple[Mapping[str, Passed], Mapping[str, Passed], dict[str, str]]:
     """The steps and the modules that are not run again, and what test runs have to know of that."""
+    if ledger is None:
+        if go_on:
+            say("Git does not know these files, so that nothing is remembered of them: all is run.")
+        return {}, {}, {}
     told = {FOLDER_VARIABLE: str(ledger.folder)}
     if not go_on:
         return {}, {}, told

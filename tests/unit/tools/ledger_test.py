@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import suites
 from ledger import FOLDER_VARIABLE, GO_ON_VARIABLE, KEPT, Ledger, Passed, digest_of
 from steps import ROOT, Counts, Step, print_table, run_steps
 
@@ -72,6 +73,7 @@ def test_a_digest_is_of_all_that_git_does_not_ignore(checkout: Path) -> None:
 
 def test_what_is_noted_is_known_for_the_same_files_alone(checkout: Path, tmp_path: Path) -> None:
     ledger = Ledger.of(checkout, tmp_path / "results")
+    assert ledger is not None
     assert (ledger.steps(), ledger.modules()) == ({}, {})
     ledger.note("molecule a/b", PASSED)
     ledger.note_module("tests/prove/test_x.py", PASSED)
@@ -83,6 +85,14 @@ def test_what_is_noted_is_known_for_the_same_files_alone(checkout: Path, tmp_pat
     assert not Ledger.of(checkout, tmp_path / "results").steps()
     (checkout / "a").write_text("1")
     assert Ledger.of(checkout, tmp_path / "results").steps()
+
+
+def test_what_is_no_checkout_is_tested_and_not_remembered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "unpacked").mkdir()
+    assert Ledger.of(tmp_path / "unpacked", tmp_path / "results") is None
+    assert Ledger.of(tmp_path / "not there", tmp_path / "results") is None
+    assert suites.remembered(None, go_on=True) == ({}, {}, {})
+    assert "all is run" in capsys.readouterr().out
 
 
 def test_states_long_gone_are_forgotten(checkout: Path, tmp_path: Path) -> None:
