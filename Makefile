@@ -35,8 +35,8 @@ demo-ascend: venv tree ## the same with three nodes of Ascend NPUs: whole, cut i
 test: venv tree ## what every change passes: gates, unit, simulator, cluster, molecule
 	@$(PYTHON) tests/tools/suites.py lint unit simulator cluster molecule
 
-prove: venv tree ## the same and all that is long: before anything is called done; GO_ON=1 leaves out what has passed with the same files
-	@$(PYTHON) tests/tools/suites.py $(if $(filter-out 0 no false,$(GO_ON)),--go-on) lint release unit simulator cluster molecule prove
+prove: venv tree ## the same and all that is long: before anything is called done; GO_ON=1 leaves out what has passed with the same files, PART=2/3 is for one machine of three
+	@$(PYTHON) tests/tools/suites.py $(if $(filter-out 0 no false,$(GO_ON)),--go-on) $(if $(PART),--part '$(PART)') lint release unit simulator cluster molecule prove
 
 chaos: venv tree ## the driver killed, its store damaged, its disk full, its hardware failing; CHAOS='--help' says what there is
 	@$(PYTHON) -m tests.chaos $(CHAOS)

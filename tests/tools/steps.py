@@ -52,7 +52,7 @@ class Step:
     and ``refuse`` are pieces of text that the output must and must not hold, for commands whose exit status is not
     to be trusted. ``show`` begins the paragraph of the output that is shown when the step has passed. ``after`` names steps
     without whose success this one makes no sense; it waits for them, also in another ``lane``. What others need on this machine is done
-    ``always``, whatever has passed before.
+    ``always``, whatever has passed before. ``modules`` are the files of tests of a step that can be divided, whose command names their folder.
     """
 
     name: str
@@ -68,6 +68,7 @@ class Step:
     show: str = ""
     lane: str = ""
     always: bool = False
+    modules: tuple[str, ...] = ()
 
     @property
     def work(self) -> str:

@@ -9,11 +9,13 @@ with the sum close the run, and the exit status is 0 only where everything passe
 With the suite `prove` among them, the tests that are marked so run in all of them: what is long and exhaustive.
 
 What passes is remembered with the content of all files (ledger.py). With --go-on before the names, what has passed with the same files is not
-run again: for a run of hours that was cut short. The table says of which steps that is so.
+run again: for a run of hours that was cut short. The table says of which steps that is so. With --part 2/3 only the second of three parts
+is run, for as many machines; together they are the whole (parts.py).
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
@@ -25,6 +27,7 @@ from pathlib import Path
 
 from gates import gates, release_gates
 from ledger import FOLDER_VARIABLE, GO_ON_VARIABLE, Ledger, Passed
+from parts import Part
 from steps import (
     ROOT,
     Counts,
@@ -41,7 +44,8 @@ from steps import (
     total,
 )
 
-GO_ON = "--go-on"
+#: With the long tests: for dividing, and for who waits.
+LONG_USUAL = {"cluster": "100 min", "simulator": "5 min", "unit": "8 min"}
 #: One test process for each processor, for tests that have nothing in common but the sources.
 PARALLEL = ("-n", "auto", "--dist", "worksteal")
 #: Takes back the selection of pyproject.toml, which leaves the tests marked `prove` out.
@@ -196,6 +200,7 @@ def prove(work: Path) -> list[Step]:
         ("-p", "tests.tools.remembering"),
         lane=MACHINES_LANE,
     )
+    step = replace(step, modules=tuple(f"tests/prove/{path.name}" for path in (ROOT / "tests/prove").glob("test_*.py")))
     breaks = Step(
         "breaks",
         "10 min",
@@ -299,7 +304,9 @@ def graph(names: Sequence[str], work: Path) -> list[Step]:
     steps = {step.name: step for make in made for step in make(work)}
     if "prove" in names:
         steps = {
-            name: replace(step, command=[*step.command, *EVERYTHING]) if step.junit else step
+            name: replace(step, command=[*step.command, *EVERYTHING], usual=LONG_USUAL.get(name, step.usual))
+            if step.junit
+            else step
             for name, step in steps.items()
         }
     if any(step.lane == CLUSTER_LANE for step in steps.values()):
@@ -354,10 +361,20 @@ def with_modules(results: Sequence[Result], modules: Mapping[str, Passed]) -> li
     ]
 
 
+def arguments() -> argparse.ArgumentParser:
+    """What can be asked for on the command line."""
+    parser = argparse.ArgumentParser("suites.py", description="Run suites of tests.")
+    parser.add_argument("names", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)}, or molecule=SCENARIO")
+    parser.add_argument("--go-on", action="store_true", help="leave out what has passed with the same files")
+    parser.add_argument("--part", type=Part.parse, metavar="K/N", help="run one machine's part of N")
+    return parser
+
+
 def main(words: Sequence[str]) -> int:
     """Run the suites that the words name and return the exit status."""
-    go_on = GO_ON in words
-    names = [word for word in words if word != GO_ON]
+    asked = arguments().parse_args(words)
+    names: list[str] = asked.names
+    part: Part | None = asked.part
     unknown = [name for name in names if suite(name) is None]
     strange = [name.partition("=")[2] for name in unknown if name.startswith("molecule=")]
     if strange:
@@ -376,9 +393,13 @@ def main(words: Sequence[str]) -> int:
     found_engine = engine_answers()
     end_by_signal()
     steps = graph(names, work)
-    say(f"{', '.join(names)}: {len(steps)} steps, logs under {work}")
+    called = ", ".join(names)
+    if part is not None:
+        steps = part.of_steps(steps)
+        called += f", part {part.number} of {part.parts}"
+    say(f"{called}: {len(steps)} steps, logs under {work}")
     ledger = Ledger.of(ROOT, work)
-    known, modules, told = remembered(ledger, go_on)
+    known, modules, told = remembered(ledger, asked.go_on)
     results = with_modules(run_steps(steps, work / "logs", {**environment, **told}, known, ledger), modules)
     if not found_engine and engine_answers():
         stop_engine()
@@ -388,7 +409,7 @@ def main(words: Sequence[str]) -> int:
     print_slowest(results)
     counts = total(results)
     say()
-    say(f"{', '.join(names)}: {duration(time.monotonic() - started)}; logs are under {work}")
+    say(f"{called}: {duration(time.monotonic() - started)}; logs are under {work}")
     print_failed(results)
     before = [result.step.name for result in results if result.before]
     if before or modules:

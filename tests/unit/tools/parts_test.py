@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""A long run is divided so that all parts together are the whole, and each has what it needs."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+import pytest
+import suites
+from hypothesis import given
+from hypothesis import strategies as st
+from parts import Part, minutes
+from steps import ROOT, Step
+
+WHOLE = ["lint", "release", "unit", "simulator", "cluster", "molecule", "prove"]
+
+
+def step(name: str, usual: str = "2 min", after: tuple[str, ...] = (), always: bool = False) -> Step:
+    return Step(name, usual, ["true"], after=after, always=always)
+
+
+@given(
+    lengths=st.lists(st.integers(min_value=1, max_value=200), max_size=30),
+    needed=st.sets(st.integers(min_value=0, max_value=29)),
+    parts=st.integers(min_value=1, max_value=6),
+)
+def test_each_step_is_in_one_part(lengths: list[int], needed: set[int], parts: int) -> None:
+    """Only what is done always, and what others need, is in more than one."""
+    given_steps = [step("build", always=True), step("tools", "1 min")]
+    given_steps += [
+        step(f"s{number}", f"{length} min", ("tools", "build") if number in needed else ("build",))
+        for number, length in enumerate(lengths)
+    ]
+    divided = [Part(number + 1, parts).of_steps(given_steps) for number in range(parts)]
+    names = [each.name for part in divided for each in part]
+    assert sorted(name for name in names if name.startswith("s")) == sorted(f"s{n}" for n in range(len(lengths)))
+    assert names.count("build") == parts and names.count("tools") >= 1
+    for part in divided:
+        there: set[str] = set()
+        for each in part:
+            assert there.issuperset(each.after), "what a step needs comes before it, in the same part"
+            there.add(each.name)
+
+
+@given(
+    lengths=st.lists(st.integers(min_value=1, max_value=200), min_size=1, max_size=30),
+    parts=st.integers(min_value=1, max_value=6),
+)
+def test_no_part_is_longer_than_another_by_more_than_one_step(lengths: list[int], parts: int) -> None:
+    given_steps = [step(f"s{number}", f"{length} min") for number, length in enumerate(lengths)]
+    sums = [sum(minutes(each.usual) for each in Part(n + 1, parts).of_steps(given_steps)) for n in range(parts)]
+    assert max(sums) - min(sums) <= max(lengths)
+
+
+def test_what_is_proved_is_proved_by_the_parts_together(tmp_path: Path) -> None:
+    """Every step and every module of tests/prove, and no command but the divided one's is another than in the whole run."""
+    whole = suites.graph(WHOLE, tmp_path)
+    divided = [Part(number, 3).of_steps(whole) for number in (1, 2, 3)]
+    assert {each.name for part in divided for each in part} == {each.name for each in whole}
+    commands = {each.name: each.command for each in whole}
+    modules: list[str] = []
+    for part in divided:
+        for each in part:
+            if each.modules:
+                words = [str(word) for word in each.command]
+                assert "tests/prove" not in words and set(each.modules) <= set(words)
+                modules += [word for word in words if word.startswith("tests/prove/")]
+            else:
+                assert each.command == commands[each.name], "so that the ledger knows it of the whole run"
+    assert sorted(modules) == sorted(f"tests/prove/{path.name}" for path in (ROOT / "tests/prove").glob("test_*.py"))
+
+
+def test_the_heavy_steps_are_apart(tmp_path: Path) -> None:
+    """The chaos and the cluster's long tests take both processors for hours."""
+    whole = suites.graph(WHOLE, tmp_path)
+    homes = {
+        each.name: number
+        for number in (1, 2, 3)
+        for each in Part(number, 3).of_steps(whole)
+        if each.name in ("chaos", "cluster")
+    }
+    assert len(set(homes.values())) == 2
+
+
+def test_more_parts_than_modules_leave_the_step_out() -> None:
+    divisible = Step("prove", "4 h", ["pytest", "tests/prove", "-v"], modules=("tests/prove/a.py", "tests/prove/b.py"))
+    found = [[list(map(str, each.command)) for each in Part(number, 3).of_steps([divisible])] for number in (1, 2, 3)]
+    assert found == [[["pytest", "tests/prove/a.py", "-v"]], [["pytest", "tests/prove/b.py", "-v"]], []]
+
+
+@pytest.mark.parametrize("text", ["", "0/3", "4/3", "2", "2/0", "a/b", "2/3/4", "-1/3"])
+def test_what_is_no_part_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ArgumentTypeError, match="expected K/N with K from 1 to N, such as 2/3"):
+        Part.parse(text)
+    with pytest.raises(SystemExit) as ended:
+        suites.main([f"--part={text}", "lint"])
+    assert ended.value.code == 2
+    assert "is no part of a run" in capsys.readouterr().err
+
+
+def test_how_long_a_step_usually_takes_is_read(tmp_path: Path) -> None:
+    assert [minutes(words) for words in ("2 h beside the others", "10 min cold, a few seconds warm", "30 s")] == [
+        120.0,
+        10.0,
+        0.5,
+    ]
+    unread = [each.name for each in suites.graph(WHOLE, tmp_path) if not each.usual[:1].isdigit()]
+    assert unread == []
