@@ -117,18 +117,26 @@ def bases(cut: tuple[str, str], other: tuple[str, str]) -> tuple[Base, ...]:
 
 
 def hardware(silicon: Library) -> dict[str, Any]:
-    """Each chip that the library lists, by PCI address: how it may be shared, and its slices, as a start of the machine makes them again."""
+    """Each chip that the library lists, by PCI address: how it may be shared, and its slices."""
     shown = silicon.command("show")
-    kept = Path("/etc/vnpu.cfg")
-    lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
     return {
         npu["pci_address"]: {
             "set": [shown["recover"], npu["device_share"]],
             "partitions": sorted([each["template"], each["vid"], each["group"]] for each in npu["slices"]),
-            "kept": sorted(line for line in lines if line.startswith(f"{npu['physical']}:")),
         }
         for npu in shown["npus"]
     }
+
+
+def made_again() -> dict[str, list[str]]:
+    """By physical id of its chip each slice that a start of the machine makes again, as the library has noted it."""
+    kept = Path("/etc/vnpu.cfg")
+    lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
+    noted: dict[str, list[str]] = {}
+    for line in lines:
+        if found := re.match(r"(\d+):\d+:", line):
+            noted.setdefault(found[1], []).append(line)
+    return {chip: sorted(found) for chip, found in noted.items()}
 
 
 def check(silicon: Library, files: list[Path]) -> None:
@@ -171,6 +179,7 @@ VENDOR = Vendor(
     words=("vir01", "vir02", "vir04_3c_ndvpp", "VnpuConfig", "VIR02"),
     is_static=lambda name: re.match(r"npu-0-vir", name) is not None,
     hardware=hardware,
+    made_again=made_again,
     nodes=lambda: sorted(path.name for path in Path("/dev").glob("vdavinci*")),
     check=check,
     pci_class="0x1200",

@@ -132,6 +132,7 @@ class Seen:
     def __call__(self) -> dict[str, Any]:
         return {
             "hardware": self._node.vendor.hardware(self._node.silicon),
+            "made again": self._node.vendor.made_again(),
             "claims": self._store.execute("SELECT * FROM claims ORDER BY uid").fetchall(),
             "meta": self._store.execute("SELECT * FROM meta ORDER BY key").fetchall(),
             "state": [

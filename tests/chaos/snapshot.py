@@ -75,6 +75,7 @@ def snapshot(node: Node) -> Snapshot:
     store, vendor, state = stored(node.store), node.vendor, node.state
     return {
         "hardware": vendor.hardware(node.silicon),
+        "made again": vendor.made_again(),
         "drivers": drivers(vendor.pci_class),
         "claims": store["claims"],
         "meta": store["meta"],

@@ -85,6 +85,8 @@ class Vendor:
     #: How the library is built that is older than the others, and what is said to it of the whole machine.
     built: tuple[str, ...] = ()
     statements: Mapping[str, Any] = field(default_factory=dict)
+    #: By device what the library has noted for the next start of the machine, a line for each partition that it makes again then.
+    made_again: Callable[[], dict[str, list[str]]] = dict
     #: Forgets partitions that would be there again after a start of the machine.
     forget: Callable[[Node], None] = nothing
 

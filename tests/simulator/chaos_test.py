@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 from unittest.mock import ANY
 
 import pytest
@@ -81,3 +83,34 @@ def test_all_nodes_end_with_the_program_that_started_them(tmp_path: Path, number
     while left := marked(mark):
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
+
+
+#: How chip 2 and its neighbour are noted, with the claim and without it.
+WITHOUT: Mapping[str, Any] = {"claims": {}, "made again": {"2": ["2:136"], "3": []}}
+WITH: Mapping[str, Any] = {"claims": {"a": "prepared"}, "made again": {"2": ["2:136", "2:138"]}}
+
+
+@pytest.mark.parametrize(
+    ("stage", "noted", "differs"),
+    [
+        ("", {"2": ["2:136"]}, False),  # killed in the library: no note any more of what is there still
+        ("", {"2": ["2:136", "2:138"]}, False),
+        ("", {"2": ["2:138"]}, True),  # the neighbour's
+        ("", {"2": ["2:136", "2:138", "2:139"]}, True),  # nobody's
+        ("", {"2": ["2:136"], "3": ["3:148"]}, True),
+        ("partition-destroyed", {"2": ["2:136"]}, True),  # at a stage the driver is in no library
+        ("partition-destroyed", {"2": ["2:136", "2:138"]}, False),
+    ],
+)
+def test_notes_of_a_library_that_was_killed_are_between(
+    monkeypatch: pytest.MonkeyPatch, stage: str, noted: Any, differs: bool
+) -> None:
+    for folder in ("roles/simulator/files", "tests/unit/dra_driver", "tests/unit/core"):
+        monkeypatch.syspath_prepend(str(ROOT / folder))
+    from tests.chaos.kill import Case, Usual, departure
+
+    case = Case("unprepare", stage, 0.5, "", 0.0, stays=True)
+    usual: Any = Usual(cast("Any", None), (), dict(WITHOUT), dict(WITH), {})
+    found = {"claims": {"a": "prepared"}, "made again": noted}
+    assert ("made again" in departure(found, WITH, usual, case)) == differs
+    assert "claims" in departure(found, WITHOUT, usual, case), "all else has to be as it was"
