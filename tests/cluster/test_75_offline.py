@@ -18,7 +18,7 @@ pytestmark = pytest.mark.prove
 FOLDER = "/opt/dra-accelerators-offline"
 NOWHERE = "http://127.0.0.1:9"
 REQUIREMENTS = ROOT / "roles/python_environment/files/requirements.txt"
-IMPORTS = "import aiohttp, google.protobuf, grpc, kubernetes, prometheus_client, pynvml, yaml, dra_driver.cli, dra_driver.node"
+IMPORTS = "import aiohttp, httptools, google.protobuf, grpc, kubernetes, prometheus_client, pynvml, yaml, dra_driver.cli, dra_driver.node"
 
 Run = Callable[[str, dict[str, Any]], str]
 

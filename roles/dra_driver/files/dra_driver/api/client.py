@@ -19,11 +19,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import aiohttp
-from yarl import URL
 
 from ..core.errors import AcceleratorError
+from .exchange import Exchange
 from .kubeconfig import Access, InvalidKubeconfig, load_access
 from .token import refusal
 
@@ -37,9 +38,6 @@ LONGEST_RETRY_AFTER = 300.0
 # So many requests are answered side by side. Each needs a connection of its own, and to open one costs both sides more than a request: who
 # asks for much at once, after a start or when many pods come together, waits less for few that are used again than for many new ones.
 CONNECTIONS = 16
-
-
-_REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
 
 
 class ApiUnreachable(AcceleratorError):
@@ -89,7 +87,7 @@ class ApiClient:
         self._observe = observer or (lambda _verb, _path, _code, _seconds: None)
         self._user_agent = user_agent
         # One for requests, and one for watches, which keep their connections for minutes.
-        self._sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
+        self._ways: tuple[Exchange, aiohttp.ClientSession] | None = None
         self._access: Access | None = None
         self._fingerprint: tuple[tuple[str, int, int], ...] | None = None
         self._token = ""
@@ -124,29 +122,25 @@ class ApiClient:
         content_type: str = "application/json",
     ) -> Json:
         """Send one request and return the JSON object of the answer ({} for an empty one)."""
-        (session, _watching), access = await self._connected()
+        (exchange, _watching), access = await self._connected()
         headers = {"Content-Type": content_type} if body is not None else {}
         self._authorise(access, headers)
         data = json.dumps(body, separators=(",", ":")).encode() if body is not None else None
+        target = f"{path}?{urlencode(params)}" if params else path
         began, code = time.perf_counter(), "unreachable"
         try:
-            async with session.request(
-                method,
-                _url(access, path),
-                params=params,
-                data=data,
-                headers=headers or None,
-                timeout=_REQUEST_TIMEOUT,
-                server_hostname=access.server_name or None,
-            ) as response:
-                payload = await response.read()
-                status, asked_for = response.status, response.headers.get("Retry-After", "")
-                code = str(status)
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            answer = await exchange.ask(method, target, headers=headers, body=data, seconds=REQUEST_SECONDS)
+            status, payload, asked_for = answer.status, answer.payload, answer.headers.get("retry-after", "")
+            code = str(status)
+        except (asyncio.TimeoutError, OSError) as error:
             raise self._unreachable(access, error) from error
+        except ValueError as error:
+            raise ApiError(
+                f"{method} {path!r} cannot be asked for: {error}", status=400, reason="BadRequest"
+            ) from error
         finally:
             self._observe(method, path, code, time.perf_counter() - began)
-        if status >= 400:
+        if status >= 300:  # nobody but a server that is none of Kubernetes' leads elsewhere
             if status == 401:
                 self._retire()
             raise _error(method, path, status, payload, asked_for, headers)
@@ -175,7 +169,7 @@ class ApiClient:
         answered = False
         try:
             async with session.get(
-                _url(access, path),
+                access.server + path,
                 params=query,
                 headers=headers,
                 timeout=limit,
@@ -209,11 +203,13 @@ class ApiClient:
 
     def _retire(self) -> None:
         """Open new connections for what comes; requests under way finish on the old ones."""
-        sessions, self._sessions = self._sessions, None
+        ways, self._ways = self._ways, None
         self._access = None
-        for session in sessions or ():
-            self._retired.append(session)
-            asyncio.get_running_loop().call_later(REQUEST_SECONDS, self._begin_closing, session)
+        if ways is not None:
+            exchange, watching = ways
+            exchange.close()
+            self._retired.append(watching)
+            asyncio.get_running_loop().call_later(REQUEST_SECONDS, self._begin_closing, watching)
 
     def _begin_closing(self, session: aiohttp.ClientSession) -> None:
         task = asyncio.get_running_loop().create_task(self._close_retired(session))
@@ -225,29 +221,41 @@ class ApiClient:
             self._retired.remove(session)
             await session.close()
 
-    async def _connected(self) -> tuple[tuple[aiohttp.ClientSession, aiohttp.ClientSession], Access]:
-        if self._sessions is not None and self._access is not None:
-            return self._sessions, self._access
+    async def _connected(self) -> tuple[tuple[Exchange, aiohttp.ClientSession], Access]:
+        if self._ways is not None and self._access is not None:
+            return self._ways, self._access
         async with self._gate:
-            if self._sessions is None or self._access is None:
+            if self._ways is None or self._access is None:
                 access = await asyncio.to_thread(load_access, self._kubeconfig)
                 context = access.ssl_context()
-                self._sessions = self._session(context, CONNECTIONS), self._session(context, 0)
+                self._ways = self._exchange(access, context), self._watching(context)
                 self._access = access
                 self._fingerprint = access.fingerprint()
                 self._token_stamp = 0
-            return self._sessions, self._access
+            return self._ways, self._access
 
-    def _session(self, context: ssl.SSLContext | None, connections: int) -> aiohttp.ClientSession:
-        """Return a session with so many connections at most, 0 for as many as are asked for."""
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=connections, keepalive_timeout=120, ssl=context if context is not None else True
-            ),
-            headers={"User-Agent": self._user_agent, "Accept": "application/json"},
-            cookie_jar=aiohttp.DummyCookieJar(),  # as Go's client: whoever is asked for is said by what authorises the request alone
-            trust_env=False,
-        )
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"User-Agent": self._user_agent, "Accept": "application/json"}
+
+    def _exchange(self, access: Access, context: ssl.SSLContext | None) -> Exchange:
+        try:
+            return Exchange(
+                access.server,
+                context,
+                server_name=access.server_name,
+                headers=self._headers,
+                connections=CONNECTIONS,
+            )
+        except ValueError as error:
+            raise InvalidKubeconfig(f"The server {access.server!r} is no address: {error}") from error
+
+    def _watching(self, context: ssl.SSLContext | None) -> aiohttp.ClientSession:
+        """Return a session with as many connections as are asked for."""
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=120, ssl=context if context is not None else True)
+        # No cookies, as Go's client: whoever is asked for is said by what authorises the request alone.
+        cookies = aiohttp.DummyCookieJar()
+        return aiohttp.ClientSession(connector=connector, headers=self._headers, cookie_jar=cookies, trust_env=False)
 
     async def reload_if_changed(self) -> bool:
         """Open new connections if the kubeconfig or a file that it names has changed; return whether it has."""
@@ -276,11 +284,6 @@ class ApiClient:
             f"The API server {access.server} did not answer: {reason}",
             hint="Check that it runs, that this node reaches it and that the kubeconfig names it rightly.",
         )
-
-
-def _url(access: Access, path: str) -> URL:
-    # Names of objects, and what else a path is made of here, need no quoting; to find that out takes as long as the rest of a request's making.
-    return URL(access.server + path, encoded=True)
 
 
 async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:

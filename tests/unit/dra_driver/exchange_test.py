@@ -1,0 +1,502 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Requests over connections that are kept open, against servers of sockets that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_driver.api import exchange as exchange_module
+from dra_driver.api.exchange import Answer, Exchange, NoHttp
+from dra_driver.controller.certificate_keeper import utc_now
+from dra_driver.controller.certificates import make_authority, make_certificate
+from hypothesis import given
+from hypothesis import strategies as st
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\n\r\n"
+PACKED = gzip.compress(b"ok" * 1000)
+
+#: What a server does with one connection: it is given the requests' heads one after the other, and sends.
+Script = Callable[["Peer"], Awaitable[None]]
+
+
+class Peer:
+    """One connection, as the server sees it."""
+
+    def __init__(self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._server, self._reader, self._writer = server, reader, writer
+
+    async def request(self) -> str:
+        """The next request, head and body; "" where none comes any more."""
+        try:
+            head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return ""
+        length = [line.partition(":")[2] for line in head.splitlines() if line.lower().startswith("content-length")]
+        body = await self._reader.readexactly(int(length[0])) if length else b""
+        self._server.requests.append(head + body.decode())
+        return head + body.decode()
+
+    async def send(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self._writer.write(piece)
+            await self._writer.drain()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Server:
+    """Has a script for each connection; the last one for all others as well."""
+
+    def __init__(self, *scripts: Script) -> None:
+        self._scripts = scripts
+        self.requests: list[str] = []
+        self.connections = 0
+        self.open = self.most = 0
+
+    async def start(self, context: ssl.SSLContext | None = None) -> str:
+        self._listening = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context)
+        port = self._listening.sockets[0].getsockname()[1]
+        return f"{'https' if context else 'http'}://127.0.0.1:{port}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        script = self._scripts[min(self.connections, len(self._scripts) - 1)]
+        self.connections += 1
+        self.open += 1
+        self.most = max(self.most, self.open)
+        try:
+            await script(Peer(self, reader, writer))
+        finally:
+            self.open -= 1
+            writer.close()
+
+    def stop(self) -> None:
+        self._listening.close()
+
+
+def answering(*pieces: bytes) -> Script:
+    """Answers every request so."""
+
+    async def script(peer: Peer) -> None:
+        while await peer.request():
+            await peer.send(*pieces)
+
+    return script
+
+
+async def silent(peer: Peer) -> None:
+    while await peer.request():
+        pass
+
+
+def run(server: Server, scenario: Callable[[Exchange], Awaitable[None]], *, connections: int = 4) -> None:
+    async def main() -> None:
+        url = await server.start()
+        exchange = Exchange(url, None, headers={"User-Agent": "test"}, connections=connections)
+        try:
+            await scenario(exchange)
+        finally:
+            exchange.close()
+            server.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+async def get(exchange: Exchange, target: str = "/a", seconds: float = 30) -> Answer:
+    return await exchange.ask("GET", target, seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "status", "payload"),
+    [
+        ([OK], 200, b"ok"),
+        ([OK[:20], OK[20:41], OK[41:]], 200, b"ok"),
+        ([CHUNKED], 200, b"ok"),
+        ([b"HTTP/1.1 204 No Content\r\n\r\n"], 204, b""),
+        ([b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n", OK], 200, b"ok"),
+        ([b"HTTP/1.1 404 Not Found\r\nContent-Length: 1\r\nRetry-After: 7\r\n\r\nx"], 404, b"x"),
+        (
+            [b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(PACKED), PACKED],
+            200,
+            b"ok" * 1000,
+        ),
+        ([b"HTTP/1.1 200 OK\r\nContent-Encoding: identity\r\nContent-Length: 2\r\n\r\nok"], 200, b"ok"),
+    ],
+)
+def test_answers_of_all_forms_are_read_and_the_connection_is_kept(
+    pieces: list[bytes], status: int, payload: bytes
+) -> None:
+    server = Server(answering(*pieces))
+
+    async def scenario(exchange: Exchange) -> None:
+        for _time in range(3):
+            answer = await get(exchange)
+            assert (answer.status, answer.payload) == (status, payload)
+            assert answer.headers.get("retry-after", "") == ("7" if status == 404 else "")
+        assert server.connections == 1
+
+    run(server, scenario)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.0 200 OK\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\n\r\nok",
+    ],
+)
+def test_an_answer_may_end_with_its_connection(answer: bytes) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(answer)
+
+    server = Server(script)
+
+    async def scenario(exchange: Exchange) -> None:
+        for number in (1, 2):
+            assert (await get(exchange)).payload == b"ok"
+            assert server.connections == number
+
+    run(server, scenario)
+
+
+def test_a_request_is_what_was_asked_for() -> None:
+    server = Server(answering(OK))
+
+    async def scenario(exchange: Exchange) -> None:
+        headers = {"Authorization": "Bearer a", "Content-Type": "application/json"}
+        await exchange.ask("POST", "/b?c=d", headers=headers, body=b"{}", seconds=30)
+        lines, _blank, body = server.requests[0].partition("\r\n\r\n")
+        first, *others = lines.split("\r\n")
+        assert (first, body) == ("POST /b?c=d HTTP/1.1", "{}")
+        assert [line for line in others if not line.startswith("Host: 127.0.0.1:")] == [
+            "Accept-Encoding: gzip",
+            "User-Agent: test",
+            "Authorization: Bearer a",
+            "Content-Type: application/json",
+            "Content-Length: 2",
+        ]
+
+    run(server, scenario)
+
+
+def test_a_path_of_the_server_comes_before_that_of_a_request() -> None:
+    server = Server(answering(OK))
+
+    async def scenario() -> None:
+        exchange = Exchange(f"{await server.start()}/clusters/one/", None, connections=1)
+        assert (await get(exchange, "/version")).status == 200
+        assert server.requests[0].startswith("GET /clusters/one/version HTTP/1.1\r\n")
+        exchange.close()
+        server.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+async def once(peer: Peer) -> None:
+    """Answers one request, and ends the connection when the next one has come."""
+    await peer.request()
+    await peer.send(OK)
+    await peer.request()
+
+
+async def once_and_idle(peer: Peer) -> None:
+    """Answers one request, and ends the connection."""
+    await peer.request()
+    await peer.send(OK)
+
+
+@pytest.mark.parametrize("script", [once, once_and_idle])
+def test_a_kept_connection_that_is_over_costs_no_request_that_may_be_repeated(script: Script) -> None:
+    server = Server(script, answering(OK))
+
+    async def scenario(exchange: Exchange) -> None:
+        await get(exchange)
+        await asyncio.sleep(0.05 if script is once_and_idle else 0)
+        assert (await get(exchange)).payload == b"ok"
+        assert server.connections == 2
+
+    run(server, scenario)
+
+
+def test_what_changes_something_is_not_sent_twice() -> None:
+    server = Server(once, answering(OK))
+
+    async def scenario(exchange: Exchange) -> None:
+        await get(exchange)
+        with pytest.raises(ConnectionError, match="closed"):
+            await exchange.ask("POST", "/a", body=b"{}", seconds=30)
+        assert [request.split()[0] for request in server.requests] == ["GET", "POST"]
+
+    run(server, scenario)
+
+
+def test_a_new_connection_that_is_closed_is_an_error() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+
+    server = Server(script)
+
+    async def scenario(exchange: Exchange) -> None:
+        with pytest.raises(ConnectionError):
+            await get(exchange)
+        assert server.connections == 1
+
+    run(server, scenario)
+
+
+@pytest.mark.parametrize("part", [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\no", CHUNKED[:-4], b"HTTP/1.1 200"])
+def test_half_an_answer_is_an_error_and_is_not_asked_for_again(part: bytes) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(OK)
+        await peer.request()
+        await peer.send(part)
+
+    server = Server(script, answering(OK))
+
+    async def scenario(exchange: Exchange) -> None:
+        await get(exchange)
+        with pytest.raises(ConnectionError):
+            await get(exchange)
+        assert len(server.requests) == 2
+
+    run(server, scenario)
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok",
+    ],
+)
+def test_what_is_no_answer_is_refused(rubbish: bytes) -> None:
+    async def scenario(exchange: Exchange) -> None:
+        with pytest.raises(NoHttp):
+            await get(exchange)
+
+    run(Server(answering(rubbish)), scenario)
+
+
+@pytest.mark.parametrize("more", [b"x", OK, b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"])
+def test_what_comes_behind_an_answer_is_nobodys(more: bytes) -> None:
+    server = Server(answering(OK + more), answering(OK))
+
+    async def scenario(exchange: Exchange) -> None:
+        for _time in range(3):
+            try:
+                assert (await get(exchange)).payload == b"ok"
+            except NoHttp:
+                assert more == b"x"
+        assert server.connections > 1
+
+    run(server, scenario)
+
+
+def test_a_server_that_says_nothing_is_not_waited_for_and_not_used_again() -> None:
+    server = Server(silent, answering(OK))
+
+    async def scenario(exchange: Exchange) -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await get(exchange, seconds=0.1)
+        assert (await get(exchange)).payload == b"ok"
+        assert server.connections == 2
+
+    run(server, scenario)
+
+
+def test_the_wait_for_a_connection_counts() -> None:
+    server = Server(silent)
+
+    async def scenario(exchange: Exchange) -> None:
+        first = asyncio.ensure_future(get(exchange))
+        await asyncio.sleep(0.05)
+        with pytest.raises(asyncio.TimeoutError):
+            await get(exchange, seconds=0.1)
+        first.cancel()
+        await asyncio.wait((first,))
+        assert server.connections == 1
+
+    run(server, scenario, connections=1)
+
+
+def test_no_more_connections_than_allowed_and_all_are_answered() -> None:
+    server = Server(answering(OK))
+
+    async def scenario(exchange: Exchange) -> None:
+        answers = await asyncio.gather(*(get(exchange) for _each in range(50)))
+        assert [answer.payload for answer in answers] == [b"ok"] * 50
+        assert server.most == server.connections == 3
+
+    run(server, scenario, connections=3)
+
+
+def test_who_is_cancelled_takes_nobodys_turn_and_nobodys_answer() -> None:
+    """Cancelled while it waits for a turn, in the moment in which the turn is its own, and while it waits for an answer."""
+    held = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        while request := await peer.request():
+            if "/held" in request:
+                await held.wait()
+            await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(request), request.encode())
+
+    server = Server(script)
+
+    async def scenario(exchange: Exchange) -> None:
+        first = asyncio.ensure_future(get(exchange, "/held"))
+        await asyncio.sleep(0.05)
+        waiting = [asyncio.ensure_future(get(exchange, f"/{number}")) for number in range(4)]
+        await asyncio.sleep(0.05)
+        waiting[0].cancel()
+        first.cancel()
+        await asyncio.sleep(0)  # the turn is given to the second, which does not know it yet
+        waiting[1].cancel()
+        held.set()
+        for number in (2, 3):
+            assert (await waiting[number]).payload.startswith(b"GET /%d " % number)
+        await asyncio.wait((first, *waiting))
+        assert [each.cancelled() for each in (first, *waiting)] == [True, True, True, False, False]
+        assert (await get(exchange, "/last")).payload.startswith(b"GET /last ")
+
+    run(server, scenario, connections=1)
+
+
+def test_a_connection_that_was_idle_for_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(answering(OK))
+
+    async def scenario(exchange: Exchange) -> None:
+        await get(exchange)
+        monkeypatch.setattr(exchange_module, "IDLE_SECONDS", 0.0)
+        await get(exchange)
+        assert server.connections == 2
+
+    run(server, scenario)
+
+
+def test_a_request_under_way_is_answered_when_it_is_closed_and_its_connection_is_not_kept() -> None:
+    let = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        while await peer.request():
+            await let.wait()
+            await peer.send(OK)
+
+    server = Server(script)
+
+    async def scenario(exchange: Exchange) -> None:
+        under_way = asyncio.ensure_future(get(exchange))
+        while not server.requests:
+            await asyncio.sleep(0.01)
+        exchange.close()
+        let.set()
+        assert (await under_way).payload == b"ok"
+        while server.open:
+            await asyncio.sleep(0.01)
+
+    run(server, scenario)
+
+
+@pytest.mark.parametrize(
+    ("target", "header"),
+    [
+        ("/a b", "x"),
+        ("/a\r\nX: y", "x"),
+        ("a", "x"),
+        ("", "x"),
+        ("/ä", "x"),
+        ("/a", "x\r\nX: y"),
+        ("/a", "x\ny"),
+        ("/a", "\N{SNOWMAN}"),
+    ],
+)
+def test_what_would_begin_another_header_is_not_sent(target: str, header: str) -> None:
+    server = Server(answering(OK))
+
+    async def scenario(exchange: Exchange) -> None:
+        with pytest.raises(ValueError, match="cannot be made of"):
+            await exchange.ask("GET", target, headers={"Authorization": header}, seconds=30)
+        assert server.connections == 0
+        await get(exchange)
+
+    run(server, scenario, connections=1)
+
+
+def test_a_server_that_is_not_there() -> None:
+    server = Server(answering(OK))
+
+    async def scenario(exchange: Exchange) -> None:
+        server.stop()
+        for _time in range(2):
+            with pytest.raises(OSError, match="Connect call failed"):
+                await get(exchange)
+
+    run(server, scenario, connections=1)
+
+
+def test_the_certificate_has_to_be_of_the_name(tmp_path: Path) -> None:
+    server = Server(answering(OK))
+    authority = make_authority(utc_now(), 3600)
+    pair = make_certificate(authority, ["api.example"], now=utc_now(), seconds=3600)
+    (tmp_path / "pair").write_bytes(pair.certificate + pair.key)
+
+    async def scenario() -> None:
+        ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        ours.load_cert_chain(tmp_path / "pair")
+        url = await server.start(ours)
+        trusting = ssl.create_default_context(cadata=authority.certificate.decode())
+        named = Exchange(url, trusting, server_name="api.example", connections=1)
+        for _time in range(2):
+            assert (await get(named)).payload == b"ok"
+        assert server.connections == 1
+        with pytest.raises(ssl.SSLError, match="verify failed"):
+            await get(Exchange(url, trusting, connections=1))
+        named.close()
+        server.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+class Wire(asyncio.Transport):
+    """Takes what is sent, and remembers whether it was cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_cut = False
+
+    def write(self, data: Any) -> None:
+        del data
+
+    def abort(self) -> None:
+        self.is_cut = True
+
+
+@given(cuts=st.lists(st.integers(min_value=1, max_value=200), max_size=12), answer=st.sampled_from([OK, CHUNKED]))
+def test_it_does_not_matter_how_an_answer_is_cut_into_pieces(cuts: list[int], answer: bytes) -> None:
+    whole = b"HTTP/1.1 100 Continue\r\n\r\n" + answer
+    places = [0, *sorted({cut for cut in cuts if cut < len(whole)}), len(whole)]
+
+    async def main() -> None:
+        connection = exchange_module._Connection()
+        connection.connection_made(Wire())
+        for _time in range(2):
+            found: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            connection.ask(b"", found)
+            for begin, end in zip(places, places[1:]):
+                assert not found.done()
+                connection.data_received(whole[begin:end])
+            assert found.result().payload == b"ok" and connection.is_reusable
+
+    asyncio.run(main())
