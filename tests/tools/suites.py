@@ -351,14 +351,15 @@ def remembered(ledger: Ledger | None, go_on: bool) -> tuple[Mapping[str, Passed]
 
 
 def with_modules(results: Sequence[Result], modules: Mapping[str, Passed]) -> list[Result]:
-    """The results with the modules of ``prove`` that passed in runs before: no report of this run has their tests."""
-    tests = sum(passed.tests for passed in modules.values())
+    """The results with the modules of their steps that passed in runs before: no report of this run has their tests."""
     return [
-        replace(result, counts=result.counts + Counts(passed=tests))
-        if result.step.name == "prove" and not result.before
-        else result
+        result if result.before else replace(result, counts=result.counts + Counts(passed=_tests_of(result, modules)))
         for result in results
     ]
+
+
+def _tests_of(result: Result, modules: Mapping[str, Passed]) -> int:
+    return sum(modules[name].tests for name in result.step.modules if name in modules)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -399,7 +400,8 @@ def main(words: Sequence[str]) -> int:
         called += f", part {part.number} of {part.parts}"
     say(f"{called}: {len(steps)} steps, logs under {work}")
     ledger = Ledger.of(ROOT, work)
-    known, modules, told = remembered(ledger, asked.go_on)
+    known, passed, told = remembered(ledger, asked.go_on)
+    modules = {name: passed[name] for step in steps for name in step.modules if name in passed}
     results = with_modules(run_steps(steps, work / "logs", {**environment, **told}, known, ledger), modules)
     if not found_engine and engine_answers():
         stop_engine()

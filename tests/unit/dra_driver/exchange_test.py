@@ -18,83 +18,11 @@ from dra_driver.controller.certificate_keeper import utc_now
 from dra_driver.controller.certificates import make_authority, make_certificate
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_server import Peer, Script, Server, answering, silent
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\n\r\n"
 PACKED = gzip.compress(b"ok" * 1000)
-
-#: What a server does with one connection: it is given the requests' heads one after the other, and sends.
-Script = Callable[["Peer"], Awaitable[None]]
-
-
-class Peer:
-    """One connection, as the server sees it."""
-
-    def __init__(self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._server, self._reader, self._writer = server, reader, writer
-
-    async def request(self) -> str:
-        """The next request, head and body; "" where none comes any more."""
-        try:
-            head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return ""
-        length = [line.partition(":")[2] for line in head.splitlines() if line.lower().startswith("content-length")]
-        body = await self._reader.readexactly(int(length[0])) if length else b""
-        self._server.requests.append(head + body.decode())
-        return head + body.decode()
-
-    async def send(self, *pieces: bytes) -> None:
-        for piece in pieces:
-            self._writer.write(piece)
-            await self._writer.drain()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class Server:
-    """Has a script for each connection; the last one for all others as well."""
-
-    def __init__(self, *scripts: Script) -> None:
-        self._scripts = scripts
-        self.requests: list[str] = []
-        self.connections = 0
-        self.open = self.most = 0
-
-    async def start(self, context: ssl.SSLContext | None = None) -> str:
-        self._listening = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context)
-        port = self._listening.sockets[0].getsockname()[1]
-        return f"{'https' if context else 'http'}://127.0.0.1:{port}"
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        script = self._scripts[min(self.connections, len(self._scripts) - 1)]
-        self.connections += 1
-        self.open += 1
-        self.most = max(self.most, self.open)
-        try:
-            await script(Peer(self, reader, writer))
-        finally:
-            self.open -= 1
-            writer.close()
-
-    def stop(self) -> None:
-        self._listening.close()
-
-
-def answering(*pieces: bytes) -> Script:
-    """Answers every request so."""
-
-    async def script(peer: Peer) -> None:
-        while await peer.request():
-            await peer.send(*pieces)
-
-    return script
-
-
-async def silent(peer: Peer) -> None:
-    while await peer.request():
-        pass
 
 
 def run(server: Server, scenario: Callable[[Exchange], Awaitable[None]], *, connections: int = 4) -> None:
@@ -279,6 +207,7 @@ def test_half_an_answer_is_an_error_and_is_not_asked_for_again(part: bytes) -> N
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\nContent-Length: 2\r\n\r\nok",
         b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 20\r\n\r\n" + PACKED[:20],
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok",
     ],
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import suites
 from ledger import FOLDER_VARIABLE, GO_ON_VARIABLE, KEPT, Ledger, Passed, digest_of
-from steps import ROOT, Counts, Step, print_table, run_steps
+from steps import ROOT, Counts, Result, Step, print_table, run_steps
 
 PASSED = Passed(3, 12.5, 1_800_000_000.0)
 
@@ -172,3 +172,15 @@ def test_a_step_is_the_same_in_another_checkout(monkeypatch: pytest.MonkeyPatch)
         == Step("a", "no time", ["/elsewhere/tests/tools/give_way", "pytest"]).work
         == "a ./tests/tools/give_way pytest"
     )
+
+
+def test_of_modules_that_passed_before_those_of_the_step_count() -> None:
+    """A part of a run has not all modules that the ledger knows."""
+    ours = Step("prove", "4 h", ["true"], modules=("tests/prove/a.py", "tests/prove/b.py"))
+    results = [
+        Result(ours, 1.0, "", Counts(passed=3), None),
+        Result(Step("unit", "1 min", ["true"]), 1.0, "", Counts(passed=7), None),
+        Result(ours, 0.0, "", Counts(passed=9), None, before="yesterday"),
+    ]
+    known = {"tests/prove/a.py": Passed(4, 1.0, 0.0), "tests/prove/elsewhere.py": Passed(100, 1.0, 0.0)}
+    assert [each.counts.passed for each in suites.with_modules(results, known)] == [7, 7, 9]

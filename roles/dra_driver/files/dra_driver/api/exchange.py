@@ -304,8 +304,11 @@ def _unpacked(encoding: str, payload: bytes) -> bytes:
         return payload
     if encoding.lower() != "gzip":
         raise NoHttp(f"the answer comes as {encoding}, which was not asked for")
+    unpacking = zlib.decompressobj(_GZIP)
     try:
-        unpacking = zlib.decompressobj(_GZIP)
-        return unpacking.decompress(payload) + unpacking.flush()
+        content = unpacking.decompress(payload)
     except zlib.error as error:
         raise NoHttp(f"the answer cannot be unpacked: {error}") from error
+    if not unpacking.eof:
+        raise NoHttp("the answer cannot be unpacked: its end is missing")
+    return content
