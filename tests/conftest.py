@@ -37,3 +37,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Try properties with more examples where the tests marked `prove` run as well."""
     if config.getoption("markexpr") != "not prove":
         settings.load_profile("prove")
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name a case of bytes by its argument and number.
+
+    pytest would take the bytes themselves for the test's name. Where a time or a random number is in them (gzip writes
+    the second of packing), the processes that share a suite collect tests of different names, and refuse to begin: but
+    only when they happen to pack in different seconds.
+    """
+    return argname if isinstance(val, bytes) else None
