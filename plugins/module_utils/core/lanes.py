@@ -340,6 +340,12 @@ class Lanes:
         lane.put(call)
         return call.result()
 
+    def is_mine(self, key: str) -> bool:
+        """Whether the caller runs on the lane ``key``."""
+        with self._lock:
+            lane = self._lanes.get(key)
+        return lane is not None and lane.thread is threading.current_thread() and lane.running is not None
+
     def _lane(self, key: str) -> tuple[_Lane, Call[Any] | None]:
         """A lane, and the call that runs there and is the one that asks, if it is."""
         with self._lock:

@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 from board_model import device
 from dra_driver.core.errors import NotFound
+from dra_driver.core.lanes import Lanes
 from dra_driver.core.model import Partitioning
-from dra_driver.core.nvidia.edits import capability_minors, character_major, device_edits
+from dra_driver.core.nvidia.boards import Boards
+from dra_driver.core.nvidia.discover import DriverFacts
+from dra_driver.core.nvidia.edits import Capabilities, capability_minors, character_major, device_edits
+from dra_driver.core.nvidia.nvml import Nvml
+from dra_driver.core.nvidia.watch import Watch
 from dra_driver.core.system import System
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +59,41 @@ def test_a_partition_has_capability_nodes_by_proc_or_by_rule(tmp_path: Path) -> 
     system.file(f"{folder}/access", "DeviceFileMinor: 77\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
     system.file(f"{folder}/ci0/access", "DeviceFileMinor: 78\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
     assert [node.minor for node in device_edits(system, gpu, partition).device_nodes] == [2, 77, 78]
+
+
+def test_the_numbers_of_capabilities_are_read_once_by_who_keeps_them(tmp_path: Path) -> None:
+    gpu = device("h100-80", 2, places=((9, 4),))
+    (partition,) = gpu.partitions
+    system = Node(tmp_path, {"/dev/nvidia2": (195, 2)})
+    numbers = Capabilities(system)
+    rule = [node.minor for node in device_edits(system, gpu, partition, capabilities=numbers).device_nodes]
+    # What the kernel has not told is asked for again.
+    folder = f"/proc/driver/nvidia/capabilities/gpu2/mig/gi{partition.instance_id}"
+    for file, number in ((f"{folder}/access", 77), (f"{folder}/ci0/access", 78)):
+        system.file(file, f"DeviceFileMinor: {number}\n")
+    told = device_edits(system, gpu, partition, capabilities=numbers)
+    assert rule != [2, 77, 78] == [node.minor for node in told.device_nodes]
+    for path in ("proc/devices", f"{folder[1:]}/access", f"{folder[1:]}/ci0/access"):
+        (tmp_path / path).unlink()
+    assert device_edits(system, gpu, partition, capabilities=numbers) == told
+    with pytest.raises(NotFound, match="nvidia-caps"):
+        device_edits(system, gpu, partition)
+
+
+@pytest.mark.parametrize("how", ["begin", "end", "let_go"])
+def test_the_numbers_of_capabilities_are_kept_for_as_long_as_the_library_is_open(tmp_path: Path, how: str) -> None:
+    system, nvml = Node(tmp_path), Nvml()
+    boards = Boards(nvml, system, Watch(nvml, Lanes("test")))
+    boards.begin(DriverFacts("580.95.05", "13.0"))
+    former = boards.capabilities
+    assert boards.capabilities is former and former.major() == 234
+    if how == "begin":
+        boards.begin(DriverFacts("581.0.0", "13.0"))
+    else:
+        getattr(boards, how)()
+    # The kernel module may be another one now.
+    (tmp_path / "proc/devices").write_text("Character devices:\n235 nvidia-caps\n")
+    assert (boards.capabilities.major(), former.major()) == (235, 234)
 
 
 def test_a_monitor_has_the_node_that_lets_it_list_partitions(tmp_path: Path) -> None:

@@ -71,6 +71,20 @@ def test_parts_of_a_call_run_within_it(lanes: Lanes) -> None:
     assert ran == ["test-a", "test-a", "told"]
 
 
+def test_who_runs_on_a_lane_knows_it(lanes: Lanes) -> None:
+    found: list[bool] = []
+
+    def call() -> None:
+        found.extend((lanes.is_mine("a"), lanes.is_mine("b")))
+        lanes.leave("a")
+        found.append(lanes.is_mine("a"))
+
+    lanes.run("b", lambda: None, LONG)
+    lanes.run("a", call, LONG)
+    assert found == [True, False, False]
+    assert not lanes.is_mine("a") and not lanes.is_mine("never met")
+
+
 def test_what_is_left_of_a_call_goes_on_off_the_lane(lanes: Lanes) -> None:
     gate, names = Gate(), []
 

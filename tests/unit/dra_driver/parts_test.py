@@ -383,6 +383,28 @@ def test_metrics_port_that_is_taken_is_waited_for_beside_the_work(
     assert caplog.text.count("metrics are not served") == 1
 
 
+def test_who_gives_up_waiting_for_a_lock_gives_back_those_that_it_has() -> None:
+    async def main() -> None:
+        locks = NamedLocks()
+        entered: list[str] = []
+
+        async def hold(*names: str) -> None:
+            async with locks.hold(names):
+                entered.append("+".join(names))
+
+        async with locks.hold(["b"]):
+            waiting = asyncio.ensure_future(hold("a", "b"))
+            await asyncio.sleep(0)
+            behind = asyncio.ensure_future(hold("a"))
+            await asyncio.sleep(0)
+            assert entered == [] and len(locks) == 2
+            waiting.cancel()
+            await asyncio.wait_for(behind, 10)
+        assert entered == ["a"] and len(locks) == 0
+
+    asyncio.run(main())
+
+
 def test_locks_never_wait_for_each_other_and_leave_nothing() -> None:
     async def main() -> None:
         locks = NamedLocks()

@@ -332,5 +332,8 @@ def test_a_lock_that_another_program_keeps_is_refused_by_name(tmp_path: Path, mo
             async with guard.hold(["GPU-1", "GPU-2"]):
                 raise AssertionError("it was not to be had")
         assert not layout.is_taken("GPU-1")
+        layout.drop_all()
+        async with guard.hold(["GPU-1", "GPU-2"]):  # what it had of its own it has given back as well
+            assert layout.is_taken("GPU-1") and layout.is_taken("GPU-2")
 
     asyncio.run(main())

@@ -188,7 +188,9 @@ class NvidiaBackend:
         )
 
     def together(self, uuid: str, function: Callable[[], Answer]) -> Answer:
-        """Do several things to one GPU on one visit of its lane."""
+        """Do several things to one GPU on one visit of its lane; who is on one goes on with that."""
+        if self._lanes.is_mine(uuid):
+            return function()
         return self._lanes.run(uuid, function, self._deadlines.look, doing=f"Working on GPU {uuid}")
 
     def visit(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
@@ -446,7 +448,7 @@ class NvidiaBackend:
         """Return what one GPU or one MIG device needs in a container; its node is the one that it has now."""
         boards = self._boards
         present = boards.with_present_minor(device)
-        return edits.device_edits(self._system, present, partition, monitoring, boards.capability_major)
+        return edits.device_edits(self._system, present, partition, monitoring, boards.capabilities)
 
     def share_edits(self, device: Device, consumed: Mapping[str, int]) -> ContainerEdits:  # noqa: ARG002  MPS sets limits
         """Return nothing. Pure."""

@@ -15,8 +15,9 @@ from .. import pci
 from ..errors import AcceleratorError, BackendUnavailable
 from ..model import UNKNOWN_ERROR, Device, Health, Partitioning
 from ..system import System
-from . import condition, discover, edits
+from . import condition, discover
 from .discover import BoardFacts, DriverFacts
+from .edits import Capabilities
 from .nvml import Nvml
 from .watch import Watch
 
@@ -45,7 +46,7 @@ class Boards:
         self._read_at: dict[str, int | None] = {}  # what the watch said when the partitions were read
         self._away: dict[str, Device] = {}  # those that another driver has, for us
         self._returned = 0
-        self._capability_major: int | None = None
+        self._capabilities = Capabilities(system)
 
     @property
     def driver(self) -> DriverFacts:
@@ -58,19 +59,20 @@ class Boards:
         """Begin a session with the library."""
         with self._lock:
             self._driver = driver
-            self._capability_major = None
+            self._capabilities = Capabilities(self._system)
 
     def end(self) -> None:
         """Forget all that holds for a session: every handle. What was read last is kept."""
         with self._lock:
-            self._driver = self._capability_major = None
+            self._driver = None
+            self._capabilities = Capabilities(self._system)
             self._kept.clear()
             self._read_at.clear()
 
     def let_go(self) -> None:
         """Forget every handle, because the library is closed for a moment."""
         with self._lock:
-            self._capability_major = None
+            self._capabilities = Capabilities(self._system)
             self._kept.clear()
             self._read_at.clear()
 
@@ -165,16 +167,10 @@ class Boards:
 
         return self._use(self._get(uuid), lambda: self._find(uuid), ask)
 
-    def capability_major(self) -> int | None:
-        """Return the major number of the capabilities' nodes. The kernel module that has it stays as long as NVML has that open."""
-        if self._capability_major is not None:
-            return self._capability_major
-        session = self._driver
-        found = edits.read_capability_major(self._system)
-        with self._lock:
-            if session is not None and session is self._driver:
-                self._capability_major = found
-        return found
+    @property
+    def capabilities(self) -> Capabilities:
+        """The numbers of the capabilities' nodes. The kernel module that has them stays as long as NVML has it open."""
+        return self._capabilities
 
     def read_minor(self, board: BoardFacts) -> None:
         """Read the minor number of a GPU's node, after a change of its MIG mode, which can move it."""

@@ -8,8 +8,6 @@ Facts: NVIDIA/nvidia-container-toolkit (pkg/nvcdi), NVIDIA/nvidia-modprobe for t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import partial
 
 from ..cdi import ContainerEdits, DeviceNode
 from ..errors import NotFound
@@ -25,32 +23,66 @@ _CAPABILITIES_OF_GPU = 135
 _CAPABILITIES_OF_INSTANCE = 9
 
 
+class Capabilities:
+    """The numbers of the capabilities' nodes, each read once: they are the kernel module's, for as long as it is loaded.
+
+    Facts: the module lists all that there can be, with their minors, in /proc/driver/nvidia-caps/mig-minors as soon as it is loaded.
+    """
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._major: int | None = None
+        self._minors: dict[str, int] = {}
+
+    def major(self) -> int:
+        """Return their major number. Raises NotFound where the kernel module is not loaded."""
+        if self._major is None:
+            self._major = character_major(self._system, "nvidia-caps")
+        if self._major is None:
+            raise NotFound(
+                "/proc/devices has no entry for nvidia-caps",
+                hint="The NVIDIA kernel module must be loaded on this machine.",
+            )
+        return self._major
+
+    def node(self, file: str, fallback: int) -> DeviceNode:
+        """Return the node of one capability, by its file in /proc, or by the driver's own rule where that cannot be read. Raises NotFound."""
+        minor = self._minors.get(file)
+        if minor is None:
+            minor = _access_minor(self._system, file)
+            if minor is not None:
+                self._minors[file] = minor
+        number = fallback if minor is None else minor
+        return DeviceNode(
+            f"/dev/nvidia-caps/nvidia-cap{number}", type="c", major=self.major(), minor=number, permissions="r"
+        )
+
+
 def device_edits(
     system: System,
     device: Device,
     partition: Partition | None,
     monitoring: bool = False,
-    capability_major: Callable[[], int | None] | None = None,
+    capabilities: Capabilities | None = None,
 ) -> ContainerEdits:
     """Return what one GPU, or one MIG device of it, needs in a container.
 
     With ``monitoring`` the node of mig/monitor is among it where GPUs can be partitioned: whoever has it may list all GPU
     instances and compute instances, and holds none of them.
 
-    ``capability_major`` tells the major number of the capabilities' nodes, for whoever knows it already; else it is looked up.
+    ``capabilities`` tells the numbers of the capabilities' nodes, for whoever may know them already; else they are looked up.
 
     Raises NotFound when the device's numbers cannot be told, or when a partition has no compute instance.
     """
-    major = partial(_major, capability_major or partial(read_capability_major, system))
+    numbers = capabilities or Capabilities(system)
     nodes = [_gpu_node(system, device)]
     graphics = partition is None or "+gfx" in partition.profile
     if partition is not None:
-        nodes.extend(_capability_nodes(system, device, partition, major))
+        nodes.extend(_capability_nodes(device, partition, numbers))
     if graphics:
         nodes.extend(_render_nodes(system, device))
     if monitoring and device.partitioning.supported:
-        monitor = ("/proc/driver/nvidia/capabilities/mig/monitor", _CAPABILITY_MONITOR)
-        nodes.append(_capability_node(system, major(), *monitor))
+        nodes.append(numbers.node("/proc/driver/nvidia/capabilities/mig/monitor", _CAPABILITY_MONITOR))
     return ContainerEdits(device_nodes=tuple(nodes))
 
 
@@ -90,38 +122,13 @@ def _gpu_node(system: System, device: Device) -> DeviceNode:
     return DeviceNode(path, type="c", major=major, minor=device.minor, permissions="rw")
 
 
-def _capability_nodes(
-    system: System, device: Device, partition: Partition, major: Callable[[], int]
-) -> list[DeviceNode]:
+def _capability_nodes(device: Device, partition: Partition, numbers: Capabilities) -> list[DeviceNode]:
     if partition.compute_instance_id is None:
         raise NotFound(f"The partition {partition.describe()} of GPU {device.uuid} has no compute instance")
     computed = capability_minors(device.minor, partition.instance_id, partition.compute_instance_id)
     instance = f"/proc/driver/nvidia/capabilities/gpu{device.minor}/mig/gi{partition.instance_id}"
     files = (f"{instance}/access", f"{instance}/ci{partition.compute_instance_id}/access")
-    number = major()
-    return [_capability_node(system, number, file, fallback) for file, fallback in zip(files, computed)]
-
-
-def read_capability_major(system: System) -> int | None:
-    """Return the major number of the capabilities' nodes; None where the kernel module is not loaded."""
-    return character_major(system, "nvidia-caps")
-
-
-def _major(read: Callable[[], int | None]) -> int:
-    major = read()
-    if major is None:
-        raise NotFound(
-            "/proc/devices has no entry for nvidia-caps",
-            hint="The NVIDIA kernel module must be loaded on this machine.",
-        )
-    return major
-
-
-def _capability_node(system: System, major: int, file: str, fallback: int) -> DeviceNode:
-    """The node of one capability, by its file in /proc, or by the driver's own rule where that cannot be read."""
-    minor = _access_minor(system, file)
-    number = fallback if minor is None else minor
-    return DeviceNode(f"/dev/nvidia-caps/nvidia-cap{number}", type="c", major=major, minor=number, permissions="r")
+    return [numbers.node(file, fallback) for file, fallback in zip(files, computed)]
 
 
 def _access_minor(system: System, path: str) -> int | None:

@@ -9,12 +9,11 @@ asked for, by ``monitoring``. With no address configured nothing is collected an
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 import threading
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from . import __version__
@@ -310,16 +309,9 @@ class Stopwatch:
         self.kind = kind
         self.stages: dict[str, float] = {}
 
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> AbstractContextManager[None]:
         """Time one stage, however it ends."""
-        began = time.perf_counter()
-        outcome = "failure"
-        try:
-            yield
-            outcome = "success"
-        finally:
-            self.add(name, outcome, time.perf_counter() - began)
+        return _Stage(self, name)
 
     def add(self, name: str, outcome: str, seconds: float) -> None:
         """Take note of a stage that was timed elsewhere."""
@@ -340,3 +332,17 @@ class Stopwatch:
             **{f"{name}_ms": round(seconds * 1000, 2) for name, seconds in self.stages.items()},
             "total_ms": round(total * 1000, 2),
         }
+
+
+class _Stage:
+    """One stage of an operation, while it lasts."""
+
+    def __init__(self, watch: Stopwatch, name: str) -> None:
+        self._watch = watch
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        self._watch.add(self._name, "success" if kind is None else "failure", time.perf_counter() - self._began)

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import random
 import ssl
 import time
@@ -269,7 +270,7 @@ class ApiClient:
         token = access.token
         if access.token_file:
             with contextlib.suppress(OSError):
-                stamp = Path(access.token_file).stat().st_mtime_ns
+                stamp = os.stat(access.token_file).st_mtime_ns  # noqa: PTH116  at each claim: no objects
                 if stamp != self._token_stamp:
                     self._token = Path(access.token_file).read_text(encoding="utf-8").strip()
                     self._token_stamp = stamp

@@ -8,6 +8,8 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 
 from ..core.device_locks import DeviceLocks
 from ..core.errors import BackendUnavailable
@@ -24,29 +26,35 @@ class DeviceGuard:
 
     def __init__(self, shared: DeviceLocks) -> None:
         self._shared = shared
-        self._own = NamedLocks()
+        #: The locks of this process alone.
+        self.own = NamedLocks()
         self._inside = 0
         self._left = asyncio.Event()
         self._open = asyncio.Event()
         self._open.set()
         self._lent_to = ""
 
-    @contextlib.asynccontextmanager
-    async def hold(self, uuids: Iterable[str]) -> AsyncIterator[None]:
+    def hold(self, uuids: Iterable[str]) -> AbstractAsyncContextManager[None]:
         """Hold devices, to look at them and change them. Raises InUse or BackendUnavailable, naming who has them."""
-        wanted = sorted(set(uuids))
-        async with self._own.hold(wanted):
+        return _Holding(self, sorted(set(uuids)))
+
+    async def enter(self, uuids: Iterable[str], taken: list[str]) -> None:
+        """Take the locks that are shared; those that are ``taken`` are to be given back. Of this process's own the caller has them."""
+        if not self._open.is_set():
             await self._wait_until_open()
-            self._inside += 1
-            taken: list[str] = []
-            try:
-                await self._take(wanted, taken)
-                yield
-            finally:
-                for uuid in taken:
-                    self._shared.drop(uuid)
-                self._inside -= 1
-                self._left.set()
+        self._inside += 1
+        try:
+            await self._take(uuids, taken)
+        except BaseException:
+            self.leave(taken)
+            raise
+
+    def leave(self, taken: Iterable[str]) -> None:
+        """Give back the locks that are shared."""
+        for uuid in taken:
+            self._shared.drop(uuid)
+        self._inside -= 1
+        self._left.set()
 
     @contextlib.asynccontextmanager
     async def lent(self, holder: str, seconds: float) -> AsyncIterator[bool]:
@@ -64,8 +72,6 @@ class DeviceGuard:
             self._open.set()
 
     async def _wait_until_open(self) -> None:
-        if self._open.is_set():
-            return
         try:
             await asyncio.wait_for(self._open.wait(), LENT_SECONDS)
         except asyncio.TimeoutError:
@@ -75,7 +81,7 @@ class DeviceGuard:
                 code="library-lent",
             ) from None
 
-    async def _take(self, uuids: list[str], taken: list[str]) -> None:
+    async def _take(self, uuids: Iterable[str], taken: list[str]) -> None:
         deadline = time.monotonic() + LOCK_SECONDS
         for uuid in uuids:
             while not self._shared.take(uuid):
@@ -83,3 +89,27 @@ class DeviceGuard:
                     raise self._shared.refusal(uuid, LOCK_SECONDS)
                 await asyncio.sleep(POLL_SECONDS)
             taken.append(uuid)
+
+
+class _Holding:
+    """Some of the devices, held."""
+
+    def __init__(self, guard: DeviceGuard, uuids: list[str]) -> None:
+        self._guard = guard
+        self._uuids = uuids
+        self._own = guard.own.hold(uuids)
+        self._taken: list[str] = []
+
+    async def __aenter__(self) -> None:
+        await self._own.__aenter__()
+        try:
+            await self._guard.enter(self._uuids, self._taken)
+        except BaseException as error:
+            await self._own.__aexit__(type(error), error, error.__traceback__)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._guard.leave(self._taken)
+        await self._own.__aexit__(kind, error, traceback)

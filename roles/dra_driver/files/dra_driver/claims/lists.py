@@ -40,5 +40,7 @@ def refuse_unlistable(record: ClaimRecord, common: ContainerEdits) -> None:
 
 def with_lists_joined(edits: Mapping[str, ContainerEdits]) -> Mapping[str, ContainerEdits]:
     """Return the edits of one request's devices such that each names all of them where variables name devices."""
+    if not any(each.lists for each in edits.values()):
+        return edits
     joined = ContainerEdits.merge(*(ContainerEdits(lists=each.lists) for each in edits.values()))
-    return {name: replace(each, lists=joined.lists) for name, each in edits.items()} if joined.lists else edits
+    return {name: replace(each, lists=joined.lists) for name, each in edits.items()}

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
 
 
 class NamedLocks:
@@ -15,21 +15,12 @@ class NamedLocks:
     def __init__(self) -> None:
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
-    @contextlib.asynccontextmanager
-    async def hold(self, names: Iterable[str]) -> AsyncIterator[None]:
+    def hold(self, names: Iterable[str]) -> AbstractAsyncContextManager[None]:
         """Hold several locks; they are taken in sorted order, so that two holders never wait for each other."""
-        held: list[tuple[str, asyncio.Lock]] = []
-        try:
-            for name in sorted(set(names)):
-                lock = await self._take(name)
-                held.append((name, lock))
-            yield
-        finally:
-            for name, lock in reversed(held):
-                lock.release()
-                self._leave(name)
+        return _Holding(self, names)
 
-    async def _take(self, name: str) -> asyncio.Lock:
+    async def take(self, name: str) -> None:
+        """Wait for one lock and have it, until ``drop``."""
         lock, users = self._locks.get(name) or (asyncio.Lock(), 0)
         self._locks[name] = (lock, users + 1)
         try:
@@ -37,7 +28,11 @@ class NamedLocks:
         except BaseException:  # who is cancelled while waiting waits no longer
             self._leave(name)
             raise
-        return lock
+
+    def drop(self, name: str) -> None:
+        """Give a lock back that was taken."""
+        self._locks[name][0].release()
+        self._leave(name)
 
     def _leave(self, name: str) -> None:
         lock, users = self._locks[name]
@@ -48,3 +43,28 @@ class NamedLocks:
 
     def __len__(self) -> int:
         return len(self._locks)
+
+
+class _Holding:
+    """Some of the locks, held."""
+
+    def __init__(self, locks: NamedLocks, names: Iterable[str]) -> None:
+        self._locks = locks
+        self._names = sorted(set(names))
+        self._held: list[str] = []
+
+    async def __aenter__(self) -> None:
+        try:
+            for name in self._names:
+                await self._locks.take(name)
+                self._held.append(name)
+        except BaseException:
+            self._drop()
+            raise
+
+    async def __aexit__(self, *_error: object) -> None:
+        self._drop()
+
+    def _drop(self) -> None:
+        while self._held:
+            self._locks.drop(self._held.pop())

@@ -27,7 +27,7 @@ from .allocation import AllocatedDevice, ClaimError, OpaqueConfig
 
 
 def configurations_of(
-    kinds: Sequence[ConfigKind], configs: Iterable[OpaqueConfig], *, request: str, device_kind: str
+    kinds: Sequence[ConfigKind], configs: Sequence[OpaqueConfig], *, request: str, device_kind: str
 ) -> tuple[Configuration, ...]:
     """Return the configurations that hold for one device, one of each kind at most, of those that apply to it from lowest to highest precedence.
 
@@ -36,6 +36,8 @@ def configurations_of(
     that there are others. Raises ClaimError with code config-refused.
     """
     chosen: dict[str, Configuration] = {}
+    if not configs:  # as most claims have it
+        return ()
     with _refused(request):
         for config in configs:
             found = decode_configuration(kinds, config.parameters)
@@ -55,10 +57,10 @@ def refuse_unfitting(kinds: Sequence[ConfigKind], devices: Sequence[tuple[Alloca
     It would be ignored without a word, as it is by nobody who checks manifests. Where a device was chosen among alternatives
     it may be meant for one that was not chosen. Raises ClaimError with code config-refused.
     """
-    if any("/" in device.request for device, _kind in devices):
+    if not devices or not devices[0][0].configs or any("/" in device.request for device, _kind in devices):
         return
     given = any_of(sorted({f"a {kind}" for _device, kind in devices}))
-    for config in devices[0][0].configs if devices else ():
+    for config in devices[0][0].configs:
         if config.requests:
             continue
         with _refused(devices[0][0].request):
@@ -72,16 +74,20 @@ def refuse_unfitting(kinds: Sequence[ConfigKind], devices: Sequence[tuple[Alloca
             )
 
 
-def settings_for(configurations: Iterable[Configuration], *, request: str, admin: bool) -> dict[str, Any]:
+def settings_for(configurations: Sequence[Configuration], *, request: str, admin: bool) -> dict[str, Any]:
     """Return what configurations set on one device. Raises ClaimError with code config-refused."""
+    if not configurations:
+        return {}
     with _refused(request):
         return settings_of(configurations, admin=admin)
 
 
 def refuse_other_profile(
-    configurations: Iterable[Configuration], *, request: str, name: str, profile: str | None
+    configurations: Sequence[Configuration], *, request: str, name: str, profile: str | None
 ) -> None:
     """Refuse a partition, by its published name, that is of another profile than configurations ask for. Raises ClaimError with code config-refused."""
+    if not configurations:
+        return
     with _refused(request):
         for each in configurations:
             wanted = each.kind.profile(each.values)
@@ -99,7 +105,7 @@ def interface_of(configurations: Iterable[Configuration]) -> tuple[bool, bool]:
 
 
 def sharing_for(
-    configurations: Iterable[Configuration],
+    configurations: Sequence[Configuration],
     *,
     request: str,
     admin: bool,
@@ -111,6 +117,8 @@ def sharing_for(
 
     ``alongside`` are the UUIDs of the devices that the same configuration is for. Raises ClaimError with code config-refused.
     """
+    if not configurations:
+        return {}
     with _refused(request):
         return sharing_of(configurations, admin=admin, consumed=consumed, totals=totals, alongside=alongside)
 

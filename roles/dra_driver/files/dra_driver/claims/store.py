@@ -290,6 +290,9 @@ class Store:
         else:
             self._answer([pending for pending in group if pending not in late], None)
             self._have_synced(late, began)
+            with contextlib.suppress(sqlite3.Error):  # whoever comes next does it then, and is told
+                # Claims that wait do so for what needs no disk, or leave that to another thread: they find it so.
+                self._wait_for_disk(False)
 
     def _have_synced(self, late: Sequence[Pending], began: float) -> None:
         """Have the store's own thread wait for the disk, and answer."""

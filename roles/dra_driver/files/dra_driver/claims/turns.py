@@ -10,8 +10,7 @@ all end sooner, as long as it is the interpreter that they need. Who waits for h
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 # Some times what a claim takes of which nothing but files is changed. Devices that take longer are worked on side by side after as long.
 TURN_SECONDS = 0.01
@@ -24,21 +23,30 @@ class Turns:
         self._seconds = seconds
         self._free = asyncio.Semaphore(1)
 
-    @contextlib.asynccontextmanager
-    async def take(self) -> AsyncIterator[None]:
+    def take(self) -> AbstractAsyncContextManager[None]:
         """Wait for a turn and have it."""
+        return _Turn(self._free, self._seconds)
+
+
+class _Turn:
+    """One turn. A claim takes three such things on its way, and a generator for each would cost it as much again."""
+
+    def __init__(self, free: asyncio.Semaphore, seconds: float) -> None:
+        self._free = free
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> None:
         await self._free.acquire()
-        over = False
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._end)
 
-        def end() -> None:
-            nonlocal over
-            if not over:
-                over = True
-                self._free.release()
+    async def __aexit__(self, *_error: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._end()
 
-        timer = asyncio.get_running_loop().call_later(self._seconds, end)
-        try:
-            yield
-        finally:
-            timer.cancel()
-            end()
+    def _end(self) -> None:
+        """Give the turn back, once: when its time is over or its work has ended."""
+        if self._timer is not None:
+            self._timer = None
+            self._free.release()
