@@ -98,3 +98,57 @@ def test_the_backend_partitions_on_such_a_driver(tmp_path: Path) -> None:
     assert "/dev/nvidia8" in paths
     assert "/dev/nvidia0" not in paths
     assert claimed == paths, "the facts that a claim was planned with are from before the change"
+
+
+#: Changes a GPU's MIG mode by turns, itself and by another process, and says each time which minor it knows, and which one a third process finds.
+BY_TURNS = """
+import json, subprocess, sys
+from dra_driver.core.backend import create
+from dra_driver.core.model import devices_of
+from dra_driver.core.system import System
+root = sys.argv[1]
+OTHER = '''
+import sys
+from dra_driver.core.backend import create
+from dra_driver.core.model import devices_of
+from dra_driver.core.system import System
+backend = create("nvidia", System(sys.argv[1]))
+backend.open()
+if sys.argv[2]:
+    backend.set_partitioning(devices_of(backend.discover())[0].uuid, sys.argv[2] == "on")
+print(devices_of(backend.discover())[0].minor)
+'''
+def other(mode=""):
+    return int(subprocess.run([sys.executable, "-c", OTHER, root, mode], capture_output=True, text=True, check=True).stdout)
+backend = create("nvidia", System(root))
+backend.open()
+uuid = devices_of(backend.discover())[0].uuid
+found = []
+for who, mode in (("it", "on"), ("it", "off"), ("other", "on"), ("it", "off"), ("other", "on"), ("other", "off"), ("it", "on")):
+    if who == "it":
+        backend.set_partitioning(uuid, mode == "on")
+    else:
+        other(mode)
+        backend.device(uuid)
+    found.append([backend.device(uuid).minor, other()])
+print(json.dumps(found))
+"""
+
+
+def test_the_backend_follows_a_minor_whoever_changes_the_mode(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "etc/accelerator-simulator").mkdir(parents=True)
+    settings = {"mode-change-moves-minor": True}
+    (root / "etc/accelerator-simulator/machine.json").write_text(json.dumps({"library": settings}))
+    machine = Machine(root, "8xH100", build("").folder)
+    done = subprocess.run(
+        [sys.executable, "-c", BY_TURNS, str(root)],
+        env=machine.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == 7 and all(known == there for known, there in found), found
+    assert len({there for _known, there in found}) > 1, "the minor has not moved"

@@ -37,7 +37,9 @@ class DeviceLocks:
     def __init__(self, state_directory: str, holder: str, *, keeps_open: bool = False) -> None:
         self._state_directory = state_directory
         self._folder = f"{state_directory}/{FOLDER}"
-        self._holder = holder
+        # Of one length, so that taking a lock again and again leaves the disk nothing to do.
+        text = f"{holder} (pid {os.getpid()})".encode()
+        self._text = text[: TEXT_BYTES - 1].ljust(TEXT_BYTES - 1) + b"\n"
         self._keeps_open = keeps_open
         self._held: dict[str, int] = {}
         self._kept: dict[str, int] = {}
@@ -61,11 +63,9 @@ class DeviceLocks:
                 break
             os.close(descriptor)  # the folder was removed and made anew meanwhile
         self._held[name] = descriptor
-        # Of one length and only when it differs, so that taking a lock again and again leaves the disk nothing to do.
-        text = f"{self._holder} (pid {os.getpid()})".encode()[: TEXT_BYTES - 1].ljust(TEXT_BYTES - 1) + b"\n"
         with contextlib.suppress(OSError):  # a full disk, or a folder that only the driver may write
-            if os.pread(descriptor, TEXT_BYTES, 0) != text:
-                os.pwrite(descriptor, text, 0)
+            if os.pread(descriptor, TEXT_BYTES, 0) != self._text:
+                os.pwrite(descriptor, self._text, 0)
         return True
 
     def drop(self, name: str) -> None:

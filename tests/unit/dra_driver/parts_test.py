@@ -10,6 +10,7 @@ import logging
 import signal
 import subprocess
 import sys
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from dra_driver import config, logs, stages
 from dra_driver.claims.allocation import ClaimError, allocated_here, decode_allocation
 from dra_driver.claims.locks import NamedLocks
 from dra_driver.claims.opaque import configurations_of, settings_for
-from dra_driver.claims.records import ClaimReference
+from dra_driver.claims.records import ClaimReference, DeviceRecord
 from dra_driver.config import InvalidConfiguration, load, parse
 from dra_driver.core.backend import BACKENDS
 from dra_driver.core.nvidia.configs import CONFIG_KINDS
@@ -381,6 +382,18 @@ def test_metrics_port_that_is_taken_is_waited_for_beside_the_work(
     with caplog.at_level("INFO"):
         asyncio.run(main())
     assert caplog.text.count("metrics are not served") == 1
+
+
+def test_a_device_s_record_with_other_values_is_what_replace_makes_of_it() -> None:
+    held = DeviceRecord(request="r", pool="node", name="gpu-0", device_uuid="GPU-0", kind="device", members=("GPU-0",))
+    changed = held.but(created=True, instance_id=7)
+    assert changed == replace(held, created=True, instance_id=7) and type(changed) is DeviceRecord
+    assert (held.created, held.instance_id) == (False, None)
+    assert held.but() == held and held.but() is not held
+    with pytest.raises(TypeError, match="instance"):
+        held.but(instance=7)
+    with pytest.raises(FrozenInstanceError):
+        changed.created = False  # type: ignore[misc]
 
 
 def test_who_gives_up_waiting_for_a_lock_gives_back_those_that_it_has() -> None:

@@ -174,7 +174,10 @@ class Boards:
 
     def read_minor(self, board: BoardFacts) -> None:
         """Read the minor number of a GPU's node, after a change of its MIG mode, which can move it."""
+        board.minor_mode = None
         board.minor = discover.read_minor(self._nvml, board.handle, f"Reading the minor number of GPU {board.uuid}")
+        if board.mode_told is not None:
+            board.minor_mode = board.mode_told[1].enabled
 
     def with_present_minor(self, device: Device) -> Device:
         """Return facts of a GPU with the minor number that its node was seen to have last. Asks nothing."""
@@ -245,7 +248,7 @@ class Boards:
             health = former.health if former is not None else Health()
         partitions = known.partitions if known is not None else None
         device = discover.read_device(self._nvml, self._system, board, partitions, health)
-        if former is not None and former.partitioning.enabled != device.partitioning.enabled:
+        if device.partitioning.supported and device.partitioning.enabled != board.minor_mode:
             self.read_minor(board)
             device = replace(device, minor=board.minor)
         with self._lock:

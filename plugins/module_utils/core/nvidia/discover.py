@@ -69,14 +69,24 @@ class ComputeProfile:
     maximum: int
 
 
+@dataclass(frozen=True)
+class ModeFacts:
+    """What a GPU has in one of the two MIG modes; ``compute_profiles`` are those of its profiles that were asked for."""
+
+    profiles: tuple[Profile, ...]
+    memory_slices: int
+    compute_profiles: dict[int, tuple[ComputeProfile, ...]]
+
+
 @dataclass
 class BoardFacts:
     """What does not change about a GPU until it is reset or replaced, with its NVML handle. Used on the GPU's lane alone.
 
-    ``profiles`` are those of the MIG mode ``mode``, because some drivers tell of them only in one of the two; those of the
-    other mode, if they were read, wait in ``of_mode``. ``compute_profiles`` is filled per profile id as GPU instances are
-    seen, because NVML tells it of instances only. ``unanswered`` names what the GPU has no answer to about its condition, and
-    ``clique`` and ``switched`` are what it said last of its fabric, and ``mode_told`` of its MIG mode, with the time of ``time.monotonic``.
+    ``profiles`` are those of the MIG mode ``mode``, because some drivers tell of them only in one of the two; what was read in each is in
+    ``of_mode``. ``minor`` was read in the mode ``minor_mode``, if that is known: a change of the mode can move it.
+    ``compute_profiles`` is filled per profile id as GPU instances are seen, because NVML tells it of instances only. ``unanswered`` names
+    what the GPU has no answer to about its condition, and ``clique`` and ``switched`` are what it said last of its fabric, and ``mode_told``
+    of its MIG mode, with the time of ``time.monotonic``.
     """
 
     handle: Any
@@ -98,12 +108,13 @@ class BoardFacts:
     profiles: tuple[Profile, ...] = ()
     memory_slices: int = 0
     compute_profiles: dict[int, tuple[ComputeProfile, ...]] = field(default_factory=dict)
-    of_mode: dict[bool, tuple[tuple[Profile, ...], dict[int, tuple[ComputeProfile, ...]]]] = field(default_factory=dict)
+    of_mode: dict[bool, ModeFacts] = field(default_factory=dict)
     unanswered: set[str] = field(default_factory=set)
     driver_version: str = ""
     clique: Clique | None = None
     switched: bool = False
     mode_told: tuple[float, Partitioning] | None = None
+    minor_mode: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -440,12 +451,16 @@ def _settle_profiles(nvml: Nvml, board: BoardFacts, mode: bool) -> None:
     """Have the profiles of a MIG mode in the board's facts; read once for each mode."""
     if board.mode == mode:
         return
-    if board.mode is not None:
-        board.of_mode[board.mode] = (board.profiles, board.compute_profiles)
     if mode not in board.of_mode:
-        board.of_mode[mode] = (read_profiles(nvml, board.handle, board.memory_bytes, board.pci_device_id), {})
-    board.profiles, board.compute_profiles = board.of_mode[mode]
-    board.memory_slices = max((each.end for profile in board.profiles for each in profile.placements), default=0)
+        profiles = read_profiles(nvml, board.handle, board.memory_bytes, board.pci_device_id)
+        slices = max((each.end for profile in profiles for each in profile.placements), default=0)
+        board.of_mode[mode] = ModeFacts(profiles, slices, {})
+    found = board.of_mode[mode]
+    board.profiles, board.memory_slices, board.compute_profiles = (
+        found.profiles,
+        found.memory_slices,
+        found.compute_profiles,
+    )
     board.mode = mode
 
 

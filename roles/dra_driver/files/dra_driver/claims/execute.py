@@ -431,7 +431,7 @@ def _with(device: DeviceRecord, made: Mapping[str, Partition]) -> DeviceRecord:
     partition = made.get(device.cdi_name)
     if partition is None:
         return device
-    return replace(device, partition_uuid=partition.uuid, instance_id=partition.instance_id)
+    return device.but(partition_uuid=partition.uuid, instance_id=partition.instance_id)
 
 
 def _without(pids: Collection[int], device: Device) -> Device:

@@ -64,7 +64,7 @@ def with_number(
             f"{len(profile.placements)}; partitions on it: {there}",
             hint="Remove partitions that this driver did not make, or delete the pod so that the claim is allocated elsewhere.",
         )
-    return replace(entry, placement_start=min(free).start)
+    return entry.but(placement_start=min(free).start)
 
 
 def with_id(entry: DeviceRecord, device: Device, held: Iterable[DeviceRecord], choose_id: ChooseId) -> DeviceRecord:
@@ -74,7 +74,7 @@ def with_id(entry: DeviceRecord, device: Device, held: Iterable[DeviceRecord], c
     mine = [each.instance_id for each in held if each.device_uuid == device.uuid and each.kind == PARTITION]
     taken = [each for each in mine if each is not None]
     chosen = choose_id(device, entry.placement, taken)
-    return entry if chosen is None else replace(entry, instance_id=chosen)
+    return entry if chosen is None else entry.but(instance_id=chosen)
 
 
 def refuse_missing(entry: DeviceRecord, device: Device) -> NoReturn:

@@ -210,7 +210,7 @@ def plan_prepare(
             wanted.pop(COMPUTE_MODE, None)
         entry = _entry(allocated, offer, cdi_kind=cdi_kind, claim_uid=allocation.claim.uid)
         if wanted or sharing:
-            entry = replace(entry, settings=wanted, sharing=sharing)
+            entry = entry.but(settings=wanted, sharing=sharing)
         device = devices[offer.device_uuid]
         entry = as_made_before(entry, allocated, device)
         if entry.share_id and device.unshareable is not None:
@@ -320,7 +320,7 @@ def _settle(entry: DeviceRecord, offer: Offer, device: Device, dynamic: bool) ->
         return entry, _whole(entry, device, dynamic)
     existing = partition_of(device, entry)
     if existing is not None and existing.uuid and (not offer.dynamic or entry.admin):
-        return replace(entry, partition_uuid=existing.uuid, instance_id=existing.instance_id), None
+        return entry.but(partition_uuid=existing.uuid, instance_id=existing.instance_id), None
     if not offer.dynamic or entry.admin:
         refuse_missing(entry, device)
     blockers = in_the_way(entry.placement, device.partitions) if entry.placement is not None else []
@@ -333,14 +333,14 @@ def _settle(entry: DeviceRecord, offer: Offer, device: Device, dynamic: bool) ->
             hint="Remove it, or delete the pod so that the claim is allocated elsewhere.",
         )
     if device.partitioning.enabled or not device.partitioning.has_mode:
-        return replace(entry, created=True), None
+        return entry.but(created=True), None
     if not device.partitioning.supported or device.partitioning.needs_reset:
         raise ClaimError(
             f"Partitioning is off on {device.describe()} and cannot be switched on while the node is in use",
             hint="Give the device mode static or dynamic in the layout and apply it; this board needs a reset for it.",
             code="partitioning-off",
         )
-    return replace(entry, created=True), ModeChange(device.uuid, enabled=True)
+    return entry.but(created=True), ModeChange(device.uuid, enabled=True)
 
 
 def _whole(entry: DeviceRecord, device: Device, dynamic: bool) -> ModeChange | None:

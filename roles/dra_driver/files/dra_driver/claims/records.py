@@ -153,6 +153,15 @@ class DeviceRecord:
             return None
         return (self.profile_id, self.placement_start, self.placement_size)
 
+    def but(self, **changes: Any) -> DeviceRecord:
+        """Return the record with other values of some fields: ``dataclasses.replace``, which takes ten times as long on a claim's way."""
+        values = vars(self)
+        if not changes.keys() <= values.keys():
+            raise TypeError(f"a device's record has no {', '.join(sorted(changes.keys() - values.keys()))}")
+        made = object.__new__(DeviceRecord)
+        vars(made).update(values, **changes)
+        return made
+
     def has(self, partition: Partition) -> bool:
         """Whether a partition of the device is the one that is meant: of those that the driver makes, the very one that it made."""
         return partition.is_the_one(self.key, self.instance_id if self.created else None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import attrgetter
 
 from ..core.prepared import CLAIM_COLUMNS, DEVICE_COLUMNS, FORM, NO_CHECKSUM, SCHEMA, SCHEMA_VERSION, checksum
 from .forms import VERSION_KEY, Content
@@ -67,10 +67,9 @@ def write(connection: sqlite3.Connection, change: Change, held: Mapping[str, Cla
         connection.execute("DELETE FROM claims WHERE uid = ?", (uid,))
     if record is not None:
         document = record.to_document()
-        values = {**vars(record), "document": document, "checksum": checksum(record.uid, document)}
         claim, devices = (_PUT_CLAIM, _PUT_DEVICE) if stays else (_INSERT_CLAIM, _INSERT_DEVICE)
-        connection.execute(claim, [values[column] for column in CLAIM_COLUMNS])
-        connection.executemany(devices, [_device_row(record.uid, vars(device)) for device in record.devices])
+        connection.execute(claim, (checksum(record.uid, document), *_claim_values(record), document))
+        connection.executemany(devices, [(record.uid, *_device_values(device)) for device in record.devices])
     for key, value in change.meta.items():
         if value is None:
             connection.execute("DELETE FROM meta WHERE key = ?", (key,))
@@ -89,6 +88,8 @@ def _put(table: str, columns: Sequence[str], key: Sequence[str], indexed: str = 
     return f"{_insert(table, columns)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {others}"
 
 
+#: What a claim's row has between its checksum and its document, and a device's behind the claim's UID.
+_claim_values, _device_values = attrgetter(*CLAIM_COLUMNS[1:-1]), attrgetter(*DEVICE_COLUMNS[1:])
 _INSERT_CLAIM = _insert("claims", CLAIM_COLUMNS, "INSERT OR REPLACE")
 _INSERT_DEVICE = _insert("devices", DEVICE_COLUMNS, "INSERT OR REPLACE")
 _PUT_CLAIM = _put("claims", CLAIM_COLUMNS, ("uid",))
@@ -98,11 +99,6 @@ _PUT_DEVICE = _put("devices", DEVICE_COLUMNS, ("claim_uid", "request", "name", "
 def _places(record: ClaimRecord) -> list[tuple[str, ...]]:
     """What stands of a claim's devices in the indexes."""
     return [(each.request, each.name, each.share_id, each.device_uuid) for each in record.devices]
-
-
-def _device_row(claim_uid: str, device: Mapping[str, Any]) -> tuple[Any, ...]:
-    values = {**device, "claim_uid": claim_uid}
-    return tuple(values[column] for column in DEVICE_COLUMNS)
 
 
 def apply(change: Change, claims: dict[str, ClaimRecord], meta: dict[str, str]) -> None:
