@@ -119,12 +119,7 @@ class ContainerEdits:
 
     @staticmethod
     def merge(*edits: ContainerEdits) -> ContainerEdits:
-        """Put edits one after the other; what is there twice is kept once, of one variable the last value counts.
-
-        One alone is what it is.
-        """
-        if len(edits) == 1:
-            return edits[0]
+        """Put edits one after the other; what is there twice is kept once, of one variable the last value counts."""
         variables: dict[str, str] = {}
         lists: dict[str, tuple[str, ...]] = {}
         for each in edits:

@@ -139,13 +139,15 @@ def _is_open(descriptor: str) -> bool:
 
 
 def test_taking_a_lock_again_writes_nothing(tmp_path: Path) -> None:
-    driver, module = DeviceLocks(str(tmp_path), "the driver of this node"), DeviceLocks(str(tmp_path), "a layout")
+    holders = {name: DeviceLocks(str(tmp_path), name) for name in ("the driver of this node", "a layout")}
+    driver, module = holders
     path = tmp_path / "locks/GPU-1.lock"
     times = []
-    for holder in (driver, driver, module, driver):
+    for name in (driver, driver, module, driver):
+        holder = holders[name]
         os.utime(path, (0, 0)) if path.exists() else None
         assert holder.take("GPU-1")
-        assert holder.holder_of("GPU-1") == f"{holder._holder} (pid {os.getpid()})"
+        assert holder.holder_of("GPU-1") == f"{name} (pid {os.getpid()})"
         holder.drop("GPU-1")
         times.append(path.stat().st_mtime == 0)
     assert times == [False, True, False, False]

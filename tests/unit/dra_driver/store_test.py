@@ -190,11 +190,12 @@ def test_damage_while_open_is_mended_from_memory(tmp_path: Path) -> None:
         file.seek(4096)
         file.write(os.urandom(size - 4096))
     # Another connection's change makes this one drop what it has cached.
-    store._connection.close()
     import dra_driver.claims.store as module
 
-    store._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    store._connection.row_factory = sqlite3.Row
+    with store._writing:  # who was answered is not the last thing that its thread does
+        store._connection.close()
+        store._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        store._connection.row_factory = sqlite3.Row
     commit(store, Change(put=record("new")))
     assert set(store.claims) == {*(f"u{number}" for number in range(50)), "new"}
     store.close()

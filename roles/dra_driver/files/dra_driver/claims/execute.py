@@ -261,12 +261,11 @@ class Hands:
                     passthrough.edits(self.system, held.handover), besides.get(held.cdi_name, ContainerEdits())
                 )
                 continue
-            edit = ContainerEdits.merge(
-                *(
-                    self.backend.device_edits(device, held_partition(held, device, made), monitoring=held.admin)
-                    for device in (facts[uuid] for uuid in held.device_uuids)
-                )
-            )
+            each_device = [
+                self.backend.device_edits(device, held_partition(held, device, made), monitoring=held.admin)
+                for device in (facts[uuid] for uuid in held.device_uuids)
+            ]
+            edit = each_device[0] if len(each_device) == 1 else ContainerEdits.merge(*each_device)
             if held.share_id:
                 shared_edits = self.backend.share_edits(facts[held.device_uuid], held.consumed)
                 edit = ContainerEdits.merge(edit, shared_edits)

@@ -290,8 +290,9 @@ class Store:
         else:
             self._answer([pending for pending in group if pending not in late], None)
             self._have_synced(late, began)
-            with contextlib.suppress(sqlite3.Error):  # whoever comes next does it then, and is told
-                # Claims that wait do so for what needs no disk, or leave that to another thread: they find it so.
+            # What a claim waits for is written without a wait for the disk, or another thread has that: it finds the store ready for it.
+            # Where that fails whoever comes next does it, and is told; a message of SQLite's may quote what is no text.
+            with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):
                 self._wait_for_disk(False)
 
     def _have_synced(self, late: Sequence[Pending], began: float) -> None:
