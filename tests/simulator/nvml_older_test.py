@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,22 +79,27 @@ print(json.dumps([hasattr(library, name) for name in sys.argv[1:]]))
     assert client("symbol", "nvmlDeviceGetCount_v2", {"out": 0}) == [0, 1]
 
 
-def test_the_backend_partitions_on_such_a_driver(tmp_path: Path) -> None:
-    """Symbols that are absent, ids from the other end, and a minor that is another one after the change of mode."""
-    root = tmp_path / "root"
+def told_on(root: Path, program: str, library: Path, **settings: object) -> Any:
+    """What a program of Python prints, as JSON, on a machine whose library is set up like this."""
     (root / "etc/accelerator-simulator").mkdir(parents=True)
-    settings = {"mig-id-order": "reversed", "mode-change-moves-minor": True}
     (root / "etc/accelerator-simulator/machine.json").write_text(json.dumps({"library": settings}))
-    machine = Machine(root, "8xH100", build("", f"ABSENT={' '.join(ABSENT)}").folder)
+    machine = Machine(root, "8xH100", library)
     done = subprocess.run(
-        [sys.executable, "-c", PARTITION, str(root)],
+        [sys.executable, "-c", program, str(root)],
         env=machine.environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    ids, instance, before, after, paths, claimed = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_the_backend_partitions_on_such_a_driver(tmp_path: Path) -> None:
+    """Symbols that are absent, ids from the other end, and a minor that is another one after the change of mode."""
+    settings = {"mig-id-order": "reversed", "mode-change-moves-minor": True}
+    told = told_on(tmp_path / "root", PARTITION, build("", f"ABSENT={' '.join(ABSENT)}").folder, **settings)
+    ids, instance, before, after, paths, claimed = told
     assert (ids, instance, before, after) == ([0, 5, 9, 14, 15, 19, 20], 1, 0, 8)
     assert "/dev/nvidia8" in paths
     assert "/dev/nvidia0" not in paths
@@ -136,19 +142,6 @@ print(json.dumps(found))
 
 
 def test_the_backend_follows_a_minor_whoever_changes_the_mode(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    (root / "etc/accelerator-simulator").mkdir(parents=True)
-    settings = {"mode-change-moves-minor": True}
-    (root / "etc/accelerator-simulator/machine.json").write_text(json.dumps({"library": settings}))
-    machine = Machine(root, "8xH100", build("").folder)
-    done = subprocess.run(
-        [sys.executable, "-c", BY_TURNS, str(root)],
-        env=machine.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = told_on(tmp_path / "root", BY_TURNS, build("").folder, **{"mode-change-moves-minor": True})
     assert len(found) == 7 and all(known == there for known, there in found), found
     assert len({there for _known, there in found}) > 1, "the minor has not moved"
