@@ -342,9 +342,7 @@ class Lanes:
 
     def is_mine(self, key: str) -> bool:
         """Whether the caller runs on the lane ``key``."""
-        with self._lock:
-            lane = self._lanes.get(key)
-        return lane is not None and lane.thread is threading.current_thread() and lane.running is not None
+        return self._lane(key)[1] is not None
 
     def _lane(self, key: str) -> tuple[_Lane, Call[Any] | None]:
         """A lane, and the call that runs there and is the one that asks, if it is."""

@@ -9,8 +9,7 @@ does so for claims that share theirs, too.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core.companions import sharing_of
@@ -27,7 +26,7 @@ from .allocation import AllocatedDevice, ClaimError, OpaqueConfig
 
 
 def configurations_of(
-    kinds: Sequence[ConfigKind], configs: Sequence[OpaqueConfig], *, request: str, device_kind: str
+    kinds: Sequence[ConfigKind], configs: Iterable[OpaqueConfig], *, request: str, device_kind: str
 ) -> tuple[Configuration, ...]:
     """Return the configurations that hold for one device, one of each kind at most, of those that apply to it from lowest to highest precedence.
 
@@ -36,9 +35,7 @@ def configurations_of(
     that there are others. Raises ClaimError with code config-refused.
     """
     chosen: dict[str, Configuration] = {}
-    if not configs:  # as most claims have it
-        return ()
-    with _refused(request):
+    with _Refusing(request):
         for config in configs:
             found = decode_configuration(kinds, config.parameters)
             if found.kind.suits(device_kind):
@@ -57,13 +54,13 @@ def refuse_unfitting(kinds: Sequence[ConfigKind], devices: Sequence[tuple[Alloca
     It would be ignored without a word, as it is by nobody who checks manifests. Where a device was chosen among alternatives
     it may be meant for one that was not chosen. Raises ClaimError with code config-refused.
     """
-    if not devices or not devices[0][0].configs or any("/" in device.request for device, _kind in devices):
+    if any("/" in device.request for device, _kind in devices):
         return
     given = any_of(sorted({f"a {kind}" for _device, kind in devices}))
-    for config in devices[0][0].configs:
+    for config in devices[0][0].configs if devices else ():
         if config.requests:
             continue
-        with _refused(devices[0][0].request):
+        with _Refusing(devices[0][0].request):
             kind = decode_configuration(kinds, config.parameters).kind
         if not any(kind.suits(device_kind) for _device, device_kind in devices):
             raise ClaimError(
@@ -74,21 +71,17 @@ def refuse_unfitting(kinds: Sequence[ConfigKind], devices: Sequence[tuple[Alloca
             )
 
 
-def settings_for(configurations: Sequence[Configuration], *, request: str, admin: bool) -> dict[str, Any]:
+def settings_for(configurations: Iterable[Configuration], *, request: str, admin: bool) -> dict[str, Any]:
     """Return what configurations set on one device. Raises ClaimError with code config-refused."""
-    if not configurations:
-        return {}
-    with _refused(request):
+    with _Refusing(request):
         return settings_of(configurations, admin=admin)
 
 
 def refuse_other_profile(
-    configurations: Sequence[Configuration], *, request: str, name: str, profile: str | None
+    configurations: Iterable[Configuration], *, request: str, name: str, profile: str | None
 ) -> None:
     """Refuse a partition, by its published name, that is of another profile than configurations ask for. Raises ClaimError with code config-refused."""
-    if not configurations:
-        return
-    with _refused(request):
+    with _Refusing(request):
         for each in configurations:
             wanted = each.kind.profile(each.values)
             if wanted and wanted != profile:
@@ -105,7 +98,7 @@ def interface_of(configurations: Iterable[Configuration]) -> tuple[bool, bool]:
 
 
 def sharing_for(
-    configurations: Sequence[Configuration],
+    configurations: Iterable[Configuration],
     *,
     request: str,
     admin: bool,
@@ -117,9 +110,7 @@ def sharing_for(
 
     ``alongside`` are the UUIDs of the devices that the same configuration is for. Raises ClaimError with code config-refused.
     """
-    if not configurations:
-        return {}
-    with _refused(request):
+    with _Refusing(request):
         return sharing_of(configurations, admin=admin, consumed=consumed, totals=totals, alongside=alongside)
 
 
@@ -144,20 +135,26 @@ def _saying(kinds: Sequence[ConfigKind], allocated: AllocatedDevice, offer: Offe
     """The configuration that says how a whole device is shared: the last one that does."""
     said = None
     for config in allocated.configs if offer.kind == DEVICE else ():
-        with _refused(allocated.request):
+        with _Refusing(allocated.request):
             configuration = decode_configuration(kinds, config.parameters)
         if configuration.kind.suits(offer.kind) and configuration.kind.sharing(configuration.values):
             said = config
     return said
 
 
-@contextlib.contextmanager
-def _refused(request: str) -> Iterator[None]:
-    try:
-        yield
-    except ConfigRefused as error:
-        raise ClaimError(
-            f"The opaque configuration for request {request!r} cannot be used: {error.message}",
-            hint=error.hint,
-            code=error.code,
-        ) from error
+class _Refusing:
+    """Tells a claim's request of what is refused inside. No generator: a claim passes here for each thing that may be configured."""
+
+    def __init__(self, request: str) -> None:
+        self._request = request
+
+    def __enter__(self) -> None:
+        """Nothing is done before."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, ConfigRefused):
+            raise ClaimError(
+                f"The opaque configuration for request {self._request!r} cannot be used: {error.message}",
+                hint=error.hint,
+                code=error.code,
+            ) from error
