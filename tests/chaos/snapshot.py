@@ -40,12 +40,12 @@ def drivers(pci_class: str) -> dict[str, list[str]]:
 
 
 def stored(path: Path) -> dict[str, Any]:
-    """The claims in the store with their state, and what else is in it."""
+    """The claims in the store with their state, and what else is in it, but for the name of this one store."""
     if not path.exists():
         return {"claims": {}, "meta": {}}
     with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10) as connection:
         claims = dict(connection.execute("SELECT uid, state FROM claims"))
-        meta = dict(connection.execute("SELECT key, value FROM meta"))
+        meta = dict(connection.execute("SELECT key, value FROM meta WHERE key != 'identity'"))
     connection.close()
     return {"claims": claims, "meta": meta}
 

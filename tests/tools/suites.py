@@ -61,10 +61,11 @@ GIVING_WAY = (ROOT / "tests/tools/give_way",)
 #: The steps that give no way: clusters, and the build that they wait for.
 FIRST = frozenset({"world build", "cluster", "prove"})
 CHAOS = (sys.executable, "-m", "tests.chaos")
-#: What is to be seen of the node driver before it counts as proven: so many kills of each kind, so many requests.
+#: What is to be seen of the node driver before it counts as proven: so many kills of each kind, so many requests. The seconds are
+#: a bound that a slow machine does not reach beside the other suites: 107 kills of daemons were had in 900 of them.
 CHAOS_FLOORS = (
     *("--vendor", "nvidia", "--runs", "200", "--least", "200", "--requests", "100000", "--least-requests", "100000"),
-    *("--seconds", "900", "--fuzz-seconds", "2700", "--parallel", "2"),
+    *("--seconds", "2400", "--fuzz-seconds", "2700", "--parallel", "2"),
 )
 #: Molecule scenarios that `make test` has no time for, of two minutes and more each: for `make prove`.
 LONG_SCENARIOS = frozenset(

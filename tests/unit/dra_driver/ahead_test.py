@@ -255,6 +255,6 @@ def test_who_is_told_is_waited_for_no_longer(
 def test_without_an_offer_the_record_alone_is_told() -> None:
     device = DeviceRecord(request="r", pool=POOL, name="gpu-0", device_uuid="GPU-0", kind="device")
     record = ClaimRecord("u", "n", "c", "prepared", "boot-1", 0.0, (device,))
-    (entry,) = prepared_entries(DRIVER, record, {})
-    assert entry["data"] == {"uuid": "GPU-0"}
+    (entry,) = prepared_entries(DRIVER, record, {}, "store-1")
+    assert entry["data"] == {"uuid": "GPU-0", "driverStore": "store-1"}
     assert [each["type"] for each in entry["conditions"]] == ["Ready"]

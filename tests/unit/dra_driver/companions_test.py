@@ -236,7 +236,7 @@ def test_claims_that_share_a_gpu_have_a_daemon_each_within_what_they_consume(tmp
         # What a container, the claim's status and a scrape tell apart.
         consumed = [{"memory": size << 30, "multiprocessors": 33, "shares": 1} for size in (20, 5)]
         ids = [f"{number}1111111-1111-1111-1111-111111111111" for number in (2, 3)]
-        entries = prepared_entries(DRIVER, record, {})
+        entries = prepared_entries(DRIVER, record, {}, "store-1")
         assert [(each["shareID"], each["data"]["consumed"]) for each in entries] == list(zip(ids, consumed))
         assert told_inside(tmp_path, two.uid) == [
             {

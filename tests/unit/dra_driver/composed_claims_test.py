@@ -265,7 +265,7 @@ def test_who_watches_is_told_of_every_member(tmp_path: Path) -> None:
         assert [(each.device.name, each.uuid, each.device_uuid) for each in held] == [(PAIR, A, A), (PAIR, B, B)]
         container = ContainerDevice("default", "p", "c", "a", DRIVER, POOL, PAIR, "")
         assert [each.uuid for _container, each in placed(DRIVER, held, [container])] == [A, B]
-        (entry,) = prepared_entries(DRIVER, record, node.inventory.offers)
+        (entry,) = prepared_entries(DRIVER, record, node.inventory.offers, node.store.identity)
         assert entry["device"] == PAIR and entry["data"]["uuids"] == [A, B] and entry["data"]["indices"] == "0,1"
         assert "uuid" not in entry["data"]
         assert device_of(record.devices[0])["members"] == [A, B]

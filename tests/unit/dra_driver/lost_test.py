@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ CLAIMS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "whole with a daemon": ("gpu-0", [config("GpuConfig", sharing=SHARED)]),
     "settings": ("gpu-0", [power(400)]),
 }
+#: One whose settings are the device's default, or cannot be read.
+BY_TURNS = {"by turns": ("gpu-0", [config("GpuConfig", sharing={"strategy": "TimeSlicing"})])}
 
 
 def traces(node: Node) -> tuple[Any, ...]:
@@ -52,7 +55,7 @@ def traces(node: Node) -> tuple[Any, ...]:
 def tell(node: Node, claims: Claims, claim: ClaimReference) -> None:
     """Write the claim's status, as the driver does once a claim is prepared."""
     record = node.store.claims[claim.uid]
-    entries = prepared_entries(DRIVER, record, node.inventory.offers)
+    entries = prepared_entries(DRIVER, record, node.inventory.offers, node.store.identity)
     claims.claims[claim.namespace, claim.name]["status"]["devices"] = entries
 
 
@@ -171,22 +174,38 @@ def test_a_partition_that_the_status_does_not_tell_of_is_an_administrators(tmp_p
     play(tmp_path, "partition", scenario, told=False)
 
 
-def test_what_was_given_back_before_is_made_anew(tmp_path: Path) -> None:
-    """A claim keeps its status while it keeps its devices: the status alone is no sign that something is there."""
+@pytest.mark.parametrize("by_hand", [{}, {"powerLimit": 400}], ids=["as it came", "as an administrator has set it"])
+@pytest.mark.parametrize("kind", {**CLAIMS, **BY_TURNS})
+def test_what_was_given_back_before_is_made_anew(tmp_path: Path, kind: str, by_hand: dict[str, Any]) -> None:
+    """A claim keeps its status while it keeps its devices: the status alone is no sign that something is there.
+
+    Nor is a device that is set just as the claim wants it: by default, or by an administrator, whose choice comes back.
+    """
 
     async def main() -> None:
-        claims = Claims()
+        claims, (device, configs) = Claims(), {**CLAIMS, **BY_TURNS}[kind]
         node = Node(tmp_path, claims)
+        with node.gpus.state() as state:
+            for entry in state.values():
+                entry["knobs"].update(by_hand)
         await node.start()
         before = traces(node)
-        claim = claims.allocate("a", SMALL)
+        claim = claims.allocate("a", device, config=configs)
         assert await prepare(node, claim) == ""
         tell(node, claims, claim)
+        whole = node.store.claims[claim.uid], dict(node.store.meta)
         for _time in range(2):
             assert await unprepare(node, claim) == ""
             assert traces(node) == before
+            assert await unprepare(node, claim) == ""
+            assert traces(node) == before and node.store.claims == {}
             assert await prepare(node, claim) == ""
-            assert len(node.partitions()) == 1
+            again = node.store.claims[claim.uid]
+            assert (replace(again, created_at=whole[0].created_at, devices=()), node.store.meta) == (
+                replace(whole[0], devices=()),
+                whole[1],
+            )
+        assert node.looks_asked == 0  # nobody has taken it for lost
         assert await unprepare(node, claim) == ""
         assert traces(node) == before
         node.close()

@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 from dra_driver.claims import forms, store_tables
 from dra_driver.claims import store as store_module
-from dra_driver.claims.forms import Content, StoreDamaged, Tables, brought_forward, with_checksums
+from dra_driver.claims.forms import (
+    IDENTITY_KEY,
+    Content,
+    StoreDamaged,
+    Tables,
+    brought_forward,
+    with_checksums,
+)
 from dra_driver.claims.records import NewerRelease, OlderRelease
 from dra_driver.claims.store import Store, refuse_other_releases
 from dra_driver.claims.store_files import BACKUPS, StoreError
@@ -119,7 +126,9 @@ def test_the_former_release_reads_and_writes_the_store_and_this_one_goes_on(tmp_
     make(path)
     changed = replace(CLAIMS["u2"], state="prepared")
     with contextlib.closing(FormerStore(path)) as former:
-        assert former.content() == EVERYTHING
+        claims, meta = former.content()
+        identity = meta.pop(IDENTITY_KEY)
+        assert (claims, meta) == EVERYTHING
         former.delete("u1")
         former.put(changed)
         former.put(record("u3", "prepared"))
@@ -127,10 +136,12 @@ def test_the_former_release_reads_and_writes_the_store_and_this_one_goes_on(tmp_
         former.set("partitioning-enabled:GPU-0", "boot-2")
         former.set("partitioning-enabled:GPU-1", "boot-2")
         expected = former.content()
+        assert expected[1].pop(IDENTITY_KEY) == identity, "that release knows nothing of it, and leaves it"
         rows = former.connection.execute("SELECT checksum FROM claims UNION ALL SELECT checksum FROM meta").fetchall()
     assert sum(row[0] == NO_CHECKSUM for row in rows) == 4
     assert [claim.uid for claim in prepared_claims(str(path))] == ["u2", "u3"]
     assert reopened(path) == expected
+    assert asked(path, "SELECT value FROM meta WHERE key = ?", IDENTITY_KEY) == [(identity,)]
     assert expected[1].keys() == {"schema_version", "partitioning-enabled:GPU-0", "partitioning-enabled:GPU-1"}
     # From now on a bit of it that turns is noticed.
     asked(path, "UPDATE meta SET value = 'boot-3' WHERE key = 'partitioning-enabled:GPU-1'")

@@ -197,7 +197,11 @@ class Serving:
             repartition=repartition,
         )
         statuses = ClaimStatuses(
-            driver=self._driver, api=self._api, claims=lambda: store.claims, snapshots=self._snapshots
+            driver=self._driver,
+            api=self._api,
+            claims=lambda: store.claims,
+            snapshots=self._snapshots,
+            store=store.identity,
         )
         service = ClaimService(
             driver=self._driver,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..api.client import ApiError
 from ..core.errors import AcceleratorError, InUse
 from ..logs import fields
-from .allocation import ClaimError, allocated_here, decode_allocation
+from .allocation import Allocation, ClaimError, allocated_here, decode_allocation
 from .lost import has_unknown_partitions, is_found_again, noted_with
 from .plan import Inventory, offers_of
 from .records import ClaimRecord, ClaimReference
@@ -40,11 +40,11 @@ class Adopting:
         self._inventory = inventory
         self._boot_id = boot_id
 
-    async def adopt(self, record: ClaimRecord) -> ClaimRecord | None:
+    async def adopt(self, record: ClaimRecord, allocation: Allocation) -> ClaimRecord | None:
         """Write the record of a claim that was prepared and of which the store knows nothing; None where nothing of it is there.
 
-        ``record`` is what it would be prepared as. The locks of its devices are held. It is written as prepared, and suspect: whoever
-        asks for it has it made complete. Raises AcceleratorError.
+        ``record`` is what it would be prepared as, by its ``allocation``. The locks of its devices are held. It is written as prepared,
+        and suspect: whoever asks for it has it made complete. Raises AcceleratorError.
         """
         service = self._service
         knobs = await service.thread(service.hands.knobs, record) if wanted_of(record) else {}
@@ -52,7 +52,12 @@ class Adopting:
         companions: frozenset[str] = frozenset()
         if record.shared and service.hands.backend.has_companions:
             companions = await service.thread(service.hands.keeper.claims)
-        if record.away or not is_found_again(record, knobs, record.uid in companions):
+        if record.away or not is_found_again(
+            record,
+            knobs,
+            has_companions=record.uid in companions,
+            is_of_this_store=allocation.is_told_by(service.store.identity),
+        ):
             return None
         record = record.as_prepared(record.devices, self._boot_id)
         service.suspect.add(record.uid)
@@ -91,7 +96,7 @@ class Adopting:
             uuids = {uuid for offer in offers.values() for uuid in offer.device_uuids}
             async with service.holding(uuids):
                 facts = await service.facts(reference, uuids)
-                return await self.adopt(service.plan(allocation, facts).record)
+                return await self.adopt(service.plan(allocation, facts).record, allocation)
         except (ClaimError, InUse) as error:
             # Another claim of that name; none of this node's; or another claim has what it had, so that it was given back before.
             LOG.debug("nothing is left of claim %s: %s", reference.uid, error)

@@ -18,9 +18,11 @@ from .records import ClaimReference
 
 FROM_CLASS = "FromClass"
 FROM_CLAIM = "FromClaim"
-#: The condition of a device in a claim's status that is prepared, and what its data say where its partition was made for the claim.
+#: The condition of a device in a claim's status that is prepared, and what its data say where its partition was made for the claim; and
+#: which store knew of it.
 READY = "Ready"
 MADE = "madeForClaim"
+STORE = "driverStore"
 
 
 class ClaimError(AcceleratorError):
@@ -46,11 +48,23 @@ class OpaqueConfig:
 
 
 @dataclass(frozen=True)
+class Told:
+    """What a claim's status tells of a device that was prepared.
+
+    ``made`` is the UUID of the partition that was made for it, or "", and ``store`` the identity of the store that knew of it, "" where a
+    release before this one has written it.
+    """
+
+    made: str = ""
+    store: str = ""
+
+
+@dataclass(frozen=True)
 class AllocatedDevice:
     """One device of the allocation. ``configs`` go from lowest to highest precedence.
 
-    ``consumed`` is what the claim has of each capacity of a device that it shares with other claims. ``was_prepared`` says that the
-    claim's status tells of the device as prepared, and ``made`` is the UUID of the partition that was made for it then.
+    ``consumed`` is what the claim has of each capacity of a device that it shares with other claims. ``told`` is what the
+    claim's status tells of the device, None where not that it was prepared.
     """
 
     request: str
@@ -60,8 +74,12 @@ class AllocatedDevice:
     admin: bool
     configs: tuple[OpaqueConfig, ...]
     consumed: Mapping[str, int] = field(default_factory=dict)
-    was_prepared: bool = False
-    made: str = ""
+    told: Told | None = None
+
+    @property
+    def made(self) -> str:
+        """The UUID of the partition that was made for it, as the claim's status tells, or ""."""
+        return self.told.made if self.told is not None else ""
 
 
 @dataclass(frozen=True)
@@ -75,7 +93,13 @@ class Allocation:
     @property
     def was_prepared(self) -> bool:
         """Whether the claim's status says that all of this was prepared, now or in an earlier time of the same allocation."""
-        return bool(self.devices) and all(device.was_prepared for device in self.devices)
+        return bool(self.devices) and all(device.told is not None for device in self.devices)
+
+    def is_told_by(self, store: str) -> bool:
+        """Whether all of that was written while a store of that identity knew of it."""
+        return bool(self.devices) and all(
+            device.told is not None and device.told.store == store for device in self.devices
+        )
 
 
 def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, driver: str) -> Allocation:
@@ -110,8 +134,7 @@ def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, drive
                 admin=bool(result.get("adminAccess")),
                 configs=tuple(config for config in configs if config.applies_to(str(result["request"]))),
                 consumed=consumed(result.get("consumedCapacity") or {}) if result.get("shareID") else {},
-                was_prepared=_place(result) in told,
-                made=told.get(_place(result), ""),
+                told=told.get(_place(result)),
             )
             for result in content.get("results") or ()
             if result["driver"] == driver
@@ -122,8 +145,8 @@ def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, drive
     return Allocation(claim=reference, devices=devices, pod_claim=str(annotations.get(POD_CLAIM_ANNOTATION, "")))
 
 
-def told_as_prepared(claim: Mapping[str, Any], driver: str) -> Mapping[tuple[str, str, str], str]:
-    """Return which devices of a driver a claim's status tells of as prepared, each with the UUID of the partition made for it, or "".
+def told_as_prepared(claim: Mapping[str, Any], driver: str) -> Mapping[tuple[str, str, str], Told]:
+    """Return which devices of a driver a claim's status tells of as prepared, each with what it tells.
 
     What of the status cannot be read tells nothing: others may write there.
     """
@@ -134,8 +157,9 @@ def told_as_prepared(claim: Mapping[str, Any], driver: str) -> Mapping[tuple[str
             each.get("type") == READY and each.get("status") == "True" for each in conditions
         ):
             data = entry.get("data")
-            made = data.get("uuid") if isinstance(data, dict) and data.get(MADE) is True else ""
-            found[_place(entry)] = made if isinstance(made, str) else ""
+            data = data if isinstance(data, dict) else {}
+            made, store = data.get("uuid") if data.get(MADE) is True else "", data.get(STORE)
+            found[_place(entry)] = Told(made if isinstance(made, str) else "", store if isinstance(store, str) else "")
     return found
 
 

@@ -38,6 +38,8 @@ from ..core.prepared import (
 from .records import ClaimRecord, NewerRelease, OlderRelease, record_of_document
 
 VERSION_KEY = "schema_version"
+# A name of this store alone: one that was lost and made anew has another one.
+IDENTITY_KEY = "identity"
 # The oldest schema version that can be read here.
 OLDEST_VERSION = 1
 
@@ -50,10 +52,11 @@ Step = Callable[[Tables], Tables]
 
 @dataclass(frozen=True)
 class Content:
-    """Everything in a store."""
+    """Everything in a store. ``identity`` is "" of one that has none: it was written by a release before, or is to be written."""
 
     claims: dict[str, ClaimRecord] = field(default_factory=dict)
     meta: dict[str, str] = field(default_factory=dict)
+    identity: str = ""
 
 
 class StoreDamaged(AcceleratorError):
@@ -188,11 +191,12 @@ def _examined(tables: Tables, path: str) -> Content:
     held: dict[str, list[Row]] = {}
     for row in tables[DEVICES_TABLE]:
         held.setdefault(row["claim_uid"], []).append(row)
-    content = Content()
+    meta = {}
     for row in tables[META_TABLE]:
         if not fits(row["checksum"], row["key"], row["value"]):
             raise StoreDamaged(f"The store {path} holds an entry, {row['key']!r}, that is not as it was written")
-        content.meta[row["key"]] = row["value"]
+        meta[row["key"]] = row["value"]
+    content = Content(meta=meta, identity=meta.pop(IDENTITY_KEY, ""))
     for row in tables[CLAIMS_TABLE]:
         if not fits(row["checksum"], row["uid"], row["document"]):
             raise StoreDamaged(f"The store {path} holds a claim, {row['uid']!r}, that is not as it was written")
@@ -208,13 +212,15 @@ def _examined(tables: Tables, path: str) -> Content:
 def sound_content(connection: sqlite3.Connection) -> Content:
     """Return what of a damaged store can be read and fits its checksum. Raises NewerRelease for what a newer release wrote.
 
-    A row without a checksum is not among it: in a file that is damaged nothing speaks for it.
+    A row without a checksum is not among it: in a file that is damaged nothing speaks for it. Nor is the identity: what may have lost
+    something is another store.
     """
     content = Content()
     for row in _readable_rows(connection, META_TABLE):
         if row.get("checksum") != NO_CHECKSUM and fits(row.get("checksum"), row.get("key"), row.get("value")):
             content.meta[row["key"]] = row["value"]
-    content.meta.pop(VERSION_KEY, None)
+    for key in (VERSION_KEY, IDENTITY_KEY):
+        content.meta.pop(key, None)
     for row in _readable_rows(connection, CLAIMS_TABLE):
         if row.get("checksum") != NO_CHECKSUM and fits(row.get("checksum"), row.get("uid"), row.get("document")):
             with contextlib.suppress(ValueError):

@@ -17,18 +17,22 @@ from .records import ClaimRecord
 from .settings import forgotten, wanted_of
 
 
-def is_found_again(record: ClaimRecord, knobs: Mapping[str, Mapping[str, Knob]], has_companions: bool) -> bool:
+def is_found_again(
+    record: ClaimRecord, knobs: Mapping[str, Mapping[str, Knob]], *, has_companions: bool, is_of_this_store: bool
+) -> bool:
     """Whether there is something of a claim of which the status says that it was prepared, and the store knows nothing.
 
     ``record`` is what it would be prepared as, ``knobs`` are those that it turns. One that was prepared and given back since, with the
-    same devices, has left neither. Settings that cannot be read are taken for its own: what was there before is the device's default
+    same devices, has left neither partition nor companions. Settings tell nobody whose they are: the same may be the device's default, or
+    an administrator's choice. So they count only where the status is not ``is_of_this_store``: that has lost nothing, and who is not in
+    it was given back. Settings that cannot be read are taken for the claim's own then: what was there before is the device's default
     either way.
     """
     if any(held.created and held.partition_uuid for held in record.devices):
         return True
     if record.shared and has_companions:
         return True
-    wanted = wanted_of(record)
+    wanted = wanted_of(record) if not is_of_this_store else {}
     return bool(wanted) and all(
         knobs[uuid][name].value in (None, value)
         for uuid, values in wanted.items()

@@ -15,7 +15,7 @@ from typing import Any
 from ..core.model import AttributeValue, Offer, Version
 from ..core.published_form import FAILED_CONDITION, PREPARED_CONDITION
 from ..core.times import text_of
-from .allocation import MADE, READY
+from .allocation import MADE, READY, STORE
 from .records import ClaimRecord, ClaimReference, DeviceRecord
 
 #: A condition's message has room for so many characters.
@@ -76,13 +76,13 @@ def waiting(claim: Mapping[str, Any], driver: str, pool: str) -> Waiting | None:
     )
 
 
-def prepared_entries(driver: str, record: ClaimRecord, offers: Mapping[str, Offer]) -> list[dict[str, Any]]:
-    """Return the entries of a prepared claim's devices.
+def prepared_entries(driver: str, record: ClaimRecord, offers: Mapping[str, Offer], store: str) -> list[dict[str, Any]]:
+    """Return the entries of a prepared claim's devices; ``store`` is the identity of the store that has the record.
 
     ``data`` has the attributes of each device as plain values, its own UUID among them, what the claim set on it and asked of
     who shares it out, and what it consumes of a device that it shares with other claims, so that an exporter finds what a pod has without guessing.
     """
-    return [_prepared_entry(driver, record, device, offers.get(device.name)) for device in record.devices]
+    return [_prepared_entry(driver, record, device, offers.get(device.name), store) for device in record.devices]
 
 
 def failed_entries(
@@ -100,7 +100,9 @@ def failed_entries(
     return found
 
 
-def _prepared_entry(driver: str, record: ClaimRecord, device: DeviceRecord, offer: Offer | None) -> dict[str, Any]:
+def _prepared_entry(
+    driver: str, record: ClaimRecord, device: DeviceRecord, offer: Offer | None, store: str
+) -> dict[str, Any]:
     since = record.created_at
     conditions = [_condition(READY, True, "Prepared", "The device is prepared on its node.", since)]
     if offer is not None and offer.prepared_before_binding:
@@ -114,6 +116,8 @@ def _prepared_entry(driver: str, record: ClaimRecord, device: DeviceRecord, offe
         **({"uuid": device.partition_uuid} if device.partition_uuid else {}),
         # A driver that has lost its store and its files knows its own partition again by this.
         **({MADE: True} if device.created and device.partition_uuid else {}),
+        # And one that has its store still knows by this that a claim without a record was given back.
+        STORE: store,
         **({"settings": dict(device.settings)} if device.settings else {}),
         **({"sharing": dict(device.sharing)} if device.sharing else {}),
         **({"consumed": dict(device.consumed)} if device.consumed else {}),

@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace as replaced
 from functools import partial
 from urllib.parse import quote
 
@@ -35,7 +36,7 @@ from ..core.prepared import FORM
 from .forms import Content, StoreDamaged, of_content, read
 from .records import ClaimRecord
 from .store_files import StoreError, exchange, refuse_header, remove_old_backups, replace, unwritable
-from .store_tables import Change, apply, fill, sign, write
+from .store_tables import Change, apply, fill, identify, sign, write
 
 LOG = logging.getLogger(__name__)
 
@@ -79,7 +80,8 @@ class Store:
     """The claims that are prepared or being prepared on this node.
 
     ``claims`` and ``meta`` are the committed content, each as it was at the moment of reading; they change by commit() and write() only.
-    ``former`` is the name under which a damaged store was set aside when this one was rebuilt.
+    ``former`` is the name under which a damaged store was set aside when this one was rebuilt. ``identity`` tells this store from any
+    other: as long as it is the same no record was lost.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Store:
     ) -> None:
         self.path = path
         self.former = former
+        self.identity = content.identity
         self._content = Content(dict(content.claims), dict(content.meta))
         self._connection = connection
         self._waits_for_disk = True
@@ -130,13 +133,14 @@ class Store:
                 remove_old_backups(path)
             elif found.unsigned:
                 sign(connection)
+            identity = found.content.identity or identify(connection)
         except (sqlite3.Error, OSError) as error:
             connection.close()
             raise unwritable(path, error) from error
         except BaseException:
             connection.close()
             raise
-        return cls(path, connection, found.content)
+        return cls(path, connection, replaced(found.content, identity=identity))
 
     @classmethod
     def rebuild(cls, path: str, records: Iterable[ClaimRecord], meta: Mapping[str, str]) -> Store:
@@ -368,7 +372,7 @@ class Store:
 
     def _with(self, changes: Iterable[Change]) -> Content:
         """What is in memory, with changes."""
-        content = Content(dict(self.claims), dict(self.meta))
+        content = Content(dict(self.claims), dict(self.meta), self.identity)
         for change in changes:
             apply(change, content.claims, content.meta)
         return content

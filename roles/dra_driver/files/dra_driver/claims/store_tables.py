@@ -7,13 +7,14 @@ The tables are described in core/prepared.py. Nothing here begins or ends a tran
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from ..core.prepared import CLAIM_COLUMNS, DEVICE_COLUMNS, FORM, NO_CHECKSUM, SCHEMA, SCHEMA_VERSION, checksum
-from .forms import VERSION_KEY, Content
+from .forms import IDENTITY_KEY, VERSION_KEY, Content
 from .records import ClaimRecord
 
 
@@ -36,15 +37,29 @@ class Change:
 
 
 def fill(content: Content, connection: sqlite3.Connection) -> None:
-    """Make the tables of an empty database, with what they are to hold."""
+    """Make the tables of an empty database, with what they are to hold. What has no identity gets one."""
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(f"PRAGMA user_version = {FORM}")
     for statement in SCHEMA:
         connection.execute(statement)
     for record in content.claims.values():
         write(connection, Change(put=record), {})
-    write(connection, Change(meta={**content.meta, VERSION_KEY: str(SCHEMA_VERSION)}), {})
+    own = {VERSION_KEY: str(SCHEMA_VERSION), IDENTITY_KEY: content.identity or _new_identity()}
+    write(connection, Change(meta={**content.meta, **own}), {})
     connection.execute("COMMIT")
+
+
+def identify(connection: sqlite3.Connection) -> str:
+    """Give an identity to a store that a release wrote which knows of none, and return it."""
+    identity = _new_identity()
+    connection.execute("BEGIN IMMEDIATE")
+    write(connection, Change(meta={IDENTITY_KEY: identity}), {})
+    connection.execute("COMMIT")
+    return identity
+
+
+def _new_identity() -> str:
+    return secrets.token_hex(8)
 
 
 def sign(connection: sqlite3.Connection) -> None:

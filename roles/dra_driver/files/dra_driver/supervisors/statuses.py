@@ -38,7 +38,10 @@ class StatusApi(Protocol):
 
 
 class ClaimStatuses:
-    """Tells the API server of prepared claims, one after the other. ``told`` is called by whoever has prepared one."""
+    """Tells the API server of prepared claims, one after the other. ``note`` is called by whoever has prepared one.
+
+    ``store`` is the identity of the store that has the claims.
+    """
 
     def __init__(
         self,
@@ -47,12 +50,14 @@ class ClaimStatuses:
         api: StatusApi,
         claims: Callable[[], Mapping[str, ClaimRecord]],
         snapshots: Shared[Snapshot],
+        store: str,
         settle: float = SETTLE_SECONDS,
     ) -> None:
         self._driver = driver
         self._api = api
         self._claims = claims
         self._snapshots = snapshots
+        self._store = store
         self._settle = settle
         self._waiting: dict[str, float] = {}
         self._wake = asyncio.Event()
@@ -107,7 +112,7 @@ class ClaimStatuses:
         self._waiting.pop(record.uid, None)
         offers = self._snapshots.value.inventory.offers
         await self._api.apply_claim_devices(
-            record.reference, self._driver, prepared_entries(self._driver, record, offers)
+            record.reference, self._driver, prepared_entries(self._driver, record, offers, self._store)
         )
 
     def _failed(self, uid: str, error: AcceleratorError, failures: int, told: float | None) -> float:
