@@ -12,8 +12,8 @@ from board_model import device
 from dra_driver.core.errors import NotFound
 from dra_driver.core.lanes import Lanes
 from dra_driver.core.model import Partitioning
+from dra_driver.core.nvidia.board_facts import DriverFacts
 from dra_driver.core.nvidia.boards import Boards
-from dra_driver.core.nvidia.discover import DriverFacts
 from dra_driver.core.nvidia.edits import Capabilities, capability_minors, character_major, device_edits
 from dra_driver.core.nvidia.nvml import Nvml
 from dra_driver.core.nvidia.watch import Watch

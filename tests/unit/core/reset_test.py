@@ -11,7 +11,7 @@ import pytest
 from dra_driver.core.errors import InUse
 from dra_driver.core.nvidia import discover, partition
 from dra_driver.core.nvidia.backend import NvidiaBackend
-from dra_driver.core.nvidia.discover import DriverFacts
+from dra_driver.core.nvidia.board_facts import DriverFacts
 from dra_driver.core.nvidia.nvml import Nvml
 from dra_driver.core.system import System
 

@@ -42,10 +42,10 @@ from ..settings_record import record_path
 from ..system import System
 from ..telemetry import Telemetry
 from . import discover, edits, faults, mps, names, offers, partition, settings, telemetry
+from .board_facts import BoardFacts
 from .boards import Boards
 from .common_edits import CommonEdits
 from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
-from .discover import BoardFacts
 from .knobs import Knobs
 from .nvml import Nvml
 from .vendor import FACTS, labels, resource_name
@@ -315,7 +315,7 @@ class NvidiaBackend:
         if not self._nvml.is_open:
             raise BackendUnavailable("NVML is not open", hint="Open the backend first.")
 
-        def read(board: discover.BoardFacts) -> tuple[Telemetry, ...]:
+        def read(board: BoardFacts) -> tuple[Telemetry, ...]:
             last = self._boards.last(board.uuid)
             there = last.partitions if last is not None else ()
             return telemetry.read(self._nvml, board, [each for each in there if each.uuid in partitions])

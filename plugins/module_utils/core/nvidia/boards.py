@@ -16,7 +16,7 @@ from ..errors import AcceleratorError, BackendUnavailable
 from ..model import UNKNOWN_ERROR, Device, Health, Partitioning
 from ..system import System
 from . import condition, discover
-from .discover import BoardFacts, DriverFacts
+from .board_facts import BoardFacts, DriverFacts
 from .edits import Capabilities
 from .nvml import Nvml
 from .watch import Watch

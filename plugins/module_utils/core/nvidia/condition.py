@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..model import Health
 from ..signs import Severity, Sign
-from .discover import BoardFacts
+from .board_facts import BoardFacts
 from .fabric import IN_PROGRESS, NOT_STARTED, clique_of, has_joined
 from .nvml import Nvml
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +14,6 @@ from .. import pci
 from ..errors import AcceleratorError, InvalidLayout, NotFound, NotPermitted, Unsupported
 from ..model import (
     AttributeValue,
-    Clique,
     Device,
     Health,
     Partition,
@@ -30,6 +29,7 @@ from ..passthrough import IOMMU_NODE
 from ..system import System
 from . import names
 from . import profiles as profile_names
+from .board_facts import BoardFacts, ComputeProfile, DriverFacts, ModeFacts
 from .fabric import read_links
 from .nvml import COMPUTE_INSTANCE_PROFILES, ENGINE_PROFILE_SHARED, GPU_INSTANCE_PROFILES, NO_INSTANCE, Nvml, text
 
@@ -57,72 +57,6 @@ _BRANDS: Mapping[int, str] = MappingProxyType(
 )
 _ADDRESSING_MODES: Mapping[int, str] = MappingProxyType({0: "None", 1: "HMM", 2: "ATS"})
 _FIRST_WITHOUT_RESET = (9, 0)  # from Hopper on a change of MIG mode needs no reset
-
-
-@dataclass(frozen=True)
-class ComputeProfile:
-    """One kind of compute instance that a kind of GPU instance can hold."""
-
-    profile_id: int
-    multiprocessors: int
-    slices: int
-    maximum: int
-
-
-@dataclass(frozen=True)
-class ModeFacts:
-    """What a GPU has in one of the two MIG modes; ``compute_profiles`` are those of its profiles that were asked for."""
-
-    profiles: tuple[Profile, ...]
-    memory_slices: int
-    compute_profiles: dict[int, tuple[ComputeProfile, ...]]
-
-
-@dataclass
-class BoardFacts:
-    """What does not change about a GPU until it is reset or replaced, with its NVML handle. Used on the GPU's lane alone.
-
-    ``profiles`` are those of the MIG mode ``mode``, because some drivers tell of them only in one of the two; what was read in each is in
-    ``of_mode``. ``minor`` was read in the mode ``minor_mode``, if that is known: a change of the mode can move it.
-    ``compute_profiles`` is filled per profile id as GPU instances are seen, because NVML tells it of instances only. ``unanswered`` names
-    what the GPU has no answer to about its condition, and ``clique`` and ``switched`` are what it said last of its fabric, and ``mode_told``
-    of its MIG mode, with the time of ``time.monotonic``.
-    """
-
-    handle: Any
-    index: int
-    minor: int
-    uuid: str
-    product: str
-    pci_address: str
-    pci_device_id: int
-    pci_subsystem_id: int
-    pcie_root: str | None
-    numa_node: int | None
-    memory_bytes: int
-    needs_reset: bool
-    attributes: Mapping[str, AttributeValue]
-    linked: tuple[str, ...] = ()
-    passthrough: Passthrough | None = None
-    mode: bool | None = None
-    profiles: tuple[Profile, ...] = ()
-    memory_slices: int = 0
-    compute_profiles: dict[int, tuple[ComputeProfile, ...]] = field(default_factory=dict)
-    of_mode: dict[bool, ModeFacts] = field(default_factory=dict)
-    unanswered: set[str] = field(default_factory=set)
-    driver_version: str = ""
-    clique: Clique | None = None
-    switched: bool = False
-    mode_told: tuple[float, Partitioning] | None = None
-    minor_mode: bool | None = None
-
-
-@dataclass(frozen=True)
-class DriverFacts:
-    """What holds for all GPUs of the machine."""
-
-    driver_version: str
-    cuda_version: str
 
 
 def read_driver(nvml: Nvml) -> DriverFacts:
@@ -449,18 +383,10 @@ def full_profile(kinds: tuple[ComputeProfile, ...], profile: Profile) -> Compute
 
 def _settle_profiles(nvml: Nvml, board: BoardFacts, mode: bool) -> None:
     """Have the profiles of a MIG mode in the board's facts; read once for each mode."""
-    if board.mode == mode:
-        return
     if mode not in board.of_mode:
         profiles = read_profiles(nvml, board.handle, board.memory_bytes, board.pci_device_id)
         slices = max((each.end for profile in profiles for each in profile.placements), default=0)
         board.of_mode[mode] = ModeFacts(profiles, slices, {})
-    found = board.of_mode[mode]
-    board.profiles, board.memory_slices, board.compute_profiles = (
-        found.profiles,
-        found.memory_slices,
-        found.compute_profiles,
-    )
     board.mode = mode
 
 

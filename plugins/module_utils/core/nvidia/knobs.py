@@ -13,7 +13,7 @@ from ..settings import ECC, Knob
 from ..settings_record import noted_values
 from ..system import System
 from . import settings
-from .discover import BoardFacts
+from .board_facts import BoardFacts
 from .nvml import Nvml
 
 LOG = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from ..errors import AcceleratorError, DoesNotFit, InUse, InvalidLayout, NotFoun
 from ..model import Device, Partition, Partitioning, Placement, Process, Profile
 from ..system import System
 from . import discover
-from .discover import BoardFacts
+from .board_facts import BoardFacts
 from .nvml import IN_USE, RESET_REQUIRED, SUCCESS, Nvml, error_of
 
 RESET_TIMEOUT = 300.0

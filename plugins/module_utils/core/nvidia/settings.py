@@ -31,8 +31,8 @@ from ..settings import (
     clocks,
 )
 from ..system import System
+from .board_facts import BoardFacts
 from .configs import INTERVALS
-from .discover import BoardFacts
 from .nvml import Nvml
 
 # nvmlComputeMode_t; 1, exclusive for a thread, is no more.

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import AcceleratorError, NotFound, NotPermitted, Unsupported
 from ..model import Partition
 from ..telemetry import Telemetry
-from .discover import BoardFacts
+from .board_facts import BoardFacts
 from .nvml import Nvml
 
 _GPU_TEMPERATURE = 0  # NVML_TEMPERATURE_GPU

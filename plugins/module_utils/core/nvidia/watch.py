@@ -17,7 +17,7 @@ from ..errors import AcceleratorError, DeviceFaulty
 from ..lanes import Lanes
 from ..model import NO_ANSWER, Notice
 from . import xids
-from .discover import BoardFacts
+from .board_facts import BoardFacts
 from .nvml import NO_INSTANCE, Nvml
 
 LANE = "events"
