@@ -43,6 +43,23 @@ class Kubelet:
         """Have a pod start with the claim that is prepared: the kubelet asks again and again, and nothing changes."""
         self.node.prepare(*self.claim)
 
+    def await_told(self) -> None:
+        """Wait until the claim's status says that it is prepared, and remember what it says."""
+        wanted = len(self._status["allocation"]["devices"]["results"])
+        self.node.until(
+            f"the status of {self.name} tells that it is prepared",
+            lambda: len(self._status.get("devices", ())) == wanted,
+        )
+        self._told = copy.deepcopy(self._status["devices"])
+
+    @property
+    def _status(self) -> dict[str, Any]:
+        return self.node.api.model.claims[self.name]["status"]  # type: ignore[no-any-return]
+
+    def had_before(self, was_prepared: bool) -> None:
+        """The claim keeps its allocation since it was prepared and given back, and its status says so; or it is a new one."""
+        self._status["devices"] = copy.deepcopy(self._told) if was_prepared else []
+
     def leave(self) -> None:
         """The pod has ended: the claim is given back."""
         self.node.unprepare(*self.claim)
@@ -87,6 +104,12 @@ class Scheduler(Kubelet):
     def _release(self) -> None:
         """Take the allocation back; what the driver has said of it goes with it."""
         self.node.api.put({"metadata": dict(self._allocated["metadata"]), "status": {}})
+
+    def await_told(self) -> None:
+        """It is told already: that is what the scheduler waits for."""
+
+    def had_before(self, was_prepared: bool) -> None:
+        """What was given up has no allocation, and no status."""
 
     def _is_reserved(self) -> bool:
         return bool(self.node.api.model.claims[self.name]["status"].get("allocation"))

@@ -35,7 +35,10 @@ AGAIN = 4
 
 @dataclass(frozen=True)
 class Case:
-    """One case. ``stage`` "" kills at an instant, ``part`` of the usual duration after the call began."""
+    """One case. ``stage`` "" kills at an instant, ``part`` of the usual duration after the call began.
+
+    ``was_prepared`` is so where the claim has its allocation since it was prepared and given back, which its status tells.
+    """
 
     verb: str
     stage: str
@@ -43,12 +46,15 @@ class Case:
     again: str
     again_part: float
     stays: bool
+    was_prepared: bool
 
     def describe(self) -> str:
         where = f"at {self.stage}" if self.stage else f"after {self.part:.2f} of {self.verb}'s time"
         again = f", again {f'at {self.again}' if self.again else f'{self.again_part:.3f} s after the start'}"
         second = again if self.again or self.again_part else ""
-        return f"{self.verb} killed {where}{second}; then it is {'asked for again' if self.stays else 'given back'}"
+        then = "asked for again" if self.stays else "given back"
+        before = " of a claim that was prepared before" if self.was_prepared else ""
+        return f"{self.verb}{before} killed {where}{second}; then it is {then}"
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,8 @@ def cases(kind: Kind, seed: int, only: int | None = None) -> Iterator[tuple[int,
         twice = chance.randrange(AGAIN) == 0
         again = chance.choice(["", *RECOVERY]) if twice else ""
         part = chance.uniform(0, 0.3) if twice and not again else 0.0
-        yield number, Case(verb, stage, 0.0 if stage else chance.uniform(0, 1.3), again, part, stays)
+        moment = 0.0 if stage else chance.uniform(0, 1.3)
+        yield number, Case(verb, stage, moment, again, part, stays, was_prepared=chance.random() < 0.5)
         number += 1
 
 
@@ -90,6 +97,7 @@ def usual(node: Node, kind: Kind) -> Usual:
         neighbour.prepare()
     caller = caller_of(node, kind)
     caller.prepare()
+    caller.await_told()
     caller.give_up()
     before = snapshot(node)
     seconds = {"prepare": 0.0, "unprepare": 0.0}
@@ -142,6 +150,7 @@ def play(node: Node, ordinary: Usual, case: Case) -> None:
     caller = ordinary.caller
     for neighbour in ordinary.neighbours:
         neighbour.prepare()
+    caller.had_before(case.was_prepared)
     if case.verb == "unprepare":
         caller.prepare()
     if case.stage:

@@ -148,8 +148,8 @@ def lost_altogether(node: Node, number: int, chance: random.Random) -> None:
     turn_of, published = node.vendor.turns[number % len(node.vendor.turns)][0], offered(node)
     kinds = [name for name in turn_of if not (node.kinds[name].ahead or node.kinds[name].does & PASSTHROUGH)]
     tenants = Tenants(node, kinds)
-    for name, _uid in tenants.claims:
-        node.until(f"the status of {name} tells that it is prepared", partial(told, node, name))
+    for caller in tenants.callers:
+        caller.await_told()
     node.kill()
     for path in (*node.state.iterdir(), *CDI.iterdir()):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -174,12 +174,6 @@ def serves(node: Node) -> bool:
     """Whether nothing stands in the way of claims, but that there may be no API server to publish at."""
     told = node.status()
     return bool(told["pid"]) and all(problem.startswith("publish: ") for problem in told["problems"])
-
-
-def told(node: Node, name: str) -> bool:
-    """Whether a claim's status has an entry for each of its devices."""
-    status = node.api.model.claims[name]["status"]
-    return len(status.get("devices", ())) == len(status["allocation"]["devices"]["results"])
 
 
 def set_aside(node: Node, why: str) -> list[Path]:

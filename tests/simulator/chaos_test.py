@@ -109,7 +109,7 @@ def test_notes_of_a_library_that_was_killed_are_between(
         monkeypatch.syspath_prepend(str(ROOT / folder))
     from tests.chaos.kill import Case, Usual, departure
 
-    case = Case("unprepare", stage, 0.5, "", 0.0, stays=True)
+    case = Case("unprepare", stage, 0.5, "", 0.0, stays=True, was_prepared=False)
     usual: Any = Usual(cast("Any", None), (), dict(WITHOUT), dict(WITH), {})
     found = {"claims": {"a": "prepared"}, "made again": noted}
     assert ("made again" in departure(found, WITH, usual, case)) == differs
