@@ -110,6 +110,12 @@ def test_deleted_slices_are_published_again(clean: Cluster) -> None:
     assert before.isdisjoint(item["metadata"]["uid"] for item in clean.slices(node))
 
 
+def named_store(cluster: Cluster, name: str) -> str:
+    """The store that, by a claim's status, has the claim's record; empty where no status is written yet."""
+    devices = cluster.get("resourceclaim", name)["status"].get("devices", ())
+    return next((str(device["data"]["driverStore"]) for device in devices if "data" in device), "")
+
+
 def test_corrupt_store_is_set_aside_and_claims_survive(clean: Cluster) -> None:
     node = clean.nodes()[1]
     clean.apply(
@@ -117,6 +123,7 @@ def test_corrupt_store_is_set_aside_and_claims_survive(clean: Cluster) -> None:
     )
     clean.wait_running("kept")
     before = clean.instances(node)
+    old = clean.wait("the claim's status names the store", lambda: named_store(clean, "kept"))
     store = "/var/lib/kubelet/plugins/gpu.nvidia.com/state.db"
     clean.shell(
         node,
@@ -128,6 +135,8 @@ def test_corrupt_store_is_set_aside_and_claims_survive(clean: Cluster) -> None:
         "the claim is in the new store",
         lambda: clean.status(node)["ready"] and clean.recorded(node) == {clean.uid("kept"): "prepared"},
     )
+    # Who has the record is told anew: by that a claim which was given back is known from one whose record was lost.
+    clean.wait("the claim's status names the new store", lambda: named_store(clean, "kept") not in {"", old})
     assert clean.instances(node) == before and len(clean.cdi_files(node)) == 1
     assert "state.db.damaged-" in clean.shell(node, "ls /var/lib/kubelet/plugins/gpu.nvidia.com")
     clean.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
