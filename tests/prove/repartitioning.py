@@ -126,12 +126,26 @@ def consistent(cluster: Cluster, node: str, gpu: int, partitions: dict[str, int]
     assert found == partitions, found
 
 
-def told(cluster: Cluster, node: str, component: str = "dra-accelerators-driver") -> list[tuple[str, str]]:
-    """The Events of a component on a Node: the reason and the text of each, in the order in which the API server has got them."""
-    mine = f"involvedObject.name={node},reportingComponent={component}"
-    items = cluster.get("events", "-n", "default", "--field-selector", mine)["items"]
-    items.sort(key=lambda each: int(each["metadata"]["resourceVersion"]))
-    return [(each["reason"], each["message"]) for each in items]
+def told(
+    cluster: Cluster, node: str, component: str = "dra-accelerators-driver", after: int = 0
+) -> list[tuple[str, str]]:
+    """The Events of a component on a Node: the reason and the text of each, in the order in which the API server has got them.
+
+    Those ``after`` a resource version alone, which ``told_until`` gives.
+    """
+    found = sorted(events(cluster, f"involvedObject.name={node},reportingComponent={component}").items())
+    return [(each["reason"], each["message"]) for version, each in found if version > after]
+
+
+def told_until(cluster: Cluster, node: str) -> int:
+    """The resource version of the last Event on a Node."""
+    return max(events(cluster, f"involvedObject.name={node}"), default=0)
+
+
+def events(cluster: Cluster, selector: str) -> dict[int, Any]:
+    """The Events that a field selector finds, by their resource version: a number that grows with each that is written."""
+    found = cluster.get("events", "-n", "default", "--field-selector", selector)["items"]
+    return {int(each["metadata"]["resourceVersion"]): each for each in found}
 
 
 def steps_told(cluster: Cluster, node: str) -> dict[str, list[tuple[str, str]]]:
