@@ -246,6 +246,44 @@ def write(tmp_path: Path, document: Any) -> str:
     return str(file)
 
 
+def test_what_turns_is_told_each_time(tmp_path: Path) -> None:
+    """Else the last that is told of a device that fell ill twice within minutes is that it is well, or that it is not."""
+
+    async def scenario(api: ApiModel, client: ApiClient) -> None:
+        now = [1000.0]
+        recorder = EventRecorder(client, component="dra-accelerators-driver", node_name="node-a", clock=lambda: now[0])
+        node = Subject(kind="Node", api_version="v1", name="node-a")
+        other = Subject(kind="Pod", api_version="v1", name="p", namespace="team", uid="uid-p")
+        for _turn in range(3):
+            for _time in range(2):
+                now[0] += 1
+                recorder.warning(node, "DeviceUnhealthy", "it is ill", action="Watch")
+                recorder.warning(node, "DeviceUnhealthy", "another one is ill", action="Watch")
+                recorder.normal(node, "RepartitionDone", "once", action="Watch", name="step-1")
+                await recorder.close()
+            now[0] += 1
+            recorder.normal(node, "DeviceRecovered", "it is well", action="Watch")
+            recorder.normal(other, "DeviceRecovered", "it is well", action="Watch")
+            await recorder.close()
+        assert {
+            entry["message"]: entry["count"] for entry in api.events if entry["involvedObject"]["kind"] == "Node"
+        } == {
+            "it is ill": 3,
+            "another one is ill": 3,
+            "it is well": 3,
+            "once": 1,
+        }
+        assert [entry["count"] for entry in api.events if entry["involvedObject"]["kind"] == "Pod"] == [1]
+        for _turn in range(3):  # nobody waits in between for what is under way
+            recorder.warning(other, "DeviceUnhealthy", "it is ill", action="Watch")
+            recorder.normal(other, "DeviceRecovered", "it is well", action="Watch")
+        await recorder.close()
+        found = [entry for entry in api.events if entry["involvedObject"]["kind"] == "Pod"]
+        assert [(entry["message"], entry["count"]) for entry in found] == [("it is well", 4), ("it is ill", 3)]
+
+    run(tmp_path, scenario)
+
+
 def test_kubeconfig_with_files_beside_it(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_bytes(b"authority")
     document = kubeconfig("https://api:6443/", **{"client-key-data": base64.b64encode(b"key").decode()})

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Callable
 
 from ..core.errors import AcceleratorError
@@ -18,7 +18,7 @@ from .client import ApiClient, ApiError, Json
 
 LOG = logging.getLogger(__name__)
 
-# The same Event of the same object is repeated (as a raised count) at most this often.
+# The same Event of the same object is repeated (as a raised count) at most this often, unless the opposite was told of it meanwhile.
 REPEAT_SECONDS = 300.0
 # Of one object so many Events are written at once, and then one per REFILL_SECONDS.
 BURST = 25
@@ -49,6 +49,9 @@ class _Written:
     namespace: str
     count: int
     at: float
+    order: int = 0
+    # One after the other: who turns and turns back in a moment would have one Event written twice, and not counted.
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class _Allowance:
@@ -70,6 +73,18 @@ class _Allowance:
         return True
 
 
+class _Told:
+    """What may be told of one object, and which Events of either type were the last of it, by the order in which all are told."""
+
+    def __init__(self, now: float) -> None:
+        self.allowance = _Allowance(BURST, REFILL_SECONDS, now)
+        self.last = {"Warning": 0, "Normal": 0}
+
+    def has_turned(self, kind: str, order: int) -> bool:
+        """Whether the other type was told since ``order``: what was told then, of type ``kind``, is true anew when it is told again."""
+        return any(last > order for each, last in self.last.items() if each != kind)
+
+
 class EventRecorder:
     """Writes Events in the background. Failing to write one is logged and never disturbs the work it speaks of.
 
@@ -85,7 +100,8 @@ class EventRecorder:
         self._clock = clock
         self._written: OrderedDict[tuple[str, str, str, str], _Written] = OrderedDict()
         self._all = _Allowance(TOTAL_BURST, TOTAL_REFILL_SECONDS, clock())
-        self._each: OrderedDict[str, _Allowance] = OrderedDict()
+        self._each: OrderedDict[str, _Told] = OrderedDict()
+        self._order = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def warning(self, subject: Subject, reason: str, message: str, *, action: str, name: str = "") -> bool:
@@ -110,30 +126,44 @@ class EventRecorder:
         message = message if len(message) <= MESSAGE_LIMIT else message[: MESSAGE_LIMIT - 3] + "..."
         key = (subject.uid or subject.name, kind, reason, name or message)
         now = self._clock()
+        told = self._told_of(subject, now)
         former = self._written.get(key)
-        if former is not None and now - former.at < REPEAT_SECONDS:
+        if (
+            former is not None
+            and now - former.at < REPEAT_SECONDS
+            and (name or not told.has_turned(kind, former.order))
+        ):
             return True
-        if not self._may(subject, now):
+        if not (told.allowance.take(now) and self._all.take(now)):
             return False
         if former is None:
             former = self._written[key] = _Written("", subject.namespace or "default", 0, now)
             while len(self._written) > REMEMBERED:
                 self._written.popitem(last=False)
-        former.at = now
+        self._order += 1
+        former.at, former.order = now, self._order
         former.count += 1
+        if not name:  # a step of something, told once, is no turn
+            told.last[kind] = self._order
         task = asyncio.get_running_loop().create_task(self._write(former, kind, subject, reason, message, action, name))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return True
 
-    def _may(self, subject: Subject, now: float) -> bool:
-        own = self._each.setdefault(subject.uid or subject.name, _Allowance(BURST, REFILL_SECONDS, now))
+    def _told_of(self, subject: Subject, now: float) -> _Told:
+        told = self._each.setdefault(subject.uid or subject.name, _Told(now))
         self._each.move_to_end(subject.uid or subject.name)
         while len(self._each) > REMEMBERED:
             self._each.popitem(last=False)
-        return own.take(now) and self._all.take(now)
+        return told
 
     async def _write(
+        self, written: _Written, kind: str, subject: Subject, reason: str, message: str, action: str, name: str
+    ) -> None:
+        async with written.turn:
+            await self._write_in_turn(written, kind, subject, reason, message, action, name)
+
+    async def _write_in_turn(
         self, written: _Written, kind: str, subject: Subject, reason: str, message: str, action: str, name: str
     ) -> None:
         path = f"/api/v1/namespaces/{written.namespace}/events"
