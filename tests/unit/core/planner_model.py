@@ -90,12 +90,18 @@ def answers(fleet: Sequence[Small], *, rule: Json | None = None) -> dict[str, Js
     return nodes
 
 
-def best(fleet: Sequence[Small], wishes: Sequence[Wish], most_moves: int = 0) -> Vector:
-    """What the best plan is worth: claims served from the highest priority on, then moves, partitions that go and devices touched, negative."""
+def best(fleet: Sequence[Small], wishes: Sequence[Wish], most_moves: int = 0, *, as_it_is: bool = False) -> Vector:
+    """What the best plan is worth: claims served from the highest priority on, then moves, partitions that go and devices touched, negative.
+
+    With ``as_it_is`` the best of those that change nothing.
+    """
     priorities = sorted({each.priority for each in wishes}, reverse=True)
     found: Vector | None = None
     known: dict[Any, Vector | None] = {}
-    for chosen in product(*(tuple(_options(each, fleet, wishes, most_moves)) for each in fleet)):
+    options = [list(_options(each, fleet, wishes, most_moves)) for each in fleet]
+    if as_it_is:
+        options = [[one for one in each if not any(one[1:])] for each in options]
+    for chosen in product(*options):
         moved = sum(len(each[1]) for each in chosen)
         if moved > most_moves:
             continue

@@ -19,12 +19,13 @@ from dra_driver.core.planner.plan import Plan, layouts_of, make_plan
 from dra_driver.core.planner.problem import Problem, build
 from dra_driver.core.planner.search import Solution, search
 from dra_driver.core.prepared import PreparedPartition
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from planner_model import Small, Wish, answers, best, smalls, wishes_for
 
 A30, H100 = "a30", "h100-80"
 SMALL, MIDDLE, LARGE = 19, 14, 9  # of an H100: 1g.10gb, 2g.20gb, 3g.40gb
+SMALL_A30 = 14
 A30_NAMES = ("1g.6gb", "2g.12gb", "4g.24gb")
 Json = dict[str, Any]
 
@@ -289,6 +290,21 @@ def test_plans_of_larger_boards_are_consistent(fleet: list[Small], ones: int, tw
 
 
 @given(st.lists(smalls([A30]), min_size=1, max_size=4), wishes_for(A30_NAMES))
+@example(
+    # The one of higher priority takes what the other one cannot do without, where something else would do as well.
+    [Small(A30, ((SMALL_A30, 0),), enabled=True), Small(A30)],
+    [Wish(1, 0, profile="1g.6gb"), Wish(1, 5, memory=5 * 2**30)],
+)
+def test_what_can_be_served_as_it_is_needs_no_change(fleet: list[Small], wishes: list[Wish]) -> None:
+    _problem, solution, plan = planned(fleet, [each.document(number) for number, each in enumerate(wishes)])
+    most = best(fleet, wishes, as_it_is=True)
+    assert solution.worth(_problem) >= most
+    if solution.worth(_problem) == most:
+        assert not any(each.changed for each in plan.devices)
+
+
+@given(st.lists(smalls([A30]), min_size=1, max_size=4), wishes_for(A30_NAMES))
+@example([Small(A30, enabled=True), Small(A30)], [Wish(1, 0, profile="1g.6gb"), Wish(1, 5, memory=5 * 2**30)])
 def test_planned_again_from_what_came_of_it_nothing_changes(fleet: list[Small], wishes: list[Wish]) -> None:
     wanted = [each.document(number) for number, each in enumerate(wishes)]
     nodes = answers(fleet)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from .bounds import Bounds
 from .problem import Amounts, Problem
 from .shapes import Given, Shapes
+from .unchanged import assign
 
 #: Stands for the number of a demand where a claim that was moved gets its new place.
 MOVED = -1
@@ -72,6 +73,11 @@ def search(problem: Problem, *, rounds: int = 2) -> Solution:
     shapes = Shapes(problem)
     start = Filling(problem, shapes)
     best = _best(start, None)
+    if any(best.cost()):
+        uses = assign(problem)
+        if uses is not None:
+            today = start.with_uses(uses)
+            best = today if today.worth() > best.worth() else best
     limits = Bounds(problem, shapes)
     bounds = [limits.of(priority, best.served) for priority in problem.priorities]
     for _round in range(rounds):
@@ -146,6 +152,19 @@ class Filling:
         other.__dict__.update(_keys={}, _of_nodes={})
         other.prices = tuple(prices) if prices is not None else (0.0,) * len(self.problem.items)
         other.name = self._names.setdefault(other.prices, len(self._names) + 1)
+        return other
+
+    def with_uses(self, given: Mapping[int, Sequence[tuple[int, int]]]) -> Filling:
+        """Return one that goes on from here, with demands that get items of devices: there is room for them, and each claim is for one device."""
+        other = self.copy(True, None)
+        for device, pairs in given.items():
+            for number, item in pairs:
+                after = other.shapes.all[other.shapes.of[device]].with_item(other.given[device], item)
+                if after is None:
+                    raise AssertionError(f"device {device} was given more than it has room for")
+                other.given[device] = after
+                other.uses.setdefault(device, []).append(Use(number, 0, item))
+                other.served[number] += 1
         return other
 
     # ---- what it is worth
