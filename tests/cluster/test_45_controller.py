@@ -316,6 +316,14 @@ def trusted(cluster: Cluster) -> str:
     return cluster.kubectl("get", *secret, "-o", r"jsonpath={.data.active\.crt}", check=False)
 
 
+def trusted_by_server(cluster: Cluster) -> set[str]:
+    """The authorities that the API server trusts, of each webhook."""
+    found = json.loads(
+        cluster.kubectl("get", "validatingwebhookconfiguration", "dra-accelerators-controller", "-o", "json")
+    )
+    return {each["clientConfig"].get("caBundle", "") for each in found["webhooks"]}
+
+
 @pytest.mark.prove
 def test_certificates_and_their_authority_are_replaced_while_they_are_asked(installed: Installed) -> None:
     """Both live as short as may be set. With Fail, and each of both webhooks asked about everything: one that is not trusted would be seen."""
@@ -327,6 +335,10 @@ def test_certificates_and_their_authority_are_replaced_while_they_are_asked(inst
         # An authority that has a year is not replaced by a setting: this one is made anew, as after a site has deleted it.
         cluster.kubectl("delete", "secret", "dra-accelerators-controller-authority", "-n", NAMESPACE)
         cluster.wait("an authority that lives shorter", lambda: trusted(cluster) not in ("", kept), timeout=60)
+        # An answer from before the API server was told of it would say nothing.
+        cluster.wait(
+            "the new authority alone is trusted", lambda: trusted_by_server(cluster) == {trusted(cluster)}, timeout=60
+        )
         cluster.wait("both are trusted", lambda: KEPT in answer_to(cluster, right), timeout=90)
         seen: dict[str, set[str]] = {first: set(), second: set(), "authority": set()}
         refused: list[str] = []

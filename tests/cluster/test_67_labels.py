@@ -30,7 +30,7 @@ GROUP = "nfd.k8s-sigs.io"
 
 @pytest.fixture(scope="module")
 def play(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Play:
-    """Runs the role on the first node with these variables; returns what was printed."""
+    """Runs the role on the first node with these variables; returns what was printed, warnings included."""
     folder = tmp_path_factory.mktemp("labels")
     (folder / "hosts.yml").write_text(cluster.world("inventory"), encoding="utf-8")
     node = cluster.nodes()[0]
@@ -41,7 +41,8 @@ def play(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Play:
     def run(*arguments: str, **variables: Any) -> str:
         words = ["ansible-playbook", "--inventory", folder / "hosts.yml", "--diff", *arguments]
         words += ["--extra-vars", json.dumps({"node_features_node_name": node, **variables}), folder / "play.yml"]
-        return execute(words, env={**os.environ, "ANSIBLE_PIPELINING": "true"}).stdout
+        done = execute(words, env={**os.environ, "ANSIBLE_PIPELINING": "true"})
+        return done.stdout + done.stderr
 
     return run
 
