@@ -76,8 +76,7 @@ def search(problem: Problem, *, rounds: int = 2) -> Solution:
     if any(best.cost()):
         uses = assign(problem)
         if uses is not None:
-            today = start.with_uses(uses)
-            best = today if today.worth() > best.worth() else best
+            best = max(best, start.with_uses(uses), key=Filling.worth)
     limits = Bounds(problem, shapes)
     bounds = [limits.of(priority, best.served) for priority in problem.priorities]
     for _round in range(rounds):

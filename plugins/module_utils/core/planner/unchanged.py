@@ -10,25 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 
-from .problem import Amounts, Configuration, Problem
+from .problem import Amounts, Problem
 
 Assigned = dict[tuple[int, int], int]  # by the numbers of a demand and of an item, how many claims of it have it
-
-
-def without_changes(problem: Problem) -> Problem:
-    """Return the problem in which every device stays as it is: nobody moves, nothing goes, nothing is made."""
-    known: dict[
-        int, tuple[Configuration, ...]
-    ] = {}  # groups share what they could be, and who reads it knows it by its identity
-    for group in problem.groups:
-        known.setdefault(
-            id(group.configurations),
-            tuple(each for each in group.configurations if not (each.moved or each.destroyed or each.touched)),
-        )
-    groups = tuple(replace(group, configurations=known[id(group.configurations)]) for group in problem.groups)
-    return replace(problem, groups=groups, most_moves=0)
 
 
 def assign(problem: Problem) -> dict[int, list[tuple[int, int]]] | None:
@@ -40,13 +25,13 @@ def assign(problem: Problem) -> dict[int, list[tuple[int, int]]] | None:
         return None
     offers: dict[int, Amounts] = {}
     room: dict[int, int] = {}
-    for group in without_changes(problem).groups:
-        if len(group.configurations) != 1:
+    for group in problem.groups:
+        as_they_are = [one.offers for one in group.configurations if not (one.moved or one.destroyed or one.touched)]
+        if len(as_they_are) != 1:
             return None
-        (only,) = group.configurations
-        for item, count in only.offers:
+        for item, count in as_they_are[0]:
             room[item] = room.get(item, 0) + count * len(group.members)
-        offers.update(dict.fromkeys(group.members, only.offers))
+        offers.update(dict.fromkeys(group.members, as_they_are[0]))
     assigned = _assign(problem, room)
     found: dict[int, list[tuple[int, int]]] = {}
     for device, amounts in sorted(offers.items()):
