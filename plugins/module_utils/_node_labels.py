@@ -125,8 +125,8 @@ def _entries(node: Json, name: str) -> list[tuple[str, str]]:
     ]
 
 
-def _fields(entry: Json) -> Json:
-    found: Json = ((entry.get("fieldsV1") or {}).get("f:metadata") or {}).get("f:labels") or {}
+def _fields(entry: Json, kind: str = "labels") -> Json:
+    found: Json = ((entry.get("fieldsV1") or {}).get("f:metadata") or {}).get(f"f:{kind}") or {}
     return found
 
 
@@ -145,12 +145,14 @@ def _applied(node: Json) -> Json | None:
 def ours(node: Json) -> frozenset[str]:
     """Return the names of the labels that we have written through the API. Pure.
 
-    Versions before this one have patched them, and have noted their names.
+    Versions before this one have patched them, and have noted their names: a note that is not applied is of these. One that is applied
+    says no more than what our manager has, and less exactly: of a label that somebody else has changed it has the name still.
     """
     entry = _applied(node)
-    if entry is not None:
-        return frozenset(str(key)[2:] for key in _fields(entry) if str(key).startswith("f:"))
-    return _names((node["metadata"].get("annotations") or {}).get(WRITTEN, ""))
+    applied = frozenset(str(key)[2:] for key in _fields(entry or {}) if str(key).startswith("f:"))
+    if f"f:{WRITTEN}" in _fields(entry or {}, "annotations"):
+        return applied
+    return applied | _names((node["metadata"].get("annotations") or {}).get(WRITTEN, ""))
 
 
 def plan(node: Json, wanted: Wanted, way: str, *, file_gone: bool = False) -> Plan:
@@ -287,7 +289,9 @@ class NodeLabels:
         if not (decided.labels or decided.annotations or _applied(node)):
             return
         metadata: dict[str, Any] = {"name": self._name, "resourceVersion": version}
-        metadata.update(labels=dict(decided.labels), annotations=dict(decided.annotations))
+        # A map without a name would be ours too: the API server would keep an entry of our manager for it.
+        kinds = {"labels": decided.labels, "annotations": decided.annotations}
+        metadata.update({kind: dict(named) for kind, named in kinds.items() if named})
         body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
         # By force, for what versions before this one have patched. What is others' is not in it, as of this version of the Node.
         query["force"] = "true"

@@ -38,6 +38,8 @@ class Server:
         self.metadata: Json = {"name": "n", "labels": {}, "annotations": {}}
         # Who has which label or annotation: manager, operation → names.
         self.owned: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        # Who has applied a map without a name: the map itself is theirs then, and their entry stays.
+        self.empty: dict[tuple[str, str], set[str]] = {}
         self.requests: list[tuple[str, str, Json]] = []
         self.conflicts = 0
         self.lists: dict[str, list[Json]] = {}
@@ -50,6 +52,7 @@ class Server:
     def apply(self, manager: str, wanted: Mapping[str, str], kind: str = "labels") -> None:
         former = {name for each, name in self.owned.get((manager, "Apply"), set()) if each == kind}
         self.owned.setdefault((manager, "Apply"), set())
+        self.empty.setdefault((manager, "Apply"), set()).discard(kind)
         for name in former - set(wanted):
             self.owned[manager, "Apply"].discard((kind, name))
             if not any((kind, name) in names for names in self.owned.values()):
@@ -83,7 +86,7 @@ class Server:
                 },
             }
             for (manager, verb), names in self.owned.items()
-            if names
+            if names or self.empty.get((manager, verb))
         ]
         return copy.deepcopy(
             {"metadata": {**self.metadata, "resourceVersion": str(self.version), "managedFields": fields}}
@@ -103,18 +106,20 @@ class Server:
             self.version += 1  # its kubelet was faster
         if str(self.version) != body["metadata"]["resourceVersion"]:
             raise ApiError("the object has been modified", status=409)
-        before = copy.deepcopy((self.version, self.metadata, self.owned))
+        before = copy.deepcopy((self.version, self.metadata, self.owned, self.empty))
         for kind in ("labels", "annotations"):
-            changed = body["metadata"][kind]
+            changed = body["metadata"].get(kind, {})
             if content_type.startswith("application/apply-patch"):
                 assert query["force"] == "true"
                 self.apply(labels.MANAGER, changed, kind)
+                if kind in body["metadata"] and not changed:
+                    self.empty[labels.MANAGER, "Apply"].add(kind)
             else:
                 assert content_type.startswith("application/merge-patch")
                 self.patch(labels.MANAGER, changed, kind)
         answer = self.node()
         if query.get("dryRun"):
-            self.version, self.metadata, self.owned = before
+            self.version, self.metadata, self.owned, self.empty = before
         return answer
 
     def list_all(self, path: str, query: Any) -> list[Json]:
@@ -212,6 +217,22 @@ def test_what_was_patched_before_is_removed_at_once() -> None:
     server.patch("OpenAPI-Generator", {labels.WRITTEN: f"{COUNT},{PRODUCT}"}, "annotations")
     assert server.bring(labels.Wanted({})).changed
     assert server.present == {} and server.metadata["annotations"] == {}
+
+
+def test_nothing_of_ours_stays_and_versions_before_can_have_their_turn() -> None:
+    server = Server()
+    server.bring(WANTED)
+    server.bring(labels.Wanted({}))
+    assert [each["manager"] for each in server.node()["metadata"]["managedFields"]] == ["kubelet"]
+    # An entry without labels that stayed all the same says nothing of what has been noted since.
+    server.empty[labels.MANAGER, "Apply"] = {"labels", "annotations"}
+    server.patch("OpenAPI-Generator", {COUNT: "8", PRODUCT: "gone"})
+    server.patch("OpenAPI-Generator", {labels.WRITTEN: f"{COUNT},{PRODUCT}"}, "annotations")
+    done = server.bring(WANTED)
+    assert done.changed and done.plan is not None and not done.plan.left and server.present == dict(WANTED.labels)
+    # What is applied is noted as well, and the note is no claim to a label that somebody else has changed since.
+    server.patch("kubectl-label", {PRODUCT: "theirs"})
+    assert server.bring(labels.Wanted({})).changed and server.present == {PRODUCT: "theirs"}
 
 
 def test_check_mode_asks_and_writes_nothing() -> None:
