@@ -58,8 +58,8 @@ BUILD_LANE, CLUSTER_LANE, MACHINES_LANE, CHAOS_LANE = "build", "cluster", "machi
 #: What is written in front of the steps that run beside a cluster's: nothing in them waits for anything, so that they would
 #: take every second of processor time that a cluster wants to answer in.
 GIVING_WAY = (ROOT / "tests/tools/give_way",)
-#: The steps that give no way: clusters, and the build that they wait for.
-FIRST = frozenset({"world build", "cluster", "prove"})
+#: The steps that give no way: clusters, the build that they wait for, and the importer, which gives its linters three minutes.
+FIRST = frozenset({"world build", "cluster", "prove", "galaxy-importer"})
 CHAOS = (sys.executable, "-m", "tests.chaos")
 #: What is to be seen of the node driver before it counts as proven: so many kills of each kind, so many requests. The seconds are
 #: a bound that a slow machine does not reach beside the other suites: 107 kills of daemons were had in 900 of them.

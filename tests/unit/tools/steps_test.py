@@ -129,6 +129,8 @@ def test_what_needs_the_cluster_runs_beside_what_does_not_which_gives_way(tmp_pa
     assert all("world build" in step.after for step in given if step.name in ("oracles", "cluster", "molecule destroy"))
     first = [step.name for step in given if step.command[0] not in suites.GIVING_WAY]
     assert first == ["world build", "cluster"]
+    in_time = next(step for step in suites.graph(["release", "cluster"], tmp_path) if step.name == "galaxy-importer")
+    assert in_time.command[0] not in suites.GIVING_WAY, "it has a limit that is not ours"
     assert not any(set(suites.EVERYTHING) <= set(step.command) for step in given)
 
 
