@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ansible_collections.dra.accelerators.plugins.module_utils import _report
-from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import Look
+from ansible_collections.dra.accelerators.plugins.module_utils._layout import Look
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.claims import facts_by
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import (
     devices as published_devices,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ansible_collections.dra.accelerators.plugins.module_utils import _report
-from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import Look
+from ansible_collections.dra.accelerators.plugins.module_utils._layout import Look
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import (
     CreatePartition,
     DestroyPartition,

@@ -17,11 +17,25 @@ from .core.errors import AcceleratorError, InUse, LayoutFailed, Unsupported
 from .core.layout import CreatePartition, DestroyPartition, LayoutPlan, ResetDevice, SetPartitioning, Step, plan_layouts
 from .core.layout_rules import Match, Rule, WantedPartition, wanted_for
 from .core.layout_run import execute
-from .core.model import Device, well
+from .core.model import Device, Finding, well
 from .core.prepared import PreparedPartition
 
 # How long a layout change waits for claims of a device to end, and for the driver to let go of the library.
 LOCK_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look tells: the devices that are well, those with a fault, and what claims hold."""
+
+    devices: tuple[Device, ...]
+    faulty: tuple[Finding, ...]
+    prepared: tuple[PreparedPartition, ...]
+
+    @property
+    def unread(self) -> list[int]:
+        """The numbers of the devices with a fault."""
+        return [each.index for each in self.faulty]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ._layout import (
     Assignment,
+    Look,
     apply,
     assign,
     concerned,
@@ -36,8 +37,8 @@ from .core.device_locks import DeviceLocks
 from .core.errors import AcceleratorError, NotFound
 from .core.layout_differences import compare, owner_of, partition_facts, unread_difference
 from .core.layout_rules import Rule
-from .core.model import Device, Finding, well
-from .core.prepared import PreparedPartition, observe, prepared_claims, prepared_partitions, wake_driver
+from .core.model import Device, well
+from .core.prepared import observe, prepared_claims, prepared_partitions, wake_driver
 from .core.system import System
 
 #: Beside bringing the devices to a layout.
@@ -62,20 +63,6 @@ STATE_OPTIONS: dict[str, Any] = {
     "on_foreign": {"type": "str", "choices": ["fail", "leave_out"], "default": "fail"},
 }
 STATE_REQUIRED_IF = [("state", state, ("checkpoint_file",)) for state in (CHECKPOINTED, RESTORED)]
-
-
-@dataclass(frozen=True)
-class Look:
-    """What one look tells: the devices that are well, those with a fault, and what claims hold."""
-
-    devices: tuple[Device, ...]
-    faulty: tuple[Finding, ...]
-    prepared: tuple[PreparedPartition, ...]
-
-    @property
-    def unread(self) -> list[int]:
-        """The numbers of the devices with a fault."""
-        return [each.index for each in self.faulty]
 
 
 Assigned = tuple[tuple[Assignment, ...], tuple[AcceleratorError, ...]]

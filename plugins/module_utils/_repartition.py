@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._layout_module import Look
+from ._layout import Look
 from .core.backend import Backend
 from .core.errors import AcceleratorError, Unsupported
 from .core.layout import CreatePartition, ResetDevice, SetPartitioning

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from ._facts import device_facts
 from ._kinds import kinds_of
-from ._layout import assign, needs_reset
-from ._layout_module import Look
+from ._layout import Look, assign, needs_reset
 from .core.backend import BACKENDS, create
 from .core.layout import reset_groups
 from .core.layout_differences import by_place, compare, name_of, owner_of, partition_facts

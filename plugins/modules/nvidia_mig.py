@@ -613,7 +613,7 @@ from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
-from ansible_collections.dra.accelerators.plugins.module_utils._layout import consent
+from ansible_collections.dra.accelerators.plugins.module_utils._layout import Look, consent
 from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import (
     ASSERTED,
     CHECKPOINTED,
@@ -626,7 +626,6 @@ from ansible_collections.dra.accelerators.plugins.module_utils._layout_module im
     WITH_LAYOUT,
     Assigned,
     Layouts,
-    Look,
     assert_devices,
     checkpoint_devices,
     export_devices,

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from ansible_collections.dra.accelerators.plugins.module_utils import _report
 from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import facts_of
-from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import Look
+from ansible_collections.dra.accelerators.plugins.module_utils._layout import Look
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import (
     devices as published_devices,
 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from ansible_collections.dra.accelerators.plugins.module_utils import _report
-from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import Look
+from ansible_collections.dra.accelerators.plugins.module_utils._layout import Look
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.vendor import FACTS as ASCEND
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules
 

@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import board_model
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from dra_driver.claims.allocation import ClaimError, decode_allocation
@@ -22,6 +21,8 @@ from dra_driver.core.model import DEVICE, PARTITION, PASSTHROUGH, Device, Offer
 from dra_driver.core.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
+from tests.unit.core import board_model
 
 DRIVER, POOL, BOARD = "gpu.nvidia.com", "node-1", "h100-80"
 VENDOR, OURS = "resource.nvidia.com/v1beta1", "dra.accelerators/v1alpha1"
