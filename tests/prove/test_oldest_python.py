@@ -21,7 +21,7 @@ OLDEST = "3.10"
 #: Where a node's loader is told of the folder of that Python's own library.
 LOADER_FOLDERS = f"/etc/ld.so.conf.d/python{OLDEST}.conf"
 #: What the tests themselves need beside the nodes' own list; pins as in tests/tools/requirements.txt.
-TEST_PACKAGES = ("pytest", "hypothesis", "jsonschema", "grpcio-tools==1.85.1", "ruff==0.17.5")
+TEST_PACKAGES = ("pytest", "hypothesis", "jsonschema", "grpcio-tools==1.85.1", "ruff==0.17.5", "highspy==1.16.0")
 
 
 @pytest.fixture(scope="module")
