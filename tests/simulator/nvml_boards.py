@@ -201,7 +201,7 @@ BOARDS: dict[str, dict[str, Any]] = {
         "0x233510de",
         143771,
         "immediate",
-        eight_slices(names("18 35 71 141"), sizes(16, 32.25, 69.5, 139.75), *HOPPER_SHAPE),
+        eight_slices(names("18 35 71 141"), sizes(16, 32.5, 69.75, 140), *HOPPER_SHAPE),
         engines=H100_ENGINES,
     ),
     "B200": board(

@@ -387,7 +387,7 @@ def test_metrics_port_that_is_taken_is_waited_for_beside_the_work(
 def test_a_device_s_record_with_other_values_is_what_replace_makes_of_it() -> None:
     held = DeviceRecord(request="r", pool="node", name="gpu-0", device_uuid="GPU-0", kind="device", members=("GPU-0",))
     changed = held.but(created=True, instance_id=7)
-    assert changed == replace(held, created=True, instance_id=7) and type(changed) is DeviceRecord
+    assert changed == replace(held, created=True, instance_id=7) and isinstance(changed, DeviceRecord)
     assert (held.created, held.instance_id) == (False, None)
     assert held.but() == held and held.but() is not held
     with pytest.raises(TypeError, match="instance"):

@@ -147,7 +147,7 @@ def test_no_number_changes_unnoticed() -> None:
             *folders, last = path.replace("[", ".").replace("]", "").split(".")
             for folder in folders:
                 place = place[int(folder)] if folder.isdigit() else place[folder]
-            place[last] = value + 1
+            place[int(last) if last.isdigit() else last] = value + 1
             assert differences(board, changed), f"{board} {path}"
     profiles = copy.deepcopy(shipped("h100-80")["mig"]["profiles"])
     next(profile for profile in profiles if profile["name"] == "3g.40gb")["multiprocessors"] = 48

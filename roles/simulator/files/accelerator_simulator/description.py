@@ -289,10 +289,11 @@ def _gpu_lines(machine: Machine, device: Device, board: Board, settings: Setting
             gpu_maximum=temperature["maximum_operating_c"],
         )
     )
-    yield "memory-clock {} {}".format(
-        clocks["memory_mhz"],
-        _pairs(minimum=clocks["graphics_minimum_mhz"], maximum=clocks["graphics_maximum_mhz"], step=_step(clocks)),
+    graphics = _pairs(
+        minimum=clocks["graphics_minimum_mhz"], maximum=clocks["graphics_maximum_mhz"], step=_step(clocks)
     )
+    for memory_clock in (clocks["memory_mhz"], *clocks.get("memory_lower_mhz", ())):
+        yield f"memory-clock {memory_clock} {graphics}"
     idle, highest = clocks["graphics_idle_mhz"], clocks["graphics_maximum_mhz"]
     yield "clocks {}".format(
         _pairs(graphics=idle, sm=idle, memory=clocks["memory_mhz"], video=min(clocks["video_maximum_mhz"], 765))

@@ -172,8 +172,8 @@ static bool health_field(const struct machine *machine, const struct gpu *gpu, n
            RESETLESS_MIG = 184, INDEPENDENT_MIG_QUERY = 199, RESET_STATUS = 226, DRAIN_AND_RESET_STATUS = 227, RECOVERY_ACTION = 230 };
     bool ecc = gpu->board.ecc != ABSENT, counting = gpu->ecc_current, rows = gpu->board.row_remapping;
     switch (field->fieldId) {
-    case ECC_CURRENT: answer_number(field, ecc, gpu->ecc_current); break;
-    case ECC_PENDING: answer_number(field, ecc, gpu->ecc_pending); break;
+    case ECC_CURRENT: answer_long(field, ecc, gpu->ecc_current); break;
+    case ECC_PENDING: answer_long(field, ecc, gpu->ecc_pending); break;
     case SINGLE_VOLATILE:
     case SINGLE_VOLATILE_DEVICE: answer_long(field, counting, gpu->ecc_volatile[CORRECTED]); break;
     case DOUBLE_VOLATILE:
@@ -186,10 +186,10 @@ static bool health_field(const struct machine *machine, const struct gpu *gpu, n
     case RETIRED_DOUBLE:
     case RETIRED_PENDING: answer_number(field, gpu->board.page_retirement, 0); break;
     case PCIE_REPLAY: answer_number(field, true, 0); break;
-    case REMAPPED_CORRECTABLE: answer_number(field, rows, gpu->remapped_correctable); break;
-    case REMAPPED_UNCORRECTABLE: answer_number(field, rows, gpu->remapped_uncorrectable); break;
-    case REMAPPED_PENDING: answer_number(field, rows, gpu->remap_pending); break;
-    case REMAPPED_FAILURE: answer_number(field, rows, gpu->remap_failure); break;
+    case REMAPPED_CORRECTABLE: answer_long(field, rows, gpu->remapped_correctable); break;
+    case REMAPPED_UNCORRECTABLE: answer_long(field, rows, gpu->remapped_uncorrectable); break;
+    case REMAPPED_PENDING: answer_long(field, rows, gpu->remap_pending); break;
+    case REMAPPED_FAILURE: answer_long(field, rows, gpu->remap_failure); break;
     case RESETLESS_MIG: answer_number(field, gpu->board.mig != MIG_NONE, gpu->board.mig == MIG_IMMEDIATE); break;
     case INDEPENDENT_MIG_QUERY: answer_number(field, gpu->board.mig != MIG_NONE, !machine->profiles_need_mig_mode); break;
     case RESET_STATUS: answer_number(field, true, gpu->recovery_action == 1); break;

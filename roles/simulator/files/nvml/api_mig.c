@@ -85,7 +85,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned *id
 {
     DEVICE_CALL(device, ACCEPT_ANY);
     REQUIRE(id, INVALID_ARGUMENT);
-    REQUIRE(call.compute != NO_INSTANCE, NOT_SUPPORTED);
+    REQUIRE(call.compute != NO_INSTANCE, INVALID_ARGUMENT);
     *id = (unsigned)call.instance;
     return SUCCESS;
 }
@@ -94,7 +94,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned
 {
     DEVICE_CALL(device, ACCEPT_ANY);
     REQUIRE(id, INVALID_ARGUMENT);
-    REQUIRE(call.compute != NO_INSTANCE, NOT_SUPPORTED);
+    REQUIRE(call.compute != NO_INSTANCE, INVALID_ARGUMENT);
     *id = (unsigned)call.compute;
     return SUCCESS;
 }

@@ -116,7 +116,7 @@ static unsigned current_clock(const struct gpu *gpu, unsigned type)
 
 CLOCK_READING(nvmlDeviceGetClockInfo, current_clock(call.gpu, type))
 CLOCK_READING(nvmlDeviceGetMaxClockInfo, call.gpu->board.maximum_clocks[type])
-CLOCK_READING(nvmlDeviceGetMaxCustomerBoostClock, call.gpu->board.maximum_clocks[type])
+CLOCK_READING(nvmlDeviceGetMaxCustomerBoostClock, type == MEMORY_CLOCK || type == VIDEO ? 0 : call.gpu->board.maximum_clocks[type])
 CLOCK_READING(nvmlDeviceGetDefaultApplicationsClock, type == VIDEO ? 0 : call.gpu->board.application_clocks[type])
 CLOCK_READING(nvmlDeviceGetApplicationsClock, type == VIDEO ? 0
               : type == MEMORY_CLOCK ? (call.gpu->application_memory ? call.gpu->application_memory : call.gpu->board.application_clocks[type])
@@ -355,7 +355,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtili
         REQUIRE(utilization && microseconds, INVALID_ARGUMENT);                                               \
         REQUIRE(!call.gpu->mig_current, NOT_SUPPORTED);                                                       \
         *utilization = 0;                                                                                     \
-        *microseconds = 167000;                                                                               \
+        *microseconds = 100000;                                                                               \
         return SUCCESS;                                                                                       \
     }
 
