@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The whole node driver on this machine's real GPUs, beside the unit tests' model of the API server; it changes no setting of a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests/unit/dra_driver"), str(ROOT / "tests/unit/core")]
+
+from dra_driver.core.nvidia.backend import NvidiaBackend  # noqa: E402
+from vendor_scene import Scene  # noqa: E402
+
+__all__ = ["ROOT", "Scene", "restart", "run", "scene"]
+SECONDS = 300
+
+
+@asynccontextmanager
+async def scene() -> AsyncIterator[Scene]:
+    """Have a driver that has published GPUs and is registered."""
+    # Sockets have short paths.
+    with tempfile.TemporaryDirectory(prefix="dra-", dir="/tmp") as name:
+        made = Scene(Path(name))
+        made.settings = {"layout": []}
+        await made.api.start()
+        try:
+            await restart(made)
+            await made.register()
+            await made.until(made.devices)
+            yield made
+        finally:
+            if hasattr(made, "task"):
+                await made.stop()
+            await made.api.stop()
+
+
+async def restart(made: Scene) -> None:
+    """Start the driver, or another process of it in place of the one that there is."""
+    if hasattr(made, "task"):
+        await made.stop()
+    made.backend = NvidiaBackend()  # type: ignore[assignment]
+    await made.start()
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    """Run a scenario to its end; what is not as expected ends the program with an assertion."""
+
+    async def within() -> None:
+        await asyncio.wait_for(scenario(), SECONDS)
+
+    asyncio.run(within())
