@@ -197,7 +197,10 @@ async def gone(client: ApiClient, controller: Controller, names: list[str], figu
     calls = without_lease(controller.requests() - before)
     # Of a node that goes while others are worked on some slices may be met by one pass and the rest by the next.
     asked_of_nodes = 2 * (len(names) + len(names) // 10 + 1)
-    assert calls["DELETE resourceslices"] == slices and sum(calls.values()) <= 2 * slices + asked_of_nodes, calls
+    # Where the machine is slow, that a Node is absent has lasted until its turn comes, and is told, and that it is over.
+    told_of_drift = 2 * len(names) if took > DRIFTING else 0
+    most = 2 * slices + asked_of_nodes + told_of_drift
+    assert calls["DELETE resourceslices"] == slices and sum(calls.values()) <= most, (took, calls)
     figures.said(
         f"controller, Nodes deleted: {len(names)}, in {deleted - began:.1f} s; their {slices} slices are gone {took:.1f} s after the "
         f"first (grace {GRACE} s), by {sum(calls.values())} calls: "
