@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -68,6 +69,7 @@ def daemon(companion: Companion) -> Iterator[dict[str, str]]:
         finally:
             control(environment, "quit -t 2\n")
             ended = running.wait(SECONDS)
+            shutil.rmtree(companion.folder)
     assert ended == 0, ended
 
 
