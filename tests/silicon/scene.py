@@ -17,7 +17,7 @@ sys.path[:0] = [str(ROOT / "tests/unit/dra_driver"), str(ROOT / "tests/unit/core
 from dra_driver.core.nvidia.backend import NvidiaBackend  # noqa: E402
 from vendor_scene import Scene  # noqa: E402
 
-__all__ = ["ROOT", "Scene", "restart", "run", "scene"]
+__all__ = ["expect_none", "restart", "run", "scene"]
 SECONDS = 300
 
 
@@ -32,7 +32,10 @@ async def scene() -> AsyncIterator[Scene]:
         try:
             await restart(made)
             await made.register()
-            await made.until(made.devices)
+            try:
+                await made.until(made.devices)
+            except AssertionError:
+                sys.exit(f"No GPU was published: {'; '.join((await made.status())['problems']) or 'none was found'}")
             yield made
         finally:
             if hasattr(made, "task"):
@@ -46,6 +49,12 @@ async def restart(made: Scene) -> None:
         await made.stop()
     made.backend = NvidiaBackend()  # type: ignore[assignment]
     await made.start()
+
+
+def expect_none(error: str) -> None:
+    """End the program with what a call of the driver's was refused for; "" is no error."""
+    if error:
+        sys.exit(f"Refused: {error}")
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:

@@ -101,6 +101,15 @@ def test_profiles_are_the_same_but_for_that_version(answers: tuple[dict[str, Any
         assert "error" in simulated[name], name
 
 
+def test_memory_is_the_same_but_for_parts_of_a_mebibyte(answers: tuple[dict[str, Any], ...]) -> None:
+    real, simulated = answers
+    for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
+        assert real[name]["total"] == simulated[name]["total"]
+        for part in ("free", "used"):
+            assert abs(real[name][part] - simulated[name][part]) < 1024**2, (name, part)
+    assert real["nvmlDeviceGetBAR1MemoryInfo"]["bar1Total"] == simulated["nvmlDeviceGetBAR1MemoryInfo"]["bar1Total"]
+
+
 def test_nothing_in_a_recording_tells_whose_board_it_was() -> None:
     for path in (SILICON / "recorded").iterdir():
         text = path.read_text("utf-8")
