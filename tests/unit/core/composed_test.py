@@ -331,17 +331,36 @@ def test_a_rule_leaves_devices_out_of_groups() -> None:
     assert all(offer.prepared_before_binding for offer in ahead.offers)
 
 
-def test_what_is_published_of_a_vendor_without_groups_is_as_before() -> None:
-    """The digest of all pools is that of the release before groups: not one byte is another."""
+#: By board: the beginning of the digest of what the release before groups published of eight of it. The H200's is of the
+#: sizes that were later read from a real one (tests/silicon/recorded); all that is published of it but sizes is as then.
+PUBLISHED_BEFORE_GROUPS = {
+    "a100-40": "7f4ddc17a01641bc",
+    "a100-80": "9227357f0d65b346",
+    "a30": "dca41c64cf951af6",
+    "b200-180": "6d69eb6b77cae0c7",
+    "gb200-186": "5fde970d8f67f2fa",
+    "h100-80": "537290f58f7e0bb4",
+    "h200-141": "3490acb54b109241",
+    "rtx-pro-6000": "7073b1eb4fbaaf45",
+    "l4": "b80f18d95f641348",
+    "t4": "6c1a7c22f3667b68",
+}
+
+
+def test_every_board_has_its_digest() -> None:
+    assert set(PUBLISHED_BEFORE_GROUPS) == {*board_model.board_names(), *board_model.board_names(mig=False)}
+
+
+@pytest.mark.parametrize("board", PUBLISHED_BEFORE_GROUPS)
+def test_what_is_published_of_a_vendor_without_groups_is_as_before(board: str) -> None:
+    """Not one byte is another in any pool of the board."""
     found = hashlib.sha256()
-    for name in [*board_model.board_names(), *board_model.board_names(mig=False)]:
-        devices = [
-            replace(board_model.device(name, index), passthrough=Passthrough(index, 1 << 37, False))
-            for index in range(8)
-        ]
-        for rules in RULES.values():
-            for layout in ("separate", "combined"):
-                seen = surveyed("nvidia", devices, rules)
-                spec = replace(pool(seen, layout), driver="gpu.nvidia.com")
-                found.update(json.dumps([each.to_dict() for each in spec.slices]).encode())
-    assert found.hexdigest() == "ec545df392260b84971445c34c816bee2647233c527269f98336cf02710c23d5"
+    devices = [
+        replace(board_model.device(board, index), passthrough=Passthrough(index, 1 << 37, False)) for index in range(8)
+    ]
+    for rules in RULES.values():
+        for layout in ("separate", "combined"):
+            seen = surveyed("nvidia", devices, rules)
+            spec = replace(pool(seen, layout), driver="gpu.nvidia.com")
+            found.update(json.dumps([each.to_dict() for each in spec.slices]).encode())
+    assert found.hexdigest()[:16] == PUBLISHED_BEFORE_GROUPS[board]
