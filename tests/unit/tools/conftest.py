@@ -7,4 +7,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "tools"), str(Path(__file__).resolve().parents[1] / "core")]
+TESTS = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(TESTS / "tools"), str(TESTS / "tools/checks"), str(TESTS / "unit/core")]

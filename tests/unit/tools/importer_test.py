@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""What the check by galaxy-importer makes of what the importer prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import importer
+import pytest
+import yaml
+
+COMPLETED = "INFO: Importer processing completed successfully"
+
+
+def imported(folder: Path, printed: str, status: int = 0) -> int:
+    """Check a tarball with an importer that prints that, in an environment that has what a virtual one has."""
+    programs, packages = folder / "venv/bin", folder / "venv/lib/python3.11/site-packages"
+    for each in (programs, packages, folder / "built"):
+        each.mkdir(parents=True)
+    (folder / "built/dra-accelerators-0.1.0.tar.gz").touch()
+    (folder / "printed").write_text(printed + "\n", encoding="utf-8")
+    python = programs / "python"
+    # It is there under the tarball's own name, as the importer wants it.
+    python.write_text(
+        f'#!/bin/sh\ntest -f "$3" || exit 9\ncat {folder}/printed\nexit {status}\n',
+        encoding="utf-8",
+    )
+    python.chmod(0o755)
+    return importer.main(folder / "venv", folder / "built")
+
+
+def test_an_import_without_a_finding_passes_and_has_the_dependencies(tmp_path: Path) -> None:
+    assert imported(tmp_path, f"INFO: Linting collection\n{COMPLETED}") == 0
+    linked = tmp_path / "venv/lib/python3.11/site-packages/ansible_collections"
+    wanted = yaml.safe_load((importer.ROOT / "galaxy.yml").read_text(encoding="utf-8"))["dependencies"]
+    assert wanted and all((linked.joinpath(*name.split(".")) / "plugins").is_dir() for name in wanted)
+
+
+@pytest.mark.parametrize(
+    ("printed", "status"),
+    [
+        (f"WARNING: no requires_ansible\n{COMPLETED}", 0),
+        (f"ERROR: a role without a readme\n{COMPLETED}", 0),
+        ("INFO: Linting collection", 0),
+        (COMPLETED, 1),
+    ],
+)
+def test_a_finding_an_early_end_and_a_bad_exit_fail(tmp_path: Path, printed: str, status: int) -> None:
+    assert imported(tmp_path, printed, status) == 1
+
+
+def test_a_linter_that_was_cut_off_is_told_from_one_that_found_something(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert imported(tmp_path, f"ERROR: Timeout on call to ansible-lint: 180 s\n{COMPLETED}") == 1
+    assert "too slow or too busy" in capsys.readouterr().out
