@@ -17,7 +17,7 @@ from pathlib import Path
 from former_store import make_former
 from store_model import write_entry
 
-from tests.chaos import surroundings
+from tests import mounts
 from tests.chaos.errors import Broken, CrashLoop, Leaked, Lost
 from tests.chaos.kinds import PASSTHROUGH
 from tests.chaos.node import CDI, Node
@@ -276,7 +276,7 @@ class Disk:
                 os.fsync(file.fileno())  # what a disk loses that fails is not what was there before
 
     def mount(self) -> None:
-        surroundings.mount("tmpfs", self.folder, ROOM)
+        mounts.mount("tmpfs", self.folder, ROOM)
 
     def fill(self) -> None:
         with self._filler.open("wb", buffering=0) as file:
@@ -288,14 +288,14 @@ class Disk:
                     size //= 2
 
     def read_only(self) -> None:
-        surroundings.remount(self.folder, read_only=True)
+        mounts.remount(self.folder, read_only=True)
 
     def mend(self) -> None:
-        surroundings.remount(self.folder, read_only=False)
+        mounts.remount(self.folder, read_only=False)
         self._filler.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        surroundings.unmount(self.folder)
+        mounts.unmount(self.folder)
 
 
 class FailingDisk(Disk):
@@ -313,22 +313,22 @@ class FailingDisk(Disk):
         self.folder.chmod(0o750)
 
     def _mount_image(self) -> None:
-        surroundings.mount_image(self._image, self.folder)
+        mounts.mount_image(self._image, self.folder)
         (self.folder / "lost+found").rmdir()
 
     def read_only(self) -> None:
-        surroundings.abort(self.folder)
+        mounts.abort(self.folder)
 
     def mend(self) -> None:
         """Put it right, and mount it again; no driver runs."""
-        surroundings.detach(self.folder)
+        mounts.detach(self.folder)
         done = subprocess.run(["e2fsck", "-p", self._image], capture_output=True, text=True, check=False)
         if done.returncode > 1:  # 1: it was put right
             raise OSError(f"e2fsck ended with {done.returncode}: {done.stdout}{done.stderr}")
         self._mount_image()
 
     def remove(self) -> None:
-        surroundings.detach(self.folder)
+        mounts.detach(self.folder)
         self._image.unlink()
 
 

@@ -12,12 +12,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.mounts import detach
 
 pytestmark = pytest.mark.prove
 
@@ -27,6 +28,7 @@ from ansible.module_utils.testing import patch_module_args
 with patch_module_args(json.load(sys.stdin)):
     importlib.import_module("ansible_collections.dra.accelerators.plugins.modules.runtime_cdi").main()
 """
+#: How long what is mounted may stay in use once its daemons are killed.
 SECONDS = 60
 MANAGER = Path(__file__).with_name("service_manager.py")
 SITE = '{\n  "log-opts": {"max-size": "8m"},\n  "live-restore": false\n}\n'
@@ -109,7 +111,8 @@ class Machine:
             ["findmnt", "-rno", "TARGET"], capture_output=True, text=True, check=True
         ).stdout.split():
             if mount.startswith(f"{self.folder}/"):
-                unmount(mount)
+                # The kernel lets go of what a killed process had open there a moment after the process is gone.
+                detach(Path(mount), SECONDS)
 
     def pid(self) -> str:
         """The daemon's process."""
@@ -159,17 +162,6 @@ class Machine:
                 if path.exists():
                     found[str(path.relative_to(self.folder))] = path.read_text() if path.is_file() else "folder"
         return found
-
-
-def unmount(mount: str) -> None:
-    """Unmount it; the kernel lets go of what a killed process had open there a moment after the process is gone."""
-    deadline = time.monotonic() + SECONDS
-    while True:
-        done = subprocess.run(["umount", mount], capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            return
-        assert time.monotonic() < deadline, f"{done.stderr.strip()} (for {SECONDS} s after its daemons were killed)"
-        time.sleep(0.05)
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ def requirements(lines: Iterable[str]) -> dict[str, Requirement]:
 
 
 def listed(path: str) -> dict[str, Requirement]:
+    """What a file of requirements names."""
     return requirements((ROOT / path).read_text(encoding="utf-8").splitlines())
 
 
