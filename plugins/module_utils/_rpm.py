@@ -163,6 +163,8 @@ def parse_transaction(text: str, installed: Mapping[str, str]) -> tuple[Change, 
             continue
         fields = [waiting, *fields] if waiting else fields
         waiting = ""
+        if len(fields) < 3:  # a row has at least name, architecture, and version
+            continue
         name = fields[0]
         before = installed.get(name, "")
         found[name] = (

@@ -172,19 +172,17 @@ class ContainerEdits:
     def from_dict(edits: Mapping[str, Any]) -> ContainerEdits:
         """Read edits in the file's spelling, as another program wrote them.
 
-        Raises ValueError, naming it, for anything that is not known here: what cannot be passed on whole is not passed on.
+        Raises ValueError for an unknown key or a value of the wrong type: edits are passed on whole or not at all.
         """
-        try:
-            read = ContainerEdits(
-                env=tuple(edits.get("env") or ()),
-                device_nodes=tuple(_read(DeviceNode, _NODE_KEYS, node) for node in edits.get("deviceNodes") or ()),
-                mounts=tuple(_read(Mount, _MOUNT_KEYS, mount) for mount in edits.get("mounts") or ()),
-                hooks=tuple(_read(Hook, _HOOK_KEYS, hook) for hook in edits.get("hooks") or ()),
-                additional_gids=tuple(edits.get("additionalGids") or ()),
-            )
-            unknown = set(edits) - {"env", "deviceNodes", "mounts", "hooks", "additionalGids"}
-        except (AttributeError, TypeError) as error:
-            raise ValueError(f"These are no container edits: {error}") from error
+        _check_types(edits)
+        read = ContainerEdits(
+            env=tuple(edits.get("env") or ()),
+            device_nodes=tuple(_read(DeviceNode, _NODE_KEYS, node) for node in edits.get("deviceNodes") or ()),
+            mounts=tuple(_read(Mount, _MOUNT_KEYS, mount) for mount in edits.get("mounts") or ()),
+            hooks=tuple(_read(Hook, _HOOK_KEYS, hook) for hook in edits.get("hooks") or ()),
+            additional_gids=tuple(edits.get("additionalGids") or ()),
+        )
+        unknown = {str(key) for key in edits} - {"env", "deviceNodes", "mounts", "hooks", "additionalGids"}
         if unknown:
             raise ValueError(f"Container edits with unknown keys: {', '.join(sorted(unknown))}")
         _validate_edits(read.to_dict())
@@ -204,13 +202,66 @@ _NODE_KEYS = {
 }
 _MOUNT_KEYS = {"hostPath": "host_path", "containerPath": "container_path", "options": "options", "type": "type"}
 _HOOK_KEYS = {"hookName": "name", "path": "path", "args": "args", "env": "env", "timeout": "timeout"}
+_STRINGS = "a list of strings"
+_KNOWN_FIELDS = frozenset((*_NODE_KEYS, *_MOUNT_KEYS, *_HOOK_KEYS))
+#: The type of each field of container edits, where it is not a string (CDI specification 1.1.0).
+_FIELD_TYPES = {
+    "major": "an integer",
+    "minor": "an integer",
+    "fileMode": "an integer",
+    "uid": "an integer",
+    "gid": "an integer",
+    "timeout": "an integer",
+    "options": _STRINGS,
+    "args": _STRINGS,
+    "env": _STRINGS,
+}
+
+
+def _check_types(edits: Any) -> None:
+    """Raise ValueError, naming the field, unless every field of the edits has the type that the CDI specification requires."""
+    if not isinstance(edits, Mapping):
+        raise ValueError(f"These are no container edits: {type(edits).__name__} instead of a mapping")  # noqa: TRY004
+    for key, value in edits.items():
+        if key == "env":
+            _check_type("container edits", key, value)
+        elif value is not None and not isinstance(value, list):
+            raise ValueError(f"Container edits: {str(key)[:40]} is {type(value).__name__} instead of a list")
+        elif key == "additionalGids":
+            for gid in value or ():
+                _check_type("container edits", "gid", gid)
+        else:
+            for entry in value or ():
+                if not isinstance(entry, Mapping):
+                    found = type(entry).__name__
+                    raise ValueError(f"Container edits: {str(key)[:40]} has {found} instead of a mapping")  # noqa: TRY004
+                for name, each in entry.items():
+                    if name in _KNOWN_FIELDS:
+                        _check_type(str(key)[:40], name, each)
+
+
+def _check_type(where: str, name: Any, value: Any) -> None:
+    """Raise ValueError unless a field's value has its type; null stands for a field that is not set."""
+    expected = _FIELD_TYPES.get(name, "a string")
+    if expected == _STRINGS:
+        valid = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    elif expected == "an integer":
+        valid = isinstance(value, int) and not isinstance(value, bool)
+    else:
+        valid = isinstance(value, str)
+    if value is not None and not valid:
+        raise ValueError(f"Container edits, {where}: {str(name)[:40]} is {type(value).__name__} instead of {expected}")
 
 
 def _read(kind: type[Edit], keys: Mapping[str, str], data: Mapping[str, Any]) -> Edit:
-    unknown = set(data) - set(keys)
+    unknown = {str(key) for key in data if key not in keys}
     if unknown:
         raise ValueError(f"{kind.__name__} with unknown keys: {', '.join(sorted(unknown))}")
-    return kind(**{keys[key]: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+    given = {key: value for key, value in data.items() if value is not None}
+    try:
+        return kind(**{keys[key]: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
+    except TypeError as error:  # a required field is missing
+        raise ValueError(f"{kind.__name__}: {error}") from error
 
 
 def build_spec(
@@ -278,6 +329,7 @@ def validate_spec(spec: Mapping[str, Any]) -> None:
     """Raise ValueError, naming the place, for a file that a runtime would refuse."""
     _validate_frame(spec)
     for edits in _all_edits(spec):
+        _check_types(edits)
         _validate_edits(edits)
     declared = tuple(
         int(number) for number in str(spec.get("cdiVersion", "")).lstrip("v").split(".") if number.isdigit()

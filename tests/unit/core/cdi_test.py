@@ -171,8 +171,8 @@ def test_edits_of_another_program_are_read_as_they_were_written() -> None:
         ({"netDevices": []}, "unknown keys: netDevices"),
         ({"mounts": [{"hostPath": "/a", "containerPath": "/b", "flags": 1}]}, "Mount with unknown keys: flags"),
         ({"hooks": [{"hookName": "never", "path": "/x"}]}, "hook 'never'"),
-        ({"deviceNodes": ["/dev/a"]}, "unknown keys"),
-        ({"mounts": 5}, "no container edits"),
+        ({"deviceNodes": ["/dev/a"]}, "deviceNodes has str instead of a mapping"),
+        ({"mounts": 5}, "mounts is int instead of a list"),
         ([], "no container edits"),
     ],
 )

@@ -19,6 +19,8 @@ from ..core.errors import AcceleratorError
 # Where the kubelet puts the pod's token, and the variable that names another folder.
 SERVICE_ACCOUNT_VARIABLE = "DRA_DRIVER_SERVICE_ACCOUNT"
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+#: The largest kubeconfig that is read, in characters, and the most flow collections (``[`` and ``{``) in it.
+LARGEST_KUBECONFIG, MOST_FLOW_COLLECTIONS = 1024 * 1024, 1000
 
 
 class InvalidKubeconfig(AcceleratorError):
@@ -103,9 +105,17 @@ def load_access(kubeconfig: str) -> Access:
 
     path = Path(kubeconfig)
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidKubeconfig(f"The kubeconfig {kubeconfig} could not be read: {error}") from error
+        text = path.read_text(encoding="utf-8")
+        # The YAML reader needs quadratic time and recursion for nested flow collections.
+        if len(text) > LARGEST_KUBECONFIG or text.count("[") + text.count("{") > MOST_FLOW_COLLECTIONS:
+            raise InvalidKubeconfig(
+                f"The kubeconfig {kubeconfig} has {len(text)} characters with {text.count('[') + text.count('{')} opening brackets; "
+                f"expected at most {LARGEST_KUBECONFIG} and {MOST_FLOW_COLLECTIONS}",
+                hint="Remove the contexts, clusters, and users that this node does not use.",
+            )
+        document = yaml.safe_load(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InvalidKubeconfig(f"The kubeconfig {kubeconfig} could not be read: {str(error)[:300]}") from error
     if not isinstance(document, dict):
         raise InvalidKubeconfig(f"The kubeconfig {kubeconfig} does not hold a mapping")
     return _parse(document, path)
@@ -130,7 +140,8 @@ def _service_account() -> Access:
 
 
 def _named(document: Mapping[str, Any], section: str, name: str, path: Path) -> Mapping[str, Any]:
-    for entry in document.get(section) or ():
+    entries = document.get(section)
+    for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and entry.get("name") == name:
             value = entry.get(section[:-1])
             if isinstance(value, dict):
