@@ -10,11 +10,12 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ._secret_texts import SHORTEST, contains_any, find_secrets
 from .core.errors import AcceleratorError
 
 NOT_SHOWN = "(not shown)\n"
@@ -36,7 +37,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be at a path. None for anything means that it is left as it is."""
+    """The desired entry at a path. None for a property means that it stays as it is.
+
+    ``secret``: neither the current nor the desired content is returned or shown, whatever the state.
+    """
 
     path: str
     kind: str
@@ -94,6 +98,32 @@ def _name(find: Any, number: int) -> str:
         return str(find(number)[0])
     except KeyError:
         return str(number)
+
+
+def known_secrets(wanted: Sequence[Wanted], present: Mapping[str, Entry]) -> frozenset[str]:
+    """Return the secret values of a set: contents of entries marked secret, and tokens, keys, and passwords in every content."""
+    found: set[str] = set()
+    for one in wanted:
+        for content in (one.content or b"", present.get(one.path, Entry()).content):
+            text = content.decode("utf-8", "replace")
+            found |= find_secrets(text)
+            if one.secret and len(text.strip()) >= SHORTEST:
+                found.add(text.strip())
+    return frozenset(found)
+
+
+def mark_secret(wanted: Sequence[Wanted], present: Mapping[str, Entry], secrets: Iterable[str]) -> tuple[Wanted, ...]:
+    """Return the set with every entry marked secret whose current or desired content contains one of the secrets.
+
+    Ansible masks these values in results. A content with masked parts must not be returned: it would be restored as it is.
+    """
+    values = tuple(secrets)
+
+    def has_secret(one: Wanted) -> bool:
+        contents = (one.content or b"", present.get(one.path, Entry()).content)
+        return any(contains_any(content.decode("utf-8", "replace"), values) for content in contents)
+
+    return tuple(one if one.secret or not has_secret(one) else replace(one, secret=True) for one in wanted)
 
 
 def plan(wanted: Sequence[Wanted], present: Mapping[str, Entry]) -> tuple[Change, ...]:
@@ -208,9 +238,9 @@ def differences(changes: Sequence[Change]) -> list[dict[str, str]]:
 
 
 def former(changes: Sequence[Change]) -> list[dict[str, Any]]:
-    """What brings back the state before the changes, in the form of the module's option; without what is secret.
+    """Return the entries that restore the previous state, in the form of the module's option. Entries that are secret are left out.
 
-    In the reverse order, so that a folder is emptied before it is removed.
+    The order is reversed, so that a directory is emptied before it is removed.
     """
     back: list[dict[str, Any]] = []
     for change in reversed(changes):

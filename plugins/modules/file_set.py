@@ -27,7 +27,8 @@ attributes:
   diff_mode:
     support: full
     details:
-      - Contents that are secret are not shown.
+      - Contents of entries with O(files[].secret) or O(files[].secret_content) are not shown.
+      - Neither are contents of other entries in which the module finds a token, a private key, or a password.
   idempotent:
     support: full
   platform:
@@ -55,8 +56,15 @@ options:
         description: The file's content. Without it, the content stays as it is.
         type: str
       secret_content:
-        description: The same for a content that nobody is to see; it is not shown, logged or returned.
+        description: The same as O(files[].content) for secret content. Implies O(files[].secret=true).
         type: str
+      secret:
+        description:
+          - Whether the entry's content is secret. Neither the current nor the new content is shown in a diff, returned, or put
+            into a message, whatever O(files[].state) is.
+          - Set it for every file that holds a token, a key, or a password, also where the file is removed.
+        type: bool
+        default: false
       target:
         description: Where a link leads; required for V(link).
         type: str
@@ -89,6 +97,7 @@ EXAMPLES = r"""
         content: "level: info\n"
         mode: "0644"
       - path: /etc/example/token
+        secret: true
         secret_content: "{{ example_token }}"
         mode: "0600"
         owner: root
@@ -104,6 +113,9 @@ EXAMPLES = r"""
       - path: /etc/systemd/system/example.service
         state: absent
         marker: https://example.com/example
+      - path: /etc/example/token
+        state: absent
+        secret: true
       - path: /etc/example
         state: absent
 """
@@ -145,7 +157,7 @@ changed_paths:
 former:
   description:
     - What O(files) has to be to bring back what was there before, in the order that this needs.
-    - Files with O(files[].secret_content) are left out.
+    - Secret entries are left out, and entries whose content holds a token, a private key, or a password.
   returned: success
   type: list
   elements: dict
@@ -161,6 +173,7 @@ former:
 import contextlib
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +189,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils._files import (
     differences,
     empties,
     former,
+    known_secrets,
     look,
+    mark_secret,
     plan,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
@@ -186,6 +201,7 @@ ENTRY: dict[str, dict[str, Any]] = {
     "state": {"type": "str", "choices": [FILE, DIRECTORY, LINK, ABSENT], "default": FILE},
     "content": {"type": "str"},
     "secret_content": {"type": "str", "no_log": True},
+    "secret": {"type": "bool", "default": False},
     "target": {"type": "str"},
     "marker": {"type": "str", "default": ""},
     "mode": {"type": "str"},
@@ -225,7 +241,7 @@ def wanted_of(entry: dict[str, Any]) -> Wanted:
         path=os.path.normpath(entry["path"]),
         kind=entry["state"],
         content=content.encode() if content is not None and entry["state"] == FILE else None,
-        secret=entry["secret_content"] is not None,
+        secret=entry["secret"] or entry["secret_content"] is not None,
         target=entry["target"] or "",
         mode=mode,
         owner=entry["owner"],
@@ -286,9 +302,14 @@ def replace_file(module: AnsibleModule, path: Path, change: Change) -> None:
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Bring the set to what is wanted; returns the module's result. Raises FileSetError, OSError."""
-    wanted = [wanted_of(entry) for entry in module.params["files"]]
+    """Write the set and return the module's result. Raises FileSetError, OSError.
+
+    The result and every message of the module are masked with the secret values of the set.
+    """
+    wanted: Sequence[Wanted] = [wanted_of(entry) for entry in module.params["files"]]
     present = empties(wanted, {one.path: look(one.path) for one in wanted})
+    module.no_log_values.update(known_secrets(wanted, present))
+    wanted = mark_secret(wanted, present, module.no_log_values)
     changes = plan(wanted, present)
     if not module.check_mode:
         for change in changes:

@@ -132,3 +132,59 @@ def test_a_link_is_replaced_and_not_followed(write: Run, tmp_path: Path) -> None
 def test_attributes_alone_of_a_file_that_is_not_there_are_refused(write: Run, tmp_path: Path) -> None:
     result = write({"path": str(tmp_path / "none"), "mode": "0600"})
     assert result["failed"] and "no content was given" in result["msg"]
+
+
+TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJkcml2ZXItbm9kZS0xIn0.c2lnbmF0dXJlLW9mLXRoZS10b2tlbg"
+KUBECONFIG = json.dumps({"apiVersion": "v1", "users": [{"name": "driver-n1", "user": {"token": TOKEN}}]})
+STATES: dict[str, dict[str, Any]] = {
+    "absent": {"state": "absent"},
+    "mode": {"mode": "0600"},
+    "content": {"content": "new\n"},
+    "secret_content": {"secret_content": KUBECONFIG.replace("driver-n1", "driver-n2")},
+}
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("change", STATES)
+def test_secret_entry_any_state_result_has_no_content(write: Run, tmp_path: Path, change: str, check: bool) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(KUBECONFIG, "utf-8")
+    path.chmod(0o644)
+    result = write({"path": str(path), "secret": True, **STATES[change]}, check=check)
+    assert result["changed"] and result["changed_paths"] == [str(path)]
+    assert TOKEN not in json.dumps(result) and "driver-n1" not in json.dumps(result)
+    assert result["former"] == []
+
+
+def test_secret_entry_of_a_plain_file_result_has_no_content(write: Run, tmp_path: Path) -> None:
+    (tmp_path / "pass").write_text("correct horse\n", "utf-8")
+    result = write({"path": str(tmp_path / "pass"), "state": "absent", "secret": True}, check=True)
+    assert "correct horse" not in json.dumps(result)
+
+
+@pytest.mark.parametrize("change", ["absent", "content"])
+def test_unmarked_entry_with_token_is_treated_as_secret(write: Run, tmp_path: Path, change: str) -> None:
+    path, other = tmp_path / "kubeconfig", tmp_path / "settings"
+    path.write_text(KUBECONFIG, "utf-8")
+    other.write_text("level: info\n", "utf-8")
+    result = write({"path": str(path), **STATES[change]}, {"path": str(other), "state": "absent"}, check=True)
+    assert TOKEN not in json.dumps(result)
+    assert [one["path"] for one in result["former"]] == [str(other)]
+    assert result["former"][0]["content"] == "level: info\n"
+
+
+def test_entry_that_repeats_a_secret_is_left_out_of_former(write: Run, tmp_path: Path) -> None:
+    """A masked content would be written as it is by whoever restores it."""
+    (tmp_path / "notes").write_text("the word is hidden-word\n", "utf-8")
+    secret = {"path": str(tmp_path / "token"), "secret_content": "hidden-word"}
+    result = write(secret, {"path": str(tmp_path / "notes"), "state": "absent"}, check=True)
+    assert "hidden-word" not in json.dumps(result) and result["former"] == []
+
+
+def test_failure_message_has_no_secret(write: Run, tmp_path: Path) -> None:
+    (tmp_path / TOKEN).mkdir()
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG, "utf-8")
+    entry = {"path": str(tmp_path / "kubeconfig"), "secret": True, "state": "absent"}
+    result = write(entry, {"path": str(tmp_path / TOKEN), "content": "x"})
+    assert result["failed"] and "is a directory" in result["msg"]
+    assert TOKEN not in result["msg"]
